@@ -1,0 +1,107 @@
+"""The command line: the one place that joins all rooms.
+
+Each module here holds the commands of one noun and imports the rooms it needs inside the command, so that
+`onceflow --help` starts quickly and the base install works without Spark. `main` is the edge where errors
+become exit codes: 0 done or equal, 1 the answer is no or something failed (one sentence on stderr), 2 wrong
+usage or "cannot say", 130 interrupted.
+"""
+
+import importlib
+import sys
+
+import click
+
+from onceflow import __version__
+from onceflow.errors import OnceflowError
+
+COMMANDS = {
+    "broker": "onceflow.cli.broker:broker",
+    "topic": "onceflow.cli.topics:topic",
+    "produce": "onceflow.cli.records:produce",
+    "consume": "onceflow.cli.records:consume",
+    "generate": "onceflow.cli.events:generate",
+    "replay": "onceflow.cli.events:replay",
+    "run": "onceflow.cli.pipeline:run",
+    "verify": "onceflow.cli.pipeline:verify",
+    "clicks": "onceflow.cli.results:clicks",
+    "dead": "onceflow.cli.results:dead",
+    "dashboard": "onceflow.cli.dashboard:dashboard",
+    "demo": "onceflow.cli.demo:demo",
+    "reset": "onceflow.cli.demo:reset",
+}
+"""Command name → module and object, imported only when that command or the list of commands is asked for."""
+
+SUMMARIES: dict[str, str] = {
+    "broker": "Run a durable Kafka-protocol broker.",
+    "topic": "Create, list, describe and delete topics.",
+    "produce": "Write lines from standard input to a topic.",
+    "consume": "Read a topic's records.",
+    "generate": "Write click events, the article's or seeded ones.",
+    "replay": "Write real log files to a topic as click events.",
+    "run": "Count events exactly once: topic → Spark → Redis.",
+    "verify": "Recount the log and compare with Redis.",
+    "clicks": "Show clicks per user.",
+    "dead": "Show the events that could not be counted.",
+    "dashboard": "Serve the live page.",
+    "demo": "Run everything on this machine, with events and a live page.",
+    "reset": "Forget the demo's data and counts.",
+}
+
+
+class LazyCommands(click.Group):
+    """A group whose commands are imported when they are called; `--help` needs only the summaries."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        path = COMMANDS.get(name)
+        if path is None:
+            return None
+        module, attribute = path.split(":")
+        try:
+            command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            raise _missing_extra(name, error) from error
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUMMARIES.items()))
+
+
+def _missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
+    return OnceflowError(
+        f"'onceflow {command}' needs the package '{error.name}', which is not installed: "
+        "pip install 'onceflow[demo]' brings everything"
+    )
+
+
+@click.command(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="onceflow")
+def onceflow() -> None:
+    """Count events exactly once, in real time: events → log → Spark → Redis → a live page.
+
+    Start with 'onceflow demo'.
+    """
+
+
+def main() -> None:
+    """Run the command line and turn what it raised into an exit code."""
+    try:
+        # Without standalone mode click returns the code given to `ctx.exit(code)` instead of leaving.
+        code = onceflow.main(standalone_mode=False, prog_name="onceflow")
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        print("onceflow: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except ModuleNotFoundError as error:
+        print(f"onceflow: {_missing_extra(sys.argv[1] if len(sys.argv) > 1 else '', error)}", file=sys.stderr)
+        sys.exit(1)
+    except OnceflowError as error:
+        print(f"onceflow: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,111 @@
+"""Children end with the command that started them, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onceflow import services
+
+COMMAND_THAT_STARTS_A_CHILD = """
+import sys, time
+from pathlib import Path
+from onceflow.services import Supervisor
+with Supervisor() as supervisor:
+    child = supervisor.start("sleeper", [sys.executable, "-c", {child!r}], Path({log!r}))
+    print(child.pid, flush=True)
+    time.sleep(60)
+"""
+
+CHILD_WITH_A_CHILD = (
+    "import subprocess, sys, time; "
+    "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid, flush=True); "
+    "time.sleep(60)"
+)
+
+
+def eventually(what: Callable[[], bool], within_s: float = 15.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if what():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat")
+    return not (state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] == "Z")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_children_and_grandchildren_end_when_the_command_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+    log = tmp_path / "child.log"
+    program = COMMAND_THAT_STARTS_A_CHILD.format(child=CHILD_WITH_A_CHILD, log=str(log))
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        child = int(command.stdout.readline())
+        assert eventually(lambda: log.read_text().strip().isdigit())
+        grandchild = int(log.read_text())
+        assert alive(child)
+        assert alive(grandchild)
+        command.send_signal(number)
+    assert eventually(lambda: not alive(child) and not alive(grandchild))
+
+
+def test_a_child_that_ends_by_itself_is_reported_with_its_code_and_its_last_lines(tmp_path: Path) -> None:
+    with services.Supervisor() as supervisor:
+        child = supervisor.start("short", [sys.executable, "-c", "print('what went wrong'); exit(3)"], tmp_path / "log")
+        assert eventually(lambda: child.code is not None)
+    assert (child.code, child.last_lines()) == (3, "what went wrong")
+
+
+def test_a_program_that_does_not_exist_fails_with_its_name(tmp_path: Path) -> None:
+    with services.Supervisor() as supervisor, pytest.raises(services.ChildFailed, match="no-such-program"):
+        supervisor.start("missing", ["no-such-program"], tmp_path / "log")
+
+
+def test_stop_waits_for_the_end(tmp_path: Path) -> None:
+    with services.Supervisor() as supervisor:
+        child = supervisor.start("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log")
+        supervisor.stop("sleeper")
+        assert not alive(child.pid)
+
+
+def test_the_packaged_java_runs_behind_its_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(services.shutil, "which", lambda _: None)
+    home = services.find_java(tmp_path / "java")
+    assert home == tmp_path / "java"
+    asked = [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
+    assert subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+
+def test_an_old_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "old" / "bin" / "java"
+    old.parent.mkdir(parents=True)
+    old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
+    monkeypatch.setattr(services.shutil, "which", lambda _: None)
+    assert services.java_version(old) == 8
+    assert services.find_java(tmp_path / "shim") == tmp_path / "shim"
+
+
+def test_a_taken_port_gives_way_to_a_free_one() -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert services.free_port(port) != port
