@@ -1,0 +1,125 @@
+"""The one table of APIs and versions that the broker serves: "a plain 3.x broker".
+
+ApiVersions, dispatch and docs/protocol.md come from it; `python -m onceflow.wire.apis > docs/protocol.md`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+PRODUCE = 0
+FETCH = 1
+LIST_OFFSETS = 2
+METADATA = 3
+OFFSET_COMMIT = 8
+OFFSET_FETCH = 9
+FIND_COORDINATOR = 10
+JOIN_GROUP = 11
+HEARTBEAT = 12
+LEAVE_GROUP = 13
+SYNC_GROUP = 14
+API_VERSIONS = 18
+CREATE_TOPICS = 19
+DELETE_TOPICS = 20
+INIT_PRODUCER_ID = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API: served from `version_min` to `version_max`; from `flexible_from` on in KIP-482's compact encoding.
+
+    `advertised_min` is what ApiVersions says. It is below `version_min` for Produce alone: librdkafka before 2.11
+    sends gzip, snappy and lz4 batches uncompressed to a broker whose Produce does not begin at 0 (KIP-896 keeps 0
+    in Kafka's own answer for that reason), and the versions 0 to 2 are refused all the same.
+    """
+
+    key: int
+    name: str
+    version_min: int
+    version_max: int
+    flexible_from: int
+    advertised_min: int
+
+
+# aiokafka sets the floors, Java 4.x the ceilings; Produce 9 and Fetch 12 are the last without topic ids or with
+# fields that only a cluster fills.
+_ROWS = (
+    # key, name, versions from, to, flexible from
+    (PRODUCE, "Produce", 3, 9, 9),
+    (FETCH, "Fetch", 4, 12, 12),
+    (LIST_OFFSETS, "ListOffsets", 1, 7, 6),
+    (METADATA, "Metadata", 0, 12, 9),
+    (OFFSET_COMMIT, "OffsetCommit", 2, 8, 8),
+    (OFFSET_FETCH, "OffsetFetch", 1, 8, 6),
+    (FIND_COORDINATOR, "FindCoordinator", 0, 4, 3),
+    (JOIN_GROUP, "JoinGroup", 0, 9, 6),
+    (HEARTBEAT, "Heartbeat", 0, 4, 4),
+    (LEAVE_GROUP, "LeaveGroup", 0, 5, 4),
+    (SYNC_GROUP, "SyncGroup", 0, 5, 4),
+    (API_VERSIONS, "ApiVersions", 0, 4, 3),
+    (CREATE_TOPICS, "CreateTopics", 2, 7, 5),
+    (DELETE_TOPICS, "DeleteTopics", 1, 6, 4),
+    (INIT_PRODUCER_ID, "InitProducerId", 0, 4, 2),
+)
+
+APIS: Mapping[int, Api] = MappingProxyType(
+    {row[0]: Api(*row, advertised_min=0 if row[0] == PRODUCE else row[2]) for row in _ROWS}
+)
+
+_PAGE = """\
+# The protocol that the broker speaks
+
+<!-- Written by `python -m onceflow.wire.apis > docs/protocol.md`; a test compares. -->
+
+Kafka's own, as a plain broker of the 3.x series speaks it. librdkafka (confluent-kafka, kcat), kafka-python, aiokafka
+and the Java clients up to 4.x choose the highest version that both sides know, so they need no settings.
+
+## APIs and versions
+
+`advertised` is what ApiVersions answers, `served` what is answered; `flexible from` is the first version in the
+compact encoding with tagged fields (KIP-482).
+
+| key | API | advertised | served | flexible from |
+|---:|---|---|---|---:|
+{rows}
+
+- Produce is advertised from 0 and served from 3: librdkafka before 2.11 sends gzip, snappy and lz4 batches
+  uncompressed to a broker whose Produce does not begin at 0. Apache Kafka 4 does the same.
+- Produce ends at 9 and Fetch at 12: the later versions name topics by id and carry what only a cluster fills.
+- Every Fetch answer has session id 0: there are no fetch sessions (KIP-227), each request names its partitions.
+- An ApiVersions request above the highest version is answered in version 0 with error 35 and the versions of
+  ApiVersions (KIP-511), and the client asks again. Any other request of an API or version that is not in the table
+  closes its connection, as in Kafka.
+
+## Frames
+
+A frame is its size (int32, not counting itself), a header and a body. A request's header is API key, version,
+correlation id and client id, a flexible one has a section of tagged fields behind them; a response's header is the
+correlation id and, if flexible, a section of tagged fields, except that ApiVersions has none there in any version.
+
+Unknown tagged fields are skipped. Each length and each count is compared with the bytes that are left in the frame
+before anything is allocated. A frame that ends too early, goes on behind its end, has null where none may be or text
+that is not UTF-8 is malformed, and its connection is closed.
+
+## Record batches
+
+Format 2 alone (magic 2), as clients have sent it since Kafka 0.11. The broker reads a batch's header of 61 bytes and
+checks its length, record count and CRC-32C; it writes base offset and leader epoch into it, both outside the CRC. The
+records stay as they came. Clients here read all five codecs: none, gzip, snappy (in xerial's framing as Java
+writes it, and raw as librdkafka does), lz4 and zstd, each with a limit on what a batch may unpack to; what they
+write is lz4 with independent blocks and xerial-framed snappy, since Java reads no other.
+"""
+
+
+def page() -> str:
+    """docs/protocol.md."""
+    return _PAGE.format(rows="\n".join(map(_row, APIS.values())))
+
+
+def _row(api: Api) -> str:
+    advertised = f"{api.advertised_min} to {api.version_max}"
+    return f"| {api.key} | {api.name} | {advertised} | {api.version_min} to {api.version_max} | {api.flexible_from} |"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

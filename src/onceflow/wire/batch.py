@@ -1,0 +1,328 @@
+"""Record batch format 2 (KIP-98; org.apache.kafka.common.record.DefaultRecordBatch and DefaultRecord).
+
+A batch is a header of 61 bytes and then its records, which may be compressed as one block:
+
+    offset  size  field
+         0     8  base offset                 outside the CRC, patched by the broker
+         8     4  batch length                bytes that follow this field: size of the batch - 12
+        12     4  partition leader epoch      outside the CRC, patched by the broker
+        16     1  magic                       2
+        17     4  CRC-32C                     of everything from byte 21 on
+        21     2  attributes                  bits 0-2 codec, 3 log-append time, 4 transactional, 5 control
+        23     4  last offset delta
+        27     8  base timestamp, ms
+        35     8  max timestamp, ms           the timestamp of every record under log-append time
+        43     8  producer id                 -1: none
+        51     2  producer epoch
+        53     4  base sequence
+        57     4  record count
+        61        records
+
+A record: varint length of the rest, attributes (int8, 0), varint timestamp delta, varint offset delta, key and value
+each with a varint length (-1: null), varint header count, each header a key and a value in the same way. All
+varints are zig-zag. The hot path of a broker needs `read_header`, `check_batch` and `patch_offset` alone.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from crc32c import crc32c
+from typing_extensions import Buffer
+
+from onceflow.wire.codecs import Codec, compress, decompress
+from onceflow.wire.errors import CorruptBatch, MalformedBatch
+
+HEADER_BYTES = 61
+MAGIC = 2
+SIZE_BYTES_MAX = 64 * 1024 * 1024
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_LENGTH_OVERHEAD_BYTES = 12
+_CRC_POSITION = 17
+_CRC_BEGIN = 21
+_EPOCH_POSITION = 12
+
+_CODEC_MASK = 0x07
+_LOG_APPEND_TIME = 0x08
+_TRANSACTIONAL = 0x10
+_CONTROL = 0x20
+_SEQUENCE_MODULUS = 2**31
+
+
+class BatchHeader(NamedTuple):
+    """The 61 bytes in front of a batch's records; immutable."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole batch, header included."""
+        return self.batch_length + _LENGTH_OVERHEAD_BYTES
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last record: sequences wrap from 2**31 - 1 to 0."""
+        return (self.base_sequence + self.last_offset_delta) % _SEQUENCE_MODULUS
+
+    @property
+    def codec(self) -> Codec:
+        """Raises MalformedBatch for the three numbers that no codec has."""
+        try:
+            return Codec(self.attributes & _CODEC_MASK)
+        except ValueError as error:
+            raise MalformedBatch(
+                f"batch at offset {self.base_offset}: codec {self.attributes & _CODEC_MASK} does not exist"
+            ) from error
+
+    @property
+    def is_log_append_time(self) -> bool:
+        return bool(self.attributes & _LOG_APPEND_TIME)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & _CONTROL)
+
+
+class Record(NamedTuple):
+    """One record with its absolute offset; the timestamp in milliseconds since the epoch, UTC."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header at `position`, unchecked. Raises MalformedBatch where fewer than 61 bytes are left."""
+    try:
+        return BatchHeader._make(_HEADER.unpack_from(buffer, position))
+    except struct.error as error:
+        raise MalformedBatch(
+            f"position {position}: {len(memoryview(buffer)) - position} bytes left, a batch header has {HEADER_BYTES}"
+        ) from error
+
+
+def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
+    """Raises CorruptBatch unless the bytes at `position` are the whole batch that `header` describes.
+
+    Compares magic, length, CRC-32C and that the records fit between base offset and last offset (compaction leaves
+    fewer, even none). The stricter rules for batches from clients are the log's.
+    """
+    view = memoryview(buffer)
+    end = position + header.batch_length + _LENGTH_OVERHEAD_BYTES
+    if header.magic != MAGIC:
+        raise CorruptBatch(f"{_at(position, header)}: magic {header.magic}, only {MAGIC} is served")
+    if header.batch_length < HEADER_BYTES - _LENGTH_OVERHEAD_BYTES or end > len(view):
+        raise CorruptBatch(
+            f"{_at(position, header)}: length {header.batch_length} where {len(view) - position - 12} bytes are left"
+        )
+    if not 0 <= header.record_count <= header.last_offset_delta + 1:
+        raise CorruptBatch(
+            f"{_at(position, header)}: {header.record_count} records, last offset delta {header.last_offset_delta}"
+        )
+    crc = crc32c(view[position + _CRC_BEGIN : end])
+    if crc != header.crc:
+        raise CorruptBatch(f"{_at(position, header)}: CRC {crc:08x} computed, {header.crc:08x} stored")
+
+
+def patch_offset(buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None:
+    """Writes base offset and leader epoch in place; both lie outside the CRC."""
+    struct.pack_into(">q", buffer, position, base_offset)
+    struct.pack_into(">i", buffer, position + _EPOCH_POSITION, leader_epoch)
+
+
+def batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of each whole batch; a last one that is cut is ignored, as Kafka's consumers do.
+
+    Raises MalformedBatch where a length could not be a batch's or the magic is not 2. Nothing else is checked.
+    """
+    size_bytes = len(memoryview(buffer))
+    position = 0
+    while position + HEADER_BYTES <= size_bytes:
+        header = read_header(buffer, position)
+        if header.batch_length < HEADER_BYTES - _LENGTH_OVERHEAD_BYTES or header.magic != MAGIC:
+            raise MalformedBatch(f"{_at(position, header)}: length {header.batch_length}, magic {header.magic}")
+        end = position + header.batch_length + _LENGTH_OVERHEAD_BYTES
+        if end > size_bytes:
+            return
+        yield position, header
+        position = end
+
+
+def encode_batch(
+    records: Sequence[Record],
+    *,
+    codec: Codec = Codec.NONE,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    transactional: bool = False,
+    control: bool = False,
+    leader_epoch: int = -1,
+) -> bytearray:
+    """One batch of `records` (at least one, offsets ascending); base offset and timestamps are taken from them."""
+    if not records:
+        raise ValueError("a batch has at least one record")
+    first = records[0]
+    body = bytearray()
+    for record in records:
+        _append_record(body, record, first)
+    attributes = codec | _TRANSACTIONAL * transactional | _CONTROL * control
+    packed = body if codec is Codec.NONE else compress(codec, body)
+    batch = bytearray(
+        _HEADER.pack(
+            first.offset,
+            HEADER_BYTES - _LENGTH_OVERHEAD_BYTES + len(packed),
+            leader_epoch,
+            MAGIC,
+            0,
+            attributes,
+            records[-1].offset - first.offset,
+            first.timestamp_ms,
+            max(record.timestamp_ms for record in records),
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            len(records),
+        )
+    )
+    batch += packed
+    struct.pack_into(">I", batch, _CRC_POSITION, crc32c(memoryview(batch)[_CRC_BEGIN:]))
+    return batch
+
+
+def decode_batch(buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZE_BYTES_MAX) -> list[Record]:
+    """The records of the batch at `position`, control records too, with absolute offsets; the CRC is not checked.
+
+    Raises MalformedBatch where the bytes are not as the header says, DecompressionTooLarge above `size_bytes_max`.
+    """
+    header = read_header(buffer, position)
+    body = records_of(buffer, position, header, size_bytes_max=size_bytes_max)
+    records = []
+    begin = 0
+    try:
+        for _ in range(header.record_count):
+            record, begin = _read_record(body, begin, header)
+            records.append(record)
+    except (IndexError, UnicodeDecodeError) as error:
+        raise MalformedBatch(f"{_at(position, header)}: record {len(records)}: {error}") from error
+    if begin != len(body) or header.record_count < 0:
+        raise MalformedBatch(
+            f"{_at(position, header)}: {header.record_count} records take {begin} of {len(body)} bytes"
+        )
+    return records
+
+
+def records_of(buffer: Buffer, position: int, header: BatchHeader, *, size_bytes_max: int) -> memoryview:
+    """The uncompressed record bytes of one batch; a view of `buffer` where nothing was compressed."""
+    end = position + header.size_bytes
+    view = memoryview(buffer)
+    if header.size_bytes < HEADER_BYTES or end > len(view):
+        raise MalformedBatch(
+            f"{_at(position, header)}: {header.size_bytes} bytes where {len(view) - position} are left"
+        )
+    body = view[position + HEADER_BYTES : end]
+    if header.codec is Codec.NONE:
+        return body
+    return memoryview(decompress(header.codec, body, size_bytes_max=size_bytes_max))
+
+
+def _at(position: int, header: BatchHeader) -> str:
+    return f"batch at position {position}, base offset {header.base_offset}"
+
+
+def _append_varint(buffer: bytearray, value: int) -> None:
+    value = value << 1 ^ value >> 63
+    while value > 0x7F:
+        buffer.append(value & 0x7F | 0x80)
+        value >>= 7
+    buffer.append(value)
+
+
+def _append_bytes(buffer: bytearray, value: bytes | bytearray | None) -> None:
+    if value is None:
+        _append_varint(buffer, -1)
+    else:
+        _append_varint(buffer, len(value))
+        buffer += value
+
+
+def _append_record(body: bytearray, record: Record, first: Record) -> None:
+    rest = bytearray(1)
+    _append_varint(rest, record.timestamp_ms - first.timestamp_ms)
+    _append_varint(rest, record.offset - first.offset)
+    _append_bytes(rest, record.key)
+    _append_bytes(rest, record.value)
+    _append_varint(rest, len(record.headers))
+    for name, value in record.headers:
+        _append_bytes(rest, name.encode())
+        _append_bytes(rest, value)
+    _append_bytes(body, rest)
+
+
+def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = view[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value >> 1 ^ -(value & 1), position
+    raise IndexError(f"the varint that ends at byte {position} has more than ten bytes")
+
+
+def _read_bytes(view: memoryview, position: int) -> tuple[bytes | None, int]:
+    size_bytes, position = _read_varint(view, position)
+    if size_bytes == -1:
+        return None, position
+    end = position + size_bytes
+    if size_bytes < 0 or end > len(view):
+        raise IndexError(f"byte {position}: a length of {size_bytes} where {len(view) - position} bytes are left")
+    return bytes(view[position:end]), end
+
+
+def _read_record(body: memoryview, position: int, header: BatchHeader) -> tuple[Record, int]:
+    size_bytes, position = _read_varint(body, position)
+    end = position + size_bytes
+    if size_bytes < 0 or end > len(body):
+        raise IndexError(f"byte {position}: a length of {size_bytes} where {len(body) - position} bytes are left")
+    timestamp_delta, position = _read_varint(body, position + 1)
+    offset_delta, position = _read_varint(body, position)
+    key, position = _read_bytes(body, position)
+    value, position = _read_bytes(body, position)
+    count, position = _read_varint(body, position)
+    if not 0 <= count <= end - position:
+        raise IndexError(f"byte {position}: {count} headers where {end - position} bytes are left")
+    headers = []
+    for _ in range(count):
+        name, position = _read_bytes(body, position)
+        content, position = _read_bytes(body, position)
+        if name is None:
+            raise IndexError(f"byte {position}: a header without a key")
+        headers.append((str(name, "utf-8"), content))
+    if position != end:
+        raise IndexError(f"its fields end at byte {position}, its length says {end}")
+    timestamp_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp + timestamp_delta
+    return Record(header.base_offset + offset_delta, timestamp_ms, key, value, tuple(headers)), end

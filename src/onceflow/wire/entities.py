@@ -1,0 +1,187 @@
+"""Reads kio's message classes from untrusted bytes.
+
+kio generates a class for each version of each message; this is the reader for them, compiled once per class from its
+fields. kio's own, native reader does not fit bytes from strangers: it reserves memory for an array's announced length
+before it looks, so that one short frame aborts the whole process ("memory allocation of 34359738352 bytes failed"),
+and it refuses tagged fields that it does not know, which KIP-482 says to skip. Here each length and count is held
+against the bytes that are left.
+"""
+
+import datetime
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from onceflow.wire.errors import MalformedFrame
+from onceflow.wire.primitives import (
+    bounded,
+    read_count,
+    read_nullable_bytes,
+    read_nullable_string,
+    read_uvarint,
+)
+
+Reader = Callable[[memoryview, int], tuple[Any, int]]
+
+
+class FieldReader(NamedTuple):
+    """How one field is read, and the fewest bytes that it takes."""
+
+    read: Reader
+    bytes_min: int
+
+
+@cache
+def entity_reader(entity_class: type) -> FieldReader:
+    """Reader of a kio entity class (a message, or a struct inside one)."""
+    flexible: bool = entity_class.__flexible__  # type: ignore[attr-defined]
+    plain: list[tuple[str, Reader]] = []
+    tagged: dict[int, tuple[str, Reader]] = {}
+    bytes_min = 1 if flexible else 0
+    for field in fields(entity_class):
+        reader = _field_reader(field, flexible=flexible)
+        if "tag" in field.metadata:
+            tagged[field.metadata["tag"]] = (field.name, reader.read)
+        else:
+            plain.append((field.name, reader.read))
+            bytes_min += reader.bytes_min
+
+    def read_entity(view: memoryview, position: int) -> tuple[Any, int]:
+        values = {}
+        for name, read in plain:
+            values[name], position = read(view, position)
+        if flexible:
+            position = _read_tagged(view, position, tagged, values)
+        return entity_class(**values), position
+
+    return FieldReader(read_entity, bytes_min)
+
+
+def _read_tagged(
+    view: memoryview, position: int, known: Mapping[int, tuple[str, Reader]], values: dict[str, Any]
+) -> int:
+    """Adds the known tagged fields to `values` and skips the others (KIP-482)."""
+    count, position = read_uvarint(view, position)
+    for _ in range(count):
+        tag, position = read_uvarint(view, position)
+        size_bytes, position = read_uvarint(view, position)
+        end = bounded(size_bytes, view, position)
+        if tag in known:
+            name, read = known[tag]
+            values[name], position = read(view[:end], position)
+            if position != end:
+                raise MalformedFrame(f"tagged field {name} ends at byte {position}, its length says {end}")
+        position = end
+    return position
+
+
+def _field_reader(field: Field[Any], *, flexible: bool) -> FieldReader:
+    assert not isinstance(field.type, str)
+    inner, nullable = _without_none(field.type)
+    nullable = nullable and "tag" not in field.metadata
+    if get_origin(inner) is tuple:
+        element = _element_reader(get_args(inner)[0], field, flexible=flexible, nullable=False)
+        return _array_reader(element, flexible=flexible, nullable=nullable)
+    return _element_reader(inner, field, flexible=flexible, nullable=nullable)
+
+
+def _element_reader(inner: Any, field: Field[Any], *, flexible: bool, nullable: bool) -> FieldReader:
+    if is_dataclass(inner) and isinstance(inner, type) and not nullable:
+        return entity_reader(inner)
+    kafka_type = field.metadata.get("kafka_type", "nullable struct")
+    if kafka_type in _FIXED:
+        return _FIXED[kafka_type]
+    if kafka_type == "string":
+        read_text = _text_reader(flexible=flexible, nullable=nullable)
+        return FieldReader(read_text, 1 if flexible else 2)
+    if kafka_type in ("bytes", "records"):
+        return FieldReader(_bytes_reader(flexible=flexible, nullable=nullable), 1 if flexible else 4)
+    raise NotImplementedError(f"{field.name}: no reader for Kafka's type {kafka_type}; add one to wire.entities")
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    if get_origin(annotation) in (UnionType, Union):
+        (inner,) = (part for part in get_args(annotation) if part is not NoneType)
+        return inner, True
+    return annotation, False
+
+
+def _array_reader(element: FieldReader, *, flexible: bool, nullable: bool) -> FieldReader:
+    read_element, element_bytes_min = element
+
+    def read_array(view: memoryview, position: int) -> tuple[Any, int]:
+        count, position = read_count(
+            view, position, flexible=flexible, element_bytes_min=element_bytes_min, nullable=nullable
+        )
+        if count == -1:
+            return None, position
+        elements = []
+        for _ in range(count):
+            value, position = read_element(view, position)
+            elements.append(value)
+        return tuple(elements), position
+
+    return FieldReader(read_array, 1 if flexible else 4)
+
+
+def _text_reader(*, flexible: bool, nullable: bool) -> Reader:
+    def read_text(view: memoryview, position: int) -> tuple[Any, int]:
+        value, end = read_nullable_string(view, position, flexible=flexible)
+        _require(nullable or value is not None, position, "a string")
+        return value, end
+
+    return read_text
+
+
+def _bytes_reader(*, flexible: bool, nullable: bool) -> Reader:
+    def read_bytes(view: memoryview, position: int) -> tuple[Any, int]:
+        value, end = read_nullable_bytes(view, position, flexible=flexible)
+        _require(nullable or value is not None, position, "bytes")
+        return None if value is None else bytes(value), end
+
+    return read_bytes
+
+
+def _require(allowed: bool, position: int, what: str) -> None:
+    if not allowed:
+        raise MalformedFrame(f"byte {position}: null where {what} must be")
+
+
+def _fixed_reader(layout: str, convert: Callable[[Any], Any] | None = None) -> FieldReader:
+    packed = struct.Struct(layout)
+    unpack_from, size_bytes = packed.unpack_from, packed.size
+
+    def read_fixed(view: memoryview, position: int) -> tuple[Any, int]:
+        (value,) = unpack_from(view, position)
+        return (value if convert is None else convert(value)), position + size_bytes
+
+    return FieldReader(read_fixed, size_bytes)
+
+
+def _milliseconds(value: int) -> datetime.timedelta:
+    return datetime.timedelta(milliseconds=value)
+
+
+def _uuid(value: bytes) -> UUID | None:
+    """The zero id stands for "none", as in Kafka's Uuid.ZERO_UUID."""
+    return UUID(bytes=value) if any(value) else None
+
+
+_FIXED: Mapping[str, FieldReader] = {
+    "bool": _fixed_reader(">?"),
+    "error_code": _fixed_reader(">h", ErrorCode),
+    "int8": _fixed_reader(">b"),
+    "int16": _fixed_reader(">h"),
+    "int32": _fixed_reader(">i"),
+    "int64": _fixed_reader(">q"),
+    "timedelta_i32": _fixed_reader(">i", _milliseconds),
+    "timedelta_i64": _fixed_reader(">q", _milliseconds),
+    "uint16": _fixed_reader(">H"),
+    "uuid": _fixed_reader(">16s", _uuid),
+}

@@ -1,0 +1,362 @@
+"""Fetch requests and responses, versions 4 to 12, written by hand.
+
+A response is encoded without its records: as the pieces between which the broker sends each partition's bytes
+straight from the file. A parsed response holds views of its frame.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from typing_extensions import Buffer
+
+from onceflow.wire.apis import APIS, FETCH
+from onceflow.wire.errors import MalformedFrame
+from onceflow.wire.frames import RequestHeader, append_request_header, read_response_header
+from onceflow.wire.primitives import (
+    INT32,
+    SHORT_OF_BYTES,
+    append_count,
+    append_string,
+    bounded,
+    read_count,
+    read_nullable_bytes,
+    read_string,
+    skip_tags,
+)
+
+_FLEXIBLE_FROM = APIS[FETCH].flexible_from
+_SESSIONS_FROM = 7
+_RACK_FROM = 11
+
+_LIMITS = struct.Struct(">iiiib")
+_SESSION = struct.Struct(">ii")
+_SIZE_AND_CORRELATION_ID = struct.Struct(">ii")
+_ERROR_AND_SESSION = struct.Struct(">hi")
+_ABORTED = struct.Struct(">qq")
+
+# Fixed part of a partition in a request: partition, [leader epoch,] fetch offset, [last fetched epoch,]
+# [log start offset,] max bytes.
+_ASKED_FROM_4 = struct.Struct(">iqi")
+_ASKED_FROM_5 = struct.Struct(">iqqi")
+_ASKED_FROM_9 = struct.Struct(">iiqqi")
+_ASKED_FROM_12 = struct.Struct(">iiqiqi")
+
+# ... and in a response: partition, error, high watermark, last stable offset[, log start offset].
+_ANSWERED_FROM_4 = struct.Struct(">ihqq")
+_ANSWERED_FROM_5 = struct.Struct(">ihqqq")
+_NO_PREFERRED_REPLICA = INT32.pack(-1)
+
+_TOPIC_MIN_BYTES = {False: 6, True: 3}
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
+
+
+class FetchPartition(NamedTuple):
+    """What a request asks of one partition; -1 where its version does not say."""
+
+    partition: int
+    current_leader_epoch: int
+    fetch_offset: int
+    log_start_offset: int
+    max_bytes: int
+
+
+class FetchRequest(NamedTuple):
+    """`topics`: (topic, partitions) in the order asked, which is the order to answer in."""
+
+    replica_id: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation_level: int
+    session_id: int
+    session_epoch: int
+    topics: list[tuple[str, list[FetchPartition]]]
+
+
+class PartitionAnswer(NamedTuple):
+    """One partition's part of a response; `records_bytes` of records follow it.
+
+    `aborted`: (producer id, first offset) for read_committed, None (null) for read_uncommitted.
+    """
+
+    partition: int
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    records_bytes: int
+    aborted: Sequence[tuple[int, int]] | None = None
+
+
+class FetchedPartition(NamedTuple):
+    """One partition of a parsed response. `records` is a view of the frame: batches, of which the last may be cut."""
+
+    topic: str
+    partition: int
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted: list[tuple[int, int]]
+    records: memoryview
+
+
+class FetchResponse(NamedTuple):
+    """A parsed response; the error code is the whole request's."""
+
+    correlation_id: int
+    throttle_ms: int
+    error_code: int
+    session_id: int
+    partitions: list[FetchedPartition]
+
+
+def parse_request(frame: memoryview, header: RequestHeader) -> FetchRequest:
+    """Body of a Fetch request. Raises MalformedFrame."""
+    version = header.version
+    flexible = version >= _FLEXIBLE_FROM
+    position = header.body_position
+    session_id, session_epoch = 0, -1
+    try:
+        limits = _LIMITS.unpack_from(frame, position)
+        position += _LIMITS.size
+        if version >= _SESSIONS_FROM:
+            session_id, session_epoch = _SESSION.unpack_from(frame, position)
+            position += _SESSION.size
+        topics, position = _read_topics(frame, position, version)
+        if version >= _SESSIONS_FROM:
+            position = _skip_forgotten(frame, position, flexible=flexible)
+        if version >= _RACK_FROM:
+            _, position = read_string(frame, position, flexible=flexible)
+        if flexible:
+            position = skip_tags(frame, position)
+    except (*SHORT_OF_BYTES, MalformedFrame) as error:
+        raise MalformedFrame(f"Fetch request version {version}: {error}") from error
+    if position != len(frame):
+        raise MalformedFrame(f"Fetch request version {version}: {len(frame) - position} bytes follow its end")
+    return FetchRequest._make((*limits, session_id, session_epoch, topics))
+
+
+def _read_topics(frame: memoryview, position: int, version: int) -> tuple[list[tuple[str, list[FetchPartition]]], int]:
+    flexible = version >= _FLEXIBLE_FROM
+    layout = _asked_layout(version)
+    topics = []
+    count, position = read_count(frame, position, flexible=flexible, element_bytes_min=_TOPIC_MIN_BYTES[flexible])
+    for _ in range(count):
+        name, position = read_string(frame, position, flexible=flexible)
+        partition_count, position = read_count(frame, position, flexible=flexible, element_bytes_min=layout.size)
+        partitions = []
+        for _ in range(partition_count):
+            partitions.append(_asked(layout.unpack_from(frame, position), version))
+            position += layout.size
+            if flexible:
+                position = skip_tags(frame, position)
+        if flexible:
+            position = skip_tags(frame, position)
+        topics.append((name, partitions))
+    return topics, position
+
+
+def _asked_layout(version: int) -> struct.Struct:
+    if version >= 12:
+        return _ASKED_FROM_12
+    if version >= 9:
+        return _ASKED_FROM_9
+    return _ASKED_FROM_5 if version >= 5 else _ASKED_FROM_4
+
+
+def _asked(values: tuple[int, ...], version: int) -> FetchPartition:
+    if version >= 12:
+        partition, epoch, offset, _, log_start_offset, max_bytes = values
+        return FetchPartition(partition, epoch, offset, log_start_offset, max_bytes)
+    if version >= 9:
+        return FetchPartition._make(values)
+    if version >= 5:
+        return FetchPartition(values[0], -1, *values[1:])
+    return FetchPartition(values[0], -1, values[1], -1, values[2])
+
+
+def _skip_forgotten(frame: memoryview, position: int, *, flexible: bool) -> int:
+    """Partitions that leave a fetch session; there are no sessions here, every answer has session id 0 (KIP-227)."""
+    count, position = read_count(frame, position, flexible=flexible, element_bytes_min=_TOPIC_MIN_BYTES[flexible])
+    for _ in range(count):
+        _, position = read_string(frame, position, flexible=flexible)
+        partition_count, position = read_count(frame, position, flexible=flexible, element_bytes_min=4)
+        position = bounded(4 * max(partition_count, 0), frame, position)
+        if flexible:
+            position = skip_tags(frame, position)
+    return position
+
+
+def encode_response(
+    version: int,
+    correlation_id: int,
+    topics: Sequence[tuple[str, Sequence[PartitionAnswer]]],
+    *,
+    error_code: int = 0,
+    throttle_ms: int = 0,
+) -> list[bytes]:
+    """A whole response, size included, without the records, as pieces.
+
+    Piece i stands in front of the records of the i-th partition that has any (`records_bytes` > 0), in the order of
+    `topics`; one last piece ends the response, so that there is one piece more than there are such partitions.
+    """
+    flexible = version >= _FLEXIBLE_FROM
+    pieces = []
+    piece = bytearray(8)
+    records_bytes = 0
+    if flexible:
+        piece.append(0)
+    piece += INT32.pack(throttle_ms)
+    if version >= _SESSIONS_FROM:
+        piece += _ERROR_AND_SESSION.pack(error_code, 0)
+    append_count(piece, len(topics), flexible=flexible)
+    for name, answers in topics:
+        append_string(piece, name, flexible=flexible)
+        append_count(piece, len(answers), flexible=flexible)
+        for answer in answers:
+            _append_answer(piece, version, answer)
+            if answer.records_bytes > 0:
+                records_bytes += answer.records_bytes
+                pieces.append(piece)
+                piece = bytearray()
+            if flexible:
+                piece.append(0)
+        if flexible:
+            piece.append(0)
+    if flexible:
+        piece.append(0)
+    pieces.append(piece)
+    size_bytes = sum(map(len, pieces)) + records_bytes
+    _SIZE_AND_CORRELATION_ID.pack_into(pieces[0], 0, size_bytes - 4, correlation_id)
+    return [bytes(part) for part in pieces]
+
+
+def _append_answer(piece: bytearray, version: int, answer: PartitionAnswer) -> None:
+    flexible = version >= _FLEXIBLE_FROM
+    if version >= 5:
+        piece += _ANSWERED_FROM_5.pack(*answer[:5])
+    else:
+        piece += _ANSWERED_FROM_4.pack(*answer[:4])
+    if answer.aborted is None:
+        append_count(piece, -1, flexible=flexible)
+    else:
+        append_count(piece, len(answer.aborted), flexible=flexible)
+        for producer_id, first_offset in answer.aborted:
+            piece += _ABORTED.pack(producer_id, first_offset)
+            if flexible:
+                piece.append(0)
+    if version >= _RACK_FROM:
+        piece += _NO_PREFERRED_REPLICA
+    append_count(piece, answer.records_bytes, flexible=flexible)
+
+
+def encode_request(version: int, correlation_id: int, client_id: str | None, request: FetchRequest) -> bytes:
+    """A whole request, size included, without a session's forgotten topics and with no rack."""
+    flexible = version >= _FLEXIBLE_FROM
+    buffer = bytearray(4)
+    append_request_header(buffer, FETCH, version, correlation_id, client_id, flexible=flexible)
+    buffer += _LIMITS.pack(*request[:5])
+    if version >= _SESSIONS_FROM:
+        buffer += _SESSION.pack(request.session_id, request.session_epoch)
+    append_count(buffer, len(request.topics), flexible=flexible)
+    for name, partitions in request.topics:
+        append_string(buffer, name, flexible=flexible)
+        append_count(buffer, len(partitions), flexible=flexible)
+        for partition in partitions:
+            _append_asked(buffer, version, partition)
+        if flexible:
+            buffer.append(0)
+    if version >= _SESSIONS_FROM:
+        append_count(buffer, 0, flexible=flexible)
+    if version >= _RACK_FROM:
+        append_string(buffer, "", flexible=flexible)
+    if flexible:
+        buffer.append(0)
+    INT32.pack_into(buffer, 0, len(buffer) - 4)
+    return bytes(buffer)
+
+
+def _append_asked(buffer: bytearray, version: int, asked: FetchPartition) -> None:
+    partition, epoch, offset, log_start_offset, max_bytes = asked
+    if version >= 12:
+        buffer += _ASKED_FROM_12.pack(partition, epoch, offset, -1, log_start_offset, max_bytes)
+        buffer.append(0)
+    elif version >= 9:
+        buffer += _ASKED_FROM_9.pack(*asked)
+    elif version >= 5:
+        buffer += _ASKED_FROM_5.pack(partition, offset, log_start_offset, max_bytes)
+    else:
+        buffer += _ASKED_FROM_4.pack(partition, offset, max_bytes)
+
+
+def parse_response(version: int, frame: Buffer) -> FetchResponse:
+    """A response without its size; records are views of `frame`. Raises MalformedFrame."""
+    view = memoryview(frame)
+    flexible = version >= _FLEXIBLE_FROM
+    correlation_id, position = read_response_header(view, flexible=flexible)
+    partitions: list[FetchedPartition] = []
+    error_code, session_id = 0, 0
+    try:
+        (throttle_ms,) = INT32.unpack_from(view, position)
+        position += 4
+        if version >= _SESSIONS_FROM:
+            error_code, session_id = _ERROR_AND_SESSION.unpack_from(view, position)
+            position += _ERROR_AND_SESSION.size
+        count, position = read_count(view, position, flexible=flexible, element_bytes_min=_TOPIC_MIN_BYTES[flexible])
+        for _ in range(count):
+            position = _read_fetched_topic(view, position, version, partitions)
+        if flexible:
+            position = skip_tags(view, position)
+    except (*SHORT_OF_BYTES, MalformedFrame) as error:
+        raise MalformedFrame(f"Fetch response version {version}: {error}") from error
+    if position != len(view):
+        raise MalformedFrame(f"Fetch response version {version}: {len(view) - position} bytes follow its end")
+    return FetchResponse(correlation_id, throttle_ms, error_code, session_id, partitions)
+
+
+def _read_fetched_topic(view: memoryview, position: int, version: int, partitions: list[FetchedPartition]) -> int:
+    flexible = version >= _FLEXIBLE_FROM
+    topic, position = read_string(view, position, flexible=flexible)
+    count, position = read_count(view, position, flexible=flexible, element_bytes_min=_ANSWERED_FROM_4.size)
+    for _ in range(count):
+        partition, position = _read_fetched(view, position, version, topic)
+        partitions.append(partition)
+    return skip_tags(view, position) if flexible else position
+
+
+def _read_fetched(view: memoryview, position: int, version: int, topic: str) -> tuple[FetchedPartition, int]:
+    flexible = version >= _FLEXIBLE_FROM
+    fixed: tuple[int, ...]
+    if version >= 5:
+        fixed = _ANSWERED_FROM_5.unpack_from(view, position)
+        position += _ANSWERED_FROM_5.size
+    else:
+        fixed = (*_ANSWERED_FROM_4.unpack_from(view, position), -1)
+        position += _ANSWERED_FROM_4.size
+    aborted = []
+    count, position = read_count(view, position, flexible=flexible, element_bytes_min=_ABORTED.size, nullable=True)
+    for _ in range(count):
+        aborted.append(_ABORTED.unpack_from(view, position))
+        position += _ABORTED.size
+        if flexible:
+            position = skip_tags(view, position)
+    if version >= _RACK_FROM:
+        position += len(_NO_PREFERRED_REPLICA)
+    records, position = read_nullable_bytes(view, position, flexible=flexible)
+    if flexible:
+        position = skip_tags(view, position)
+    partition, error_code, high_watermark, last_stable_offset, log_start_offset = fixed
+    fetched = FetchedPartition(
+        topic,
+        partition,
+        error_code,
+        high_watermark,
+        last_stable_offset,
+        log_start_offset,
+        aborted,
+        view[0:0] if records is None else records,
+    )
+    return fetched, position

@@ -1,0 +1,158 @@
+"""Frames of Kafka's protocol: a 4-byte size, a header, a body.
+
+Requests and responses whose body has no hand-written codec (`wire.produce`, `wire.fetch`) are kio's message classes.
+Header versions: requests have 1, or 2 (a tagged section more) where the API version is flexible; responses 0, or 1
+where flexible, except that an ApiVersions response has 0 always, since a client reads it before it knows anything
+(KIP-511). The client id stays an int16 string in both.
+"""
+
+import io
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kio.index import load_request_schema, load_response_schema
+from kio.serial import entity_writer
+from typing_extensions import Buffer
+
+from onceflow.wire.apis import API_VERSIONS, APIS, Api
+from onceflow.wire.entities import entity_reader
+from onceflow.wire.errors import ErrorCode, MalformedFrame, UnsupportedVersion
+from onceflow.wire.primitives import SHORT_OF_BYTES, append_string, read_nullable_string, skip_tags
+
+SIZE_BYTES = 4
+
+_REQUEST_HEADER = struct.Struct(">hhi")
+_SIZE_AND_CORRELATION_ID = struct.Struct(">ii")
+_CORRELATION_ID = struct.Struct(">i")
+_NO_TAGS = b"\x00"
+
+
+@dataclass(slots=True)
+class RequestHeader:
+    """What stands in front of a request's body; `body_position` counts from the frame's begin."""
+
+    api: Api
+    version: int
+    correlation_id: int
+    client_id: str | None
+    body_position: int
+
+
+def read_request_header(frame: memoryview) -> RequestHeader:
+    """Header of a request; `frame` is without its size.
+
+    Raises UnsupportedVersion, which knows the correlation id, for what `apis.APIS` does not serve, and MalformedFrame.
+    """
+    try:
+        api_key, version, correlation_id = _REQUEST_HEADER.unpack_from(frame, 0)
+        api = APIS.get(api_key)
+        if api is None or not api.version_min <= version <= api.version_max:
+            raise UnsupportedVersion(api_key, version, correlation_id=correlation_id)
+        client_id, position = read_nullable_string(frame, _REQUEST_HEADER.size, flexible=False)
+        if version >= api.flexible_from:
+            position = skip_tags(frame, position)
+    except SHORT_OF_BYTES as error:
+        raise MalformedFrame(f"request header in a frame of {len(frame)} bytes: {error}") from error
+    return RequestHeader(api, version, correlation_id, client_id, position)
+
+
+def decode_request(frame: memoryview, header: RequestHeader) -> Any:
+    """The request's body as kio's class of that API and version."""
+    return _decode(
+        request_class(header.api.key, header.version), frame, header.body_position, f"{header.api.name} request"
+    )
+
+
+def encode_request(api_key: int, version: int, correlation_id: int, client_id: str | None, payload: Any) -> bytes:
+    """A whole request, size included; `payload` is of `request_class(api_key, version)`."""
+    head = bytearray(SIZE_BYTES)
+    append_request_header(head, api_key, version, correlation_id, client_id, flexible=payload.__flexible__)
+    return _with_size(head, payload)
+
+
+def append_request_header(
+    buffer: bytearray, api_key: int, version: int, correlation_id: int, client_id: str | None, *, flexible: bool
+) -> None:
+    """Adds a request header, without size."""
+    buffer += _REQUEST_HEADER.pack(api_key, version, correlation_id)
+    append_string(buffer, client_id, flexible=False)
+    if flexible:
+        buffer += _NO_TAGS
+
+
+def encode_response(api_key: int, version: int, correlation_id: int, payload: Any) -> bytes:
+    """A whole response, size included; `payload` is of `response_class(api_key, version)`."""
+    head = bytearray(_SIZE_AND_CORRELATION_ID.pack(0, correlation_id))
+    if payload.__flexible__ and api_key != API_VERSIONS:
+        head += _NO_TAGS
+    return _with_size(head, payload)
+
+
+def encode_unsupported_api_versions(correlation_id: int) -> bytes:
+    """The answer to an ApiVersions request above the maximum: version 0, error 35, the versions of ApiVersions."""
+    response: Any = response_class(API_VERSIONS, 0)
+    version: Any = response.__annotations__["api_keys"].__args__[0]
+    api = APIS[API_VERSIONS]
+    served = version(api_key=api.key, min_version=api.advertised_min, max_version=api.version_max)
+    payload = response(error_code=ErrorCode.unsupported_version, api_keys=(served,))
+    return encode_response(API_VERSIONS, 0, correlation_id, payload)
+
+
+def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Any]:
+    """(correlation id, body as kio's class); `frame` is without its size. Raises MalformedFrame."""
+    view = memoryview(frame)
+    entity_class: Any = response_class(api_key, version)
+    correlation_id, position = read_response_header(
+        view, flexible=entity_class.__flexible__ and api_key != API_VERSIONS
+    )
+    return correlation_id, _decode(entity_class, view, position, f"{entity_class.__name__} version {version}")
+
+
+def read_response_header(view: memoryview, *, flexible: bool) -> tuple[int, int]:
+    """(correlation id, position of the body) of a response without its size."""
+    try:
+        (correlation_id,) = _CORRELATION_ID.unpack_from(view, 0)
+        return correlation_id, skip_tags(view, _CORRELATION_ID.size) if flexible else _CORRELATION_ID.size
+    except SHORT_OF_BYTES as error:
+        raise MalformedFrame(f"response header in a frame of {len(view)} bytes: {error}") from error
+
+
+@cache
+def request_class(api_key: int, version: int) -> type[Any]:
+    """kio's class of a request's body."""
+    return load_request_schema(api_key, version)
+
+
+@cache
+def response_class(api_key: int, version: int) -> type[Any]:
+    """kio's class of a response's body."""
+    return load_response_schema(api_key, version)
+
+
+@cache
+def _writer(entity_class: Any) -> Callable[[Any, Any], None]:
+    return entity_writer(entity_class)
+
+
+def _decode(entity_class: Any, view: memoryview, position: int, what: str) -> Any:
+    try:
+        payload, end = entity_reader(entity_class).read(view, position)
+    except (*SHORT_OF_BYTES, MalformedFrame, ValueError, OverflowError) as error:
+        raise MalformedFrame(f"{what}: {error}") from error
+    if end != len(view):
+        raise MalformedFrame(f"{what}: {len(view) - end} bytes follow its end")
+    return payload
+
+
+def _with_size(head: bytearray, payload: Any) -> bytes:
+    buffer = io.BytesIO()
+    buffer.write(head)
+    entity_class: Any = type(payload)
+    _writer(entity_class)(buffer, payload)
+    frame = buffer.getbuffer()
+    struct.pack_into(">i", frame, 0, len(frame) - SIZE_BYTES)
+    frame.release()
+    return buffer.getvalue()

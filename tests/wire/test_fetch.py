@@ -1,0 +1,181 @@
+"""Fetch by hand against kio: every version, both directions, every cut, unknown tags."""
+
+import random
+from typing import Any
+
+import pytest
+
+from onceflow.wire.apis import APIS, FETCH
+from onceflow.wire.errors import MalformedFrame
+from onceflow.wire.fetch import (
+    READ_COMMITTED,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    PartitionAnswer,
+    encode_request,
+    encode_response,
+    parse_request,
+    parse_response,
+)
+from onceflow.wire.frames import decode_response as decode_by_kio
+from onceflow.wire.frames import encode_request as encode_by_kio
+from onceflow.wire.frames import encode_response as encode_response_by_kio
+from onceflow.wire.frames import read_request_header, request_class, response_class
+from tests.wire.messages import random_message
+
+every_version = pytest.mark.parametrize("version", range(APIS[FETCH].version_min, APIS[FETCH].version_max + 1))
+
+RECORDS = [b"batch one", b"batch number two"]
+ANSWERS = [
+    (
+        "clicks",
+        [
+            PartitionAnswer(0, 0, 2**40, 2**40 - 1, 3, len(RECORDS[0]), [(7, 5), (8, 6)]),
+            PartitionAnswer(1, 1, -1, -1, -1, 0),
+        ],
+    ),
+    ("täglich", []),
+    ("views", [PartitionAnswer(9, 0, 4, 4, 0, len(RECORDS[1]), []), PartitionAnswer(10, 0, 4, 4, 0, 0, [])]),
+]
+
+
+def parsed(frame: memoryview) -> FetchRequest:
+    return parse_request(frame, read_request_header(frame))
+
+
+def as_kio_says(message: Any) -> FetchRequest:
+    topics = [
+        (
+            topic.topic,
+            [
+                FetchPartition(
+                    partition.partition,
+                    getattr(partition, "current_leader_epoch", -1),
+                    partition.fetch_offset,
+                    getattr(partition, "log_start_offset", -1),
+                    partition.partition_max_bytes,
+                )
+                for partition in topic.partitions
+            ],
+        )
+        for topic in message.topics
+    ]
+    return FetchRequest(
+        message.replica_id,
+        round(message.max_wait.total_seconds() * 1000),
+        message.min_bytes,
+        message.max_bytes,
+        message.isolation_level,
+        getattr(message, "session_id", 0),
+        getattr(message, "session_epoch", -1),
+        topics,
+    )
+
+
+def whole(version: int) -> bytes:
+    pieces = encode_response(version, -3, ANSWERS, throttle_ms=250)
+    assert len(pieces) == len(RECORDS) + 1
+    frame = pieces[0] + RECORDS[0] + pieces[1] + RECORDS[1] + pieces[2]
+    assert int.from_bytes(frame[:4]) == len(frame) - 4
+    return frame
+
+
+@every_version
+def test_requests_are_read_as_kio_says(version: int) -> None:
+    seeded = random.Random(version)
+    for _ in range(40):
+        message = random_message(request_class(FETCH, version), seeded)
+        frame = memoryview(encode_by_kio(FETCH, version, 77, "me", message))[4:]
+        assert parsed(frame) == as_kio_says(message)
+
+
+@every_version
+def test_requests_are_written_as_they_are_read(version: int) -> None:
+    topics = [("clicks", [FetchPartition(0, -1, 2**40, -1, 2**20), FetchPartition(1, -1, 0, -1, 1)]), ("views", [])]
+    request = FetchRequest(-1, 500, 1, 2**30, READ_COMMITTED, 0, -1, topics)
+    frame = memoryview(encode_request(version, 1, "me", request))
+    assert int.from_bytes(frame[:4]) == len(frame) - 4
+    assert parsed(frame[4:]) == request
+    for end in range(4, len(frame)):
+        with pytest.raises(MalformedFrame):
+            parsed(frame[4:end])
+    with pytest.raises(MalformedFrame, match="1 bytes follow its end"):
+        parsed(memoryview(bytes(frame[4:]) + b"\x00"))
+
+
+@every_version
+def test_noise_is_malformed_or_a_request_but_nothing_else(version: int) -> None:
+    seeded = random.Random(version)
+    message = random_message(request_class(FETCH, version), seeded)
+    frame = encode_by_kio(FETCH, version, 77, "me", message)[4:]
+    for _ in range(500):
+        spoilt = bytearray(frame)
+        spoilt[seeded.randrange(12, len(spoilt))] = seeded.choice((0, 0x7F, 0x80, 0xFF))
+        try:
+            parsed(memoryview(spoilt))
+        except MalformedFrame:
+            continue
+
+
+def test_unknown_tags_are_skipped_wherever_they_stand() -> None:
+    tags = b"\x01\x63\x03abc"
+    partition = bytes.fromhex("00000005 ffffffff 0000000000000009 ffffffff ffffffffffffffff 00100000") + tags
+    frame = (
+        bytes.fromhex("0001 000c 00000001 ffff") + tags + bytes.fromhex("ffffffff 00000064 00000001 7fffffff 01")
+        + bytes.fromhex("00000000 ffffffff 02 0261 02") + partition + tags
+        + bytes.fromhex("02 0262 02 00000007") + tags + b"\x05rack" + tags
+    )  # fmt: skip
+    topics = [("a", [FetchPartition(5, -1, 9, -1, 2**20)])]
+    assert parsed(memoryview(frame)) == FetchRequest(-1, 100, 1, 2**31 - 1, 1, 0, -1, topics)
+
+
+@every_version
+def test_responses_are_what_kio_reads(version: int) -> None:
+    frame = whole(version)
+    correlation_id, message = decode_by_kio(FETCH, version, frame[4:])
+    assert encode_response_by_kio(FETCH, version, correlation_id, message) == frame
+    clicks, nothing, views = message.responses
+    assert (correlation_id, clicks.topic, nothing.partitions, views.topic) == (-3, "clicks", (), "views")
+    assert [partition.records for partition in clicks.partitions] == [RECORDS[0], b""]
+    assert [partition.aborted_transactions for partition in views.partitions] == [(), ()]
+    assert clicks.partitions[1].aborted_transactions is None
+    assert [(gone.producer_id, gone.first_offset) for gone in clicks.partitions[0].aborted_transactions] == [
+        (7, 5),
+        (8, 6),
+    ]
+
+
+@every_version
+def test_responses_are_read_back_without_a_copy(version: int) -> None:
+    frame = bytearray(whole(version)[4:])
+    response = parse_response(version, memoryview(frame))
+    assert response._replace(partitions=[]) == FetchResponse(-3, 250, 0, 0, [])
+    expected = [(topic, answer) for topic, answers in ANSWERS for answer in answers]
+    for (topic, answer), partition in zip(expected, response.partitions, strict=True):
+        start = answer.log_start_offset if version >= 5 else -1
+        assert partition[:6] == (topic, *answer[:4], start)
+        assert partition.aborted == list(answer.aborted or [])
+        assert len(partition.records) == answer.records_bytes
+    frame[frame.index(b"batch one")] = ord("B")
+    assert bytes(response.partitions[0].records) == b"Batch one"
+    for end in range(len(frame)):
+        with pytest.raises(MalformedFrame):
+            parse_response(version, memoryview(frame)[:end])
+
+
+@every_version
+def test_responses_with_every_tag_and_null_that_kio_writes_are_read(version: int) -> None:
+    seeded = random.Random(version)
+    for _ in range(40):
+        message = random_message(response_class(FETCH, version), seeded)
+        response = parse_response(version, encode_response_by_kio(FETCH, version, 1, message)[4:])
+        said = [(topic.topic, partition) for topic in message.responses for partition in topic.partitions]
+        for (topic, partition), read in zip(said, response.partitions, strict=True):
+            assert read[:4] == (topic, partition.partition_index, partition.error_code.value, partition.high_watermark)
+            assert bytes(read.records) == (partition.records or b"")
+
+
+def test_an_error_of_the_whole_request_has_no_partitions() -> None:
+    (frame,) = encode_response(12, 1, [], error_code=35)
+    assert parse_response(12, frame[4:]) == FetchResponse(1, 0, 35, 0, [])

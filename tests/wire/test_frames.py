@@ -1,0 +1,155 @@
+"""Frames and kio's messages: the same values as kio's own reader, and a defined end for every damaged byte."""
+
+import random
+import resource
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from kio.serial import entity_reader as kio_reader
+
+from onceflow.wire.apis import API_VERSIONS, APIS, METADATA, Api
+from onceflow.wire.errors import ErrorCode, MalformedFrame, UnsupportedVersion
+from onceflow.wire.frames import (
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+    encode_unsupported_api_versions,
+    read_request_header,
+    request_class,
+    response_class,
+)
+from tests.wire.messages import body, random_message
+
+HAND_WRITTEN = ("Produce", "Fetch")
+VERSIONS = [
+    (api, version)
+    for api in APIS.values()
+    if api.name not in HAND_WRITTEN
+    for version in range(api.version_min, api.version_max + 1)
+]
+every_version = pytest.mark.parametrize(
+    ("api", "version"), VERSIONS, ids=[f"{api.name}-{version}" for api, version in VERSIONS]
+)
+
+
+def request_frame(api: Api, version: int, message: Any, client_id: str | None = "tëst") -> memoryview:
+    frame = encode_request(api.key, version, 77, client_id, message)
+    assert int.from_bytes(frame[:4]) == len(frame) - 4
+    return memoryview(frame)[4:]
+
+
+@every_version
+def test_requests_are_read_as_kio_reads_them(api: Api, version: int) -> None:
+    seeded = random.Random(f"{api.name} {version}")
+    for _ in range(5):
+        message = random_message(request_class(api.key, version), seeded)
+        frame = request_frame(api, version, message)
+        header = read_request_header(frame)
+        assert (header.api, header.version, header.correlation_id, header.client_id) == (api, version, 77, "tëst")
+        assert bytes(frame[header.body_position :]) == body(message)
+        assert decode_request(frame, header) == message == kio_reader(type(message))(body(message), 0)[0]
+
+
+@every_version
+def test_responses_are_read_as_kio_reads_them(api: Api, version: int) -> None:
+    seeded = random.Random(f"{api.name} {version}")
+    for _ in range(5):
+        message = random_message(response_class(api.key, version), seeded)
+        frame = encode_response(api.key, version, -5, message)
+        assert int.from_bytes(frame[:4]) == len(frame) - 4
+        tags = message.__flexible__ and api.key != API_VERSIONS
+        assert frame[8:] == b"\x00" * tags + body(message)
+        assert decode_response(api.key, version, frame[4:]) == (-5, message)
+
+
+@every_version
+def test_a_request_cut_at_any_byte_or_too_long_is_malformed(api: Api, version: int) -> None:
+    seeded = random.Random(f"{api.name} {version}")
+    frame = request_frame(api, version, random_message(request_class(api.key, version), seeded))
+    step = 1 + len(frame) // 200
+    for end in range(0, len(frame), step):
+        with pytest.raises(MalformedFrame):
+            decode_request(frame[:end], read_request_header(frame[:end]))
+    longer = memoryview(bytes(frame) + b"\x00")
+    with pytest.raises(MalformedFrame, match="1 bytes follow its end"):
+        decode_request(longer, read_request_header(longer))
+
+
+@every_version
+def test_noise_is_malformed_or_a_message_but_nothing_else(api: Api, version: int) -> None:
+    seeded = random.Random(f"{api.name} {version}")
+    frame = request_frame(api, version, random_message(request_class(api.key, version), seeded))
+    body_position = read_request_header(frame).body_position
+    for _ in range(60):
+        spoilt = bytearray(frame)
+        for _ in range(seeded.choice((1, 1, 4))):
+            if body_position < len(spoilt):
+                spoilt[seeded.randrange(body_position, len(spoilt))] = seeded.choice((0, 0x7F, 0x80, 0xFF))
+        try:
+            decode_request(memoryview(spoilt), read_request_header(memoryview(spoilt)))
+        except MalformedFrame:
+            continue
+
+
+@pytest.mark.parametrize("count", [b"\x7f\xff\xff\xff", b"\x00\x00\x00\x09", b"\xff\xff\xff\xfe"])
+def test_an_array_that_cannot_follow_is_refused_before_it_is_allocated(count: bytes) -> None:
+    header_bytes = b"\x00\x03\x00\x04\x00\x00\x00\x01\xff\xff"
+    frame = memoryview(header_bytes + count + b"\x00")
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(MalformedFrame, match="elements where 1 bytes are left"):
+        decode_request(frame, read_request_header(frame))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 64 * 1024
+
+
+def test_unknown_tags_are_skipped_wherever_they_stand() -> None:
+    """KIP-482. Metadata 12: tags 99 and 7 in the header, in the topic and behind the request."""
+    tags = b"\x02\x63\x03abc\x07\x00"
+    topic = bytes(16) + b"\x07clicks" + tags
+    frame = memoryview(b"\x00\x03\x00\x0c\x00\x00\x00\x01\x00\x02me" + tags + b"\x02" + topic + b"\x01\x00" + tags)
+    header = read_request_header(frame)
+    message = decode_request(frame, header)
+    assert header.client_id == "me"
+    assert [topic.name for topic in message.topics] == ["clicks"]
+    assert message.allow_auto_topic_creation
+    for end in range(len(frame)):
+        with pytest.raises(MalformedFrame):
+            decode_request(frame[:end], read_request_header(frame[:end]))
+
+
+def test_null_where_a_string_must_be_and_bad_utf8_are_malformed() -> None:
+    head = b"\x00\x03\x00\x04\x00\x00\x00\x01\xff\xff\x00\x00\x00\x01"
+    for name in (b"\xff\xff", b"\x00\x01\xff", b"\x80\x00"):
+        frame = memoryview(head + name + b"\x00")
+        with pytest.raises(MalformedFrame):
+            decode_request(frame, read_request_header(frame))
+
+
+@pytest.mark.parametrize(("length", "value"), [(b"\xff\xfe", -2), (b"\x00\x06", 6)])
+def test_a_string_that_cannot_follow_is_told_with_both_lengths(length: bytes, value: int) -> None:
+    frame = memoryview(b"\x00\x03\x00\x04\x00\x00\x00\x01\xff\xff\x00\x00\x00\x01" + length + b"click")
+    with pytest.raises(MalformedFrame, match=f"a length of {value} where 5 bytes are left"):
+        decode_request(frame, read_request_header(frame))
+
+
+@pytest.mark.parametrize(("api_key", "version"), [(0, 2), (0, 10), (1, 13), (18, 5), (68, 0), (-1, 0), (3, -1)])
+def test_what_is_not_served_is_told_with_its_correlation_id(api_key: int, version: int) -> None:
+    frame = b"".join(number.to_bytes(2, signed=True) for number in (api_key, version)) + b"\x00\x00\x00\x2a\xff\xff"
+    with pytest.raises(UnsupportedVersion) as raised:
+        read_request_header(memoryview(frame))
+    assert (raised.value.api_key, raised.value.version, raised.value.correlation_id) == (api_key, version, 42)
+
+
+def test_an_api_versions_request_above_the_maximum_gets_version_0_and_error_35() -> None:
+    frame = encode_unsupported_api_versions(42)
+    assert frame.hex() == "000000100000002a002300000001001200000004"
+    correlation_id, message = decode_response(API_VERSIONS, 0, frame[4:])
+    assert (correlation_id, message.error_code) == (42, ErrorCode.unsupported_version)
+
+
+def test_an_api_versions_response_has_no_tags_in_its_header() -> None:
+    message = response_class(API_VERSIONS, 3)(error_code=ErrorCode.none, api_keys=(), throttle_time=timedelta(0))
+    assert encode_response(API_VERSIONS, 3, 1, message)[4:] == b"\x00\x00\x00\x01" + body(message)
+    metadata = random_message(response_class(METADATA, 12), random.Random(1))
+    assert encode_response(METADATA, 12, 1, metadata)[4:] == b"\x00\x00\x00\x01\x00" + body(metadata)
