@@ -1,0 +1,162 @@
+"""The data directory of one broker.
+
+    .lock                 held by the running broker (flock), with its process id as text
+    meta.properties       Kafka's: version=1, cluster.id, node.id, directory.id
+    .kafka_cleanshutdown  there if the last broker synced and closed every log
+    TOPIC-N/              the log of one partition (onceflow.log.partition)
+    TOPIC-N.ID-delete/    one that is being deleted; removed at the next start if a crash came between
+
+The clean-shutdown file is removed, durably, before anything is loaded (KAFKA-10471): a crash while loading must count
+as one.
+"""
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from onceflow.log.checkpoint import decode_uuid, encode_uuid
+from onceflow.log.disk import Disk, read_file, replace_file
+from onceflow.log.errors import DataDirectoryRefused
+
+_LOCK_FILE = ".lock"
+_META_FILE = "meta.properties"
+_CLEAN_FILE = ".kafka_cleanshutdown"
+_DELETE_SUFFIX = "-delete"
+_PARTITION_NAME = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9][0-9]{0,9})")
+
+
+class DataDirectory:
+    """A locked data directory, until `close`."""
+
+    def __init__(self, path: Path, disk: Disk, lock: int, properties: dict[str, str], *, clean: bool) -> None:
+        self.path = path
+        self.cluster_id = properties["cluster.id"]
+        self.node_id = int(properties["node.id"])
+        self.clean = clean
+        """Whether every log was synced and closed by the last broker."""
+        self._disk = disk
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path, *, disk: Disk, node_id: int = 1, cluster_id: str | None = None) -> "DataDirectory":
+        """Locks the directory and makes it one where it is new, with a fresh cluster id unless one is given.
+
+        Raises DataDirectoryRefused: in use, of another cluster or node, or damaged; OSError.
+        """
+        os.makedirs(path, exist_ok=True)
+        lock = _lock(path)
+        try:
+            properties = _read_or_make_meta(disk, path, node_id, cluster_id)
+            clean = disk.exists(path / _CLEAN_FILE)
+            if clean:
+                disk.remove(path / _CLEAN_FILE)
+                disk.sync_directory(path)
+            directory = cls(path, disk, lock, properties, clean=clean)
+            directory._finish_deletions()
+        except BaseException:
+            os.close(lock)
+            raise
+        return directory
+
+    def partition_path(self, topic: str, partition: int) -> Path:
+        return self.path / f"{topic}-{partition}"
+
+    def partitions(self) -> Iterator[tuple[str, int]]:
+        """(topic, partition) of each log that is here."""
+        for name in self._disk.names(self.path):
+            match = _PARTITION_NAME.fullmatch(name)
+            if match is not None:
+                yield match["topic"], int(match["partition"])
+
+    def delete_partition(self, topic: str, partition: int) -> None:
+        """Deletes a log that is closed; after the renaming is durable it cannot come back."""
+        path = self.partition_path(topic, partition)
+        if not self._disk.exists(path):
+            return
+        doomed = path.with_name(f"{path.name[:200]}.{uuid4().hex}{_DELETE_SUFFIX}")
+        self._disk.rename(path, doomed)
+        self._disk.sync_directory(self.path)
+        self._remove(doomed)
+
+    def _finish_deletions(self) -> None:
+        for name in self._disk.names(self.path):
+            if name.endswith(_DELETE_SUFFIX):
+                self._remove(self.path / name)
+
+    def _remove(self, directory: Path) -> None:
+        for name in self._disk.names(directory):
+            self._disk.remove(directory / name)
+        self._disk.remove_directory(directory)
+
+    def close(self, *, clean: bool) -> None:
+        """Lets go of the directory; `clean` only after every log was closed without an error."""
+        try:
+            if clean:
+                replace_file(self._disk, self.path / _CLEAN_FILE, b'{"version":0,"brokerEpoch":-1}')
+        finally:
+            os.close(self._lock)
+
+
+def _lock(path: Path) -> int:
+    lock = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.read(lock, 20).decode(errors="replace").strip()
+        os.close(lock)
+        raise DataDirectoryRefused(
+            f"{path} is in use by another broker (pid {holder or 'unknown'}); stop that one or choose another --data"
+        ) from error
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _read_or_make_meta(disk: Disk, path: Path, node_id: int, cluster_id: str | None) -> dict[str, str]:
+    meta = path / _META_FILE
+    if not disk.exists(meta):
+        properties = {
+            "version": "1",
+            "cluster.id": cluster_id or _new_id(),
+            "node.id": str(node_id),
+            "directory.id": _new_id(),
+        }
+        text = "".join(f"{name}={value}\n" for name, value in properties.items())
+        replace_file(disk, meta, text.encode())
+        disk.sync_directory(path.parent)
+        return properties
+    properties = _parse_properties(meta, read_file(disk, meta))
+    if cluster_id is not None and properties["cluster.id"] != cluster_id:
+        raise DataDirectoryRefused(
+            f"{path} belongs to cluster {properties['cluster.id']}, not to {cluster_id}; choose another --data"
+        )
+    if properties["node.id"] != str(node_id):
+        raise DataDirectoryRefused(
+            f"{path} belongs to node {properties['node.id']}, not to {node_id}; choose another --data"
+        )
+    return properties
+
+
+def _parse_properties(meta: Path, content: bytes) -> dict[str, str]:
+    lines = (line.strip() for line in content.decode(errors="replace").splitlines())
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    properties = {name.strip(): value.strip() for name, _, value in pairs}
+    try:
+        decode_uuid(properties["cluster.id"])
+        int(properties["node.id"])
+        if properties["version"] != "1":
+            raise ValueError(f"version {properties['version']} is not 1")
+    except (KeyError, ValueError) as error:
+        raise DataDirectoryRefused(
+            f"{meta} is damaged: {error!r}; it needs version=1, cluster.id and node.id, or choose another --data"
+        ) from error
+    return properties
+
+
+def _new_id() -> str:
+    """A random id whose text does not begin with a minus sign, which a command line would take for an option."""
+    random = uuid4().bytes
+    return encode_uuid(UUID(bytes=bytes([random[0] & 0x7F]) + random[1:]))

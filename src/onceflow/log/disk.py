@@ -1,0 +1,200 @@
+"""Every file operation of log and broker goes through a `Disk`, so that a test can put a faulty one underneath.
+
+The layer is as thin as the hot path needs: one method call per system call, no buffering, errors are `OSError`.
+What a power cut leaves behind is decided by three calls alone: `File.sync_data` makes a file's bytes and length
+durable, `Disk.sync_directory` makes the names in a directory durable (creations, renames, removals), and neither
+does the other's work.
+"""
+
+import fcntl
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from typing_extensions import Buffer
+
+
+class File(Protocol):
+    """One open file, read and written at explicit positions."""
+
+    def fileno(self) -> int:
+        """The descriptor, for sendfile."""
+        ...
+
+    def size_bytes(self) -> int: ...
+
+    def read(self, size_bytes: int, position: int) -> bytes:
+        """At most `size_bytes` from `position`; fewer only at the end of the file."""
+        ...
+
+    def write(self, data: Buffer, position: int) -> int:
+        """One write; returns how many bytes were taken, which may be fewer when the disk is full."""
+        ...
+
+    def truncate(self, size_bytes: int) -> None: ...
+
+    def sync_data(self) -> None:
+        """Makes the bytes and the length durable (fdatasync)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """Files and directories by path."""
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        """Opens for reading and writing; `create` makes an empty file where there is none."""
+        ...
+
+    def exists(self, path: Path) -> bool: ...
+
+    def names(self, directory: Path) -> Sequence[str]:
+        """The names in a directory, sorted."""
+        ...
+
+    def make_directory(self, path: Path) -> None: ...
+
+    def rename(self, source: Path, target: Path) -> None: ...
+
+    def remove(self, path: Path) -> None: ...
+
+    def remove_directory(self, path: Path) -> None: ...
+
+    def sync_directory(self, path: Path) -> None:
+        """Makes the names in the directory durable."""
+        ...
+
+
+class RealFile:
+    """A file of the operating system.
+
+    The descriptor is closed when the last holder lets go: a segment can be deleted while a slice of it is still
+    being sent, and the number must not meanwhile name another file.
+    """
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __del__(self) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def size_bytes(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def read(self, size_bytes: int, position: int) -> bytes:
+        data = os.pread(self._descriptor, size_bytes, position)
+        if len(data) == size_bytes or not data:
+            return data
+        # Linux hands out at most 2 GiB at once, and a signal may cut a read short.
+        return data + self.read(size_bytes - len(data), position + len(data))
+
+    def write(self, data: Buffer, position: int) -> int:
+        return os.pwrite(self._descriptor, data, position)
+
+    def truncate(self, size_bytes: int) -> None:
+        os.ftruncate(self._descriptor, size_bytes)
+
+    def sync_data(self) -> None:
+        _sync_data(self._descriptor)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class RealDisk:
+    """The operating system's files."""
+
+    def open(self, path: Path, *, create: bool = False) -> RealFile:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return RealFile(os.open(path, flags, 0o644))
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def names(self, directory: Path) -> Sequence[str]:
+        return sorted(os.listdir(directory))
+
+    def make_directory(self, path: Path) -> None:
+        os.mkdir(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: Path) -> None:
+        os.unlink(path)
+
+    def remove_directory(self, path: Path) -> None:
+        os.rmdir(path)
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _sync_data(descriptor: int) -> None:
+    if sys.platform == "darwin":
+        # macOS has no fdatasync, and its fsync stops at the drive's cache.
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(descriptor)
+
+
+def read_file(disk: Disk, path: Path) -> bytes:
+    """The whole content of a small file."""
+    file = disk.open(path)
+    try:
+        return file.read(file.size_bytes(), 0)
+    finally:
+        file.close()
+
+
+def write_file(disk: Disk, path: Path, data: Buffer) -> None:
+    """Replaces a file's content and makes it durable; its name is durable after `sync_directory`.
+
+    A crash may leave it torn: for files whose reader notices (a checksum) or that can be rebuilt.
+    """
+    file = disk.open(path, create=True)
+    try:
+        file.truncate(0)
+        write_whole(file, data, 0)
+        file.sync_data()
+    finally:
+        file.close()
+
+
+def replace_file(disk: Disk, path: Path, data: Buffer) -> None:
+    """Writes a small file so that a crash leaves the old content or the new, and syncs its directory."""
+    fresh = path.with_name(path.name + ".tmp")
+    write_file(disk, fresh, data)
+    disk.rename(fresh, path)
+    disk.sync_directory(path.parent)
+
+
+def write_whole(file: File, data: Buffer, position: int) -> None:
+    """Writes all of `data`; raises OSError when the disk takes none of it."""
+    view = memoryview(data).cast("B")
+    while view:
+        taken = file.write(view, position)
+        if not taken:
+            raise OSError(f"the disk took none of {len(view)} bytes")
+        position += taken
+        view = view[taken:]
+
+
+def remove_if_there(disk: Disk, path: Path) -> None:
+    """Removes a file that may be gone already; durable after `sync_directory`."""
+    if disk.exists(path):
+        disk.remove(path)

@@ -1,0 +1,84 @@
+"""What a partition's log can refuse, one class per thing that a caller can react to, each with Kafka's error code."""
+
+from typing import ClassVar
+
+from onceflow.errors import OnceflowError
+from onceflow.wire.errors import ErrorCode
+
+
+class LogError(OnceflowError):
+    """A refusal that a client is told by `error_code`."""
+
+    error_code: ClassVar[ErrorCode]
+
+
+class CorruptBatch(LogError):
+    """The batch is not what its header says: magic, length, CRC-32C or record count."""
+
+    error_code = ErrorCode.corrupt_message
+
+
+class InvalidRecord(LogError):
+    """The batch is whole, but a client may not send it so."""
+
+    error_code = ErrorCode.invalid_record
+
+
+class InvalidTransactionState(LogError):
+    """A transactional batch that belongs to no open transaction."""
+
+    error_code = ErrorCode.invalid_txn_state
+
+
+class InvalidTimestamp(LogError):
+    """The batch is dated too far in the future (`message.timestamp.after.max.ms`)."""
+
+    error_code = ErrorCode.invalid_timestamp
+
+
+class MessageTooLarge(LogError):
+    """The batch is larger than `max.message.bytes`."""
+
+    error_code = ErrorCode.message_too_large
+
+
+class RecordListTooLarge(LogError):
+    """The batch is larger than a whole segment (`segment.bytes`)."""
+
+    error_code = ErrorCode.record_list_too_large
+
+
+class OutOfOrderSequence(LogError):
+    """A producer's batch is neither the next one nor one of its last five."""
+
+    error_code = ErrorCode.out_of_order_sequence_number
+
+
+class InvalidProducerEpoch(LogError):
+    """A producer that a newer one with the same id has replaced."""
+
+    error_code = ErrorCode.invalid_producer_epoch
+
+
+class StorageFailed(LogError):
+    """The disk refused; after a failed sync the partition takes no more writes until it is opened again."""
+
+    error_code = ErrorCode.kafka_storage_error
+
+
+class OffsetOutOfRange(LogError):
+    """A read below the log's start or above its end."""
+
+    error_code = ErrorCode.offset_out_of_range
+
+    def __init__(self, name: str, offset: int, offset_begin: int, offset_end: int) -> None:
+        super().__init__(
+            f"{name}: offset {offset} was asked for, the log holds {offset_begin} up to, not including, {offset_end}"
+        )
+        self.offset = offset
+        self.offset_begin = offset_begin
+        self.offset_end = offset_end
+
+
+class DataDirectoryRefused(OnceflowError):
+    """The data directory is in use, belongs to another cluster, or is not one."""

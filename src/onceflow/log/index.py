@@ -1,0 +1,142 @@
+"""The two sparse indexes of a segment, in the formats of Kafka's OffsetIndex and TimeIndex.
+
+`NNN.index`, 8 bytes an entry, big-endian, ascending in both columns:
+
+    int32  last offset of a batch - base offset of the segment
+    int32  position in the .log file where that batch begins
+
+`NNN.timeindex`, 12 bytes an entry, ascending in both columns:
+
+    int64  largest timestamp of the segment up to here, ms
+    int32  last offset of the batch that carried it - base offset of the segment; any later timestamp comes after it
+
+An entry is written for a batch before which more than `index.interval.bytes` were appended since the last entry
+(`LogSegment.append`), to the time index only if the largest timestamp grew; when the segment is sealed or closed, its
+largest timestamp is written too.
+
+Neither file has a checksum, and neither is needed: both are rebuilt from the log by recovery. The indexes of the
+active segment live in memory and are written when the segment is sealed or the log is closed (Kafka maps a
+preallocated file and trims it then). A sealed index is searched in its file, 18 small reads for a full segment, so
+that old segments cost no memory.
+"""
+
+import struct
+from bisect import bisect_right
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from onceflow.log.disk import Disk, File, write_file
+
+
+class Index:
+    """Entries of one struct, in memory while `entries` is one, in the file afterwards."""
+
+    entry = struct.Struct("")
+    suffix = ""
+
+    def __init__(self, disk: Disk, path: Path, base_offset: int, entries: bytearray | None) -> None:
+        self.path = path
+        self.base_offset = base_offset
+        self.entries = entries
+        self._disk = disk
+        self._file: File | None = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        if self.entries is not None:
+            return len(self.entries) // self.entry.size
+        self._opened()
+        return self._count
+
+    def size_bytes(self) -> int:
+        return len(self) * self.entry.size
+
+    def write(self) -> None:
+        """Writes the entries, which must not grow meanwhile, and makes them durable."""
+        assert self.entries is not None, f"{self.path} is sealed"
+        write_file(self._disk, self.path, self.entries)
+
+    def seal(self) -> None:
+        """Forgets the entries in memory: from now on the file is searched."""
+        self.entries = None
+        self._file = None
+
+    def load(self) -> None:
+        """Takes the file's entries into memory, to append to them."""
+        file = self._opened()
+        self.entries = bytearray(file.read(self._count * self.entry.size, 0))
+        self._file = None
+
+    def release(self) -> None:
+        """Closes the file until the next search: a log of many segments must not hold three files of each."""
+        self._file = None
+
+    def is_sane(self) -> bool:
+        """What can be told without the log: whole entries, none below the base offset (Kafka's sanityCheck)."""
+        if not self._disk.exists(self.path):
+            return False
+        size_bytes = self._opened().size_bytes()
+        return size_bytes % self.entry.size == 0 and (not self._count or min(self._at(self._count - 1)) >= 0)
+
+    def _opened(self) -> File:
+        if self._file is None:
+            self._file = self._disk.open(self.path)
+            self._count = self._file.size_bytes() // self.entry.size
+        return self._file
+
+    def _at(self, number: int) -> tuple[Any, ...]:
+        size_bytes = self.entry.size
+        if self.entries is not None:
+            return self.entry.unpack_from(self.entries, number * size_bytes)
+        return self.entry.unpack(self._opened().read(size_bytes, number * size_bytes))
+
+    def _count_up_to(self, value: int, column: Callable[[tuple[Any, ...]], int]) -> int:
+        """How many entries have `column` ≤ `value`."""
+        return bisect_right(range(len(self)), value, key=lambda number: column(self._at(number)))
+
+
+class OffsetIndex(Index):
+    """(relative last offset, position) of every few thousand bytes."""
+
+    entry = struct.Struct(">ii")
+    suffix = ".index"
+
+    def append(self, offset: int, position: int) -> None:
+        assert self.entries is not None
+        self.entries += self.entry.pack(offset - self.base_offset, position)
+
+    def position_for_offset(self, offset: int) -> int:
+        """Where to begin a scan for the batch that holds `offset`: never behind that batch."""
+        found = self._count_up_to(offset - self.base_offset, lambda entry: int(entry[0]))
+        return int(self._at(found - 1)[1]) if found else 0
+
+    def position_at_most(self, position: int) -> int:
+        """The largest indexed beginning of a batch that is ≤ `position`."""
+        found = self._count_up_to(position, lambda entry: int(entry[1]))
+        return int(self._at(found - 1)[1]) if found else 0
+
+
+class TimeIndex(Index):
+    """(largest timestamp so far, relative offset) of every few thousand bytes."""
+
+    entry = struct.Struct(">qi")
+    suffix = ".timeindex"
+
+    def append_if_later(self, timestamp_ms: int, offset: int) -> None:
+        """Appends only where the largest timestamp grew."""
+        assert self.entries is not None
+        if timestamp_ms > self.last()[0]:
+            self.entries += self.entry.pack(timestamp_ms, offset - self.base_offset)
+
+    def last(self) -> tuple[int, int]:
+        """(largest timestamp, offset); (-1, base offset) while there is none."""
+        if not len(self):
+            return -1, self.base_offset
+        timestamp_ms, offset = self._at(len(self) - 1)
+        return timestamp_ms, offset + self.base_offset
+
+    def offset_before(self, timestamp_ms: int) -> int:
+        """An offset up to which every timestamp is ≤ `timestamp_ms`: where to begin a scan for it."""
+        found = self._count_up_to(timestamp_ms - 1, lambda entry: int(entry[0]))
+        return int(self._at(found - 1)[1]) + self.base_offset if found else self.base_offset

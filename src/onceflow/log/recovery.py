@@ -1,0 +1,199 @@
+"""How a partition's log is loaded: quickly after a clean shutdown, by a checked scan after anything else.
+
+The scan begins at a snapshot (everything below it was durable when it was written), but not closer to the end than
+`RECHECK_BYTES`, so that damage near the end is found even where it had been durable. It checks every batch: length,
+CRC-32C, and that its base offset is the one that comes next. At the first that fails, **the later segments are
+removed, newest first, and their removal made durable before the damaged file is cut**: whenever a crash interrupts
+that, the next scan stops at the same batch, and no batch after a bad one can come back. Indexes and producer state
+are built in the same pass. What is kept is synced before anybody sees it, because after a mere kill it may exist in
+the page cache only.
+
+After a clean shutdown the last `CLEAN_CHECK_BYTES` are checked, the indexes looked at, and the snapshot at the log's
+end taken; if one of them does not fit, the shutdown was not clean after all, and the scan follows.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from onceflow.log.clock import Clock
+from onceflow.log.config import LogConfig
+from onceflow.log.disk import Disk, read_file
+from onceflow.log.index import OffsetIndex, TimeIndex
+from onceflow.log.producers import Producers
+from onceflow.log.segment import LOG_SUFFIX, SNAPSHOT_SUFFIX, Segment, file_name, offsets_of
+from onceflow.wire.batch import HEADER_BYTES, BatchHeader, check_batch, read_header
+from onceflow.wire.errors import CorruptBatch
+
+RECHECK_BYTES = 64 * 1024**2
+CLEAN_CHECK_BYTES = 1024**2
+
+_BLOCK_BYTES = 8 * 1024**2
+_LENGTH_OVERHEAD_BYTES = 12
+_SUFFIXES = (LOG_SUFFIX, OffsetIndex.suffix, TimeIndex.suffix, SNAPSHOT_SUFFIX)
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What is known about a log after loading; everything in it is durable."""
+
+    segments: list[Segment]
+    log_end_offset: int
+    producers: Producers
+    removed_bytes: int = 0
+    """What recovery cut off: a torn tail, or damage and all that followed it."""
+
+
+class Loader:
+    """Loads the log in one directory, which exists."""
+
+    def __init__(self, directory: Path, config: LogConfig, disk: Disk, clock: Clock) -> None:
+        self._directory = directory
+        self._config = config
+        self._disk = disk
+        self._now_ms = clock.now_ms()
+        self._producers = Producers(directory.name, config.producer_id_expiration_ms)
+        self._names = disk.names(directory)
+
+    def load(self, *, clean: bool) -> Loaded:
+        loaded = self._load_clean() if clean else None
+        if loaded is None:
+            loaded = self._recover()
+        self._remove_strays(loaded)
+        return loaded
+
+    def _open_segments(self) -> list[Segment]:
+        bases = offsets_of(self._names, LOG_SUFFIX)
+        return [Segment(self._disk, self._directory, base) for base in bases]
+
+    def _load_clean(self) -> Loaded | None:
+        segments = self._open_segments()
+        if not segments or not all(segment.indexes_are_sane() for segment in segments):
+            return None
+        for segment in segments[:-1]:
+            segment.load_sealed()
+        active = segments[-1]
+        active.load_active()
+        end = _checked_end(segments)
+        if end is None or active.is_indexed_beyond(end) or not self._load_snapshot(end):
+            return None
+        return Loaded(segments, end, self._producers)
+
+    def _load_snapshot(self, offset: int) -> bool:
+        path = self._directory / file_name(offset, SNAPSHOT_SUFFIX)
+        return self._disk.exists(path) and self._producers.load(read_file(self._disk, path))
+
+    def _recover(self) -> Loaded:
+        segments = self._open_segments() or [Segment(self._disk, self._directory, 0, create=True)]
+        first = self._first_to_scan(segments)
+        for segment in segments[:first]:
+            segment.load_sealed()
+        size_bytes = sum(segment.size_bytes for segment in segments)
+        end = self._scan(segments, first)
+        for segment in segments[first:-1]:
+            segment.note_max_timestamp()
+            segment.write_indexes()
+            segment.seal()
+        for segment in segments[first:]:
+            segment.file.sync_data()
+        removed_bytes = size_bytes - sum(segment.size_bytes for segment in segments)
+        return Loaded(segments, end, self._producers, removed_bytes)
+
+    def _first_to_scan(self, segments: list[Segment]) -> int:
+        """The number of the segment where the scan begins; its snapshot, if it has one, is loaded."""
+        sane = next((n for n, segment in enumerate(segments) if not segment.indexes_are_sane()), len(segments))
+        rest_bytes = 0
+        for number in range(len(segments) - 1, -1, -1):
+            rest_bytes += segments[number].size_bytes
+            enough = rest_bytes >= RECHECK_BYTES and number <= sane
+            if (enough or not number) and self._load_snapshot(segments[number].base_offset):
+                return number
+        return 0
+
+    def _scan(self, segments: list[Segment], first: int) -> int:
+        """Checks `segments` from `first` on and shortens the list at the first bad batch; returns the log's end."""
+        offset = segments[first].base_offset
+        for number in range(first, len(segments)):
+            segment = segments[number]
+            if segment.base_offset != offset:
+                self._remove_segments(segments, number)
+                break
+            size_bytes, offset = self._rebuild(segment)
+            if size_bytes < segment.size_bytes:
+                self._remove_segments(segments, number + 1)
+                segment.file.truncate(size_bytes)
+                segment.size_bytes = size_bytes
+                break
+        return offset
+
+    def _rebuild(self, segment: Segment) -> tuple[int, int]:
+        """Indexes and producer state from the batches; returns (bytes of good batches, offset after them)."""
+        segment.forget_indexes()
+        size_bytes, offset = 0, segment.base_offset
+        for position, header in good_batches(segment, 0, offset):
+            batch_bytes, offset = header.size_bytes, header.last_offset + 1
+            segment.note(position, batch_bytes, offset - 1, header.max_timestamp, self._config.index_interval_bytes)
+            if header.producer_id >= 0:
+                self._producers.add(header, header.last_sequence, header.base_offset, self._now_ms)
+            size_bytes = position + batch_bytes
+        return size_bytes, offset
+
+    def _remove_segments(self, segments: list[Segment], number: int) -> None:
+        """Removes all segments from `number` on, newest first, durably."""
+        while len(segments) > number:
+            segments.pop().remove()
+        self._disk.sync_directory(self._directory)
+
+    def _remove_strays(self, loaded: Loaded) -> None:
+        """Files of no segment: snapshots of an end that was cut off, indexes without a log, unfinished writes."""
+        bases = {segment.base_offset for segment in loaded.segments}
+        known = {file_name(base, suffix) for base in bases for suffix in _SUFFIXES}
+        known.add(file_name(loaded.log_end_offset, SNAPSHOT_SUFFIX))
+        for name in self._disk.names(self._directory):
+            if name not in known and name.endswith((*_SUFFIXES, ".tmp")):
+                self._disk.remove(self._directory / name)
+        self._disk.sync_directory(self._directory)
+
+
+def _checked_end(segments: list[Segment]) -> int | None:
+    """The log's end after its last megabyte was checked, or None if that is damaged."""
+    rest_bytes = CLEAN_CHECK_BYTES
+    number = len(segments)
+    while number and rest_bytes > 0:
+        number -= 1
+        rest_bytes -= segments[number].size_bytes
+    position = segments[number].offset_index.position_at_most(max(0, -rest_bytes))
+    offset = segments[number].base_offset
+    if position:
+        if segments[number].size_bytes - position < HEADER_BYTES:
+            return None
+        offset = segments[number].header_at(position).base_offset
+    for segment in segments[number:]:
+        for begin, header in good_batches(segment, position, offset):
+            position, offset = begin + header.size_bytes, header.last_offset + 1
+        if position != segment.size_bytes:
+            return None
+        position = 0
+    return offset
+
+
+def good_batches(segment: Segment, position: int, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of each batch from `position` on, up to the first that is cut, corrupt or not at `offset`."""
+    file, end = segment.file, segment.size_bytes
+    block, block_begin = memoryview(b""), position
+    while end - position >= HEADER_BYTES:
+        if block_begin + len(block) - position < HEADER_BYTES:
+            block, block_begin = memoryview(file.read(min(_BLOCK_BYTES, end - position), position)), position
+        header = read_header(block, position - block_begin)
+        if header.base_offset != offset or header.size_bytes > end - position:
+            return
+        if header.size_bytes > block_begin + len(block) - position:
+            size_bytes = min(max(_BLOCK_BYTES, header.size_bytes), end - position)
+            block, block_begin = memoryview(file.read(size_bytes, position)), position
+        try:
+            check_batch(block, position - block_begin, header)
+        except CorruptBatch:
+            return
+        yield position, header
+        position += header.size_bytes
+        offset = header.last_offset + 1

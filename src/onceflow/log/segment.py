@@ -1,0 +1,198 @@
+"""One segment of a partition's log: the .log file and its two indexes.
+
+`00000000000000000042.log` holds record batches (`onceflow.wire.batch`) end to end, exactly as clients sent them but
+for the base offset and the leader epoch, which the broker stamps. The number in the name is the base offset, that of
+the first record; the next segment's base offset is where this one ends. A segment is active (the last one, it grows)
+or sealed (it never changes again).
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from onceflow.log.disk import Disk, File, remove_if_there
+from onceflow.log.errors import CorruptBatch
+from onceflow.log.index import OffsetIndex, TimeIndex
+from onceflow.wire.batch import HEADER_BYTES, BatchHeader, Record, decode_batch, read_header
+from onceflow.wire.errors import WireError
+
+LOG_SUFFIX = ".log"
+SNAPSHOT_SUFFIX = ".snapshot"
+NO_TIMESTAMP = -1
+
+_POSITION_MAX = 2**31 - 1
+_SCAN_BYTES = 16 * 1024
+_SPAN = struct.Struct(">qi11xi")
+_LENGTH_OVERHEAD_BYTES = 12
+
+
+def file_name(offset: int, suffix: str) -> str:
+    """Kafka's name for the file of a segment: the offset in 20 digits."""
+    return f"{offset:020d}{suffix}"
+
+
+def offsets_of(names: Iterable[str], suffix: str) -> list[int]:
+    """The offsets of all names with this suffix, ascending; other names are none of ours."""
+    stems = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
+    return sorted(int(stem) for stem in stems if len(stem) == 20 and stem.isdecimal())
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Whole batches within one file. The file stays open as long as its slice is held."""
+
+    file: File
+    position: int
+    size_bytes: int
+
+    def read(self) -> bytes:
+        return self.file.read(self.size_bytes, self.position)
+
+
+class Segment:
+    """A .log file with its indexes; positions are bytes in the file, offsets are the partition's."""
+
+    def __init__(self, disk: Disk, directory: Path, base_offset: int, *, create: bool = False) -> None:
+        self._disk = disk
+        self.base_offset = base_offset
+        self.path = directory / file_name(base_offset, LOG_SUFFIX)
+        self.file = disk.open(self.path, create=create)
+        if create:
+            self.file.truncate(0)
+        self.size_bytes = self.file.size_bytes()
+        entries = bytearray() if create else None
+        self.offset_index = OffsetIndex(disk, self.path.with_suffix(OffsetIndex.suffix), base_offset, entries)
+        entries = bytearray() if create else None
+        self.time_index = TimeIndex(disk, self.path.with_suffix(TimeIndex.suffix), base_offset, entries)
+        self.first_timestamp_ms = NO_TIMESTAMP
+        self.max_timestamp_ms, self.max_timestamp_offset = NO_TIMESTAMP, base_offset
+        self._unindexed_bytes = 0
+        self.index_bytes = 0
+        """Size of the larger index."""
+
+    def indexes_are_sane(self) -> bool:
+        return self.offset_index.is_sane() and self.time_index.is_sane()
+
+    def is_indexed_beyond(self, offset_end: int) -> bool:
+        """True where the indexes name batches that the log does not have."""
+        indexed = self.offset_index.position_at_most(_POSITION_MAX)
+        return indexed > max(0, self.size_bytes - HEADER_BYTES) or self.time_index.last()[1] > max(
+            self.base_offset, offset_end - 1
+        )
+
+    def load_sealed(self) -> None:
+        """Takes the largest timestamp from the time index; both indexes stay in their files."""
+        self.max_timestamp_ms, self.max_timestamp_offset = self.time_index.last()
+        self.offset_index.release()
+        self.time_index.release()
+
+    def load_active(self) -> None:
+        """Takes the indexes into memory, to append to them."""
+        self.offset_index.load()
+        self.time_index.load()
+        self.load_sealed()
+        self._measure_indexes()
+        if self.size_bytes:
+            self.first_timestamp_ms = self.header_at(0).max_timestamp
+
+    def forget_indexes(self) -> None:
+        """Before the indexes are built anew, from position 0, by `note`."""
+        self.offset_index.entries = bytearray()
+        self.time_index.entries = bytearray()
+        self.index_bytes = 0
+        self._unindexed_bytes = 0
+        self.first_timestamp_ms = NO_TIMESTAMP
+        self.max_timestamp_ms, self.max_timestamp_offset = NO_TIMESTAMP, self.base_offset
+
+    def seal(self) -> None:
+        """After the indexes are on disk."""
+        self.offset_index.seal()
+        self.time_index.seal()
+
+    def write_indexes(self) -> None:
+        self.offset_index.write()
+        self.time_index.write()
+
+    def note(self, position: int, size_bytes: int, last_offset: int, max_timestamp: int, interval_bytes: int) -> None:
+        """Takes note of a batch at `position` that is in the file: timestamps, and an index entry where one is due."""
+        if max_timestamp > self.max_timestamp_ms:
+            self.max_timestamp_ms = max_timestamp
+            self.max_timestamp_offset = last_offset
+        if not position:
+            self.first_timestamp_ms = max_timestamp
+        if self._unindexed_bytes > interval_bytes:
+            self.offset_index.append(last_offset, position)
+            self.time_index.append_if_later(self.max_timestamp_ms, self.max_timestamp_offset)
+            self._unindexed_bytes = 0
+            self._measure_indexes()
+        self._unindexed_bytes += size_bytes
+
+    def _measure_indexes(self) -> None:
+        self.index_bytes = max(self.offset_index.size_bytes(), self.time_index.size_bytes())
+
+    def note_max_timestamp(self) -> None:
+        """When sealed or closed, the time index ends with the segment's largest timestamp."""
+        self.time_index.append_if_later(self.max_timestamp_ms, self.max_timestamp_offset)
+
+    def header_at(self, position: int) -> BatchHeader:
+        return read_header(self.file.read(HEADER_BYTES, position))
+
+    def records_at(self, position: int, size_bytes: int) -> list[Record]:
+        """Raises CorruptBatch where the records, which nobody looked at when they came, cannot be read."""
+        try:
+            return decode_batch(self.file.read(size_bytes, position))
+        except WireError as error:
+            raise CorruptBatch(f"{self.path}, position {position}: {error}") from error
+
+    def spans(self, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(position, size in bytes, last offset) of each batch from `position`, where one begins, up to `end`."""
+        block = b""
+        block_begin = position
+        while position < end:
+            if position + _SPAN.size > block_begin + len(block):
+                block, block_begin = self.file.read(min(_SCAN_BYTES, end - position), position), position
+            if position + _SPAN.size > block_begin + len(block):
+                raise CorruptBatch(f"{self.path}: the file ends at {block_begin + len(block)}, not at {end}")
+            base_offset, length, last_offset_delta = _SPAN.unpack_from(block, position - block_begin)
+            if length < HEADER_BYTES - _LENGTH_OVERHEAD_BYTES:
+                raise CorruptBatch(f"{self.path}, position {position}: a batch of length {length}; the file is damaged")
+            yield position, length + _LENGTH_OVERHEAD_BYTES, base_offset + last_offset_delta
+            position += length + _LENGTH_OVERHEAD_BYTES
+
+    def find(self, offset: int, end: int) -> tuple[int, int] | None:
+        """(position, size in bytes) of the first batch that reaches `offset`, among those before position `end`."""
+        begin = self.offset_index.position_for_offset(offset)
+        for position, size_bytes, last_offset in self.spans(begin, end):
+            if last_offset >= offset:
+                return position, size_bytes
+        return None
+
+    def last_boundary(self, begin: int, position: int, end: int) -> int:
+        """The largest beginning of a batch that is ≤ `position`; `begin` is one that is known."""
+        boundary = max(begin, self.offset_index.position_at_most(position))
+        for batch, size_bytes, _ in self.spans(boundary, end):
+            if batch + size_bytes > position:
+                break
+            boundary = batch + size_bytes
+        return boundary
+
+    def find_timestamp(self, timestamp_ms: int, offset: int, end: int) -> tuple[int, int] | None:
+        """(timestamp, offset) of the first record at or after `offset` that is dated `timestamp_ms` or later.
+
+        Batches before position `end` are looked at, and of the ones that reach the timestamp the records
+        (FileRecords.searchForTimestamp).
+        """
+        begin = self.offset_index.position_for_offset(max(offset, self.time_index.offset_before(timestamp_ms)))
+        for position, size_bytes, last_offset in self.spans(begin, end):
+            if last_offset < offset or self.header_at(position).max_timestamp < timestamp_ms:
+                continue
+            for record in self.records_at(position, size_bytes):
+                if record.timestamp_ms >= timestamp_ms and record.offset >= offset:
+                    return record.timestamp_ms, record.offset
+        return None
+
+    def remove(self) -> None:
+        """Removes the three files; durable after the directory's sync."""
+        for path in (self.offset_index.path, self.time_index.path, self.path):
+            remove_if_there(self._disk, path)

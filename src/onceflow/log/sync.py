@@ -1,0 +1,61 @@
+"""Group commit: one round makes everything durable that was appended before it began.
+
+The owner of the log (one thread) calls `begin_sync`, hands the point to any thread that may block, and calls
+`end_sync` or `fail_sync` when `run` has returned or raised. Appends go on meanwhile and belong to the next round.
+
+What a round has to sync is more than the active file after a roll:
+
+1. the sealed segments' files, oldest first, and the active one: an acknowledged batch may be in each;
+2. the index files of the sealed segments, which are written now;
+3. the directory, or a power cut takes the new files' names away, and with them what was acknowledged;
+4. then only the snapshots of the sealed segments are written: one that is whole says that everything below its offset
+   is durable, names included, and recovery may begin there. Its own name waits for the next roll's round; if it is
+   lost, recovery begins earlier.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from onceflow.log.disk import Disk, write_file
+from onceflow.log.segment import SNAPSHOT_SUFFIX, Segment, file_name
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """A sealed segment whose indexes are still in memory, and the producer state at its end."""
+
+    segment: Segment
+    offset_end: int
+    snapshot: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPoint:
+    """The log as it was when the round began: what `run` makes durable, what is visible afterwards."""
+
+    disk: Disk
+    directory: Path
+    offset_end: int
+    active: Segment
+    size_bytes: int
+    seals: tuple[Seal, ...]
+    max_timestamp: tuple[int, int]
+    """(timestamp, last offset of its batch) of the latest batch below `offset_end`."""
+
+    def run(self) -> None:
+        """Blocks; any thread. Raises OSError, after which nothing is known about what is durable."""
+        for seal in self.seals:
+            seal.segment.file.sync_data()
+        self.active.file.sync_data()
+        if not self.seals:
+            return
+        for seal in self.seals:
+            seal.segment.write_indexes()
+        self.disk.sync_directory(self.directory)
+        for seal in self.seals:
+            write_snapshot(self.disk, self.directory, seal.offset_end, seal.snapshot)
+
+
+def write_snapshot(disk: Disk, directory: Path, offset_end: int, snapshot: bytes) -> None:
+    """Its name is durable after `sync_directory`."""
+    write_file(disk, directory / file_name(offset_end, SNAPSHOT_SUFFIX), snapshot)

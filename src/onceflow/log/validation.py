@@ -1,0 +1,103 @@
+"""What a batch from a client must be before it is appended (Kafka's LogValidator and UnifiedLog).
+
+Only the header and the CRC are looked at: the records stay opaque, however they are compressed.
+"""
+
+from typing_extensions import Buffer
+
+from onceflow.log.config import LogConfig
+from onceflow.log.errors import (
+    CorruptBatch,
+    InvalidRecord,
+    InvalidTimestamp,
+    InvalidTransactionState,
+    LogError,
+    MessageTooLarge,
+    RecordListTooLarge,
+)
+from onceflow.wire import errors as wire_errors
+from onceflow.wire.batch import BatchHeader, check_batch, read_header
+from onceflow.wire.codecs import Codec
+
+_ATTRIBUTES_PLAIN = 0x07
+_LOG_APPEND_TIME = 0x08
+_TRANSACTIONAL = 0x10
+_CONTROL = 0x20
+_CODEC_MAX = max(Codec)
+_MAGIC = 2
+
+
+def validated_header(name: str, buffer: Buffer, position: int, config: LogConfig, now_ms: int) -> BatchHeader:
+    """The header of the one batch that `buffer` holds from `position` to its end, after every check.
+
+    `name` is the partition's, for the sentence of a refusal. Raises CorruptBatch, InvalidRecord, InvalidTimestamp,
+    InvalidTransactionState, MessageTooLarge, RecordListTooLarge.
+    """
+    try:
+        header = read_header(buffer, position)
+    except wire_errors.MalformedBatch as error:
+        raise InvalidRecord(f"{name}: {error}; send one whole batch per partition") from error
+    size_bytes = len(memoryview(buffer)) - position
+    if (
+        header.base_offset
+        or header.batch_length + 12 != size_bytes
+        or header.record_count < 1
+        or header.record_count != header.last_offset_delta + 1
+        or header.magic != _MAGIC
+        or header.attributes & ~_ATTRIBUTES_PLAIN
+        or header.attributes & _ATTRIBUTES_PLAIN > _CODEC_MAX
+        or header.max_timestamp - now_ms > config.message_timestamp_after_max_ms
+        or size_bytes > config.message_bytes_max
+        or size_bytes > config.segment_bytes
+        or (header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0))
+    ):
+        raise _refusal(name, header, size_bytes, config, now_ms)
+    try:
+        check_batch(buffer, position, header)
+    except wire_errors.CorruptBatch as error:
+        raise CorruptBatch(f"{name}: {error}; the bytes changed on their way") from error
+    return header
+
+
+def _refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig, now_ms: int) -> LogError:
+    """Which of the checks failed, told in Kafka's order. Apart from the hot path, which only asks whether one did."""
+    codec = header.attributes & _ATTRIBUTES_PLAIN
+    if header.magic != _MAGIC:
+        return InvalidRecord(f"{name}: a batch of format {header.magic}; only format {_MAGIC} is stored")
+    if header.batch_length + 12 != size_bytes:
+        return InvalidRecord(
+            f"{name}: a batch of {header.batch_length + 12} bytes in {size_bytes} bytes; send one batch per partition"
+        )
+    if header.base_offset:
+        return InvalidRecord(f"{name}: base offset {header.base_offset} arrived, a client sends 0")
+    if size_bytes > config.message_bytes_max:
+        return MessageTooLarge(
+            f"{name}: a batch of {size_bytes} bytes, max.message.bytes is {config.message_bytes_max}; send smaller"
+            " batches or raise it"
+        )
+    if size_bytes > config.segment_bytes:
+        return RecordListTooLarge(
+            f"{name}: a batch of {size_bytes} bytes, segment.bytes is {config.segment_bytes}; send smaller batches"
+        )
+    if header.record_count < 1 or header.record_count != header.last_offset_delta + 1:
+        return InvalidRecord(
+            f"{name}: {header.record_count} records with last offset delta {header.last_offset_delta}; offsets in a"
+            " batch are 0, 1, 2 and so on"
+        )
+    if header.attributes & _CONTROL:
+        return InvalidRecord(f"{name}: a control batch; only a broker writes those")
+    if header.attributes & _TRANSACTIONAL:
+        return InvalidTransactionState(f"{name}: producer {header.producer_id} has no open transaction here")
+    if header.attributes & _LOG_APPEND_TIME:
+        return InvalidTimestamp(f"{name}: a batch that claims log-append time; only a broker sets that")
+    if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
+        return InvalidRecord(
+            f"{name}: producer {header.producer_id} sent epoch {header.producer_epoch}, sequence"
+            f" {header.base_sequence}; neither is negative"
+        )
+    if header.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
+        return InvalidTimestamp(
+            f"{name}: a record is dated {header.max_timestamp} ms, the clock is at {now_ms} ms and"
+            f" message.timestamp.after.max.ms is {config.message_timestamp_after_max_ms}"
+        )
+    return InvalidRecord(f"{name}: attributes {header.attributes:#x}, codec {codec}; unknown bits are not stored")

@@ -1,0 +1,415 @@
+"""For tests of Onceflow and with it: a broker process, a clock moved by hand, a disk that loses what was not synced."""
+
+import errno
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from typing_extensions import Buffer
+
+from onceflow.log.disk import File, RealDisk
+
+
+class BrokerProcess:
+    """`onceflow broker` in a process of its own, on 127.0.0.1; `start` may be called again after `stop` or `kill`.
+
+    The first start picks a port, later ones use the same, as a broker that comes back does. `arguments` go to the
+    command line as they are. What the broker logs is in `BESIDE_DATA.log`.
+    """
+
+    def __init__(self, data: Path, port: int = 0, *arguments: str) -> None:
+        self.data = data
+        self.port = port
+        self.log_path = data.with_name(data.name + ".log")
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """HOST:PORT for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The running broker's process id."""
+        if self._process is None:
+            raise RuntimeError(f"the broker on {self.data} is not running")
+        return self._process.pid
+
+    def start(self) -> "BrokerProcess":
+        """Start and wait until it listens, at most 30 s."""
+        listen = ("--listen", f"127.0.0.1:{self.port}")
+        command = [sys.executable, "-m", "onceflow", "broker", "--data", str(self.data), *listen, *self._arguments]
+        self.data.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        line = self._first_line(30.0)
+        if not line.startswith("listening on "):
+            self.kill()
+            raise RuntimeError(f"the broker on {self.data} did not start: {self.log_path.read_text()[-2000:]}")
+        self.port = int(line.rpartition(":")[2])
+        return self
+
+    def _first_line(self, timeout_seconds: float) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], timeout_seconds)
+        return self._process.stdout.readline().decode().strip() if ready else ""
+
+    def kill(self) -> None:
+        """SIGKILL: what a crash of the process does."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM, and wait for the clean end; returns the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            return process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            if process.stdout is not None:
+                process.stdout.close()
+
+    def __enter__(self) -> "BrokerProcess":
+        return self.start()
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+
+class ManualClock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms = now_ms
+        self._monotonic = 0.0
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def advance_ms(self, duration_ms: int) -> None:
+        self._now_ms += duration_ms
+        self._monotonic += duration_ms / 1000
+
+
+class PowerCut(Exception):
+    """The machine is off: every change on a `FaultyDisk` raises this from the cut until `crash` or `kill`."""
+
+
+class _FileNode:
+    """A file: what is durable, and the writes (position, data) and truncations (size, None) that are not yet."""
+
+    def __init__(self, durable: bytes = b"") -> None:
+        self.durable = bytearray(durable)
+        self.pending: list[tuple[int, bytes | None]] = []
+
+    def sync(self) -> None:
+        for position, data in self.pending:
+            _apply(self.durable, position, data)
+        self.pending.clear()
+
+    def crash(self, seed: random.Random, drop_all: bool) -> None:
+        for position, data in [] if drop_all else _survivors(seed, self.pending):
+            _apply(self.durable, position, data if data is None else _torn(seed, data))
+        self.pending.clear()
+
+
+class _DirectoryNode:
+    """A directory: the names that are durable, those that a program sees, and the changes between the two."""
+
+    def __init__(self) -> None:
+        self.durable: dict[str, _Node] = {}
+        self.live: dict[str, _Node] = {}
+        self.pending: list[dict[str, _Node | None]] = []
+
+    def change(self, changes: dict[str, "_Node | None"]) -> None:
+        """One atomic change of names; None takes a name away."""
+        _rename(self.live, changes)
+        self.pending.append(changes)
+
+    def sync(self) -> None:
+        self.durable = dict(self.live)
+        self.pending.clear()
+
+    def crash(self, seed: random.Random, drop_all: bool) -> None:
+        for changes in [] if drop_all else _survivors(seed, self.pending):
+            _rename(self.durable, changes)
+        self.live = dict(self.durable)
+        self.pending.clear()
+        for node in self.live.values():
+            node.crash(seed, drop_all)
+
+
+_Node: TypeAlias = _FileNode | _DirectoryNode
+_Change = TypeVar("_Change")
+
+
+class FaultyDisk:
+    """A `Disk` over the directory `root`, which must be its own, that can lose power and fail.
+
+    Files are real ones (a descriptor can be given to sendfile), and beside them the disk keeps what of them would
+    survive: a file's bytes and length as of its last `sync_data`, a directory's names as of its last
+    `sync_directory`; one does not do the other's work. `crash` puts `root` into a state that a power cut could have
+    left: of the unsynced writes, truncations, creations, renames and removals none, all, the first few or any
+    selection, and of a surviving write perhaps a first part or zeros only.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._disk = RealDisk()
+        self._lock = threading.Lock()
+        self._tree = _read_tree(root)
+        self._generation = 0
+        self._off = False
+        self._operations_left: int | None = None
+        self._sync_failures = 0
+        self.operations = 0
+        """How many changes and syncs there have been; `cut_power_after` counts the same."""
+        self.space_bytes: int | None = None
+        """How many more bytes can be written before ENOSPC; None: any number."""
+        self.ignores_sync_data = False
+        """A file's sync does nothing: what a test shows with this, it would show of a forgotten fdatasync."""
+        self.ignores_sync_directory = False
+
+    def cut_power_after(self, operations: int) -> None:
+        """Lets that many more changes and syncs happen; the next one raises PowerCut."""
+        self._operations_left = operations
+
+    def fail_next_syncs(self, count: int = 1) -> None:
+        """The next `count` file syncs raise EIO and, as a kernel does, forget the writes that they were for."""
+        self._sync_failures = count
+
+    def flip_bit(self, path: Path, position: int, bit: int = 0) -> None:
+        """Damages a durable byte."""
+        node = self._file(path)
+        node.durable[position] ^= 1 << bit
+        file = self._disk.open(path)
+        file.write(bytes([file.read(1, position)[0] ^ 1 << bit]), position)
+        file.close()
+
+    def crash(self, seed: int, *, drop_all: bool = False) -> None:
+        """Turns the power off and on: `root` is rewritten, and files that were open raise PowerCut for ever."""
+        with self._lock:
+            self._generation += 1
+            self._off = False
+            self._operations_left = None
+            self._tree.crash(random.Random(seed), drop_all)
+            for entry in self._root.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            _write_tree(self._tree, self._root)
+
+    def kill(self) -> None:
+        """The program is killed and the machine goes on: what was written is there, and still not durable."""
+        with self._lock:
+            self._generation += 1
+            self._off = False
+            self._operations_left = None
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        with self._lock:
+            name, parent = path.name, self._directory(path.parent)
+            if create and name not in parent.live:
+                self._step()
+                parent.change({name: _FileNode()})
+            return _FaultyFile(self, self._disk.open(path, create=create), self._file(path))
+
+    def exists(self, path: Path) -> bool:
+        return self._disk.exists(path)
+
+    def names(self, directory: Path) -> Sequence[str]:
+        return self._disk.names(directory)
+
+    def make_directory(self, path: Path) -> None:
+        with self._lock:
+            self._step()
+            self._disk.make_directory(path)
+            self._directory(path.parent).change({path.name: _DirectoryNode()})
+
+    def rename(self, source: Path, target: Path) -> None:
+        if source.parent != target.parent:
+            raise NotImplementedError(f"{source} to {target}: only names within one directory change together")
+        with self._lock:
+            self._step()
+            self._disk.rename(source, target)
+            parent = self._directory(source.parent)
+            parent.change({source.name: None, target.name: parent.live[source.name]})
+
+    def remove(self, path: Path) -> None:
+        with self._lock:
+            self._step()
+            self._disk.remove(path)
+            self._directory(path.parent).change({path.name: None})
+
+    def remove_directory(self, path: Path) -> None:
+        with self._lock:
+            self._step()
+            self._disk.remove_directory(path)
+            self._directory(path.parent).change({path.name: None})
+
+    def sync_directory(self, path: Path) -> None:
+        with self._lock:
+            self._step()
+            if path == self._root.parent or self.ignores_sync_directory:
+                return
+            self._directory(path).sync()
+
+    def _step(self) -> None:
+        """One change or sync is about to happen."""
+        if self._operations_left == 0:
+            self._off = True
+        if self._off:
+            raise PowerCut(f"{self._root}: the power is off")
+        self.operations += 1
+        if self._operations_left is not None:
+            self._operations_left -= 1
+
+    def _directory(self, path: Path) -> _DirectoryNode:
+        node: _Node = self._tree
+        for name in path.relative_to(self._root).parts:
+            if not isinstance(node, _DirectoryNode) or name not in node.live:
+                raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
+            node = node.live[name]
+        if not isinstance(node, _DirectoryNode):
+            raise NotADirectoryError(errno.ENOTDIR, "a file", str(path))
+        return node
+
+    def _file(self, path: Path) -> _FileNode:
+        node = self._directory(path.parent).live.get(path.name)
+        if not isinstance(node, _FileNode):
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+        return node
+
+
+class _FaultyFile:
+    """A real file whose changes are noted; of no use after its disk's next crash."""
+
+    def __init__(self, disk: FaultyDisk, file: File, node: _FileNode) -> None:
+        self._disk = disk
+        self._file = file
+        self._node = node
+        self._generation = disk._generation
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def size_bytes(self) -> int:
+        return self._file.size_bytes()
+
+    def read(self, size_bytes: int, position: int) -> bytes:
+        self._require_power()
+        return self._file.read(size_bytes, position)
+
+    def write(self, data: Buffer, position: int) -> int:
+        with self._disk._lock:
+            self._require_power()
+            self._disk._step()
+            content = bytes(data)
+            if self._disk.space_bytes is not None:
+                content = content[: self._disk.space_bytes]
+                if not content:
+                    raise OSError(errno.ENOSPC, "no space left on the faulty disk")
+                self._disk.space_bytes -= len(content)
+            self._node.pending.append((position, content))
+            return self._file.write(content, position)
+
+    def truncate(self, size_bytes: int) -> None:
+        with self._disk._lock:
+            self._require_power()
+            self._disk._step()
+            self._node.pending.append((size_bytes, None))
+            self._file.truncate(size_bytes)
+
+    def sync_data(self) -> None:
+        with self._disk._lock:
+            self._require_power()
+            self._disk._step()
+            if self._disk._sync_failures:
+                self._disk._sync_failures -= 1
+                self._node.pending.clear()
+                raise OSError(errno.EIO, "the faulty disk could not sync")
+            if not self._disk.ignores_sync_data:
+                self._node.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _require_power(self) -> None:
+        if self._generation != self._disk._generation:
+            raise PowerCut("this file was opened before the crash or the kill")
+
+
+def _survivors(seed: random.Random, pending: list[_Change]) -> list[_Change]:
+    """A selection of unsynced changes: none, all, the first few, or any."""
+    match seed.randrange(4):
+        case 0:
+            return []
+        case 1:
+            return list(pending)
+        case 2:
+            return pending[: seed.randrange(len(pending) + 1)]
+        case _:
+            return [change for change in pending if seed.random() < 0.5]
+
+
+def _torn(seed: random.Random, data: bytes) -> bytes:
+    """A surviving write: mostly whole, sometimes a first part, sometimes its length alone."""
+    match seed.randrange(8):
+        case 0:
+            return data[: seed.randrange(len(data) + 1)]
+        case 1:
+            return bytes(len(data))
+        case _:
+            return data
+
+
+def _apply(content: bytearray, position: int, data: bytes | None) -> None:
+    if len(content) < position:
+        content.extend(bytes(position - len(content)))
+    if data is None:
+        del content[position:]
+    else:
+        content[position : position + len(data)] = data
+
+
+def _rename(names: dict[str, _Node], changes: dict[str, _Node | None]) -> None:
+    for name, node in changes.items():
+        if node is None:
+            names.pop(name, None)
+        else:
+            names[name] = node
+
+
+def _read_tree(path: Path) -> _DirectoryNode:
+    directory = _DirectoryNode()
+    for entry in path.iterdir():
+        directory.live[entry.name] = _read_tree(entry) if entry.is_dir() else _FileNode(entry.read_bytes())
+    directory.sync()
+    return directory
+
+
+def _write_tree(directory: _DirectoryNode, path: Path) -> None:
+    for name, node in directory.live.items():
+        if isinstance(node, _DirectoryNode):
+            (path / name).mkdir()
+            _write_tree(node, path / name)
+        else:
+            (path / name).write_bytes(node.durable)

@@ -1,0 +1,115 @@
+"""Fixtures of real parts: a broker, a Valkey, a Java; each process is ended by its own id."""
+
+import itertools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from onceflow import services
+from onceflow.testing import BrokerProcess
+
+
+class RedisProcess:
+    """A Redis-compatible server of the test's own, with its data in `directory`."""
+
+    def __init__(self, directory: Path, *, appendfsync: str = "always") -> None:
+        self.directory = directory
+        self.port = services.free_port()
+        self._appendfsync = appendfsync
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Database 1, as the article has it."""
+        return f"redis://127.0.0.1:{self.port}/1"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> "RedisProcess":
+        self.directory.mkdir(parents=True, exist_ok=True)
+        arguments = services.redis_arguments(
+            services.find_redis_server(), self.directory, self.port, appendfsync=self._appendfsync
+        )
+        with (self.directory / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(arguments, stdout=log, stderr=log)
+        self._wait()
+        return self
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if services.redis_answers(self.port):
+                return
+            time.sleep(0.02)
+        raise AssertionError((self.directory / "server.log").read_text())
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(timeout=20)
+            self._process = None
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One real broker process for all tests that do not kill it."""
+    with BrokerProcess(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def bootstrap(request: pytest.FixtureRequest) -> str:
+    """Where to connect: our broker, or the Kafka that ONCEFLOW_TEST_BOOTSTRAP names, so one test proves both."""
+    address = os.environ.get("ONCEFLOW_TEST_BOOTSTRAP")
+    return address or str(request.getfixturevalue("broker").bootstrap)
+
+
+_topic_numbers = itertools.count()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic name that no other test uses; the test creates the topic."""
+    return f"{request.node.originalname or 'topic'}-{os.getpid()}-{next(_topic_numbers)}"[:200]
+
+
+@pytest.fixture
+def new_redis(tmp_path: Path) -> Iterator[Callable[..., RedisProcess]]:
+    """A factory of started Redis servers; all are ended after the test."""
+    made: list[RedisProcess] = []
+
+    def make(*, appendfsync: str = "always") -> RedisProcess:
+        made.append(RedisProcess(tmp_path / f"redis-{len(made)}", appendfsync=appendfsync).start())
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    """One Redis for all tests that do not kill it; each test takes a hash key of its own."""
+    server = RedisProcess(tmp_path_factory.mktemp("redis")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def java_home(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Java that Spark can use."""
+    return str(services.find_java(tmp_path_factory.mktemp("java")))

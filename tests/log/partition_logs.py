@@ -1,0 +1,63 @@
+"""What the tests of the log share: batches, an opener, and reading everything back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from onceflow.log.config import LogConfig
+from onceflow.log.disk import Disk, RealDisk
+from onceflow.log.partition import PartitionLog
+from onceflow.testing import ManualClock
+from onceflow.wire.batch import Record, batches, decode_batch, encode_batch
+
+NOW_MS = 1_700_000_000_000
+
+
+def batch(
+    *values: bytes, timestamp_ms: int = NOW_MS, producer_id: int = -1, producer_epoch: int = 0, sequence: int = 0
+) -> bytearray:
+    """One batch as a client sends it: base offset 0, one millisecond between its records."""
+    records = [Record(i, timestamp_ms + i, b"key", value) for i, value in enumerate(values)]
+    if producer_id < 0:
+        return encode_batch(records)
+    return encode_batch(records, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=sequence)
+
+
+def open_log(
+    directory: Path,
+    *,
+    clean: bool = False,
+    disk: Disk | None = None,
+    clock: ManualClock | None = None,
+    **settings: int,
+) -> PartitionLog:
+    return PartitionLog.open(
+        directory, LogConfig(**settings), disk=disk or RealDisk(), clock=clock or ManualClock(NOW_MS), clean=clean
+    )
+
+
+def sync(log: PartitionLog) -> None:
+    point = log.begin_sync()
+    if point is not None:
+        point.run()
+        log.end_sync(point)
+
+
+def records(log: PartitionLog, size_bytes_max: int = 1 << 20) -> Iterator[Record]:
+    """Every visible record, read the way a consumer reads."""
+    offset = log.log_start_offset
+    while (found := log.read(offset, size_bytes_max)) is not None:
+        data = found.read()
+        assert len(data) == found.size_bytes
+        read_bytes = 0
+        for position, header in batches(data):
+            yield from decode_batch(data, position)
+            read_bytes += header.size_bytes
+            offset = header.last_offset + 1
+        assert read_bytes == found.size_bytes, "a slice holds whole batches"
+
+
+def values(log: PartitionLog) -> list[bytes | None]:
+    """The visible values in order, after checking that offsets have no gap."""
+    found = list(records(log))
+    assert [record.offset for record in found] == list(range(log.log_start_offset, log.high_watermark))
+    return [record.value for record in found]

@@ -1,0 +1,134 @@
+"""The data directory: one broker, one cluster, clean or not, and deletions that stay."""
+
+import os
+import re
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from onceflow.log.config import LogConfig
+from onceflow.log.directory import DataDirectory
+from onceflow.log.disk import RealDisk
+from onceflow.log.errors import DataDirectoryRefused
+from onceflow.log.partition import PartitionLog
+from onceflow.testing import FaultyDisk, ManualClock
+from tests.log.partition_logs import NOW_MS, batch, open_log
+
+
+def open_directory(path: Path, **options: object) -> DataDirectory:
+    return DataDirectory.open(path, disk=RealDisk(), **options)  # type: ignore[arg-type]
+
+
+def test_a_new_directory_gets_a_cluster_id_and_keeps_it(tmp_path: Path) -> None:
+    directory = open_directory(tmp_path / "data")
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{21}", directory.cluster_id)
+    assert not directory.clean
+    directory.close(clean=False)
+    again = open_directory(tmp_path / "data", cluster_id=directory.cluster_id)
+    assert (again.cluster_id, again.node_id) == (directory.cluster_id, 1)
+    again.close(clean=False)
+    lines = (tmp_path / "data" / "meta.properties").read_text().splitlines()
+    assert {line.partition("=")[0] for line in lines} == {"version", "cluster.id", "node.id", "directory.id"}
+
+
+def test_a_second_broker_is_refused(tmp_path: Path) -> None:
+    directory = open_directory(tmp_path)
+    with pytest.raises(DataDirectoryRefused, match=rf"in use by another broker \(pid {os.getpid()}\)"):
+        open_directory(tmp_path)
+    directory.close(clean=False)
+    open_directory(tmp_path).close(clean=False)
+
+
+def test_another_clusters_directory_is_refused(tmp_path: Path) -> None:
+    open_directory(tmp_path, cluster_id="AAAAAAAAAAAAAAAAAAAAAA").close(clean=False)
+    for _ in range(2):
+        with pytest.raises(DataDirectoryRefused, match="belongs to cluster AAAAAAAAAAAAAAAAAAAAAA, not to B"):
+            open_directory(tmp_path, cluster_id="BBBBBBBBBBBBBBBBBBBBBA")
+        with pytest.raises(DataDirectoryRefused, match="node 1, not to 2"):
+            open_directory(tmp_path, node_id=2)
+    open_directory(tmp_path).close(clean=False)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "version=1\n", "version=2\ncluster.id=AAAAAAAAAAAAAAAAAAAAAA\nnode.id=1", "\0"]
+)
+def test_a_damaged_meta_file_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "meta.properties").write_text(content)
+    with pytest.raises(DataDirectoryRefused, match=r"meta\.properties is damaged"):
+        open_directory(tmp_path)
+
+
+def test_kafkas_own_meta_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "meta.properties").write_text(
+        "#\n#Sat Nov 21 08:52:46 UTC 2026\nnode.id=1\ndirectory.id=J9ncfwOu0m2azT1ZMKQEPw\nversion=1\n"
+        "cluster.id=J9ncfwOu0m2azT1ZMKQEPw\n"
+    )
+    directory = open_directory(tmp_path)
+    assert directory.cluster_id == "J9ncfwOu0m2azT1ZMKQEPw"
+    directory.close(clean=True)
+
+
+def test_clean_is_true_once(tmp_path: Path) -> None:
+    open_directory(tmp_path).close(clean=True)
+    directory = open_directory(tmp_path)
+    assert directory.clean
+    directory.close(clean=False)
+    directory = open_directory(tmp_path)
+    assert not directory.clean
+    directory.close(clean=False)
+
+
+def test_the_clean_file_is_gone_before_anything_is_loaded(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    disk = FaultyDisk(root)
+    DataDirectory.open(root, disk=disk).close(clean=True)
+    directory = DataDirectory.open(root, disk=disk)
+    assert directory.clean
+    disk.crash(1, drop_all=True)
+    again = DataDirectory.open(root, disk=disk)
+    assert (again.clean, again.cluster_id) == (False, directory.cluster_id)
+    for opened in (directory, again):
+        opened.close(clean=False)
+
+
+def test_partitions_are_found_and_deleted(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    disk = FaultyDisk(root)
+    directory = DataDirectory.open(root, disk=disk)
+    expected = [("__consumer_offsets", 0), ("a-b.c_d", 3), ("a-b.c_d", 12)]
+    for topic, partition in [*expected, ("gone", 0)]:
+        log = open_log(directory.partition_path(topic, partition), disk=disk)
+        log.append(batch(b"x"))
+        log.close()
+    (root / "not a partition").mkdir()
+    directory.delete_partition("gone", 0)
+    directory.delete_partition("gone", 0)
+    assert sorted(directory.partitions()) == sorted(expected)
+    directory.close(clean=False)
+    for seed in range(20):
+        disk.crash(seed)
+        directory = DataDirectory.open(root, disk=disk)
+        assert sorted(directory.partitions()) == sorted(expected)
+        assert not list(root.glob("*-delete"))
+        directory.close(clean=False)
+
+
+def test_the_topics_id_is_part_of_the_log(tmp_path: Path) -> None:
+    def open_with(topic_id: int) -> PartitionLog:
+        clock = ManualClock(NOW_MS)
+        path = tmp_path / "clicks-0"
+        return PartitionLog.open(
+            path, LogConfig(), disk=RealDisk(), clock=clock, clean=False, topic_id=UUID(int=topic_id)
+        )
+
+    open_with(1)
+    open_with(1)
+    assert (tmp_path / "clicks-0" / "partition.metadata").read_text() == (
+        "version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ"
+    )
+    assert (tmp_path / "clicks-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"
+    with pytest.raises(DataDirectoryRefused, match=r"AAAAAAAAAAAAAAAAAAAAAQ.*AAAAAAAAAAAAAAAAAAAAAg"):
+        open_with(2)

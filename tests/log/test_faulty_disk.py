@@ -1,0 +1,143 @@
+"""The faulty disk forgets what was not synced, keeps what was, and leaves only states that a power cut could."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onceflow.log.disk import RealDisk, read_file, replace_file, write_file
+from onceflow.testing import FaultyDisk, ManualClock, PowerCut
+
+
+@pytest.fixture
+def root(scratch: Path) -> Path:
+    (scratch / "old").write_bytes(b"old content")
+    return scratch
+
+
+def outcomes(root: Path, change: Callable[[FaultyDisk], None], seen: Callable[[], object]) -> set[object]:
+    """What a program may find after `change` and a power cut."""
+    found = set()
+    for seed in range(300):
+        for path in root.iterdir():
+            path.unlink()
+        (root / "old").write_bytes(b"old content")
+        disk = FaultyDisk(root)
+        change(disk)
+        disk.crash(seed)
+        found.add(seen())
+    return found
+
+
+def test_unsynced_writes_survive_in_part(root: Path) -> None:
+    def change(disk: FaultyDisk) -> None:
+        file = disk.open(root / "old")
+        file.write(b"12", 11)
+        file.write(b"34", 13)
+
+    found = outcomes(root, change, lambda: (root / "old").read_bytes())
+    assert {b"old content", b"old content12", b"old content1234", b"old content\0\x0034", b"old content1"} <= found
+
+
+def test_synced_writes_survive(root: Path) -> None:
+    def change(disk: FaultyDisk) -> None:
+        file = disk.open(root / "old")
+        file.write(b"12", 11)
+        file.truncate(12)
+        file.sync_data()
+
+    assert outcomes(root, change, lambda: (root / "old").read_bytes()) == {b"old content1"}
+
+
+def test_a_files_sync_does_not_keep_its_name(root: Path) -> None:
+    def change(disk: FaultyDisk) -> None:
+        write_file(disk, root / "new", b"new content")
+        disk.remove(root / "old")
+
+    def names() -> object:
+        return tuple(sorted(path.name for path in root.iterdir()))
+
+    assert outcomes(root, change, names) == {(), ("new",), ("old",), ("new", "old")}
+
+    def synced(disk: FaultyDisk) -> None:
+        change(disk)
+        disk.sync_directory(root)
+
+    assert outcomes(root, synced, names) == {("new",)}
+
+
+def test_replacing_leaves_the_old_or_the_new(root: Path) -> None:
+    for operations in range(8):
+
+        def change(disk: FaultyDisk, operations: int = operations) -> None:
+            disk.cut_power_after(operations)
+            try:
+                replace_file(disk, root / "old", b"new")
+            except PowerCut:
+                return
+
+        found = outcomes(root, change, lambda: (root / "old").read_bytes())
+        assert found <= {b"old content", b"new"}
+        if operations == 7:
+            assert found == {b"new"}
+
+
+def test_the_power_stays_off(root: Path) -> None:
+    disk = FaultyDisk(root)
+    file = disk.open(root / "old")
+    disk.cut_power_after(1)
+    file.write(b"x", 0)
+    for _ in range(2):
+        with pytest.raises(PowerCut):
+            file.write(b"y", 0)
+        with pytest.raises(PowerCut):
+            disk.remove(root / "old")
+    disk.crash(0, drop_all=True)
+    with pytest.raises(PowerCut):
+        file.read(1, 0)
+    assert read_file(disk, root / "old") == b"old content"
+
+
+def test_a_kill_keeps_what_a_power_cut_still_takes(root: Path) -> None:
+    disk = FaultyDisk(root)
+    disk.open(root / "old").write(b"NEW", 0)
+    disk.kill()
+    assert read_file(disk, root / "old") == b"NEW content"
+    disk.crash(0, drop_all=True)
+    assert read_file(disk, root / "old") == b"old content"
+
+
+def test_a_failed_sync_forgets(root: Path) -> None:
+    disk = FaultyDisk(root)
+    file = disk.open(root / "old")
+    file.write(b"NEW", 0)
+    disk.fail_next_syncs()
+    with pytest.raises(OSError, match="could not sync"):
+        file.sync_data()
+    file.sync_data()
+    disk.crash(0)
+    assert read_file(disk, root / "old") == b"old content"
+
+
+def test_a_flipped_bit_is_on_the_disk(root: Path) -> None:
+    disk = FaultyDisk(root)
+    disk.flip_bit(root / "old", 0, bit=5)
+    assert read_file(disk, root / "old") == b"Old content"
+    disk.crash(0)
+    assert (root / "old").read_bytes() == b"Old content"
+
+
+def test_a_real_files_last_holder_closes_it(scratch: Path) -> None:
+    disk = RealDisk()
+    write_file(disk, scratch / "a", b"abc")
+    file = disk.open(scratch / "a")
+    disk.remove(scratch / "a")
+    assert file.read(10, 1) == b"bc"
+    file.close()
+    file.close()
+
+
+def test_the_manual_clock_stands_still() -> None:
+    clock = ManualClock(5)
+    clock.advance_ms(1500)
+    assert (clock.now_ms(), clock.monotonic()) == (1505, 1.5)

@@ -1,0 +1,295 @@
+"""Append, sync, read: what a partition's log does while nothing goes wrong, and what it refuses."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from onceflow.log import errors
+from onceflow.log.partition import PartitionLog
+from onceflow.testing import FaultyDisk, ManualClock
+from onceflow.wire.batch import Record, encode_batch, read_header
+from onceflow.wire.codecs import Codec
+from tests.log.partition_logs import NOW_MS, batch, open_log, records, sync, values
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> PartitionLog:
+    return open_log(tmp_path / "clicks-0")
+
+
+def test_offsets_are_stamped_and_the_rest_stays(log: PartitionLog) -> None:
+    sent = [batch(b"a", b"b"), batch(b"c"), batch(b"d", b"e", b"f")]
+    for data in sent:
+        before = bytes(data)
+        appended = log.append(data)
+        assert bytes(data[16:]) == before[16:], "only offset, length and leader epoch are outside the CRC"
+        assert (appended.duplicate, appended.timestamp_ms) == (False, -1)
+    sync(log)
+    found = log.read(0, 1 << 20)
+    assert found is not None
+    assert found.read() == b"".join(sent)
+    assert [read_header(data).base_offset for data in sent] == [0, 2, 3]
+    assert values(log) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+
+
+def test_a_batch_in_the_middle_of_a_buffer(log: PartitionLog) -> None:
+    log.append(memoryview(bytearray(b"request header") + batch(b"a")), position=14)
+    log.append(memoryview(bytearray(b"...") + batch(b"b"))[3:])
+    sync(log)
+    assert values(log) == [b"a", b"b"]
+
+
+def test_nothing_is_visible_before_its_sync(log: PartitionLog) -> None:
+    assert log.begin_sync() is None
+    log.append(batch(b"a"))
+    assert (log.log_end_offset, log.high_watermark, log.read(0, 1000)) == (1, 0, None)
+    point = log.begin_sync()
+    assert point is not None
+    log.append(batch(b"b"))
+    with pytest.raises(RuntimeError, match="under way"):
+        log.begin_sync()
+    point.run()
+    log.end_sync(point)
+    assert (log.log_end_offset, log.high_watermark, values(log)) == (2, 1, [b"a"])
+    assert log.max_timestamp() == (NOW_MS, 0)
+    assert log.offset_for_timestamp(NOW_MS) == (NOW_MS, 0)
+    sync(log)
+    assert values(log) == [b"a", b"b"]
+
+
+def test_reading_begins_at_the_batch_that_holds_the_offset(log: PartitionLog) -> None:
+    sizes = [len(data) for data in (batch(b"a" * 10, b"b", b"c"), batch(b"d"), batch(b"e" * 500))]
+    for data in (batch(b"a" * 10, b"b", b"c"), batch(b"d"), batch(b"e" * 500)):
+        log.append(data)
+    sync(log)
+
+    def span(offset: int, size_bytes_max: int, **options: int) -> tuple[int, int] | None:
+        found = log.read(offset, size_bytes_max, **options)
+        return found and (found.position, found.size_bytes)
+
+    assert span(2, 1 << 20) == (0, sum(sizes))
+    assert span(0, sizes[0]) == (0, sizes[0])
+    assert span(0, sum(sizes) - 1) == (0, sizes[0] + sizes[1])
+    assert span(4, 1) == (sizes[0] + sizes[1], sizes[2]), "the first batch comes whole, whatever the limit"
+    assert span(4, 1, at_least_one_batch=False) is None
+    assert span(0, 1 << 20, offset_end=4) == (0, sizes[0] + sizes[1])
+    assert span(0, 1 << 20, offset_end=3) == (0, sizes[0])
+    assert span(3, 1 << 20, offset_end=3) is None
+    assert span(0, 1 << 20, offset_end=99) == (0, sum(sizes))
+    assert span(5, 1 << 20) is None
+    for outside in (-1, 6):
+        with pytest.raises(errors.OffsetOutOfRange, match=f"clicks-0: offset {outside} "):
+            log.read(outside, 1)
+
+
+@pytest.mark.parametrize("segment_bytes", [400, 3000, 1 << 30])
+@pytest.mark.parametrize("size_bytes_max", [1, 150, 1000, 1 << 20])
+def test_reading_all_in_pieces_of_any_size(tmp_path: Path, segment_bytes: int, size_bytes_max: int) -> None:
+    log = open_log(tmp_path / "clicks-0", segment_bytes=segment_bytes, index_interval_bytes=300)
+    sent = [b"%d" % number * (number % 7 + 1) for number in range(300)]
+    for begin in range(0, 300, 3):
+        log.append(batch(*sent[begin : begin + 3]))
+        if begin % 30 == 0:
+            sync(log)
+    sync(log)
+    assert [record.value for record in records(log, size_bytes_max)] == sent
+    for offset in range(0, 300, 7):
+        found = log.read(offset, 1)
+        assert found is not None
+        header = read_header(found.read())
+        assert header.base_offset <= offset <= header.last_offset
+
+
+def test_a_slice_outlives_its_log(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "clicks-0")
+    log.append(batch(b"a"))
+    sync(log)
+    found = log.read(0, 1000)
+    assert found is not None
+    log.close()
+    del log
+    assert read_header(found.read()).record_count == 1
+
+
+def refusal(kind: type[errors.LogError], change: Callable[[bytearray], object]) -> object:
+    return pytest.param(kind, change, id=f"{kind.__name__}-{change.__doc__ or change.__name__}")
+
+
+def put(position: int, value: bytes) -> Callable[[bytearray], None]:
+    def change(data: bytearray) -> None:
+        data[position : position + len(value)] = value
+
+    change.__doc__ = f"{value.hex()} at {position}"
+    return change
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        refusal(errors.InvalidRecord, put(0, bytes([0, 0, 0, 0, 0, 0, 0, 1]))),
+        refusal(errors.InvalidRecord, put(8, bytes([0, 0, 0, 9]))),
+        refusal(errors.InvalidRecord, put(8, bytes([0xFF, 0, 0, 9]))),
+        refusal(errors.InvalidRecord, put(16, b"\x01")),
+        refusal(errors.CorruptBatch, put(17, bytes(4))),
+        refusal(errors.CorruptBatch, put(70, b"\xaa")),
+        refusal(errors.InvalidRecord, put(21, b"\x00\x05")),
+        refusal(errors.InvalidTimestamp, put(21, b"\x00\x08")),
+        refusal(errors.InvalidTransactionState, put(21, b"\x00\x10")),
+        refusal(errors.InvalidRecord, put(21, b"\x00\x30")),
+        refusal(errors.InvalidRecord, put(21, b"\x00\x40")),
+        refusal(errors.InvalidRecord, put(23, bytes([0, 0, 0, 7]))),
+        refusal(errors.InvalidTimestamp, put(35, b"\x7f")),
+        refusal(errors.InvalidRecord, put(43, bytes(8))),
+        refusal(errors.InvalidRecord, put(57, bytes(4))),
+        refusal(errors.InvalidRecord, lambda data: data.extend(batch(b"second"))),
+        refusal(errors.InvalidRecord, lambda data: data.__delitem__(slice(60, None))),
+        refusal(errors.InvalidRecord, lambda data: data.clear()),
+        refusal(errors.MessageTooLarge, lambda data: data.__setitem__(slice(None), batch(bytes(1000)))),
+        refusal(errors.RecordListTooLarge, lambda data: data.__setitem__(slice(None), batch(bytes(800)))),
+    ],
+)
+def test_what_a_client_may_not_send(
+    tmp_path: Path, kind: type[errors.LogError], change: Callable[[bytearray], object]
+) -> None:
+    log = open_log(tmp_path / "clicks-0", message_bytes_max=1000, segment_bytes=700)
+    data = batch(b"first", b"last")
+    change(data)
+    with pytest.raises(errors.LogError, match="clicks-0") as raised:
+        log.append(data)
+    assert type(raised.value) is kind
+    assert (log.log_end_offset, log.size_bytes) == (0, 0)
+    assert log.append(batch(b"good")).base_offset == 0
+
+
+def test_every_refusal_has_kafkas_code() -> None:
+    codes = {kind.__name__: int(kind.error_code) for kind in errors.LogError.__subclasses__()}
+    assert codes == {
+        "CorruptBatch": 2,
+        "InvalidRecord": 87,
+        "InvalidTransactionState": 48,
+        "InvalidTimestamp": 32,
+        "MessageTooLarge": 10,
+        "RecordListTooLarge": 18,
+        "OutOfOrderSequence": 45,
+        "InvalidProducerEpoch": 47,
+        "StorageFailed": 56,
+        "OffsetOutOfRange": 1,
+    }
+
+
+def names(log: PartitionLog, suffix: str) -> list[int]:
+    return sorted(int(path.stem) for path in log.directory.glob(f"*{suffix}"))
+
+
+def test_segments_roll_by_size(tmp_path: Path) -> None:
+    size_bytes = len(batch(b"x" * 100))
+    log = open_log(tmp_path / "clicks-0", segment_bytes=3 * size_bytes)
+    for _ in range(7):
+        log.append(batch(b"x" * 100))
+    sync(log)
+    assert names(log, ".log") == [0, 3, 6]
+    assert names(log, ".snapshot") == [3, 6]
+    assert names(log, ".index") == names(log, ".timeindex") == [0, 3]
+    assert log.size_bytes == 7 * size_bytes
+    assert len(values(log)) == 7
+
+
+def test_segments_roll_by_the_batches_own_time(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "clicks-0", segment_ms=1000)
+    for timestamp_ms in (5_000, 6_000, 6_001, 4_000, 7_002):
+        log.append(batch(b"x", timestamp_ms=timestamp_ms))
+    assert names(log, ".log") == [0, 2, 4]
+
+
+def test_segments_without_timestamps_roll_by_the_clock(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_MS)
+    log = open_log(tmp_path / "clicks-0", clock=clock, segment_ms=1000)
+    for _ in range(3):
+        log.append(encode_batch([Record(0, -1, None, b"x")]))
+        clock.advance_ms(600)
+    assert names(log, ".log") == [0, 2]
+
+
+def test_segments_roll_when_an_index_is_full(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "clicks-0", index_interval_bytes=0, segment_index_bytes=12)
+    for number in range(6):
+        log.append(batch(b"x", timestamp_ms=NOW_MS + number))
+    assert names(log, ".log") == [0, 3]
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_lookups_by_time_look_into_batches(tmp_path: Path, codec: Codec) -> None:
+    log = open_log(tmp_path / "clicks-0", segment_bytes=600, index_interval_bytes=100)
+    timestamps = [100, 300, 200, 250, 900, 400, 500, 600, 700, 950, 800, 950, 10, 20] * 3
+    for begin in range(0, len(timestamps), 2):
+        pair = timestamps[begin : begin + 2]
+        log.append(encode_batch([Record(i, ts, None, b"x" * 50) for i, ts in enumerate(pair)], codec=codec))
+    assert log.offset_for_timestamp(0) is None
+    assert log.max_timestamp() is None
+    sync(log)
+    for _ in range(2):
+        for wanted in range(0, 1000, 25):
+            first = next(((ts, offset) for offset, ts in enumerate(timestamps) if ts >= wanted), None)
+            assert log.offset_for_timestamp(wanted) == first
+        assert log.max_timestamp() == (950, 9)
+        log.close()
+        log = open_log(tmp_path / "clicks-0", clean=True)
+
+
+def test_records_that_cannot_be_read_fail_the_lookup_alone(log: PartitionLog) -> None:
+    data = encode_batch([Record(0, NOW_MS, None, b"x" * 50)], codec=Codec.GZIP)
+    whole = encode_batch([Record(0, NOW_MS, None, b"x" * 50)])
+    whole[21:23] = data[21:23]
+    whole[17:21] = crc32c(whole[21:]).to_bytes(4, "big")
+    log.append(whole)
+    sync(log)
+    assert log.read(0, 1000) is not None
+    with pytest.raises(errors.CorruptBatch, match="gzip"):
+        log.offset_for_timestamp(0)
+
+
+def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path)
+    log = open_log(tmp_path / "clicks-0", disk=disk)
+    log.append(batch(b"a"))
+    disk.space_bytes = 40
+    for _ in range(2):
+        with pytest.raises(errors.StorageFailed, match="no space left"):
+            log.append(batch(b"b" * 200))
+        assert log.directory.joinpath(f"{0:020d}.log").stat().st_size == log.size_bytes
+    disk.space_bytes = None
+    assert log.append(batch(b"c")).base_offset == 1
+    sync(log)
+    assert values(log) == [b"a", b"c"]
+
+
+def test_a_failed_sync_ends_writing_but_not_reading(tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path)
+    log = open_log(tmp_path / "clicks-0", disk=disk)
+    log.append(batch(b"a"))
+    sync(log)
+    log.append(batch(b"b"))
+    disk.fail_next_syncs()
+    point = log.begin_sync()
+    assert point is not None
+    with pytest.raises(OSError, match="could not sync") as raised:
+        point.run()
+    log.fail_sync(raised.value)
+    with pytest.raises(errors.StorageFailed, match=r"clicks-0.*could not sync.*restart"):
+        log.append(batch(b"c"))
+    assert log.begin_sync() is None
+    assert (values(log), log.log_end_offset) == ([b"a"], 2)
+    log.close()
+    disk.crash(0)
+    assert values(open_log(tmp_path / "clicks-0", disk=disk, clean=True)) == [b"a"]
+
+
+def test_a_closed_log_takes_nothing(log: PartitionLog) -> None:
+    log.append(batch(b"a"))
+    log.close()
+    log.close()
+    assert log.high_watermark == 1
+    with pytest.raises(errors.StorageFailed, match="closed"):
+        log.append(batch(b"b"))

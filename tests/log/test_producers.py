@@ -1,0 +1,146 @@
+"""Idempotent producers: what is a duplicate, what is out of order, and that restarts change neither."""
+
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from onceflow.log.errors import InvalidProducerEpoch, OutOfOrderSequence
+from onceflow.log.partition import PartitionLog
+from onceflow.log.producers import EXPIRATION_CHECK_MS, Producers
+from onceflow.testing import ManualClock
+from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
+
+SEQUENCE_MAX = 2**31 - 1
+
+
+def send(log: PartitionLog, sequence: int, count: int = 1, *, producer_id: int = 7, epoch: int = 0) -> tuple[int, bool]:
+    data = batch(*[b"%d" % sequence] * count, producer_id=producer_id, producer_epoch=epoch, sequence=sequence)
+    appended = log.append(data)
+    assert appended.last_offset == appended.base_offset + count - 1
+    return appended.base_offset, appended.duplicate
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> PartitionLog:
+    return open_log(tmp_path / "clicks-0")
+
+
+def test_the_last_five_batches_are_known(log: PartitionLog) -> None:
+    assert [send(log, 2 * number, 2) for number in range(6)] == [(2 * number, False) for number in range(6)]
+    for number in (1, 3, 5, 2):
+        assert send(log, 2 * number, 2) == (2 * number, True)
+    with pytest.raises(OutOfOrderSequence, match="producer 7 on clicks-0: sequence 0 of epoch 0 arrived, 12 was next"):
+        send(log, 0, 2)
+    with pytest.raises(OutOfOrderSequence, match="sequence 10"):
+        send(log, 10, 1)
+    with pytest.raises(OutOfOrderSequence, match="sequence 13"):
+        send(log, 13)
+    assert (log.log_end_offset, send(log, 12)) == (12, (12, False))
+
+
+def test_producers_do_not_mix(log: PartitionLog) -> None:
+    for sequence in range(3):
+        for producer_id in range(4):
+            assert not send(log, sequence, producer_id=producer_id)[1]
+    assert send(log, 1, producer_id=2) == (6, True)
+
+
+def test_a_new_epoch_begins_at_zero_and_ends_the_old(log: PartitionLog) -> None:
+    send(log, 0)
+    with pytest.raises(OutOfOrderSequence, match="sequence 1 of epoch 1 arrived, 0 was next"):
+        send(log, 1, epoch=1)
+    assert send(log, 0, epoch=1) == (1, False)
+    assert send(log, 0, epoch=1) == (1, True)
+    with pytest.raises(InvalidProducerEpoch, match="epoch 0 arrived, it is at epoch 1"):
+        send(log, 1)
+
+
+def test_an_unknown_producer_begins_anywhere(log: PartitionLog) -> None:
+    assert send(log, 41) == (0, False)
+    assert send(log, 42) == (1, False)
+
+
+def test_sequences_wrap(log: PartitionLog) -> None:
+    assert send(log, SEQUENCE_MAX - 1) == (0, False)
+    assert send(log, SEQUENCE_MAX, 3) == (1, False)
+    assert send(log, 2) == (4, False)
+    assert send(log, SEQUENCE_MAX, 3) == (1, True)
+    send(log, 0, producer_id=8)
+    assert send(log, SEQUENCE_MAX, producer_id=9)[1] is False
+    assert send(log, 0, producer_id=9)[1] is False
+
+
+@pytest.mark.parametrize("segment_bytes", [250, 1 << 30])
+@pytest.mark.parametrize("clean", [True, False])
+def test_all_five_are_known_after_a_restart(tmp_path: Path, clean: bool, segment_bytes: int) -> None:
+    log = open_log(tmp_path / "clicks-0", segment_bytes=segment_bytes)
+    for number in range(9):
+        send(log, 2 * number, 2)
+        send(log, number + SEQUENCE_MAX - 4 & SEQUENCE_MAX, producer_id=8)
+        sync(log)
+    if clean:
+        log.close()
+    del log
+    log = open_log(tmp_path / "clicks-0", segment_bytes=segment_bytes, clean=clean)
+    assert log.producer_count == 2
+    for number in range(4, 9):
+        assert send(log, 2 * number, 2) == (3 * number, True)
+        assert send(log, number + SEQUENCE_MAX - 4 & SEQUENCE_MAX, producer_id=8) == (3 * number + 2, True)
+    with pytest.raises(OutOfOrderSequence, match=r"sequence 6 .* 18 was next"):
+        send(log, 6, 2)
+    assert send(log, 18) == (27, False)
+
+
+def test_silent_producers_are_forgotten_by_the_brokers_clock(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_MS)
+    log = open_log(tmp_path / "clicks-0", clock=clock, producer_id_expiration_ms=EXPIRATION_CHECK_MS)
+    old_event = batch(b"0", timestamp_ms=1_000, producer_id=7)
+    log.append(old_event)
+    clock.advance_ms(EXPIRATION_CHECK_MS - 1)
+    assert send(log, 0, producer_id=8) == (1, False)
+    assert log.producer_count == 2
+    clock.advance_ms(1)
+    send(log, 0, producer_id=9)
+    assert log.producer_count == 2, "7 is gone, 8 was heard of a millisecond ago"
+    assert send(log, 55) == (3, False)
+
+
+def test_the_snapshots_bytes(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "clicks-0")
+    send(log, 0, 2)
+    send(log, 2, epoch=0)
+    log.close()
+    content = (tmp_path / "clicks-0" / f"{3:020d}.snapshot").read_bytes()
+    entries = [
+        "0000000000000007 0000 00000001 0000000000000001 00000001 0000018bcfe56800 ffffffff ffffffffffffffff",
+        "0000000000000007 0000 00000002 0000000000000002 00000000 0000018bcfe56800 ffffffff ffffffffffffffff",
+    ]
+    body = bytes.fromhex("00000002" + "".join(entries))
+    assert content == b"\x00\x01" + crc32c(body).to_bytes(4, "big") + body
+
+
+def test_a_damaged_snapshot_is_none(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "clicks-0")
+    send(log, 0)
+    log.close()
+    content = (tmp_path / "clicks-0" / f"{1:020d}.snapshot").read_bytes()
+    producers = Producers("clicks-0", 1)
+    assert producers.load(content)
+    for position in range(len(content)):
+        assert not producers.load(content[:position])
+        damaged = bytearray(content)
+        damaged[position] ^= 1
+        assert not producers.load(damaged)
+    assert not producers.load(content + b"\0")
+    assert len(producers) == 1
+
+
+def test_without_its_snapshot_a_clean_log_is_scanned(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "clicks-0")
+    send(log, 0)
+    log.close()
+    (tmp_path / "clicks-0" / f"{1:020d}.snapshot").unlink()
+    log = open_log(tmp_path / "clicks-0", clean=True)
+    assert send(log, 0) == (0, True)
+    assert values(log) == [b"0"]

@@ -1,0 +1,221 @@
+"""Damage: after any of it, recovery leaves the whole batches before it, and nothing from behind it comes back."""
+
+import random
+import shutil
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from onceflow.log import recovery
+from onceflow.log.partition import PartitionLog
+from onceflow.wire.batch import patch_offset
+from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
+
+BLOCK_BYTES = 4096
+
+
+class Original:
+    """A closed log of one-record batches in one or more segments, to be copied and damaged."""
+
+    def __init__(self, directory: Path, count: int, segment_bytes: int, *, seed: int = 1) -> None:
+        source = random.Random(seed)
+        directory.parent.mkdir()
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.values = [b"%d:" % number + source.randbytes(source.randrange(120)) for number in range(count)]
+        log = open_log(directory, segment_bytes=segment_bytes)
+        for number, value in enumerate(self.values):
+            log.append(batch(value, timestamp_ms=NOW_MS + number))
+        log.close()
+        sizes = [len(batch(value)) for value in self.values]
+        self.ends = list(accumulate(sizes))
+        self.names = sorted(path.name for path in directory.glob("*.log"))
+        self.size_bytes = self.ends[-1]
+
+    def copy(self, target: Path) -> Path:
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(self.directory, target)
+        return target
+
+    def whole_before(self, position: int) -> int:
+        """How many batches end at or before `position` of all segments' bytes."""
+        return sum(end <= position for end in self.ends)
+
+
+def place(directory: Path, position: int) -> tuple[Path, int]:
+    """The file and the position in it of a position in the whole log."""
+    for path in sorted(directory.glob("*.log")):
+        if position < path.stat().st_size:
+            return path, position
+        position -= path.stat().st_size
+    raise AssertionError("behind the end")
+
+
+def overwrite(directory: Path, position: int, data: bytes) -> None:
+    path, at = place(directory, position)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def check(original: Original, directory: Path, count: int, *, clean: bool = False) -> PartitionLog:
+    """The log opens with exactly the first `count` records, stays so, and can be written on."""
+    log = open_log(directory, clean=clean, segment_bytes=original.segment_bytes)
+    assert values(log) == original.values[:count]
+    assert log.size_bytes == (original.ends[count - 1] if count else 0)
+    assert sum(path.stat().st_size for path in directory.glob("*.log")) == log.size_bytes
+    log.append(batch(b"next"))
+    sync(log)
+    again = open_log(directory, segment_bytes=original.segment_bytes)
+    assert values(again) == [*original.values[:count], b"next"]
+    return again
+
+
+@pytest.fixture(scope="module")
+def one_segment(memory_directory: Path) -> Original:
+    return Original(memory_directory / "one" / "clicks-0", 700, 1 << 30)
+
+
+@pytest.fixture(scope="module")
+def many_segments(memory_directory: Path) -> Original:
+    return Original(memory_directory / "many" / "clicks-0", 700, 20_000)
+
+
+def cut_at(original: Original, target: Path, position: int, *, clean: bool) -> None:
+    """Cuts the log's last file so that the whole log has `position` bytes."""
+    last = original.copy(target) / original.names[-1]
+    removed = original.size_bytes - position
+    with last.open("r+b") as file:
+        file.truncate(last.stat().st_size - removed)
+    check(original, target, original.whole_before(position), clean=clean)
+
+
+def test_cut_at_every_byte_of_the_last_two_batches(one_segment: Original, scratch: Path) -> None:
+    for position in range(one_segment.ends[-3], one_segment.size_bytes):
+        cut_at(one_segment, scratch / "clicks-0", position, clean=position % 3 == 0)
+
+
+def test_cut_within_the_last_16_kib(one_segment: Original, scratch: Path) -> None:
+    for position in range(one_segment.size_bytes - 16 * 1024, one_segment.ends[-3], 211):
+        cut_at(one_segment, scratch / "clicks-0", position, clean=position % 2 == 0)
+
+
+@pytest.mark.campaign
+def test_cut_at_every_byte_of_the_last_16_kib(one_segment: Original, scratch: Path) -> None:
+    for position in range(one_segment.size_bytes - 16 * 1024, one_segment.size_bytes + 1):
+        cut_at(one_segment, scratch / "clicks-0", position, clean=position % 2 == 0)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("shape", ["one_segment", "many_segments"])
+def test_zeroed_blocks_of_the_last_64_kib(
+    shape: str, clean: bool, scratch: Path, request: pytest.FixtureRequest
+) -> None:
+    original = request.getfixturevalue(shape)
+    for block in range(16):
+        begin = original.size_bytes - (block + 1) * BLOCK_BYTES
+        directory = original.copy(scratch / "clicks-0")
+        path, at = place(directory, begin)
+        overwrite(directory, begin, bytes(min(BLOCK_BYTES, path.stat().st_size - at)))
+        check(original, directory, original.whole_before(begin), clean=clean)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_appended_zeros_and_random_bytes(one_segment: Original, clean: bool, scratch: Path) -> None:
+    source = random.Random(3)
+    for size_bytes in (1, 11, 12, 27, 60, 61, 62, 500, 4096, 100_000):
+        for tail in (bytes(size_bytes), source.randbytes(size_bytes), b"\xff" * size_bytes):
+            directory = one_segment.copy(scratch / "clicks-0")
+            with (directory / one_segment.names[-1]).open("ab") as file:
+                file.write(tail)
+            check(one_segment, directory, len(one_segment.values), clean=clean)
+
+
+@pytest.mark.parametrize("shape", ["one_segment", "many_segments"])
+def test_a_valid_batch_after_a_bad_one_does_not_come_back(
+    shape: str, scratch: Path, request: pytest.FixtureRequest
+) -> None:
+    original = request.getfixturevalue(shape)
+    source = random.Random(5)
+    for _ in range(20):
+        count = source.randrange(0, 699)
+        directory = original.copy(scratch / "clicks-0")
+        begin = original.ends[count - 1] if count else 0
+        position = source.randrange(begin + 16, original.ends[count])
+        path, at = place(directory, position)
+        overwrite(directory, position, bytes([path.read_bytes()[at] ^ 0x10]))
+        log = open_log(directory, segment_bytes=original.segment_bytes)
+        assert values(log) == original.values[:count]
+        assert log.recovery_removed_bytes == original.size_bytes - begin
+        # A batch of the damaged one's size takes its place: what lay behind would fit again, were it still there.
+        log.append(batch(bytes(len(original.values[count]))))
+        sync(log)
+        del log
+        assert len(values(open_log(directory, segment_bytes=original.segment_bytes))) == count + 1
+
+
+def test_offsets_must_follow_each_other(scratch: Path) -> None:
+    log = open_log(scratch / "clicks-0")
+    for value in (b"a", b"b"):
+        log.append(batch(value))
+    sync(log)
+    path = scratch / "clicks-0" / f"{0:020d}.log"
+    for wrong in (0, 1, 3):
+        stale = batch(b"stale")
+        patch_offset(stale, 0, wrong, 0)
+        path.write_bytes(path.read_bytes() + stale)
+        assert values(open_log(scratch / "clicks-0")) == [b"a", b"b"]
+
+
+def test_a_missing_segment_ends_the_log(many_segments: Original, scratch: Path) -> None:
+    directory = many_segments.copy(scratch / "clicks-0")
+    (directory / many_segments.names[2]).unlink()
+    check(many_segments, directory, int(many_segments.names[2].removesuffix(".log")))
+    assert not {path.name for path in directory.glob("*.log")} & set(many_segments.names[3:])
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+@pytest.mark.parametrize("clean", [False, True])
+def test_indexes_are_built_anew(many_segments: Original, clean: bool, suffix: str, scratch: Path) -> None:
+    directory = many_segments.copy(scratch / "clicks-0")
+    before = {path.name: path.read_bytes() for path in directory.glob(f"*{suffix}")}
+    assert sum(map(len, before.values())) > 100
+    paths = sorted(directory.glob(f"*{suffix}"))
+    paths[0].unlink()
+    paths[1].write_bytes(paths[1].read_bytes()[:-1])
+    open_log(directory, clean=clean, segment_bytes=many_segments.segment_bytes).close()
+    assert {path.name: path.read_bytes() for path in directory.glob(f"*{suffix}")} == before
+
+
+def test_stray_files_are_removed(many_segments: Original, scratch: Path) -> None:
+    directory = many_segments.copy(scratch / "clicks-0")
+    for name in (f"{99_999:020d}.snapshot", f"{77_777:020d}.index", "leader-epoch-checkpoint.tmp"):
+        (directory / name).write_bytes(b"")
+    names = {path.name for path in many_segments.directory.iterdir()}
+    open_log(directory, clean=True)
+    assert {path.name for path in directory.iterdir()} == names
+
+
+def test_the_scan_begins_at_a_snapshot(many_segments: Original, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned: list[int] = []
+    real = recovery.good_batches
+
+    def counting(segment: recovery.Segment, position: int, offset: int):  # type: ignore[no-untyped-def]
+        scanned.append(segment.base_offset)
+        yield from real(segment, position, offset)
+
+    monkeypatch.setattr(recovery, "good_batches", counting)
+    bases = [int(name.removesuffix(".log")) for name in many_segments.names]
+    directory = many_segments.copy(scratch / "clicks-0")
+    for recheck_bytes, begin in ((0, -1), (many_segments.segment_bytes, -2), (1 << 30, 0)):
+        monkeypatch.setattr(recovery, "RECHECK_BYTES", recheck_bytes)
+        scanned.clear()
+        assert values(open_log(directory)) == many_segments.values
+        assert scanned == bases[begin:]
+    monkeypatch.setattr(recovery, "RECHECK_BYTES", 0)
+    (directory / f"{bases[-1]:020d}.snapshot").write_bytes(b"torn")
+    (directory / f"{bases[-3]:020d}.index").unlink()
+    scanned.clear()
+    assert values(open_log(directory)) == many_segments.values
+    assert scanned == bases[-3:]
