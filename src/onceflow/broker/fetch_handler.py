@@ -1,0 +1,164 @@
+"""Fetch: slices of segments, sent from the file; a long poll where there is less than the client wants.
+
+Kafka's rules: the limits are soft, the first partition that has data gives at least one whole batch (KIP-74); any
+error answers at once; otherwise the answer waits until `min_bytes` are there or `max_wait_ms` is over, and then
+takes what exists (ReplicaManager.fetchMessages, DelayedFetch).
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from onceflow.broker.connection import Piece
+from onceflow.broker.node import Node
+from onceflow.broker.partitions import Partition
+from onceflow.broker.request import Request
+from onceflow.log.checkpoint import LEADER_EPOCH
+from onceflow.log.errors import OffsetOutOfRange
+from onceflow.log.segment import Slice
+from onceflow.wire import fetch
+from onceflow.wire.batch import batches
+from onceflow.wire.errors import ErrorCode
+from onceflow.wire.fetch import FetchPartition, PartitionAnswer
+
+SESSIONS_FROM = 7
+
+
+class Gathered:
+    """What one look at the partitions found."""
+
+    __slots__ = ("answers", "is_final", "size_bytes", "slices")
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[str, list[PartitionAnswer]]] = []
+        self.slices: list[Slice] = []
+        self.size_bytes = 0
+        self.is_final = False
+        """Whether waiting could not better it: an error, or a limit or a segment's end that cut a slice short."""
+
+
+class PendingFetch:
+    """One Fetch request, until it is answered."""
+
+    __slots__ = ("_asked", "_is_scheduled", "_node", "_request", "_timer", "_watched")
+
+    def __init__(self, node: Node, request: Request, asked: fetch.FetchRequest) -> None:
+        self._node = node
+        self._request = request
+        self._asked = asked
+        self._watched: list[Partition] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_scheduled = False
+
+    def start(self) -> None:
+        """Answer now, or begin to wait."""
+        found = self._gather()
+        if self._is_enough(found) or self._asked.max_wait_ms <= 0 or not found.answers:
+            self._answer(found)
+            return
+        self._request.reply.on_abandoned = self._stop
+        self._timer = asyncio.get_running_loop().call_later(self._asked.max_wait_ms / 1000, self._expired)
+        for topic, partitions in self._asked.topics:
+            for each in partitions:
+                partition = self._node.partitions.get(topic, each.partition)
+                assert partition is not None, "a missing partition is an error, and an error is enough"
+                partition.watchers.add(self._woken)
+                self._watched.append(partition)
+
+    def _is_enough(self, found: Gathered) -> bool:
+        return found.is_final or found.size_bytes >= min(self._asked.min_bytes, self._asked.max_bytes)
+
+    def _woken(self) -> None:
+        # Several partitions may wake it in one round of syncs: look once, after all of them.
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._look_again)
+
+    def _look_again(self) -> None:
+        self._is_scheduled = False
+        if self._timer is not None:
+            found = self._gather()
+            if self._is_enough(found):
+                self._answer(found)
+
+    def _expired(self) -> None:
+        self._answer(self._gather())
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for partition in self._watched:
+            partition.watchers.discard(self._woken)
+        self._watched.clear()
+
+    def _gather(self) -> Gathered:
+        found = Gathered()
+        for topic, partitions in self._asked.topics:
+            answers: list[PartitionAnswer] = []
+            for each in partitions:
+                answers.append(self._look(topic, each, found))
+            found.answers.append((topic, answers))
+        return found
+
+    def _look(self, topic: str, asked: FetchPartition, found: Gathered) -> PartitionAnswer:
+        partition = self._node.partitions.get(topic, asked.partition)
+        if partition is None:
+            return _error(found, asked, ErrorCode.unknown_topic_or_partition)
+        if asked.current_leader_epoch > LEADER_EPOCH:
+            return _error(found, asked, ErrorCode.unknown_leader_epoch)
+        log = partition.log
+        room_bytes = max(min(asked.max_bytes, self._asked.max_bytes - found.size_bytes), 0)
+        try:
+            piece = log.read(asked.fetch_offset, room_bytes, at_least_one_batch=not found.size_bytes)
+        except OffsetOutOfRange:
+            return _error(found, asked, ErrorCode.offset_out_of_range)
+        size_bytes = 0
+        if piece is not None:
+            size_bytes = piece.size_bytes
+            found.slices.append(piece)
+            found.size_bytes += size_bytes
+        high_watermark = log.high_watermark
+        if size_bytes < self._asked.min_bytes and _ends_early(asked.fetch_offset, piece, high_watermark):
+            found.is_final = True
+        aborted = () if self._asked.isolation_level == fetch.READ_COMMITTED else None
+        return PartitionAnswer(
+            asked.partition, 0, high_watermark, high_watermark, log.log_start_offset, size_bytes, aborted
+        )
+
+    def _answer(self, found: Gathered) -> None:
+        self._stop()
+        header = self._request.header
+        pieces = fetch.encode_response(header.version, header.correlation_id, found.answers)
+        self._request.reply.send(_interleave(pieces, found.slices))
+
+
+def handle(node: Node, request: Request) -> None:
+    """Serve one Fetch request."""
+    asked = fetch.parse_request(request.frame, request.header)
+    if asked.session_id != 0 and request.version >= SESSIONS_FROM:
+        # Every answer here has session id 0 (KIP-227: "no session"), so this one belongs to another broker.
+        header = request.header
+        code = ErrorCode.fetch_session_id_not_found
+        request.reply.send(fetch.encode_response(header.version, header.correlation_id, [], error_code=code))
+        return
+    PendingFetch(node, request, asked).start()
+
+
+def _ends_early(fetch_offset: int, piece: Slice | None, high_watermark: int) -> bool:
+    if piece is None:
+        return fetch_offset < high_watermark
+    *_, (_position, last) = batches(piece.read())
+    return last.last_offset + 1 < high_watermark
+
+
+def _error(found: Gathered, asked: FetchPartition, error_code: ErrorCode) -> PartitionAnswer:
+    found.is_final = True
+    return PartitionAnswer(asked.partition, error_code, -1, -1, -1, 0)
+
+
+def _interleave(pieces: Sequence[bytes], slices: Sequence[Slice]) -> list[Piece]:
+    interleaved: list[Piece] = []
+    for piece, records in zip(pieces, slices, strict=False):
+        interleaved += (piece, records)
+    interleaved.append(pieces[-1])
+    return interleaved

@@ -1,0 +1,192 @@
+"""Kafka's records in `__consumer_offsets`: committed offsets and the state of classic groups.
+
+Key and value each begin with an int16 version and go on in the non-flexible format of their schemas
+(kafka-group-coordinator, `common/message/OffsetCommit{Key,Value}.json`, `GroupMetadata{Key,Value}.json`). Written as
+Kafka 4.1 writes them: keys 1 and 2, values version 3. A null value takes the key's entry away.
+"""
+
+import struct
+from dataclasses import dataclass
+
+from onceflow.broker.metadata_records import UnknownRecord
+
+OFFSET_KEY_VERSION = 1
+GROUP_KEY_VERSION = 2
+VALUE_VERSION = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommit:
+    """A group's offset in one partition; `offset` None takes the commit away."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int | None
+    leader_epoch: int = -1
+    metadata: str = ""
+    commit_timestamp_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MemberMetadata:
+    """One member of a group as it was when its generation became stable."""
+
+    member_id: str
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    subscription: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadata:
+    """One generation of a classic group."""
+
+    group: str
+    protocol_type: str
+    generation: int
+    protocol: str | None
+    leader: str | None
+    timestamp_ms: int
+    members: tuple[MemberMetadata, ...]
+
+
+GroupRecord = OffsetCommit | GroupMetadata
+
+
+def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
+    """Key and value of the record."""
+    if isinstance(record, OffsetCommit):
+        key = struct.pack(">h", OFFSET_KEY_VERSION) + _string(record.group) + _string(record.topic)
+        return key + struct.pack(">i", record.partition), _offset_value(record)
+    return struct.pack(">h", GROUP_KEY_VERSION) + _string(record.group), _group_value(record)
+
+
+def decode(key: bytes, value: bytes | None) -> GroupRecord:
+    """The record that `encode` made; UnknownRecord for any other type or version."""
+    reader = _Reader(key)
+    key_version = reader.int16()
+    if key_version not in (0, OFFSET_KEY_VERSION, GROUP_KEY_VERSION):
+        raise UnknownRecord(f"no group record with key version {key_version} is known; start the release that wrote it")
+    if key_version == GROUP_KEY_VERSION:
+        return _read_group(reader.string(), value)
+    return _read_offset(reader.string(), reader.string(), reader.int32(), value)
+
+
+def _offset_value(record: OffsetCommit) -> bytes | None:
+    if record.offset is None:
+        return None
+    head = struct.pack(">hqi", VALUE_VERSION, record.offset, record.leader_epoch)
+    return head + _string(record.metadata) + struct.pack(">q", record.commit_timestamp_ms)
+
+
+def _group_value(record: GroupMetadata) -> bytes:
+    parts = [
+        struct.pack(">h", VALUE_VERSION),
+        _string(record.protocol_type),
+        struct.pack(">i", record.generation),
+        _string(record.protocol),
+        _string(record.leader),
+        struct.pack(">qi", record.timestamp_ms, len(record.members)),
+    ]
+    for member in record.members:
+        parts += [
+            _string(member.member_id),
+            _string(None),
+            _string(member.client_id),
+            _string(member.client_host),
+            struct.pack(">ii", member.rebalance_timeout_ms, member.session_timeout_ms),
+            _bytes(member.subscription),
+            _bytes(member.assignment),
+        ]
+    return b"".join(parts)
+
+
+def _read_offset(group: str, topic: str, partition: int, value: bytes | None) -> OffsetCommit:
+    if value is None:
+        return OffsetCommit(group, topic, partition, None)
+    reader = _value_reader(value)
+    offset, leader_epoch = reader.int64(), reader.int32()
+    return OffsetCommit(group, topic, partition, offset, leader_epoch, reader.string(), reader.int64())
+
+
+def _read_group(group: str, value: bytes | None) -> GroupMetadata:
+    if value is None:
+        return GroupMetadata(group, "", 0, None, None, -1, ())
+    reader = _value_reader(value)
+    protocol_type, generation = reader.string(), reader.int32()
+    protocol, leader = reader.nullable_string(), reader.nullable_string()
+    timestamp_ms, member_count = reader.int64(), reader.int32()
+    members = tuple(_read_member(reader) for _ in range(member_count))
+    return GroupMetadata(group, protocol_type, generation, protocol, leader, timestamp_ms, members)
+
+
+def _read_member(reader: "_Reader") -> MemberMetadata:
+    member_id, _group_instance_id = reader.string(), reader.nullable_string()
+    client_id, client_host = reader.string(), reader.string()
+    rebalance_timeout_ms, session_timeout_ms = reader.int32(), reader.int32()
+    return MemberMetadata(
+        member_id, client_id, client_host, rebalance_timeout_ms, session_timeout_ms, reader.bytes(), reader.bytes()
+    )
+
+
+def _value_reader(value: bytes) -> "_Reader":
+    reader = _Reader(value)
+    version = reader.int16()
+    if version != VALUE_VERSION:
+        raise UnknownRecord(
+            f"a group record has value version {version}, this release reads {VALUE_VERSION};"
+            " start the release that wrote it"
+        )
+    return reader
+
+
+def _string(text: str | None) -> bytes:
+    if text is None:
+        return struct.pack(">h", -1)
+    encoded = text.encode()
+    return struct.pack(">h", len(encoded)) + encoded
+
+
+def _bytes(data: bytes) -> bytes:
+    return struct.pack(">i", len(data)) + data
+
+
+class _Reader:
+    """Walks over the fields of one key or value."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def _number(self, layout: str) -> int:
+        (number,) = struct.unpack_from(layout, self.data, self.position)
+        self.position += struct.calcsize(layout)
+        return int(number)
+
+    def int16(self) -> int:
+        return self._number(">h")
+
+    def int32(self) -> int:
+        return self._number(">i")
+
+    def int64(self) -> int:
+        return self._number(">q")
+
+    def _take(self, size_bytes: int) -> bytes:
+        begin = self.position
+        self.position += size_bytes
+        return self.data[begin : self.position]
+
+    def nullable_string(self) -> str | None:
+        length = self.int16()
+        return None if length < 0 else self._take(length).decode()
+
+    def string(self) -> str:
+        return self.nullable_string() or ""
+
+    def bytes(self) -> bytes:
+        return self._take(max(self.int32(), 0))

@@ -1,0 +1,167 @@
+"""Kafka's KRaft metadata records, as the values of records in `__cluster_metadata-0`.
+
+A value is: frame version 1, API key, record version (each an unsigned varint), then the record in the flexible
+format of its schema (kafka-metadata, `common/metadata/*.json`; org.apache.kafka.metadata.MetadataRecordSerde).
+Kafka's `DumpLogSegments --cluster-metadata-decoder` reads them. The key is null.
+"""
+
+import struct
+import uuid
+from dataclasses import dataclass
+
+from onceflow.errors import OnceflowError
+from onceflow.log.checkpoint import LEADER_EPOCH
+
+FRAME_VERSION = 1
+RECORD_VERSION = 0
+RESOURCE_TYPE_TOPIC = 2
+
+
+class UnknownRecord(OnceflowError):
+    """A record of the broker's own logs has a type or version that this release cannot replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """A topic exists (API key 2)."""
+
+    name: str
+    topic_id: uuid.UUID
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRecord:
+    """A topic has this partition, led by `leader`, its only replica (API key 3)."""
+
+    partition: int
+    topic_id: uuid.UUID
+    leader: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRecord:
+    """A topic's configuration value; None takes it away (API key 4)."""
+
+    topic: str
+    name: str
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveTopicRecord:
+    """A topic and its partitions are gone (API key 9)."""
+
+    topic_id: uuid.UUID
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdsRecord:
+    """All producer ids below `next_producer_id` may have been handed out (API key 15)."""
+
+    broker_id: int
+    next_producer_id: int
+
+
+MetadataRecord = TopicRecord | PartitionRecord | ConfigRecord | RemoveTopicRecord | ProducerIdsRecord
+
+
+def encode(record: MetadataRecord) -> bytes:
+    """The record as a record value."""
+    match record:
+        case TopicRecord(name, topic_id):
+            return _framed(2, _string(name) + topic_id.bytes)
+        case PartitionRecord(partition, topic_id, leader):
+            replicas = _unsigned_varint(2) + struct.pack(">i", leader)
+            fields = struct.pack(">i", partition) + topic_id.bytes + replicas + replicas + b"\x01\x01"
+            return _framed(3, fields + struct.pack(">iii", leader, LEADER_EPOCH, 0))
+        case ConfigRecord(topic, name, value):
+            fields = struct.pack(">b", RESOURCE_TYPE_TOPIC) + _string(topic) + _string(name)
+            return _framed(4, fields + (_string(value) if value is not None else b"\x00"))
+        case RemoveTopicRecord(topic_id):
+            return _framed(9, topic_id.bytes)
+        case ProducerIdsRecord(broker_id, next_producer_id):
+            return _framed(15, struct.pack(">iqq", broker_id, -1, next_producer_id))
+
+
+def decode(value: bytes) -> MetadataRecord:
+    """The record in a record value that `encode` made; UnknownRecord for any other type or version."""
+    reader = _Reader(value)
+    frame_version, api_key, version = reader.varint(), reader.varint(), reader.varint()
+    if (frame_version, version) != (FRAME_VERSION, RECORD_VERSION):
+        raise UnknownRecord(
+            f"the metadata record with API key {api_key} has frame version {frame_version} and version {version},"
+            f" this release reads {FRAME_VERSION} and {RECORD_VERSION}; start the release that wrote it"
+        )
+    match api_key:
+        case 2:
+            return TopicRecord(reader.string(), reader.uuid())
+        case 3:
+            (partition,) = reader.numbers(">i")
+            topic_id = reader.uuid()
+            for _array in ("replicas", "isr", "removing", "adding"):
+                reader.skip(4 * (reader.varint() - 1))
+            return PartitionRecord(partition, topic_id, reader.numbers(">iii")[0])
+        case 4:
+            reader.numbers(">b")
+            return ConfigRecord(reader.string(), reader.string(), reader.nullable_string())
+        case 9:
+            return RemoveTopicRecord(reader.uuid())
+        case 15:
+            broker_id, _broker_epoch, next_producer_id = reader.numbers(">iqq")
+            return ProducerIdsRecord(broker_id, next_producer_id)
+    raise UnknownRecord(f"no metadata record with API key {api_key} is known; start the release that wrote it")
+
+
+def _framed(api_key: int, fields: bytes) -> bytes:
+    no_tagged_fields = b"\x00"
+    return bytes((FRAME_VERSION, api_key, RECORD_VERSION)) + fields + no_tagged_fields
+
+
+def _unsigned_varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _string(text: str) -> bytes:
+    encoded = text.encode()
+    return _unsigned_varint(len(encoded) + 1) + encoded
+
+
+class _Reader:
+    """Walks over the fields of one value."""
+
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+        self.position = 0
+
+    def varint(self) -> int:
+        number = shift = 0
+        while True:
+            byte = self.value[self.position]
+            self.position += 1
+            number |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return number
+
+    def skip(self, size_bytes: int) -> bytes:
+        begin = self.position
+        self.position += size_bytes
+        return self.value[begin : self.position]
+
+    def numbers(self, layout: str) -> tuple[int, ...]:
+        return struct.unpack(layout, self.skip(struct.calcsize(layout)))
+
+    def uuid(self) -> uuid.UUID:
+        return uuid.UUID(bytes=self.skip(16))
+
+    def nullable_string(self) -> str | None:
+        length = self.varint() - 1
+        return None if length < 0 else self.skip(length).decode()
+
+    def string(self) -> str:
+        return self.nullable_string() or ""

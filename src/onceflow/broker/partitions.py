@@ -1,0 +1,85 @@
+"""The open partitions of this broker, and who waits for what in each."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from onceflow.log.partition import PartitionLog
+from onceflow.wire.errors import ErrorCode
+
+Synced = Callable[[ErrorCode], None]
+Watcher = Callable[[], None]
+
+
+class Partition:
+    """One partition: its log, the answers that wait for its next sync, and the fetches that wait for its data."""
+
+    __slots__ = ("_waiting", "index", "log", "topic", "watchers")
+
+    def __init__(self, topic: str, index: int, log: PartitionLog) -> None:
+        self.topic = topic
+        self.index = index
+        self.log = log
+        self.watchers: set[Watcher] = set()
+        self._waiting: deque[tuple[int, Synced]] = deque()
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.index}"
+
+    def when_synced(self, offset_end: int, synced: Synced) -> None:
+        """Call `synced(none)` once everything below `offset_end` is durable, or with the error that prevents it."""
+        if offset_end <= self.log.high_watermark:
+            synced(ErrorCode.none)
+        elif self.log.failure is not None:
+            synced(ErrorCode.kafka_storage_error)
+        else:
+            self._waiting.append((offset_end, synced))
+
+    def settle(self) -> None:
+        """After a sync: answer who waited for it, wake who watches."""
+        high_watermark = self.log.high_watermark
+        while self._waiting and self._waiting[0][0] <= high_watermark:
+            self._waiting.popleft()[1](ErrorCode.none)
+        self.wake()
+
+    def fail(self, error_code: ErrorCode) -> None:
+        """Answer who waits with an error: the sync failed, or the topic was deleted."""
+        while self._waiting:
+            self._waiting.popleft()[1](error_code)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let every waiting fetch look again."""
+        for watcher in list(self.watchers):
+            watcher()
+
+
+class Partitions:
+    """All open partitions by topic and index."""
+
+    def __init__(self) -> None:
+        self._by_topic: dict[str, list[Partition]] = {}
+
+    def __iter__(self) -> Iterator[Partition]:
+        for partitions in self._by_topic.values():
+            yield from partitions
+
+    def get(self, topic: str, index: int) -> Partition | None:
+        """The partition, or None if it does not exist or is not open yet."""
+        partitions = self._by_topic.get(topic)
+        if partitions is None or not 0 <= index < len(partitions):
+            return None
+        return partitions[index]
+
+    def install(self, topic: str, logs: list[PartitionLog]) -> None:
+        """Serve a topic; `logs` are in the order of the partitions."""
+        self._by_topic[topic] = [Partition(topic, index, log) for index, log in enumerate(logs)]
+
+    def withdraw(self, topic: str) -> list[Partition]:
+        """Stop serving a topic; who waits for it is told that it is gone."""
+        gone = self._by_topic.pop(topic, [])
+        for partition in gone:
+            partition.fail(ErrorCode.unknown_topic_or_partition)
+        return gone
+
+    def has_topic(self, topic: str) -> bool:
+        return topic in self._by_topic

@@ -1,0 +1,104 @@
+"""A request on its way through the broker, and how its answer becomes bytes.
+
+Handlers give an answer as one mapping that has the fields of all versions; `build` picks those that the request's
+version has. kio's classes say which these are. A name that no served version has is a mistake and raises.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import timedelta
+from functools import cache
+from typing import Any, get_args
+
+from onceflow.broker.connection import Reply
+from onceflow.wire.apis import APIS
+from onceflow.wire.entities import entity_reader
+from onceflow.wire.errors import MalformedFrame
+from onceflow.wire.frames import RequestHeader, encode_response, request_class, response_class
+from onceflow.wire.primitives import SHORT_OF_BYTES
+
+NO_THROTTLE = timedelta(0)
+
+
+@dataclass(slots=True)
+class Request:
+    """One request; `frame` is a view of the connection's buffer and ends with the handler's call."""
+
+    header: RequestHeader
+    frame: memoryview
+    reply: Reply
+    peer_host: str
+
+    @property
+    def version(self) -> int:
+        return self.header.version
+
+    @property
+    def client_id(self) -> str:
+        return self.header.client_id or ""
+
+    def decode(self) -> Any:
+        """The body as kio's class of the request's version. Raises MalformedFrame.
+
+        Bytes behind its end are left alone, as in Kafka: librdkafka 2.16 leaves three of them in a Metadata request
+        for all topics.
+        """
+        entity_class: Any = request_class(self.header.api.key, self.version)
+        try:
+            return entity_reader(entity_class).read(self.frame, self.header.body_position)[0]
+        except (*SHORT_OF_BYTES, ValueError, OverflowError) as error:
+            raise MalformedFrame(f"{self.header.api.name} request version {self.version}: {error}") from error
+
+    def answer(self, **values: Any) -> bytes:
+        """Send the response with these fields; returns its bytes, which a cache may keep."""
+        header = self.header
+        payload = build(response_class(header.api.key, header.version), {"throttle_time": NO_THROTTLE, **values})
+        response = encode_response(header.api.key, header.version, header.correlation_id, payload)
+        self.reply.send([response])
+        return response
+
+
+def build(entity_class: Any, values: Mapping[str, Any]) -> Any:
+    """An entity of kio's from a mapping; nested entities are mappings, arrays are iterables."""
+    known = _fields(entity_class)
+    unknown = values.keys() - known.keys() - _names_in_other_versions(entity_class)
+    if unknown:
+        raise TypeError(f"{entity_class.__name__} has no field {', '.join(sorted(unknown))} in any served version")
+    return entity_class(**{name: _convert(values[name], known[name]) for name in known.keys() & values.keys()})
+
+
+def _convert(value: Any, nested: Any) -> Any:
+    if value is None or isinstance(value, bytes | str | int):
+        return value
+    if nested is not None:
+        return tuple(build(nested, each) for each in value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+@cache
+def _fields(entity_class: Any) -> Mapping[str, type[Any] | None]:
+    """Each field's name with the class of the entities in its array, if it is one."""
+    return {each.name: _nested(each.type) for each in fields(entity_class)}
+
+
+def _nested(annotation: Any) -> type[Any] | None:
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return annotation
+    return next((found for each in get_args(annotation) if (found := _nested(each)) is not None), None)
+
+
+@cache
+def _names_in_other_versions(entity_class: Any) -> frozenset[str]:
+    api = APIS[entity_class.__api_key__]
+    names: set[str] = set()
+    for version in range(api.version_min, api.version_max + 1):
+        _collect_names(request_class(api.key, version), names)
+        _collect_names(response_class(api.key, version), names)
+    return frozenset(names)
+
+
+def _collect_names(entity_class: Any, names: set[str]) -> None:
+    for name, nested in _fields(entity_class).items():
+        names.add(name)
+        if nested is not None:
+            _collect_names(nested, names)

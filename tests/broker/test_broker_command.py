@@ -1,0 +1,85 @@
+"""`onceflow broker`: what it prints, what it refuses, how it ends."""
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onceflow.testing import BrokerProcess
+from onceflow.wire import apis
+from tests.broker.raw_client import connected
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "onceflow", "broker", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_listens_serves_and_ends_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "onceflow", "broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("listening on 127.0.0.1:")
+        with connected(line.split()[-1]) as client:
+            assert client.ask(apis.API_VERSIONS, 0).error_code == 0
+            process.send_signal(number)
+            assert process.wait(timeout=20) == 0
+        assert process.stdout.read() == ""
+    assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+
+
+def test_a_second_broker_on_the_same_data_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as first:
+        second = run("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+        assert second.returncode == 1
+        assert second.stdout == ""
+        assert f"pid {first.pid}" in second.stderr
+        assert len(second.stderr.splitlines()) == 1
+
+
+def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = run("--data", str(tmp_path / "data"), "--listen", f"127.0.0.1:{port}")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"onceflow: the broker cannot listen: port {port} of 127.0.0.1 is taken")
+    assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--listen", "0.0.0.0:0"), 1, "--advertise"),
+        (("--listen", "9092"), 2, "not HOST:PORT"),
+        (("--listen", "127.0.0.1:99999"), 2, "not HOST:PORT"),
+        (("--partitions", "0"), 2, "0 is not in the range"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
+    refused = run("--data", str(tmp_path / "data"), *arguments)
+    assert (refused.returncode, refused.stdout) == (code, "")
+    assert message in refused.stderr
+
+
+def test_the_options_of_topics_and_addresses_are_honoured(tmp_path: Path) -> None:
+    options = ("--advertise", "example.org:1234", "--partitions", "3", "--no-auto-create-topics")
+    with BrokerProcess(tmp_path / "data", 0, *options) as broker, connected(broker.bootstrap) as client:
+        asked = client.ask(apis.METADATA, 4, topics=[{"name": "new"}], allow_auto_topic_creation=True)
+        assert [(each.host, each.port) for each in asked.brokers] == [("example.org", 1234)]
+        assert asked.topics[0].error_code == 3
+        client.create_topic("wanted", -1)
+        (topic,) = client.ask(apis.METADATA, 4, topics=[{"name": "wanted"}], allow_auto_topic_creation=False).topics
+        assert len(topic.partitions) == 3
+
+
+def test_a_data_directory_that_cannot_be_is_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused = run("--data", str(tmp_path / "file" / "data"), "--listen", "127.0.0.1:0")
+    assert refused.returncode == 1
+    assert str(tmp_path / "file") in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1

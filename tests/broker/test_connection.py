@@ -1,0 +1,163 @@
+"""Connections: frames in pieces, many requests in flight, large answers to slow readers, input that is no request."""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onceflow.broker.connection import PENDING_REQUESTS_MAX
+from onceflow.testing import BrokerProcess
+from onceflow.wire import apis
+from onceflow.wire.batch import batches
+from onceflow.wire.frames import decode_response, encode_request, request_class
+from tests.broker.raw_client import RawClient, batch_of, connected
+
+LONGER_THAN_THE_TEST_MS = 60_000
+API_VERSIONS_REQUEST = encode_request(apis.API_VERSIONS, 0, 7, "raw", request_class(apis.API_VERSIONS, 0)())
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[RawClient]:
+    with connected(broker.bootstrap) as opened:
+        yield opened
+
+
+def resident_kib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+
+
+def is_closed(client: RawClient) -> bool:
+    try:
+        return client.receive_frame() == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_request_byte_by_byte(client: RawClient) -> None:
+    for byte in API_VERSIONS_REQUEST:
+        client.socket.sendall(bytes([byte]))
+    assert decode_response(apis.API_VERSIONS, 0, client.receive_frame())[0] == 7
+
+
+def test_answers_come_in_the_order_of_requests(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    client.send_fetch([(topic, 0, 0)], wait_ms=LONGER_THAN_THE_TEST_MS)
+    client.send_batch(topic, 0, batch_of(b"a"))
+    correlation_id = client.send(apis.API_VERSIONS, 0)
+    (fetched,) = client.receive_fetched()
+    assert len(fetched.records) > 0, "the produce request behind the fetch woke it"
+    assert client.receive_produced().base_offset == 0
+    assert decode_response(apis.API_VERSIONS, 0, client.receive_frame())[0] == correlation_id
+
+
+def test_more_requests_in_flight_than_are_taken_at_once(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    count = 5 * PENDING_REQUESTS_MAX
+    for _ in range(count):
+        client.send_batch(topic, 0, batch_of(b"a"))
+    assert [client.receive_produced().base_offset for _ in range(count)] == list(range(count))
+
+
+def test_requests_that_arrived_before_a_pause_are_served_after_it(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    client.produce(topic, 0, batch_of(b"x" * 100_000))
+    count = PENDING_REQUESTS_MAX + 50
+    client.socket.sendall(b"".join(client.produce_request(topic, 0, batch_of(b"a")) for _ in range(count)))
+    assert [client.receive_produced().base_offset for _ in range(count)] == list(range(1, count + 1))
+
+
+def ask_in_vain(client: RawClient, names: list[dict[str, str]], count: int) -> None:
+    for _ in range(count):
+        client.send(apis.METADATA, 4, topics=names, allow_auto_topic_creation=False)
+
+
+def test_who_reads_no_answers_is_not_read_any_more(broker: BrokerProcess) -> None:
+    names = [{"name": f"{number:0200d}"} for number in range(1000)]
+    with connected(broker.bootstrap) as deaf:
+        assert deaf.ask(apis.METADATA, 4, topics=names, allow_auto_topic_creation=False).topics[0].error_code == 3
+        before_kib = resident_kib(broker.pid)
+        deaf.socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            ask_in_vain(deaf, names, 500)
+        assert resident_kib(broker.pid) - before_kib < 20_000, "100 MB of answers were asked for"
+
+
+def test_a_long_poll_holds_nobody_up_and_ends_in_time(client: RawClient, broker: BrokerProcess, topic: str) -> None:
+    client.create_topic(topic)
+    client.send_fetch([(topic, 0, 0)], wait_ms=400, min_bytes=10_000)
+    with connected(broker.bootstrap) as other:
+        assert other.produce(topic, 0, batch_of(b"little")).base_offset == 0
+    (fetched,) = client.receive_fetched()
+    assert fetched.high_watermark == 1
+    assert len(fetched.records) > 0, "what there is, when the time is over"
+
+
+def test_a_large_answer_to_a_slow_reader_is_whole_and_costs_no_memory(broker: BrokerProcess, topic: str) -> None:
+    batch = batch_of(b"x" * 1_000_000)
+    with connected(broker.bootstrap) as writer, connected(broker.bootstrap) as reader:
+        writer.create_topic(topic)
+        for _ in range(40):
+            writer.produce(topic, 0, batch)
+        before_kib = resident_kib(broker.pid)
+        for _ in range(5):
+            reader.send_fetch([(topic, 0, 0)], max_bytes=100_000_000, partition_max_bytes=100_000_000)
+        for _ in range(3):
+            assert writer.produce(topic, 0, batch_of(b"meanwhile")).error_code == 0
+        assert resident_kib(broker.pid) - before_kib < 20_000, "200 MB wait to be read"
+        for _ in range(5):
+            (fetched,) = reader.receive_fetched()
+            assert sum(1 for _ in batches(fetched.records)) >= 40
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">i", -1),
+        struct.pack(">i", 0),
+        struct.pack(">i", 2**31 - 1),
+        b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+        struct.pack(">ihhi", 8, 12345, 0, 1),
+        struct.pack(">ihhih", 10, apis.METADATA, 99, 1, -1),
+        struct.pack(">ihhihi", 14, apis.METADATA, 1, 1, -1, 2**31 - 1),
+        struct.pack(">ihhihi", 14, apis.METADATA, 1, 1, -1, 5),
+    ],
+    ids=["-1", "0", "2 GiB", "HTTP", "TLS", "no API", "no version", "2**31 topics", "cut"],
+)
+def test_what_is_no_request_closes_its_connection_alone(broker: BrokerProcess, data: bytes) -> None:
+    with connected(broker.bootstrap) as bad, connected(broker.bootstrap) as good:
+        bad.socket.sendall(data)
+        assert is_closed(bad)
+        assert good.ask(apis.API_VERSIONS, 0).error_code == 0
+
+
+def test_the_log_names_the_peer_and_the_reason(broker: BrokerProcess) -> None:
+    with connected(broker.bootstrap) as bad:
+        host, port = bad.socket.getsockname()
+        bad.socket.sendall(struct.pack(">i", 2**31 - 1))
+        assert is_closed(bad)
+    lines = [line for line in broker.log_path.read_text().splitlines() if f"{host}:{port} closed" in line]
+    assert len(lines) == 1
+    assert "a frame of 2147483647 bytes" in lines[0]
+
+
+def test_every_prefix_of_a_request_is_refused_or_waited_for(broker: BrokerProcess) -> None:
+    body = API_VERSIONS_REQUEST[4:]
+    for length in range(8, len(body)):
+        with connected(broker.bootstrap) as bad:
+            bad.socket.sendall(struct.pack(">i", length) + body[:length])
+            assert is_closed(bad)
+
+
+def test_half_frames_cost_what_arrived_not_what_was_announced(broker: BrokerProcess) -> None:
+    before_kib = resident_kib(broker.pid)
+    clients = [RawClient(broker.bootstrap) for _ in range(200)]
+    for each in clients:
+        each.socket.sendall(struct.pack(">i", 100_000_000) + bytes(5000))
+    with connected(broker.bootstrap) as good:
+        assert good.ask(apis.API_VERSIONS, 0).error_code == 0
+    assert resident_kib(broker.pid) - before_kib < 40_000
+    for each in clients:
+        each.close()

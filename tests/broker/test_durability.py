@@ -1,0 +1,346 @@
+"""What was acknowledged is there after a killed broker, a power cut and a failed sync; once."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from onceflow.broker.node import BrokerConfig
+from onceflow.broker.server import Broker
+from onceflow.errors import OnceflowError
+from onceflow.testing import BrokerProcess, FaultyDisk, PowerCut
+from onceflow.wire import apis
+from onceflow.wire.batch import batches, decode_batch
+from onceflow.wire.errors import ErrorCode, WireError
+from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
+
+WAIT_SECONDS = 30
+
+
+def stored_values(client: RawClient, topic: str) -> list[bytes]:
+    """Every record's value, in order."""
+    values: list[bytes] = []
+    while True:
+        (fetched,) = client.fetch([(topic, 0, len(values))])
+        assert fetched.error_code == 0, fetched
+        if not fetched.records:
+            return values
+        for position, _header in batches(fetched.records):
+            found = decode_batch(fetched.records, position)
+            values += [record.value or b"" for record in found if record.offset >= len(values)]
+
+
+def produce_and_kill(broker: BrokerProcess, topic: str, rounds: int) -> tuple[set[bytes], int]:
+    """An idempotent librdkafka producer sends all the while, the broker is killed and restarted `rounds` times.
+
+    Returns the acknowledged values and how many were sent.
+    """
+    acknowledged: set[bytes] = set()
+
+    def delivered(error: Any, message: Any) -> None:
+        if error is None:
+            acknowledged.add(message.value())
+
+    config = {
+        "bootstrap.servers": broker.bootstrap,
+        "enable.idempotence": True,
+        "linger.ms": 1,
+        "reconnect.backoff.max.ms": 200,
+    }
+    producer = Producer(config, logger=_Quiet())
+    sent = 0
+    for _ in range(rounds):
+        goal = len(acknowledged) + 300
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(acknowledged) < goal and time.monotonic() < deadline:
+            for _number in range(50):
+                producer.produce(topic, b"%d" % sent, partition=0, callback=delivered)
+                sent += 1
+            producer.poll(0.005)
+        assert len(acknowledged) >= goal
+        broker.kill()
+        broker.start()
+    assert producer.flush(WAIT_SECONDS) == 0
+    return acknowledged, sent
+
+
+class _Quiet:
+    """A logger: librdkafka tells of each lost connection."""
+
+    def log(self, *_arguments: object) -> None:
+        """Nothing."""
+
+
+def check_killed(directory: Path, topic: str, rounds: int) -> None:
+    with BrokerProcess(directory / "data") as broker:
+        with connected(broker.bootstrap) as client:
+            client.create_topic(topic)
+        acknowledged, sent = produce_and_kill(broker, topic, rounds)
+        with connected(broker.bootstrap) as client:
+            values = stored_values(client, topic)
+    print(f"{rounds} kills: {sent} records sent, {len(acknowledged)} acknowledged, {len(values)} stored")
+    assert len(acknowledged) == sent, "librdkafka repeats what was not acknowledged"
+    assert values == [b"%d" % number for number in range(sent)], "all, once, in order"
+
+
+def test_a_killed_broker_keeps_what_it_acknowledged_once(tmp_path: Path, topic: str) -> None:
+    check_killed(tmp_path, topic, 5)
+
+
+@pytest.mark.campaign
+def test_a_broker_killed_50_times_keeps_what_it_acknowledged_once(tmp_path: Path, topic: str) -> None:
+    check_killed(tmp_path, topic, 50)
+
+
+def test_a_killed_broker_remembers_topics_offsets_and_producer_ids(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        with connected(broker.bootstrap) as client:
+            client.create_topic("kept", 2, max_message_bytes="2000")
+            client.create_topic("gone")
+            answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=["gone"], timeout=milliseconds(5000))
+            assert answer.responses[0].error_code == 0
+            kept_id = topic_ids(client)["kept"]
+            commit(client, "group", "kept", 7)
+            first_id = producer_id(client)
+        broker.kill()
+        broker.start()
+        with connected(broker.bootstrap) as client:
+            assert topic_ids(client).keys() == {"kept", "__consumer_offsets"}
+            assert topic_ids(client)["kept"] == kept_id
+            assert client.produce("kept", 1, batch_of(b"x" * 3000)).error_code == ErrorCode.message_too_large
+            assert committed(client, "group", "kept") == 7
+            assert producer_id(client) > first_id
+        assert not list((tmp_path / "data").glob("gone*"))
+
+
+def topic_ids(client: RawClient) -> dict[str, Any]:
+    answer = client.ask(
+        apis.METADATA,
+        12,
+        topics=None,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    return {each.name: each.topic_id for each in answer.topics}
+
+
+def commit(client: RawClient, group: str, topic: str, offset: int) -> int:
+    partition = {"partition_index": 0, "committed_offset": offset, "committed_metadata": ""}
+    answer = client.ask(
+        apis.OFFSET_COMMIT,
+        8,
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        topics=[{"name": topic, "partitions": [partition]}],
+    )
+    return int(answer.topics[0].partitions[0].error_code)
+
+
+def committed(client: RawClient, group: str, topic: str) -> int:
+    topics = [{"name": topic, "partition_indexes": [0]}]
+    answer = client.ask(apis.OFFSET_FETCH, 8, groups=[{"group_id": group, "topics": topics}])
+    return int(answer.groups[0].topics[0].partitions[0].committed_offset)
+
+
+def producer_id(client: RawClient) -> int:
+    answer = client.ask(apis.INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout=milliseconds(1000))
+    return int(answer.producer_id)
+
+
+class PoweredBroker:
+    """An in-process broker on a disk that can lose its power, with an event loop in a thread of its own."""
+
+    def __init__(self, disk: FaultyDisk, data: Path) -> None:
+        self.disk = disk
+        self.data = data
+        self.bootstrap = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._broker: Broker | None = None
+
+    def start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda _loop, _context: None)
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._broker = Broker(BrokerConfig(self.data, port=0), disk=self.disk)
+        try:
+            asyncio.run_coroutine_threadsafe(self._broker.start(), self._loop).result(WAIT_SECONDS)
+        except BaseException:
+            self._end_loop()
+            raise
+        self.bootstrap = f"127.0.0.1:{self._broker.port}"
+
+    def stop(self) -> None:
+        """A clean stop, or what is left of one without power."""
+        assert self._loop is not None
+        assert self._broker is not None
+        try:
+            with suppress(PowerCut):
+                asyncio.run_coroutine_threadsafe(self._broker.stop(), self._loop).result(WAIT_SECONDS)
+        finally:
+            self._end_loop()
+
+    def _end_loop(self) -> None:
+        assert self._loop is not None
+        assert self._thread is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def power_cycle(self, seed: int, *, drop_all: bool) -> None:
+        self.stop()
+        self.disk.crash(seed, drop_all=drop_all)
+        self.start()
+
+    def __enter__(self) -> "PoweredBroker":
+        self.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+
+@pytest.fixture
+def powered(tmp_path: Path) -> Iterator[PoweredBroker]:
+    data = tmp_path / "disk"
+    data.mkdir()
+    with PoweredBroker(FaultyDisk(data), data) as broker:
+        yield broker
+
+
+class OneProducer:
+    """Sends numbers one by one, idempotently; what was not acknowledged is sent again after the next start."""
+
+    def __init__(self, client: RawClient) -> None:
+        self.producer_id = producer_id(client)
+        self.acknowledged = 0
+
+    def send_until_the_power_is_off(self, client: RawClient) -> None:
+        for _ in range(1000):
+            batch = batch_of(
+                b"%d" % self.acknowledged,
+                producer_id=self.producer_id,
+                producer_epoch=0,
+                base_sequence=self.acknowledged,
+            )
+            try:
+                answer = client.produce("t", 0, batch)
+            except (OSError, WireError):
+                return
+            if answer.error_code:
+                assert answer.error_code in (ErrorCode.kafka_storage_error, ErrorCode.unknown_server_error), answer
+                return
+            self.acknowledged += 1
+        raise AssertionError("the power never went off")
+
+
+def lost_after_power_cuts(powered: PoweredBroker, rounds: int, *, drop_all: bool) -> list[str]:
+    """What did not survive `rounds` power cuts at different moments; empty if all is well."""
+    lost = []
+    with connected(powered.bootstrap) as client:
+        client.create_topic("t", segment_ms="1")
+        producer = OneProducer(client)
+    offset = -1
+    for number in range(rounds):
+        with connected(powered.bootstrap) as client:
+            offset = offset if commit(client, "g", "t", producer.acknowledged) else producer.acknowledged
+            powered.disk.cut_power_after(3 + 7 * number % 41)
+            producer.send_until_the_power_is_off(client)
+        powered.power_cycle(number, drop_all=drop_all)
+        with connected(powered.bootstrap) as client:
+            values = stored_values(client, "t") if "t" in topic_ids(client) else []
+            expected = [b"%d" % each for each in range(len(values))]
+            if values != expected or len(values) < producer.acknowledged:
+                lost.append(f"power cut {number}: {producer.acknowledged} acknowledged, {len(values)} stored")
+                return lost
+            if committed(client, "g", "t") != offset:
+                lost.append(f"power cut {number}: offset {offset} became {committed(client, 'g', 't')}")
+    assert producer.acknowledged > 3 * rounds, producer.acknowledged
+    return lost
+
+
+@pytest.mark.parametrize("drop_all", [True, False], ids=["all unsynced lost", "some unsynced lost"])
+def test_power_cuts_lose_nothing_that_was_acknowledged(powered: PoweredBroker, drop_all: bool) -> None:
+    assert lost_after_power_cuts(powered, 60, drop_all=drop_all) == []
+
+
+@pytest.mark.parametrize("call", ["sync_data", "sync_directory"])
+def test_the_power_cuts_would_show_a_forgotten_sync(tmp_path: Path, call: str) -> None:
+    data = tmp_path / "disk"
+    data.mkdir()
+    disk = FaultyDisk(data)
+    with PoweredBroker(disk, data) as powered:
+        setattr(disk, f"ignores_{call}", True)
+        try:
+            lost = lost_after_power_cuts(powered, 60, drop_all=True)
+        except (AssertionError, OSError, OnceflowError) as error:
+            lost = [str(error)]
+    assert lost
+
+
+def test_a_failed_sync_is_told_and_final_for_its_partition(powered: PoweredBroker) -> None:
+    with connected(powered.bootstrap) as client:
+        client.create_topic("t", 2)
+        assert client.produce("t", 0, batch_of(b"good")).error_code == 0
+        powered.disk.fail_next_syncs()
+        assert client.produce("t", 0, batch_of(b"lost")).error_code == ErrorCode.kafka_storage_error
+        assert client.produce("t", 0, batch_of(b"no")).error_code == ErrorCode.kafka_storage_error
+        assert client.produce("t", 1, batch_of(b"other")).error_code == 0
+        assert stored_values(client, "t") == [b"good"]
+    powered.power_cycle(1, drop_all=True)
+    with connected(powered.bootstrap) as client:
+        assert stored_values(client, "t") == [b"good"]
+        assert client.produce("t", 0, batch_of(b"again")).base_offset == 1
+
+
+def test_a_failed_sync_of_the_groups_makes_their_answers_errors_until_restart(powered: PoweredBroker) -> None:
+    with connected(powered.bootstrap) as client:
+        client.create_topic("t")
+        assert commit(client, "g", "t", 1) == 0
+        powered.disk.fail_next_syncs()
+        assert commit(client, "g", "t", 2) == ErrorCode.coordinator_not_available
+        assert commit(client, "g", "t", 3) == ErrorCode.coordinator_not_available
+        groups = [{"group_id": "g", "topics": None}]
+        answer = client.ask(apis.OFFSET_FETCH, 8, groups=groups).groups[0]
+        assert answer.error_code == ErrorCode.coordinator_not_available
+    powered.power_cycle(1, drop_all=True)
+    with connected(powered.bootstrap) as client:
+        assert committed(client, "g", "t") == 1
+
+
+def test_a_full_disk_is_told_and_passes(powered: PoweredBroker) -> None:
+    with connected(powered.bootstrap) as client:
+        client.create_topic("t")
+        assert client.produce("t", 0, batch_of(b"good")).error_code == 0
+        powered.disk.space_bytes = 30
+        assert client.produce("t", 0, batch_of(b"too much")).error_code == ErrorCode.kafka_storage_error
+        powered.disk.space_bytes = None
+        assert client.produce("t", 0, batch_of(b"again")).base_offset == 1
+        assert stored_values(client, "t") == [b"good", b"again"]
+
+
+def test_a_deletion_cut_short_is_finished_and_its_offsets_are_not_inherited(powered: PoweredBroker) -> None:
+    for operations in range(12):
+        with connected(powered.bootstrap) as client:
+            client.create_topic("t")
+            assert commit(client, "g", "t", 5) == 0
+            powered.disk.cut_power_after(operations)
+            client.socket.settimeout(0.3)
+            with suppress(OSError, WireError):
+                client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
+        powered.power_cycle(operations, drop_all=True)
+        with connected(powered.bootstrap) as client:
+            if "t" in topic_ids(client):
+                assert committed(client, "g", "t") == 5
+                answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
+                assert answer.responses[0].error_code == 0
+            assert committed(client, "g", "t") == -1
+        assert not list(powered.data.glob("t-0*"))
