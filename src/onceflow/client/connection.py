@@ -1,0 +1,197 @@
+"""One blocking connection to one broker: negotiates versions, sends a request, waits for its answer.
+
+A connection on which anything went wrong is closed at once, because a late answer would be taken for that of the
+next request. Reconnecting and retrying are the cluster's business.
+"""
+
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from onceflow.client.addresses import Address
+from onceflow.client.errors import (
+    BrokerUnreachable,
+    ConnectionLost,
+    NotKafka,
+    RequestTimedOut,
+    ResponseTooLarge,
+    UnsupportedBroker,
+)
+from onceflow.wire.apis import API_VERSIONS, APIS
+from onceflow.wire.errors import MalformedFrame
+from onceflow.wire.frames import decode_response, encode_request, request_class
+
+CONNECT_MS_MAX = 10_000
+"""A listening broker accepts within milliseconds; a longer wait only hides a wrong address."""
+RESPONSE_BYTES_MAX = 128 * 1024 * 1024
+_SIZE = struct.Struct(">i")
+
+_T = TypeVar("_T")
+
+
+class Connection:
+    """One socket to `host:port`, one request at a time. Made connected and with versions negotiated.
+
+    Raises BrokerUnreachable when nothing accepts; every request may raise ConnectionLost or RequestTimedOut, after
+    which the connection is closed.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        client_id: str = "onceflow",
+        timeout_ms: int = 30_000,
+        response_bytes_max: int = RESPONSE_BYTES_MAX,
+    ) -> None:
+        self.address = Address(host, port)
+        self.client_id = client_id
+        self.timeout_ms = timeout_ms
+        self.response_bytes_max = response_bytes_max
+        self._correlation_id = 0
+        self._socket = self._connect()
+        try:
+            self._broker_versions = self._ask_versions()
+        except ResponseTooLarge as error:
+            raise NotKafka(
+                f"what listens at {self.address} does not speak Kafka's protocol in plain text: give the port of a "
+                "broker's plain listener"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the socket; a second call does nothing."""
+        self._socket.close()
+
+    def is_open(self) -> bool:
+        """Whether the next request can be sent: brokers close idle connections, which shows only here."""
+        try:
+            self._socket.setblocking(False)
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False  # The end of the stream, or bytes that nobody asked for.
+
+    def version_of(self, api_key: int, *, version_min: int = 0) -> int:
+        """The highest version of a request that both sides have, at least `version_min`; raises UnsupportedBroker."""
+        ours = APIS[api_key]
+        low = max(ours.version_min, version_min)
+        theirs_low, theirs_high = self._broker_versions.get(api_key, (0, -1))
+        version = min(ours.version_max, theirs_high)
+        if version < max(low, theirs_low):
+            offered = f"{theirs_low} to {theirs_high}" if theirs_high >= 0 else "none"
+            raise UnsupportedBroker(
+                f"{self.address} serves {ours.name} versions {offered}, this client needs {low} to "
+                f"{ours.version_max}: use a broker of Apache Kafka's 2.4 line or newer"
+            )
+        return version
+
+    def request(self, api_key: int, build: Callable[[Any, int], Any], *, version_min: int = 0) -> Any:
+        """Send what `build(schema module, version)` makes and return the decoded answer."""
+        version = self.version_of(api_key, version_min=version_min)
+        return self._request_version(api_key, version, build)
+
+    def exchange(
+        self, encode: Callable[[int], bytes], parse: Callable[[memoryview], _T], *, extra_wait_ms: int = 0
+    ) -> _T:
+        """Send the frame that `encode(correlation id)` makes, size included, and `parse` the answer without its size.
+
+        The frame given to `parse` belongs to this answer alone; views of it may be kept.
+        """
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        deadline = time.monotonic() + (self.timeout_ms + extra_wait_ms) / 1000
+        try:
+            self._socket.settimeout(_left_s(deadline))
+            self._socket.sendall(encode(self._correlation_id))
+            return parse(self._receive_frame(deadline))
+        except TimeoutError as error:
+            self.close()
+            raise RequestTimedOut(
+                f"{self.address} did not answer within {self.timeout_ms + extra_wait_ms} ms: "
+                "look at its log, or allow it more time"
+            ) from error
+        except OSError as error:
+            self.close()
+            raise ConnectionLost(f"the connection to {self.address} broke: {error}; try again") from error
+        except MalformedFrame as error:
+            self.close()
+            raise NotKafka(f"{self.address} sent an answer that breaks Kafka's protocol: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self) -> socket.socket:
+        timeout_s = min(self.timeout_ms, CONNECT_MS_MAX) / 1000
+        try:
+            connected = socket.create_connection(self.address, timeout=timeout_s)
+        except (OSError, UnicodeError) as error:
+            raise BrokerUnreachable(
+                f"no Kafka broker answers at {self.address}: {_reason(error)}; "
+                "start one with 'onceflow broker', or name another with --bootstrap HOST:PORT",
+                self.address,
+            ) from error
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connected
+
+    def _ask_versions(self) -> dict[int, tuple[int, int]]:
+        # Version 0 is what every broker understands, old or new; later ones tell nothing that is used here.
+        answer = self._request_version(API_VERSIONS, 0, lambda schema, _: schema.ApiVersionsRequest())
+        return {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys}
+
+    def _request_version(self, api_key: int, version: int, build: Callable[[Any, int], Any]) -> Any:
+        payload = build(schema_of(api_key, version), version)
+        return self.exchange(
+            lambda correlation_id: encode_request(api_key, version, correlation_id, self.client_id, payload),
+            lambda frame: decode_response(api_key, version, frame)[1],
+        )
+
+    def _receive_frame(self, deadline: float) -> memoryview:
+        (size_bytes,) = _SIZE.unpack(self._receive(4, deadline))
+        if not 4 <= size_bytes <= self.response_bytes_max:
+            raise ResponseTooLarge(
+                f"{self.address} announced an answer of {size_bytes} bytes, where at most "
+                f"{self.response_bytes_max} are taken: allow more with batch_bytes_max"
+            )
+        frame = self._receive(size_bytes, deadline)
+        (correlation_id,) = _SIZE.unpack_from(frame)
+        if correlation_id != self._correlation_id:
+            raise NotKafka(
+                f"{self.address} answered request {correlation_id} where {self._correlation_id} was asked: "
+                "a broker answers in the order it is asked"
+            )
+        return frame
+
+    def _receive(self, size_bytes: int, deadline: float) -> memoryview:
+        whole = memoryview(bytearray(size_bytes))
+        rest = whole
+        while rest:
+            self._socket.settimeout(_left_s(deadline))
+            received = self._socket.recv_into(rest)
+            if received == 0:
+                raise ConnectionLost(f"{self.address} closed the connection before it answered; try again")
+            rest = rest[received:]
+        return whole
+
+
+def schema_of(api_key: int, version: int) -> Any:
+    """The generated module with the request's classes: the nested ones have other names in other versions."""
+    return sys.modules[request_class(api_key, version).__module__]
+
+
+def _left_s(deadline: float) -> float:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,0 +1,140 @@
+"""Producing through librdkafka: idempotent, acknowledged by all, keys placed where Java's client places them."""
+
+import logging
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from onceflow.client.cluster import Cluster
+from onceflow.client.errors import ProduceFailed
+
+Config = str | int | float | bool
+
+DELIVERY_TIMEOUT_MS = 120_000
+"""Java's delivery.timeout.ms: an event not acknowledged by then has failed."""
+QUEUE_EVENTS_MAX = 100_000
+QUEUE_KBYTES_MAX = 65_536
+_POLL_S = 0.1
+
+_log = logging.getLogger(__name__)
+# librdkafka reports what it tries again as warnings; a program that wants them configures logging.
+_log.addHandler(logging.NullHandler())
+
+
+def producer(bootstrap: str, **config: Config) -> confluent_kafka.Producer:
+    """A librdkafka producer; `config` holds librdkafka's own names, as in `producer(b, **{"linger.ms": 5})`.
+
+    librdkafka's default partitioner places keys by CRC-32; `murmur2_random` is what every Java client does, so a key
+    stays on its partition whoever produces it. Raises ProduceFailed for a setting that librdkafka refuses.
+    """
+    settings: dict[str, Config] = {
+        "bootstrap.servers": bootstrap,
+        "client.id": "onceflow",
+        "partitioner": "murmur2_random",
+        "acks": "all",
+        "enable.idempotence": True,
+        "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
+        "queue.buffering.max.messages": QUEUE_EVENTS_MAX,
+        "queue.buffering.max.kbytes": QUEUE_KBYTES_MAX,
+        **config,
+    }
+    try:
+        return confluent_kafka.Producer(settings, logger=_log)
+    except KafkaException as error:
+        raise ProduceFailed(f"librdkafka refuses the producer's settings: {error.args[0].str()}") from error
+
+
+class EventWriter:
+    """Writes events to one topic, in a context manager; the first that fails raises ProduceFailed.
+
+    `write` puts an event into librdkafka's bounded queue and waits while that is full; `delivered` counts the
+    acknowledged ones. Leaving the context flushes, except when an error is already on its way. The topic must
+    exist: UnknownTopic and BrokerUnreachable come at once, before anything is written.
+    """
+
+    def __init__(self, bootstrap: str, topic: str, *, linger_ms: float = 5, **config: Config) -> None:
+        with Cluster(bootstrap) as cluster:
+            cluster.require_topic(topic)
+        self.bootstrap = bootstrap
+        self.topic = topic
+        self.delivered = 0
+        self._failed = 0
+        self._first_error: KafkaError | None = None
+        self._delivery_timeout_ms = int(config.get("delivery.timeout.ms", DELIVERY_TIMEOUT_MS))
+        self._producer = producer(bootstrap, **{"linger.ms": linger_ms, **config})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.flush()
+        else:
+            # What is queued was accepted before the error or the interrupt: it is sent, but not waited for long.
+            self._producer.flush(min(self._delivery_timeout_ms / 1000, 5))
+
+    def write(
+        self, key: bytes | None, value: bytes | None, timestamp_ms: int | None = None, partition: int | None = None
+    ) -> None:
+        """Queue one event; without `timestamp_ms` it gets the present, without `partition` its key decides.
+
+        Raises ProduceFailed when this or an earlier event was refused.
+        """
+        self._raise_failure()
+        optional: dict[str, Any] = {}
+        if timestamp_ms is not None:
+            optional["timestamp"] = timestamp_ms
+        if partition is not None:
+            optional["partition"] = partition
+        deadline = time.monotonic() + self._delivery_timeout_ms / 1000 + 1
+        while True:
+            try:
+                self._producer.produce(self.topic, value, key, on_delivery=self._on_delivery, **optional)
+                break
+            except BufferError:
+                self._wait_for_room(deadline)
+            except KafkaException as error:
+                raise self._failure(error.args[0]) from error
+        self._producer.poll(0)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until every event is acknowledged; raises ProduceFailed when one was refused or time is over."""
+        allowed_s = self._delivery_timeout_ms / 1000 + 1 if timeout_s is None else timeout_s
+        waiting = self._producer.flush(allowed_s)
+        self._raise_failure()
+        if waiting:
+            raise ProduceFailed(
+                f"{waiting} events for {self.topic} were not acknowledged by {self.bootstrap} within {allowed_s:g} s, "
+                f"{self.delivered} were: is the broker up?"
+            )
+
+    def _wait_for_room(self, deadline: float) -> None:
+        self._producer.poll(_POLL_S)
+        self._raise_failure()
+        if time.monotonic() > deadline:
+            raise ProduceFailed(
+                f"{self.bootstrap} took no event for {self.topic} within {self._delivery_timeout_ms} ms: "
+                "is the broker up?"
+            )
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self.delivered += 1
+        else:
+            self._failed += 1
+            self._first_error = self._first_error or error
+
+    def _raise_failure(self) -> None:
+        if self._first_error is not None:
+            raise self._failure(self._first_error)
+
+    def _failure(self, error: KafkaError) -> ProduceFailed:
+        return ProduceFailed(
+            f"{self._failed or 1} events for {self.topic} at {self.bootstrap} were not acknowledged, "
+            f"{self.delivered} were: {error.str()}"
+        )

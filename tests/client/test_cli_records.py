@@ -1,0 +1,207 @@
+"""`onceflow produce` and `onceflow consume` on a real broker."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from onceflow.client.cluster import Cluster
+from onceflow.client.producer import producer
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Fill = Callable[..., str]
+
+
+def test_lines_go_in_and_come_out(run: Run, topic: str) -> None:
+    run("topic", "create", topic)
+    produced = run("produce", topic, stdin="one\n\nthree ö\r\nlast without end")
+    assert (produced.returncode, produced.stdout) == (0, "")
+    assert produced.stderr.startswith("4 records acknowledged by ")
+    consumed = run("consume", topic, "--exit-at-end")
+    assert (consumed.returncode, consumed.stderr) == (0, "")
+    assert consumed.stdout == "one\n\nthree ö\nlast without end\n"
+
+
+def test_nothing_in_nothing_out(run: Run, topic: str) -> None:
+    run("topic", "create", topic)
+    assert run("produce", topic).stderr.startswith("0 records acknowledged")
+    assert run("consume", topic, "--exit-at-end").stdout == ""
+
+
+def test_keys_from_a_json_field(run: Run, topic: str) -> None:
+    run("topic", "create", topic, "--partitions", "3")
+    run("produce", topic, "--key-field", "uid", stdin='{"uid": "ada"}\n{"uid": 7}\n{"uid": "ada", "n": 2}\n')
+    records = [
+        json.loads(line) for line in run("consume", topic, "--exit-at-end", "--format", "json").stdout.splitlines()
+    ]
+    assert sorted(record["key"] for record in records) == ["7", "ada", "ada"]
+    assert len({record["partition"] for record in records if record["key"] == "ada"}) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "line", "says"),
+    [
+        (["--key-field", "uid"], b"not json", "line 2 is not JSON, which --key-field needs"),
+        (["--key-field", "uid"], b"[1]", "line 2 has no text or whole number in the field 'uid'"),
+        (["--key-field", "uid"], b'{"uid": null}', "line 2 has no text or whole number in the field 'uid'"),
+        (["--key-field", "uid"], b'{"uid": true}', "line 2 has no text or whole number"),
+        (["--key-field", "uid"], b'{"uid": 1.5}', "line 2 has no text or whole number"),
+        (["--key-field", "uid"], b"\xff", "line 2 is not JSON"),
+        (["--key-separator", "->"], b"a:b", "line 2 has no '->' between a key and a value: a:b"),
+        ([], b"x" * 1_000_001, "line 2 is longer than 1000000 bytes"),
+    ],
+)
+def test_a_line_that_cannot_be_written_stops_after_those_before(
+    run: Run, topic: str, words: list[str], line: bytes, says: str
+) -> None:
+    run("topic", "create", topic)
+    produced = run("produce", topic, *words, stdin=b'{"uid": "a->b"}\n' + line + b'\n{"uid": "c->d"}\n')
+    assert produced.returncode == 1
+    told = produced.stderr.splitlines()
+    assert told[0].startswith("1 record acknowledged")
+    assert told[1].startswith(f"onceflow: {says}")
+
+
+def test_a_json_record_shows_everything(run: Run, bootstrap: str, topic: str) -> None:
+    run("topic", "create", topic)
+    writing = producer(bootstrap)
+    headers: list[tuple[str, str | bytes | None]] = [("trace", b"abc"), ("raw", b"\xff"), ("none", None)]
+    writing.produce(topic, b"\xfe\xff", "kéy".encode(), 0, timestamp=1234, headers=headers)
+    writing.produce(topic, None, None, 0, timestamp=1235)
+    assert writing.flush(10) == 0
+    first, second = map(json.loads, run("consume", topic, "--format", "json", "--exit-at-end").stdout.splitlines())
+    assert first == {
+        "topic": topic,
+        "partition": 0,
+        "offset": 0,
+        "timestamp_ms": 1234,
+        "key": "kéy",
+        "value": "/v8=",
+        "value_encoding": "base64",
+        "headers": [
+            {"key": "trace", "value": "abc"},
+            {"key": "raw", "value": "/w==", "value_encoding": "base64"},
+            {"key": "none", "value": None},
+        ],
+    }
+    assert (second["key"], second["value"], second["headers"]) == (None, None, [])
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [
+        ("start", "abcde"),
+        ("end", ""),
+        ("2", "cde"),
+        ("5", ""),
+        ("+2", "cde"),
+        ("+99", ""),
+        ("-2", "de"),
+        ("-99", "abcde"),
+        ("@1003", "de"),
+        ("@0", "abcde"),
+        ("@9999999999999", ""),
+    ],
+)
+def test_where_to_begin(run: Run, filled: Fill, offset: str, expected: str) -> None:
+    topic = filled([b"a", b"b", b"c", b"d", b"e"])
+    consumed = run("consume", topic, "--offset", offset, "--exit-at-end")
+    assert (consumed.returncode, consumed.stdout.replace("\n", "")) == (0, expected)
+
+
+def test_one_partition_and_a_count(run: Run, filled: Fill) -> None:
+    topic = filled([b"a", b"b", b"c"], partitions=3, partition=1)
+    assert run("consume", topic, "--count", "2").stdout == "a\nb\n"
+    assert run("consume", topic, "--partition", "1", "--count", "1").stdout == "a\n"
+    assert run("consume", topic, "--partition", "0", "--partition", "2", "--exit-at-end").stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--offset", "47"], 1, "onceflow: offset 47 of {}-0 is out of range: the log begins at 0 and ends at 1"),
+        (["--offset", "soon"], 2, "'soon' is none of start, end, 47, +47, -47, @1430204612405"),
+        (["--offset", "@"], 2, "'@' is none of start"),
+        (["--offset", "9" * 19], 2, "is none of start"),
+        (["--partition", "4"], 2, "{} has 1 partition, counted from 0, not 4"),
+        (["--format", "xml"], 2, "'xml' is not one of 'text', 'json'"),
+    ],
+)
+def test_consume_says_what_is_wrong(run: Run, filled: Fill, words: list[str], code: int, says: str) -> None:
+    topic = filled([b"a"])
+    consumed = run("consume", topic, "--exit-at-end", *words)
+    assert consumed.returncode == code
+    assert says.format(topic) in consumed.stderr
+
+
+def test_an_unknown_topic_is_neither_created_nor_read(run: Run, topic: str) -> None:
+    for words in (["consume", topic], ["produce", topic]):
+        result = run(*words, stdin="a\n")
+        assert result.returncode == 1
+        assert result.stderr.startswith(f"onceflow: topic '{topic}' does not exist at ")
+    assert topic not in run("topic", "list").stdout
+
+
+@contextmanager
+def process(bootstrap: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    started = subprocess.Popen(
+        [sys.executable, "-m", "onceflow", *words, "--bootstrap", bootstrap],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with started:
+        yield started
+        started.kill()
+
+
+def test_following_shows_what_is_written_and_ends_with_an_interrupt(bootstrap: str, filled: Fill, run: Run) -> None:
+    topic = filled([b"before"])
+    with process(bootstrap, "consume", topic) as following:
+        assert following.stdout is not None
+        assert following.stderr is not None
+        assert following.stdout.readline() == b"before\n"
+        run("produce", topic, stdin="after\n")
+        assert following.stdout.readline() == b"after\n"
+        following.send_signal(signal.SIGINT)
+        assert following.wait(10) == 130
+        assert following.stderr.read().split(b"\n") == [b"", b"onceflow: interrupted", b""]
+
+
+def test_a_reader_that_has_had_enough_is_no_failure(bootstrap: str, filled: Fill) -> None:
+    topic = filled([b"x" * 100] * 5000)
+    with process(bootstrap, "consume", topic, "--exit-at-end") as consuming:
+        assert consuming.stdout is not None
+        assert consuming.stderr is not None
+        assert consuming.stdout.readline() == b"x" * 100 + b"\n"
+        consuming.stdout.close()
+        assert consuming.wait(10) == 0
+        assert consuming.stderr.read() == b""
+
+
+def test_an_interrupted_produce_tells_what_is_in(bootstrap: str, cluster: Cluster, topic: str, run: Run) -> None:
+    cluster.create_topic(topic, 1)
+    with process(bootstrap, "produce", topic) as producing:
+        assert producing.stdin is not None
+        assert producing.stderr is not None
+        producing.stdin.write(b"one\ntwo\n")
+        producing.stdin.flush()
+        assert run("consume", topic, "--count", "2").stdout == "one\ntwo\n"
+        producing.send_signal(signal.SIGINT)
+        assert producing.wait(10) == 130
+        told = producing.stderr.read().decode().split()
+        assert told == f"2 records acknowledged by {bootstrap} onceflow: interrupted".split()
+
+
+def test_consume_needs_no_librdkafka(run: Run, filled: Fill, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = filled([b"a"])
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    monkeypatch.delitem(sys.modules, "onceflow.client.producer")
+    assert run("consume", topic, "--exit-at-end").stdout == "a\n"
+    produced = run("produce", topic)
+    assert produced.returncode == 1
+    assert produced.stderr.startswith("onceflow: 'onceflow produce' needs the package 'confluent_kafka'")

@@ -1,0 +1,111 @@
+"""The producer: keys land where Java's client puts them, nothing is lost silently."""
+
+import pytest
+
+from onceflow.client.cluster import Cluster
+from onceflow.client.errors import BrokerUnreachable, ProduceFailed, UnknownTopic
+from onceflow.client.producer import EventWriter, producer
+from onceflow.client.records import read_partitions
+from onceflow.testing import BrokerProcess
+from onceflow.wire.murmur2 import partition_for_key
+
+PARTITIONS = 7
+JAVA_PLACES = {
+    b"21": 3,
+    b"foobar": 0,
+    b"a-little-bit-long-string": 1,
+    b"user-1": 3,
+    b"068b746ed4620d25e26055a9f804385f": 0,
+    b"4A4D769EB9679C054DE81B973ED5D768": 6,
+    "ö".encode(): 1,
+}
+"""Key → one of 7 partitions, as Kafka 4.1's own console producer placed them."""
+
+
+def read_all(cluster: Cluster, topic: str, count: int) -> list[tuple[int, bytes | None, bytes | None]]:
+    found = []
+    for partition, record in read_partitions(
+        cluster, topic, dict.fromkeys(cluster.topics(topic)[topic].partitions, 0), None
+    ):
+        found.append((partition, record.key, record.value))
+        if len(found) == count:
+            return found
+    raise AssertionError
+
+
+def test_keys_land_where_java_puts_them(bootstrap: str, cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, PARTITIONS)
+    keys = [*JAVA_PLACES, *(b"user-%d" % number for number in range(2, 200)), bytes(range(256))]
+    with EventWriter(bootstrap, topic) as writer:
+        for key in keys:
+            writer.write(key, b"value")
+    assert writer.delivered == len(keys)
+    placed = {key: partition for partition, key, _ in read_all(cluster, topic, len(keys))}
+    assert placed == {key: partition_for_key(key, PARTITIONS) for key in keys}
+    assert {key: placed[key] for key in JAVA_PLACES} == JAVA_PLACES
+
+
+def test_events_without_a_key_and_to_a_chosen_partition(bootstrap: str, cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, 3)
+    with EventWriter(bootstrap, topic) as writer:
+        writer.write(None, b"chosen", timestamp_ms=5, partition=2)
+        writer.write(b"key", None)
+    assert sorted(read_all(cluster, topic, 2), key=str) == sorted(
+        [(2, None, b"chosen"), (partition_for_key(b"key", 3), b"key", None)], key=str
+    )
+
+
+def test_the_topic_must_exist_and_the_broker_answer(bootstrap: str, topic: str) -> None:
+    with pytest.raises(UnknownTopic, match="onceflow topic create"):
+        EventWriter(bootstrap, topic)
+    with pytest.raises(BrokerUnreachable):
+        EventWriter("127.0.0.1:1", topic)
+
+
+def test_a_full_queue_makes_the_writer_wait(bootstrap: str, cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, 1)
+    with EventWriter(bootstrap, topic, linger_ms=0, **{"queue.buffering.max.messages": 10}) as writer:
+        for number in range(1000):
+            writer.write(None, b"%d" % number)
+    assert writer.delivered == 1000
+    assert [value for _, _, value in read_all(cluster, topic, 1000)] == [b"%d" % number for number in range(1000)]
+
+
+def test_an_event_that_is_too_large_is_refused(bootstrap: str, cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, 1)
+    with (
+        pytest.raises(ProduceFailed, match=f"for {topic} at {bootstrap} were not acknowledged.*too large"),
+        EventWriter(bootstrap, topic) as writer,
+    ):
+        writer.write(None, b"x" * 1_100_000)
+
+
+def test_events_that_no_broker_takes_are_an_error(tmp_path_factory: pytest.TempPathFactory, topic: str) -> None:
+    with BrokerProcess(tmp_path_factory.mktemp("killed")) as broker:
+        with Cluster(broker.bootstrap) as cluster:
+            cluster.create_topic(topic, 1)
+        short = {"delivery.timeout.ms": 500}
+        waiting, roomy = EventWriter(broker.bootstrap, topic), EventWriter(broker.bootstrap, topic, **short)
+        crowded = EventWriter(broker.bootstrap, topic, **short, **{"queue.buffering.max.messages": 10})
+        for writer in (waiting, roomy, crowded):
+            writer.write(None, b"first")
+            writer.flush()
+        broker.kill()
+        waiting.write(None, b"never")
+        with pytest.raises(ProduceFailed, match=r"1 events .* were not acknowledged by .* within 0\.1 s, 1 were"):
+            waiting.flush(0.1)
+        for writer in (roomy, crowded):
+            with pytest.raises(ProduceFailed, match=r"\d+ events for .* were not acknowledged, 1 were"):
+                write_and_flush(writer, 100)
+            assert writer.delivered == 1
+
+
+def write_and_flush(writer: EventWriter, count: int) -> None:
+    for number in range(count):
+        writer.write(None, b"%d" % number)
+    writer.flush()
+
+
+def test_a_setting_that_librdkafka_does_not_know_is_refused() -> None:
+    with pytest.raises(ProduceFailed, match=r"No such configuration property.*no\.such\.setting"):
+        producer("127.0.0.1:1", **{"no.such.setting": 1})
