@@ -1,0 +1,89 @@
+"""One driver per checkpoint: a lock that lives exactly as long as the JVM that runs the query.
+
+The JVM takes it, not Python: a driver whose Python was killed leaves a JVM that may still run tasks for a moment, and
+its successor must wait for that JVM to end. It is a POSIX record lock on `onceflow.lock` in the checkpoint, so the
+kernel drops it with the process. Such a lock is also dropped when its process closes any other descriptor of the
+file, so a process opens the file once at most: `_held` sees to that.
+"""
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+from onceflow.errors import OnceflowError
+
+FILE_NAME = "onceflow.lock"
+WAIT_MS = 30_000
+_POLL_S = 0.2
+
+_held: set[Path] = set()
+# Channels that must stay open because closing one would drop a lock that its JVM holds through another.
+_never_closed: list[Any] = []
+
+
+class CheckpointInUse(OnceflowError):
+    """Another driver, or another sink of this process, holds the checkpoint."""
+
+
+class CheckpointLock:
+    """A held lock; `release` gives it back."""
+
+    def __init__(self, path: Path, java_file: Any) -> None:
+        self._path = path
+        # Java closes the file, and so drops the lock, once nothing refers to this object any more.
+        self._java_file = java_file
+
+    def release(self) -> None:
+        """Gives the lock back; the JVM's end does the same."""
+        self._java_file.close()
+        _held.discard(self._path)
+
+
+def take_lock(
+    session: Any, directory: Path, *, wait_ms: int = WAIT_MS, sleep: Callable[[float], None] = time.sleep
+) -> CheckpointLock:
+    """Locks the checkpoint for the session's JVM, waiting up to `wait_ms` for another. Raises CheckpointInUse."""
+    path = directory.absolute() / FILE_NAME
+    if path in _held:
+        raise CheckpointInUse(
+            f"checkpoint {directory} is in use by another sink of this process: close() that sink, or give this query "
+            "a checkpoint of its own"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    java_file = session._jvm.java.io.RandomAccessFile(str(path), "rw")
+    deadline = time.monotonic() + wait_ms / 1000
+    while not _try_lock(java_file, directory):
+        if time.monotonic() >= deadline:
+            holder = path.read_text("utf-8").strip() or "an unknown process"
+            java_file.close()
+            raise CheckpointInUse(
+                f"checkpoint {directory} is in use by {holder}, waited {wait_ms / 1000:g} s for it: end that process, "
+                "or give this query a checkpoint of its own"
+            )
+        sleep(_POLL_S)
+    _held.add(path)
+    _write_holder(session, java_file)
+    return CheckpointLock(path, java_file)
+
+
+def _try_lock(java_file: Any, directory: Path) -> bool:
+    try:
+        return java_file.getChannel().tryLock() is not None
+    except Py4JJavaError as error:
+        if "OverlappingFileLockException" not in str(error.java_exception.getClass().getName()):
+            raise
+        _never_closed.append(java_file)
+        raise CheckpointInUse(
+            f"checkpoint {directory} is in use by another query of this JVM: stop that query, or give this one a "
+            "checkpoint of its own"
+        ) from error
+
+
+def _write_holder(session: Any, java_file: Any) -> None:
+    pid = session._jvm.java.lang.ProcessHandle.current().pid()
+    java_file.setLength(0)
+    java_file.writeBytes(f"JVM with pid {pid} on {socket.gethostname()}\n")

@@ -1,0 +1,16 @@
+"""What a failed query says, out of the pages that Spark wraps around it."""
+
+import re
+
+_OURS = re.compile(r"^(?:\S+: )?onceflow(?:\.\w+)+: (?P<sentence>.+?)(?: SQLSTATE: \w+)*$", re.MULTILINE)
+
+
+def sentence(error: BaseException) -> str:
+    """The one sentence of ours in an error that Spark raises, else the first line of what Spark says.
+
+    Spark hands an exception of a Python worker, or of a foreachBatch function, on as text: a traceback, with stack
+    traces of the JVM around it. The last line of the last such traceback is what went wrong.
+    """
+    text = str(error)
+    ours = _OURS.findall(text)
+    return str(ours[-1]) if ours else text.strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,206 @@
+"""The sink's Lua scripts (`scripts/*.lua`), called with a batch's values; their refusals become exceptions.
+
+A call can be sent again at any time: every script finds by the marker that it has already run and changes nothing.
+"""
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import redis
+
+from onceflow.errors import OnceflowError
+
+Argument = str | bytes | int
+
+
+class MarkerRefused(OnceflowError):
+    """Marker, counts and checkpoint do not belong together; going on would count wrongly."""
+
+
+class OwnerLost(OnceflowError):
+    """Another start of the query has taken the counts over; this one must stop."""
+
+
+class DataMisfit(OnceflowError):
+    """A key has another type, or a field another value, than can be added to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Increment:
+    """Rows of `target` add their amount to a field of the hash `key`; `ranking_key` is a sorted set that follows it.
+
+    The ranking's scores repeat the hash's values; beyond 2^53 a score is the nearest double.
+    """
+
+    target: str
+    key: str
+    ranking_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Rows of `target` are entries of the list `key`: the newest `length_max` by amount, newest first."""
+
+    target: str
+    key: str
+    length_max: int
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Every key of one sink, in the order in which all scripts are handed them."""
+
+    marker: str
+    history: str
+    increments: tuple[Increment, ...]
+    appends: tuple[Append, ...]
+
+    # Without slots, for the cache.
+    @functools.cached_property
+    def data(self) -> list[str]:
+        """The keys beside marker and history, each once."""
+        keys = [increment.key for increment in self.increments]
+        keys += [increment.ranking_key for increment in self.increments if increment.ranking_key is not None]
+        keys += [append.key for append in self.appends]
+        return list(dict.fromkeys(keys))
+
+    @functools.cached_property
+    def all(self) -> list[str]:
+        return [self.marker, self.history, *self.data]
+
+    def number(self, key: str) -> int:
+        """Lua's number, from 1, of `key` among KEYS."""
+        return self.all.index(key) + 1
+
+
+Counts = Mapping[tuple[str, bytes], int]
+"""(target, field) → amount: each pair once."""
+
+Entries = Mapping[str, Sequence[bytes]]
+"""Target of an Append → its new entries, oldest first."""
+
+
+def field_arguments(fields: Mapping[str, str]) -> list[Argument]:
+    """Fields of the marker as a script takes them."""
+    return [len(fields), *(text for pair in fields.items() for text in pair)]
+
+
+def count_arguments(keys: Keys, rows: Sequence[tuple[str, bytes, int]]) -> list[Argument]:
+    """Rankings and counts as a script takes them; rows are (target, field, amount), each target and field once."""
+    rankings = [
+        (keys.number(increment.key), keys.number(increment.ranking_key))
+        for increment in keys.increments
+        if increment.ranking_key is not None
+    ]
+    hashes = {increment.target: keys.number(increment.key) for increment in keys.increments}
+    arguments: list[Argument] = [len(rankings), *(number for pair in rankings for number in pair), len(rows)]
+    for target, field, amount in rows:
+        arguments += (hashes[target], field, amount)
+    return arguments
+
+
+def list_arguments(keys: Keys, history: Append, entry: str, entries: Entries) -> list[Argument]:
+    """Lists as a script takes them: one entry of the history, and the entries of each append target."""
+    lists: list[tuple[Append, Sequence[Argument]]] = [(history, [entry])]
+    lists += [(append, entries[append.target]) for append in keys.appends if entries.get(append.target)]
+    arguments: list[Argument] = [len(lists)]
+    for append, new in lists:
+        arguments += (keys.number(append.key), append.length_max, len(new), *new)
+    return arguments
+
+
+def run(client: Any, name: str, keys: Keys, arguments: Sequence[Argument]) -> list[str]:
+    """Runs the script `name` and returns its answer, which may be a refusal. Raises redis-py's errors."""
+    body, digest = script(name)
+    try:
+        answer = client.evalsha(digest, len(keys.all), *keys.all, *arguments)
+    except redis.exceptions.NoScriptError:
+        answer = client.eval(body, len(keys.all), *keys.all, *arguments)
+    return texts(answer)
+
+
+def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: int) -> bool:
+    """Runs `settle` and waits until its write, and so every one before it, is synced to the append-only file.
+
+    Arguments: query, owner, batch. False if that took longer than `wait_ms`. Raises as `raise_refusal` does.
+    """
+    source, _ = script("settle")
+    pipeline = client.pipeline(transaction=False)
+    pipeline.eval(source, len(keys.all), *keys.all, *arguments)
+    # WAITAOF waits for the last write of its own connection, and a pipeline has one.
+    pipeline.execute_command("WAITAOF", 1, 0, wait_ms)
+    answer, synced = pipeline.execute()
+    raise_refusal(keys, texts(answer))
+    return int(synced[0]) >= 1
+
+
+def texts(answer: Sequence[Any]) -> list[str]:
+    """A script's answer as text; what is not UTF-8 in a field's name is shown escaped."""
+    return [part.decode("utf-8", "backslashreplace") if isinstance(part, bytes) else str(part) for part in answer]
+
+
+@functools.cache
+def script(name: str) -> tuple[str, str]:
+    """Source and SHA-1 of `scripts/NAME.lua` behind what all scripts begin with."""
+    directory = resources.files("onceflow.spark") / "scripts"
+    body = "\n".join((directory / f"{part}.lua").read_text("utf-8") for part in ("fence", name))
+    return body, hashlib.sha1(body.encode(), usedforsecurity=False).hexdigest()
+
+
+def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
+    """Raises what a script's refusal means; an answer that is none passes."""
+    kind, *found = answer
+    reset = "delete the counts with 'onceflow reset' and count the log again"
+    match kind:
+        case "marker":
+            raise MarkerRefused(
+                f"marker {keys.marker} is not there any more (type {found[0]}, a hash was there): Redis lost it or "
+                f"somebody deleted it; restore Redis, or {reset}"
+            )
+        case "query":
+            raise MarkerRefused(f"marker {keys.marker} now belongs to query {found[0]}: stop one of the two queries")
+        case "owner":
+            raise OwnerLost(
+                f"marker {keys.marker} was taken over by a later start of this query (owner epoch {found[0]}): this "
+                "start stops, the later one goes on"
+            )
+        case "moved":
+            raise MarkerRefused(
+                f"marker {keys.marker} moved to batch {found[0]} (complete {found[1]}) while another batch was being "
+                "written: Redis lost acknowledged writes or the marker was edited; start the query again"
+            )
+        case "missing":
+            raise MarkerRefused(
+                f"marker {keys.marker} lacks chunk {found[0]} of {found[1]} that was acknowledged: Redis lost it; "
+                "start the query again and it writes what is missing"
+            )
+        case "data":
+            raise MarkerRefused(
+                f"{found[0]} exists before the first batch has written anything: delete it with 'onceflow reset' or "
+                "use another hash key"
+            )
+        case "misfit" if not found[1]:
+            raise DataMisfit(
+                f"key {found[0]} in Redis is of type {found[2]}, which cannot be counted in: rename or delete it, then "
+                "start the query again"
+            )
+        case "misfit":
+            raise DataMisfit(
+                f"field {found[1]!r} of {found[0]} in Redis is {found[2]!r}, not a whole number of at most 18 digits: "
+                "nothing was added; correct the field, then start the query again"
+            )
+        case "amount":
+            raise DataMisfit(
+                f"the batch would add {found[2]!r} to field {found[1]!r} of {found[0]}, not a whole number of at most "
+                "18 digits: nothing was added; refuse such amounts before the sink"
+            )
+        case "owned" | "done" | "already":
+            return
+        case _:
+            raise MarkerRefused(
+                f"a script on marker {keys.marker} answered {list(answer)}, which no script of ours does"
+            )

@@ -1,0 +1,241 @@
+"""The exactly-once Redis sink: `foreachBatch(RedisSink(...))`.
+
+A batch's counts and the marker that says so become visible in the same script, so a batch that Spark repeats after
+any crash changes nothing. `onceflow.spark.marker` has the marker's format and the decisions, `scripts/` what is
+checked and written atomically, `docs/exactly-once.md` the protocol as a whole.
+
+Input rows have the columns `target string, field binary, amount long`. A target is the name of an Increment (add
+the amount to that field of its hash) or of an Append (the field is an entry of its list, the amount its order).
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import redis
+from pyspark.sql import DataFrame
+
+from onceflow.errors import OnceflowError
+from onceflow.spark import marker as markers
+from onceflow.spark import redis_pool, redis_scripts
+from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint, checkpoint_at
+from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock
+from onceflow.spark.marker import Batch, Marker, Refuse, Skip
+from onceflow.spark.redis_batch import BatchWriter
+from onceflow.spark.redis_scripts import Append, DataMisfit, Increment, Keys, MarkerRefused
+
+_log = logging.getLogger(__name__)
+
+HISTORY_LENGTH = 600
+SYNC_WAIT_MS = 10_000
+
+__all__ = ["Append", "DataMisfit", "Increment", "RedisSink", "RedisUnfit"]
+
+
+class RedisUnfit(OnceflowError):
+    """This Redis cannot keep the promise as it is configured, or did not keep it."""
+
+
+class RedisSink:
+    """Writes each micro-batch to Redis exactly once; pass it to `foreachBatch`.
+
+    `checkpoint` is the query's own checkpointLocation. `plan` names what is counted (with it every option that
+    changes a count), `plan_version` the code that counts it. One sink serves one start of one query: call `open`
+    before `start()` so that a marker that does not fit stops the query at once, and `close` when it has ended.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        hash_key: str,
+        increments: Sequence[Increment],
+        appends: Sequence[Append] = (),
+        checkpoint: str,
+        plan: str,
+        plan_version: int,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.failure: OnceflowError | None = None
+        """Why the query stopped, if this sink stopped it: one sentence, where Spark's own error is many lines."""
+        self._url = url
+        self._keys = Keys(
+            marker=markers.same_slot(hash_key, "onceflow"),
+            history=markers.same_slot(hash_key, "history"),
+            increments=tuple(increments),
+            appends=tuple(appends),
+        )
+        self._history = Append("history", self._keys.history, HISTORY_LENGTH)
+        self._location = checkpoint
+        self._plan = plan
+        self._plan_version = plan_version
+        self._now_ms = now_ms
+        self._checkpoint: Checkpoint | None = None
+        self._lock: CheckpointLock | None = None
+        self._owner: str | None = None
+        self._batch_done = markers.NO_BATCH
+        self._waits_for_sync = True
+
+    def open(self, session: Any) -> None:
+        """Locks the checkpoint and checks Redis and the marker against it, before the query starts.
+
+        Raises CheckpointInUse, MarkerRefused, RedisUnfit, RedisFailed. Called by the first batch where nobody has called it.
+        """
+        if self._checkpoint is not None:
+            return
+        checkpoint = checkpoint_at(session, self._location)
+        if isinstance(checkpoint, LocalCheckpoint):
+            if self._lock is None:
+                self._lock = take_lock(session, checkpoint.directory)
+            checkpoint.drop_torn()
+        with self._redis_failures("before the first batch"):
+            self._check_redis()
+            self._check_start(checkpoint)
+        self._checkpoint = checkpoint
+
+    def close(self) -> None:
+        """Gives the checkpoint and the connections back; the query must have ended."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+        self._checkpoint = None
+        redis_pool.close(self._url)
+
+    def check(self) -> None:
+        """Checks that Redis still holds the last batch that this sink wrote; safe while the query runs.
+
+        Raises MarkerRefused, RedisFailed.
+        """
+        # Taken first: the query may finish another batch while the marker is being read.
+        expected = self._batch_done
+        with self._redis_failures(f"after batch {expected}"):
+            found, _ = self._read_marker()
+        done = markers.NO_BATCH if found is None else found.batch_done
+        if done < expected:
+            raise MarkerRefused(markers.went_back(self._keys.marker, done, expected))
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Writes one micro-batch, or finds that it is written. Raises an OnceflowError, kept in `failure`."""
+        try:
+            self.open(rows.sparkSession)
+            with self._redis_failures(f"in batch {batch_id}"):
+                self._process(rows, batch_id)
+        except OnceflowError as error:
+            self.failure = error
+            raise
+
+    @contextlib.contextmanager
+    def _redis_failures(self, when: str) -> Iterator[None]:
+        try:
+            yield
+        except redis.RedisError as error:
+            raise redis_pool.RedisFailed(
+                f"Redis at {self._url} failed {when} ({error}): nothing is lost, what is unfinished is finished at the "
+                "next start; start Redis and the query again"
+            ) from error
+
+    def _process(self, rows: DataFrame, batch_id: int) -> None:
+        assert self._checkpoint is not None
+        batch = self._checkpoint.batch(batch_id, plan=self._plan, plan_version=self._plan_version)
+        _refuse_other_query(rows.sparkSession, batch, self._location)
+        found, data_present = self._read_marker()
+        decision = markers.decide(found, batch, key=self._keys.marker, data_present=data_present)
+        if isinstance(decision, Refuse):
+            raise MarkerRefused(decision.sentence)
+        self._checkpoint.prepare(batch_id)
+        if isinstance(decision, Skip):
+            # Returning without reading the rows would make a stateful query's checkpoint unusable.
+            rows.write.format("noop").mode("append").save()
+        else:
+            writer = BatchWriter(self._url, self._keys, self._history, self._owner_epoch(batch), batch, self._now_ms)
+            writer.write(rows, decision, found)
+        self._settle(batch)
+        self._batch_done = batch.number
+
+    def _owner_epoch(self, batch: Batch) -> str:
+        """This start's owner epoch, taken with its first batch: from then on earlier starts are refused."""
+        if self._owner is None:
+            may_make = "1" if batch.number == 0 else "0"
+            first = redis_scripts.field_arguments(markers.first_fields(batch))
+            client = redis_pool.client(self._url)
+            answer = redis_scripts.run(client, "acquire", self._keys, [batch.query, may_make, *first])
+            redis_scripts.raise_refusal(self._keys, answer)
+            self._owner = answer[1]
+        return self._owner
+
+    def _settle(self, batch: Batch) -> None:
+        """Waits until Redis has synced the batch to its AOF: what Spark commits next can then not go back."""
+        if not self._waits_for_sync:
+            return
+        arguments = (batch.query, self._owner_epoch(batch), batch.number)
+        if not redis_scripts.settle(redis_pool.client(self._url), self._keys, arguments, wait_ms=SYNC_WAIT_MS):
+            raise RedisUnfit(
+                f"Redis at {self._url} did not sync batch {batch.number} to its append-only file within "
+                f"{SYNC_WAIT_MS / 1000:g} s: look at its disk, then start the query again, which goes on without loss"
+            )
+
+    def _read_marker(self) -> tuple[Marker | None, bool]:
+        """The marker, and whether any data key exists, at one instant."""
+        pipeline = redis_pool.client(self._url).pipeline(transaction=True)
+        pipeline.hgetall(self._keys.marker)
+        pipeline.exists(*self._keys.data)
+        fields, present = pipeline.execute()
+        texts = {name.decode(): value.decode() for name, value in fields.items()}
+        return markers.parse(self._keys.marker, texts), present > 0
+
+    def _check_start(self, checkpoint: Checkpoint) -> None:
+        found, data_present = self._read_marker()
+        sentence = markers.refusal_at_start(
+            found,
+            query=checkpoint.query_id(),
+            committed=checkpoint.newest_batch("commits"),
+            planned=checkpoint.newest_batch("offsets"),
+            key=self._keys.marker,
+            data_present=data_present,
+        )
+        if sentence is not None:
+            raise MarkerRefused(sentence)
+
+    def _check_redis(self) -> None:
+        """Refuses a Redis that may drop keys, and finds out whether it can say when a write is on disk."""
+        client: Any = redis_pool.client(self._url)
+        try:
+            info = client.info()
+        except redis.exceptions.NoPermissionError:
+            _log.warning("Redis at %s forbids INFO: its maxmemory-policy must be noeviction, unchecked", self._url)
+            self._waits_for_sync = False
+            return
+        policy = str(info.get("maxmemory_policy", "noeviction"))
+        if policy != "noeviction":
+            raise RedisUnfit(
+                f"Redis at {self._url} has maxmemory-policy {policy!r} and may drop counts: set it to 'noeviction'"
+            )
+        self._waits_for_sync = bool(info.get("aof_enabled")) and _knows_waitaof(client)
+        if not self._waits_for_sync:
+            _log.warning(
+                "Redis %s at %s cannot say when a write is on disk (append-only file %s): after a crash of Redis "
+                "batches can be missing, and the query then stops",
+                info.get("redis_version"),
+                self._url,
+                "on, but no WAITAOF, which Redis has from 7.2 on" if info.get("aof_enabled") else "off",
+            )
+
+
+def _knows_waitaof(client: Any) -> bool:
+    try:
+        client.execute_command("WAITAOF", 0, 0, 1)
+    except redis.ResponseError:
+        return False
+    return True
+
+
+def _refuse_other_query(session: Any, batch: Batch, location: str) -> None:
+    """The sink was given another checkpoint than the query that calls it."""
+    running = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if running is not None and running != batch.query:
+        raise MarkerRefused(
+            f"the sink was given checkpoint {location} of query {batch.query} and is called by query {running}: give "
+            "it the query's own checkpointLocation"
+        )

@@ -1,0 +1,19 @@
+-- Writes one chunk of a batch that was begun.
+-- ARGV: query, owner, batch, digest, number of the chunk, counts.
+local query, owner, batch, digest, chunk = take(), take(), take(), take(), take()
+local counts = take_counts()
+
+local refusal = refusal_of_owner(query, owner)
+if refusal then return refusal end
+if is_batch(batch, digest, '1') then return {'already'} end
+if not is_batch(batch, digest, '0') or tonumber(chunk) >= tonumber(field('chunks')) then
+  return {'moved', field('batch'), field('complete')}
+end
+if field('chunk:' .. chunk) == '1' then return {'already'} end
+refusal = refusal_of_counts(counts)
+if refusal then return refusal end
+
+add_counts(counts)
+redis.call('HSET', MARKER, 'chunk:' .. chunk, '1')
+redis.call('HINCRBY', MARKER, 'done', 1)
+return {'done'}

@@ -1,0 +1,103 @@
+"""`spark.readStream.format("onceflow")` and `spark.read.format("onceflow")`: any Kafka as a Spark source.
+
+Spark finds it by itself through the package `pyspark_onceflow`. Options and columns are those of Spark's own Kafka
+source; the one default that differs is isolation.level, read_committed here.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from onceflow.errors import OnceflowError
+from onceflow.spark.options import ENDING_OFFSETS, STARTING_OFFSETS, SourceOptions, read_options
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from onceflow.spark.read_task import ReadTask
+    from onceflow.spark.stream import StreamReader
+
+SCHEMA = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+    ]
+)
+
+
+class WrongSchema(OnceflowError):
+    """The user gave a schema; the source has one of its own."""
+
+
+class OnceflowDataSource(DataSource):
+    """What Spark makes from `format("onceflow")`. Its readers are imported when they are asked for: they load numpy."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The short name."""
+        return "onceflow"
+
+    def schema(self) -> StructType:
+        """The columns. Spark asks this first, so wrong options are told at `load()`."""
+        read_options(self.options)
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> "BatchReader":
+        """For `spark.read`."""
+        _require_schema(schema)
+        return BatchReader(read_options(self.options, "batch"))
+
+    def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name
+        """For `spark.readStream`."""
+        from onceflow.spark.stream import StreamReader
+
+        _require_schema(schema)
+        return StreamReader(read_options(self.options, "stream"))
+
+
+class BatchReader(DataSourceReader):
+    """Reads from one position to another; both are looked up anew for each action."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> "list[ReadTask]":
+        """The read tasks; none where there are no records, which Spark turns into one task without a plan."""
+        from onceflow.spark import read_task
+        from onceflow.spark.connections import connect
+        from onceflow.spark.offsets import ranges
+        from onceflow.spark.positions import LogPositions
+
+        log = LogPositions(connect(self._options.bootstrap), self._options)
+        now = log.ends(fresh=True)
+        start = log.resolve(STARTING_OFFSETS, self._options.starting, now)
+        end = log.resolve(ENDING_OFFSETS, self._options.ending, now)
+        return read_task.plan(ranges(start, end), end.topic_ids)
+
+    def read(self, partition: Any) -> "Iterator[pyarrow.RecordBatch]":
+        """Runs in Spark's workers, on a copy of this reader."""
+        from onceflow.spark import read_task
+
+        return read_task.read(self._options, partition) if isinstance(partition, read_task.ReadTask) else iter(())
+
+
+def _require_schema(schema: StructType) -> None:
+    if schema != SCHEMA:
+        raise WrongSchema(
+            f"source onceflow has the columns {SCHEMA.simpleString()}, not {schema.simpleString()}; take .schema(…) out"
+        )

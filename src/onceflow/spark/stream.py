@@ -1,0 +1,124 @@
+"""The streaming reader's planning half: which offsets the next micro-batch covers. One per query, in its own process.
+
+Batch 0 is the trap. Spark asks `initialOffset` twice in a first run, and again when it repeats batch 0 after a
+crash, and each time "latest" is somewhere else; records between the two answers would be lost. Its order of calls:
+
+    fresh query          initialOffset, latestOffset, initialOffset, partitions
+    batch 0 repeated     initialOffset, partitions, latestOffset
+    any other restart    partitions or latestOffset, never initialOffset
+
+So `initialOffset` arms the reader and `partitions` disarms it, and while it is armed `latestOffset` gives back
+`start` itself: batch 0 has no rows and does nothing but write the start into the checkpoint, which alone counts from
+then on.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from onceflow.errors import OnceflowError
+from onceflow.spark import data_loss, offsets, read_task
+from onceflow.spark.connections import connect
+from onceflow.spark.offsets import Loss, Offsets
+from onceflow.spark.options import STARTING_OFFSETS, SUBSCRIBE, SourceOptions
+from onceflow.spark.positions import LogPositions
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+class TopicNotSubscribed(OnceflowError):
+    """The checkpoint reads a topic that the options no longer name."""
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Offsets in, offsets out; nothing is remembered that a restart would need."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._positions: LogPositions | None = None
+        pass
+        self._target: Offsets | None = None
+        self._told: set[Loss] = set()
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Where a fresh query begins."""
+        self._armed = True
+        starting = self._log.resolve(STARTING_OFFSETS, self._options.starting, ends=self._target)
+        return starting.as_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Option maxOffsetsPerTrigger, as Spark asks for it."""
+        most = self._options.offsets_per_trigger_max
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """The ends of this moment are all that this run reads to."""
+        self._target = self._log.ends(fresh=True)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the batch after `start` ends; `start` itself when there is nothing."""
+        if self._armed:
+            return start
+        known = offsets.parse(start)
+        self._require_subscribed(known)
+        ends = self._ends_for(known)
+        begins = self._log.begins(offsets.entering(known, ends))
+        found = offsets.following(known, ends, begins)
+        if isinstance(limit, ReadMaxRows):
+            found = offsets.limit(known, found, limit.max_rows)
+        return found.as_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The ends of the log, which Spark puts beside its own position in each progress report."""
+        return self._log.ends().as_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[read_task.ReadTask]:
+        """The read tasks of a batch, new or repeated; none where it has no rows."""
+        pass
+        batch_end = offsets.parse(end)
+        parts = [part for part in offsets.ranges(offsets.parse(start), batch_end) if part.size]
+        if not parts:
+            return []
+        now = self._log.ends(fresh=True)
+        self._report(offsets.losses(batch_end, now))
+        there = [part for part in parts if part.topic in now.by_topic and now.same_topic(batch_end, part.topic)]
+        return read_task.plan(there, batch_end.topic_ids)
+
+    def read(self, partition: Any) -> "Iterator[pyarrow.RecordBatch]":
+        """Runs in Spark's workers, on a copy of this reader."""
+        return read_task.read(self._options, partition)
+
+    @property
+    def _log(self) -> LogPositions:
+        if self._positions is None:
+            self._positions = LogPositions(connect(self._options.bootstrap), self._options)
+        return self._positions
+
+    def _ends_for(self, known: Offsets) -> Offsets:
+        """The ends that a batch after `known` may reach, after a loss that they show has been reported."""
+        ends = self._target or self._log.ends()
+        if self._target is None and offsets.losses(known, ends):
+            ends = self._log.ends(fresh=True)
+        self._report(offsets.losses(known, ends))
+        return ends
+
+    def _report(self, lost: list[Loss]) -> None:
+        """Each loss once: an idle query would tell it every 12 ms."""
+        data_loss.report([loss for loss in lost if loss not in self._told], fail=self._options.fail_on_data_loss)
+        self._told.update(lost)
+
+    def _require_subscribed(self, known: Offsets) -> None:
+        for topic in known.by_topic:
+            if topic not in self._options.topics:
+                raise TopicNotSubscribed(
+                    f"the checkpoint reads topic {topic}, which option {SUBSCRIBE} does not name; name it, or begin "
+                    "with a new checkpoint"
+                )

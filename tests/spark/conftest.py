@@ -1,0 +1,45 @@
+"""One Spark session for all tests of this room; it takes longer to start than most of them to run."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from onceflow.client.cluster import Cluster
+from onceflow.spark.session import build_session
+
+Send = Callable[..., None]
+
+
+@pytest.fixture(scope="session")
+def spark(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    log_file = tmp_path_factory.mktemp("spark") / "spark.log"
+    session = build_session("onceflow-tests", "local[2]", java_home=java_home, log_file=log_file)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def cluster(bootstrap: str) -> Iterator[Cluster]:
+    with Cluster(bootstrap) as connected:
+        yield connected
+
+
+@pytest.fixture
+def send(bootstrap: str, topic: str) -> Send:
+    """`send(values, partition=0)`: writes values to the test's topic and waits until they are acknowledged."""
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+
+    def write(values: Sequence[str | None], partition: int = 0, key: str | None = None) -> None:
+        for value in values:
+            producer.produce(topic, value=value, key=key, partition=partition)
+        assert producer.flush(20) == 0
+
+    return write
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"

@@ -1,0 +1,156 @@
+"""A driver without Spark: it does the sink's steps one by one with the sink's own scripts and decisions."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+
+from onceflow.spark import marker as markers
+from onceflow.spark import redis_pool, redis_scripts
+from onceflow.spark.marker import Batch, Finish, Marker, Refuse, Skip, Write
+from onceflow.spark.offsets import OffsetRange
+from onceflow.spark.redis_scripts import Append, Increment, Keys, MarkerRefused
+
+CHUNKS = 3
+_names = itertools.count()
+
+
+def new_keys() -> Keys:
+    """The keys of a sink that no other test uses."""
+    name = f"counts-{next(_names)}"
+    return Keys(
+        marker=markers.same_slot(name, "onceflow"),
+        history=markers.same_slot(name, "history"),
+        increments=(
+            Increment("count", name, markers.same_slot(name, "top")),
+            Increment("os", markers.same_slot(name, "os")),
+        ),
+        appends=(Append("dead", markers.same_slot(name, "dead"), 3),),
+    )
+
+
+def rows_of(number: int) -> list[tuple[str, bytes, int]]:
+    """What batch `number` adds: some fields in every batch, some in this one alone."""
+    return [
+        *(("count", f"user {user}".encode(), number + user) for user in range(6)),
+        ("count", f"only {number}".encode(), 0),
+        ("os", b"Android", 6),
+    ]
+
+
+def entries_of(number: int) -> dict[str, list[bytes]]:
+    return {"dead": [f"{number}:a".encode(), f"{number}:b".encode()]}
+
+
+def batch_of(number: int, **changes: Any) -> Batch:
+    part = OffsetRange("clicks", 0, 10 * max(0, number - 1), 10 * number)
+    return Batch(**{"query": "query-1", "number": number, "ranges": (part,), "plan": "p", "plan_version": 1} | changes)
+
+
+def chunk_of(row: tuple[str, bytes, int]) -> int:
+    return sum(row[1]) % CHUNKS
+
+
+class Driver:
+    """One start of the query."""
+
+    def __init__(self, url: str, keys: Keys, *, query: str = "query-1") -> None:
+        self.client: Any = redis_pool.client(url)
+        self.keys = keys
+        self.query = query
+        self.owner: str | None = None
+
+    def call(self, name: str, *arguments: Any) -> str:
+        answer = redis_scripts.run(self.client, name, self.keys, list(arguments))
+        redis_scripts.raise_refusal(self.keys, answer)
+        return answer[1] if name == "acquire" else answer[0]
+
+    def marker(self) -> Marker | None:
+        fields = {name.decode(): value.decode() for name, value in self.client.hgetall(self.keys.marker).items()}
+        return markers.parse(self.keys.marker, fields)
+
+    def acquire(self, batch: Batch) -> str:
+        first = redis_scripts.field_arguments(markers.first_fields(batch))
+        self.owner = self.call("acquire", batch.query, "1" if batch.number == 0 else "0", *first)
+        return self.owner
+
+    def identity(self, batch: Batch) -> tuple[Any, ...]:
+        return (batch.query, self.owner, batch.number, batch.digest)
+
+    def whole(self, batch: Batch, rows: list[tuple[str, bytes, int]], previous: int | None = None) -> str:
+        fields = markers.begun_fields(self.marker(), batch, chunks=0, started_ms=1)
+        fields |= markers.completed_fields(started_ms=1, finished_ms=2)
+        return self.call(
+            "whole",
+            *self.identity(batch),
+            batch.number - 1 if previous is None else previous,
+            *redis_scripts.field_arguments(fields),
+            *redis_scripts.count_arguments(self.keys, rows),
+            *self.lists(batch),
+        )
+
+    def begin(self, batch: Batch) -> str:
+        fields = markers.begun_fields(self.marker(), batch, chunks=CHUNKS, started_ms=1)
+        return self.call("begin", *self.identity(batch), batch.number - 1, *redis_scripts.field_arguments(fields))
+
+    def chunk(self, batch: Batch, number: int, rows: list[tuple[str, bytes, int]]) -> str:
+        counts = redis_scripts.count_arguments(self.keys, rows)
+        return self.call("chunk", *self.identity(batch), number, *counts)
+
+    def complete(self, batch: Batch) -> str:
+        fields = redis_scripts.field_arguments(markers.completed_fields(started_ms=1, finished_ms=2))
+        return self.call("complete", *self.identity(batch), *fields, *self.lists(batch))
+
+    def lists(self, batch: Batch) -> list[Any]:
+        history = Append("history", self.keys.history, 5)
+        return redis_scripts.list_arguments(self.keys, history, f'{{"batch":{batch.number}}}', entries_of(batch.number))
+
+    def settle(self, batch: Batch) -> None:
+        assert redis_scripts.settle(self.client, self.keys, (batch.query, self.owner, batch.number), wait_ms=10_000)
+
+    def steps(self, batch: Batch) -> Iterator[str]:
+        """Does what the marker asks for, one write at a time, and names each after it is done."""
+        if self.owner is None:
+            self.acquire(batch)
+            yield "acquire"
+        present = self.client.exists(*self.keys.data) > 0
+        decision = markers.decide(self.marker(), batch, key=self.keys.marker, data_present=present)
+        if isinstance(decision, Refuse):
+            raise MarkerRefused(decision.sentence)
+        rows = rows_of(batch.number)
+        if isinstance(decision, Write) and batch.number % 2 == 0:
+            self.whole(batch, rows)
+            yield "whole"
+        elif not isinstance(decision, Skip):
+            if isinstance(decision, Write):
+                self.begin(batch)
+                yield "begin"
+            for number in decision.missing if isinstance(decision, Finish) else range(CHUNKS):
+                self.chunk(batch, number, [row for row in rows if chunk_of(row) == number])
+                yield f"chunk {number}"
+            self.complete(batch)
+            yield "complete"
+
+
+def expected_counts(batches: int) -> dict[str, dict[bytes, int]]:
+    """What the hashes hold after batches 0 to `batches` - 1, by target."""
+    totals: dict[str, dict[bytes, int]] = {"count": {}, "os": {}}
+    for number in range(batches):
+        for target, field, amount in rows_of(number):
+            totals[target][field] = totals[target].get(field, 0) + amount
+    return totals
+
+
+def assert_counts(client: redis.Redis, keys: Keys, batches: int) -> None:
+    """Every key holds exactly what the complete batches add up to."""
+    totals = expected_counts(batches)
+    for increment in keys.increments:
+        found = {field: int(value) for field, value in client.hgetall(increment.key).items()}  # type: ignore[union-attr]
+        assert found == totals[increment.target]
+    ranking = client.zrange(keys.increments[0].ranking_key or "", 0, -1, withscores=True)
+    assert {field: int(score) for field, score in ranking} == totals["count"]  # type: ignore[union-attr]
+    entries = [entry for number in range(batches) for entry in entries_of(number)["dead"]]
+    assert client.lrange(keys.appends[0].key, 0, -1) == entries[::-1][:3]
+    history = [f'{{"batch":{number}}}'.encode() for number in range(batches)]
+    assert client.lrange(keys.history, 0, -1) == history[::-1][:5]

@@ -1,0 +1,81 @@
+"""The pool that each executor process has: made once, bounded, tested on borrow, never part of a closure."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from onceflow.spark import redis_pool
+from onceflow.spark.redis_chunks import ChunkWriter
+from onceflow.spark.redis_pool import RedisAddressInvalid
+from onceflow.spark.redis_scripts import Append, Increment, Keys
+
+
+@pytest.fixture
+def url(redis_server: Any) -> Iterator[str]:
+    yield redis_server.url
+    redis_pool.close()
+
+
+def test_one_pool_for_a_process(url: str) -> None:
+    pool: Any = redis_pool.client(url).connection_pool
+    assert redis_pool.client(url).connection_pool is pool
+    assert pool.max_connections == 10
+    assert pool.timeout == 10
+    assert len(pool._connections) == 1
+    connection = pool.get_connection()
+    assert connection.socket_timeout == 30
+    pool.release(connection)
+    redis_pool.close(url)
+    assert redis_pool.client(url).connection_pool is not pool
+
+
+def test_ten_connections_and_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_pool, "WAIT_TIMEOUT_S", 0.05)
+    pool: Any = redis_pool.client(url).connection_pool
+    borrowed = [pool.get_connection() for _ in range(10)]
+    with pytest.raises(redis.ConnectionError, match="No connection available"):
+        pool.get_connection()
+    for connection in borrowed:
+        pool.release(connection)
+    assert {pool.get_connection() for _ in range(10)} == set(borrowed)
+    for connection in borrowed:
+        pool.release(connection)
+
+
+def test_a_connection_that_the_server_closed_is_replaced_on_borrow(new_redis: Callable[..., Any]) -> None:
+    server = new_redis()
+    client: Any = redis_pool.client(server.url)
+    assert client.ping()
+    server.kill()
+    server.start()
+    assert client.set("key", "value")
+    redis_pool.close(server.url)
+
+
+@pytest.mark.parametrize("url", ["localhost:6379", "http://127.0.0.1/1", "redis://127.0.0.1:x/1"])
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(RedisAddressInvalid, match="redis://HOST:PORT/DATABASE"):
+        redis_pool.client(url)
+
+
+def test_what_a_task_is_handed_can_be_pickled(url: str) -> None:
+    keys = Keys("m", "h", (Increment("count", "c", "t"),), (Append("dead", "d", 3),))
+    assert keys.all == ["m", "h", "c", "t", "d"]
+    writer = ChunkWriter(url, keys, "query", "1", 3, "digest", 10)
+    assert pickle.loads(pickle.dumps(writer)) == writer
+
+
+def test_the_pool_is_closed_when_the_process_ends(url: str) -> None:
+    program = f"from onceflow.spark import redis_pool; print(redis_pool.client({url!r}).client_id())"
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", program], capture_output=True, text=True, env=os.environ
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    clients: Any = redis_pool.client(url).client_list()
+    assert ended.stdout.strip() not in {client["id"] for client in clients}

@@ -1,0 +1,434 @@
+"""The sink with real Spark and a real Valkey. The checkpoint's files are written by hand, so that any batch can be
+repeated, or be cut off after any of its writes."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
+
+from onceflow.spark import checkpoint_lock, redis_batch, redis_chunks, redis_pool, redis_scripts
+from onceflow.spark.checkpoint import CheckpointNotSynced, LocalCheckpoint
+from onceflow.spark.checkpoint_lock import CheckpointInUse
+from onceflow.spark.redis_pool import RedisFailed
+from onceflow.spark.redis_scripts import MarkerRefused, OwnerLost
+from onceflow.spark.redis_sink import Append, DataMisfit, Increment, RedisSink, RedisUnfit
+from tests.spark.test_checkpoint import SparkFiles
+
+Rows = Sequence[tuple[str | None, bytes | None, int | None]]
+NAMES, TYPES = ["target", "field", "amount"], [pa.string(), pa.binary(), pa.int64()]
+CHUNKS = 4
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SparkFiles:
+    made = SparkFiles(tmp_path / "checkpoint")
+    made.plan(0, {"clicks": {"0": 0}})
+    return made
+
+
+@pytest.fixture
+def redis_client(redis_server: Any) -> Iterator[Any]:
+    client = redis_pool.client(redis_server.url)
+    client.flushall()
+    yield redis_pool.client(redis_server.url)
+    redis_pool.close()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch is cut into chunks, of some ten rows."""
+    monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", 0)
+    monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 11)
+
+
+class Sinks:
+    """Makes sinks as successive starts of one query do, and closes them."""
+
+    def __init__(self, url: str, files: SparkFiles, spark: SparkSession) -> None:
+        self.url, self.files, self.spark = url, files, spark
+        self.made: list[RedisSink] = []
+
+    def start(self, *, plan_version: int = 1, close_others: bool = True) -> RedisSink:
+        if close_others:
+            self.close()
+        sink = RedisSink(
+            self.url,
+            hash_key="counts",
+            increments=[Increment("count", "counts", "{counts}:top"), Increment("os", "{counts}:os")],
+            appends=[Append("dead", "{counts}:dead", 3)],
+            checkpoint=str(self.files.directory),
+            plan="clicks",
+            plan_version=plan_version,
+        )
+        self.made.append(sink)
+        return sink
+
+    def close(self) -> None:
+        for sink in self.made:
+            sink.close()
+        self.made.clear()
+
+    def rows(self, rows: Rows) -> DataFrame:
+        columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
+        table = pa.table([pa.array(column, kind) for column, kind in zip(columns, TYPES, strict=True)], NAMES)
+        return self.spark.createDataFrame(table)
+
+    def batch(self, sink: RedisSink, number: int, rows: Rows | None = None) -> None:
+        """Spark's part of a batch up to the commit; `rows` default to what `added` says."""
+        self.files.plan(number, {"clicks": {"0": number * 10}})
+        sink(self.rows(added(number) if rows is None else rows), number)
+
+    def run(self, sink: RedisSink, *numbers: int) -> None:
+        for number in numbers:
+            self.batch(sink, number)
+            self.files.commit(number)
+
+
+@pytest.fixture
+def sinks(redis_client: Any, redis_server: Any, files: SparkFiles, spark: SparkSession) -> Iterator[Sinks]:
+    made = Sinks(redis_server.url, files, spark)
+    yield made
+    made.close()
+
+
+def added(number: int) -> Rows:
+    """40 users, each in two rows of every batch after the first; one count of 0; two bad events a batch."""
+    if number == 0:
+        return []
+    rows = [("count", f"user {user}".encode(), number) for user in range(20) for _ in range(2)]
+    rows += [("count", f"batch {number} user {user}".encode(), user) for user in range(20)]
+    return [
+        *rows,
+        ("os", b"Android", 3),
+        ("dead", b"0:%d:old" % number, number),
+        ("dead", b"0:%d:new" % number, number),
+    ]
+
+
+def assert_counted(client: Any, batches: int) -> None:
+    counts: dict[bytes, int] = {}
+    for number in range(batches):
+        for target, field, amount in added(number):
+            if target == "count":
+                assert field is not None
+                assert amount is not None
+                counts[field] = counts.get(field, 0) + amount
+    assert {field: int(value) for field, value in client.hgetall("counts").items()} == counts
+    assert {field: int(score) for field, score in client.zrange("{counts}:top", 0, -1, withscores=True)} == counts
+    assert client.hget("{counts}:os", "Android") == (str(3 * (batches - 1)).encode() if batches > 1 else None)
+    dead = [b"0:%d:%b" % (number, age) for number in range(1, batches) for age in (b"new", b"old")]
+    assert client.lrange("{counts}:dead", 0, -1) == dead[::-1][:3]
+    history = [json.loads(entry) for entry in client.lrange("{counts}:history", 0, -1)]
+    assert [entry["batch"] for entry in history] == list(range(batches))[::-1]
+    assert history[0]["events"] == (10 if batches > 1 else 0)
+    assert history[0]["offsets"] == {"0": (batches - 1) * 10}
+
+
+def marker_of(client: Any) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in client.hgetall("{counts}:onceflow").items()}
+
+
+def test_small_batches(sinks: Sinks, redis_client: Any) -> None:
+    sinks.run(sinks.start(), 0, 1, 2)
+    assert_counted(redis_client, 3)
+    found = marker_of(redis_client)
+    assert found["chunks"] == "0"
+    assert (found["batch"], found["complete"], found["owner"], found["settled"]) == ("2", "1", "1", "2")
+    assert json.loads(found["ranges"]) == {"clicks": {"0": [10, 20]}}
+    assert json.loads(found["since"]) == {"clicks": {"0": 0}}
+    assert int(found["finished_ms"]) - int(found["started_ms"]) >= int(found["duration_ms"]) >= 0
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_batches_of_chunks(sinks: Sinks, redis_client: Any) -> None:
+    sinks.run(sinks.start(), 0, 1, 2)
+    assert_counted(redis_client, 3)
+    found = marker_of(redis_client)
+    assert (found["chunks"], found["done"], found["complete"]) == (str(CHUNKS), str(CHUNKS), "1")
+    assert not [name for name in found if name.startswith("chunk:")]
+
+
+def test_a_repeated_batch_changes_nothing_and_is_read(sinks: Sinks, redis_client: Any) -> None:
+    sinks.run(sinks.start(), 0, 1)
+    before = redis_client.dump("counts")
+    sink = sinks.start(plan_version=2)
+    sinks.batch(sink, 1)
+    assert redis_client.dump("counts") == before
+    reading = F.raise_error(F.lit("the rows are read")).cast("bigint").alias("amount")
+    with pytest.raises(PySparkException, match="the rows are read"):
+        sink(sinks.rows(added(1)).select("target", "field", reading), 1)
+    sinks.run(sink, 2)
+    assert_counted(redis_client, 3)
+
+
+def test_nothing_is_written_before_the_checkpoint_is_synced(
+    sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: LocalCheckpoint, number: int) -> None:
+        raise CheckpointNotSynced(f"batch {number}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalCheckpoint, "prepare", broken)
+        with pytest.raises(CheckpointNotSynced):
+            sinks.batch(sinks.start(), 0)
+    assert redis_client.keys() == []
+    sinks.run(sinks.start(), 0)
+    before = dict(marker_of(redis_client))
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalCheckpoint, "prepare", broken)
+        with pytest.raises(CheckpointNotSynced):
+            sinks.batch(sinks.start(), 1)
+    assert marker_of(redis_client) == before
+
+
+class Killed(Exception):
+    """The driver ends here."""
+
+
+def kill_before(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    real = redis_scripts.run
+
+    def run(client: Any, name: str, *arguments: Any) -> list[str]:
+        if name == script:
+            raise Killed
+        return real(client, name, *arguments)
+
+    monkeypatch.setattr(redis_scripts, "run", run)
+
+
+def only_chunks(monkeypatch: pytest.MonkeyPatch, chunks: Sequence[int]) -> None:
+    """The driver ends when these chunks of the batch are written."""
+    real = redis_chunks.write_chunks
+
+    def write(sums: DataFrame, writer: Any, **options: Any) -> None:
+        if chunks:
+            real(sums, writer, chunks=options["chunks"], missing=chunks)
+        raise Killed
+
+    monkeypatch.setattr(redis_chunks, "write_chunks", write)
+
+
+KILLS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "before acquire": lambda patch: kill_before(patch, "acquire"),
+    "before begin": lambda patch: kill_before(patch, "begin"),
+    "after begin": lambda patch: only_chunks(patch, []),
+    "after some chunks": lambda patch: only_chunks(patch, [0, 1, 3]),
+    "before complete": lambda patch: kill_before(patch, "complete"),
+}
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("kill", KILLS)
+def test_a_killed_batch_is_finished_once(
+    sinks: Sinks, redis_client: Any, kill: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks.run(sinks.start(), 0)
+    sink = sinks.start()
+    with monkeypatch.context() as patch:
+        KILLS[kill](patch)
+        with pytest.raises(Killed):
+            sinks.batch(sink, 1)
+    # The rows come in another order and layout, as Spark may hand them over.
+    sink = sinks.start()
+    sinks.batch(sink, 1, list(added(1))[::-1])
+    assert_counted(redis_client, 2)
+    assert not [name for name in marker_of(redis_client) if name.startswith("chunk:")]
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_an_empty_chunk_is_written_too(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = sinks.start()
+    sinks.run(sink, 0)
+    monkeypatch.setattr(redis_chunks, "chunks_for", lambda rows, size: 40)
+    sinks.run(sink, 1)
+    assert marker_of(redis_client)["done"] == "40"
+    assert_counted(redis_client, 2)
+
+
+def test_an_older_start_stops_when_a_later_one_has_begun(
+    sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = sinks.start()
+    sinks.run(older, 0)
+    with monkeypatch.context() as patch:
+        # As on storage without locks: the later start does not see that the older one is alive.
+        patch.setattr(checkpoint_lock, "_held", set())
+        patch.setattr("onceflow.spark.redis_sink.take_lock", lambda *_: None)
+        later = sinks.start(close_others=False)
+        sinks.run(later, 1)
+    with pytest.raises(OwnerLost, match="owner epoch 2"):
+        sinks.run(older, 2)
+    assert isinstance(older.failure, OwnerLost)
+    sinks.run(later, 2)
+    assert_counted(redis_client, 3)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_value_that_does_not_fit_stops_the_query_and_stays(sinks: Sinks, redis_client: Any) -> None:
+    value = "9223372036854775800"
+    sinks.run(sinks.start(), 0, 1)
+    redis_client.hset("counts", "user 7", value)
+    after_first = None
+    for _ in range(3):  # restarts
+        sink = sinks.start()
+        with pytest.raises(DataMisfit, match=f"field 'user 7' of counts in Redis is '{value}'"):
+            sinks.batch(sink, 2)
+        assert isinstance(sink.failure, DataMisfit)
+        found = redis_client.hgetall("counts")
+        assert after_first in (None, found)
+        after_first = found
+    assert redis_client.hget("counts", "user 7") == value.encode()
+    redis_client.hset("counts", "user 7", "2")
+    sinks.run(sinks.start(), 2)
+    assert_counted(redis_client, 3)
+
+
+@pytest.mark.parametrize(
+    "row", [(None, b"a", 1), ("count", None, 1), ("count", b"a", None), ("dead", None, 1), ("other", b"a", 1)]
+)
+def test_a_row_that_cannot_be_counted_stops_the_batch(sinks: Sinks, redis_client: Any, row: Any) -> None:
+    sink = sinks.start()
+    sinks.run(sink, 0)
+    with pytest.raises(DataMisfit, match=r"1 of 64 rows lack a field or an amount or have a target other than count"):
+        sinks.batch(sink, 1, [*added(1), row])
+    assert not redis_client.exists("counts")
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_amounts_that_overflow_stop_the_batch(sinks: Sinks) -> None:
+    sink = sinks.start()
+    sinks.run(sink, 0)
+    with pytest.raises(DataMisfit, match="field 'a' of target 'count' in batch 1 sum to more than 64 bits"):
+        sinks.batch(sink, 1, [("count", b"a", 2**63 - 1), ("count", b"a", 1)])
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_chunk_over_the_byte_limit_stops_the_batch(
+    sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sinks.start()
+    sinks.run(sink, 0)
+    monkeypatch.setattr(redis_chunks, "CHUNK_BYTES_MAX", 5_000)
+    with pytest.raises(DataMisfit, match="chunk 0 of batch 1 has 10000 bytes of fields and 5000 are allowed"):
+        sinks.batch(sink, 1, [("count", b"x" * 10_000, 1)])
+    assert not redis_client.exists("counts")
+
+
+def test_a_field_over_the_byte_limit_stops_the_batch(sinks: Sinks, redis_client: Any) -> None:
+    sink = sinks.start()
+    sinks.run(sink, 0)
+    with pytest.raises(DataMisfit, match="batch 1 has a field of 1048577 bytes and 1048576 are allowed"):
+        sinks.batch(sink, 1, [("count", b"x" * (2**20 + 1), 1)])
+    assert not redis_client.exists("counts")
+
+
+def test_other_columns_are_refused(sinks: Sinks) -> None:
+    sink = sinks.start()
+    sinks.run(sink, 0)
+    sinks.files.plan(1, {"clicks": {"0": 10}})
+    with pytest.raises(DataMisfit, match=r"was given columns.*'uid'"):
+        sink(sinks.rows(added(1)).withColumnRenamed("field", "uid"), 1)
+
+
+def test_a_redis_that_went_back_stops_the_query(sinks: Sinks, redis_client: Any) -> None:
+    sink = sinks.start()
+    sinks.run(sink, 0, 1)
+    saved = {key: redis_client.dump(key) for key in redis_client.scan_iter("*")}
+    sinks.run(sink, 2)
+    sink.check()
+    for key, value in saved.items():
+        redis_client.restore(key, 0, value, replace=True)
+    with pytest.raises(MarkerRefused, match=r"Redis lost batches: .* at batch 1 and Spark has committed batch 2"):
+        sink.check()
+    with pytest.raises(MarkerRefused, match="at batch 1 and Spark has committed batch 2"):
+        sinks.batch(sink, 3)
+    with pytest.raises(MarkerRefused, match="at batch 1 and Spark has committed batch 2"):
+        sinks.start().open(sinks.spark)
+    redis_client.flushall()
+    with pytest.raises(MarkerRefused, match="at batch none and Spark has committed batch 2"):
+        sinks.start().open(sinks.spark)
+
+
+def test_a_new_checkpoint_beside_old_counts_is_refused_at_the_start(sinks: Sinks, tmp_path: Path) -> None:
+    sinks.run(sinks.start(), 0, 1)
+    fresh = Sinks(sinks.url, SparkFiles(tmp_path / "fresh"), sinks.spark)
+    (fresh.files.directory / "metadata").unlink()
+    with pytest.raises(MarkerRefused, match="belongs to query query-1 and the checkpoint to query a new one"):
+        fresh.start().open(sinks.spark)
+    fresh.close()
+
+
+def test_the_check_may_run_while_a_batch_is_finished(
+    sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sinks.start()
+    sinks.run(sink, 0)
+    read = sink._read_marker
+
+    def read_slowly() -> Any:
+        found = read()
+        monkeypatch.setattr(sink, "_read_marker", read)
+        sinks.run(sink, 1)
+        return found
+
+    monkeypatch.setattr(sink, "_read_marker", read_slowly)
+    sink.check()
+    assert_counted(redis_client, 2)
+
+
+def test_a_redis_that_is_down_is_told_in_a_sentence(
+    sinks: Sinks, new_redis: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_pool, "RETRIES", 1)
+    server = new_redis()
+    sinks.url = server.url
+    sink = sinks.start()
+    sinks.run(sink, 0)
+    server.kill()
+    with pytest.raises(RedisFailed, match="failed after batch 0"):
+        sink.check()
+    with pytest.raises(RedisFailed, match="failed in batch 1"):
+        sinks.batch(sink, 1)
+    with pytest.raises(RedisFailed, match="failed before the first batch"):
+        sinks.start().open(sinks.spark)
+    server.start()
+    sinks.run(sinks.start(), 1)
+    assert_counted(redis_pool.client(server.url), 2)
+
+
+def test_a_redis_that_may_drop_keys_is_refused(sinks: Sinks, redis_client: Any) -> None:
+    redis_client.config_set("maxmemory-policy", "allkeys-lru")
+    sink = sinks.start()
+    try:
+        for _ in range(2):
+            with pytest.raises(RedisUnfit, match="maxmemory-policy 'allkeys-lru'"):
+                sink.open(sinks.spark)
+    finally:
+        redis_client.config_set("maxmemory-policy", "noeviction")
+
+
+def test_without_append_only_file_the_sink_works_and_says_what_that_means(
+    sinks: Sinks, redis_client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis_client.config_set("appendonly", "no")
+    try:
+        sinks.run(sinks.start(), 0, 1)
+    finally:
+        redis_client.config_set("appendonly", "yes")
+    assert_counted(redis_client, 2)
+    assert "cannot say when a write is on disk (append-only file off)" in caplog.text
+
+
+def test_two_sinks_of_one_process_do_not_share_a_checkpoint(sinks: Sinks) -> None:
+    first = sinks.start()
+    first.open(sinks.spark)
+    with pytest.raises(CheckpointInUse, match="another sink of this process"):
+        sinks.start(close_others=False).open(sinks.spark)
+    sinks.close()
+    sinks.start().open(sinks.spark)

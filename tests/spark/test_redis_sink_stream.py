@@ -1,0 +1,118 @@
+"""Source, Spark and sink together: what Spark repeats after a crash is counted once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
+
+from onceflow.client.cluster import Cluster
+from onceflow.spark import redis_batch, redis_pool
+from onceflow.spark.redis_scripts import MarkerRefused
+from onceflow.spark.redis_sink import Increment, RedisSink
+
+Send = Any
+
+
+def to_rows(events: DataFrame) -> DataFrame:
+    """One more for each event's value."""
+    one = F.lit(1).cast("bigint").alias("amount")
+    return events.select(F.lit("count").alias("target"), F.col("value").alias("field"), one)
+
+
+class Job:
+    """One query on one topic, started again and again on one checkpoint."""
+
+    def __init__(self, spark: SparkSession, bootstrap: str, topic: str, url: str, checkpoint: Path) -> None:
+        self.spark, self.bootstrap, self.topic, self.url, self.checkpoint = spark, bootstrap, topic, url, checkpoint
+
+    def events(self) -> DataFrame:
+        reader = self.spark.readStream.format("onceflow").option("kafka.bootstrap.servers", self.bootstrap)
+        return reader.option("subscribe", self.topic).option("startingOffsets", "earliest").load()
+
+    def counted(self) -> DataFrame:
+        return to_rows(self.events())
+
+    def stateful(self) -> DataFrame:
+        """Each value once, which Spark remembers in state files beside the checkpoint's other files."""
+        return to_rows(self.events().dropDuplicates(["value"]))
+
+    def sink(self, checkpoint: Path | None = None) -> RedisSink:
+        return RedisSink(
+            self.url,
+            hash_key=self.topic,
+            increments=[Increment("count", self.topic)],
+            checkpoint=(checkpoint or self.checkpoint).as_uri(),
+            plan="values",
+            plan_version=1,
+        )
+
+    def run(self, rows: DataFrame, sink: RedisSink | None = None) -> None:
+        """Counts what is there now, and ends."""
+        sink = sink or self.sink()
+        try:
+            sink.open(self.spark)
+            writer = rows.writeStream.foreachBatch(sink).option("checkpointLocation", str(self.checkpoint))
+            query = writer.trigger(availableNow=True).start()
+            assert query.awaitTermination(120)
+            sink.check()
+        finally:
+            sink.close()
+
+    def forget_last_commit(self) -> None:
+        """As after a crash between the sink's write and Spark's commit."""
+        commits = self.checkpoint / "commits"
+        (commits / str(max(int(path.name) for path in commits.iterdir() if path.name.isdecimal()))).unlink()
+
+    def counts(self) -> dict[bytes, int]:
+        found: Any = redis_pool.client(self.url).hgetall(self.topic)
+        return {field: int(value) for field, value in found.items()}
+
+
+@pytest.fixture
+def job(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, redis_server: Any, checkpoint: Path
+) -> Iterator[Job]:
+    cluster.create_topic(topic, 2)
+    yield Job(spark, bootstrap, topic, redis_server.url, checkpoint)
+    redis_pool.close()
+
+
+@pytest.mark.parametrize("rows_in_one_script", [5_000, 0])
+def test_batches_that_spark_repeats_are_counted_once(
+    job: Job, send: Send, rows_in_one_script: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", rows_in_one_script)
+    send(["a", "b", "a"])
+    job.run(job.counted())
+    assert job.counts() == {b"a": 2, b"b": 1}
+    job.forget_last_commit()
+    send(["a", "c"], partition=1)
+    job.run(job.counted())
+    assert job.counts() == {b"a": 3, b"b": 1, b"c": 1}
+    job.run(job.counted())
+    assert job.counts() == {b"a": 3, b"b": 1, b"c": 1}
+
+
+def test_a_stateful_query_goes_on_after_a_skipped_batch(job: Job, send: Send) -> None:
+    send(["a", "b", "a"])
+    job.run(job.stateful())
+    for new in ("c", "d"):
+        job.forget_last_commit()
+        send(["a", new])
+        job.run(job.stateful())
+    assert job.counts() == {b"a": 1, b"b": 1, b"c": 1, b"d": 1}
+
+
+def test_a_sink_with_another_querys_checkpoint_is_refused(job: Job, send: Send, tmp_path: Path) -> None:
+    send(["a"])
+    job.run(job.counted())
+    other = Job(job.spark, job.bootstrap, job.topic, job.url, tmp_path / "other")
+    sink = other.sink(job.checkpoint)
+    with pytest.raises(StreamingQueryException, match="give it the query's own checkpointLocation"):
+        other.run(other.counted(), sink)
+    assert isinstance(sink.failure, MarkerRefused)
+    assert job.counts() == {b"a": 1}

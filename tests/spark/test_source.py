@@ -1,0 +1,153 @@
+"""The source in a real Spark, against a real broker: what is read, once each, whatever happens between."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from onceflow.client.cluster import Cluster
+from onceflow.spark.failure import sentence
+
+Batches = dict[int, list[str]]
+"""What each micro-batch saw: values, sorted."""
+Drain = Callable[..., Batches]
+Send = Callable[..., None]
+
+
+@pytest.fixture
+def read(spark: SparkSession, bootstrap: str, topic: str) -> Callable[..., DataFrame]:
+    def load(**options: str) -> DataFrame:
+        reader = spark.read.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
+        return reader.option("subscribe", topic).options(**options).load()
+
+    return load
+
+
+@pytest.fixture
+def drain(spark: SparkSession, bootstrap: str, topic: str, checkpoint: Path) -> Drain:
+    """Runs the query on the test's checkpoint until it has everything; gives back what each micro-batch saw."""
+
+    def run(**options: str) -> Batches:
+        seen: Batches = {}
+
+        def keep(frame: DataFrame, batch_id: int) -> None:
+            seen[batch_id] = sorted(row.value.decode() for row in frame.select("value").collect())
+
+        reader = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
+        frame = reader.option("subscribe", topic).options(**options).load()
+        writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(60)
+        return seen
+
+    return run
+
+
+def offsets_of(checkpoint: Path, batch_id: int) -> Mapping[str, Mapping[str, int]]:
+    return json.loads((checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[-1])
+
+
+def forget_commit(checkpoint: Path, batch_id: int) -> None:
+    """As after a crash at the end of a batch: its offsets are written and its commit is not."""
+    (checkpoint / "commits" / str(batch_id)).unlink()
+
+
+def test_a_batch_read_shows_sparks_own_columns(
+    read: Callable[..., DataFrame], cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 2)
+    send(["a", None], partition=0, key="k")
+    send(["b"], partition=1)
+    rows = read().orderBy("partition", "offset").collect()
+    assert [row.asDict() | {"timestamp": None} for row in rows] == [
+        Row(
+            key=key, value=value, topic=topic, partition=partition, offset=offset, timestamp=None, timestampType=0
+        ).asDict()
+        for key, value, partition, offset in [(b"k", b"a", 0, 0), (b"k", None, 0, 1), (None, b"b", 1, 0)]
+    ]
+    assert all(row.timestamp is not None for row in rows)
+
+
+def test_a_batch_read_goes_from_its_start_to_its_end_exactly(
+    read: Callable[..., DataFrame], cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 2)
+    send([f"v{number}" for number in range(100)], partition=0)
+    send(["other"], partition=1)
+    frame = read(
+        startingOffsets=json.dumps({topic: {"0": 13, "1": -2}}), endingOffsets=json.dumps({topic: {"0": 42, "1": 0}})
+    )
+    assert sorted(row.offset for row in frame.collect()) == list(range(13, 42))
+
+
+def test_a_batch_read_of_an_empty_topic_is_empty(read: Callable[..., DataFrame], cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, 1)
+    assert read().collect() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("startingOffset", "latest", "unknown option startingoffset of source onceflow; did you mean startingOffsets?"),
+        ("subscribe", "nowhere", "topic 'nowhere' does not exist"),
+    ],
+)
+def test_what_cannot_be_read_is_told_in_one_sentence(
+    read: Callable[..., DataFrame], name: str, value: str, expected: str
+) -> None:
+    with pytest.raises(PySparkException) as caught:
+        read(**{name: value}).collect()
+    assert expected in sentence(caught.value)
+    assert "\n" not in sentence(caught.value)
+
+
+def test_batch_0_writes_the_start_and_each_later_batch_reads_what_its_offsets_say(
+    drain: Drain, cluster: Cluster, topic: str, send: Send, checkpoint: Path
+) -> None:
+    cluster.create_topic(topic, 2)
+    send(["a", "b", "c"], partition=0)
+    send(["d"], partition=1)
+    assert drain(startingOffsets="earliest", maxOffsetsPerTrigger="2") == {
+        0: [],
+        1: ["a", "d"],
+        2: ["b", "c"],
+    }
+    topic_id = str(cluster.require_topic(topic).topic_id)
+    assert offsets_of(checkpoint, 0) == {topic: {"0": 0, "1": 0}, "@ids": {topic: topic_id}}
+    assert offsets_of(checkpoint, 2) == {topic: {"0": 3, "1": 1}, "@ids": {topic: topic_id}}
+
+
+def test_available_now_restarted_counts_what_is_there_in_that_same_run(
+    drain: Drain, cluster: Cluster, topic: str, send: Send, checkpoint: Path
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["a"])
+    assert drain(startingOffsets="earliest") == {0: [], 1: ["a"]}
+    send(["b", "c"])
+    assert drain(startingOffsets="earliest") == {2: ["b", "c"]}
+    forget_commit(checkpoint, 2)
+    send(["d"])
+    assert drain(startingOffsets="latest") == {2: ["b", "c"], 3: ["d"]}, "the checkpoint wins over the option"
+
+
+def test_a_driver_killed_in_batch_0_loses_nothing(
+    drain: Drain, cluster: Cluster, bootstrap: str, topic: str, send: Send, checkpoint: Path, java_home: str
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["before"])
+    script = Path(__file__).with_name("driver_that_dies_in_batch_0.py")
+    log_file = checkpoint.with_name("driver.log")
+    command = [sys.executable, script, bootstrap, topic, checkpoint, log_file, java_home]
+    driver = subprocess.run(command, start_new_session=True, capture_output=True, timeout=150, check=False)
+    assert driver.returncode == -signal.SIGKILL, log_file.read_text()
+    assert driver.stdout + driver.stderr == b"", "Spark's noise belongs in the log file"
+    assert not os.listdir(checkpoint / "commits")
+    send(["after"])
+    assert drain() == {0: [], 1: ["after"]}, "though latest lies beyond it by now"

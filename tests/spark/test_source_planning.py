@@ -1,0 +1,189 @@
+"""The planning half against a real broker, called in the order in which Spark calls it, without Spark."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from onceflow.client.cluster import Cluster
+from onceflow.spark import positions, read_task
+from onceflow.spark.data_loss import DataLost
+from onceflow.spark.offsets import IDS_KEY, OffsetRange
+from onceflow.spark.options import SourceOptions
+from onceflow.spark.stream import StreamReader, TopicNotSubscribed
+
+Send = Callable[..., None]
+Start = dict[str, Any]
+EVERYTHING = ReadAllAvailable()
+
+
+@pytest.fixture(autouse=True)
+def _each_question_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the few milliseconds for which ends are kept, which would hide a wrong second question."""
+    monkeypatch.setattr(positions, "ENDS_AGE_MS_MAX", 0)
+
+
+@pytest.fixture
+def options(bootstrap: str, topic: str) -> SourceOptions:
+    return SourceOptions(bootstrap, (topic,), "earliest")
+
+
+def begin(options: SourceOptions) -> tuple[StreamReader, Start]:
+    """A query whose batch 0 is done: its reader, and where it stands."""
+    reader = StreamReader(options)
+    start = reader.initialOffset()
+    assert reader.partitions(start, start) == []
+    return reader, start
+
+
+def batch(reader: StreamReader, start: Start) -> tuple[Start, list[bytes]]:
+    """The next batch: where it ends, and the values in it."""
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    tasks = reader.partitions(start, end)
+    return end, [value for task in tasks for rows in reader.read(task) for value in rows["value"].to_pylist()]
+
+
+def test_the_order_of_sparks_calls_for_a_fresh_query_and_for_batch_0_repeated(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 1)
+    options = replace(options, starting="latest")
+    fresh = StreamReader(options)
+    start = fresh.initialOffset()
+    send(["between"])
+    assert fresh.latestOffset(start, EVERYTHING) == start
+    assert fresh.initialOffset() != start
+    assert fresh.partitions(fresh.initialOffset(), start) == []
+
+    repeated = StreamReader(options)
+    later = repeated.initialOffset()
+    assert later != start
+    assert repeated.partitions(later, start) == []
+    following = repeated.latestOffset(start, EVERYTHING)
+    (task,) = repeated.partitions(start, following)
+    assert task.ranges == (OffsetRange(topic, 0, 0, 1),)
+
+
+def test_nothing_new_gives_back_the_same_text_and_no_tasks(
+    options: SourceOptions, cluster: Cluster, topic: str
+) -> None:
+    cluster.create_topic(topic, 12)
+    reader = StreamReader(options)
+    start = reader.initialOffset()
+    reader.partitions(start, start)
+    following = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert json.dumps(following) == json.dumps(start)
+    assert reader.partitions(start, following) == []
+
+
+def test_the_limit_of_a_trigger_is_what_spark_is_told(options: SourceOptions, bootstrap: str) -> None:
+    assert StreamReader(options).getDefaultReadLimit() == ReadAllAvailable()
+    limited = SourceOptions(bootstrap, ("t",), "latest", offsets_per_trigger_max=7)
+    assert StreamReader(limited).getDefaultReadLimit() == ReadMaxRows(7)
+
+
+def test_a_partition_that_is_new_enters_at_its_first_offset_without_rows(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 2)
+    send(["a"], partition=0)
+    send(["new", "newer"], partition=1)
+    reader, start = begin(options)
+    del start[topic]["1"]
+    end, values = batch(reader, start)
+    assert (end[topic], values) == ({"0": 1, "1": 0}, [b"a"])
+    end, values = batch(reader, end)
+    assert (end[topic], values) == ({"0": 1, "1": 2}, [b"new", b"newer"])
+
+
+def test_a_topic_made_again_is_another_topic(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
+    cluster.create_topic(topic, 1)
+    send(["a"])
+    start, values = batch(*begin(options))
+    assert values == [b"a"]
+    cluster.delete_topic(topic)
+    new_id = str(cluster.create_topic(topic, 1).topic_id)
+    send(["first", "second"])
+    with pytest.raises(DataLost, match=f"topic {topic} is gone from the log: it was deleted and made again"):
+        StreamReader(options).latestOffset(start, EVERYTHING)
+
+    lenient = StreamReader(replace(options, fail_on_data_loss=False))
+    end, values = batch(lenient, start)
+    assert (end, values) == ({topic: {"0": 0}, IDS_KEY: {topic: new_id}}, [])
+    assert batch(lenient, end)[1] == [b"first", b"second"]
+
+
+def test_a_batch_of_a_topic_that_was_made_again_since_is_not_read_from_the_new_one(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["a"])
+    reader, start = begin(options)
+    end = reader.latestOffset(start, EVERYTHING)
+    cluster.delete_topic(topic)
+    cluster.create_topic(topic, 1)
+    send(["of the new one"])
+    with pytest.raises(DataLost, match="deleted and made again"):
+        StreamReader(options).partitions(start, end)
+    assert StreamReader(replace(options, fail_on_data_loss=False)).partitions(start, end) == []
+
+
+def test_a_topic_that_is_gone_stops_the_query_or_stays_where_it_was(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["a"])
+    start, _ = batch(*begin(options))
+    cluster.delete_topic(topic)
+    with pytest.raises(DataLost, match=f"topic {topic} is gone from the log: no such topic"):
+        StreamReader(options).latestOffset(start, EVERYTHING)
+    assert StreamReader(replace(options, fail_on_data_loss=False)).latestOffset(start, EVERYTHING) == start
+
+
+def test_a_loss_is_told_once_and_not_at_every_poll(
+    options: SourceOptions, cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create_topic(topic, 1)
+    reader, start = begin(replace(options, fail_on_data_loss=False))
+    start[topic]["0"] = 7
+    for _ in range(3):
+        start = reader.latestOffset(start, EVERYTHING) | {topic: {"0": 7}}
+    (told,) = [record.message for record in caplog.records]
+    assert told.startswith(f"{topic}-0 is gone from the log: the partition now ends at 0, before offset 7")
+
+
+def test_a_topic_that_is_no_longer_subscribed_stops_the_query(
+    options: SourceOptions, cluster: Cluster, topic: str
+) -> None:
+    cluster.create_topic(topic, 1)
+    _, start = begin(options)
+    reader = StreamReader(replace(options, topics=("other",)))
+    with pytest.raises(TopicNotSubscribed, match=f"reads topic {topic}, which option subscribe does not name"):
+        reader.latestOffset(start, EVERYTHING)
+
+
+def test_an_available_now_run_reads_to_the_ends_of_its_first_moment(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["a", "b"])
+    reader = StreamReader(options)
+    reader.prepareForTriggerAvailableNow()
+    send(["late"])
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, EVERYTHING) == start
+    reader.partitions(start, start)
+    end, values = batch(reader, start)
+    assert values == [b"a", b"b"]
+    assert batch(reader, end) == (end, [])
+
+
+def test_little_data_makes_one_task_and_much_makes_one_for_each_partition() -> None:
+    little = [OffsetRange("t", number, 0, 100) for number in range(4)]
+    much = [OffsetRange("t", number, 0, 100_000) for number in range(4)]
+    assert [len(task.ranges) for task in read_task.plan(little, {"t": "id"})] == [4]
+    assert [task.ranges for task in read_task.plan(much, {"t": "id"})] == [(part,) for part in much]
+    assert read_task.plan(little, {"t": "id", "u": "other"})[0].topic_ids == {"t": "id"}
