@@ -1,0 +1,184 @@
+"""`onceflow run` and `onceflow verify`: count exactly once, and show that it was."""
+
+import json
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onceflow.cli.options import bootstrap_option, json_option
+from onceflow.cli.output import stdout_may_close
+from onceflow.cli.results import redis_options, totals
+from onceflow.errors import OnceflowError
+
+if TYPE_CHECKING:
+    from onceflow.clicks.verify import Difference, Verdict
+
+CHECKPOINTS = Path(".onceflow", "checkpoints")
+DIFFERENCES_SHOWN = 20
+_TRIGGER = re.compile(r"available-now|[1-9]\d* (millisecond|second|minute|hour)s?")
+
+
+def _trigger(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if not _TRIGGER.fullmatch(value):
+        raise click.BadParameter(f"'{value}' is neither available-now nor a pause like '5 seconds'", context, parameter)
+    return value
+
+
+@click.command()
+@bootstrap_option
+@click.option("--topic", default="user_events", show_default=True, help="The events; counted from the topic's start.")
+@redis_options
+@click.option("--key-field", default="uid", show_default=True, help="The event's field to count by.")
+@click.option(
+    "--value-field",
+    default="click_count",
+    show_default=True,
+    help="The event's field to sum up; --value-field '' counts events.",
+)
+@click.option(
+    "--checkpoint",
+    help="The folder where Spark keeps which offsets were tried; one per hash key, kept as long as the counts.  "
+    "[default: .onceflow/checkpoints/TOPIC]",
+)
+@click.option(
+    "--master",
+    default=None,
+    help="Where Spark runs: local[2], local[*], spark://HOST:PORT, yarn, k8s://…  [default: local[2], or what "
+    "spark-submit was given]",
+)
+@click.option(
+    "--trigger",
+    default="5 seconds",
+    show_default=True,
+    callback=_trigger,
+    help="Pause between micro-batches, or available-now: count what is there and end.",
+)
+@click.option(
+    "--spark-log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file for what Spark itself has to say.  [default: CHECKPOINT.log, or standard error where that is a URL or "
+    "spark-submit starts it]",
+)
+@json_option
+def run(
+    bootstrap: str,
+    topic: str,
+    redis_url: str,
+    hash_key: str,
+    key_field: str,
+    value_field: str,
+    checkpoint: str | None,
+    master: str | None,
+    trigger: str,
+    spark_log: Path | None,
+    as_json: bool,
+) -> None:
+    """Count a topic's click events into Redis, each exactly once, until Ctrl-C.
+
+    Stopped or killed at any moment and started again with the same checkpoint, it goes on where it was, and no event
+    is counted twice or left out. Events that are no counts are kept for 'onceflow dead'.
+
+    \b
+    Examples:
+      onceflow run
+      onceflow run --topic visits --hash-key site::visits --trigger available-now
+    """
+    from onceflow.clicks.pipeline import ClickPipeline
+    from onceflow.clicks.results import Results
+
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    location = _location(checkpoint or str(CHECKPOINTS / topic))
+    if spark_log is None and not submitted and "://" not in location:
+        spark_log = Path(f"{location}.log")
+    pipeline = ClickPipeline(
+        bootstrap=bootstrap,
+        topic=topic,
+        checkpoint=location,
+        redis_url=redis_url,
+        hash_key=hash_key,
+        key_field=key_field,
+        value_field=value_field or None,
+        master=master if submitted else master or "local[2]",
+        trigger=trigger,
+        java_home=None if submitted else _java_home(),
+        log_file=spark_log,
+    )
+    click.echo(f"counting {topic} at {bootstrap} into {hash_key} at {redis_url}; Ctrl-C stops", err=True)
+    if spark_log is not None:
+        click.echo(f"Spark's own log is {spark_log}", err=True)
+    # pyspark warns about versions of pandas, which nothing here uses.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    pipeline.run()
+    with Results(redis_url, hash_key) as results:
+        snapshot = results.snapshot()
+    click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot))
+
+
+def _location(checkpoint: str) -> str:
+    """Return a URL as it is, a path as an absolute one: the JVM's working directory may be another."""
+    return checkpoint if "://" in checkpoint else str(Path(checkpoint).absolute())
+
+
+def _java_home() -> str:
+    from onceflow import services
+
+    return str(services.find_java(Path(click.get_app_dir("onceflow"), "java")))
+
+
+@click.command()
+@bootstrap_option
+@click.option("--topic", default="user_events", show_default=True, help="The topic that was counted.")
+@redis_options
+@json_option
+def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, as_json: bool) -> None:
+    """Recount the log and compare with Redis, field by field; works while the stream runs.
+
+    Counts exactly the events that the pipeline says it has counted, with code that shares nothing with it, by the
+    fields that it was started with. What came later is told as not yet counted.
+
+    Exit code 0: equal. 1: different, the fields are listed. 2: cannot say, with the reason.
+    """
+    from onceflow.clicks import verify as verifying
+
+    try:
+        verdict = verifying.verify(bootstrap, topic, redis_url, hash_key)
+    except OnceflowError as error:
+        click.echo(f"onceflow: cannot say: {error}", err=True)
+        click.get_current_context().exit(2)
+    with stdout_may_close():
+        click.echo(json.dumps(verdict.as_json(), ensure_ascii=False) if as_json else _told(verdict))
+    click.get_current_context().exit(0 if verdict.is_equal else 1)
+
+
+def _told(verdict: "Verdict") -> str:
+    recount = verdict.recount
+    ranges = ", ".join(
+        f"{partition}: from {verdict.marker.since.get(verdict.topic, {}).get(partition, end)} to {end}"
+        for partition, end in sorted(verdict.marker.offsets[verdict.topic].items())
+    )
+    lines = [
+        f"{verdict.topic} up to micro-batch {verdict.marker.batch} (offsets {ranges})",
+        f"events           {recount.events:>14,}",
+        f"clicks           {recount.clicks:>14,}",
+        f"users            {len(recount.by_user):>14,}",
+        *(f"  os {name[:40]:<11} {count:>14,}" for name, count in _largest(recount.by_os)),
+        f"bad events       {recount.bad:>14,}",
+        *(f"  {name:<15} {count:>14,}" for name, count in _largest(recount.by_reason)),
+        f"not yet counted  {verdict.not_yet_counted:>14,}",
+        f"differences      {len(verdict.differences):>14,}",
+    ]
+    return "\n".join([*lines, *_listed(verdict.differences)])
+
+
+def _largest(counts: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:20]
+
+
+def _listed(differences: "list[Difference]") -> list[str]:
+    more = len(differences) - DIFFERENCES_SHOWN
+    rest = [f"  and {more:,} more; --json lists them all"] if more > 0 else []
+    return [f"  {difference}" for difference in differences[:DIFFERENCES_SHOWN]] + rest

@@ -1,0 +1,148 @@
+"""`onceflow clicks` and `onceflow dead`: what has been counted, and what could not be."""
+
+import base64
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from onceflow.cli.options import bootstrap_option, json_option
+from onceflow.cli.output import stdout_may_close
+
+if TYPE_CHECKING:
+    from onceflow.clicks.results import DeadPointer, Snapshot
+    from onceflow.wire.batch import Record
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+TEXT_CHARACTERS_MAX = 200
+
+
+def redis_options(command: _Command) -> _Command:
+    """`--redis` and `--hash-key`: where the counts are."""
+    command = click.option(
+        "--hash-key",
+        default="app::users::click",
+        show_default=True,
+        help="The hash of uid → clicks; everything else that belongs to it has names made from it.",
+    )(command)
+    return click.option(
+        "--redis",
+        "redis_url",
+        default="redis://127.0.0.1:6379/1",
+        show_default=True,
+        envvar="ONCEFLOW_REDIS",
+        show_envvar=True,
+        metavar="URL",
+        help="Where the counts are; the last number is the database.",
+    )(command)
+
+
+@click.command()
+@click.argument("uid", required=False)
+@click.option("--top", default=10, show_default=True, type=click.IntRange(1, 100_000), help="How many users to list.")
+@json_option
+@redis_options
+def clicks(uid: str | None, top: int, as_json: bool, redis_url: str, hash_key: str) -> None:
+    """Show the clicks counted so far: one user's, or the totals and the top users.
+
+    Reads Redis only. Exit code 1 when the user has no event that counts.
+
+    \b
+    Examples:
+      onceflow clicks
+      onceflow clicks 068b746ed4620d25e26055a9f804385f --json
+    """
+    from onceflow.clicks.results import Results
+
+    with Results(redis_url, hash_key) as results, stdout_may_close():
+        if uid is None:
+            snapshot = results.snapshot(top=top)
+            click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot))
+            return
+        count = results.clicks_of(uid)
+    if as_json:
+        click.echo(json.dumps({"uid": uid, "clicks": count}, ensure_ascii=False))
+    else:
+        click.echo(f"{uid} has no event that counts under {hash_key}" if count is None else str(count))
+    if count is None:
+        click.get_current_context().exit(1)
+
+
+def totals(snapshot: "Snapshot") -> str:
+    """Return the snapshot as lines for people."""
+    if snapshot.marker is None:
+        return f"nothing counted yet under {snapshot.hash_key}"
+    counts = {"events": snapshot.events, "clicks": snapshot.clicks, "users": snapshot.users, "bad": snapshot.bad}
+    batch = f"micro-batch {snapshot.batch}{'' if snapshot.marker.complete else ' (being written)'}"
+    lines = [" · ".join([*(f"{count:,} {name}" for name, count in counts.items()), batch])]
+    for title, counts in (("os", snapshot.by_os), ("bad", snapshot.bad_by_reason)):
+        if counts:
+            lines.append(f"{title:<4} " + " · ".join(f"{name} {count:,}" for name, count in list(counts.items())[:20]))
+    width = max((len(uid) for uid, _ in snapshot.top), default=0)
+    lines += [f"{uid:<{width}}  {count:>12,}" for uid, count in snapshot.top]
+    return "\n".join(lines)
+
+
+@click.command()
+@click.option("--count", default=10, show_default=True, type=click.IntRange(1, 10_000), help="How many, newest first.")
+@json_option
+@redis_options
+@bootstrap_option
+def dead(count: int, as_json: bool, redis_url: str, hash_key: str, bootstrap: str) -> None:
+    """Show the newest events that could not be counted: where they are, why, and what they say.
+
+    Redis keeps partition, offset and reason of the last 10,000; the events themselves are read from the log. With
+    --json each is one line. Bytes that are not UTF-8 are shown as base64.
+
+    \b
+    Example: onceflow dead --count 5
+    """
+    from onceflow.clicks.results import Results, dead_records
+    from onceflow.client.cluster import Cluster
+
+    with Results(redis_url, hash_key) as results:
+        pointers = results.dead_pointers(count)
+        topics = list(results.require_marker().offsets)
+    if not pointers:
+        if not as_json:
+            click.echo("no bad event so far")
+        return
+    with Cluster(bootstrap) as cluster, stdout_may_close():
+        for pointer, record in dead_records(cluster, topics[0], pointers):
+            document = _dead_document(topics[0], pointer, record)
+            click.echo(json.dumps(document, ensure_ascii=False) if as_json else _dead_line(document))
+
+
+def _dead_document(topic: str, pointer: "DeadPointer", record: "Record | None") -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "topic": topic,
+        "partition": pointer.partition,
+        "offset": pointer.offset,
+        "reason": pointer.reason,
+        "in_log": record is not None,
+    }
+    if record is not None:
+        document["timestamp_ms"] = record.timestamp_ms
+        document |= _shown("key", record.key) | _shown("value", record.value)
+    return document
+
+
+def _shown(name: str, value: bytes | None) -> dict[str, Any]:
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {name: base64.b64encode(value).decode(), f"{name}_base64": True}
+
+
+def _dead_line(document: dict[str, Any]) -> str:
+    where = f"{document['topic']}-{document['partition']} offset {document['offset']}  {document['reason']}"
+    if not document["in_log"]:
+        return f"{where}  (the log no longer has it)"
+    value = document["value"]
+    if value is None:
+        return f"{where}  (no value)"
+    shown = value if len(value) <= TEXT_CHARACTERS_MAX else value[:TEXT_CHARACTERS_MAX] + "…"
+    return f"{where}  {'base64 ' if 'value_base64' in document else ''}{json.dumps(shown, ensure_ascii=False)}"

@@ -1,0 +1,110 @@
+"""What a Spark task does with click events: judge each, sum per user, and hand on sums instead of events.
+
+This runs in Spark's Python workers, on Arrow batches with the columns `value` (binary), `partition`, `offset` and
+`timestamp`; it needs onceflow, msgspec and pyarrow there and nothing of the driver. What comes out are the rows of the
+Redis sink: `target string, field binary, amount long`:
+
+    count    uid → clicks                  totals   events, clicks, bad → how many
+    os       os_type → clicks              bad      reason → how many
+    dead     partition:offset:reason, ordered by the record's timestamp in microseconds
+
+Sums of the same field may come in several rows, from several tasks or from one that had to make room: adding is what
+the sink does with them.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from onceflow.clicks.events import Reason, Rules
+from onceflow.errors import OnceflowError
+
+COUNT = "count"
+OS = "os"
+TOTALS = "totals"
+BAD = "bad"
+DEAD = "dead"
+EVENTS, CLICKS, BAD_EVENTS = "events", "clicks", "bad"
+
+ROWS_SCHEMA = pa.schema([("target", pa.string()), ("field", pa.binary()), ("amount", pa.int64())])
+USERS_MAX = 200_000
+"""Users whose sums one task keeps before it hands them on."""
+SUM_MAX = 10**18 - 1
+"""The sink takes amounts of at most 18 digits."""
+
+
+class SumTooLarge(OnceflowError):
+    """The clicks of one micro-batch sum up to more than a count in Redis can hold."""
+
+
+def count_events(
+    batches: Iterator[pa.RecordBatch], *, key_field: str, value_field: str | None, dead_length: int
+) -> Iterator[pa.RecordBatch]:
+    """Turn a task's events into the sink's rows; for `DataFrame.mapInArrow`. Raises `SumTooLarge`."""
+    rules = Rules(key_field, value_field)
+    sums = Sums(dead_length)
+    for batch in batches:
+        sums.add(rules, batch)
+        if len(sums.by_user) >= USERS_MAX:
+            yield sums.rows()
+            sums = Sums(dead_length)
+    yield sums.rows()
+
+
+class Sums:
+    """One task's sums so far."""
+
+    def __init__(self, dead_length: int) -> None:
+        self.by_user: dict[str, int] = {}
+        self.by_os: dict[str, int] = {}
+        self.by_reason: dict[str, int] = {}
+        self.dead: list[tuple[int, str]] = []
+        self.events = 0
+        self._dead_length = dead_length
+
+    def add(self, rules: Rules, batch: pa.RecordBatch) -> None:
+        """Judge every event of one Arrow batch."""
+        judge = rules.judge
+        by_user, by_os = self.by_user, self.by_os
+        for index, value in enumerate(batch.column("value").to_pylist()):
+            verdict = judge(value)
+            if isinstance(verdict, Reason):
+                self._add_bad(batch, index, verdict)
+            else:
+                uid, clicks, os_type = verdict
+                by_user[uid] = by_user.get(uid, 0) + clicks
+                by_os[os_type] = by_os.get(os_type, 0) + clicks
+        self.events += batch.num_rows
+
+    def _add_bad(self, batch: pa.RecordBatch, index: int, reason: Reason) -> None:
+        self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
+        partition, offset = batch.column("partition")[index].as_py(), batch.column("offset")[index].as_py()
+        timestamp_us = batch.column("timestamp").cast(pa.int64())[index].as_py()
+        self.dead.append((timestamp_us, f"{partition}:{offset}:{reason}"))
+        if len(self.dead) >= 2 * self._dead_length:
+            self._keep_newest_dead()
+
+    def _keep_newest_dead(self) -> None:
+        self.dead = sorted(self.dead)[-self._dead_length :]
+
+    def rows(self) -> pa.RecordBatch:
+        """Return everything as the sink's rows."""
+        self._keep_newest_dead()
+        totals = {EVENTS: self.events, CLICKS: sum(self.by_user.values()), BAD_EVENTS: sum(self.by_reason.values())}
+        rows = [(TOTALS, name, amount) for name, amount in totals.items() if self.events]
+        rows += [(COUNT, uid, amount) for uid, amount in self.by_user.items()]
+        rows += [(OS, system, amount) for system, amount in self.by_os.items()]
+        rows += [(BAD, reason, amount) for reason, amount in self.by_reason.items()]
+        rows += [(DEAD, pointer, timestamp_us) for timestamp_us, pointer in self.dead]
+        for target, name, amount in rows:
+            if amount > SUM_MAX:
+                raise SumTooLarge(
+                    f"the counts of '{name[:80]}' ({target}) in one micro-batch sum up to {amount}, and a count in "
+                    f"Redis holds at most {SUM_MAX}: another --value-field is meant, or none to count events"
+                )
+        columns: list[pa.Array] = [
+            pa.array([target for target, _, _ in rows], pa.string()),
+            pa.array([name.encode() for _, name, _ in rows], pa.binary()),
+            pa.array([amount for _, _, amount in rows], pa.int64()),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)

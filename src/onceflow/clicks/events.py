@@ -1,0 +1,235 @@
+"""What counts as a click event, and what does not: THE rules, once. docs/events.md tells them to readers.
+
+An event is the value of one record, the article's JSON:
+
+    {"uid":"068b746ed4620d25e26055a9f804385f","event_time":"1430204612405","os_type":"Android","click_count":6}
+
+The names of the uid and the count are the caller's; without a count field every event counts 1. A record is judged
+in this order, and the first rule that it breaks is its one reason:
+
+    value      no-value            the record has no value at all (a tombstone)
+               not-utf8            the value is not UTF-8
+               not-json            it is not RFC 8259 JSON, or nested deeper than 200. NaN, Infinity, a byte order mark,
+                                   comments, trailing commas and half a surrogate pair ("\\ud800") are not JSON
+               not-object          it is JSON, but not an object
+    uid        no-uid              the field is absent or null
+               uid-not-text        it is neither a string nor an integer. An integer is the text it is written as
+               uid-empty           it is ""
+               uid-too-long        it is longer than 1,024 bytes of UTF-8
+    count      no-count            the field is absent
+               count-null          it is null
+               count-not-a-number  it is neither a number nor a string that is exactly a JSON number: "6", "6.0" and
+                                   "6e0" are numbers; true, " 6", "+6", "06", "" and "six" are not
+               count-negative      it is below 0 (-0 is 0)
+               count-fractional    it is not whole, taken exactly as written: 6.5, but also 6.0000000000000000001
+               count-too-large     it is above 2^53 (9,007,199,254,740,992)
+
+So 6, 6.0, 6e0, 60e-1, "6" and 0 are counts. Only fields of the outermost object are looked at; of a field that is
+there twice the last one counts. `os_type` never makes an event bad: a string of 1 to 1,024 bytes or an integer is
+itself, anything else is "unknown". Other fields may hold what they like, as long as the whole is JSON.
+
+The parser is msgspec, which was compared with the standard library's json on all of this by property tests;
+`onceflow.clicks.verify` has these rules a second time, on purpose.
+"""
+
+import re
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from onceflow.errors import OnceflowError
+
+KEY_FIELD = "uid"
+VALUE_FIELD = "click_count"
+OS_FIELD = "os_type"
+TIME_FIELD = "event_time"
+
+UID_BYTES_MAX = 1024
+OS_BYTES_MAX = 1024
+COUNT_MAX = 2**53
+DEPTH_MAX = 200
+OS_UNKNOWN = "unknown"
+
+_NUMBER = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?")
+_INTEGER = re.compile(rb"-?[0-9]+")
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
+
+
+class Reason(StrEnum):
+    """Why an event is not counted; the text is the field in Redis. The module's docstring defines each."""
+
+    NO_VALUE = "no-value"
+    NOT_UTF8 = "not-utf8"
+    NOT_JSON = "not-json"
+    NOT_OBJECT = "not-object"
+    NO_UID = "no-uid"
+    UID_NOT_TEXT = "uid-not-text"
+    UID_EMPTY = "uid-empty"
+    UID_TOO_LONG = "uid-too-long"
+    NO_COUNT = "no-count"
+    COUNT_NULL = "count-null"
+    COUNT_NOT_A_NUMBER = "count-not-a-number"
+    COUNT_NEGATIVE = "count-negative"
+    COUNT_FRACTIONAL = "count-fractional"
+    COUNT_TOO_LARGE = "count-too-large"
+
+
+class WrongField(OnceflowError):
+    """A field name that cannot be one."""
+
+
+class Click(NamedTuple):
+    """One event that counts: whose, how many clicks, and on which system."""
+
+    uid: str
+    clicks: int
+    os_type: str
+
+
+class Rules:
+    """Judges events by the rules above, for one choice of field names."""
+
+    def __init__(
+        self, key_field: str = KEY_FIELD, value_field: str | None = VALUE_FIELD, os_field: str = OS_FIELD
+    ) -> None:
+        names = {"uid": key_field, "os_type": os_field} | ({} if value_field is None else {"clicks": value_field})
+        if "" in names.values() or len(set(names.values())) < len(names):
+            raise WrongField(f"the event's fields {', '.join(map(repr, names.values()))} must be different names")
+        self._counts_events = value_field is None
+        self._decode = msgspec.json.Decoder(_event_class(names, object)).decode
+        self._decode_raw = msgspec.json.Decoder(_event_class(names, msgspec.Raw)).decode
+
+    def judge(self, value: bytes | None) -> Click | Reason:
+        """Return what one record's value counts, or the reason why it does not."""
+        if value is None:
+            return Reason.NO_VALUE
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            return Reason.NOT_UTF8
+        if len(text) > DEPTH_MAX and _is_too_deep(text):
+            return Reason.NOT_JSON
+        return self._judge_common(text) or self._judge_raw(text)
+
+    def _judge_common(self, text: str) -> Click | None:
+        """Judge the events that nearly all are, with short strings and a whole number; None for any other."""
+        try:
+            event = self._decode(text)
+        except msgspec.DecodeError:
+            return None
+        uid, os_type, clicks = event.uid, event.os_type, 1 if self._counts_events else event.clicks
+        # A character is at most four bytes, so 256 of them are never too long.
+        if type(uid) is str and 0 < len(uid) <= 256 and type(clicks) is int and 0 <= clicks <= COUNT_MAX:
+            known = type(os_type) is str and 0 < len(os_type) <= 256
+            return Click(uid, clicks, os_type if known else os_of(bytes(self._decode_raw(text).os_type)))
+        return None
+
+    def _judge_raw(self, text: str) -> Click | Reason:
+        """Judge any event by the fields' JSON text, where no number has been rounded yet."""
+        try:
+            event = self._decode_raw(text)
+        except msgspec.ValidationError:
+            return _not_an_object(text)
+        except msgspec.DecodeError:
+            return Reason.NOT_JSON
+        uid = uid_of(bytes(event.uid))
+        if isinstance(uid, Reason):
+            return uid
+        clicks = 1 if self._counts_events else count_of(bytes(event.clicks))
+        return clicks if isinstance(clicks, Reason) else Click(uid, clicks, os_of(bytes(event.os_type)))
+
+
+def uid_of(raw: bytes) -> str | Reason:
+    """Return the uid that the field's JSON text means; empty text is an absent field."""
+    if raw in (b"", b"null"):
+        return Reason.NO_UID
+    text = _text_of(raw)
+    if text is None:
+        return Reason.UID_NOT_TEXT
+    if not text:
+        return Reason.UID_EMPTY
+    return Reason.UID_TOO_LONG if len(text.encode()) > UID_BYTES_MAX else text
+
+
+def os_of(raw: bytes) -> str:
+    """Return the system that the field's JSON text means, "unknown" for what is none."""
+    text = _text_of(raw) if raw else None
+    return text if text and len(text.encode()) <= OS_BYTES_MAX else OS_UNKNOWN
+
+
+def count_of(raw: bytes) -> int | Reason:
+    """Return the clicks that the field's JSON text means; empty text is an absent field."""
+    if not raw:
+        return Reason.NO_COUNT
+    if raw == b"null":
+        return Reason.COUNT_NULL
+    return count_of_text(msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else raw.decode())
+
+
+def count_of_text(text: str) -> int | Reason:
+    """Return the clicks that a number's text means; never through a float, so 2^53 + 1 is not 2^53."""
+    number = _NUMBER.fullmatch(text)
+    if number is None:
+        return Reason.COUNT_NOT_A_NUMBER
+    sign, whole, fraction, exponent = number.groups()
+    digits = (whole + (fraction or "")).lstrip("0")
+    significant = digits.rstrip("0")
+    if not significant:
+        return 0
+    if sign:
+        return Reason.COUNT_NEGATIVE
+    power = len(digits) - len(significant) + _power(exponent) - len(fraction or "")
+    if power < 0:
+        return Reason.COUNT_FRACTIONAL
+    if len(significant) + power > len(str(COUNT_MAX)):
+        return Reason.COUNT_TOO_LARGE
+    count = int(significant) * 10**power
+    return Reason.COUNT_TOO_LARGE if count > COUNT_MAX else count
+
+
+def _power(exponent: str | None) -> int:
+    """Read an exponent; one of more than 18 digits is out of all reach, whatever it is exactly."""
+    if exponent is None:
+        return 0
+    digits = exponent.lstrip("+-").lstrip("0")
+    size = int(digits or "0") if len(digits) <= 18 else 10**18
+    return -size if exponent.startswith("-") else size
+
+
+def _text_of(raw: bytes) -> str | None:
+    """Return a JSON string's content or an integer's own text; None for any other JSON text."""
+    if raw.startswith(b'"'):
+        return msgspec.json.decode(raw, type=str)
+    return raw.decode() if _INTEGER.fullmatch(raw) else None
+
+
+def _is_too_deep(text: str) -> bool:
+    """Say whether brackets outside of strings nest deeper than `DEPTH_MAX`, counted up to any syntax error."""
+    if text.count("[") + text.count("{") <= DEPTH_MAX:
+        return False
+    depth = 0
+    for token in _STRING_OR_BRACKET.finditer(text):
+        first = token[0][0]
+        if first in "[{":
+            depth += 1
+            if depth > DEPTH_MAX:
+                return True
+        elif first != '"':
+            depth -= 1
+    return False
+
+
+def _not_an_object(text: str) -> Reason:
+    """Tell JSON that is no object from text that is no JSON: the decoder stops at the first character of both."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return Reason.NOT_JSON
+    return Reason.NOT_OBJECT
+
+
+def _event_class(names: dict[str, str], kind: Any) -> type[Any]:
+    """Make the struct that msgspec decodes the named fields into; `kind` Raw keeps each field's JSON text."""
+    absent = msgspec.Raw() if kind is msgspec.Raw else None
+    return msgspec.defstruct("Event", [(attribute, kind, absent) for attribute in names], rename=names, gc=False)

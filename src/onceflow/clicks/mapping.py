@@ -1,0 +1,210 @@
+"""Which field of a file becomes which field of the event, and how times are read.
+
+A mapped row is the article's JSON, `{"uid": text, "event_time": ms as text, "os_type": text, "click_count": number}`,
+and must be an event that counts by the rules of `onceflow.clicks.events`: anything else is rejected with its reason
+before it is sent. Further fields may be named; they are passed on as text.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import msgspec
+
+from onceflow.clicks.events import (
+    KEY_FIELD,
+    OS_FIELD,
+    TIME_FIELD,
+    UID_BYTES_MAX,
+    VALUE_FIELD,
+    Reason,
+    count_of_text,
+)
+from onceflow.clicks.readers import COMBINED_FIELDS, COMBINED_TIME, InputFormat
+from onceflow.errors import OnceflowError
+
+EVENT_FIELDS = (KEY_FIELD, TIME_FIELD, OS_FIELD, VALUE_FIELD)
+TIME_FORMATS = ("ms", "s", "iso")
+EVENT_BYTES_MAX = 900_000
+"""Producers and brokers take records of one megabyte by default."""
+_MS_MAX = 253_402_300_799_999
+"""The last millisecond of the year 9999."""
+
+
+class WrongMapping(OnceflowError):
+    """An option of the mapping that cannot be meant: an unknown field, a name twice, an impossible time format."""
+
+
+class Unmappable(OnceflowError):
+    """One row that cannot become an event; the message is its reason."""
+
+
+class MappedEvent(NamedTuple):
+    """One event ready to be sent: its time in ms since 1970 (None where none was mapped), its key, its JSON."""
+
+    time_ms: int | None
+    key: bytes
+    value: bytes
+
+
+@dataclass(frozen=True)
+class FieldMapping:
+    """The user's choice: event field → file field, event field → constant, and how the time is written.
+
+    A source in `optional` is used in the rows that have it.
+    """
+
+    sources: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
+    time_format: str | None = None
+    optional: frozenset[str] = frozenset()
+
+    def for_format(self, input_format: InputFormat) -> "FieldMapping":
+        """Fill in what was not said: for a combined log each line is one click of its ip, else the same names.
+
+        event_time and os_type under their own names are optional; uid and click_count are not.
+        """
+        sources = {name: name for name in EVENT_FIELDS}
+        constants: dict[str, str] = {}
+        if input_format is InputFormat.COMBINED:
+            sources, constants = {KEY_FIELD: "ip", TIME_FIELD: "time"}, {VALUE_FIELD: "1"}
+        said = {**self.sources, **self.constants}
+        sources = {name: source for name, source in sources.items() if name not in said}
+        constants = {name: text for name, text in constants.items() if name not in said}
+        return FieldMapping(
+            {**self.sources, **sources},
+            {**self.constants, **constants},
+            self.time_format or (COMBINED_TIME if input_format is InputFormat.COMBINED else "ms"),
+            frozenset(name for name, source in sources.items() if name == source) & {TIME_FIELD, OS_FIELD},
+        )
+
+    def check(self) -> None:
+        """Raise `WrongMapping` for what no file could satisfy."""
+        twice = sorted(self.sources.keys() & self.constants.keys())
+        if twice:
+            raise WrongMapping(f"'{twice[0]}' is given by --field and by --const: choose one")
+        if VALUE_FIELD in self.constants and isinstance(count_of_text(self.constants[VALUE_FIELD]), Reason):
+            raise WrongMapping(
+                f"--const {VALUE_FIELD}={self.constants[VALUE_FIELD]} is not a count: a whole number from 0 to 2^53 is"
+            )
+        if self.time_format is not None and self.time_format not in TIME_FORMATS and "%" not in self.time_format:
+            raise WrongMapping(
+                f"--time-format {self.time_format!r} is neither {', '.join(TIME_FORMATS)} nor a pattern like "
+                "'%m/%d/%Y %H:%M'"
+            )
+
+
+class Mapper:
+    """Turns the rows of one file into events."""
+
+    def __init__(self, mapping: FieldMapping) -> None:
+        mapping.check()
+        self._sources = mapping.sources
+        self._constants = mapping.constants
+        self._optional = mapping.optional
+        # Counts recur all the time and log lines share their seconds, so what a text means is remembered.
+        self._count_of_text = lru_cache(maxsize=4_096)(count_of_text)
+        self._read_time = lru_cache(maxsize=65_536)(time_reader(mapping.time_format or "ms"))
+        names = dict.fromkeys([*mapping.sources, *mapping.constants])
+        self._texts = [name for name in names if name not in (KEY_FIELD, TIME_FIELD, VALUE_FIELD)]
+        self._has_time = TIME_FIELD in names
+
+    def check_columns(self, file: str, columns: Iterable[str]) -> None:
+        """Raise `WrongMapping` naming the nearest column where the file has not every source."""
+        known = list(columns)
+        for name, source in self._sources.items():
+            if source not in known and name not in self._optional:
+                near = difflib.get_close_matches(source, known, 1, 0.5)
+                meant = f"did you mean '{near[0]}'" if near else f"it has {', '.join(known[:20])}"
+                raise WrongMapping(
+                    f"{file} has no field '{source}' for the event's {name} ({meant}): name the right one with "
+                    f"--field {name}={near[0] if near else 'FIELD'}, or give a constant with --const {name}=VALUE"
+                )
+
+    def event_of(self, fields: Mapping[str, str]) -> MappedEvent:
+        """Map one row. Raises `Unmappable` with the reason."""
+        uid = self._text(fields, KEY_FIELD) or ""
+        key = uid.encode()
+        if not 0 < len(key) <= UID_BYTES_MAX:
+            raise Unmappable("uid is empty" if not key else f"uid is longer than {UID_BYTES_MAX:,} bytes")
+        event: dict[str, str | int] = {KEY_FIELD: uid}
+        time_text = self._text(fields, TIME_FIELD) if self._has_time else None
+        time_ms = None if time_text is None else self._read_time(time_text)
+        if time_ms is not None:
+            event[TIME_FIELD] = str(time_ms)
+        for name in self._texts:
+            text = self._text(fields, name)
+            if text is not None:
+                event[name] = text
+        event[VALUE_FIELD] = self._count(fields)
+        value = msgspec.json.encode(event)
+        if len(value) > EVENT_BYTES_MAX:
+            raise Unmappable(f"the event would be {len(value):,} bytes long, {EVENT_BYTES_MAX:,} are allowed")
+        return MappedEvent(time_ms, key, value)
+
+    def _text(self, fields: Mapping[str, str], name: str) -> str | None:
+        """Return the field's text; None for an optional one that the row has not."""
+        source = self._sources.get(name)
+        if source is None:
+            return self._constants[name]
+        text = fields.get(source)
+        if text is None and name not in self._optional:
+            raise Unmappable(f"no text or number in field '{source}' for {name}")
+        return text
+
+    def _count(self, fields: Mapping[str, str]) -> int:
+        text = self._text(fields, VALUE_FIELD) or ""
+        count = self._count_of_text(text)
+        if isinstance(count, Reason):
+            raise Unmappable(f"{VALUE_FIELD} {text[:40]!r} is not a count ({count})")
+        return count
+
+
+def columns_of(input_format: InputFormat, first: Mapping[str, str]) -> Iterable[str]:
+    """Return the field names that a file offers, told by its first row."""
+    return COMBINED_FIELDS if input_format is InputFormat.COMBINED else first.keys()
+
+
+def time_reader(time_format: str) -> Callable[[str], int]:
+    """Return the function from a time's text to ms since 1970; times without a zone are UTC. It raises Unmappable."""
+    readers: dict[str, Callable[[str], int]] = {"ms": _whole_ms, "s": _seconds, "iso": _iso}
+    read = readers.get(time_format, partial(_strptime, time_format=time_format))
+
+    def checked(text: str) -> int:
+        try:
+            time_ms = read(text)
+        except (ValueError, InvalidOperation, OverflowError):
+            raise Unmappable(f"event_time {text[:40]!r} is not a time in the format {time_format}") from None
+        if not 0 <= time_ms <= _MS_MAX:
+            raise Unmappable(f"event_time {text[:40]!r} is not between the years 1970 and 9999")
+        return time_ms
+
+    return checked
+
+
+def _whole_ms(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise ValueError(text)
+    return int(text)
+
+
+def _seconds(text: str) -> int:
+    return int(Decimal(text) * 1000)
+
+
+def _iso(text: str) -> int:
+    return _moment_ms(datetime.fromisoformat(text))
+
+
+def _strptime(text: str, time_format: str) -> int:
+    return _moment_ms(datetime.strptime(text, time_format))
+
+
+def _moment_ms(moment: datetime) -> int:
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    since_1970 = aware - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since_1970.days * 86_400 + since_1970.seconds) * 1000 + since_1970.microseconds // 1000

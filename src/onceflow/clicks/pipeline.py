@@ -1,0 +1,181 @@
+"""The pipeline: events from any Kafka, judged and summed in Spark, added to Redis exactly once.
+
+    format("onceflow") → mapInArrow(count_events) → foreachBatch(RedisSink)
+
+A micro-batch's counts and the marker that says so become visible in the same atomic step; docs/exactly-once.md tells
+how. What is counted is named by the plan (field names and the version of the rules): a checkpoint and a hash key keep
+to one plan, so a count is never half one thing and half another.
+"""
+
+import contextlib
+import functools
+import json
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from onceflow.clicks import counting
+from onceflow.clicks.events import KEY_FIELD, VALUE_FIELD, Rules
+from onceflow.clicks.results import DEAD_LENGTH, HASH_KEY, REDIS_URL, Keys
+from onceflow.clicks.stopping import stop_on_signals
+from onceflow.client.cluster import Cluster
+from onceflow.errors import OnceflowError
+from onceflow.spark.redis_sink import Append, Increment, RedisSink
+from onceflow.spark.session import build_session
+
+PLAN_VERSION = 1
+"""Goes up with every change of `onceflow.clicks.events` that makes another count of the same event."""
+
+EVENTS_PER_BATCH_MAX = 2_000_000
+"""A long backlog is counted in steps of so many offsets, so that results move and a batch's repeat stays short."""
+
+POLL_S = 1
+CHECK_S = 30
+"""How often an idle query looks whether Redis still holds what it acknowledged."""
+
+AVAILABLE_NOW = "available-now"
+
+
+class QueryFailed(OnceflowError):
+    """The streaming query stopped by itself."""
+
+
+@dataclass(frozen=True)
+class ClickPipeline:
+    """Everything a run needs to know; `master` None takes the session that spark-submit configured."""
+
+    bootstrap: str
+    topic: str
+    checkpoint: str
+    redis_url: str = REDIS_URL
+    hash_key: str = HASH_KEY
+    key_field: str = KEY_FIELD
+    value_field: str | None = VALUE_FIELD
+    master: str | None = "local[2]"
+    trigger: str = "5 seconds"
+    java_home: str | None = None
+    log_file: Path | None = None
+
+    @property
+    def plan(self) -> str:
+        """What is counted, as the marker keeps it."""
+        return json.dumps({"counts": "clicks", "key_field": self.key_field, "value_field": self.value_field})
+
+    def run(self) -> None:
+        """Count until SIGINT or SIGTERM, or until everything available is counted. Main thread only.
+
+        Raises the sentence of what stopped the query: `QueryFailed`, or the source's and the sink's own errors.
+        """
+        self.check()
+        # Spark puts its own handler for SIGINT in place when its context starts, so ours comes after it.
+        with self._session() as spark, stop_on_signals() as stop:
+            self.count(spark, stop)
+
+    def check(self) -> None:
+        """Raise at once for what would only fail minutes later in Spark: field names, the broker, the topic."""
+        Rules(self.key_field, self.value_field)
+        with Cluster(self.bootstrap) as cluster:
+            cluster.require_topic(self.topic)
+
+    def count(self, spark: SparkSession, stop: threading.Event) -> None:
+        """Count in a session that is there, until `stop` is set or everything available is counted."""
+        sink = self._sink()
+        try:
+            sink.open(spark)
+            self._wait(self._start(spark, sink), sink, stop)
+        finally:
+            sink.close()
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[SparkSession]:
+        if self.master is None:
+            spark = SparkSession.builder.appName("onceflow clicks").getOrCreate()
+        else:
+            spark = build_session("onceflow clicks", self.master, java_home=self.java_home, log_file=self.log_file)
+        try:
+            yield spark
+        finally:
+            with contextlib.suppress(Py4JError, ConnectionError):  # The JVM may be what has died.
+                spark.stop()
+
+    def _start(self, spark: SparkSession, sink: RedisSink) -> StreamingQuery:
+        writer = (
+            self.rows(spark)
+            .writeStream.queryName("onceflow clicks")
+            .option("checkpointLocation", self.checkpoint)
+            .foreachBatch(sink)
+        )
+        if self.trigger == AVAILABLE_NOW:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=self.trigger).start()
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        """Return the stream of the sink's rows."""
+        events = (
+            spark.readStream.format("onceflow")
+            .option("kafka.bootstrap.servers", self.bootstrap)
+            .option("subscribe", self.topic)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", str(EVENTS_PER_BATCH_MAX))
+            .load()
+        )
+        count = functools.partial(
+            counting.count_events,
+            key_field=self.key_field,
+            value_field=self.value_field,
+            dead_length=DEAD_LENGTH,
+        )
+        return events.select("value", "partition", "offset", "timestamp").mapInArrow(
+            count, "target string, field binary, amount long"
+        )
+
+    def _sink(self) -> RedisSink:
+        keys = Keys(self.hash_key)
+        return RedisSink(
+            self.redis_url,
+            hash_key=self.hash_key,
+            increments=[
+                Increment(counting.COUNT, keys.count, keys.top),
+                Increment(counting.OS, keys.os),
+                Increment(counting.TOTALS, keys.totals),
+                Increment(counting.BAD, keys.bad),
+            ],
+            appends=[Append(counting.DEAD, keys.dead, DEAD_LENGTH)],
+            checkpoint=self.checkpoint,
+            plan=self.plan,
+            plan_version=PLAN_VERSION,
+        )
+
+    def _wait(self, query: StreamingQuery, sink: RedisSink, stop: threading.Event) -> None:
+        unchecked_s = 0
+        try:
+            while not stop.is_set() and not query.awaitTermination(POLL_S):
+                unchecked_s += POLL_S
+                if unchecked_s >= CHECK_S:
+                    sink.check()
+                    unchecked_s = 0
+            if not stop.is_set():
+                sink.check()
+        except (StreamingQueryException, Py4JError, ConnectionError) as error:
+            if not stop.is_set():
+                raise sink.failure or QueryFailed(sentence_of(error)) from error
+        finally:
+            with contextlib.suppress(PySparkException, Py4JError, ConnectionError):
+                query.stop()
+
+
+def sentence_of(error: BaseException) -> str:
+    """Find our own sentence in Spark's many lines, else say where the lines end."""
+    text = str(error)
+    ours = re.findall(r"onceflow\.[\w.]+: (.+)", text)
+    if ours:
+        return str(ours[-1])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"Spark stopped the query ({type(error).__name__}): {lines[0] if lines else 'it gave no reason'}"

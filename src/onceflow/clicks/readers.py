@@ -1,0 +1,219 @@
+"""Rows of real log files: CSV, JSON lines and Apache's combined log, each as a stream of named texts.
+
+    csv       the first line names the columns; quotes as in RFC 4180, a quoted field may span lines
+    jsonl     one JSON object a line; empty lines are passed over
+    combined  Apache's combined log: ip, time, method, path, status, bytes, referrer, agent. The whole line must
+              match, closing quotes included, so a line that was cut short is rejected. "-" stays "-"; of a request
+              that is not "METHOD path HTTP/x" the path is the whole request and the method "-"
+
+Rows come in the file's order. What is no row comes as `Rejected`, and nothing stops for it.
+"""
+
+import csv
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from onceflow.clicks.lines import Rejected, excerpt, lines_of
+from onceflow.errors import OnceflowError
+
+COMBINED_FIELDS = ("ip", "time", "method", "path", "status", "bytes", "referrer", "agent")
+COMBINED_TIME = "%d/%b/%Y:%H:%M:%S %z"
+
+_QUOTED = r'"((?:[^"\\]|\\.)*)"'
+_COMBINED = re.compile(rf"(\S+) \S+ \S+ \[([^\]]+)\] {_QUOTED} (\d{{3}}) (\d+|-) {_QUOTED} {_QUOTED}")
+_REQUEST = re.compile(r"([A-Z]+) (\S.*) HTTP/[0-9.]+")
+_SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+
+
+class InputFormat(StrEnum):
+    """What a file to be replayed holds."""
+
+    CSV = "csv"
+    JSONL = "jsonl"
+    COMBINED = "combined"
+
+
+class FormatUnknown(OnceflowError):
+    """Neither the file's name nor its first line tells what it holds, or its header cannot be one."""
+
+
+class Row(NamedTuple):
+    """One row: where it begins, its text for a rejection, and what it says by field name."""
+
+    file: str
+    line: int
+    text: str
+    fields: Mapping[str, str]
+
+
+def guess_format(path: Path) -> InputFormat:
+    """Tell the format by the name's ending (.gz aside), else by the first line. Raises `FormatUnknown`."""
+    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    if suffixes and suffixes[-1] in _SUFFIXES:
+        return InputFormat(_SUFFIXES[suffixes[-1]])
+    first = next((line[1] for line in lines_of(path) if not isinstance(line, Rejected)), "")
+    if _COMBINED.fullmatch(first):
+        return InputFormat.COMBINED
+    if first.lstrip().startswith("{"):
+        return InputFormat.JSONL
+    if "," in first:
+        return InputFormat.CSV
+    raise FormatUnknown(
+        f"cannot tell what {path} holds, its first line is {first[:80]!r}: say it with "
+        f"--input-format {'|'.join(InputFormat)}"
+    )
+
+
+def rows_of(path: Path, input_format: InputFormat) -> Iterator[Row | Rejected]:
+    """Read one file. Raises `FileUnreadable` and `FormatUnknown`."""
+    readers = {InputFormat.CSV: _csv_rows, InputFormat.JSONL: _json_rows, InputFormat.COMBINED: _combined_rows}
+    return readers[input_format](path)
+
+
+def _json_rows(path: Path) -> Iterator[Row | Rejected]:
+    decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+    for line in lines_of(path):
+        if isinstance(line, Rejected):
+            yield line
+            continue
+        number, text = line
+        if not text.strip():
+            continue
+        try:
+            raws = decode(text)
+        except (msgspec.DecodeError, RecursionError) as error:
+            yield Rejected(str(path), number, f"not a JSON object ({error})", excerpt(text))
+            continue
+        yield Row(str(path), number, text, _Texts(raws))
+
+
+class _Texts(Mapping[str, str]):
+    """A JSON object's strings and numbers as texts, made when they are asked for; the others are as if absent."""
+
+    def __init__(self, raws: dict[str, msgspec.Raw]) -> None:
+        self._raws = raws
+
+    def __getitem__(self, name: str) -> str:
+        raw = bytes(self._raws[name])
+        if raw.startswith(b'"'):
+            return msgspec.json.decode(raw, type=str)
+        if raw[:1] in b"-0123456789":
+            return raw.decode()
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._raws)
+
+    def __len__(self) -> int:
+        return len(self._raws)
+
+
+def _combined_rows(path: Path) -> Iterator[Row | Rejected]:
+    for line in lines_of(path):
+        if isinstance(line, Rejected):
+            yield line
+            continue
+        number, text = line
+        found = _COMBINED.fullmatch(text)
+        if found is None:
+            yield Rejected(str(path), number, "not a line of Apache's combined log, or cut short", excerpt(text))
+            continue
+        ip, time, request, status, size, referrer, agent = found.groups()
+        parts = _REQUEST.fullmatch(request)
+        method, target = parts.groups() if parts else ("-", request)
+        values = (ip, time, method, target, status, size, referrer, agent)
+        yield Row(str(path), number, text, dict(zip(COMBINED_FIELDS, values, strict=True)))
+
+
+def _csv_rows(path: Path) -> Iterator[Row | Rejected]:
+    lines = _CsvLines(path)
+    reader = csv.reader(lines, strict=True)
+    header: list[str] | None = None
+    while True:
+        lines.begin_row()
+        try:
+            values = next(reader)
+        except StopIteration:
+            yield from lines.take_rejects()
+            return
+        except csv.Error as error:
+            yield from lines.take_rejects()
+            yield lines.reject_first_line(str(error))
+            continue
+        yield from lines.take_rejects()
+        if lines.is_damaged:
+            yield lines.reject_row("a line inside its quotes is not readable")
+        elif header is None:
+            header = _checked_header(path, values)
+        elif len(values) == len(header):
+            yield Row(str(path), lines.row_number, lines.row_text, dict(zip(header, values, strict=True)))
+        elif values:
+            yield lines.reject_row(f"{len(values)} columns, the header has {len(header)}")
+
+
+def _checked_header(path: Path, names: list[str]) -> list[str]:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise FormatUnknown(f"the first line of {path} names the column {twice[0]!r} twice: give each its own name")
+    return names
+
+
+class _CsvLines:
+    """Feeds `csv.reader` line by line and remembers the lines of the row being read.
+
+    A quote that never closes makes the reader swallow lines until a field exceeds its limit of 131,072 characters.
+    Then only the row's first line is at fault: the others are pushed back and read again as rows of their own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines = lines_of(path)
+        self._pushed: deque[tuple[int, str]] = deque()
+        self._row: list[tuple[int, str]] = []
+        self._rejects: list[Rejected] = []
+        self.is_damaged = False
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if self._pushed:
+            self._row.append(self._pushed.popleft())
+            return self._row[-1][1] + "\n"
+        for line in self._lines:
+            if not isinstance(line, Rejected):
+                self._row.append(line)
+                return line[1] + "\n"
+            self._rejects.append(line)
+            self.is_damaged = self.is_damaged or bool(self._row)
+        raise StopIteration
+
+    def begin_row(self) -> None:
+        self._row = []
+        self.is_damaged = False
+
+    @property
+    def row_number(self) -> int:
+        return self._row[0][0]
+
+    @property
+    def row_text(self) -> str:
+        return self._row[0][1] if len(self._row) == 1 else "\n".join(text for _, text in self._row)
+
+    def take_rejects(self) -> list[Rejected]:
+        rejects, self._rejects = self._rejects, []
+        return rejects
+
+    def reject_row(self, reason: str) -> Rejected:
+        return Rejected(str(self._path), self.row_number, reason, excerpt(self.row_text))
+
+    def reject_first_line(self, reason: str) -> Rejected:
+        (number, text), *rest = self._row
+        self._pushed.extendleft(reversed(rest))
+        return Rejected(str(self._path), number, f"not CSV ({reason})", excerpt(text))

@@ -1,0 +1,177 @@
+"""The rules of docs/events.md a second time, on purpose: what `verify` counts must not share a mistake.
+
+Nothing here comes from `onceflow.clicks.events`, `counting` or `pipeline`. The parser is the standard library's json
+where the pipeline has msgspec, numbers are `Decimal` where the pipeline works on digits, and there is no fast path.
+If the two ever judge an event differently, a property test fails, and `verify` shows a difference.
+"""
+
+import json
+from decimal import Decimal, InvalidOperation
+from typing import Any, NamedTuple, NoReturn
+
+UID_BYTES_MAX = 1024
+COUNT_MAX = 9_007_199_254_740_992
+DEPTH_MAX = 200
+
+
+class Number(NamedTuple):
+    """A JSON number as it is written, not rounded."""
+
+    text: str
+    is_integer: bool
+
+
+class Judged(NamedTuple):
+    """One event: the reason why it does not count ("" if it does), and what it counts."""
+
+    reason: str
+    uid: str = ""
+    clicks: int = 0
+    os_type: str = ""
+
+
+class Recount:
+    """Sums over events that are handed in one by one, in any order.
+
+    `pointers` are the bad events that Redis keeps, as partition:offset:reason; each that is met is taken out.
+    """
+
+    def __init__(self, key_field: str, value_field: str | None, pointers: set[str] | None = None) -> None:
+        self.events = 0
+        self.clicks = 0
+        self.bad = 0
+        self.by_user: dict[str, int] = {}
+        self.by_os: dict[str, int] = {}
+        self.by_reason: dict[str, int] = {}
+        self.pointers = pointers or set()
+        self._key_field = key_field
+        self._value_field = value_field
+
+    def add(self, partition: int, offset: int, value: bytes | None) -> None:
+        """Count one record's value."""
+        self.events += 1
+        judged = judge(value, self._key_field, self._value_field)
+        if judged.reason:
+            self.bad += 1
+            self.by_reason[judged.reason] = self.by_reason.get(judged.reason, 0) + 1
+            self.pointers.discard(f"{partition}:{offset}:{judged.reason}")
+            return
+        self.clicks += judged.clicks
+        self.by_user[judged.uid] = self.by_user.get(judged.uid, 0) + judged.clicks
+        self.by_os[judged.os_type] = self.by_os.get(judged.os_type, 0) + judged.clicks
+
+
+def judge(value: bytes | None, key_field: str, value_field: str | None) -> Judged:
+    """Say what one record's value counts, or why not."""
+    if value is None:
+        return Judged("no-value")
+    try:
+        text = value.decode("utf-8", "strict")
+    except UnicodeDecodeError:
+        return Judged("not-utf8")
+    try:
+        event = _parse(text)
+    except ValueError:
+        return Judged("not-json")
+    if not isinstance(event, dict):
+        return Judged("not-object")
+    uid, reason = _uid(event.get(key_field))
+    clicks = 1
+    if not reason and value_field is not None:
+        clicks, reason = _clicks(event[value_field]) if value_field in event else (0, "no-count")
+    return Judged(reason) if reason else Judged("", uid, clicks, _os_type(event.get("os_type")))
+
+
+def _parse(text: str) -> Any:
+    """Parse RFC 8259 JSON. Raises ValueError for anything else, for deep nesting and for half surrogate pairs."""
+    if _depth(text) > DEPTH_MAX:
+        raise ValueError("nested too deep")
+    event = json.loads(text, parse_int=_integer, parse_float=_fraction, parse_constant=_no_constant)
+    if "\\ud" in text or "\\uD" in text:
+        # Every string counts, that of a field that is there twice too; so the pairs are kept as pairs here.
+        pairs = json.loads(text, parse_int=str, parse_float=str, object_pairs_hook=list)
+        json.dumps(pairs, ensure_ascii=False).encode("utf-8")
+    return event
+
+
+def _depth(text: str) -> int:
+    """Return how deep brackets nest outside of strings."""
+    deepest = depth = 0
+    if text.count("{") + text.count("[") <= DEPTH_MAX:
+        return deepest
+    in_string = escaped = False
+    for character in text:
+        if in_string:
+            in_string = escaped or character != '"'
+            escaped = not escaped and character == "\\"
+        elif character == '"':
+            in_string = True
+        elif character in "{[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "}]":
+            depth -= 1
+    return deepest
+
+
+def _integer(text: str) -> Number:
+    return Number(text, True)
+
+
+def _fraction(text: str) -> Number:
+    return Number(text, False)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _uid(field: Any) -> tuple[str, str]:
+    if field is None:
+        return "", "no-uid"
+    uid = _as_text(field)
+    if uid is None:
+        return "", "uid-not-text"
+    if uid == "":
+        return "", "uid-empty"
+    return (uid, "") if len(uid.encode()) <= UID_BYTES_MAX else ("", "uid-too-long")
+
+
+def _os_type(field: Any) -> str:
+    system = _as_text(field)
+    return system if system and len(system.encode()) <= 1024 else "unknown"
+
+
+def _as_text(field: Any) -> str | None:
+    if isinstance(field, Number):
+        return field.text if field.is_integer else None
+    return field if isinstance(field, str) else None
+
+
+def _clicks(field: Any) -> tuple[int, str]:
+    if field is None:
+        return 0, "count-null"
+    number = _number_in(field) if isinstance(field, str) else field
+    if not isinstance(number, Number):
+        return 0, "count-not-a-number"
+    try:
+        exact = Decimal(number.text)
+    except InvalidOperation:
+        # An exponent beyond Decimal's 18 digits: only its sign matters, unless there is nothing to multiply.
+        mantissa, _, exponent = number.text.lower().partition("e")
+        exact = Decimal(mantissa) * (Decimal("1e-100000") if exponent.startswith("-") else Decimal("1e100000"))
+    if exact < 0:
+        return 0, "count-negative"
+    if exact != exact.to_integral_value():
+        return 0, "count-fractional"
+    return (int(exact), "") if exact <= COUNT_MAX else (0, "count-too-large")
+
+
+def _number_in(text: str) -> Any:
+    """Return the number that a string is, exactly and with nothing around it."""
+    if text != text.strip():
+        return None
+    try:
+        return json.loads(text, parse_int=_integer, parse_float=_fraction, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,191 @@
+"""Replays real log files into a topic as click events: rows → mapped events → in order → paced → sent.
+
+Everything is a stream; memory is bounded however large the files are. A row that cannot become an event goes into the
+rejects file (JSON lines: file, line, reason, text) and stops nothing. `--skip N` passes over the first N events of the
+order in which they are sent (rejected rows are none), so an interrupted replay goes on where it stopped.
+Replaying a file twice counts it twice: the log cannot know that two events are one.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Protocol
+
+from onceflow.clicks.lines import Rejected, excerpt
+from onceflow.clicks.mapping import FieldMapping, MappedEvent, Mapper, Unmappable, WrongMapping, columns_of
+from onceflow.clicks.readers import InputFormat, Row, guess_format, rows_of
+from onceflow.clicks.time_order import in_time_order
+from onceflow.errors import OnceflowError
+
+FLUSH_EVENTS = 100_000
+"""Every so many events all are waited for, so that a failure knows from where to go on."""
+
+
+class ReplayFailed(OnceflowError):
+    """Events were not acknowledged; the message says from where to go on."""
+
+
+class Writer(Protocol):
+    """Where events go; `onceflow.client.producer.EventWriter` is one."""
+
+    def write(self, key: bytes | None, value: bytes | None) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What is replayed and how; `speed` None is as fast as possible, else how many times as fast as it happened."""
+
+    files: Sequence[Path]
+    mapping: FieldMapping = field(default_factory=FieldMapping)
+    input_format: InputFormat | None = None
+    by_time: bool = False
+    speed: float | None = None
+    skip: int = 0
+
+    def check(self) -> None:
+        """Raise for files and options that cannot be meant, before a topic is made or a row is sent."""
+        self.mapping.check()
+        for path in self.files:
+            first = next(rows_of(path, self._format(path)), None)
+            if isinstance(first, Row):
+                self._mapper(self._format(path), first)
+
+    def events(self, rejects: "Rejects") -> Iterator[MappedEvent]:
+        """Yield every event in the order of sending, skipped ones included."""
+        events = (event for path in self.files for event in self._events_of(path, rejects))
+        return in_time_order(events) if self.by_time else events
+
+    def _events_of(self, path: Path, rejects: "Rejects") -> Iterator[MappedEvent]:
+        input_format = self._format(path)
+        mapper = None
+        for row in rows_of(path, input_format):
+            if isinstance(row, Rejected):
+                rejects.add(row)
+                continue
+            mapper = mapper or self._mapper(input_format, row)
+            event = _mapped(mapper, row, rejects)
+            if event is not None:
+                yield event
+
+    def _format(self, path: Path) -> InputFormat:
+        return self.input_format or guess_format(path)
+
+    def _mapper(self, input_format: InputFormat, first: Row) -> Mapper:
+        mapper = Mapper(self.mapping.for_format(input_format))
+        mapper.check_columns(first.file, columns_of(input_format, first.fields))
+        return mapper
+
+
+def _mapped(mapper: Mapper, row: Row, rejects: "Rejects") -> MappedEvent | None:
+    try:
+        return mapper.event_of(row.fields)
+    except Unmappable as error:
+        rejects.add(Rejected(row.file, row.line, str(error), excerpt(row.text)))
+        return None
+
+
+class Rejects(AbstractContextManager["Rejects"]):
+    """The rejects file, made anew when the first row is rejected; `count` tells how many were."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0
+        self._file: IO[str] | None = None
+
+    def add(self, rejected: Rejected) -> None:
+        """Write one row. Raises `ReplayFailed` where the file cannot be written."""
+        document = {
+            "file": rejected.file,
+            "line": rejected.line,
+            "reason": rejected.reason,
+            "text": rejected.text,
+        }
+        try:
+            if self._file is None:
+                self._file = self.path.open("w", encoding="utf-8")
+            self._file.write(json.dumps(document, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise ReplayFailed(
+                f"the rejects file {self.path} cannot be written ({error}): name another with --rejects"
+            ) from error
+        self.count += 1
+
+    def __exit__(self, *exc: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a replay came; `position` counts skipped and sent events, `acknowledged` the ones surely in the log."""
+
+    skipped: int = 0
+    sent: int = 0
+    acknowledged: int = 0
+    is_complete: bool = False
+
+    @property
+    def position(self) -> int:
+        return self.skipped + self.sent
+
+
+def send(
+    replay: Replay, events: Iterator[MappedEvent], writer: Writer, progress: Progress, wait: Callable[[float], bool]
+) -> None:
+    """Send events until they end or `wait` (seconds, 0 to just ask) says stop; `progress` always tells how far.
+
+    Raises `ReplayFailed` with the place to go on from when the writer fails.
+    """
+    pace = Pace(replay.speed)
+    try:
+        for event in events:
+            if progress.skipped < replay.skip:
+                progress.skipped += 1
+                continue
+            if wait(pace.pause_s(event)):
+                break
+            writer.write(event.key, event.value)
+            progress.sent += 1
+            if progress.sent % FLUSH_EVENTS == 0:
+                writer.flush()
+                progress.acknowledged = progress.sent
+        else:
+            progress.is_complete = True
+        writer.flush()
+    except OnceflowError as error:
+        if progress.sent == progress.acknowledged:
+            raise
+        raise ReplayFailed(
+            f"{error}; --skip {progress.skipped + progress.acknowledged} goes on without a gap, but up to "
+            f"{progress.sent - progress.acknowledged} events may then be counted twice"
+        ) from error
+    progress.acknowledged = progress.sent
+
+
+class Pace:
+    """Says how long to wait before an event, so that time runs `speed` times as fast as it did."""
+
+    def __init__(self, speed: float | None, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._speed = speed
+        self._monotonic = monotonic
+        self._began: tuple[float, int] | None = None
+
+    def pause_s(self, event: MappedEvent) -> float:
+        """Return the seconds until the event is due; 0.0 for one that lies before the latest (an unordered file)."""
+        if self._speed is None:
+            return 0.0
+        if event.time_ms is None:
+            raise WrongMapping(
+                "--speed needs to know the time of each event: name it with --field event_time=FIELD, or send with "
+                "--speed max"
+            )
+        if self._began is None:
+            self._began = (self._monotonic(), event.time_ms)
+        began_s, first_ms = self._began
+        due_s = began_s + (event.time_ms - first_ms) / 1000 / self._speed
+        return max(0.0, due_s - self._monotonic())

@@ -1,0 +1,389 @@
+"""The read model: what the pipeline has counted, as any reader of Redis sees it.
+
+With the hash key H (by default `app::users::click`, database 1) the pipeline keeps these keys, all of them moved by
+the same atomic scripts as the marker, so they never disagree with it at a complete batch:
+
+    H              hash   uid → sum of clicks
+    {H}:top        zset   uid → the same sum, for the ranking
+    {H}:os         hash   os_type → clicks
+    {H}:totals     hash   events (all that were read), clicks (their sum), bad (events that are not counts)
+    {H}:bad        hash   reason → bad events
+    {H}:dead       list   the newest 10,000 bad events as partition:offset:reason, newest first
+    {H}:history    list   the newest 600 micro-batches as JSON, newest first
+    {H}:onceflow   hash   the marker (written and described by `onceflow.spark.marker`)
+
+This module reads and never writes. It imports redis and nothing of Spark, so the page and the command line start
+quickly; the log is only touched where a `Cluster` is handed in.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from onceflow.errors import OnceflowError
+
+if TYPE_CHECKING:
+    from onceflow.client.cluster import Cluster
+    from onceflow.wire.batch import Record
+
+HASH_KEY = "app::users::click"
+REDIS_URL = "redis://127.0.0.1:6379/1"
+HISTORY_LENGTH = 600
+DEAD_LENGTH = 10_000
+SOCKET_TIMEOUT_S = 5.0
+
+
+class RedisUnreachable(OnceflowError):
+    """Redis did not answer, or not as Redis does."""
+
+
+class NothingCounted(OnceflowError):
+    """There is no marker: no pipeline has written under this hash key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The names of the keys that belong to one hash key; all share its slot in a cluster."""
+
+    count: str
+
+    @property
+    def _tag(self) -> str:
+        return self.count if "{" in self.count else f"{{{self.count}}}"
+
+    @property
+    def marker(self) -> str:
+        return f"{self._tag}:onceflow"
+
+    @property
+    def top(self) -> str:
+        return f"{self._tag}:top"
+
+    @property
+    def os(self) -> str:
+        return f"{self._tag}:os"
+
+    @property
+    def totals(self) -> str:
+        return f"{self._tag}:totals"
+
+    @property
+    def bad(self) -> str:
+        return f"{self._tag}:bad"
+
+    @property
+    def dead(self) -> str:
+        return f"{self._tag}:dead"
+
+    @property
+    def history(self) -> str:
+        return f"{self._tag}:history"
+
+
+PartitionOffsets = dict[str, dict[int, int]]
+"""Topic → partition → offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerView:
+    """What a reader needs of the marker; offsets are where the complete batch ends, exclusive."""
+
+    query: str
+    batch: int
+    complete: bool
+    offsets: PartitionOffsets
+    since: PartitionOffsets
+    plan: str
+    started_ms: int
+    finished_ms: int
+    duration_ms: int | None
+    fields: Mapping[str, str]
+    """Every field as it stands in Redis, to see whether the marker moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One complete micro-batch: its number, when it finished, its events and where it ended."""
+
+    batch: int
+    finished_ms: int
+    events: int
+    offsets: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole read model at one instant (one MULTI), without the users beyond the top ones."""
+
+    hash_key: str
+    events: int
+    clicks: int
+    bad: int
+    users: int
+    top: list[tuple[str, int]]
+    by_os: dict[str, int]
+    bad_by_reason: dict[str, int]
+    marker: MarkerView | None
+    history: list[HistoryEntry]
+
+    @property
+    def batch(self) -> int:
+        """The last micro-batch that the marker knows, complete or not; -1 before the first."""
+        return -1 if self.marker is None else self.marker.batch
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        marker = self.marker
+        return {
+            "hash_key": self.hash_key,
+            "events": self.events,
+            "clicks": self.clicks,
+            "bad": self.bad,
+            "users": self.users,
+            "top": [{"uid": uid, "clicks": clicks} for uid, clicks in self.top],
+            "by_os": self.by_os,
+            "bad_by_reason": self.bad_by_reason,
+            "batch": self.batch,
+            "complete": None if marker is None else marker.complete,
+            "offsets": None if marker is None else marker.offsets,
+            "finished_ms": None if marker is None else marker.finished_ms,
+            "duration_ms": None if marker is None else marker.duration_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What the log holds beyond the marker: messages, and the age in seconds of the oldest one (0.0 if none)."""
+
+    messages: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeadPointer:
+    """Where a bad event lies in the log, and why it was not counted."""
+
+    partition: int
+    offset: int
+    reason: str
+
+
+class Results:
+    """Reads one hash key's results from one Redis; use as a context manager or call `close`.
+
+    Every method raises `RedisUnreachable` when Redis is down, slow beyond five seconds, still loading, or when a
+    key has another type than the pipeline gives it.
+    """
+
+    def __init__(self, redis_url: str = REDIS_URL, hash_key: str = HASH_KEY) -> None:
+        self.redis_url = redis_url
+        self.hash_key = hash_key
+        self.keys = Keys(hash_key)
+        try:
+            self._redis = redis.Redis.from_url(
+                redis_url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S
+            )
+        except ValueError as error:
+            raise RedisUnreachable(
+                f"'{redis_url}' is not a Redis address ({error}): write it as redis://127.0.0.1:6379/1, "
+                "the last number being the database"
+            ) from error
+
+    def __enter__(self) -> "Results":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connection back to the system."""
+        self._redis.close()
+
+    def snapshot(self, *, top: int = 10, history: int = HISTORY_LENGTH) -> Snapshot:
+        """Read everything but the single users in one MULTI, so the parts belong together."""
+        keys = self.keys
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hgetall(keys.marker)
+        pipe.hmget(keys.totals, ["events", "clicks", "bad"])
+        pipe.hlen(keys.count)
+        pipe.zrevrange(keys.top, 0, max(top, 1) - 1, withscores=True)
+        pipe.hgetall(keys.os)
+        pipe.hgetall(keys.bad)
+        pipe.lrange(keys.history, 0, max(history, 1) - 1)
+        marker, totals, users, ranking, by_os, bad, batches = self._ask(pipe.execute)
+        return Snapshot(
+            hash_key=self.hash_key,
+            events=int(totals[0] or 0),
+            clicks=int(totals[1] or 0),
+            bad=int(totals[2] or 0),
+            users=users,
+            top=_ranking(ranking)[:top],
+            by_os=_by_size(by_os),
+            bad_by_reason=_by_size(bad),
+            marker=parse_marker(_texts(marker)),
+            history=[_history_entry(entry) for entry in batches[:history]],
+        )
+
+    def marker(self) -> MarkerView | None:
+        """Read the marker alone; None where no pipeline has written yet."""
+        return parse_marker(_texts(self._ask(self._redis.hgetall, self.keys.marker)))
+
+    def require_marker(self) -> MarkerView:
+        """Read the marker, or raise `NothingCounted` with what to do."""
+        marker = self.marker()
+        if marker is None:
+            raise NothingCounted(
+                f"nothing is counted yet under '{self.hash_key}' at {self.redis_url}: start 'onceflow run' with this "
+                "--redis and --hash-key, or name the ones that it was started with"
+            )
+        return marker
+
+    def clicks_of(self, uid: str) -> int | None:
+        """Return one user's sum, or None for a user without any event."""
+        value = self._ask(self._redis.hget, self.hash_key, uid)
+        return None if value is None else int(value)
+
+    def dead_pointers(self, count: int = DEAD_LENGTH) -> list[DeadPointer]:
+        """Return up to `count` bad events, newest first."""
+        entries = self._ask(self._redis.lrange, self.keys.dead, 0, max(count, 1) - 1)
+        return [_dead_pointer(entry.decode()) for entry in entries[:count]]
+
+    def _ask(self, ask: Any, *arguments: Any) -> Any:
+        try:
+            return ask(*arguments)
+        except redis.RedisError as error:
+            raise RedisUnreachable(
+                f"Redis at {self.redis_url} gave no answer for '{self.hash_key}' ({error}): start it, or name its "
+                "address with --redis"
+            ) from error
+
+
+def snapshot(redis_url: str = REDIS_URL, hash_key: str = HASH_KEY, *, top: int = 10) -> Snapshot:
+    """Read the results once, over a connection of its own."""
+    with Results(redis_url, hash_key) as results:
+        return results.snapshot(top=top)
+
+
+def parse_marker(fields: Mapping[str, str]) -> MarkerView | None:
+    """Read the marker's fields (an empty mapping is None). Raises `RedisUnreachable` for what is not a marker."""
+    if not fields:
+        return None
+    try:
+        return MarkerView(
+            query=fields.get("query", ""),
+            batch=int(fields.get("batch", -1)),
+            complete=fields.get("complete") == "1",
+            offsets=_partition_offsets(fields.get("offsets", "{}")),
+            since=_partition_offsets(fields.get("since", "{}")),
+            plan=fields.get("plan", ""),
+            started_ms=int(fields.get("started_ms") or 0),
+            finished_ms=int(fields.get("finished_ms") or 0),
+            duration_ms=int(fields["duration_ms"]) if fields.get("duration_ms") else None,
+            fields=dict(fields),
+        )
+    except (ValueError, AttributeError) as error:
+        raise RedisUnreachable(f"the marker in Redis is not one of onceflow's ({error}): {dict(fields)}") from error
+
+
+def lag(cluster: "Cluster", marker: MarkerView, *, now_ms: int | None = None) -> Lag:
+    """Return what the log holds beyond the marker's offsets; partitions the marker does not know count whole.
+
+    Asks the cluster for both ends of every partition and, where something is left, for one record of it.
+    """
+    now = int(time.time() * 1000) if now_ms is None else now_ms
+    messages = 0
+    oldest_ms = now
+    for topic, counted in marker.offsets.items():
+        for partition, (begin, end) in _uncounted(cluster, topic, counted).items():
+            if begin < end:
+                messages += end - begin
+                oldest_ms = min(oldest_ms, _first_timestamp_ms(cluster, topic, partition, begin, end, now))
+    return Lag(messages, max(0.0, (now - oldest_ms) / 1000))
+
+
+def dead_records(
+    cluster: "Cluster", topic: str, pointers: list[DeadPointer]
+) -> Iterator[tuple[DeadPointer, "Record | None"]]:
+    """Read each pointer's record from the log; None for one that the log no longer has."""
+    from onceflow.client.records import read_records
+
+    known = cluster.require_topic(topic).partitions
+    ends = _log_ends(cluster, topic, [pointer.partition for pointer in pointers if pointer.partition in known])
+    for pointer in pointers:
+        begin, end = ends.get(pointer.partition, (0, 0))
+        record = None
+        if begin <= pointer.offset < end:
+            records = read_records(cluster, topic, pointer.partition, pointer.offset, pointer.offset + 1)
+            record = next(records, None)
+        yield pointer, record
+
+
+def _uncounted(cluster: "Cluster", topic: str, counted: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    """Return partition → (first offset not counted, end of the log)."""
+    return {
+        partition: (max(counted.get(partition, 0), begin), end)
+        for partition, (begin, end) in _log_ends(cluster, topic, cluster.require_topic(topic).partitions).items()
+    }
+
+
+def _log_ends(cluster: "Cluster", topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Return partition → (start of the log, its end), both as read_committed sees them."""
+    from onceflow.client.cluster import EARLIEST, LATEST
+
+    wanted = list(partitions)
+    starts = cluster.list_offsets(topic, dict.fromkeys(wanted, EARLIEST)) if wanted else {}
+    ends = cluster.list_offsets(topic, dict.fromkeys(wanted, LATEST)) if wanted else {}
+    return {partition: (starts[partition].offset, ends[partition].offset) for partition in wanted}
+
+
+def _first_timestamp_ms(cluster: "Cluster", topic: str, partition: int, begin: int, end: int, otherwise_ms: int) -> int:
+    from onceflow.client.records import read_records
+
+    for record in read_records(cluster, topic, partition, begin, end):
+        return record.timestamp_ms
+    return otherwise_ms
+
+
+def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {_text(name): _text(value) for name, value in fields.items()}
+
+
+def _text(value: bytes) -> str:
+    # The pipeline writes UTF-8 only; another writer's bytes must not take the page down.
+    return value.decode("utf-8", "replace")
+
+
+def _ranking(entries: list[tuple[bytes, float]]) -> list[tuple[str, int]]:
+    ranking = [(_text(uid), int(score)) for uid, score in entries]
+    return sorted(ranking, key=lambda entry: (-entry[1], entry[0]))
+
+
+def _by_size(counts: Mapping[bytes, bytes]) -> dict[str, int]:
+    sized = [(_text(name), int(count)) for name, count in counts.items()]
+    return dict(sorted(sized, key=lambda entry: (-entry[1], entry[0])))
+
+
+def _partition_offsets(text: str) -> PartitionOffsets:
+    return {
+        topic: {int(partition): int(offset) for partition, offset in offsets.items()}
+        for topic, offsets in json.loads(text).items()
+    }
+
+
+def _history_entry(entry: bytes) -> HistoryEntry:
+    fields = json.loads(entry)
+    return HistoryEntry(
+        batch=int(fields["batch"]),
+        finished_ms=int(fields["finished_ms"]),
+        events=int(fields["events"]),
+        offsets={int(partition): int(offset) for partition, offset in fields["offsets"].items()},
+    )
+
+
+def _dead_pointer(entry: str) -> DeadPointer:
+    partition, offset, reason = entry.split(":", 2)
+    return DeadPointer(int(partition), int(offset), reason)

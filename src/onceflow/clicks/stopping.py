@@ -1,0 +1,38 @@
+"""Ctrl-C and SIGTERM as a flag, so that a loop ends between two events and knows exactly how far it came."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop(threading.Event):
+    """Set by the first signal; `signal_number` tells which one it was."""
+
+    signal_number: int | None = None
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[Stop]:
+    """Give a flag that the first SIGINT or SIGTERM sets; the second one acts as it did before. Main thread only."""
+    stop = Stop()
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        restore()
+        stop.signal_number = number
+        stop.set()
+
+    for number in SIGNALS:
+        signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        restore()

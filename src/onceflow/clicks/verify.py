@@ -1,0 +1,294 @@
+"""Is what Redis says what the log says? Recounts the log and compares, field by field.
+
+It counts from the marker's `since` to exactly the marker's offsets, with code that shares nothing with the pipeline:
+librdkafka reads (as a read_committed consumer that never joins a group or commits), the standard library's json
+parses, and the rules are `onceflow.clicks.recount`'s own. The counts are taken while the marker stands still at a
+complete batch, so this works while the stream runs; what the log holds beyond the marker is told as not yet counted.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from onceflow.clicks.recount import Recount
+from onceflow.clicks.results import DEAD_LENGTH, Keys, MarkerView, parse_marker
+from onceflow.errors import OnceflowError
+
+STANDSTILL_ATTEMPTS = 100
+STANDSTILL_PAUSE_S = 0.1
+SCAN_FIELDS = 5_000
+ANSWER_WAIT_S = 30.0
+READ_EVENTS = 10_000
+READ_WAIT_S = 0.05
+"""librdkafka waits so long for as many events, however many it has."""
+
+_log = logging.getLogger(__name__)
+
+
+class CannotSay(OnceflowError):
+    """Neither equal nor different: something that is needed to tell is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field that the log and Redis disagree about; None where one of them has no such field."""
+
+    key: str
+    field: str
+    in_log: int | str | None
+    in_redis: str | None
+
+    def __str__(self) -> str:
+        log, stored = (_or_nothing(self.in_log), _or_nothing(self.in_redis))
+        return f"{self.key} {self.field}: the log says {log}, Redis says {stored}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the recount found, and every difference to Redis (none: equal)."""
+
+    topic: str
+    hash_key: str
+    marker: MarkerView
+    recount: Recount
+    differences: list[Difference]
+    not_yet_counted: int
+
+    @property
+    def is_equal(self) -> bool:
+        return not self.differences
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        recount = self.recount
+        return {
+            "equal": self.is_equal,
+            "topic": self.topic,
+            "hash_key": self.hash_key,
+            "batch": self.marker.batch,
+            "since": self.marker.since,
+            "offsets": self.marker.offsets,
+            "events": recount.events,
+            "clicks": recount.clicks,
+            "users": len(recount.by_user),
+            "bad": recount.bad,
+            "by_os": recount.by_os,
+            "bad_by_reason": recount.by_reason,
+            "not_yet_counted": self.not_yet_counted,
+            "differences": [
+                {"key": one.key, "field": one.field, "log": one.in_log, "redis": one.in_redis}
+                for one in self.differences
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Everything that Redis holds under one hash key at one complete batch."""
+
+    marker: MarkerView
+    hashes: dict[str, dict[bytes, bytes]]
+    ranking: dict[bytes, float]
+    dead: list[str]
+
+
+def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str) -> Verdict:
+    """Recount and compare. Raises `CannotSay` with the reason where that is impossible."""
+    keys = Keys(hash_key)
+    counts = read_counts(redis_url, keys)
+    marker = counts.marker
+    begins, ends = marker.since.get(topic, {}), marker.offsets.get(topic, {})
+    if not ends:
+        known = ", ".join(marker.offsets) or "none, no batch is complete yet"
+        raise CannotSay(
+            f"the marker {keys.marker} counts no topic '{topic}' (it counts {known}): name the right --topic"
+        )
+    key_field, value_field = _plan(marker, keys)
+    recount = Recount(key_field, value_field, set(counts.dead))
+    not_yet_counted = _read_log(bootstrap, topic, begins, ends, recount)
+    return Verdict(topic, hash_key, marker, recount, compare(keys, counts, recount), not_yet_counted)
+
+
+def _plan(marker: MarkerView, keys: Keys) -> tuple[str, str | None]:
+    try:
+        plan = json.loads(marker.plan)
+        return plan["key_field"], plan["value_field"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CannotSay(
+            f"the marker {keys.marker} was written by another job than 'onceflow run' (its plan is {marker.plan!r}): "
+            "verify knows only what that counts"
+        ) from error
+
+
+# Redis
+
+
+def read_counts(redis_url: str, keys: Keys) -> Counts:
+    """Read everything between two looks at the marker that found the same complete batch. Raises `CannotSay`."""
+    try:
+        with redis.Redis.from_url(redis_url, socket_timeout=ANSWER_WAIT_S) as client:
+            for _ in range(STANDSTILL_ATTEMPTS):
+                before = _marker(client, keys)
+                if before.complete:
+                    counts = _counts(client, keys, before)
+                    after = _marker(client, keys)
+                    if (after.query, after.batch, after.complete) == (before.query, before.batch, True):
+                        return counts
+                time.sleep(STANDSTILL_PAUSE_S)
+    except (redis.RedisError, ValueError) as error:
+        raise CannotSay(f"Redis at {redis_url} gave no answer ({error}): start it, or name it with --redis") from error
+    raise CannotSay(
+        f"no batch stood complete while {keys.count} was read, in {STANDSTILL_ATTEMPTS} attempts: if the stream is "
+        "stopped in the middle of a batch start it again, else verify with a longer --trigger"
+    )
+
+
+def _marker(client: Any, keys: Keys) -> MarkerView:
+    fields = client.hgetall(keys.marker)
+    marker = parse_marker({name.decode(): value.decode() for name, value in fields.items()})
+    if marker is None:
+        raise CannotSay(
+            f"there is no marker {keys.marker}: nothing was counted under --hash-key {keys.count} in this Redis"
+        )
+    return marker
+
+
+def _counts(client: Any, keys: Keys, marker: MarkerView) -> Counts:
+    hashes = (keys.count, keys.os, keys.totals, keys.bad)
+    return Counts(
+        marker,
+        {key: dict(client.hscan_iter(key, count=SCAN_FIELDS)) for key in hashes},
+        dict(client.zscan_iter(keys.top, count=SCAN_FIELDS)),
+        [entry.decode("utf-8", "replace") for entry in client.lrange(keys.dead, 0, -1)],
+    )
+
+
+# The log
+
+
+def _read_log(bootstrap: str, topic: str, begins: Mapping[int, int], ends: Mapping[int, int], recount: Recount) -> int:
+    """Feed the events of every [begin, end) into the recount; return how many offsets lie beyond the ends."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "onceflow-verify",
+            "client.id": "onceflow-verify",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+        },
+        logger=_log,
+    )
+    try:
+        beyond = _check_log(consumer, bootstrap, topic, begins, ends)
+        wanted = {partition: end for partition, end in ends.items() if begins.get(partition, 0) < end}
+        consumer.assign([TopicPartition(topic, partition, begins.get(partition, 0)) for partition in wanted])
+        _consume(consumer, topic, wanted, recount)
+    except KafkaException as error:
+        raise CannotSay(f"the broker at {bootstrap} gave no answer for '{topic}' ({error.args[0].str()})") from error
+    finally:
+        consumer.close()
+    return beyond
+
+
+def _check_log(consumer: Any, bootstrap: str, topic: str, begins: Mapping[int, int], ends: Mapping[int, int]) -> int:
+    """Check that the log still has every event that was counted; return how many offsets lie beyond the ends."""
+    metadata = consumer.list_topics(topic, timeout=ANSWER_WAIT_S).topics[topic]
+    if metadata.error is not None or not metadata.partitions:
+        raise CannotSay(f"{bootstrap} has no topic '{topic}': what was counted from it cannot be counted again")
+    beyond = 0
+    for partition in sorted(metadata.partitions.keys() | ends.keys()):
+        if partition not in metadata.partitions:
+            raise CannotSay(f"{topic}-{partition} was counted and is not there any more: the topic is another one now")
+        start, log_end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=ANSWER_WAIT_S)
+        begin, end = begins.get(partition, start), ends.get(partition, start)
+        if start > begin and begin < end:
+            raise CannotSay(f"{topic}-{partition} was counted since offset {begin} and the log now begins at {start}")
+        if log_end < end:
+            raise CannotSay(f"{topic}-{partition} was counted up to offset {end} and the log ends at {log_end}")
+        beyond += log_end - end
+    return beyond
+
+
+def _consume(consumer: Any, topic: str, ends: Mapping[int, int], recount: Recount) -> None:
+    waiting = dict(ends)
+    deadline = time.monotonic() + ANSWER_WAIT_S
+    while waiting:
+        messages = consumer.consume(READ_EVENTS, timeout=READ_WAIT_S)
+        if messages:
+            deadline = time.monotonic() + ANSWER_WAIT_S
+        elif time.monotonic() > deadline:
+            missing = ", ".join(f"{topic}-{partition} up to {end}" for partition, end in sorted(waiting.items()))
+            raise CannotSay(f"no event came for {ANSWER_WAIT_S:.0f} s, {missing} is still to be read")
+        _count_messages(messages, topic, waiting, recount)
+
+
+def _count_messages(messages: Iterable[Any], topic: str, waiting: dict[int, int], recount: Recount) -> None:
+    """Count what lies before each partition's end and take out of `waiting` the partitions that reached it."""
+    for message in messages:
+        partition, offset, error = message.partition(), message.offset(), message.error()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            raise CannotSay(f"{topic}-{partition} cannot be read at offset {offset}: {error.str()}")
+        end = waiting.get(partition)
+        if end is None:
+            continue
+        if error is not None and offset < end:
+            raise CannotSay(f"{topic}-{partition} was counted up to {end} and its committed events end at {offset}")
+        if error is None and offset < end:
+            recount.add(partition, offset, message.value())
+        if error is not None or offset >= end - 1:
+            del waiting[partition]
+
+
+# Both
+
+
+def compare(keys: Keys, counts: Counts, recount: Recount) -> list[Difference]:
+    """Return every field that differs: users first, then the read model of the page."""
+    totals = {"events": recount.events, "clicks": recount.clicks, "bad": recount.bad} if recount.events else {}
+    differences = _compare_hash(keys.count, recount.by_user, counts.hashes[keys.count])
+    differences += _compare_ranking(keys.top, recount.by_user, counts.ranking)
+    differences += _compare_hash(keys.os, recount.by_os, counts.hashes[keys.os])
+    differences += _compare_hash(keys.totals, totals, counts.hashes[keys.totals])
+    differences += _compare_hash(keys.bad, recount.by_reason, counts.hashes[keys.bad])
+    kept = min(recount.bad, DEAD_LENGTH)
+    if len(counts.dead) != kept:
+        differences.append(Difference(keys.dead, "length", kept, str(len(counts.dead))))
+    differences += [Difference(keys.dead, pointer, None, pointer) for pointer in sorted(recount.pointers)]
+    return differences
+
+
+def _compare_hash(key: str, in_log: Mapping[str, int], in_redis: Mapping[bytes, bytes]) -> list[Difference]:
+    left = dict(in_redis)
+    differences = []
+    for field, count in in_log.items():
+        stored = left.pop(field.encode(), None)
+        if stored != b"%d" % count:
+            differences.append(Difference(key, field, count, None if stored is None else _text(stored)))
+    return differences + [Difference(key, _text(field), None, _text(stored)) for field, stored in left.items()]
+
+
+def _compare_ranking(key: str, in_log: Mapping[str, int], in_redis: Mapping[bytes, float]) -> list[Difference]:
+    """Compare scores, which Redis keeps as doubles."""
+    left = dict(in_redis)
+    differences = []
+    for member, count in in_log.items():
+        score = left.pop(member.encode(), None)
+        if score != float(count):
+            differences.append(Difference(key, member, count, None if score is None else f"{score:g}"))
+    return differences + [Difference(key, _text(member), None, f"{score:g}") for member, score in left.items()]
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _or_nothing(value: int | str | None) -> str:
+    return "nothing" if value is None else str(value)

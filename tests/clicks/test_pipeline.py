@@ -1,0 +1,149 @@
+"""The pipeline in real Spark on seeded data with the oddities of real logs; the twin of test_real_data, always run."""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from onceflow.clicks import results
+from onceflow.clicks.pipeline import ClickPipeline, sentence_of
+from onceflow.client.errors import UnknownTopic
+from onceflow.spark.redis_sink import DataMisfit
+from tests.clicks.counted import GOOD_AND_BAD, write
+from tests.clicks.counting_run import CountingRun
+from tests.conftest import RedisProcess
+
+SEED = 2017
+SYSTEMS = ("17", "2", "20", "12")
+
+
+@pytest.fixture
+def run(bootstrap: str, topic: str, redis_server: RedisProcess, tmp_path: Path) -> CountingRun:
+    return CountingRun(bootstrap, topic, redis_server, tmp_path)
+
+
+def write_sessions(path: Path, sessions: int) -> Counter[str]:
+    """Clicks grouped by session, so out of order; integer columns; some rows twice. Returns clicks by user."""
+    chance = random.Random(SEED)
+    by_user: Counter[str] = Counter()
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user_id", "session_start", "click_article_id", "click_timestamp", "click_os"])
+        for _ in range(sessions):
+            user, start = str(int(9_000 * chance.random() ** 2)), 1506825423000 + chance.randrange(10**9)
+            for click in range(chance.randrange(1, 5)):
+                row = [user, start, chance.randrange(10**6), start + 30_000 * click, chance.choice(SYSTEMS)]
+                for _ in range(2 if chance.random() < 0.02 else 1):
+                    writer.writerow(row)
+                    by_user[user] += 1
+    return by_user
+
+
+def test_every_users_sum_is_exact_over_restarts(run: CountingRun, spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "clicks.csv"
+    expected = write_sessions(path, sessions=12_000)
+    assert len(expected) > 5_000  # More than one script takes.
+    mapping = ["--field", "uid=user_id", "--field", "event_time=click_timestamp", "--field", "os_type=click_os"]
+    assert run.replay(path, *mapping, "--const", "click_count=1")["sent"] == expected.total()
+    run.count(spark)
+    assert run.by_user() == expected
+    verdict = run.verify()
+    assert (verdict["events"], verdict["clicks"], verdict["not_yet_counted"]) == (*[expected.total()] * 2, 0)
+
+    write(run.bootstrap, run.topic, GOOD_AND_BAD)
+    assert run.verify()["not_yet_counted"] == 9
+    for _ in range(2):  # The second time there is nothing new.
+        run.count(spark)
+        verdict = run.verify()
+        assert (verdict["events"], verdict["bad"]) == (expected.total() + 9, 4)
+    assert {"ada": 3, "bob": 8, "eve": 0}.items() <= run.by_user().items()
+    snapshot = results.snapshot(run.url, run.hash_key, top=3)
+    assert snapshot.top == sorted(expected.items(), key=lambda entry: (-entry[1], entry[0]))[:3]
+    assert snapshot.bad_by_reason == {"no-value": 1, "not-json": 1, "not-utf8": 1, "uid-empty": 1}
+
+    with run.redis() as client:
+        client.hincrby(run.hash_key, "bob", 1)
+    assert [one["field"] for one in run.verify(code=1)["differences"]] == ["bob"]
+
+
+def test_counts_events_by_any_field(run: CountingRun, spark: SparkSession) -> None:
+    events = [b'{"page":"/a"}', b'{"page":"/b","n":"x"}', b'{"page":"/a","uid":3}', b'{"uid":"u"}']
+    write(run.bootstrap, run.topic, {0: events})
+    run.count(spark, key_field="page", value_field=None)
+    assert run.by_user() == {"/a": 2, "/b": 1}
+    assert run.verify()["bad_by_reason"] == {"no-uid": 1}
+
+
+def test_what_stops_the_query_is_one_sentence(run: CountingRun, spark: SparkSession) -> None:
+    with pytest.raises(UnknownTopic):
+        run.count(spark)
+    write(run.bootstrap, run.topic, GOOD_AND_BAD)
+    run.count(spark)
+    with run.redis() as client:
+        client.hset(run.hash_key, "bob", "8.0")
+    write(run.bootstrap, run.topic, {0: [b'{"uid":"ada","click_count":1}', b'{"uid":"bob","click_count":1}']})
+    with pytest.raises(DataMisfit, match=r"field 'bob'.*is '8\.0'"):
+        run.count(spark)
+    with run.redis() as client:
+        assert client.hget(run.hash_key, "ada") == b"3"
+        client.hset(run.hash_key, "bob", "8")
+    run.count(spark)
+    assert run.verify()["clicks"] == 13
+
+
+def test_a_sum_beyond_redis_stops_the_query_with_its_sentence(run: CountingRun, spark: SparkSession) -> None:
+    write(run.bootstrap, run.topic, {0: [b'{"uid":"u","click_count":9007199254740992}'] * 112})
+    with pytest.raises(Exception, match="sum up to 1008806316530991104") as raised:
+        run.count(spark)
+    assert "\n" not in str(raised.value)
+
+
+def test_sparks_many_lines_become_one() -> None:
+    text = "[STREAM_FAILED] Query terminated\n  File y\nonceflow.spark.data_loss.DataLost: t-0 is gone; do\n\tat z"
+    assert sentence_of(ValueError(text)) == "t-0 is gone; do"
+    assert sentence_of(ValueError("java.lang.X\n at y")) == "Spark stopped the query (ValueError): java.lang.X"
+    assert "gave no reason" in sentence_of(ValueError(""))
+
+
+def test_the_plan_names_what_is_counted() -> None:
+    plan = ClickPipeline("b:1", "t", "c", key_field="page", value_field=None).plan
+    assert json.loads(plan) == {"counts": "clicks", "key_field": "page", "value_field": None}
+
+
+def test_the_stream_runs_until_a_signal_and_verify_works_meanwhile(
+    run: CountingRun, java_home: str, tmp_path: Path
+) -> None:
+    write(run.bootstrap, run.topic, GOOD_AND_BAD)
+    where = ["--bootstrap", run.bootstrap, "--topic", run.topic, "--redis", run.url, "--hash-key", run.hash_key]
+    command = [sys.executable, "-m", "onceflow", "run", *where, "--checkpoint", str(tmp_path / "checkpoint")]
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--trigger", "100 milliseconds", "--master", "local[1]"],
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "JAVA_HOME": java_home},
+        )
+    try:
+        deadline = time.monotonic() + 90
+        while results.snapshot(run.url, run.hash_key).events < 9:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        assert run.verify()["events"] == 9
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert "9 events · 11 clicks · 3 users · 4 bad" in log.read_text()
+    assert "Traceback" not in log.read_text()

@@ -1,0 +1,429 @@
+"""Real log files as events: readers, mapping, order, pace, rejects, and going on after a stop."""
+
+import gzip
+import json
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onceflow.cli import onceflow
+from onceflow.clicks import lines
+from onceflow.clicks.lines import FileUnreadable, Rejected
+from onceflow.clicks.mapping import FieldMapping, MappedEvent, Mapper, Unmappable, WrongMapping, time_reader
+from onceflow.clicks.readers import FormatUnknown, InputFormat, Row, guess_format, rows_of
+from onceflow.clicks.replay import Pace, Progress, Rejects, Replay, ReplayFailed, send
+from onceflow.clicks.time_order import NoTime, in_time_order
+from onceflow.errors import OnceflowError
+from tests.clicks.test_generator import records
+
+LOG_LINE = (
+    '83.149.9.216 - - [17/May/2015:10:05:03 +0000] "GET /a/b?c=d HTTP/1.1" 200 203023 '
+    '"http://x/" "Mozilla/5.0 (X \\"y\\")"'
+)
+
+
+def file_of(directory: Path, name: str, content: str | bytes) -> Path:
+    path = directory / name
+    data = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return path
+
+
+def read(path: Path, input_format: InputFormat) -> list[Row | Rejected]:
+    return list(rows_of(path, input_format))
+
+
+def fields(path: Path, input_format: InputFormat) -> list[dict[str, str]]:
+    return [dict(row.fields) for row in read(path, input_format) if isinstance(row, Row)]
+
+
+def rejected(path: Path, input_format: InputFormat) -> list[tuple[int, str]]:
+    return [(row.line, row.reason) for row in read(path, input_format) if isinstance(row, Rejected)]
+
+
+# Readers
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_csv_with_quotes_and_fields_over_several_lines(tmp_path: Path, name: str) -> None:
+    path = file_of(tmp_path, name, '\ufeffid,text\r\n1,"a, ""b"""\r\n2,"two\r\nlines"\r\n\r\n3,\r\n')
+    assert fields(path, InputFormat.CSV) == [
+        {"id": "1", "text": 'a, "b"'},
+        {"id": "2", "text": "two\nlines"},
+        {"id": "3", "text": ""},
+    ]
+    rows = [row for row in read(path, InputFormat.CSV) if isinstance(row, Row)]
+    assert [row.line for row in rows] == [2, 3, 6]
+
+
+def test_csv_rows_that_are_none(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "a.csv", b'id,text\n1\n2,b,c\n3,"open\n4,d\n5,"x"y\n\xff,e\n6,f\n7,"never closed\n')
+    assert [row["id"] for row in fields(path, InputFormat.CSV)] == ["4", "6"]
+    assert rejected(path, InputFormat.CSV) == [
+        (2, "1 columns, the header has 2"),
+        (3, "3 columns, the header has 2"),
+        (4, "not CSV (',' expected after '\"')"),
+        (6, "not CSV (',' expected after '\"')"),
+        (7, "not UTF-8"),
+        (9, "not CSV (unexpected end of data)"),
+    ]
+
+
+def test_an_open_quote_costs_one_line_and_no_other(tmp_path: Path) -> None:
+    good = "".join(f"{number},x\n" for number in range(30_000))
+    path = file_of(tmp_path, "a.csv", 'id,text\n1,"open\n' + good)
+    assert len(fields(path, InputFormat.CSV)) == 30_000
+    ((line, reason),) = rejected(path, InputFormat.CSV)
+    assert line == 2
+    assert reason.startswith("not CSV (")
+
+
+def test_a_line_in_quotes_that_is_not_utf8_takes_its_row_with_it(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "a.csv", b'id,text\n1,"a\n\xff\nb"\n\xff,c\n2,d\n')
+    assert fields(path, InputFormat.CSV) == [{"id": "2", "text": "d"}]
+    assert rejected(path, InputFormat.CSV) == [
+        (3, "not UTF-8"),
+        (2, "a line inside its quotes is not readable"),
+        (5, "not UTF-8"),
+    ]
+
+
+def test_a_header_that_names_a_column_twice(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "a.csv", "id,text,id\n1,a,2\n")
+    with pytest.raises(FormatUnknown, match="names the column 'id' twice"):
+        read(path, InputFormat.CSV)
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    path = file_of(
+        tmp_path, "a.jsonl", '{"id":"1","n":1.50,"no":null}\n\n  {"id":2,"\\u0061":[1]}\n[1]\nnonsense\n{"id":"3"} x\n'
+    )
+    rows = [row for row in read(path, InputFormat.JSONL) if isinstance(row, Row)]
+    assert [(row.line, row.fields.get("id"), row.fields.get("n")) for row in rows] == [(1, "1", "1.50"), (3, "2", None)]
+    assert rows[0].fields.get("no") is None
+    assert rows[1].fields.get("a") is None
+    assert [line for line, _ in rejected(path, InputFormat.JSONL)] == [4, 5, 6]
+
+
+def test_the_combined_log(tmp_path: Path) -> None:
+    cut = LOG_LINE[:-10]
+    strange = LOG_LINE.replace("GET /a/b?c=d HTTP/1.1", "-").replace("203023", "-")
+    path = file_of(tmp_path, "access.log", "\n".join([LOG_LINE, cut, strange, LOG_LINE + " more", LOG_LINE]) + "\n")
+    first, second, third = fields(path, InputFormat.COMBINED)
+    assert first == third
+    assert first == {
+        "ip": "83.149.9.216",
+        "time": "17/May/2015:10:05:03 +0000",
+        "method": "GET",
+        "path": "/a/b?c=d",
+        "status": "200",
+        "bytes": "203023",
+        "referrer": "http://x/",
+        "agent": 'Mozilla/5.0 (X \\"y\\")',
+    }
+    assert (second["method"], second["path"], second["bytes"]) == ("-", "-", "-")
+    reason = "not a line of Apache's combined log, or cut short"
+    assert rejected(path, InputFormat.COMBINED) == [(2, reason), (4, reason)]
+
+
+def test_lines_too_long_or_not_utf8_are_passed_over_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "LINE_BYTES_MAX", 100)
+    path = file_of(tmp_path, "a.gz", b"x" * 100 + b"\n" + b"y" * 1001 + b"\nshort\n\xc3\x28\nlast")
+    found = list(lines.lines_of(path))
+    assert [item[0] for item in found if not isinstance(item, Rejected)] == [3, 5]
+    assert [(item.line, item.reason) for item in found if isinstance(item, Rejected)] == [
+        (1, "longer than 100 bytes"),
+        (2, "longer than 100 bytes"),
+        (4, "not UTF-8"),
+    ]
+
+
+@pytest.mark.parametrize("keep", [-20, -4, 12])
+def test_a_damaged_gzip_file_hands_out_what_comes_before(tmp_path: Path, keep: int) -> None:
+    whole = gzip.compress("".join(f'{{"id":{random.Random(number).random()}}}\n' for number in range(5000)).encode())
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(whole[:keep])
+    with pytest.raises(FileUnreadable, match="is damaged after line"):
+        read(path, InputFormat.JSONL)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("x.csv", "anything", InputFormat.CSV),
+        ("x.csv.gz", "anything", InputFormat.CSV),
+        ("x.ndjson", "anything", InputFormat.JSONL),
+        ("x.jsonl.gz", "anything", InputFormat.JSONL),
+        ("access.log.gz", LOG_LINE, InputFormat.COMBINED),
+        ("x", '{"a":1}', InputFormat.JSONL),
+        ("x.txt", "a,b", InputFormat.CSV),
+    ],
+)
+def test_the_format_is_guessed(tmp_path: Path, name: str, content: str, found: InputFormat) -> None:
+    assert guess_format(file_of(tmp_path, name, content + "\n")) is found
+
+
+def test_a_format_that_cannot_be_guessed(tmp_path: Path) -> None:
+    with pytest.raises(FormatUnknown, match=r"--input-format csv\|jsonl\|combined"):
+        guess_format(file_of(tmp_path, "x.txt", "hello\n"))
+
+
+# Mapping
+
+
+def event(mapping: FieldMapping, row: Mapping[str, str]) -> dict[str, object]:
+    found = json.loads(Mapper(mapping).event_of(row).value)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_fields_constants_and_times() -> None:
+    mapping = FieldMapping(
+        {"uid": "user_id", "event_time": "at", "page": "path"}, {"click_count": "2", "os_type": "web"}, "iso"
+    )
+    row = {"user_id": "7", "at": "2017-11-26T01:00:00Z", "path": "/a"}
+    found = Mapper(mapping).event_of(row)
+    assert (found.time_ms, found.key) == (1511658000000, b"7")
+    assert json.loads(found.value) == {
+        "uid": "7",
+        "event_time": "1511658000000",
+        "page": "/a",
+        "os_type": "web",
+        "click_count": 2,
+    }
+
+
+def test_what_is_not_said_has_the_articles_names() -> None:
+    mapping = FieldMapping().for_format(InputFormat.JSONL)
+    assert event(mapping, {"uid": "u", "click_count": "6.0"}) == {"uid": "u", "click_count": 6}
+    whole = {"uid": "u", "click_count": "0", "event_time": "12", "os_type": "iOS"}
+    assert event(mapping, whole) == {**whole, "click_count": 0}
+
+
+def test_each_line_of_a_combined_log_is_a_click_of_its_ip() -> None:
+    mapping = FieldMapping().for_format(InputFormat.COMBINED)
+    found = event(mapping, {"ip": "1.2.3.4", "time": "17/May/2015:10:05:03 +0200"})
+    assert found == {"uid": "1.2.3.4", "event_time": "1431849903000", "click_count": 1}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"click_count": "1"}, "no text or number in field 'uid'"),
+        ({"uid": "", "click_count": "1"}, "uid is empty"),
+        ({"uid": "x" * 1025, "click_count": "1"}, "uid is longer than 1,024 bytes"),
+        ({"uid": "u", "click_count": "6.5"}, r"'6.5' is not a count \(count-fractional\)"),
+        ({"uid": "u", "click_count": ""}, r"'' is not a count \(count-not-a-number\)"),
+        ({"uid": "u", "click_count": "1", "event_time": "soon"}, "'soon' is not a time in the format ms"),
+        ({"uid": "u", "click_count": "1", "os_type": "x" * 900_000}, "900,000 are allowed"),
+    ],
+)
+def test_rows_that_cannot_be_mapped(row: dict[str, str], reason: str) -> None:
+    with pytest.raises(Unmappable, match=reason):
+        Mapper(FieldMapping().for_format(InputFormat.JSONL)).event_of(row)
+
+
+@pytest.mark.parametrize(
+    ("time_format", "text", "time_ms"),
+    [
+        ("ms", "1506826828020", 1506826828020),
+        ("s", "1506826828", 1506826828000),
+        ("s", "1506826828.02", 1506826828020),
+        ("iso", "2017-11-26T01:00:00.5+01:00", 1511654400500),
+        ("iso", "2017-11-26", 1511654400000),
+        ("%m/%d/%Y %H:%M", "11/26/2017 01:02", 1511658120000),
+    ],
+)
+def test_times(time_format: str, text: str, time_ms: int) -> None:
+    assert time_reader(time_format)(text) == time_ms
+
+
+@pytest.mark.parametrize(
+    ("time_format", "text"),
+    [
+        ("ms", "1.5"),
+        ("ms", "-1"),
+        ("ms", "9" * 15),
+        ("ms", "\u0661"),
+        ("s", "NaN"),
+        ("s", "1e99"),
+        ("iso", "x"),
+        ("%Y", "x"),
+    ],
+)
+def test_what_is_no_time(time_format: str, text: str) -> None:
+    with pytest.raises(Unmappable, match="event_time"):
+        time_reader(time_format)(text)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "sentence"),
+    [
+        (FieldMapping({"uid": "a"}, {"uid": "b"}), "given by --field and by --const"),
+        (FieldMapping({}, {"click_count": "six"}), "is not a count"),
+        (FieldMapping(time_format="millis"), "neither ms, s, iso nor a pattern"),
+    ],
+)
+def test_mappings_that_cannot_be_meant(mapping: FieldMapping, sentence: str) -> None:
+    with pytest.raises(WrongMapping, match=sentence):
+        mapping.check()
+
+
+# Order of time
+
+
+def events_at(times: list[int]) -> Iterator[MappedEvent]:
+    return (MappedEvent(time_ms, b"k", str(number).encode()) for number, time_ms in enumerate(times))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 20), max_size=60))
+def test_the_sort_is_stable_however_many_runs_it_takes(times: list[int]) -> None:
+    events = list(events_at(times))
+    found = list(in_time_order(iter(events), run_bytes_max=1000, runs_max=3))
+    assert found == sorted(events, key=lambda event: event.time_ms or 0)
+
+
+def test_the_sort_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert len(list(in_time_order(events_at([3, 2, 1] * 50), run_bytes_max=1000))) == 150
+    half_read = in_time_order(events_at([3, 2, 1] * 50), run_bytes_max=1000)
+    next(half_read)
+    assert list(tmp_path.iterdir())
+    half_read.close()  # type: ignore[attr-defined]
+    assert not list(tmp_path.iterdir())
+
+
+def test_events_without_a_time_cannot_be_sorted() -> None:
+    with pytest.raises(NoTime, match="--field event_time="):
+        list(in_time_order(iter([MappedEvent(None, b"k", b"v")])))
+
+
+# Sending
+
+
+class Sink:
+    """A writer that remembers, and fails after so many events."""
+
+    def __init__(self, fail_after: int | None = None) -> None:
+        self.values: list[bytes | None] = []
+        self._fail_after = fail_after
+
+    def write(self, key: bytes | None, value: bytes | None) -> None:
+        if len(self.values) == self._fail_after:
+            raise OnceflowError("the broker is gone")
+        self.values.append(value)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
+def test_a_stop_and_a_skip_send_each_event_once(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "a.csv", "uid,click_count\n" + "".join(f"u{number},1\nbad\n" for number in range(50)))
+    sink, skip = Sink(), 0
+    for stop_after in (7, 1, 30, 100):
+        pauses = iter([False] * stop_after + [True])
+        with Rejects(tmp_path / "rejects") as rejects:
+            replay, progress = Replay([path], skip=skip), Progress()
+            send(replay, replay.events(rejects), sink, progress, lambda _, pauses=pauses: next(pauses))  # type: ignore[misc]
+        skip = progress.position
+    assert progress.is_complete
+    assert sink.values == [b'{"uid":"u%d","click_count":1}' % number for number in range(50)]
+    assert rejects.count == 50
+
+
+def test_a_failure_says_from_where_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onceflow.clicks.replay.FLUSH_EVENTS", 4)
+    with pytest.raises(ReplayFailed, match=r"the broker is gone; --skip 10 goes on .* up to 2 events"):
+        send(Replay([], skip=2), events_at([0] * 30), Sink(fail_after=10), Progress(), lambda _: False)
+
+
+def test_the_pace_follows_the_events_and_never_waits_for_the_past() -> None:
+    now_s = 100.0
+    pace = Pace(60, lambda: now_s)
+    assert pace.pause_s(MappedEvent(600_000, b"", b"")) == 0
+    assert pace.pause_s(MappedEvent(660_000, b"", b"")) == 1
+    assert pace.pause_s(MappedEvent(0, b"", b"")) == 0
+    with pytest.raises(WrongMapping, match="--speed needs to know the time"):
+        pace.pause_s(MappedEvent(None, b"", b""))
+    assert Pace(None).pause_s(MappedEvent(None, b"", b"")) == 0
+
+
+# The command
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(onceflow, ["replay", *map(str, arguments)])
+
+
+def test_the_command_sends_rejects_and_sums_up(bootstrap: str, topic: str, tmp_path: Path) -> None:
+    path = file_of(tmp_path, "clicks.csv.gz", "user_id,at,os\n1,2000,a\n2,1000,b\n,3000,c\n1,x,d\n")
+    rejects = tmp_path / "bad.jsonl"
+    mapping = [
+        "--field",
+        "uid=user_id",
+        "--field",
+        "event_time=at",
+        "--field",
+        "os_type=os",
+        "--const",
+        "click_count=1",
+    ]
+    where = ["--bootstrap", bootstrap, "--topic", topic, "--partitions", 1, "--rejects", rejects]
+    done = run(path, *mapping, *where, "--order", "time", "--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert (document["sent"], document["rejected"], document["complete"]) == (2, 2, True)
+    assert document["rejects_file"] == str(rejects)
+    written = [(record.key, record.value) for _, record in records(bootstrap, topic)]
+    assert written == [
+        (b"2", b'{"uid":"2","event_time":"1000","os_type":"b","click_count":1}'),
+        (b"1", b'{"uid":"1","event_time":"2000","os_type":"a","click_count":1}'),
+    ]
+    said = [json.loads(line) for line in rejects.read_text().splitlines()]
+    assert [(row["file"], row["line"], row["reason"], row["text"]) for row in said] == [
+        (str(path), 4, "uid is empty", ",3000,c"),
+        (str(path), 5, "event_time 'x' is not a time in the format ms", "1,x,d"),
+    ]
+    again = run(path, *mapping, *where)
+    assert "2 rows rejected" in again.stdout
+    assert "would count them twice" in again.stdout
+    assert len(records(bootstrap, topic)) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--field", "uid=user"], r"no field 'user' for the event's uid \(did you mean 'user_id'\)"),
+        (["--field", "uid=user_id"], "no field 'click_count' for the event's click_count"),
+        (["--field", "uid=user_id", "--const", "click_count=-1"], "is not a count"),
+    ],
+)
+def test_a_wrong_mapping_stops_it_before_anything_is_made(
+    bootstrap: str, topic: str, tmp_path: Path, options: list[str], sentence: str
+) -> None:
+    path = file_of(tmp_path, "clicks.csv", "user_id,at\n1,2000\n")
+    done = run(path, "--bootstrap", bootstrap, "--topic", topic, *options)
+    assert isinstance(done.exception, OnceflowError)
+    with pytest.raises(OnceflowError, match=sentence):
+        raise done.exception
+    assert records_or_none(bootstrap, topic) is None
+
+
+def records_or_none(bootstrap: str, topic: str) -> object:
+    from onceflow.client.cluster import Cluster
+
+    with Cluster(bootstrap) as cluster:
+        return cluster.topics(topic).get(topic)
+
+
+@pytest.mark.parametrize("arguments", [["--field", "uid"], ["--speed", "fast"], ["--speed", "-1"], ["--skip", "-1"]])
+def test_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
+    assert run(file_of(tmp_path, "a.csv", "uid\n"), *arguments).exit_code == 2

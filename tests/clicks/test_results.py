@@ -1,0 +1,144 @@
+"""The read model as its readers see it: in Python, and by `onceflow clicks` and `onceflow dead`."""
+
+import base64
+import json
+from collections.abc import Callable
+
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from onceflow.cli import onceflow
+from onceflow.clicks import results
+from onceflow.clicks.results import DeadPointer, HistoryEntry, Lag, NothingCounted, RedisUnreachable, Results
+from onceflow.client.cluster import Cluster
+from onceflow.services import free_port
+from tests.clicks.counted import GOOD_AND_BAD, count, write
+from tests.conftest import RedisProcess
+
+
+@pytest.fixture
+def hash_key(topic: str) -> str:
+    return f"test::{topic}"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(onceflow, arguments)
+
+
+def test_a_snapshot_has_everything(redis_server: RedisProcess, hash_key: str) -> None:
+    count(redis_server.url, hash_key, "t", GOOD_AND_BAD)
+    snapshot = results.snapshot(redis_server.url, hash_key)
+    assert (snapshot.events, snapshot.clicks, snapshot.bad, snapshot.users) == (9, 11, 4, 3)
+    assert snapshot.top == [("bob", 8), ("ada", 3), ("eve", 0)]
+    assert snapshot.by_os == {"Android": 6, "iOS": 3, "unknown": 2}
+    assert list(snapshot.bad_by_reason) == ["no-value", "not-json", "not-utf8", "uid-empty"]
+    assert snapshot.history == [HistoryEntry(1, 1_700_000_000_000, 9, {0: 4, 1: 5})]
+    assert snapshot.marker is not None
+    assert (snapshot.batch, snapshot.marker.complete, snapshot.marker.duration_ms) == (1, True, 1000)
+    assert snapshot.marker.offsets == {"t": {0: 4, 1: 5}}
+    assert json.loads(json.dumps(snapshot.as_json()))["top"][0] == {"uid": "bob", "clicks": 8}
+
+
+def test_before_the_first_batch(redis_server: RedisProcess, hash_key: str) -> None:
+    with Results(redis_server.url, hash_key) as reading:
+        snapshot = reading.snapshot()
+        assert (snapshot.events, snapshot.users, snapshot.top, snapshot.marker, snapshot.batch) == (0, 0, [], None, -1)
+        assert reading.clicks_of("ada") is None
+        assert reading.dead_pointers() == []
+        with pytest.raises(NothingCounted, match="start 'onceflow run'"):
+            reading.require_marker()
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("app::users::click", ["{app::users::click}:onceflow", "{app::users::click}:top"]),
+        ("app:{users}:click", ["app:{users}:click:onceflow", "app:{users}:click:top"]),
+    ],
+)
+def test_all_keys_share_the_hashs_slot(key: str, names: list[str]) -> None:
+    keys = results.Keys(key)
+    assert [keys.marker, keys.top] == names
+
+
+def test_redis_down_or_wrong_is_one_sentence(new_redis: Callable[..., RedisProcess], hash_key: str) -> None:
+    with pytest.raises(RedisUnreachable, match="start it, or name its address with --redis"):
+        results.snapshot(f"redis://127.0.0.1:{free_port()}/1", hash_key)
+    with pytest.raises(RedisUnreachable, match="'localhost:6379' is not a Redis address"):
+        results.snapshot("localhost:6379", hash_key)
+    server = new_redis()
+    with redis.Redis.from_url(server.url) as client:
+        client.set(results.Keys(hash_key).totals, "text")
+    with pytest.raises(RedisUnreachable, match="WRONGTYPE"):
+        results.snapshot(server.url, hash_key)
+
+
+@pytest.mark.parametrize("fields", [{"batch": "one"}, {"batch": "1", "offsets": "[]"}, {"batch": "1", "since": "{"}])
+def test_what_is_no_marker(fields: dict[str, str]) -> None:
+    with pytest.raises(RedisUnreachable, match="is not one of onceflow's"):
+        results.parse_marker(fields)
+
+
+def test_lag_counts_messages_and_the_age_of_the_oldest(
+    bootstrap: str, topic: str, redis_server: RedisProcess, hash_key: str
+) -> None:
+    write(bootstrap, topic, GOOD_AND_BAD, partitions=3)
+    count(redis_server.url, hash_key, topic, GOOD_AND_BAD)
+    with Cluster(bootstrap) as cluster, Results(redis_server.url, hash_key) as reading:
+        marker = reading.require_marker()
+        assert results.lag(cluster, marker) == Lag(0, 0.0)
+        write(bootstrap, topic, {0: [b"late"], 2: [b"new", b"partition"]})
+        found = results.lag(cluster, marker)
+        assert found.messages == 3
+        assert 0 <= found.seconds < 60
+        later = results.lag(cluster, marker, now_ms=4_000_000_000_000)
+        assert later.seconds > 1_000_000
+
+
+def test_clicks_for_people_and_programs(redis_server: RedisProcess, hash_key: str) -> None:
+    count(redis_server.url, hash_key, "t", GOOD_AND_BAD)
+    where = ["--redis", redis_server.url, "--hash-key", hash_key]
+    told = run("clicks", *where, "--top", "2").stdout
+    assert told.splitlines()[0] == "9 events · 11 clicks · 3 users · 4 bad · micro-batch 1"
+    assert [line.split() for line in told.splitlines()[-2:]] == [["bob", "8"], ["ada", "3"]]
+    assert json.loads(run("clicks", *where, "--json").stdout)["clicks"] == 11
+    one = run("clicks", "eve", *where)
+    assert (one.stdout, one.exit_code) == ("0\n", 0)
+    nobody = run("clicks", "mallory", *where)
+    assert ("has no event that counts" in nobody.stdout, nobody.exit_code) == (True, 1)
+    assert json.loads(run("clicks", "mallory", "--json", *where).stdout) == {"uid": "mallory", "clicks": None}
+    assert "nothing counted yet" in run("clicks", "--redis", redis_server.url, "--hash-key", "none").stdout
+
+
+def test_dead_reads_the_events_from_the_log(
+    bootstrap: str, topic: str, redis_server: RedisProcess, hash_key: str
+) -> None:
+    write(bootstrap, topic, GOOD_AND_BAD)
+    count(redis_server.url, hash_key, topic, GOOD_AND_BAD)
+    where = ["--redis", redis_server.url, "--hash-key", hash_key, "--bootstrap", bootstrap]
+    found = [json.loads(line) for line in run("dead", *where, "--json").stdout.splitlines()]
+    assert [(row["partition"], row["offset"], row["reason"]) for row in found] == [
+        (1, 4, "not-utf8"),
+        (1, 2, "no-value"),
+        (1, 1, "uid-empty"),
+        (0, 2, "not-json"),
+    ]
+    assert (base64.b64decode(found[0]["value"]), found[0]["value_base64"]) == (b"\xff", True)
+    assert (found[1]["value"], found[3]["value"]) == (None, "nonsense")
+    told = run("dead", *where, "--count", "4").stdout.splitlines()
+    assert told[3] == f'{topic}-0 offset 2  not-json  "nonsense"'
+    assert len(run("dead", *where, "--count", "1").stdout.splitlines()) == 1
+
+
+def test_dead_says_when_the_log_no_longer_has_it(
+    bootstrap: str, topic: str, redis_server: RedisProcess, hash_key: str
+) -> None:
+    write(bootstrap, topic, {0: [b"only"]}, partitions=1)
+    count(redis_server.url, hash_key, topic, {0: [b"only"]})
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.lpush(results.Keys(hash_key).dead, "0:7:not-json", "5:0:not-json")
+    with Results(redis_server.url, hash_key) as reading:
+        assert reading.dead_pointers(1) == [DeadPointer(5, 0, "not-json")]
+    told = run("dead", "--redis", redis_server.url, "--hash-key", hash_key, "--bootstrap", bootstrap).stdout
+    assert [line.endswith("(the log no longer has it)") for line in told.splitlines()] == [True, True, False]

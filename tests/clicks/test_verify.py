@@ -1,0 +1,179 @@
+"""verify against a real broker and Redis: equal, different in every way, and the cases where it cannot say."""
+
+import copy
+import json
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from onceflow.cli import onceflow
+from onceflow.clicks.results import Keys
+from onceflow.clicks.verify import verify
+from onceflow.client.cluster import Cluster
+from onceflow.services import free_port
+from tests.clicks.counted import GOOD_AND_BAD, count, write
+from tests.conftest import RedisProcess
+
+
+class Place:
+    """One test's topic and hash key, written and counted."""
+
+    def __init__(self, bootstrap: str, topic: str, server: RedisProcess) -> None:
+        self.bootstrap, self.topic, self.url = bootstrap, topic, server.url
+        self.hash_key = f"test::{topic}"
+        self.keys = Keys(self.hash_key)
+        write(bootstrap, topic, GOOD_AND_BAD)
+        self.count()
+
+    def count(self, **marker: Any) -> None:
+        count(self.url, self.hash_key, self.topic, GOOD_AND_BAD, **marker)
+
+    def redis(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url)
+
+    def verify(self) -> Any:
+        return verify(self.bootstrap, self.topic, self.url, self.hash_key)
+
+    def command(self, *options: str) -> Result:
+        where = ["--bootstrap", self.bootstrap, "--topic", self.topic, "--redis", self.url, "--hash-key", self.hash_key]
+        return CliRunner().invoke(onceflow, ["verify", *where, *options], standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def written(bootstrap: str, redis_server: RedisProcess) -> Place:
+    return Place(bootstrap, f"verify-{os.getpid()}", redis_server)
+
+
+@pytest.fixture
+def place(written: Place) -> Place:
+    """One topic for all tests that leave it as it is; Redis is put right before each."""
+    written.count()
+    return copy.copy(written)
+
+
+@pytest.fixture
+def own_place(bootstrap: str, topic: str, redis_server: RedisProcess) -> Place:
+    return Place(bootstrap, topic, redis_server)
+
+
+def test_equal(own_place: Place) -> None:
+    write(own_place.bootstrap, own_place.topic, {0: [b"later"], 1: [b"later", b"still later"]})
+    done = own_place.command("--json")
+    document = json.loads(done.stdout)
+    assert (done.return_value, document["equal"], document["differences"]) == (0, True, [])
+    assert {name: document[name] for name in ("events", "clicks", "users", "bad", "not_yet_counted")} == {
+        "events": 9,
+        "clicks": 11,
+        "users": 3,
+        "bad": 4,
+        "not_yet_counted": 3,
+    }
+    told = own_place.command().stdout
+    assert "differences                   0" in told
+    assert "not yet counted               3" in told
+
+
+CHANGES: list[tuple[str, Callable[[Any, Keys], Any], str]] = [
+    ("count", lambda r, keys: r.hincrby(keys.count, "ada", 1), "ada: the log says 3, Redis says 4"),
+    ("count", lambda r, keys: r.hset(keys.count, "ada", "3.0"), "ada: the log says 3, Redis says 3.0"),
+    ("count", lambda r, keys: r.hdel(keys.count, "eve"), "eve: the log says 0, Redis says nothing"),
+    ("count", lambda r, keys: r.hset(keys.count, "mallory", 1), "mallory: the log says nothing, Redis says 1"),
+    ("top", lambda r, keys: r.zincrby(keys.top, 1, "bob"), "bob: the log says 8, Redis says 9"),
+    ("top", lambda r, keys: r.zrem(keys.top, "eve"), "eve: the log says 0, Redis says nothing"),
+    ("os", lambda r, keys: r.hincrby(keys.os, "iOS", -1), "iOS: the log says 3, Redis says 2"),
+    ("totals", lambda r, keys: r.hincrby(keys.totals, "events", 1), "events: the log says 9, Redis says 10"),
+    ("bad", lambda r, keys: r.hincrby(keys.bad, "not-json", 1), "not-json: the log says 1, Redis says 2"),
+    ("dead", lambda r, keys: r.lpop(keys.dead), "length: the log says 4, Redis says 3"),
+    ("dead", lambda r, keys: r.lset(keys.dead, 0, "0:0:not-json"), "0:0:not-json: the log says nothing"),
+]
+
+
+@pytest.mark.parametrize(("key", "change", "sentence"), CHANGES, ids=[sentence for _, _, sentence in CHANGES])
+def test_one_thing_changed_by_hand_is_found(
+    place: Place, key: str, change: Callable[[Any, Keys], Any], sentence: str
+) -> None:
+    with place.redis() as client:
+        change(client, place.keys)
+    done = place.command()
+    assert done.return_value == 1
+    assert "differences                   1" in done.stdout
+    assert f"{getattr(place.keys, key)} {sentence}" in done.stdout
+
+
+def test_many_differences_are_counted_and_twenty_are_shown(place: Place) -> None:
+    with place.redis() as client:
+        client.hset(place.keys.count, mapping={f"user-{number}": 1 for number in range(30)})
+    told = place.command().stdout
+    assert "differences                  30" in told
+    assert "and 10 more" in told
+    assert len(json.loads(place.command("--json").stdout)["differences"]) == 30
+
+
+def cannot_say(place: Place) -> str:
+    done = place.command()
+    assert done.return_value == 2
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_no_marker(place: Place) -> None:
+    with place.redis() as client:
+        client.delete(place.keys.marker)
+    assert "cannot say: there is no marker" in cannot_say(place)
+
+
+def test_another_topic(place: Place) -> None:
+    place.topic = "another"
+    assert "counts no topic 'another'" in cannot_say(place)
+
+
+def test_another_jobs_plan(place: Place) -> None:
+    place.count(plan="sums of something")
+    assert "was written by another job" in cannot_say(place)
+
+
+def test_the_topic_is_gone(own_place: Place) -> None:
+    with Cluster(own_place.bootstrap) as cluster:
+        cluster.delete_topic(own_place.topic)
+    assert "has no topic" in cannot_say(own_place)
+
+
+def test_the_topic_was_made_anew(own_place: Place) -> None:
+    with Cluster(own_place.bootstrap) as cluster:
+        cluster.delete_topic(own_place.topic)
+        cluster.create_topic(own_place.topic, 2)
+    assert "was counted up to offset 4 and the log ends at 0" in cannot_say(own_place)
+
+
+def test_redis_or_broker_down(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onceflow.clicks.verify.ANSWER_WAIT_S", 0.5)
+    url, place.url = place.url, f"redis://127.0.0.1:{free_port()}/1"
+    assert "gave no answer" in cannot_say(place)
+    place.url, place.bootstrap = url, f"127.0.0.1:{free_port()}"
+    assert "gave no answer" in cannot_say(place)
+
+
+def test_a_batch_that_stays_half_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onceflow.clicks.verify.STANDSTILL_PAUSE_S", 0.001)
+    place.count(complete="0")
+    assert "no batch stood complete" in cannot_say(place)
+
+
+def test_a_batch_that_is_completed_meanwhile(place: Place) -> None:
+    place.count(complete="0")
+    timer = threading.Timer(0.5, place.count)
+    timer.start()
+    assert place.verify().is_equal
+    timer.join()
+
+
+def test_counts_only_from_since(place: Place) -> None:
+    place.count(since=json.dumps({place.topic: {"0": 1, "1": 0}}))
+    differences = [str(one) for one in place.verify().differences]
+    assert f"{place.keys.count} ada: the log says 0, Redis says 3" in differences
+    assert place.verify().recount.events == 8
