@@ -1,0 +1,143 @@
+"""The ASGI app: the page, its files, the live feed, the same numbers as JSON, and a health check.
+
+Nothing is loaded from elsewhere: the content security policy lets the browser fetch from this server alone and run
+no script that is not one of its files, so that a uid that is markup stays a text. There is no authentication; where
+the server listens on this machine only, a request must also name this machine, or a page of another site could read
+the numbers after pointing its own name here (DNS rebinding).
+"""
+
+import contextlib
+import ipaddress
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from onceflow.dashboard.board import Document, exact
+from onceflow.dashboard.feed import Feed
+from onceflow.errors import OnceflowError
+
+STATIC = Path(__file__).parent / "static"
+UID_BYTES_MAX = 1_024
+"""The longest uid that counts; nothing longer is asked for."""
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # A browser asks each time and gets 304 for a file it has: a new release shows at once.
+    "Cache-Control": "no-cache",
+}
+
+
+class SafeHeaders:
+    """Adds HEADERS to every answer, errors included."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class EventStream:
+    """`GET /events`: server-sent events until the page leaves or the server stops."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._feed.full:
+            refusal = PlainTextResponse("too many pages are open: close some", 503)
+            await refusal(scope, receive, send)
+            return
+        # The response is cancelled when the page leaves; closing the generator here ends the listening at once.
+        async with contextlib.aclosing(self._feed.listen()) as documents:
+            events = (as_event(document) async for document in documents)
+            await StreamingResponse(events, media_type="text/event-stream")(scope, receive, send)
+
+
+def as_event(document: Document | None) -> bytes:
+    """Return one server-sent event: a snapshot, or a sign of life."""
+    if document is None:
+        return b"event: alive\ndata: {}\n\n"
+    # JSON has no raw line ends, so one data line holds it whatever the events contain.
+    return b"retry: 1000\nevent: snapshot\ndata: " + json.dumps(document).encode() + b"\n\n"
+
+
+def create_app(feed: Feed, host: str = "127.0.0.1") -> Starlette:
+    """Return the app. `host` is the address that the server listens on: it decides which names requests may use."""
+
+    async def page(_: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    async def snapshot(_: Request) -> Response:
+        return JSONResponse(await feed.document())
+
+    async def user(request: Request) -> Response:
+        return await _user(feed, request.query_params.get("uid", ""))
+
+    async def health(_: Request) -> Response:
+        services = (await feed.document())["services"]
+        well = all(service["state"] == "up" for service in services.values())
+        return JSONResponse({"ok": well, **services}, 200 if well else 503)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await feed.close()
+
+    routes = [
+        Route("/", page),
+        Route("/events", EventStream(feed)),
+        Route("/api/snapshot", snapshot),
+        Route("/api/user", user),
+        Route("/health", health),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    middleware = [Middleware(SafeHeaders)]
+    if is_loopback(host):
+        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=local_names(host), www_redirect=False))
+    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
+
+
+async def _user(feed: Feed, uid: str) -> Response:
+    if not 0 < len(uid.encode()) <= UID_BYTES_MAX:
+        return JSONResponse({"error": f"uid has to be 1 to {UID_BYTES_MAX:,} bytes long"}, 400)
+    try:
+        clicks = await feed.clicks_of(uid)
+    except OnceflowError as error:
+        return JSONResponse({"error": str(error)}, 503)
+    return JSONResponse({"uid": uid, "clicks": None if clicks is None else exact(clicks)})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def local_names(host: str) -> list[str]:
+    """Return the names of this machine that a Host header may carry, IPv6 in brackets."""
+    own = f"[{host}]" if ":" in host else host
+    return ["127.0.0.1", "localhost", "[::1]", own]

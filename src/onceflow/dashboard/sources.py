@@ -1,0 +1,123 @@
+"""What the page asks: Redis for the counts, the broker for what is not counted yet. Blocking; called from threads."""
+
+import json
+import re
+from dataclasses import dataclass
+
+from onceflow.clicks import results
+from onceflow.client.cluster import Cluster
+from onceflow.errors import OnceflowError
+
+TOP_USERS = 10
+BROKER_TIMEOUT_MS = 2_000
+
+
+class NotOurs(OnceflowError):
+    """Redis holds, under a key of the read model, something that the pipeline does not write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where everything is: what the command's options say."""
+
+    redis_url: str = results.REDIS_URL
+    hash_key: str = results.HASH_KEY
+    bootstrap: str = "127.0.0.1:9092"
+    topic: str = "user_events"
+
+    @property
+    def redis_shown(self) -> str:
+        """The Redis address without its password, fit for a page."""
+        return without_password(self.redis_url)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What the log holds that is not counted yet.
+
+    `oldest_ms` is the timestamp of the oldest such message, None where there is none or the topic is absent.
+    """
+
+    messages: int
+    oldest_ms: int | None
+    topic_exists: bool = True
+
+
+class CountsSource:
+    """Reads the read model. Every method raises an `OnceflowError` whose text may be shown on the page."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        self._addresses = addresses
+        self._results = results.Results(addresses.redis_url, addresses.hash_key)
+
+    def read(self) -> results.Snapshot:
+        """Return everything the page shows, read in one MULTI."""
+        try:
+            return self._results.snapshot(top=TOP_USERS)
+        except OnceflowError as error:
+            raise type(error)(self._shown(error)) from error
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise self._not_ours(error) from error
+
+    def clicks_of(self, uid: str) -> int | None:
+        """Return one user's clicks, None for a user without any event."""
+        try:
+            return self._results.clicks_of(uid)
+        except OnceflowError as error:
+            raise type(error)(self._shown(error)) from error
+        except ValueError as error:
+            raise self._not_ours(error) from error
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._results.close()
+
+    def _shown(self, error: Exception) -> str:
+        return str(error).replace(self._addresses.redis_url, self._addresses.redis_shown)
+
+    def _not_ours(self, error: Exception) -> NotOurs:
+        return NotOurs(
+            f"Redis at {self._addresses.redis_shown} holds something under '{self._addresses.hash_key}' that onceflow "
+            f"did not write ({error}): name another --hash-key"
+        )
+
+
+class LogSource:
+    """Asks the broker how much lies beyond the counted offsets; connects when first asked, and again after an error."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        self._addresses = addresses
+        self._cluster: Cluster | None = None
+
+    def read(self, marker: results.MarkerView | None, now_ms: int) -> Waiting:
+        """Return what waits. Without a marker the whole topic does. Raises an `OnceflowError` if the broker is away."""
+        counted = marker or _nothing_counted(self._addresses.topic)
+        try:
+            if self._cluster is None:
+                self._cluster = Cluster(self._addresses.bootstrap, timeout_ms=BROKER_TIMEOUT_MS)
+            if len(self._cluster.topics(*counted.offsets)) < len(counted.offsets):
+                return Waiting(0, None, topic_exists=False)
+            lag = results.lag(self._cluster, counted, now_ms=now_ms)
+        except OnceflowError:
+            self.close()
+            raise
+        return Waiting(lag.messages, now_ms - round(lag.seconds * 1_000) if lag.messages else None)
+
+    def close(self) -> None:
+        """Close the connections; the next `read` makes new ones."""
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+
+def without_password(url: str) -> str:
+    """Return a Redis URL with user and password, and a password in its query, taken out."""
+    without_user = re.sub(r"^([\w+]+://)[^/]*@", r"\1", url)
+    return re.sub(r"([?&](?:user|username|password)=)[^&]*", r"\1…", without_user)
+
+
+def _nothing_counted(topic: str) -> results.MarkerView:
+    fields = {"offsets": json.dumps({topic: {}})}
+    marker = results.parse_marker(fields)
+    assert marker is not None
+    return marker

@@ -1,0 +1,69 @@
+// The chart of events per second: one area, drawn by uPlot with the colours of the style sheet.
+
+import { rate, clock } from "./words.js";
+
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+export class RateChart {
+  constructor(element, readout) {
+    this.element = element;
+    this.readout = readout;
+    this.data = [[], []];
+    this.plot = null;
+    new ResizeObserver(() => this.resize()).observe(element);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+  }
+
+  /** Values per second from `begin_ms` on, one each `step_ms`; null where nothing is known. */
+  show({ begin_ms, step_ms, per_second }) {
+    const at = per_second.map((_, index) => (begin_ms + (index + 0.5) * step_ms) / 1_000);
+    this.data = [at, per_second];
+    const known = per_second.filter((value) => value !== null);
+    this.known = known.length;
+    const peak = known.length ? Math.max(...known) : null;
+    this.peak = peak === null ? "" : `peak ${rate(peak)}`;
+    const summary = peak === null ? "nothing known yet" : `now ${rate(known.at(-1))}, ${this.peak}`;
+    this.element.setAttribute("aria-label", `Events per second over the last ten minutes: ${summary}`);
+    if (this.plot) this.plot.setData(this.data); else this.draw();
+    if (this.plot && this.plot.cursor.idx == null) this.readout.textContent = this.peak;
+  }
+
+  resize() {
+    const { clientWidth: width, clientHeight: height } = this.element;
+    if (!width || !height) return;
+    if (!this.plot) this.draw();
+    else if (this.plot.width !== width || this.plot.height !== height) this.plot.setSize({ width, height });
+  }
+
+  draw() {
+    const { clientWidth: width, clientHeight: height } = this.element;
+    this.plot?.destroy();
+    this.plot = null;
+    if (width && height) this.plot = new uPlot(this.options(width, height), this.data, this.element);
+  }
+
+  options(width, height) {
+    const font = `13px ${color("--sans")}`;
+    const axis = { stroke: color("--muted"), font, ticks: { show: false } };
+    return {
+      width, height, padding: [10, 20, 0, 6],
+      legend: { show: false },
+      cursor: { y: false, drag: { setScale: false, x: false, y: false }, points: { size: 7 } },
+      scales: { y: { range: (_, __, high) => [0, Math.max(4, high * 1.12)] } },
+      axes: [
+        { ...axis, grid: { show: false }, size: 30, space: 90, values: (_, splits, __, ___, step) => splits.map((second) => clock(second * 1_000, step < 60)) },
+        { ...axis, grid: { stroke: color("--rule"), width: 1 }, size: 52, gap: 8, space: 40, values: (_, splits) => splits.map(rate) },
+      ],
+      series: [{}, {
+        stroke: color("--accent"), width: 2, fill: color("--accent-soft"), points: { show: () => this.known < 3, size: 6 },
+        paths: uPlot.paths.spline(), spanGaps: false,
+      }],
+      hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)] },
+    };
+  }
+
+  read(index) {
+    const value = index == null ? null : this.data[1][index];
+    this.readout.textContent = value == null ? this.peak ?? "" : `${clock(this.data[0][index] * 1_000)} · ${rate(value)} per second`;
+  }
+}

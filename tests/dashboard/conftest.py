@@ -1,0 +1,180 @@
+"""The dashboard's fixtures: a read model written as the pipeline writes it, a page server, a chromium."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pytest
+import redis
+import uvicorn
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from onceflow.clicks.results import Keys
+from onceflow.dashboard.app import create_app
+from onceflow.dashboard.feed import Feed
+from onceflow.dashboard.server import PageServer, listen, url
+from onceflow.dashboard.sources import Addresses
+from tests.conftest import RedisProcess
+
+CHROMIUM_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+NOBODY = "127.0.0.1:1"
+"""An address where nothing answers, and a connection is refused at once."""
+
+
+class Counted:
+    """Writes micro-batches into Redis under one hash key, each in one transaction, as the sink does."""
+
+    def __init__(self, redis_url: str, hash_key: str, topic: str = "user_events") -> None:
+        self.redis_url = redis_url
+        self.hash_key = hash_key
+        self.topic = topic
+        self.keys = Keys(hash_key)
+        self.batch = -1
+        self.offsets: dict[str, int] = {}
+
+    def addresses(self, bootstrap: str = NOBODY) -> Addresses:
+        """What the page is told; by default with a broker that is not there."""
+        return Addresses(self.redis_url, self.hash_key, bootstrap, self.topic)
+
+    def micro_batch(
+        self,
+        clicks: Mapping[tuple[str, str], int],
+        *,
+        bad: Mapping[str, int] | None = None,
+        events: int | None = None,
+        finished_ms: int | None = None,
+        duration_ms: int = 840,
+        offsets: Mapping[int, int] | None = None,
+    ) -> None:
+        """Count clicks of (uid, os) and bad events by reason; `offsets` is where each partition then ends."""
+        self.batch += 1
+        bad = bad or {}
+        events = len(clicks) + sum(bad.values()) if events is None else events
+        finished_ms = int(time.time() * 1_000) if finished_ms is None else finished_ms
+        if offsets is None:
+            offsets = {0: self.offsets.get("0", 0) + events}
+        self.offsets = {str(partition): offset for partition, offset in offsets.items()}
+        with redis.Redis.from_url(self.redis_url) as client, client.pipeline(transaction=True) as pipe:
+            for (uid, system), count in clicks.items():
+                pipe.hincrby(self.keys.count, uid, count)
+                pipe.zincrby(self.keys.top, count, uid)
+                pipe.hincrby(self.keys.os, system, count)
+            for reason, count in bad.items():
+                pipe.hincrby(self.keys.bad, reason, count)
+            totals = {"events": events, "clicks": sum(clicks.values()), "bad": sum(bad.values())}
+            for name, count in totals.items():
+                pipe.hincrby(self.keys.totals, name, count)
+            pipe.hset(self.keys.marker, mapping=self._marker(finished_ms, duration_ms))
+            entry = {"batch": self.batch, "finished_ms": finished_ms, "events": events, "offsets": self.offsets}
+            pipe.lpush(self.keys.history, json.dumps(entry))
+            pipe.execute()
+
+    def _marker(self, finished_ms: int, duration_ms: int) -> dict[str, str | int]:
+        return {
+            "format": 1,
+            "query": "8d6a1f0e-2f7e-4f0e-9a39-2b4f7f2f3a11",
+            "owner": 1,
+            "batch": self.batch,
+            "plan": "clicks:1",
+            "offsets": json.dumps({self.topic: self.offsets}),
+            "since": json.dumps({self.topic: dict.fromkeys(self.offsets, 0)}),
+            "complete": 1,
+            "started_ms": finished_ms - duration_ms,
+            "finished_ms": finished_ms,
+            "duration_ms": duration_ms,
+        }
+
+
+@dataclass(frozen=True)
+class RunningPage:
+    """A page server in a thread of this process, with its feed to look into."""
+
+    url: str
+    feed: Feed
+
+
+@contextlib.contextmanager
+def running_page(
+    addresses: Addresses, *, port: int = 0, poll_s: float = 0.1, alive_s: float = 0.3
+) -> Iterator[RunningPage]:
+    """Serve the page until the block ends, on a free port unless one is named."""
+    with listen("127.0.0.1", port) as listening:
+        feed = Feed(addresses, poll_s=poll_s, alive_s=alive_s)
+        server = PageServer(uvicorn.Config(create_app(feed), log_level="warning", access_log=False), feed)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
+        running = RunningPage(url(listening), feed)
+        thread.start()
+        try:
+            yield running
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def counted(redis_server: RedisProcess, topic: str) -> Counted:
+    """A hash key of the test's own in the shared Redis, empty so far."""
+    return Counted(redis_server.url, f"clicks::{topic}", topic)
+
+
+@pytest.fixture
+def serve_page() -> Iterator[Callable[..., RunningPage]]:
+    """A factory of page servers; all are stopped after the test."""
+    with contextlib.ExitStack() as pages:
+        yield lambda addresses: pages.enter_context(running_page(addresses))
+
+
+@pytest.fixture(scope="session")
+def still_page(redis_server: RedisProcess) -> Iterator[str]:
+    """The address of one page server for all tests that do not look at numbers."""
+    with running_page(Addresses(redis_server.url, "still", bootstrap=NOBODY)) as running:
+        yield running.url
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One chromium for all tests."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium on PATH")
+    expect.set_options(timeout=15_000)
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A fresh tab; the test fails if its scripts do, or if the content security policy stops anything."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, locale="en-GB")
+    tab = context.new_page()
+    errors: list[str] = []
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("console", lambda message: errors.append(message.text) if "Security Policy" in message.text else None)
+    yield tab
+    context.close()
+    assert errors == []
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 20) -> None:
+    """Poll until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.02)

@@ -1,0 +1,321 @@
+"""The server's answers over HTTP, with a real Redis behind them."""
+
+import contextlib
+import hashlib
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+import redis
+
+from onceflow.client.cluster import Cluster
+from onceflow.client.producer import EventWriter
+from onceflow.dashboard import app, feed
+from onceflow.dashboard.server import CannotListen, listen, url
+from onceflow.dashboard.sources import Addresses
+from tests.dashboard.conftest import NOBODY, Counted, RunningPage, wait_until
+
+ServePage = Callable[[Addresses], RunningPage]
+
+
+def get(base: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], bytes]:
+    """Return the status, the headers with lower-case names, and the body."""
+    address = urlsplit(base)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", path, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+
+def get_json(base: str, path: str) -> Any:
+    status, _, body = get(base, path)
+    assert status == 200, body
+    return json.loads(body)
+
+
+@contextlib.contextmanager
+def events(base: str) -> Iterator[Iterator[tuple[str, Any]]]:
+    """Open the feed; yields (event, data) pairs as they come."""
+    address = urlsplit(base)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
+    connection.request("GET", "/events")
+    answer = connection.getresponse()
+    assert answer.getheader("content-type", "").startswith("text/event-stream")
+
+    def parsed() -> Iterator[tuple[str, Any]]:
+        name = ""
+        while line := answer.readline().decode():
+            field, _, value = line.rstrip("\n").partition(": ")
+            if field == "event":
+                name = value
+            elif field == "data":
+                yield name, json.loads(value)
+
+    try:
+        yield parsed()
+    finally:
+        answer.close()
+        connection.close()
+
+
+# Numbers
+
+
+def test_the_snapshot_is_what_redis_holds(serve_page: ServePage, counted: Counted) -> None:
+    counted.micro_batch({("ann", "iOS"): 6, ("bob", "Android"): 0}, bad={"not JSON": 2})
+    counted.micro_batch({("ann", "Android"): 3})
+    snapshot = get_json(serve_page(counted.addresses()).url, "/api/snapshot")
+    assert snapshot["counted"] is True
+    assert snapshot["totals"] == {"events": 5, "clicks": 9, "bad": 2, "users": 2}
+    assert snapshot["top"] == [{"uid": "ann", "clicks": 9}, {"uid": "bob", "clicks": 0}]
+    assert snapshot["os"] == [{"name": "iOS", "clicks": 6}, {"name": "Android", "clicks": 3}]
+    assert snapshot["bad"] == [{"reason": "not JSON", "events": 2}]
+    assert snapshot["batch"]["number"] == 1
+    assert snapshot["services"]["redis"]["state"] == "up"
+    assert snapshot["services"]["broker"]["state"] == "down"
+    assert snapshot["lag"] is None
+
+
+def test_lag_is_what_the_log_holds_beyond_the_counted_offsets(
+    serve_page: ServePage, counted: Counted, bootstrap: str
+) -> None:
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(counted.topic, 2)
+    sent_ms = int(time.time() * 1_000) - 30_000
+    with EventWriter(bootstrap, counted.topic) as writer:
+        for number in range(10):
+            writer.write(None, b"{}", sent_ms + number, partition=number % 2)
+    counted.micro_batch({("ann", "iOS"): 1}, offsets={0: 5, 1: 2})
+    page = serve_page(counted.addresses(bootstrap))
+    lag = get_json(page.url, "/api/snapshot")["lag"]
+    assert lag["messages"] == 3
+    assert lag["oldest_ms"] == sent_ms + 5
+    counted.micro_batch({("ann", "iOS"): 1}, offsets={0: 5, 1: 5})
+    assert get_json(page.url, "/api/snapshot")["lag"] == {
+        "messages": 0,
+        "seconds": 0.0,
+        "oldest_ms": None,
+        "topic_exists": True,
+    }
+    assert get_json(page.url, "/health")["ok"] is True
+
+
+def test_before_anything_is_counted_the_whole_topic_waits(
+    serve_page: ServePage, counted: Counted, bootstrap: str
+) -> None:
+    page = serve_page(counted.addresses(bootstrap))
+    snapshot = get_json(page.url, "/api/snapshot")
+    assert snapshot["counted"] is False
+    assert snapshot["lag"]["topic_exists"] is False
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(counted.topic, 1)
+    with EventWriter(bootstrap, counted.topic) as writer:
+        writer.write(None, b"{}")
+    snapshot = get_json(page.url, "/api/snapshot")
+    assert snapshot["counted"] is False
+    assert snapshot["lag"]["messages"] == 1
+
+
+def test_one_user(serve_page: ServePage, counted: Counted) -> None:
+    uid = "a/b?c&<script>é"
+    counted.micro_batch({(uid, "iOS"): 2**53})
+    base = serve_page(counted.addresses()).url
+    assert get_json(base, f"/api/user?uid={quote(uid, safe='')}") == {"uid": uid, "clicks": str(2**53)}
+    assert get_json(base, "/api/user?uid=nobody") == {"uid": "nobody", "clicks": None}
+    assert get(base, "/api/user")[0] == 400
+    assert get(base, "/api/user?uid=" + "x" * 1_025)[0] == 400
+
+
+def test_something_else_under_the_hash_key_is_told_and_not_fatal(serve_page: ServePage, counted: Counted) -> None:
+    with redis.Redis.from_url(counted.redis_url) as client:
+        client.hset(counted.keys.totals, "events", "many")
+    page = serve_page(counted.addresses())
+    down = get_json(page.url, "/api/snapshot")["services"]["redis"]
+    assert down["state"] == "down"
+    assert "did not write" in down["error"]
+    with redis.Redis.from_url(counted.redis_url) as client:
+        client.delete(counted.keys.totals)
+    assert get_json(page.url, "/api/snapshot")["services"]["redis"]["state"] == "up"
+
+
+def test_health_is_503_and_names_who_is_away(serve_page: ServePage) -> None:
+    page = serve_page(Addresses("redis://:secret@127.0.0.1:1/1", bootstrap=NOBODY))
+    status, _, body = get(page.url, "/health")
+    health = json.loads(body)
+    assert status == 503
+    assert {name: health[name]["state"] for name in ("redis", "broker")} == {"redis": "down", "broker": "down"}
+    assert "127.0.0.1:1" in health["redis"]["error"]
+    assert b"secret" not in body
+    assert b"secret" not in get(page.url, "/api/snapshot")[2]
+    assert b"secret" not in get(page.url, "/api/user?uid=ann")[2]
+
+
+# The feed
+
+
+def test_events_come_when_something_changed_and_signs_of_life_in_between(
+    serve_page: ServePage, counted: Counted
+) -> None:
+    counted.micro_batch({("ann", "iOS"): 1}, finished_ms=int(time.time() * 1_000) - 3_600_000)
+    with events(serve_page(counted.addresses()).url) as stream:
+        name, first = next(stream)
+        assert (name, first["totals"]["clicks"]) == ("snapshot", 1)
+        while name != "alive":
+            name, _ = next(stream)
+        counted.micro_batch({("ann", "iOS"): 4})
+        while name != "snapshot":
+            name, second = next(stream)
+        assert second["totals"]["clicks"] == 5
+
+
+def test_one_poller_serves_all_pages_and_rests_when_the_last_one_leaves(
+    serve_page: ServePage, counted: Counted
+) -> None:
+    page = serve_page(counted.addresses())
+    with redis.Redis.from_url(counted.redis_url) as client:
+
+        def commands() -> int:
+            return int(client.info("commandstats")["cmdstat_zrevrange"]["calls"])
+
+        with events(page.url) as first, events(page.url) as second:
+            next(first)
+            next(second)
+            assert page.feed.listeners == 2
+            assert page.feed.polling
+            begin, polls = time.monotonic(), commands()
+            wait_until(lambda: commands() >= polls + 5, "five polls")
+            # Two pages, one poll each 100 ms: twice as many would show two pollers.
+            assert commands() - polls <= (time.monotonic() - begin) / 0.1 + 2
+        wait_until(lambda: page.feed.listeners == 0, "both pages to be noticed as gone")
+        assert not page.feed.polling
+        polls = commands()
+        time.sleep(0.3)
+        assert commands() <= polls + 1  # one may have been under way
+        with events(page.url) as third:
+            assert next(third)[0] == "snapshot"
+
+
+def test_too_many_pages_are_refused(serve_page: ServePage, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "PAGES_MAX", 1)
+    page = serve_page(counted.addresses())
+    with events(page.url) as first:
+        next(first)
+        assert get(page.url, "/events")[0] == 503
+
+
+# Who may ask
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.", ""])
+def test_a_request_that_names_another_host_is_refused(still_page: str, host: str) -> None:
+    assert get(still_page, "/api/snapshot", {"Host": host})[0] == 400
+
+
+def test_a_request_that_names_this_machine_is_served(still_page: str) -> None:
+    for host in ("127.0.0.1:1234", "localhost:8080", "LOCALHOST", "[::1]:8080"):
+        assert get(still_page, "/", {"Host": host})[0] == 200
+
+
+def test_every_answer_carries_the_policy(still_page: str) -> None:
+    for path in ("/", "/static/page.js", "/api/snapshot", "/no-such-page", "/static/../app.py"):
+        _, headers, _ = get(still_page, path)
+        for name, value in app.HEADERS.items():
+            assert headers[name.lower()] == value, path
+    _, headers, _ = get(still_page, "/", {"Host": "evil.example"})
+    assert headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def test_only_the_static_files_are_served(still_page: str) -> None:
+    assert get(still_page, "/static/page.css")[0] == 200
+    for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd", "/static/"):
+        assert get(still_page, path)[0] == 404, path
+
+
+def test_the_vendored_files_are_the_published_ones() -> None:
+    vendor = app.STATIC / "vendor"
+    listed = dict(reversed(line.split()) for line in (vendor / "SHA256SUMS").read_text().splitlines())
+    assert {path.name for path in vendor.iterdir()} == {*listed, "SHA256SUMS"}
+    for name, digest in listed.items():
+        assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == digest, name
+
+
+def test_our_own_scripts_set_text_and_never_markup() -> None:
+    for script in app.STATIC.glob("*.js"):
+        text = script.read_text()
+        for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+            assert sink not in text, script.name
+
+
+# Listening
+
+
+def test_a_port_that_is_taken_is_told_with_the_remedy() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotListen, match=rf"port {port} of 127\.0\.0\.1 is taken.*--port"):
+            listen("127.0.0.1", port)
+
+
+def test_an_address_of_another_machine_is_told() -> None:
+    with pytest.raises(CannotListen, match="--host"):
+        listen("203.0.113.7", 0)
+
+
+def test_the_shown_address_can_be_opened() -> None:
+    with listen("0.0.0.0", 0) as everywhere:
+        assert url(everywhere) == f"http://127.0.0.1:{everywhere.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_loopback(host: str, loopback: bool) -> None:
+    assert app.is_loopback(host) is loopback
+
+
+# The command
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "onceflow", "dashboard", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_command_prints_its_address_first_and_stops_with_pages_open(counted: Counted) -> None:
+    where = ["--redis", counted.redis_url, "--hash-key", counted.hash_key, "--bootstrap", NOBODY, "--port", "0"]
+    with start(*where) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("dashboard on http://127.0.0.1:"), process.communicate()
+        with events(line.split()[-1]) as stream:
+            next(stream)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(15) == 0
+        assert process.communicate() == ("", "")
+
+
+def test_the_command_warns_on_an_address_that_others_reach_and_fails_on_a_taken_port() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with start("--host", "0.0.0.0", "--port", port) as process:
+            output, errors = process.communicate(timeout=15)
+    assert (process.returncode, output) == (1, "")
+    assert errors.startswith(f"onceflow: port {port} of 0.0.0.0 is taken")
+    with start("--host", "0.0.0.0", "--port", "0") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        base = process.stdout.readline().split()[-1]
+        assert "password" in process.stderr.readline()
+        assert get(base, "/", {"Host": "my-machine.example"})[0] == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 0
