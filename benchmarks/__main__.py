@@ -1,0 +1,37 @@
+"""Runs every benchmark and writes the tables into README.md beside this file, with machine and date."""
+
+import datetime
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+from benchmarks import pipeline, produce_consume
+
+README = Path(__file__).with_name("README.md")
+MARK = "<!-- figures: written by make bench -->"
+
+
+def machine() -> str:
+    """Cores, memory, system and the commit measured."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return (
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {os.cpu_count()} cores, {memory:.0f} GiB, "
+        f"{platform.system()} {platform.machine()}, CPython {platform.python_version()}, "
+        f"commit {commit.stdout.strip() or 'unknown'}"
+    )
+
+
+def main() -> None:
+    """Measure, print, write."""
+    sections = [MARK, f"Measured {machine()}."]
+    for title, table in (("Produce and consume", produce_consume.table), ("The pipeline", pipeline.table)):
+        sections.append(f"## {title}\n\n{table()}")
+        print(sections[-1], flush=True)
+    before = README.read_text().split(MARK)[0].rstrip()
+    README.write_text(before + "\n\n" + "\n\n".join(sections) + "\n")
+
+
+if __name__ == "__main__":
+    main()

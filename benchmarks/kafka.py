@@ -1,0 +1,88 @@
+"""Apache Kafka from Maven's jars, as one KRaft node with its defaults: the peer of the broker's benchmarks."""
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from onceflow import services
+
+VERSION = "4.1.1"
+JARS = Path.home() / ".cache" / "onceflow" / f"kafka-{VERSION}"
+CLUSTER_ID = "b25jZWZsb3ctYmVuY2htYQ"
+
+PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={directory}
+offsets.topic.replication.factor=1
+log.segment.delete.delay.ms=0
+"""
+
+
+def jars() -> Path | None:
+    """The folder of Kafka's jars, filled through Maven at first; None where there is no Maven or it finds nothing."""
+    if not JARS.is_dir():
+        maven = shutil.which("mvn")
+        if maven is None:
+            return None
+        pom = Path(__file__).with_name("kafka-pom.xml")
+        arguments = [maven, "-q", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={JARS}"]
+        if subprocess.run(arguments, check=False).returncode != 0:
+            shutil.rmtree(JARS, ignore_errors=True)
+            return None
+    return JARS
+
+
+class KafkaProcess:
+    """A running Kafka; use as a context."""
+
+    name = "Apache Kafka " + VERSION
+
+    def __init__(self, directory: Path, classpath: Path) -> None:
+        self.port = services.free_port()
+        self.directory = directory
+        self.classpath = f"{classpath}/*"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The JVM."""
+        assert self._process is not None
+        return self._process.pid
+
+    def __enter__(self) -> "KafkaProcess":
+        data = self.directory / "data"
+        data.mkdir(parents=True)
+        properties = self.directory / "server.properties"
+        properties.write_text(PROPERTIES.format(port=self.port, controller=services.free_port(), directory=data))
+        java = str(services.find_java(self.directory / "java") / "bin" / "java")
+        run = [java, "-Xms1g", "-Xmx1g", "-cp", self.classpath]
+        with (self.directory / "server.log").open("wb") as log:
+            tool = "kafka.tools.StorageTool"
+            subprocess.run(
+                [*run, tool, "format", "-t", CLUSTER_ID, "-c", str(properties)], stdout=log, stderr=log, check=True
+            )
+            self._process = subprocess.Popen([*run, "kafka.Kafka", str(properties)], stdout=log, stderr=log)
+        deadline = time.monotonic() + 60
+        while not services.answers(self.port):
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                self._process.kill()
+                raise SystemExit(f"Kafka did not start: {self.directory / 'server.log'}")
+            time.sleep(0.1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(timeout=60)

@@ -1,0 +1,134 @@
+"""`onceflow demo` and `onceflow reset`: the whole pipeline on this machine, and how to forget it."""
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+import click
+
+from onceflow.errors import OnceflowError
+
+DIRECTORY = ".onceflow"
+
+
+@click.command()
+@click.option(
+    "--seconds", type=click.IntRange(min=1), help="Stop this long after the first counted events, then verify."
+)
+@click.option(
+    "--data",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DIRECTORY,
+    show_default=True,
+    help="Where log, counts, checkpoint and logs of the children are kept. The next start goes on from there.",
+)
+@click.option(
+    "--lively", is_flag=True, help="Thousands of seeded users and several systems, not the article's ten users."
+)
+@click.option(
+    "--max-bytes",
+    type=click.IntRange(min=1 << 20),
+    default=1 << 30,
+    show_default=True,
+    help="The generator stops when the log holds about this many bytes; nothing is deleted.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port of the live page.")
+@click.option("--json", "as_json", is_flag=True, help="With --seconds: print verify's result as one JSON document.")
+def demo(seconds: int | None, directory: Path, lively: bool, max_bytes: int, port: int, as_json: bool) -> None:
+    """Run broker, Redis, Spark, event generator and live page on this machine.
+
+    Everything is started as a child of this command and ends with it, on Ctrl-C or in any other way. Data is kept
+    in .onceflow, and the next start goes on where this one stopped; 'onceflow reset' forgets it.
+
+    \b
+    onceflow demo                 until Ctrl-C
+    onceflow demo --lively        with thousands of users
+    onceflow demo --seconds 20    for scripts: exit code 0 only if every event was counted exactly once
+    """
+    from onceflow.cli.laptop import Laptop
+
+    with Laptop(directory, lively=lively, max_bytes=max_bytes, page_port=port, quiet=as_json) as laptop:
+        if seconds is None:
+            # Ctrl-C is how this ends, not a failure.
+            with contextlib.suppress(KeyboardInterrupt, click.Abort):
+                laptop.start()
+                laptop.watch()
+            return
+        laptop.start()
+        laptop.watch(seconds)
+        code = laptop.conclude(as_json=as_json)
+    click.get_current_context().exit(code)
+
+
+@click.command()
+@click.option(
+    "--data",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DIRECTORY,
+    show_default=True,
+    help="The demo's folder, removed whole.",
+)
+@click.option("--redis", "redis_url", help="Instead: remove one pipeline's counts and marker from this Redis.")
+@click.option("--hash-key", default="app::users::click", show_default=True, help="With --redis: the pipeline's hash.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --redis: the pipeline's checkpoint folder, removed too.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was removed as one JSON document.")
+def reset(
+    directory: Path, redis_url: str | None, hash_key: str, checkpoint: Path | None, yes: bool, as_json: bool
+) -> None:
+    """Forget the demo: log, counts and checkpoint. Asks first.
+
+    With --redis, forget one pipeline's counts and marker instead, so that it can count the log from the beginning;
+    its checkpoint must go with them.
+
+    \b
+    onceflow reset
+    onceflow reset --redis redis://127.0.0.1:6379/1 --checkpoint ./checkpoint
+    """
+    if redis_url is None:
+        if checkpoint is not None:
+            raise click.UsageError("--checkpoint goes with --redis: the demo's checkpoint is inside its folder")
+        removed = _reset_demo(directory, yes)
+    else:
+        removed = _reset_pipeline(redis_url, hash_key, checkpoint, yes)
+    if as_json:
+        click.echo(json.dumps({"removed": removed}))
+    else:
+        click.echo("removed: " + ", ".join(removed) if removed else "nothing to remove")
+
+
+def _reset_demo(directory: Path, yes: bool) -> list[str]:
+    from onceflow.cli.laptop import running_demo
+
+    if not directory.is_dir():
+        return []
+    pid = running_demo(directory)
+    if pid is not None:
+        raise OnceflowError(f"the demo in {directory} is running, pid {pid}: stop it first")
+    if not (directory / "demo.json").exists():
+        raise OnceflowError(f"{directory} holds no demo (no demo.json in it): nothing was removed")
+    if not yes:
+        click.confirm(f"Remove {directory.resolve()} with its log, counts and checkpoint?", abort=True)
+    shutil.rmtree(directory)
+    return [str(directory)]
+
+
+def _reset_pipeline(redis_url: str, hash_key: str, checkpoint: Path | None, yes: bool) -> list[str]:
+    from onceflow.clicks.reset import forget
+
+    if checkpoint is not None and checkpoint.exists() and not (checkpoint / "metadata").is_file():
+        raise OnceflowError(f"{checkpoint} is no Spark checkpoint (no file 'metadata' in it): nothing was removed")
+    if not yes:
+        click.confirm(f"Remove the counts {hash_key} and their marker from {redis_url}?", abort=True)
+    removed = forget(redis_url, hash_key)
+    if checkpoint is not None and checkpoint.exists():
+        shutil.rmtree(checkpoint)
+        removed.append(str(checkpoint))
+    return removed

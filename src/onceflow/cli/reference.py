@@ -1,0 +1,45 @@
+"""docs/cli.md, generated from the commands' own `--help`: `python -m onceflow.cli.reference > docs/cli.md`."""
+
+from collections.abc import Iterator
+
+import click
+
+from onceflow.cli import onceflow
+
+INTRODUCTION = """\
+# The commands
+
+This page is generated from `--help` (`python -m onceflow.cli.reference > docs/cli.md`) and a test keeps it so.
+
+Exit codes: 0 done or equal; 1 the command failed, or its answer is no, with one sentence on standard error;
+2 wrong usage, and for `verify` also "cannot say"; 130 interrupted.
+"""
+
+
+def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command below `command`, with the words that call it."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from commands(child, (*path, name))
+
+
+def help_text(path: tuple[str, ...], command: click.Command) -> str:
+    """What `--help` prints, 100 columns wide."""
+    with click.Context(command, info_name=" ".join(path), max_content_width=100, terminal_width=100) as context:
+        return command.get_help(context)
+
+
+def page() -> str:
+    """The whole page."""
+    sections = [INTRODUCTION]
+    for path, command in commands(onceflow, ("onceflow",)):
+        sections.append(f"## {' '.join(path)}\n\n```text\n{help_text(path, command).rstrip()}\n```\n")
+    return "\n".join(sections)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,1 @@
+"""The whole pipeline as processes: broker, Redis, Spark driver, killed and restarted."""

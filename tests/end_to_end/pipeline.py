@@ -1,0 +1,115 @@
+"""One pipeline of real processes that a test may kill: its broker, its Redis, its Spark driver."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from onceflow.testing import BrokerProcess
+from tests.conftest import RedisProcess
+
+ONCEFLOW = [sys.executable, "-m", "onceflow"]
+HASH_KEY = "app::users::click"
+TOPIC = "user_events"
+
+
+class Pipeline:
+    """Broker, Redis and `onceflow run`; every process is started by the test and ended by its own id."""
+
+    def __init__(self, directory: Path, java_home: str, *, appendfsync: str = "always") -> None:
+        self.directory = directory
+        self.checkpoint = directory / "checkpoint"
+        self.broker = BrokerProcess(directory / "broker")
+        self.redis = RedisProcess(directory / "redis", appendfsync=appendfsync)
+        self.driver: subprocess.Popen[bytes] | None = None
+        self._environment = {**os.environ, "JAVA_HOME": java_home}
+
+    def __enter__(self) -> "Pipeline":
+        self.broker.start()
+        self.redis.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill_driver()
+        self.redis.stop()
+        self.broker.stop()
+
+    @property
+    def log(self) -> Path:
+        """What the driver printed, over all its starts."""
+        return self.directory / "driver.log"
+
+    def where(self) -> list[str]:
+        """The options that name topic and Redis."""
+        return ["--bootstrap", self.broker.bootstrap, "--topic", TOPIC, "--redis", self.redis.url]
+
+    def onceflow(
+        self, *arguments: str, within_s: float = 120, code: int | None = 0
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run one command to its end and check its exit code."""
+        done = subprocess.run(
+            [*ONCEFLOW, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+            check=False,
+            env=self._environment,
+        )
+        assert code is None or done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def start_driver(self, *options: str, trigger: str = "100 milliseconds") -> None:
+        """Start `onceflow run` as the leader of its own process group."""
+        arguments = ["run", *self.where(), "--checkpoint", str(self.checkpoint), "--trigger", trigger, *options]
+        with self.log.open("ab") as log:
+            self.driver = subprocess.Popen(
+                [*ONCEFLOW, *arguments], stdout=log, stderr=log, env=self._environment, start_new_session=True
+            )
+
+    def kill_driver(self, *, only_python: bool = False) -> None:
+        """SIGKILL the driver: with its JVM and workers, or its Python alone so that the JVM lives on for a moment."""
+        if self.driver is None:
+            return
+        if only_python:
+            self.driver.kill()
+        else:
+            os.killpg(self.driver.pid, signal.SIGKILL)
+        self.driver.wait(timeout=20)
+        self.driver = None
+
+    def drain(self, *options: str, code: int | None = 0) -> "subprocess.CompletedProcess[str]":
+        """Count everything that is in the log, in one available-now run."""
+        arguments = ["run", *self.where(), "--checkpoint", str(self.checkpoint), "--trigger", "available-now", *options]
+        return self.onceflow(*arguments, code=code)
+
+    def verify(self, code: int = 0) -> dict[str, Any]:
+        """`onceflow verify --json`, with the exit code that is expected."""
+        document = json.loads(self.onceflow("verify", *self.where(), "--json", code=code).stdout)
+        assert isinstance(document, dict)
+        return document
+
+    def marker(self) -> dict[str, str]:
+        """The marker as it stands in Redis."""
+        import redis
+
+        with redis.Redis.from_url(self.redis.url, decode_responses=True) as client:
+            marker = client.hgetall(f"{{{HASH_KEY}}}:onceflow")
+        assert isinstance(marker, dict)
+        return marker
+
+    def batch(self) -> int:
+        """The last complete micro-batch's number; -1 where there is none."""
+        marker = self.marker()
+        return int(marker["batch"]) if marker.get("complete") == "1" else -1
+
+    def wait_for_batch(self, number: int, within_s: float = 60) -> None:
+        """Wait until micro-batch `number` is complete; fails when the driver has ended."""
+        deadline = time.monotonic() + within_s
+        while self.batch() < number:
+            assert time.monotonic() < deadline, self.log.read_text()[-4000:]
+            assert self.driver is None or self.driver.poll() is None, self.log.read_text()[-4000:]
+            time.sleep(0.05)

@@ -1,0 +1,66 @@
+"""`onceflow demo` as a person runs it: it counts, refuses a second one, leaves nothing behind, goes on afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.end_to_end.pipeline import ONCEFLOW
+
+WITHIN_S = 90
+
+
+def eventually(what: Callable[[], bool], within_s: float = WITHIN_S) -> None:
+    deadline = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def processes_of(mark: str) -> list[str]:
+    """The command lines of all processes that carry `mark` in their environment."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and mark.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+def test_the_demo_counts_stops_with_all_its_children_and_goes_on(tmp_path: Path) -> None:
+    mark = f"demo-{uuid.uuid4()}"
+    environment = {**os.environ, "ONCEFLOW_TEST_MARK": mark}
+    demo = [*ONCEFLOW, "demo", "--data", str(tmp_path / "data"), "--port", "0", "--lively"]
+    printed = tmp_path / "printed"
+    with printed.open("wb") as output:
+        first = subprocess.Popen(demo, stdout=output, stderr=output, env=environment)
+    try:
+        eventually(lambda: "first micro-batch committed" in printed.read_text() or first.poll() is not None)
+        assert first.poll() is None, printed.read_text()
+        second = subprocess.run(demo, capture_output=True, text=True, env=environment, check=False, timeout=30)
+        assert (second.returncode, f"already running, pid {first.pid}" in second.stderr) == (1, True)
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    eventually(lambda: not processes_of(mark))
+
+    again = subprocess.run(
+        [*demo, "--seconds", "2", "--json"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=WITHIN_S,
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    verified = json.loads(again.stdout)
+    assert verified["events"] > 0
+    assert verified["differences"] == []
+    assert "goes on where it stopped" in again.stderr
+    assert not processes_of(mark)

@@ -1,0 +1,150 @@
+"""The power is cut at each step of a micro-batch: unsynced parts of the checkpoint are gone, Redis is as it was.
+
+Spark syncs nothing of its checkpoint; the sink syncs what a batch rests on before it writes any of it. So after each
+cut the run must go on from what is left, and the recount must find no difference.
+"""
+
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from pyspark.sql import SparkSession
+
+from onceflow.clicks import pipeline as pipelines
+from onceflow.clicks.pipeline import AVAILABLE_NOW, ClickPipeline
+from onceflow.clicks.verify import verify
+from onceflow.client.cluster import Cluster
+from onceflow.client.producer import EventWriter
+from onceflow.spark import redis_batch, redis_scripts, redis_sink
+from onceflow.spark.checkpoint import LocalCheckpoint, sync_path
+from tests.conftest import RedisProcess
+
+EVENTS = 60
+EVENTS_PER_BATCH = 30
+
+
+class SyncedDirectory:
+    """What a power cut would leave of a directory: files as they were last synced, under names that were synced."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._contents: dict[Path, bytes] = {}
+        self._names: dict[Path, set[str]] = {}
+
+    def sync(self, path: Path) -> None:
+        """Stands in for fsync: does it, and remembers what was on disk then."""
+        sync_path(path)
+        if path.is_dir():
+            self._names[path] = {entry.name for entry in path.iterdir()}
+        else:
+            self._contents[path] = path.read_bytes()
+
+    def survivors(self) -> dict[str, bytes]:
+        """Relative path → content of all that a power cut leaves."""
+        return {
+            str(path.relative_to(self.root)): content
+            for path, content in self._contents.items()
+            if all(self._has_name(step) for step in [path, *path.parents] if self.root in [step, *step.parents])
+        }
+
+    def _has_name(self, path: Path) -> bool:
+        return path.name in self._names.get(path.parent, set())
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The moment of one power cut: what is left of the checkpoint, and Redis with `appendfsync always`."""
+
+    step: str
+    checkpoint: dict[str, bytes]
+    keys: dict[bytes, bytes]
+
+
+def dump(client: Any) -> dict[bytes, bytes]:
+    return {key: client.dump(key) for key in client.scan_iter()}
+
+
+class PowerCuts:
+    """Takes a Cut before and after each step that the sink makes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, checkpoint: Path, client: Any) -> None:
+        self.cuts: list[Cut] = []
+        self._disk = SyncedDirectory(checkpoint)
+        self._client = client
+        local = LocalCheckpoint(checkpoint, sync=self._disk.sync)
+        monkeypatch.setattr(redis_sink, "checkpoint_at", lambda *_: local)
+        prepare, run = local.prepare, redis_scripts.run
+
+        def watched_prepare(number: int) -> None:
+            self._take(f"before the syncs of batch {number}")
+            prepare(number)
+            self._take(f"after the syncs of batch {number}")
+
+        def watched_run(client: Any, name: str, keys: Any, arguments: Any) -> list[str]:
+            self._take(f"before script {name}")
+            answer = run(client, name, keys, arguments)
+            self._take(f"after script {name}")
+            return answer
+
+        monkeypatch.setattr(local, "prepare", watched_prepare)
+        monkeypatch.setattr(redis_batch.redis_scripts, "run", watched_run)
+
+    def _take(self, step: str) -> None:
+        cut = Cut(step, self._disk.survivors(), dump(self._client))
+        if not self.cuts or (cut.checkpoint, cut.keys) != (self.cuts[-1].checkpoint, self.cuts[-1].keys):
+            self.cuts.append(cut)
+
+
+@pytest.fixture
+def database(redis_server: RedisProcess) -> Any:
+    """Database 2 of the shared Redis, empty."""
+    url = redis_server.url.replace("/1", "/2")
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+        yield url, client
+        client.flushdb()
+
+
+def test_the_run_goes_on_after_a_power_cut_at_each_step(
+    spark: SparkSession, bootstrap: str, topic: str, database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, client = database
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(topic, 2)
+    with EventWriter(bootstrap, topic) as writer:
+        for number in range(EVENTS):
+            writer.write(
+                None, f'{{"uid":"user-{number % 7}","click_count":{number % 10}}}'.encode(), partition=number % 2
+            )
+    monkeypatch.setattr(pipelines, "EVENTS_PER_BATCH_MAX", EVENTS_PER_BATCH)
+
+    def count(checkpoint: Path) -> None:
+        job = ClickPipeline(bootstrap, topic, str(checkpoint), url, trigger=AVAILABLE_NOW)
+        job.count(spark, threading.Event())
+
+    def differences() -> list[Any]:
+        verdict = verify(bootstrap, topic, url, "app::users::click")
+        assert verdict.recount.events == EVENTS
+        return list(verdict.differences)
+
+    with monkeypatch.context() as watching:
+        cuts = PowerCuts(watching, tmp_path / "checkpoint", client).cuts
+        count(tmp_path / "checkpoint")
+    assert differences() == []
+    assert len(cuts) >= 8
+
+    for number, cut in enumerate(cuts):
+        client.flushdb()
+        for key, value in cut.keys.items():
+            client.restore(key, 0, value)
+        checkpoint = tmp_path / f"after-cut-{number}"
+        for name, content in cut.checkpoint.items():
+            (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+            (checkpoint / name).write_bytes(content)
+        count(checkpoint)
+        assert differences() == [], cut.step
+        shutil.rmtree(checkpoint)
