@@ -44,7 +44,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._positions: LogPositions | None = None
-        pass
+        self._armed = False
         self._target: Offsets | None = None
         self._told: set[Loss] = set()
 
@@ -82,7 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[read_task.ReadTask]:
         """The read tasks of a batch, new or repeated; none where it has no rows."""
-        pass
+        self._armed = False
         batch_end = offsets.parse(end)
         parts = [part for part in offsets.ranges(offsets.parse(start), batch_end) if part.size]
         if not parts:
