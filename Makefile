@@ -17,8 +17,9 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"onceflow needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}: call make PYTHON=python3.12 install")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --compile-bytecode -r requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m compileall -q src
 	@touch $@
 
 demo: install   ## the whole pipeline with a live page; SECONDS=20 stops by itself, verifies and says equal or not
@@ -28,7 +29,7 @@ test: install browser   ## lint, strict types, all tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not campaign"
+	$(BIN)/python -m pytest -m "not campaign" -n 2 --dist loadgroup
 
 browser:        ## Debian's chromium for the page's test, where there is none and apt may be used
 	@./tests/install-chromium.sh

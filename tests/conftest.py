@@ -7,11 +7,26 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from onceflow import services
 from onceflow.testing import BrokerProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+"""A JVM that lives for seconds is quicker without the optimising compiler; whoever sets the variable decides."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests on the shared Spark session go to one worker, so that `-n 2` starts it once."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 class RedisProcess:
@@ -113,3 +128,14 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProc
 def java_home(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A Java that Spark can use."""
     return str(services.find_java(tmp_path_factory.mktemp("java")))
+
+
+@pytest.fixture(scope="session")
+def spark(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+    """One Spark session for all tests: it takes longer to start than most of them to run."""
+    from onceflow.spark.session import build_session
+
+    log_file = tmp_path_factory.mktemp("spark") / "spark.log"
+    session = build_session("onceflow-tests", "local[2]", java_home=java_home, log_file=log_file)
+    yield session
+    session.stop()

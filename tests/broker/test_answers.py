@@ -3,6 +3,7 @@
 ONCEFLOW_TEST_BOOTSTRAP=HOST:PORT pytest tests/broker/test_answers.py
 """
 
+import dataclasses
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from onceflow.wire import apis
 from onceflow.wire.batch import batches, decode_batch
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.fetch import READ_COMMITTED
+from onceflow.wire.frames import request_class
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 
 SESSION = {"session_timeout": milliseconds(10_000), "rebalance_timeout": milliseconds(10_000)}
@@ -129,6 +131,35 @@ def test_api_versions_offers_what_clients_need(client: RawClient, version: int) 
     offered = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
     assert offered[apis.PRODUCE][0] == 0, "librdkafka before 2.11 compresses only then"
     assert all(offered[api.key][1] >= api.version_max for api in apis.APIS.values())
+
+
+TIMEOUT = milliseconds(5000)
+EVERY_FIELD: dict[int, dict[str, Any]] = {
+    apis.LIST_OFFSETS: {"replica_id": -1, "isolation_level": 0},
+    apis.METADATA: {"topics": [{"name": "no-such", "topic_id": None}], "allow_auto_topic_creation": False},
+    apis.OFFSET_COMMIT: {"generation_id_or_member_epoch": -1, "member_id": "", "retention_time": milliseconds(-1)},
+    apis.OFFSET_FETCH: {"require_stable": False},
+    apis.FIND_COORDINATOR: {"key": "g", "key_type": 0, "coordinator_keys": ["g"]},
+    apis.JOIN_GROUP: {"session_timeout": TIMEOUT, "rebalance_timeout": TIMEOUT, "protocol_type": "consumer"},
+    apis.HEARTBEAT: {"generation_id": 1},
+    apis.LEAVE_GROUP: {"members": [{"member_id": "m", "group_instance_id": None}]},
+    apis.SYNC_GROUP: {"generation_id": 1, "assignments": ()},
+    apis.API_VERSIONS: {"client_software_name": "raw", "client_software_version": "1"},
+    apis.CREATE_TOPICS: {"timeout": TIMEOUT, "validate_only": False},
+    apis.DELETE_TOPICS: {"timeout": TIMEOUT, "topic_names": ["no-such"]},
+    apis.INIT_PRODUCER_ID: {"transactional_id": None, "transaction_timeout": TIMEOUT},
+}
+IN_A_GROUP = {"group_id": "g", "member_id": "m", "protocols": [{"name": "range", "metadata": b""}]}
+OTHERS = {"topics": (), "groups": (), **NO_AUTHORIZED_OPERATIONS, **IN_A_GROUP}
+
+
+@pytest.mark.parametrize("api_key", EVERY_FIELD)
+def test_every_version_is_answered(client: RawClient, api_key: int) -> None:
+    api = apis.APIS[api_key]
+    for version in range(api.version_min, min(api.version_max, 3 if api_key == apis.API_VERSIONS else 99) + 1):
+        known = {each.name for each in dataclasses.fields(request_class(api_key, version))}
+        fields = {name: value for name, value in {**OTHERS, **EVERY_FIELD[api_key]}.items() if name in known}
+        client.ask(api_key, version, **fields)
 
 
 def test_metadata_of_an_unknown_and_of_an_impossible_topic(client: RawClient, topic: str) -> None:

@@ -66,7 +66,7 @@ def test_librdkafka_with_acks_0_and_1(bootstrap: str, topic: str) -> None:
 
 def test_two_librdkafka_consumers_share_a_topic_and_one_takes_over(bootstrap: str, topic: str) -> None:
     create(bootstrap, topic, 2)
-    config = {"bootstrap.servers": bootstrap, "group.id": topic, "auto.offset.reset": "earliest"}
+    config = {"bootstrap.servers": bootstrap, "group.id": topic, "heartbeat.interval.ms": 200}
     first, second = Consumer(config), Consumer(config)
     for consumer in (first, second):
         consumer.subscribe([topic])

@@ -174,6 +174,16 @@ def test_the_crowds_keys_lie_where_javas_client_puts_them(bootstrap: str, topic:
     assert all(record.key and partition == partition_for_key(record.key, 3) for partition, record in written)
 
 
+def test_a_reader_that_has_had_enough_ends_it(bootstrap: str, topic: str) -> None:
+    command = (
+        f"{sys.executable} -m onceflow generate --bootstrap {bootstrap} --topic {topic} --interval-ms 1 | head -n 2"
+    )
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=30, check=False)
+    assert len(done.stdout.splitlines()) == 2
+    acknowledged = int(done.stderr.split(" events acknowledged")[0])
+    assert acknowledged == len(records(bootstrap, topic)) >= 2
+
+
 def test_max_bytes_holds_over_several_runs(bootstrap: str, topic: str) -> None:
     arguments = ["generate", "--bootstrap", bootstrap, "--topic", topic, "--interval-ms", "0", "--max-bytes", "10000"]
     for _ in range(2):

@@ -111,6 +111,8 @@ def test_sparks_many_lines_become_one() -> None:
     text = "[STREAM_FAILED] Query terminated\n  File y\nonceflow.spark.data_loss.DataLost: t-0 is gone; do\n\tat z"
     assert sentence_of(ValueError(text)) == "t-0 is gone; do"
     assert sentence_of(ValueError("java.lang.X\n at y")) == "Spark stopped the query (ValueError): java.lang.X"
+    inner = "[STREAM_FAILED] Query\nTraceback\n  File y\nKeyError: 'x'\n=== Streaming Query ==="
+    assert sentence_of(ValueError(inner)) == "Spark stopped the query (ValueError): KeyError: 'x'"
     assert "gave no reason" in sentence_of(ValueError(""))
 
 

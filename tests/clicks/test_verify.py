@@ -12,8 +12,8 @@ import redis
 from click.testing import CliRunner, Result
 
 from onceflow.cli import onceflow
+from onceflow.clicks import verify as verifying
 from onceflow.clicks.results import Keys
-from onceflow.clicks.verify import verify
 from onceflow.client.cluster import Cluster
 from onceflow.services import free_port
 from tests.clicks.counted import GOOD_AND_BAD, count, write
@@ -37,7 +37,7 @@ class Place:
         return redis.Redis.from_url(self.url)
 
     def verify(self) -> Any:
-        return verify(self.bootstrap, self.topic, self.url, self.hash_key)
+        return verifying.verify(self.bootstrap, self.topic, self.url, self.hash_key)
 
     def command(self, *options: str) -> Result:
         where = ["--bootstrap", self.bootstrap, "--topic", self.topic, "--redis", self.url, "--hash-key", self.hash_key]
@@ -170,6 +170,21 @@ def test_a_batch_that_is_completed_meanwhile(place: Place) -> None:
     timer.start()
     assert place.verify().is_equal
     timer.join()
+
+
+def test_a_batch_that_is_written_while_redis_is_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = verifying._counts
+
+    def read_torn(client: Any, keys: Keys, marker: Any) -> Any:
+        monkeypatch.setattr(verifying, "_counts", read)
+        client.hincrby(keys.count, "ada", 5)
+        torn = read(client, keys, marker)
+        place.count(batch="2")
+        return torn
+
+    monkeypatch.setattr(verifying, "_counts", read_torn)
+    verdict = place.verify()
+    assert (verdict.is_equal, verdict.marker.batch) == (True, 2)
 
 
 def test_counts_only_from_since(place: Place) -> None:

@@ -102,7 +102,7 @@ class PowerCuts:
 @pytest.fixture
 def database(redis_server: RedisProcess) -> Any:
     """Database 2 of the shared Redis, empty."""
-    url = redis_server.url.replace("/1", "/2")
+    url = redis_server.url.removesuffix("/1") + "/2"
     with redis.Redis.from_url(url) as client:
         client.flushdb()
         yield url, client

@@ -1,24 +1,14 @@
-"""One Spark session for all tests of this room; it takes longer to start than most of them to run."""
+"""What the source's tests write to and read from."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from pyspark.sql import SparkSession
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark.session import build_session
 
 Send = Callable[..., None]
-
-
-@pytest.fixture(scope="session")
-def spark(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    log_file = tmp_path_factory.mktemp("spark") / "spark.log"
-    session = build_session("onceflow-tests", "local[2]", java_home=java_home, log_file=log_file)
-    yield session
-    session.stop()
 
 
 @pytest.fixture

@@ -147,8 +147,8 @@ def test_small_batches(sinks: Sinks, redis_client: Any) -> None:
 
 @pytest.mark.usefixtures("small_chunks")
 def test_batches_of_chunks(sinks: Sinks, redis_client: Any) -> None:
-    sinks.run(sinks.start(), 0, 1, 2)
-    assert_counted(redis_client, 3)
+    sinks.run(sinks.start(), 0, 1)
+    assert_counted(redis_client, 2)
     found = marker_of(redis_client)
     assert (found["chunks"], found["done"], found["complete"]) == (str(CHUNKS), str(CHUNKS), "1")
     assert not [name for name in found if name.startswith("chunk:")]
@@ -245,9 +245,9 @@ def test_a_killed_batch_is_finished_once(
 def test_an_empty_chunk_is_written_too(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
-    monkeypatch.setattr(redis_chunks, "chunks_for", lambda rows, size: 40)
+    monkeypatch.setattr(redis_chunks, "chunks_for", lambda rows, size: 12)
     sinks.run(sink, 1)
-    assert marker_of(redis_client)["done"] == "40"
+    assert marker_of(redis_client)["done"] == "12"
     assert_counted(redis_client, 2)
 
 
@@ -413,16 +413,24 @@ def test_a_redis_that_may_drop_keys_is_refused(sinks: Sinks, redis_client: Any) 
         redis_client.config_set("maxmemory-policy", "noeviction")
 
 
-def test_without_append_only_file_the_sink_works_and_says_what_that_means(
-    sinks: Sinks, redis_client: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("setting", "value", "usual", "reason"),
+    [
+        ("appendonly", "no", "yes", "its append-only file is off"),
+        ("appendfsync", "no", "always", "appendfsync is 'no'"),
+    ],
+)
+def test_a_redis_that_does_not_sync_works_and_the_sink_says_what_that_means(
+    sinks: Sinks, redis_client: Any, caplog: pytest.LogCaptureFixture, setting: str, value: str, usual: str, reason: str
 ) -> None:
-    redis_client.config_set("appendonly", "no")
+    redis_client.config_set(setting, value)
     try:
         sinks.run(sinks.start(), 0, 1)
     finally:
-        redis_client.config_set("appendonly", "yes")
+        redis_client.config_set(setting, usual)
     assert_counted(redis_client, 2)
-    assert "cannot say when a write is on disk (append-only file off)" in caplog.text
+    assert f"cannot say when a write is on disk ({reason})" in caplog.text
+    assert "settled" not in marker_of(redis_client)
 
 
 def test_two_sinks_of_one_process_do_not_share_a_checkpoint(sinks: Sinks) -> None:

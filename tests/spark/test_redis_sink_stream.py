@@ -81,18 +81,13 @@ def job(
     redis_pool.close()
 
 
-@pytest.mark.parametrize("rows_in_one_script", [5_000, 0])
-def test_batches_that_spark_repeats_are_counted_once(
-    job: Job, send: Send, rows_in_one_script: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", rows_in_one_script)
+def test_batches_that_spark_repeats_are_counted_once(job: Job, send: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     send(["a", "b", "a"])
     job.run(job.counted())
     assert job.counts() == {b"a": 2, b"b": 1}
     job.forget_last_commit()
     send(["a", "c"], partition=1)
-    job.run(job.counted())
-    assert job.counts() == {b"a": 3, b"b": 1, b"c": 1}
+    monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", 1)  # what is new comes in chunks
     job.run(job.counted())
     assert job.counts() == {b"a": 3, b"b": 1, b"c": 1}
 
@@ -100,11 +95,10 @@ def test_batches_that_spark_repeats_are_counted_once(
 def test_a_stateful_query_goes_on_after_a_skipped_batch(job: Job, send: Send) -> None:
     send(["a", "b", "a"])
     job.run(job.stateful())
-    for new in ("c", "d"):
-        job.forget_last_commit()
-        send(["a", new])
-        job.run(job.stateful())
-    assert job.counts() == {b"a": 1, b"b": 1, b"c": 1, b"d": 1}
+    job.forget_last_commit()
+    send(["a", "c"])
+    job.run(job.stateful())
+    assert job.counts() == {b"a": 1, b"b": 1, b"c": 1}
 
 
 def test_a_sink_with_another_querys_checkpoint_is_refused(job: Job, send: Send, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition
 from onceflow.broker.request import Request
 from onceflow.log.checkpoint import LEADER_EPOCH
-from onceflow.log.errors import OffsetOutOfRange
+from onceflow.log.errors import LogError
 from onceflow.log.segment import Slice
 from onceflow.wire import fetch
 from onceflow.wire.batch import batches
@@ -110,8 +110,8 @@ class PendingFetch:
         room_bytes = max(min(asked.max_bytes, self._asked.max_bytes - found.size_bytes), 0)
         try:
             piece = log.read(asked.fetch_offset, room_bytes, at_least_one_batch=not found.size_bytes)
-        except OffsetOutOfRange:
-            return _error(found, asked, ErrorCode.offset_out_of_range)
+        except LogError as error:
+            return _error(found, asked, error.error_code)
         size_bytes = 0
         if piece is not None:
             size_bytes = piece.size_bytes

@@ -329,7 +329,10 @@ class GroupCoordinator:
         return outcome
 
     def commit_error(self, group_id: str, member_id: str, generation: int) -> ErrorCode:
-        """Whether this member, or with generation -1 a consumer outside the group protocol, may commit offsets."""
+        """Whether this member, or with generation -1 a consumer outside the group protocol, may commit offsets.
+
+        A member that may has been heard of: a commit is as good as a heartbeat.
+        """
         if not group_id or len(group_id.encode()) > NAME_BYTES_MAX:
             return ErrorCode.invalid_group_id
         group = self.groups.get(group_id)

@@ -10,6 +10,7 @@ from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition
 from onceflow.broker.request import Request
 from onceflow.broker.topics import CLUSTER_METADATA_TOPIC, GROUP_OFFSETS_TOPIC
+from onceflow.errors import OnceflowError
 from onceflow.log.errors import LogError
 from onceflow.wire import produce
 from onceflow.wire.errors import ErrorCode
@@ -21,12 +22,12 @@ ACKS_ALL = -1
 INTERNAL_TOPICS = (GROUP_OFFSETS_TOPIC, CLUSTER_METADATA_TOPIC)
 
 
-class Refused(LogError):
+class Refused(OnceflowError):
     """A partition's records are refused before they reach its log."""
 
     def __init__(self, error_code: ErrorCode, message: str) -> None:
         super().__init__(message)
-        self.refusal = error_code
+        self.error_code = error_code
 
 
 class PendingProduce:
@@ -75,9 +76,8 @@ def handle(node: Node, request: Request) -> None:
         for index, records in partitions:
             try:
                 _append(node, asked, name, index, records, pending, responses)
-            except LogError as error:
-                error_code = error.refusal if isinstance(error, Refused) else error.error_code
-                responses.append(PartitionResponse(index, error_code, -1, error_message=str(error)))
+            except (Refused, LogError) as error:
+                responses.append(PartitionResponse(index, error.error_code, -1, error_message=str(error)))
     if asked.acks == 0:
         _end_without_answer(request, pending)
     else:

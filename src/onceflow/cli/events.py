@@ -83,10 +83,10 @@ def generate(
         events = generator.crowd_events(seed, users)
     sent = _silent if (users is not None if quiet is None else quiet) else _echo
     due_s = generator.due_times_s(interval_ms, waves=users is not None)
-    with stdout_may_close(), stop_on_signals() as stop, EventWriter(bootstrap, topic) as writer:
-        written = generator.send(events, writer, due_s, limits, wait=stop.wait, sent=sent)
-    click.echo(f"{written:,} events acknowledged by {bootstrap} in topic {topic}", err=True)
-    if stop.is_set() and count is not None and written < count:
+    with stop_on_signals() as stop, EventWriter(bootstrap, topic) as writer, stdout_may_close():
+        generator.send(events, writer, due_s, limits, wait=stop.wait, sent=sent)
+    click.echo(f"{writer.delivered:,} events acknowledged by {bootstrap} in topic {topic}", err=True)
+    if stop.is_set() and count is not None and writer.delivered < count:
         click.get_current_context().exit(INTERRUPTED)
 
 

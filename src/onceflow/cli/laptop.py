@@ -227,8 +227,7 @@ class Laptop:
 
     def _say_what_to_do(self) -> None:
         say = self.console.print
-        logs = self.directory / "logs"
-        say(f"  logs       {', '.join(sorted(str(logs / (name + '.log')) for name in self.supervisor.children))}")
+        say(f"  logs       {self.directory}/logs/{{{','.join(self.supervisor.children)}}}.log")
         say()
         say(f"  the page   http://127.0.0.1:{self.ports['page']}")
         onceflow = _command()
@@ -256,7 +255,7 @@ class Laptop:
         wanted = PREFERRED_PORTS | {name: last[name] for name in PREFERRED_PORTS if name in last}
         for name, port in {**wanted, "page": self.ports["page"]}.items():
             self.ports[name] = services.free_port(port)
-            if self.ports[name] != port:
+            if port and self.ports[name] != port:
                 self.console.print(f"port {port} is taken: the {name} listens on {self.ports[name]}")
         state.write_text(json.dumps({"ports": self.ports}) + "\n")
 
@@ -274,7 +273,7 @@ def _command() -> str:
     found = shutil.which("onceflow")
     if found and Path(found).resolve() == Path(sys.argv[0]).resolve():
         return "onceflow"
-    return sys.argv[0]
+    return f"{Path(sys.executable).name} -m onceflow" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
 
 
 def running_demo(directory: Path) -> int | None:

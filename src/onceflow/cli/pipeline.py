@@ -60,8 +60,8 @@ def _trigger(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.option(
     "--spark-log",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file for what Spark itself has to say.  [default: CHECKPOINT.log, or standard error where that is a URL or "
-    "spark-submit starts it]",
+    help="The file for what Spark itself has to say.  [default: CHECKPOINT.log, or standard error where that is a URL "
+    "or spark-submit starts it]",
 )
 @json_option
 def run(

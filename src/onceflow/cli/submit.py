@@ -1,11 +1,14 @@
 """The file to hand to spark-submit; it takes the options of `onceflow run`.
 
-    spark-submit --master spark://HOST:7077 --executor-memory 1G --total-executor-cores 2 \\
-      --py-files onceflow-0.1.0-py3-none-any.whl submit.py --bootstrap HOST:9092 --redis redis://HOST:6379/1 \\
-      --checkpoint hdfs://…/clicks
+    cp onceflow-0.1.0-py3-none-any.whl onceflow.zip
+    PYTHONPATH=$PWD/onceflow.zip spark-submit --master spark://HOST:7077 --executor-memory 1G \\
+      --total-executor-cores 2 --py-files onceflow.zip submit.py --bootstrap HOST:9092 --redis redis://HOST:6379/1 \\
+      --checkpoint hdfs://HOST/clicks --trigger '5 seconds'
 
-Driver and executors need msgspec, pyarrow, numpy, redis and Kafka's codecs, in their Python or by `--archives`;
-`python -m onceflow.cli.submit` prints where this file lies.
+`python -m onceflow.cli.submit` prints where this file lies. The wheel needs the name .zip, because Spark hands only
+.zip, .egg and .jar on to the executors' Python. PYTHONPATH is for the driver's machine: Spark asks the source for its
+offsets there in Python processes that do not see `--py-files`. What the wheel needs (msgspec, numpy, pyarrow, redis,
+kio, crc32c, lz4, zstandard, cramjam, click) has to be in the Python of driver and executors, or come by `--archives`.
 """
 
 import os

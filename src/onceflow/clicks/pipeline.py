@@ -97,6 +97,9 @@ class ClickPipeline:
     def _session(self) -> Iterator[SparkSession]:
         if self.master is None:
             spark = SparkSession.builder.appName("onceflow clicks").getOrCreate()
+            if "spark.sql.shuffle.partitions" not in dict(spark.sparkContext.getConf().getAll()):
+                # Spark's own default is 200, and each costs a task in every micro-batch.
+                spark.conf.set("spark.sql.shuffle.partitions", spark.sparkContext.defaultParallelism)
         else:
             spark = build_session("onceflow clicks", self.master, java_home=self.java_home, log_file=self.log_file)
         try:
@@ -172,10 +175,12 @@ class ClickPipeline:
 
 
 def sentence_of(error: BaseException) -> str:
-    """Find our own sentence in Spark's many lines, else say where the lines end."""
+    """Find our own sentence in Spark's many lines, else the innermost error that they tell of."""
     text = str(error)
     ours = re.findall(r"onceflow\.[\w.]+: (.+)", text)
     if ours:
         return str(ours[-1])
+    causes = re.findall(r"^(?:Caused by: )?([\w.]*(?:Error|Exception): .+)$", text, re.MULTILINE)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"Spark stopped the query ({type(error).__name__}): {lines[0] if lines else 'it gave no reason'}"
+    reason = causes[-1] if causes else lines[0] if lines else "it gave no reason"
+    return f"Spark stopped the query ({type(error).__name__}): {reason[:300]}"

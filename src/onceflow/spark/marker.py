@@ -17,6 +17,7 @@ sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, 
 | `since` | first offset ever counted, `{"topic": {"0": begin}}`; a partition found later is added then |
 | `chunks`, `done` | number of chunks of the batch, and how many of them are written; 0 for a batch of one script |
 | `chunk:N` | `1`, chunk N is written; there only while the batch is not complete |
+| `settled` | last batch that Redis was asked to sync to its append-only file |
 | `started_ms`, `finished_ms`, `duration_ms` | the driver's clock, ms since 1970; absent before the first batch |
 
 The decision table of `decide` is the whole protocol on the driver's side; the scripts beside this module check the

@@ -11,7 +11,7 @@ the amount to that field of its hash) or of an Append (the field is an entry of 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import redis
@@ -81,7 +81,8 @@ class RedisSink:
     def open(self, session: Any) -> None:
         """Locks the checkpoint and checks Redis and the marker against it, before the query starts.
 
-        Raises CheckpointInUse, MarkerRefused, RedisUnfit, RedisFailed. Called by the first batch where nobody has called it.
+        Called by the first batch where nobody has called it. Raises CheckpointInUse, MarkerRefused, RedisUnfit,
+        RedisFailed.
         """
         if self._checkpoint is not None:
             return
@@ -212,23 +213,31 @@ class RedisSink:
             raise RedisUnfit(
                 f"Redis at {self._url} has maxmemory-policy {policy!r} and may drop counts: set it to 'noeviction'"
             )
-        self._waits_for_sync = bool(info.get("aof_enabled")) and _knows_waitaof(client)
-        if not self._waits_for_sync:
+        unsynced = _why_unsynced(client, info)
+        self._waits_for_sync = unsynced is None
+        if unsynced is not None:
             _log.warning(
-                "Redis %s at %s cannot say when a write is on disk (append-only file %s): after a crash of Redis "
-                "batches can be missing, and the query then stops",
+                "Redis %s at %s cannot say when a write is on disk (%s): after a crash of Redis batches can be missing "
+                "and the query then stops",
                 info.get("redis_version"),
                 self._url,
-                "on, but no WAITAOF, which Redis has from 7.2 on" if info.get("aof_enabled") else "off",
+                unsynced,
             )
 
 
-def _knows_waitaof(client: Any) -> bool:
+def _why_unsynced(client: Any, info: Mapping[str, Any]) -> str | None:
+    """Why there is no use in waiting for Redis to sync; None where there is."""
+    if not info.get("aof_enabled"):
+        return "its append-only file is off"
     try:
         client.execute_command("WAITAOF", 0, 0, 1)
     except redis.ResponseError:
-        return False
-    return True
+        return "it has no WAITAOF, which came with Redis 7.2"
+    try:
+        # With `no` it would wait for the whole time-out at each batch, and then for nothing.
+        return "appendfsync is 'no'" if client.config_get("appendfsync").get("appendfsync") == "no" else None
+    except redis.ResponseError:
+        return None  # A hosted Redis may forbid CONFIG; waiting is right or fails with a sentence.
 
 
 def _refuse_other_query(session: Any, batch: Batch, location: str) -> None:
