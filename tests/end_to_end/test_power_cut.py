@@ -14,7 +14,6 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 
-from onceflow.clicks import pipeline as pipelines
 from onceflow.clicks.pipeline import AVAILABLE_NOW, ClickPipeline
 from onceflow.clicks.verify import verify
 from onceflow.client.cluster import Cluster
@@ -24,7 +23,16 @@ from onceflow.spark.checkpoint import LocalCheckpoint, sync_path
 from tests.conftest import RedisProcess
 
 EVENTS = 60
-EVENTS_PER_BATCH = 30
+STEPS = [
+    "before the syncs of batch 0",
+    "after the syncs of batch 0",
+    "after script acquire",
+    "after script whole",
+    "before the syncs of batch 1",
+    "after the syncs of batch 1",
+    "after script whole",
+]
+"""The moments at which something of the checkpoint or of Redis had changed."""
 
 
 class SyncedDirectory:
@@ -120,7 +128,6 @@ def test_the_run_goes_on_after_a_power_cut_at_each_step(
             writer.write(
                 None, f'{{"uid":"user-{number % 7}","click_count":{number % 10}}}'.encode(), partition=number % 2
             )
-    monkeypatch.setattr(pipelines, "EVENTS_PER_BATCH_MAX", EVENTS_PER_BATCH)
 
     def count(checkpoint: Path) -> None:
         job = ClickPipeline(bootstrap, topic, str(checkpoint), url, trigger=AVAILABLE_NOW)
@@ -135,7 +142,7 @@ def test_the_run_goes_on_after_a_power_cut_at_each_step(
         cuts = PowerCuts(watching, tmp_path / "checkpoint", client).cuts
         count(tmp_path / "checkpoint")
     assert differences() == []
-    assert len(cuts) >= 8
+    assert [cut.step for cut in cuts] == STEPS
 
     for number, cut in enumerate(cuts):
         client.flushdb()

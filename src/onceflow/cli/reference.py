@@ -29,8 +29,14 @@ def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tu
 
 def help_text(path: tuple[str, ...], command: click.Command) -> str:
     """What `--help` prints, 100 columns wide."""
-    with click.Context(command, info_name=" ".join(path), max_content_width=100, terminal_width=100) as context:
-        return command.get_help(context)
+    context = click.Context(
+        command,
+        info_name=" ".join(path),
+        max_content_width=100,
+        terminal_width=100,
+        help_option_names=onceflow.context_settings["help_option_names"],
+    )
+    return command.get_help(context)
 
 
 def page() -> str:
