@@ -12,10 +12,7 @@ from typing import Any, get_args
 
 from onceflow.broker.connection import Reply
 from onceflow.wire.apis import APIS
-from onceflow.wire.entities import entity_reader
-from onceflow.wire.errors import MalformedFrame
-from onceflow.wire.frames import RequestHeader, encode_response, request_class, response_class
-from onceflow.wire.primitives import SHORT_OF_BYTES
+from onceflow.wire.frames import RequestHeader, decode_request, encode_response, request_class, response_class
 
 NO_THROTTLE = timedelta(0)
 
@@ -38,16 +35,8 @@ class Request:
         return self.header.client_id or ""
 
     def decode(self) -> Any:
-        """The body as kio's class of the request's version. Raises MalformedFrame.
-
-        Bytes behind its end are left alone, as in Kafka: librdkafka 2.16 leaves three of them in a Metadata request
-        for all topics.
-        """
-        entity_class: Any = request_class(self.header.api.key, self.version)
-        try:
-            return entity_reader(entity_class).read(self.frame, self.header.body_position)[0]
-        except (*SHORT_OF_BYTES, ValueError, OverflowError) as error:
-            raise MalformedFrame(f"{self.header.api.name} request version {self.version}: {error}") from error
+        """The body as kio's class of the request's version. Raises MalformedFrame."""
+        return decode_request(self.frame, self.header)
 
     def answer(self, **values: Any) -> bytes:
         """Send the response with these fields; returns its bytes, which a cache may keep."""

@@ -98,8 +98,8 @@ correlation id and client id, a flexible one has a section of tagged fields behi
 correlation id and, if flexible, a section of tagged fields, except that ApiVersions has none there in any version.
 
 Unknown tagged fields are skipped. Each length and each count is compared with the bytes that are left in the frame
-before anything is allocated. A frame that ends too early, goes on behind its end, has null where none may be or text
-that is not UTF-8 is malformed, and its connection is closed.
+before anything is allocated. A frame that ends too early, has null where none may be or text that is not UTF-8 is
+malformed, and its connection is closed. Bytes behind a request's end are left alone, as in Kafka.
 
 ## Record batches
 

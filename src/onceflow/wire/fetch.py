@@ -134,8 +134,6 @@ def parse_request(frame: memoryview, header: RequestHeader) -> FetchRequest:
             position = skip_tags(frame, position)
     except (*SHORT_OF_BYTES, MalformedFrame) as error:
         raise MalformedFrame(f"Fetch request version {version}: {error}") from error
-    if position != len(frame):
-        raise MalformedFrame(f"Fetch request version {version}: {len(frame) - position} bytes follow its end")
     return FetchRequest._make((*limits, session_id, session_epoch, topics))
 
 

@@ -68,8 +68,6 @@ def parse_request(frame: memoryview, header: RequestHeader) -> ProduceRequest:
             position = skip_tags(frame, position)
     except (*SHORT_OF_BYTES, MalformedFrame) as error:
         raise MalformedFrame(f"Produce request version {header.version}: {error}") from error
-    if position != len(frame):
-        raise MalformedFrame(f"Produce request version {header.version}: {len(frame) - position} bytes follow its end")
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 
 
