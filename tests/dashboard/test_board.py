@@ -4,7 +4,7 @@ import pytest
 
 from onceflow.clicks.results import HistoryEntry, Snapshot, parse_marker
 from onceflow.dashboard.board import Board, exact, largest
-from onceflow.dashboard.sources import Addresses, NotOurs, Waiting, without_password
+from onceflow.dashboard.sources import Addresses, NotOurs, Waiting
 
 NOW_MS = 1_700_000_000_000
 
@@ -97,17 +97,3 @@ def test_many_names_become_eight_and_the_others() -> None:
     assert bars[0] == ("os999", 999)
     assert len(bars) == 9
     assert bars[-1] == ("992 others", sum(range(992)))
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://127.0.0.1:6379/1", "redis://127.0.0.1:6379/1"),
-        ("redis://:secret@host:1/1", "redis://host:1/1"),
-        ("rediss://user:se@cret@host:1/1", "rediss://host:1/1"),
-        ("redis://host/1?username=me&password=secret&x=1", "redis://host/1?username=…&password=…&x=1"),
-        ("unix://user:secret@/run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
-    ],
-)
-def test_no_password_is_shown(url: str, shown: str) -> None:
-    assert without_password(url) == shown

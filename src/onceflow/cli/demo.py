@@ -122,11 +122,12 @@ def _reset_demo(directory: Path, yes: bool) -> list[str]:
 
 def _reset_pipeline(redis_url: str, hash_key: str, checkpoint: Path | None, yes: bool) -> list[str]:
     from onceflow.clicks.reset import forget
+    from onceflow.spark.redis_address import shown
 
     if checkpoint is not None and checkpoint.exists() and not (checkpoint / "metadata").is_file():
         raise OnceflowError(f"{checkpoint} is no Spark checkpoint (no file 'metadata' in it): nothing was removed")
     if not yes:
-        click.confirm(f"Remove the counts {hash_key} and their marker from {redis_url}?", abort=True)
+        click.confirm(f"Remove the counts {hash_key} and their marker from {shown(redis_url)}?", abort=True)
     removed = forget(redis_url, hash_key)
     if checkpoint is not None and checkpoint.exists():
         shutil.rmtree(checkpoint)

@@ -89,6 +89,7 @@ def run(
     """
     from onceflow.clicks.pipeline import ClickPipeline
     from onceflow.clicks.results import Results
+    from onceflow.spark.redis_address import shown
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     location = _location(checkpoint or str(CHECKPOINTS / topic))
@@ -107,7 +108,7 @@ def run(
         java_home=None if submitted else _java_home(),
         log_file=spark_log,
     )
-    click.echo(f"counting {topic} at {bootstrap} into {hash_key} at {redis_url}; Ctrl-C stops", err=True)
+    click.echo(f"counting {topic} at {bootstrap} into {hash_key} at {shown(redis_url)}; Ctrl-C stops", err=True)
     if spark_log is not None:
         click.echo(f"Spark's own log is {spark_log}", err=True)
     # pyspark warns about versions of pandas, which nothing here uses.

@@ -3,6 +3,7 @@
 import redis
 
 from onceflow.clicks.results import Keys, RedisUnreachable
+from onceflow.spark.redis_address import shown
 
 
 def forget(redis_url: str, hash_key: str) -> list[str]:
@@ -17,5 +18,5 @@ def forget(redis_url: str, hash_key: str) -> list[str]:
             there = [name for name in names if client.exists(name)]
             client.unlink(*names)
     except (redis.RedisError, ValueError) as error:
-        raise RedisUnreachable(f"Redis at {redis_url} gave no answer ({error}): nothing was removed") from error
+        raise RedisUnreachable(f"Redis at {shown(redis_url)} gave no answer ({error}): nothing was removed") from error
     return there

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from onceflow.errors import OnceflowError
+from onceflow.spark.redis_address import shown
 
 if TYPE_CHECKING:
     from onceflow.client.cluster import Cluster
@@ -35,6 +36,8 @@ REDIS_URL = "redis://127.0.0.1:6379/1"
 HISTORY_LENGTH = 600
 DEAD_LENGTH = 10_000
 SOCKET_TIMEOUT_S = 5.0
+FIRST_RECORD_BYTES = 4096
+"""A broker sends a first batch that is larger all the same."""
 
 
 class RedisUnreachable(OnceflowError):
@@ -189,7 +192,7 @@ class Results:
             )
         except ValueError as error:
             raise RedisUnreachable(
-                f"'{redis_url}' is not a Redis address ({error}): write it as redis://127.0.0.1:6379/1, "
+                f"'{shown(redis_url)}' is not a Redis address ({error}): write it as redis://127.0.0.1:6379/1, "
                 "the last number being the database"
             ) from error
 
@@ -237,8 +240,8 @@ class Results:
         marker = self.marker()
         if marker is None:
             raise NothingCounted(
-                f"nothing is counted yet under '{self.hash_key}' at {self.redis_url}: start 'onceflow run' with this "
-                "--redis and --hash-key, or name the ones that it was started with"
+                f"nothing is counted yet under '{self.hash_key}' at {shown(self.redis_url)}: start 'onceflow run' with "
+                "this --redis and --hash-key, or name the ones that it was started with"
             )
         return marker
 
@@ -257,8 +260,8 @@ class Results:
             return ask(*arguments)
         except redis.RedisError as error:
             raise RedisUnreachable(
-                f"Redis at {self.redis_url} gave no answer for '{self.hash_key}' ({error}): start it, or name its "
-                "address with --redis"
+                f"Redis at {shown(self.redis_url)} gave no answer for '{self.hash_key}' ({error}): start it, or name "
+                "its address with --redis"
             ) from error
 
 
@@ -301,7 +304,7 @@ def lag(cluster: "Cluster", marker: MarkerView, *, now_ms: int | None = None) ->
         for partition, (begin, end) in _uncounted(cluster, topic, counted).items():
             if begin < end:
                 messages += end - begin
-                oldest_ms = min(oldest_ms, _first_timestamp_ms(cluster, topic, partition, begin, end, now))
+                oldest_ms = min(oldest_ms, _first_timestamp_ms(cluster, topic, partition, begin, now))
     return Lag(messages, max(0.0, (now - oldest_ms) / 1000))
 
 
@@ -340,10 +343,12 @@ def _log_ends(cluster: "Cluster", topic: str, partitions: Iterable[int]) -> dict
     return {partition: (starts[partition].offset, ends[partition].offset) for partition in wanted}
 
 
-def _first_timestamp_ms(cluster: "Cluster", topic: str, partition: int, begin: int, end: int, otherwise_ms: int) -> int:
-    from onceflow.client.records import read_records
+def _first_timestamp_ms(cluster: "Cluster", topic: str, partition: int, begin: int, otherwise_ms: int) -> int:
+    """The timestamp of the first record at `begin` or later; one small fetch, whatever waits behind it."""
+    from onceflow.client.records import committed_records
 
-    for record in read_records(cluster, topic, partition, begin, end):
+    fetched = cluster.fetch(topic, partition, begin, size_bytes_max=FIRST_RECORD_BYTES, wait_ms=0)
+    for record in committed_records(fetched, begin, begin + 2**31):
         return record.timestamp_ms
     return otherwise_ms
 

@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from onceflow.clicks.recount import Recount
 from onceflow.clicks.results import DEAD_LENGTH, Keys, MarkerView, parse_marker
 from onceflow.errors import OnceflowError
+from onceflow.spark.redis_address import shown
 
 STANDSTILL_ATTEMPTS = 100
 STANDSTILL_PAUSE_S = 0.1
@@ -142,7 +143,9 @@ def read_counts(redis_url: str, keys: Keys) -> Counts:
                         return counts
                 time.sleep(STANDSTILL_PAUSE_S)
     except (redis.RedisError, ValueError) as error:
-        raise CannotSay(f"Redis at {redis_url} gave no answer ({error}): start it, or name it with --redis") from error
+        raise CannotSay(
+            f"Redis at {shown(redis_url)} gave no answer ({error}): start it, or name it with --redis"
+        ) from error
     raise CannotSay(
         f"no batch stood complete while {keys.count} was read, in {STANDSTILL_ATTEMPTS} attempts: if the stream is "
         "stopped in the middle of a batch start it again, else verify with a longer --trigger"

@@ -1,12 +1,12 @@
 """What the page asks: Redis for the counts, the broker for what is not counted yet. Blocking; called from threads."""
 
 import json
-import re
 from dataclasses import dataclass
 
 from onceflow.clicks import results
 from onceflow.client.cluster import Cluster
 from onceflow.errors import OnceflowError
+from onceflow.spark.redis_address import shown
 
 TOP_USERS = 10
 BROKER_TIMEOUT_MS = 2_000
@@ -28,7 +28,7 @@ class Addresses:
     @property
     def redis_shown(self) -> str:
         """The Redis address without its password, fit for a page."""
-        return without_password(self.redis_url)
+        return shown(self.redis_url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,6 @@ class LogSource:
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
-
-
-def without_password(url: str) -> str:
-    """Return a Redis URL with user and password, and a password in its query, taken out."""
-    without_user = re.sub(r"^([\w+]+://)[^/]*@", r"\1", url)
-    return re.sub(r"([?&](?:user|username|password)=)[^&]*", r"\1…", without_user)
 
 
 def _nothing_counted(topic: str) -> results.MarkerView:

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 from pyspark.sql.pandas.functions import arrow_udf
 
 from onceflow.spark import redis_pool, redis_scripts
+from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_scripts import DataMisfit, Keys
 
 ROWS_PER_CHUNK = 5_000
@@ -62,8 +63,8 @@ class ChunkWriter:
             return redis_scripts.run(redis_pool.client(self.url), "chunk", self.keys, arguments)
         except redis.RedisError as error:
             raise redis_pool.RedisFailed(
-                f"Redis at {self.url} failed in chunk {chunk} of batch {self.batch} ({error}): nothing is lost, the "
-                "batch is finished at the next start; start Redis and the query again"
+                f"Redis at {shown(self.url)} failed in chunk {chunk} of batch {self.batch} ({error}): nothing is lost, "
+                "the batch is finished at the next start; start Redis and the query again"
             ) from error
 
 

@@ -23,6 +23,7 @@ from onceflow.spark import redis_pool, redis_scripts
 from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint, checkpoint_at
 from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock
 from onceflow.spark.marker import Batch, Marker, Refuse, Skip
+from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_batch import BatchWriter
 from onceflow.spark.redis_scripts import Append, DataMisfit, Increment, Keys, MarkerRefused
 
@@ -133,8 +134,8 @@ class RedisSink:
             yield
         except redis.RedisError as error:
             raise redis_pool.RedisFailed(
-                f"Redis at {self._url} failed {when} ({error}): nothing is lost, what is unfinished is finished at the "
-                "next start; start Redis and the query again"
+                f"Redis at {shown(self._url)} failed {when} ({error}): nothing is lost, what is unfinished is "
+                "finished at the next start; start Redis and the query again"
             ) from error
 
     def _process(self, rows: DataFrame, batch_id: int) -> None:
@@ -173,7 +174,7 @@ class RedisSink:
         arguments = (batch.query, self._owner_epoch(batch), batch.number)
         if not redis_scripts.settle(redis_pool.client(self._url), self._keys, arguments, wait_ms=SYNC_WAIT_MS):
             raise RedisUnfit(
-                f"Redis at {self._url} did not sync batch {batch.number} to its append-only file within "
+                f"Redis at {shown(self._url)} did not sync batch {batch.number} to its append-only file within "
                 f"{SYNC_WAIT_MS / 1000:g} s: look at its disk, then start the query again, which goes on without loss"
             )
 
@@ -205,13 +206,16 @@ class RedisSink:
         try:
             info = client.info()
         except redis.exceptions.NoPermissionError:
-            _log.warning("Redis at %s forbids INFO: its maxmemory-policy must be noeviction, unchecked", self._url)
+            _log.warning(
+                "Redis at %s forbids INFO: its maxmemory-policy must be noeviction, unchecked", shown(self._url)
+            )
             self._waits_for_sync = False
             return
         policy = str(info.get("maxmemory_policy", "noeviction"))
         if policy != "noeviction":
             raise RedisUnfit(
-                f"Redis at {self._url} has maxmemory-policy {policy!r} and may drop counts: set it to 'noeviction'"
+                f"Redis at {shown(self._url)} has maxmemory-policy {policy!r} and may drop counts: set it to "
+                "'noeviction'"
             )
         unsynced = _why_unsynced(client, info)
         self._waits_for_sync = unsynced is None
@@ -220,7 +224,7 @@ class RedisSink:
                 "Redis %s at %s cannot say when a write is on disk (%s): after a crash of Redis batches can be missing "
                 "and the query then stops",
                 info.get("redis_version"),
-                self._url,
+                shown(self._url),
                 unsynced,
             )
 
