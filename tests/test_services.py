@@ -62,6 +62,16 @@ def test_children_and_grandchildren_end_when_the_command_is_killed(tmp_path: Pat
     assert eventually(lambda: not alive(child) and not alive(grandchild))
 
 
+def test_children_end_when_the_supervisor_itself_is_killed(tmp_path: Path) -> None:
+    with services.Supervisor() as supervisor:
+        child = supervisor.start("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log")
+        assert supervisor._process is not None
+        supervisor._process.kill()
+        assert eventually(lambda: child.code is not None)
+        # Its parent has died, so the child is reaped by the system.
+        assert eventually(lambda: not alive(child.pid))
+
+
 def test_a_child_that_ends_by_itself_is_reported_with_its_code_and_its_last_lines(tmp_path: Path) -> None:
     with services.Supervisor() as supervisor:
         child = supervisor.start("short", [sys.executable, "-c", "print('what went wrong'); exit(3)"], tmp_path / "log")

@@ -261,6 +261,15 @@ class Supervisor:
                     self._ended(document["ended"], document["code"])
                 else:
                     self._answers.put(document)
+        self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """The supervisor is gone. Where it was killed, its children are still there: end them."""
+        with self._lock:
+            for child in self.children.values():
+                if child.code is None:
+                    _signal_group(child.pid, signal.SIGKILL)
+                    child.code = -signal.SIGKILL
 
     def _ended(self, name: str, code: int) -> None:
         with self._lock:

@@ -118,7 +118,12 @@ def test_sparks_many_lines_become_one() -> None:
 
 def test_the_plan_names_what_is_counted() -> None:
     plan = ClickPipeline("b:1", "t", "c", key_field="page", value_field=None).plan
-    assert json.loads(plan) == {"counts": "clicks", "key_field": "page", "value_field": None}
+    assert json.loads(plan) == {
+        "counts": "clicks",
+        "hash_key": "app::users::click",
+        "key_field": "page",
+        "value_field": None,
+    }
 
 
 def test_the_stream_runs_until_a_signal_and_verify_works_meanwhile(

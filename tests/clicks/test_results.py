@@ -13,6 +13,7 @@ from onceflow.clicks import results
 from onceflow.clicks.results import DeadPointer, HistoryEntry, Lag, NothingCounted, RedisUnreachable, Results
 from onceflow.client.cluster import Cluster
 from onceflow.services import free_port
+from onceflow.spark.redis_address import RedisAddressInvalid
 from tests.clicks.counted import GOOD_AND_BAD, count, write
 from tests.conftest import RedisProcess
 
@@ -65,7 +66,7 @@ def test_all_keys_share_the_hashs_slot(key: str, names: list[str]) -> None:
 def test_redis_down_or_wrong_is_one_sentence(new_redis: Callable[..., RedisProcess], hash_key: str) -> None:
     with pytest.raises(RedisUnreachable, match="start it, or name its address with --redis"):
         results.snapshot(f"redis://127.0.0.1:{free_port()}/1", hash_key)
-    with pytest.raises(RedisUnreachable, match="'localhost:6379' is not a Redis address"):
+    with pytest.raises(RedisAddressInvalid, match="'localhost:6379' is not valid"):
         results.snapshot("localhost:6379", hash_key)
     server = new_redis()
     with redis.Redis.from_url(server.url) as client:

@@ -117,8 +117,20 @@ def test_a_checkpoint_that_no_query_has_used(tmp_path: Path) -> None:
 def test_prepare_refuses_a_checkpoint_that_lacks_the_batch(files: SparkFiles) -> None:
     files.plan(0, {"clicks": {"0": 5}})
     files.plan(1, {"clicks": {"0": 6}})
-    with pytest.raises(CheckpointUnreadable, match="commits/0 is missing when batch 1"):
-        LocalCheckpoint(files.directory).prepare(1)
+    with pytest.raises(CheckpointUnreadable, match="offsets/2 is missing when batch 2"):
+        LocalCheckpoint(files.directory).prepare(2)
+
+
+def test_a_commit_that_a_power_cut_took_is_not_needed(files: SparkFiles) -> None:
+    files.plan(0, {"clicks": {"0": 5}})
+    files.plan(1, {"clicks": {"0": 6}})
+    LocalCheckpoint(files.directory).prepare(1)
+
+
+def test_metadata_left_empty_before_the_first_batch_is_dropped(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_bytes(b"")
+    LocalCheckpoint(tmp_path).drop_torn()
+    assert not (tmp_path / "metadata").exists()
 
 
 def test_a_failed_sync_stops_the_batch(files: SparkFiles) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onceflow.spark.redis_address import shown
+from onceflow.spark.redis_address import RedisAddressInvalid, require_address, shown
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,18 @@ from onceflow.spark.redis_address import shown
 )
 def test_no_password_is_shown(url: str, text: str) -> None:
     assert shown(url) == text
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h:1/1", "h:6379", "redis://h/l", "redis://h/1?decode_responses=true", "redis://h/1?foo=bar"]
+)
+def test_what_is_no_redis_address_is_refused(url: str) -> None:
+    with pytest.raises(RedisAddressInvalid, match="write it as redis://"):
+        require_address(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h", "redis://h:1/", "rediss://u:p@h:1/1?ssl_ca_certs=x", "unix:///r.sock?db=1"]
+)
+def test_what_is_a_redis_address_passes(url: str) -> None:
+    require_address(url)

@@ -251,13 +251,23 @@ class Laptop:
 
     def _take_ports(self) -> None:
         state = self.directory / "demo.json"
-        last = json.loads(state.read_text())["ports"] if state.exists() else {}
+        last = _last_ports(state)
         wanted = PREFERRED_PORTS | {name: last[name] for name in PREFERRED_PORTS if name in last}
         for name, port in {**wanted, "page": self.ports["page"]}.items():
             self.ports[name] = services.free_port(port)
             if port and self.ports[name] != port:
                 self.console.print(f"port {port} is taken: the {name} listens on {self.ports[name]}")
-        state.write_text(json.dumps({"ports": self.ports}) + "\n")
+        fresh = state.with_suffix(".new")
+        fresh.write_text(json.dumps({"ports": self.ports}) + "\n")
+        fresh.replace(state)
+
+
+def _last_ports(state: Path) -> dict[str, int]:
+    """The ports of the last start; none where the file is missing or was cut short."""
+    try:
+        return {str(name): int(port) for name, port in json.loads(state.read_text())["ports"].items()}
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _batch(snapshot: Snapshot) -> int:

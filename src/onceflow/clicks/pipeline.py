@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from onceflow.clicks import counting
 from onceflow.clicks.events import KEY_FIELD, VALUE_FIELD, Rules
-from onceflow.clicks.results import DEAD_LENGTH, HASH_KEY, REDIS_URL, Keys
+from onceflow.clicks.results import DEAD_LENGTH, HASH_KEY, REDIS_URL, Keys, Results
 from onceflow.clicks.stopping import stop_on_signals
 from onceflow.client.cluster import Cluster
 from onceflow.errors import OnceflowError
@@ -66,7 +66,15 @@ class ClickPipeline:
     @property
     def plan(self) -> str:
         """What is counted, as the marker keeps it."""
-        return json.dumps({"counts": "clicks", "key_field": self.key_field, "value_field": self.value_field})
+        return json.dumps(
+            {
+                "counts": "clicks",
+                # `h` and `{h}` share a marker and are two hashes.
+                "hash_key": self.hash_key,
+                "key_field": self.key_field,
+                "value_field": self.value_field,
+            }
+        )
 
     def run(self) -> None:
         """Count until SIGINT or SIGTERM, or until everything available is counted. Main thread only.
@@ -75,12 +83,17 @@ class ClickPipeline:
         """
         self.check()
         # Spark puts its own handler for SIGINT in place when its context starts, so ours comes after it.
-        with self._session() as spark, stop_on_signals() as stop:
-            self.count(spark, stop)
+        try:
+            with self._session() as spark, stop_on_signals() as stop:
+                self.count(spark, stop)
+        except (PySparkException, Py4JError, OSError) as error:
+            raise QueryFailed(sentence_of(error)) from error
 
     def check(self) -> None:
-        """Raise at once for what would only fail minutes later in Spark: field names, the broker, the topic."""
+        """Raise at once for what would only fail minutes later in Spark: field names, Redis, the broker, the topic."""
         Rules(self.key_field, self.value_field)
+        with Results(self.redis_url, self.hash_key) as results:
+            results.marker()
         with Cluster(self.bootstrap) as cluster:
             cluster.require_topic(self.topic)
 

@@ -3,7 +3,7 @@
 import redis
 
 from onceflow.clicks.results import Keys, RedisUnreachable
-from onceflow.spark.redis_address import shown
+from onceflow.spark.redis_address import require_address, shown
 
 
 def forget(redis_url: str, hash_key: str) -> list[str]:
@@ -12,6 +12,7 @@ def forget(redis_url: str, hash_key: str) -> list[str]:
     A pipeline that still runs stops at its next micro-batch, since its marker is gone. Raises RedisUnreachable.
     """
     keys = Keys(hash_key)
+    require_address(redis_url)
     names = [keys.count, keys.marker, keys.top, keys.os, keys.totals, keys.bad, keys.dead, keys.history]
     try:
         with redis.Redis.from_url(redis_url) as client:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from onceflow.errors import OnceflowError
-from onceflow.spark.redis_address import shown
+from onceflow.spark.redis_address import require_address, shown
 
 if TYPE_CHECKING:
     from onceflow.client.cluster import Cluster
@@ -186,6 +186,7 @@ class Results:
         self.redis_url = redis_url
         self.hash_key = hash_key
         self.keys = Keys(hash_key)
+        require_address(redis_url)
         try:
             self._redis = redis.Redis.from_url(
                 redis_url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S

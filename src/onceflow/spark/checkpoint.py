@@ -162,7 +162,10 @@ class LocalCheckpoint(Checkpoint):
             ) from error
 
     def _sync_batch(self, number: int) -> None:
-        names = ["metadata", f"offsets/{number}"] + ([f"commits/{number - 1}"] if number > 0 else [])
+        names = ["metadata", f"offsets/{number}"]
+        # A power cut may have taken the commit and left the offsets; the marker then says what was written.
+        commit = f"commits/{number - 1}"
+        names += [commit] if (self.directory / commit).exists() else []
         directories = {self.directory}
         for name in names:
             path = self.directory / name
@@ -210,7 +213,8 @@ class LocalCheckpoint(Checkpoint):
             self._ancestors_synced = True
 
     def drop_torn(self) -> None:
-        """Deletes the newest file of `offsets` and `commits` where a power cut left it empty.
+        """Deletes the newest file of `offsets` and `commits` where a power cut left it empty, and so `metadata`
+        where there was no batch yet.
 
         An empty one was never synced, so nothing of its batch was written: Spark plans or repeats the batch instead
         of failing to read the file.
@@ -221,6 +225,11 @@ class LocalCheckpoint(Checkpoint):
                 _log.warning("%s is empty after a power cut; deleted, its batch is planned or finished again", newest)
                 newest.unlink()
                 newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+        metadata = self.directory / "metadata"
+        if self.newest_batch("offsets") == NO_BATCH and metadata.exists() and metadata.stat().st_size == 0:
+            _log.warning("%s is empty after a power cut before the first batch; deleted", metadata)
+            metadata.unlink()
+            metadata.with_name(".metadata.crc").unlink(missing_ok=True)
 
 
 class RemoteCheckpoint(Checkpoint):

@@ -17,6 +17,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
 from onceflow.errors import OnceflowError
+from onceflow.spark.redis_address import RedisAddressInvalid, require_address, shown
 
 CONNECTIONS_MAX = 10
 SOCKET_TIMEOUT_S = 30.0
@@ -27,10 +28,6 @@ PING_AFTER_IDLE_S = 1
 RETRIES = 10
 RETRY_WAIT_FIRST_S = 0.01
 RETRY_WAIT_MAX_S = 1.0
-
-
-class RedisAddressInvalid(OnceflowError):
-    """The URL is not a Redis address."""
 
 
 class RedisFailed(OnceflowError):
@@ -48,6 +45,7 @@ def client(url: str) -> redis.Redis:
 
 
 def _open_pool(url: str) -> redis.BlockingConnectionPool:
+    require_address(url)
     try:
         pool = redis.BlockingConnectionPool.from_url(
             url,
@@ -60,7 +58,7 @@ def _open_pool(url: str) -> redis.BlockingConnectionPool:
         )
     except ValueError as error:
         raise RedisAddressInvalid(
-            f"Redis address {url!r} is not valid ({error}): write it as redis://HOST:PORT/DATABASE"
+            f"Redis address '{shown(url)}' is not valid ({error}): write it as redis://HOST:PORT/DATABASE"
         ) from error
     _borrow_once(pool)
     return pool
