@@ -95,6 +95,11 @@ def test_a_sum_that_redis_cannot_hold_is_told() -> None:
         counted([arrow(values)])
 
 
+def test_a_wild_timestamp_of_a_bad_event_does_not_stop_the_count() -> None:
+    batch = arrow([b"not json"], first_offset=10**18)
+    assert ("dead", b"0:1000000000000000000:not-json", 10**18 + 1_000_000) in counted([batch])
+
+
 def test_the_task_travels_to_executors_by_name() -> None:
     task = functools.partial(count_events, key_field="uid", value_field=None, dead_length=5)
     assert len(pickle.dumps(task)) < 200

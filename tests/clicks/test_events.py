@@ -254,6 +254,30 @@ def test_numbers_are_judged_alike(text: str) -> None:
     assert Rules().judge(with_count(text)) == recounted(with_count(text))
 
 
+VAST = "9" * 19
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("0." + "0" * 100_001 + "1e" + VAST, Reason.COUNT_TOO_LARGE),
+        ("1" + "0" * 100_001 + "e-" + VAST, Reason.COUNT_FRACTIONAL),
+        ("-1e-" + VAST, Reason.COUNT_NEGATIVE),
+        ("-1e" + VAST, Reason.COUNT_NEGATIVE),
+        ("0.00e" + VAST, 0),
+        ("-0e-" + VAST, 0),
+        ("5e-" + "0" * 30, 5),
+        ("50e-" + "0" * 30 + "1", 5),
+        ("0." + "0" * 30 + "5e" + "0" * 5 + "31", 5),
+    ],
+    ids=lambda part: repr(part)[:20] + repr(part)[-10:],
+)
+def test_vast_exponents_are_judged_alike(text: str, found: int | Reason) -> None:
+    verdict = found if isinstance(found, Reason) else Click("u", found, "unknown")
+    assert Rules().judge(with_count(text)) == verdict
+    assert recounted(with_count(text)) == verdict
+
+
 @given(st.integers(1, 2**53), st.integers(0, 5))
 def test_a_count_is_exact_however_it_is_written(count: int, zeros: int) -> None:
     assert count_of_text(f"{count}{'0' * zeros}e-{zeros}") == count

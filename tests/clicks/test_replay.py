@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -254,6 +255,8 @@ def test_times(time_format: str, text: str, time_ms: int) -> None:
         ("ms", "\u0661"),
         ("s", "NaN"),
         ("s", "1e99"),
+        ("s", "1e999999"),
+        ("s", "sNaN"),
         ("iso", "x"),
         ("%Y", "x"),
     ],
@@ -269,11 +272,19 @@ def test_what_is_no_time(time_format: str, text: str) -> None:
         (FieldMapping({"uid": "a"}, {"uid": "b"}), "given by --field and by --const"),
         (FieldMapping({}, {"click_count": "six"}), "is not a count"),
         (FieldMapping(time_format="millis"), "neither ms, s, iso nor a pattern"),
+        (FieldMapping(time_format="%d %d"), "can read no time .* each part once"),
+        (FieldMapping(time_format="%Q"), "can read no time"),
+        (FieldMapping(time_format="%"), "can read no time"),
     ],
 )
 def test_mappings_that_cannot_be_meant(mapping: FieldMapping, sentence: str) -> None:
     with pytest.raises(WrongMapping, match=sentence):
         mapping.check()
+
+
+@pytest.mark.parametrize("pattern", ["%m/%d/%Y %H:%M", "%d/%b/%Y:%H:%M:%S %z", "%I%p %j %y", "%Y-%m-%dT%H:%M:%S.%f %Z"])
+def test_patterns_that_can_be_meant(pattern: str) -> None:
+    FieldMapping(time_format=pattern).check()
 
 
 # Order of time
@@ -343,6 +354,46 @@ def test_a_failure_says_from_where_to_go_on(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("onceflow.clicks.replay.FLUSH_EVENTS", 4)
     with pytest.raises(ReplayFailed, match=r"the broker is gone; --skip 10 goes on .* up to 2 events"):
         send(Replay([], skip=2), events_at([0] * 30), Sink(fail_after=10), Progress(), lambda _: False)
+
+
+def test_a_damaged_file_says_exactly_from_where_to_go_on(tmp_path: Path) -> None:
+    whole = "".join(f'{{"uid":"{random.Random(number).random()}","click_count":1}}\n' for number in range(5000))
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(whole.encode())[:-2000])
+    sink, progress = Sink(), Progress()
+    replay = Replay([path], skip=3)
+    events = replay.events(Rejects(tmp_path / "rejects"))
+    with pytest.raises(ReplayFailed, match=r"is damaged after line .* acknowledged, .* --skip") as failed:
+        send(replay, events, sink, progress, lambda _: False)
+    assert len(sink.values) > 100
+    assert f"--skip {3 + len(sink.values)} goes on" in str(failed.value)
+    assert "twice" not in str(failed.value)
+    assert progress.acknowledged == progress.sent == len(sink.values)
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    os.mkfifo(path)
+    with pytest.raises(FileUnreadable, match=r"no regular file .* write it to a file first"):
+        Replay([path]).check()
+
+
+def test_the_rejects_file_is_none_of_the_files(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "rejects.jsonl", 'bad\n{"uid":"u","click_count":1}\n')
+    other = tmp_path / "link.jsonl"
+    other.hardlink_to(path)
+    with Rejects(other) as rejects, pytest.raises(ReplayFailed, match="name another with --rejects"):
+        Replay([path]).events(rejects)
+    assert path.stat().st_size > 10
+
+
+def test_a_line_of_json_without_a_field_is_rejected_even_the_first(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "a.jsonl", '{"click_count":1}\n{"uid":"a","click_count":1}\n')
+    with Rejects(tmp_path / "rejects") as rejects:
+        replay = Replay([path])
+        replay.check()
+        assert [event.key for event in replay.events(rejects)] == [b"a"]
+    assert rejects.count == 1
 
 
 def test_the_pace_follows_the_events_and_never_waits_for_the_past() -> None:

@@ -105,6 +105,16 @@ def test_one_thing_changed_by_hand_is_found(
     assert f"{getattr(place.keys, key)} {sentence}" in done.stdout
 
 
+def test_a_pointer_that_is_there_twice_is_a_difference(place: Place) -> None:
+    with place.redis() as client:
+        first = client.lindex(place.keys.dead, 0)
+        assert isinstance(first, bytes)
+        client.lset(place.keys.dead, 1, first)
+    done = place.command()
+    assert done.return_value == 1
+    assert f"{place.keys.dead} {first.decode()}: the log says once, Redis says 2 times" in done.stdout
+
+
 def test_many_differences_are_counted_and_twenty_are_shown(place: Place) -> None:
     with place.redis() as client:
         client.hset(place.keys.count, mapping={f"user-{number}": 1 for number in range(30)})
@@ -156,6 +166,20 @@ def test_redis_or_broker_down(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
     assert "gave no answer" in cannot_say(place)
     place.url, place.bootstrap = url, f"127.0.0.1:{free_port()}"
     assert "gave no answer" in cannot_say(place)
+
+
+@pytest.mark.parametrize("option", ["decode_responses=true", "foo=bar", "db=x"])
+def test_a_redis_url_with_options_that_cannot_be(place: Place, option: str) -> None:
+    place.url += f"?{option}"
+    assert "cannot say: Redis at " in cannot_say(place)
+
+
+def test_an_unexpected_failure_is_no_difference(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(verifying, "compare", fail)
+    assert "cannot say: verify itself failed (KeyError: 'surprise')" in cannot_say(place)
 
 
 def test_a_batch_that_stays_half_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from onceflow.clicks.generator import Event
+    from onceflow.clicks.mapping import MappedEvent
     from onceflow.clicks.replay import Progress, Rejects, Replay
 
 INTERRUPTED = 130
@@ -232,10 +233,11 @@ def replay(
         skip,
     )
     plan.check()
-    generator.ensure_topic(bootstrap, topic, partitions)
     progress, started = Progress(), time.monotonic()
     with Rejects(rejects_path) as rejects:
-        _send(plan, rejects, progress, bootstrap, topic)
+        events = plan.events(rejects)
+        generator.ensure_topic(bootstrap, topic, partitions)
+        _send(plan, events, progress, bootstrap, topic)
     seconds = time.monotonic() - started
     document = _replayed(progress, rejects, topic, seconds)
     click.echo(json.dumps(document) if as_json else _summary(document, progress))
@@ -244,7 +246,7 @@ def replay(
         click.get_current_context().exit(INTERRUPTED)
 
 
-def _send(plan: "Replay", rejects: "Rejects", progress: "Progress", bootstrap: str, topic: str) -> None:
+def _send(plan: "Replay", events: "Iterator[MappedEvent]", progress: "Progress", bootstrap: str, topic: str) -> None:
     from onceflow.clicks import replay as replaying
     from onceflow.clicks.stopping import stop_on_signals
     from onceflow.client.producer import EventWriter
@@ -254,7 +256,7 @@ def _send(plan: "Replay", rejects: "Rejects", progress: "Progress", bootstrap: s
         def wait(pause_s: float) -> bool:
             return stop.wait(pause_s) if pause_s else stop.is_set()
 
-        replaying.send(plan, plan.events(rejects), writer, progress, _told(progress, wait))
+        replaying.send(plan, events, writer, progress, _told(progress, wait))
 
 
 def _told(progress: "Progress", wait: "Callable[[float], bool]") -> "Callable[[float], bool]":

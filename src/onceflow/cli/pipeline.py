@@ -143,15 +143,19 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, as_json: b
 
     Exit code 0: equal. 1: different, the fields are listed. 2: cannot say, with the reason.
     """
-    from onceflow.clicks import verify as verifying
-
     try:
+        from onceflow.clicks import verify as verifying
+
         verdict = verifying.verify(bootstrap, topic, redis_url, hash_key)
+        text = json.dumps(verdict.as_json(), ensure_ascii=False) if as_json else _told(verdict)
     except OnceflowError as error:
         click.echo(f"onceflow: cannot say: {error}", err=True)
         click.get_current_context().exit(2)
+    except Exception as error:  # noqa: BLE001 - Python would exit with 1, and from verify a 1 means "different".
+        click.echo(f"onceflow: cannot say: verify itself failed ({type(error).__name__}: {error})", err=True)
+        click.get_current_context().exit(2)
     with stdout_may_close():
-        click.echo(json.dumps(verdict.as_json(), ensure_ascii=False) if as_json else _told(verdict))
+        click.echo(text)
     click.get_current_context().exit(0 if verdict.is_equal else 1)
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,8 +31,17 @@ class Rejected:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading bytes; what begins as gzip is unpacked. Raises `FileUnreadable`."""
+    """Open a file for reading bytes; what begins as gzip is unpacked. Raises `FileUnreadable`.
+
+    A replay reads the beginning more than once, and a pipe would lose what was read before; so pipes are refused.
+    """
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise FileUnreadable(
+                f"{path} is no regular file and may be readable only once, replay reads it more often: write it to a "
+                "file first"
+            )
         file = path.open("rb")
         magic = file.peek(2)[:2]
     except OSError as error:

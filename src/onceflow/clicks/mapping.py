@@ -6,10 +6,11 @@ before it is sent. Further fields may be named; they are passed on as text.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -91,11 +92,23 @@ class FieldMapping:
             raise WrongMapping(
                 f"--const {VALUE_FIELD}={self.constants[VALUE_FIELD]} is not a count: a whole number from 0 to 2^53 is"
             )
-        if self.time_format is not None and self.time_format not in TIME_FORMATS and "%" not in self.time_format:
-            raise WrongMapping(
-                f"--time-format {self.time_format!r} is neither {', '.join(TIME_FORMATS)} nor a pattern like "
-                "'%m/%d/%Y %H:%M'"
-            )
+        if self.time_format is not None and self.time_format not in TIME_FORMATS:
+            _check_pattern(self.time_format)
+
+
+def _check_pattern(pattern: str) -> None:
+    """Raise `WrongMapping` for a pattern that cannot read even what it wrote itself."""
+    if "%" not in pattern:
+        raise WrongMapping(
+            f"--time-format {pattern!r} is neither {', '.join(TIME_FORMATS)} nor a pattern like '%m/%d/%Y %H:%M'"
+        )
+    try:
+        datetime.strptime(datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC).strftime(pattern), pattern)
+    except (ValueError, re.error) as error:
+        raise WrongMapping(
+            f"--time-format {pattern!r} can read no time ({error}): a pattern like '%m/%d/%Y %H:%M' is meant, with "
+            "each part once"
+        ) from error
 
 
 class Mapper:
@@ -177,7 +190,7 @@ def time_reader(time_format: str) -> Callable[[str], int]:
     def checked(text: str) -> int:
         try:
             time_ms = read(text)
-        except (ValueError, InvalidOperation, OverflowError):
+        except (ValueError, ArithmeticError):
             raise Unmappable(f"event_time {text[:40]!r} is not a time in the format {time_format}") from None
         if not 0 <= time_ms <= _MS_MAX:
             raise Unmappable(f"event_time {text[:40]!r} is not between the years 1970 and 9999")

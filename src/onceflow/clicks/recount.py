@@ -157,14 +157,27 @@ def _clicks(field: Any) -> tuple[int, str]:
     try:
         exact = Decimal(number.text)
     except InvalidOperation:
-        # An exponent beyond Decimal's 18 digits: only its sign matters, unless there is nothing to multiply.
-        mantissa, _, exponent = number.text.lower().partition("e")
-        exact = Decimal(mantissa) * (Decimal("1e-100000") if exponent.startswith("-") else Decimal("1e100000"))
+        return 0, _reason_of_vast(number.text)
     if exact < 0:
         return 0, "count-negative"
     if exact != exact.to_integral_value():
         return 0, "count-fractional"
     return (int(exact), "") if exact <= COUNT_MAX else (0, "count-too-large")
+
+
+def _reason_of_vast(text: str) -> str:
+    """Judge a number whose exponent is beyond Decimal's 18 digits.
+
+    No text has as many digits as such an exponent counts, so its sign alone says where the point ends up: left of
+    every digit or right of all. Only a mantissa of zeros stays what it is.
+    """
+    mantissa, _, exponent = text.lower().partition("e")
+    exact = Decimal(mantissa)
+    if exact == 0:
+        return ""
+    if exact < 0:
+        return "count-negative"
+    return "count-fractional" if exponent.startswith("-") else "count-too-large"
 
 
 def _number_in(text: str) -> Any:

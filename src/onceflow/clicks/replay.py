@@ -56,7 +56,11 @@ class Replay:
                 self._mapper(self._format(path), first)
 
     def events(self, rejects: "Rejects") -> Iterator[MappedEvent]:
-        """Yield every event in the order of sending, skipped ones included."""
+        """Yield every event in the order of sending, skipped ones included.
+
+        Raises `ReplayFailed` at once where the rejects file is one of the files to be read.
+        """
+        rejects.check_is_none_of(self.files)
         events = (event for path in self.files for event in self._events_of(path, rejects))
         return in_time_order(events) if self.by_time else events
 
@@ -77,7 +81,9 @@ class Replay:
 
     def _mapper(self, input_format: InputFormat, first: Row) -> Mapper:
         mapper = Mapper(self.mapping.for_format(input_format))
-        mapper.check_columns(first.file, columns_of(input_format, first.fields))
+        # Lines of JSON need not have the same fields: one that lacks a field is a rejected row like any other.
+        if input_format is not InputFormat.JSONL:
+            mapper.check_columns(first.file, columns_of(input_format, first.fields))
         return mapper
 
 
@@ -96,6 +102,15 @@ class Rejects(AbstractContextManager["Rejects"]):
         self.path = path
         self.count = 0
         self._file: IO[str] | None = None
+
+    def check_is_none_of(self, files: Sequence[Path]) -> None:
+        """Raise `ReplayFailed` where the first rejected row would empty a file that is being read."""
+        for path in files:
+            if self.path.exists() and path.exists() and self.path.samefile(path):
+                raise ReplayFailed(
+                    f"{path} is to be read and is the rejects file {self.path} too, which is made anew: name another "
+                    "with --rejects"
+                )
 
     def add(self, rejected: Rejected) -> None:
         """Write one row. Raises `ReplayFailed` where the file cannot be written."""
@@ -139,23 +154,11 @@ def send(
 ) -> None:
     """Send events until they end or `wait` (seconds, 0 to just ask) says stop; `progress` always tells how far.
 
-    Raises `ReplayFailed` with the place to go on from when the writer fails.
+    Raises `ReplayFailed` with the place to go on from when the writer fails, and, once all that was sent is
+    acknowledged, when the files cannot be read further.
     """
-    pace = Pace(replay.speed)
     try:
-        for event in events:
-            if progress.skipped < replay.skip:
-                progress.skipped += 1
-                continue
-            if wait(pace.pause_s(event)):
-                break
-            writer.write(event.key, event.value)
-            progress.sent += 1
-            if progress.sent % FLUSH_EVENTS == 0:
-                writer.flush()
-                progress.acknowledged = progress.sent
-        else:
-            progress.is_complete = True
+        unread = _send_each(_due(replay, events, progress), writer, progress, wait)
         writer.flush()
     except OnceflowError as error:
         if progress.sent == progress.acknowledged:
@@ -165,6 +168,45 @@ def send(
             f"{progress.sent - progress.acknowledged} events may then be counted twice"
         ) from error
     progress.acknowledged = progress.sent
+    if unread is not None and progress.sent:
+        raise ReplayFailed(
+            f"{unread}; the {progress.sent:,} events before it are sent and acknowledged, and once it is mended --skip "
+            f"{progress.position} goes on with the next"
+        ) from unread
+    if unread is not None:
+        raise unread
+
+
+def _due(replay: Replay, events: Iterator[MappedEvent], progress: Progress) -> Iterator[tuple[float, MappedEvent]]:
+    """Pass over what is skipped; yield the others with the seconds to wait before each."""
+    pace = Pace(replay.speed)
+    for event in events:
+        if progress.skipped < replay.skip:
+            progress.skipped += 1
+        else:
+            yield pace.pause_s(event), event
+
+
+def _send_each(
+    due: Iterator[tuple[float, MappedEvent]], writer: Writer, progress: Progress, wait: Callable[[float], bool]
+) -> OnceflowError | None:
+    """Send until the end or a stop. Returns what the reading failed with, and raises what the writer fails with."""
+    while True:
+        try:
+            item = next(due, None)
+        except OnceflowError as error:
+            return error
+        if item is None:
+            progress.is_complete = True
+            return None
+        pause_s, event = item
+        if wait(pause_s):
+            return None
+        writer.write(event.key, event.value)
+        progress.sent += 1
+        if progress.sent % FLUSH_EVENTS == 0:
+            writer.flush()
+            progress.acknowledged = progress.sent
 
 
 class Pace:

@@ -9,6 +9,7 @@ complete batch, so this works while the stream runs; what the log holds beyond t
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -146,6 +147,12 @@ def read_counts(redis_url: str, keys: Keys) -> Counts:
         raise CannotSay(
             f"Redis at {shown(redis_url)} gave no answer ({error}): start it, or name it with --redis"
         ) from error
+    except (TypeError, AttributeError) as error:
+        # The client takes any option from the URL's query, and trips over some only when it is used.
+        raise CannotSay(
+            f"Redis at {shown(redis_url)} cannot be read ({type(error).__name__}: {error}): leave the options behind "
+            "the '?' out of --redis"
+        ) from error
     raise CannotSay(
         f"no batch stood complete while {keys.count} was read, in {STANDSTILL_ATTEMPTS} attempts: if the stream is "
         "stopped in the middle of a batch start it again, else verify with a longer --trigger"
@@ -265,6 +272,11 @@ def compare(keys: Keys, counts: Counts, recount: Recount) -> list[Difference]:
     if len(counts.dead) != kept:
         differences.append(Difference(keys.dead, "length", kept, str(len(counts.dead))))
     differences += [Difference(keys.dead, pointer, None, pointer) for pointer in sorted(recount.pointers)]
+    differences += [
+        Difference(keys.dead, pointer, "once", f"{times} times")
+        for pointer, times in sorted(Counter(counts.dead).items())
+        if times > 1 and pointer not in recount.pointers
+    ]
     return differences
 
 
