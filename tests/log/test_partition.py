@@ -1,5 +1,7 @@
 """Append, sync, read: what a partition's log does while nothing goes wrong, and what it refuses."""
 
+import errno
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from onceflow.log import errors
+from onceflow.log.disk import File, RealDisk, SyncNotBegun
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock
 from onceflow.wire.batch import Record, encode_batch, read_header
@@ -293,3 +296,91 @@ def test_a_closed_log_takes_nothing(log: PartitionLog) -> None:
     assert log.high_watermark == 1
     with pytest.raises(errors.StorageFailed, match="closed"):
         log.append(batch(b"b"))
+
+
+class ShortDisk(RealDisk):
+    """Opens no file with one of these suffixes; "directory" stands for a directory that cannot be synced."""
+
+    refused: tuple[str, ...] = ()
+
+    def open(self, path: Path, *, create: bool = False) -> File:  # type: ignore[override]
+        if path.suffix in self.refused:
+            raise OSError(errno.EMFILE, "too many open files", str(path))
+        return super().open(path, create=create)
+
+    def sync_directory(self, path: Path) -> None:
+        if "directory" in self.refused:
+            raise SyncNotBegun(errno.EMFILE, "too many open files", str(path))
+        super().sync_directory(path)
+
+
+@pytest.mark.parametrize("refused", [".index", ".timeindex", ".snapshot", "directory"])
+def test_what_can_be_made_again_does_not_end_a_partition(refused: str, tmp_path: Path) -> None:
+    disk = ShortDisk()
+    log = open_log(tmp_path / "clicks-0", disk=disk, segment_bytes=150)
+    sent = [b"%d" % number * 31 for number in range(8)]
+    for value in sent[:3]:
+        log.append(batch(value))
+    disk.refused = (refused,)
+    for _ in range(2):
+        sync(log)
+        assert values(log) == ([] if refused == "directory" else sent[:3])
+    if refused != "directory":
+        log.append(batch(sent[3]))
+        sync(log)
+        assert values(log) == sent[:4]
+    disk.refused = ()
+    for value in sent[log.log_end_offset :]:
+        log.append(batch(value))
+        sync(log)
+    assert values(log) == sent
+    log.close()
+    assert {len(names(log, suffix)) for suffix in (".log", ".index", ".timeindex")} == {8}
+    assert values(open_log(tmp_path / "clicks-0", clean=True)) == sent
+
+
+def test_a_log_is_not_closed_without_its_indexes(tmp_path: Path) -> None:
+    disk = ShortDisk()
+    log = open_log(tmp_path / "clicks-0", disk=disk, segment_bytes=150)
+    for value in (b"a" * 31, b"b" * 31):
+        log.append(batch(value))
+    disk.refused = (".index",)
+    with pytest.raises(errors.StorageFailed, match="too many open files"):
+        log.close()
+    assert values(open_log(tmp_path / "clicks-0")) == [b"a" * 31, b"b" * 31]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_segment_costs_one_descriptor(clean: bool, tmp_path: Path) -> None:
+    log = open_log(tmp_path / "clicks-0", segment_bytes=150, index_interval_bytes=1)
+    for number in range(60):
+        log.append(batch(b"%02d" % number * 16))
+    log.close()
+    del log
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
+    free = [number for number in range(1000) if number not in used]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[75], limits[1]))
+    try:
+        again = open_log(tmp_path / "clicks-0", clean=clean)
+        assert len(values(again)) == 60
+        assert again.offset_for_timestamp(NOW_MS) == (NOW_MS, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_slice_tells_whether_a_limit_or_its_segments_end_cut_it(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "clicks-0", segment_bytes=310)
+    for _ in range(5):
+        log.append(batch(b"x" * 31))
+    sync(log)
+    log.append(batch(b"x" * 31))
+
+    def is_cut(offset: int, size_bytes_max: int) -> bool:
+        found = log.read(offset, size_bytes_max)
+        assert found is not None
+        return found.is_cut
+
+    assert [is_cut(0, 1000), is_cut(0, 210), is_cut(0, 10), is_cut(2, 10)] == [True] * 4
+    assert [is_cut(3, 1000), is_cut(4, 10)] == [False, False], "the sixth batch is not visible"
+    assert is_cut(3, 10)

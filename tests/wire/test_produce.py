@@ -12,6 +12,7 @@ from onceflow.wire.frames import encode_request as encode_by_kio
 from onceflow.wire.frames import encode_response as encode_response_by_kio
 from onceflow.wire.frames import read_request_header, request_class, response_class
 from onceflow.wire.produce import (
+    ERROR_MESSAGE_CHARACTERS_MAX,
     PartitionResponse,
     ProduceRequest,
     encode_request,
@@ -154,3 +155,10 @@ def test_the_first_message_about_a_record_stands_in_for_none_about_the_batch(ver
                 expected = said.error_message or next((text for text in about_records if text), None)
                 assert (answer.error_message or None) == expected
                 assert answer.error_code == said.error_code.value
+
+
+@every_version
+def test_a_message_longer_than_a_string_can_be_is_cut(version: int) -> None:
+    answer = PartitionResponse(0, 3, -1, error_message="ß" * 40_000)
+    _, topics, _ = parse_response(version, encode_response(version, 1, [("t", [answer])])[4:])
+    assert topics[0][1][0].error_message == ("ß" * ERROR_MESSAGE_CHARACTERS_MAX if version >= 8 else None)

@@ -6,6 +6,7 @@ takes what exists (ReplicaManager.fetchMessages, DelayedFetch).
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from onceflow.broker.connection import Piece
@@ -16,9 +17,10 @@ from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.log.errors import LogError
 from onceflow.log.segment import Slice
 from onceflow.wire import fetch
-from onceflow.wire.batch import batches
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.fetch import FetchPartition, PartitionAnswer
+
+logger = logging.getLogger(__name__)
 
 SESSIONS_FROM = 7
 
@@ -112,13 +114,16 @@ class PendingFetch:
             piece = log.read(asked.fetch_offset, room_bytes, at_least_one_batch=not found.size_bytes)
         except LogError as error:
             return _error(found, asked, error.error_code)
+        except OSError as error:
+            logger.error("%s could not be read: %s", partition, error)
+            return _error(found, asked, ErrorCode.kafka_storage_error)
         size_bytes = 0
         if piece is not None:
             size_bytes = piece.size_bytes
             found.slices.append(piece)
             found.size_bytes += size_bytes
         high_watermark = log.high_watermark
-        if size_bytes < self._asked.min_bytes and _ends_early(asked.fetch_offset, piece, high_watermark):
+        if piece.is_cut if piece is not None else asked.fetch_offset < high_watermark:
             found.is_final = True
         aborted = () if self._asked.isolation_level == fetch.READ_COMMITTED else None
         return PartitionAnswer(
@@ -142,13 +147,6 @@ def handle(node: Node, request: Request) -> None:
         request.reply.send(fetch.encode_response(header.version, header.correlation_id, [], error_code=code))
         return
     PendingFetch(node, request, asked).start()
-
-
-def _ends_early(fetch_offset: int, piece: Slice | None, high_watermark: int) -> bool:
-    if piece is None:
-        return fetch_offset < high_watermark
-    *_, (_position, last) = batches(piece.read())
-    return last.last_offset + 1 < high_watermark
 
 
 def _error(found: Gathered, asked: FetchPartition, error_code: ErrorCode) -> PartitionAnswer:

@@ -16,6 +16,10 @@ from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
+PUT_OFF_S = 0.2
+PUT_OFF_ROUNDS_MAX = 50
+"""A sync that could not begin (no free descriptor for the directory) is tried again for about ten seconds."""
+
 Round = Sequence[tuple[Partition, SyncPoint]]
 Results = Sequence[OSError | None]
 
@@ -25,6 +29,7 @@ class GroupCommit:
 
     def __init__(self) -> None:
         self._dirty: dict[Partition, None] = {}
+        self._put_off: dict[Partition, int] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="group-commit")
         self._is_running = False
         self._idle = asyncio.Event()
@@ -41,10 +46,11 @@ class GroupCommit:
     def forget(self, partition: Partition) -> None:
         """Sync a deleted partition no more."""
         self._dirty.pop(partition, None)
+        self._put_off.pop(partition, None)
 
     def _begin_round(self) -> None:
         dirty, self._dirty = self._dirty, {}
-        points = [(partition, point) for partition in dirty if (point := partition.log.begin_sync()) is not None]
+        points = [(partition, point) for partition in dirty if (point := self._begin_one(partition)) is not None]
         if not points:
             self._is_running = False
             self._idle.set()
@@ -53,17 +59,58 @@ class GroupCommit:
         future = loop.run_in_executor(self._thread, _run, [point for _partition, point in points])
         future.add_done_callback(lambda done: self._end_round(points, done.result()))
 
+    def _begin_one(self, partition: Partition) -> SyncPoint | None:
+        try:
+            point = partition.log.begin_sync()
+        except Exception as error:
+            logger.exception("sync of %s could not begin", partition)
+            self._fail(partition, OSError(str(error)))
+            return None
+        if partition.log.failure is not None:
+            # A failed write that could not be undone ended the partition after others had been appended.
+            partition.fail(ErrorCode.kafka_storage_error)
+        return point
+
     def _end_round(self, points: Round, results: Results) -> None:
-        for (partition, point), error in zip(points, results, strict=True):
-            if error is None:
+        try:
+            for (partition, point), error in zip(points, results, strict=True):
+                self._end_one(partition, point, error)
+        finally:
+            # Appends that came during the round have been waiting: go on in this turn.
+            self._begin_round()
+
+    def _end_one(self, partition: Partition, point: SyncPoint, error: OSError | None) -> None:
+        if error is None:
+            try:
                 partition.log.end_sync(point)
-                partition.settle()
-            else:
-                logger.error("sync of %s failed, it takes no more writes: %s", partition, error)
-                partition.log.fail_sync(error)
-                partition.fail(ErrorCode.kafka_storage_error)
-        # Appends that came during the round have been waiting: go on in this turn.
-        self._begin_round()
+            except Exception as unexpected:
+                logger.exception("sync of %s could not be ended", partition)
+                error = OSError(str(unexpected))
+        if error is not None:
+            self._fail(partition, error)
+        elif partition.log.high_watermark < point.offset_end:
+            self._try_later(partition)
+        else:
+            self._put_off.pop(partition, None)
+            partition.settle()
+
+    def _try_later(self, partition: Partition) -> None:
+        """The round could not make its batches durable, and none of it failed for good."""
+        rounds = self._put_off[partition] = self._put_off.get(partition, 0) + 1
+        if rounds > PUT_OFF_ROUNDS_MAX:
+            self._fail(partition, OSError(f"a sync could not begin in {rounds} rounds"))
+        else:
+            asyncio.get_running_loop().call_later(PUT_OFF_S, self._try_again, partition)
+
+    def _try_again(self, partition: Partition) -> None:
+        if partition in self._put_off:
+            self.request(partition)
+
+    @staticmethod
+    def _fail(partition: Partition, error: OSError) -> None:
+        logger.error("sync of %s failed, it takes no more writes: %s", partition, error)
+        partition.log.fail_sync(error)
+        partition.fail(ErrorCode.kafka_storage_error)
 
     async def close(self) -> None:
         """Wait for the last round."""

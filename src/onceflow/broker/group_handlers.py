@@ -210,7 +210,7 @@ def handle_offset_fetch(node: Node, request: Request) -> None:
     topics = _offsets(node, asked.group_id, asked.topics)
 
     def answer(error_code: ErrorCode) -> None:
-        request.answer(error_code=error_code, topics=[] if error_code else topics)
+        request.answer(error_code=error_code, topics=_refused_offsets(topics, error_code) if error_code else topics)
 
     node.group_requests.when_synced(answer)
 
@@ -218,7 +218,11 @@ def handle_offset_fetch(node: Node, request: Request) -> None:
 def _answer_groups(request: Request, groups: list[tuple[str, Any]], error_code: ErrorCode) -> None:
     request.answer(
         groups=[
-            {"group_id": group_id, "topics": [] if error_code else topics, "error_code": error_code}
+            {
+                "group_id": group_id,
+                "topics": _refused_offsets(topics, error_code) if error_code else topics,
+                "error_code": error_code,
+            }
             for group_id, topics in groups
         ]
     )
@@ -236,6 +240,20 @@ def _offsets(node: Node, group_id: str, asked_topics: Any) -> list[dict[str, Any
     return [
         {"name": topic, "partitions": [_fetched(index, offsets.get((topic, index), NO_OFFSET)) for index in indexes]}
         for topic, indexes in asked.items()
+    ]
+
+
+def _refused_offsets(topics: list[dict[str, Any]], error_code: ErrorCode) -> list[dict[str, Any]]:
+    """Versions 0 and 1 have an error code in each partition alone; without one, -1 would say "no offset"."""
+    return [
+        {
+            "name": topic["name"],
+            "partitions": [
+                {**_fetched(each["partition_index"], NO_OFFSET), "error_code": error_code}
+                for each in topic["partitions"]
+            ],
+        }
+        for topic in topics
     ]
 
 

@@ -1,5 +1,6 @@
 """Between the group coordinator and its log: records are appended and replayed, then answers wait for their sync."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 from onceflow.broker import group_records
@@ -8,6 +9,11 @@ from onceflow.broker.group_records import GroupRecord
 from onceflow.broker.state_log import StateLog
 from onceflow.log.errors import LogError
 from onceflow.wire.errors import ErrorCode
+
+logger = logging.getLogger(__name__)
+
+RECORDS_IN_A_BATCH = 1000
+"""Of those that take offsets away: at most some 1.3 KB each, so a batch stays far below the log's bound."""
 
 
 class GroupRequests:
@@ -39,18 +45,31 @@ class GroupRequests:
 
     def record(self, records: Sequence[GroupRecord], settled: Callable[[ErrorCode], None]) -> None:
         """Append `records` in one batch and replay them; `settled` is told once they are durable, or the error."""
-        if self.error_code:
-            settled(self.error_code)
-            return
-        if records:
-            try:
-                self._state_log.append([group_records.encode(record) for record in records])
-            except LogError:
-                settled(ErrorCode.coordinator_not_available)
-                return
-            for record in records:
-                self._groups.replay(record)
-        self.when_synced(settled)
+        error_code = self._append(records)
+        if error_code:
+            settled(error_code)
+        else:
+            self.when_synced(settled)
+
+    def append_in_batches(self, records: Sequence[GroupRecord]) -> ErrorCode:
+        """Append and replay records that need not be in one batch, which bounds their number; ends at an error."""
+        for begin in range(0, len(records), RECORDS_IN_A_BATCH):
+            error_code = self._append(records[begin : begin + RECORDS_IN_A_BATCH])
+            if error_code:
+                return error_code
+        return ErrorCode.none
+
+    def _append(self, records: Sequence[GroupRecord]) -> ErrorCode:
+        if self.error_code or not records:
+            return self.error_code
+        try:
+            self._state_log.append([group_records.encode(record) for record in records])
+        except LogError as error:
+            logger.error("the groups' records could not be appended: %s", error)
+            return ErrorCode.coordinator_not_available
+        for record in records:
+            self._groups.replay(record)
+        return ErrorCode.none
 
     def when_synced(self, settled: Callable[[ErrorCode], None]) -> None:
         """Tell `settled` once all that the coordinator knows is durable, or that it never will be."""

@@ -70,6 +70,10 @@ Result = TypeVar("Result")
 Deleted = tuple[Topic, ErrorCode, str | None]
 
 
+class UnfinishedDeletion(OnceflowError):
+    """A deletion that a crash cut short cannot be finished at start-up."""
+
+
 class Node:
     """Everything a handler needs. All methods belong to the event loop's thread."""
 
@@ -145,11 +149,7 @@ class Node:
         """One partition is enough: all groups are on this broker, and one file is one sync."""
         if GROUP_OFFSETS_TOPIC not in self.topics.by_name:
             self._record(self.topics.decide_create(NewTopic(GROUP_OFFSETS_TOPIC, 1)))
-            log = self._metadata.partition.log
-            point = log.begin_sync()
-            assert point is not None
-            point.run()
-            log.end_sync(point)
+            _sync_now(self._metadata.partition.log)
             topic = self.topics.by_name[GROUP_OFFSETS_TOPIC]
             self.partitions.install(GROUP_OFFSETS_TOPIC, self._open_logs(topic, clean=False))
         partition = self.partitions.get(GROUP_OFFSETS_TOPIC, 0)
@@ -159,8 +159,16 @@ class Node:
     def _finish_deletions(self) -> None:
         """Where a crash came between a topic's removal and that of its offsets: a new topic must not inherit them."""
         orphans = self.groups.decide_forget(lambda topic: topic not in self.topics.by_name)
-        if orphans:
-            self.group_requests.record(orphans, lambda _code: None)
+        if not orphans:
+            return
+        partition = self.partitions.get(GROUP_OFFSETS_TOPIC, 0)
+        assert partition is not None
+        if self.group_requests.append_in_batches(orphans):
+            raise UnfinishedDeletion(
+                f"{partition}: the offsets of deleted topics could not be taken away from {len(orphans)} partitions;"
+                " look for the reason above, free the disk and start the broker again"
+            )
+        _sync_now(partition.log)
 
     def _record(self, records: Sequence[MetadataRecord]) -> None:
         """Append and replay a change of the topics. Raises LogError."""
@@ -191,7 +199,11 @@ class Node:
             failures = {}
             for topic, logs in zip(topics, logs_or_errors, strict=True):
                 if isinstance(logs, str):
-                    failures[topic.name] = logs
+                    failures[topic.name] = (ErrorCode.kafka_storage_error, logs)
+                elif self.topics.by_id.get(topic.topic_id) is not topic:
+                    # Its files are on their way out: nothing may be acknowledged into them. They close when let go.
+                    message = f"topic {topic.name} was deleted while it was being created"
+                    failures[topic.name] = (ErrorCode.unknown_topic_or_partition, message)
                 else:
                     self.partitions.install(topic.name, logs)
             self.answer_cache.clear()
@@ -222,19 +234,32 @@ class Node:
             return str(error)
 
     @staticmethod
-    def _with_failure(created: Created, failure: str | None) -> Created:
+    def _with_failure(created: Created, failure: tuple[ErrorCode, str] | None) -> Created:
         if failure is None:
             return created
-        return replace(created, error_code=ErrorCode.kafka_storage_error, error_message=failure)
+        return replace(created, error_code=failure[0], error_message=failure[1])
 
     def delete_topics(self, topics: Sequence[Topic], answer: Callable[[list[Deleted]], None]) -> None:
-        """Delete topics with their records and groups' offsets; `answer` is called when they are gone."""
+        """Delete topics with their records and groups' offsets; `answer` is called when they are gone.
+
+        If the offsets cannot be taken away, the names stay refused until a start has finished the deletion: a new
+        topic would inherit the offsets.
+        """
         results = [self._delete(topic) for topic in topics]
         gone = [topic for topic, error_code, _message in results if not error_code]
 
+        def fail(failure: ErrorCode, reason: str | None) -> None:
+            answer([(topic, code or failure, message if code else reason) for topic, code, message in results])
+
         def synced(error_code: ErrorCode) -> None:
             if error_code:
-                answer([(topic, code or error_code, message) for topic, code, message in results])
+                fail(error_code, None)
+            else:
+                self._forget_offsets({topic.name for topic in gone}, forgotten)
+
+        def forgotten(error_code: ErrorCode) -> None:
+            if error_code:
+                fail(ErrorCode.kafka_storage_error, "the groups' offsets could not be removed; restart the broker")
             else:
                 self._in_background(lambda: self._remove_files(gone), removed)
 
@@ -252,8 +277,15 @@ class Node:
         self.topics.being_deleted.add(topic.name)
         for partition in self.partitions.withdraw(topic.name):
             self.group_commit.forget(partition)
-        self.group_requests.record(self.groups.decide_forget(lambda name: name == topic.name), lambda _code: None)
         return topic, ErrorCode.none, None
+
+    def _forget_offsets(self, names: set[str], forgotten: Callable[[ErrorCode], None]) -> None:
+        records = self.groups.decide_forget(names.__contains__)
+        error_code = self.group_requests.append_in_batches(records)
+        if error_code or not records:
+            forgotten(error_code)
+        else:
+            self.group_requests.when_synced(forgotten)
 
     def _remove_files(self, topics: Sequence[Topic]) -> None:
         for topic in topics:
@@ -288,7 +320,10 @@ class Node:
     def expire_groups(self) -> None:
         """Act on the groups' time-outs that are over."""
         for outcome in self.groups.expire():
-            self.group_requests.carry_out(outcome)
+            try:
+                self.group_requests.carry_out(outcome)
+            except Exception:
+                logger.exception("a group's time-out could not be carried out")
 
     async def close(self) -> None:
         """Sync and close every log, and mark the directory clean if that went well."""
@@ -310,3 +345,11 @@ class Node:
             logger.error("%s", error)
             return False
         return was_whole
+
+
+def _sync_now(log: PartitionLog) -> None:
+    """At start-up, before anybody waits: blocks until the log is durable. Raises OSError."""
+    point = log.begin_sync()
+    assert point is not None
+    point.run()
+    log.end_sync(point)

@@ -1,10 +1,13 @@
 """The open partitions of this broker, and who waits for what in each."""
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from onceflow.log.partition import PartitionLog
 from onceflow.wire.errors import ErrorCode
+
+logger = logging.getLogger(__name__)
 
 Synced = Callable[[ErrorCode], None]
 Watcher = Callable[[], None]
@@ -38,19 +41,26 @@ class Partition:
         """After a sync: answer who waited for it, wake who watches."""
         high_watermark = self.log.high_watermark
         while self._waiting and self._waiting[0][0] <= high_watermark:
-            self._waiting.popleft()[1](ErrorCode.none)
+            self._call(self._waiting.popleft()[1], ErrorCode.none)
         self.wake()
 
     def fail(self, error_code: ErrorCode) -> None:
         """Answer who waits with an error: the sync failed, or the topic was deleted."""
         while self._waiting:
-            self._waiting.popleft()[1](error_code)
+            self._call(self._waiting.popleft()[1], error_code)
         self.wake()
 
     def wake(self) -> None:
         """Let every waiting fetch look again."""
         for watcher in list(self.watchers):
-            watcher()
+            self._call(watcher)
+
+    def _call(self, waiting: Callable[..., None], *arguments: ErrorCode) -> None:
+        """One answer that fails must not take with it those of the others."""
+        try:
+            waiting(*arguments)
+        except Exception:
+            logger.exception("%s: what waited for this partition failed", self)
 
 
 class Partitions:

@@ -8,8 +8,8 @@ import logging
 
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition
-from onceflow.broker.request import Request
-from onceflow.broker.topics import CLUSTER_METADATA_TOPIC, GROUP_OFFSETS_TOPIC
+from onceflow.broker.request import Request, closed_if_unanswered
+from onceflow.broker.topics import CLUSTER_METADATA_TOPIC, GROUP_OFFSETS_TOPIC, NAME_CHARACTERS_MAX
 from onceflow.errors import OnceflowError
 from onceflow.log.errors import LogError
 from onceflow.wire import produce
@@ -60,8 +60,9 @@ class PendingProduce:
         """One thing less to wait for; answers after the last."""
         self._missing -= 1
         if not self._missing:
-            header = self._request.header
-            self._request.reply.send([produce.encode_response(header.version, header.correlation_id, self._topics)])
+            header, reply = self._request.header, self._request.reply
+            with closed_if_unanswered(reply):
+                reply.send([produce.encode_response(header.version, header.correlation_id, self._topics)])
 
     def first_error(self) -> PartitionResponse | None:
         return next((each for _name, responses in self._topics for each in responses if each.error_code), None)
@@ -110,7 +111,7 @@ def _check(asked: produce.ProduceRequest, name: str, partition: Partition | None
     if name in INTERNAL_TOPICS:
         raise Refused(ErrorCode.invalid_topic_exception, f"topic {name} is the broker's own; clients cannot write it")
     if partition is None:
-        raise Refused(ErrorCode.unknown_topic_or_partition, f"topic {name} has no such partition")
+        raise Refused(ErrorCode.unknown_topic_or_partition, f"topic {name[:NAME_CHARACTERS_MAX]} has no such partition")
     if asked.transactional_id is not None:
         raise Refused(ErrorCode.invalid_txn_state, "this broker has no transactions; produce without transactional.id")
     if not records:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import timedelta
 from functools import cache
+from types import TracebackType
 from typing import Any, get_args
 
 from onceflow.broker.connection import Reply
@@ -41,10 +42,27 @@ class Request:
     def answer(self, **values: Any) -> bytes:
         """Send the response with these fields; returns its bytes, which a cache may keep."""
         header = self.header
-        payload = build(response_class(header.api.key, header.version), {"throttle_time": NO_THROTTLE, **values})
-        response = encode_response(header.api.key, header.version, header.correlation_id, payload)
-        self.reply.send([response])
+        with closed_if_unanswered(self.reply):
+            payload = build(response_class(header.api.key, header.version), {"throttle_time": NO_THROTTLE, **values})
+            response = encode_response(header.api.key, header.version, header.correlation_id, payload)
+            self.reply.send([response])
         return response
+
+
+class closed_if_unanswered:  # noqa: N801
+    """Closes the connection of `reply` if its answer cannot be made: a client must not wait for ever."""
+
+    __slots__ = ("_reply",)
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    def __enter__(self) -> None:
+        """Nothing is to be done before."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: TracebackType | None) -> None:
+        if error is not None:
+            self._reply.close_connection(f"its answer could not be made: {error}")
 
 
 def build(entity_class: Any, values: Mapping[str, Any]) -> Any:

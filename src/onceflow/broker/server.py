@@ -141,8 +141,12 @@ class Broker:
         HANDLERS[header.api.key](self.node, Request(header, frame, reply, connection.peer_host))
 
     def _expire_groups(self) -> None:
-        self.node.expire_groups()
-        self._tick = asyncio.get_running_loop().call_later(GROUP_TICK_SECONDS, self._expire_groups)
+        try:
+            self.node.expire_groups()
+        except Exception:
+            logger.exception("time-outs of groups failed; they are looked at again in %s s", GROUP_TICK_SECONDS)
+        finally:
+            self._tick = asyncio.get_running_loop().call_later(GROUP_TICK_SECONDS, self._expire_groups)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from typing import Any
+from uuid import UUID
 
 from onceflow.broker.node import Created, Node
 from onceflow.broker.request import Request
@@ -10,6 +11,9 @@ from onceflow.wire.errors import ErrorCode
 
 CONFIG_SOURCE_TOPIC = 1
 """DescribeConfigsResponse.ConfigSource.DYNAMIC_TOPIC_CONFIG."""
+
+MESSAGE_CHARACTERS_MAX = 4096
+"""A refusal names what the client sent, and a string of the old versions ends at 32,767 bytes."""
 
 
 def handle_create(node: Node, request: Request) -> None:
@@ -52,7 +56,7 @@ def _refusal(name: str, error_code: ErrorCode, message: str) -> dict[str, Any]:
         "name": name,
         "topic_id": None,
         "error_code": error_code,
-        "error_message": message,
+        "error_message": message[:MESSAGE_CHARACTERS_MAX],
         "configs": None,
     }
 
@@ -83,16 +87,7 @@ def _created(node: Node, created: Created) -> dict[str, Any]:
 
 def handle_delete(node: Node, request: Request) -> None:
     """Serve one DeleteTopics request."""
-    asked = request.decode()
-    results: list[dict[str, Any]] = []
-    topics: list[Topic] = []
-    for name, topic_id in _named(asked):
-        topic = node.topics.by_name.get(name) if name is not None else node.topics.by_id.get(topic_id)
-        if topic is None:
-            code = ErrorCode.unknown_topic_or_partition if name is not None else ErrorCode.unknown_topic_id
-            results.append({"name": name, "topic_id": topic_id, "error_code": code})
-        else:
-            topics.append(topic)
+    topics, results = _asked_to_delete(node, request.decode())
 
     def answer(deleted: list[tuple[Topic, ErrorCode, str | None]]) -> None:
         for topic, code, message in deleted:
@@ -104,7 +99,43 @@ def handle_delete(node: Node, request: Request) -> None:
     node.delete_topics(topics, answer)
 
 
-def _named(asked: Any) -> list[tuple[str | None, Any]]:
+def _asked_to_delete(node: Node, asked: Any) -> tuple[list[Topic], list[dict[str, Any]]]:
+    """The topics to delete, and what is answered for the rest; a topic that is meant twice stays, as with Kafka."""
+    named = Counter(_named(asked))
+    topics: dict[UUID, list[Topic]] = {}
+    results: list[dict[str, Any]] = []
+    for (name, topic_id), count in named.items():
+        topic = node.topics.by_name.get(name or "") if topic_id is None else node.topics.by_id.get(topic_id)
+        error_code, message = _contradiction(name, topic_id, count)
+        if error_code == ErrorCode.none and topic is None:
+            error_code = ErrorCode.unknown_topic_or_partition if name is not None else ErrorCode.unknown_topic_id
+        if error_code != ErrorCode.none or topic is None:
+            results.append({"name": name, "topic_id": topic_id, "error_code": error_code, "error_message": message})
+        else:
+            topics.setdefault(topic.topic_id, []).append(topic)
+    for meant in topics.values():
+        if len(meant) > 1:
+            message = "The provided topic name maps to an ID that was already supplied."
+            results.append(_refused_deletion(meant[0].name, meant[0].topic_id, message))
+    return [meant[0] for meant in topics.values() if len(meant) == 1], results
+
+
+def _contradiction(name: str | None, topic_id: UUID | None, count: int) -> tuple[ErrorCode, str | None]:
+    """Kafka's refusals of an entry of DeleteTopics, in its words (kafka.server.ControllerApis.deleteTopics)."""
+    if name is not None and topic_id is not None:
+        return ErrorCode.invalid_request, "You may not specify both topic name and topic id."
+    if name is None and topic_id is None:
+        return ErrorCode.invalid_request, "Neither topic name nor id were specified."
+    if count > 1:
+        return ErrorCode.invalid_request, f"Duplicate topic {'id' if name is None else 'name'}."
+    return ErrorCode.none, None
+
+
+def _refused_deletion(name: str, topic_id: UUID, message: str) -> dict[str, Any]:
+    return {"name": name, "topic_id": topic_id, "error_code": ErrorCode.invalid_request, "error_message": message}
+
+
+def _named(asked: Any) -> list[tuple[str | None, UUID | None]]:
     if hasattr(asked, "topic_names"):
-        return [(name, None) for name in dict.fromkeys(asked.topic_names)]
+        return [(name, None) for name in asked.topic_names]
     return [(each.name, each.topic_id) for each in asked.topics]

@@ -121,6 +121,8 @@ class Topics:
         """Records of a topic's end."""
         if topic.is_internal:
             raise TopicRefused(ErrorCode.invalid_request, f"topic {topic.name} is the broker's own; it stays")
+        if self.by_id.get(topic.topic_id) is not topic:
+            raise TopicRefused(ErrorCode.unknown_topic_or_partition, f"topic {topic.name} is deleted already")
         return [RemoveTopicRecord(topic.topic_id)]
 
     def decide_producer_ids(self) -> list[MetadataRecord]:
@@ -139,11 +141,16 @@ class Topics:
             case ConfigRecord(topic, name, str(value)):
                 self.by_name[topic].configs[name] = value
             case RemoveTopicRecord(topic_id):
-                removed = self.by_id.pop(topic_id)
-                del self.by_name[removed.name]
-                self.removed[topic_id] = removed.name
+                self._replay_removal(topic_id)
             case ProducerIdsRecord(_broker_id, next_producer_id):
                 self.next_producer_id = next_producer_id
+
+    def _replay_removal(self, topic_id: uuid.UUID) -> None:
+        """Of two removals of one topic, which earlier releases could write, the second changes nothing."""
+        removed = self.by_id.pop(topic_id, None)
+        if removed is not None:
+            del self.by_name[removed.name]
+            self.removed[topic_id] = removed.name
 
 
 def check_name(name: str) -> None:

@@ -16,6 +16,10 @@ from typing import Protocol
 from typing_extensions import Buffer
 
 
+class SyncNotBegun(OSError):
+    """A directory could not even be opened for its sync, so the kernel forgot nothing: it can be tried again."""
+
+
 class File(Protocol):
     """One open file, read and written at explicit positions."""
 
@@ -64,7 +68,7 @@ class Disk(Protocol):
     def remove_directory(self, path: Path) -> None: ...
 
     def sync_directory(self, path: Path) -> None:
-        """Makes the names in the directory durable."""
+        """Makes the names in the directory durable. Raises SyncNotBegun, or another OSError, which is final."""
         ...
 
 
@@ -137,7 +141,10 @@ class RealDisk:
         os.rmdir(path)
 
     def sync_directory(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SyncNotBegun(error.errno, error.strerror, str(path)) from error
         try:
             os.fsync(descriptor)
         finally:

@@ -16,8 +16,8 @@ largest timestamp is written too.
 
 Neither file has a checksum, and neither is needed: both are rebuilt from the log by recovery. The indexes of the
 active segment live in memory and are written when the segment is sealed or the log is closed (Kafka maps a
-preallocated file and trims it then). A sealed index is searched in its file, 18 small reads for a full segment, so
-that old segments cost no memory.
+preallocated file and trims it then). A sealed index is searched in its file, 18 small reads for a full segment, and
+closed again, so that old segments cost neither memory nor descriptors.
 """
 
 import struct
@@ -76,8 +76,11 @@ class Index:
         """What can be told without the log: whole entries, none below the base offset (Kafka's sanityCheck)."""
         if not self._disk.exists(self.path):
             return False
-        size_bytes = self._opened().size_bytes()
-        return size_bytes % self.entry.size == 0 and (not self._count or min(self._at(self._count - 1)) >= 0)
+        try:
+            size_bytes = self._opened().size_bytes()
+            return size_bytes % self.entry.size == 0 and (not self._count or min(self._at(self._count - 1)) >= 0)
+        finally:
+            self.release()
 
     def _opened(self) -> File:
         if self._file is None:
@@ -91,9 +94,13 @@ class Index:
             return self.entry.unpack_from(self.entries, number * size_bytes)
         return self.entry.unpack(self._opened().read(size_bytes, number * size_bytes))
 
-    def _count_up_to(self, value: int, column: Callable[[tuple[Any, ...]], int]) -> int:
-        """How many entries have `column` ≤ `value`."""
-        return bisect_right(range(len(self)), value, key=lambda number: column(self._at(number)))
+    def _last_up_to(self, value: int, column: Callable[[tuple[Any, ...]], int]) -> tuple[Any, ...] | None:
+        """The last entry whose `column` is ≤ `value`."""
+        try:
+            found = bisect_right(range(len(self)), value, key=lambda number: column(self._at(number)))
+            return self._at(found - 1) if found else None
+        finally:
+            self.release()
 
 
 class OffsetIndex(Index):
@@ -108,13 +115,13 @@ class OffsetIndex(Index):
 
     def position_for_offset(self, offset: int) -> int:
         """Where to begin a scan for the batch that holds `offset`: never behind that batch."""
-        found = self._count_up_to(offset - self.base_offset, lambda entry: int(entry[0]))
-        return int(self._at(found - 1)[1]) if found else 0
+        found = self._last_up_to(offset - self.base_offset, lambda entry: int(entry[0]))
+        return int(found[1]) if found else 0
 
     def position_at_most(self, position: int) -> int:
         """The largest indexed beginning of a batch that is ≤ `position`."""
-        found = self._count_up_to(position, lambda entry: int(entry[1]))
-        return int(self._at(found - 1)[1]) if found else 0
+        found = self._last_up_to(position, lambda entry: int(entry[1]))
+        return int(found[1]) if found else 0
 
 
 class TimeIndex(Index):
@@ -131,12 +138,15 @@ class TimeIndex(Index):
 
     def last(self) -> tuple[int, int]:
         """(largest timestamp, offset); (-1, base offset) while there is none."""
-        if not len(self):
-            return -1, self.base_offset
-        timestamp_ms, offset = self._at(len(self) - 1)
-        return timestamp_ms, offset + self.base_offset
+        try:
+            if not len(self):
+                return -1, self.base_offset
+            timestamp_ms, offset = self._at(len(self) - 1)
+            return timestamp_ms, offset + self.base_offset
+        finally:
+            self.release()
 
     def offset_before(self, timestamp_ms: int) -> int:
         """An offset up to which every timestamp is ≤ `timestamp_ms`: where to begin a scan for it."""
-        found = self._count_up_to(timestamp_ms - 1, lambda entry: int(entry[0]))
-        return int(self._at(found - 1)[1]) + self.base_offset if found else self.base_offset
+        found = self._last_up_to(timestamp_ms - 1, lambda entry: int(entry[0]))
+        return int(found[1]) + self.base_offset if found else self.base_offset

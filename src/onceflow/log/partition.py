@@ -14,6 +14,7 @@ completed sync. An acks=all request is answered when `high_watermark > appended.
 its first copy may be waiting for the same sync.
 """
 
+import logging
 from bisect import bisect_right
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,8 @@ from onceflow.log.segment import NO_TIMESTAMP, Segment, Slice
 from onceflow.log.sync import Seal, SyncPoint, write_snapshot
 from onceflow.log.validation import validated_header
 from onceflow.wire.batch import BatchHeader, patch_offset
+
+logger = logging.getLogger(__name__)
 
 _RELATIVE_OFFSET_MAX = 2**31 - 1
 
@@ -65,6 +68,7 @@ class PartitionLog:
         self._synced_max_timestamp = self._max_timestamp()
         self._seals: list[Seal] = []
         self._syncing: SyncPoint | None = None
+        self._is_warned = False
 
     @classmethod
     def open(
@@ -198,15 +202,28 @@ class PartitionLog:
         return self._syncing
 
     def end_sync(self, point: SyncPoint) -> None:
-        """After `point.run` returned: what it covered becomes visible."""
-        for seal in point.seals:
+        """After `point.run` returned: what it covered becomes visible.
+
+        Not if the directory could not be opened for its sync: then the high watermark waits for the next round.
+        """
+        self._syncing = None
+        self._warn(point)
+        if not point.is_durable:
+            return
+        finished = len(point.seals) - point.kept_seals
+        for seal in point.seals[:finished]:
             seal.segment.seal()
-        del self._seals[: len(point.seals)]
+        del self._seals[:finished]
         self._synced_active = point.active
         self._synced_bytes = point.size_bytes
         self._synced_max_timestamp = point.max_timestamp
         self.high_watermark = point.offset_end
-        self._syncing = None
+
+    def _warn(self, point: SyncPoint) -> None:
+        """Once until a round goes well again: rounds are many while a disk is full."""
+        if point.problem is not None and not self._is_warned:
+            logger.warning("%s: a file beside the log is put off: %s", self.name, point.problem)
+        self._is_warned = point.problem is not None
 
     def fail_sync(self, error: OSError) -> None:
         """After `point.run` raised. The kernel may have dropped the pages, so a second sync would prove nothing:
@@ -243,9 +260,17 @@ class PartitionLog:
         begin, first_bytes = found
         if end - begin > size_bytes_max:
             if first_bytes > size_bytes_max:
-                return Slice(segment.file, begin, first_bytes) if at_least_one_batch else None
+                if not at_least_one_batch:
+                    return None
+                is_cut = begin + first_bytes < end or self._goes_on_after(number, visible)
+                return Slice(segment.file, begin, first_bytes, is_cut)
             end = segment.last_boundary(begin + first_bytes, begin + size_bytes_max, end)
-        return Slice(segment.file, begin, end - begin)
+            return Slice(segment.file, begin, end - begin, is_cut=True)
+        return Slice(segment.file, begin, end - begin, self._goes_on_after(number, visible))
+
+    def _goes_on_after(self, number: int, visible: int) -> bool:
+        """Whether the segment after that one has batches below offset `visible`."""
+        return number + 1 < len(self._bases) and self._bases[number + 1] < visible
 
     def _visible_bytes(self, segment: Segment) -> int:
         """Bytes of a segment below the high watermark."""
@@ -300,6 +325,8 @@ class PartitionLog:
         if point is not None:
             point.run()
             self.end_sync(point)
+            if point.problem is not None and self._seals:
+                raise point.problem
         self._active.note_max_timestamp()
         self._active.write_indexes()
         write_snapshot(self._disk, self.directory, self.log_end_offset, self._producers.encode())

@@ -45,6 +45,8 @@ class Slice:
     file: File
     position: int
     size_bytes: int
+    is_cut: bool = False
+    """Whether more batches were visible behind it when it was made: a limit or the segment's end cut it short."""
 
     def read(self) -> bytes:
         return self.file.read(self.size_bytes, self.position)
@@ -84,8 +86,6 @@ class Segment:
     def load_sealed(self) -> None:
         """Takes the largest timestamp from the time index; both indexes stay in their files."""
         self.max_timestamp_ms, self.max_timestamp_offset = self.time_index.last()
-        self.offset_index.release()
-        self.time_index.release()
 
     def load_active(self) -> None:
         """Takes the indexes into memory, to append to them."""

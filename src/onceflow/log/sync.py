@@ -11,12 +11,16 @@ What a round has to sync is more than the active file after a roll:
 4. then only the snapshots of the sealed segments are written: one that is whole says that everything below its offset
    is durable, names included, and recovery may begin there. Its own name waits for the next roll's round; if it is
    lost, recovery begins earlier.
+
+A failed sync of 1 or 3 is final. What can be made again is not: if an index cannot be written (a full disk, no free
+descriptor), its seal and the later ones are kept for the next round, and a directory that could not be opened for
+its sync keeps the whole round. A snapshot that cannot be written is left out.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from onceflow.log.disk import Disk, write_file
+from onceflow.log.disk import Disk, SyncNotBegun, write_file
 from onceflow.log.segment import SNAPSHOT_SUFFIX, Segment, file_name
 
 
@@ -29,7 +33,7 @@ class Seal:
     snapshot: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SyncPoint:
     """The log as it was when the round began: what `run` makes durable, what is visible afterwards."""
 
@@ -41,6 +45,12 @@ class SyncPoint:
     seals: tuple[Seal, ...]
     max_timestamp: tuple[int, int]
     """(timestamp, last offset of its batch) of the latest batch below `offset_end`."""
+    kept_seals: int = 0
+    """After `run`: how many of the last seals the next round has to finish."""
+    is_durable: bool = True
+    """After `run`: whether the new files' names are durable too, without which nothing more becomes visible."""
+    problem: OSError | None = None
+    """After `run`: why something was put off, or a snapshot left out."""
 
     def run(self) -> None:
         """Blocks; any thread. Raises OSError, after which nothing is known about what is durable."""
@@ -49,11 +59,31 @@ class SyncPoint:
         self.active.file.sync_data()
         if not self.seals:
             return
-        for seal in self.seals:
-            seal.segment.write_indexes()
-        self.disk.sync_directory(self.directory)
-        for seal in self.seals:
-            write_snapshot(self.disk, self.directory, seal.offset_end, seal.snapshot)
+        written = self._write_indexes()
+        try:
+            self.disk.sync_directory(self.directory)
+        except SyncNotBegun as error:
+            self.problem, self.is_durable, self.kept_seals = error, False, len(self.seals)
+            return
+        self.kept_seals = len(self.seals) - written
+        self._write_snapshots(written)
+
+    def _write_indexes(self) -> int:
+        """How many seals' indexes were written. In order: a snapshot promises every index below its offset."""
+        for number, seal in enumerate(self.seals):
+            try:
+                seal.segment.write_indexes()
+            except OSError as error:
+                self.problem = error
+                return number
+        return len(self.seals)
+
+    def _write_snapshots(self, count: int) -> None:
+        for seal in self.seals[:count]:
+            try:
+                write_snapshot(self.disk, self.directory, seal.offset_end, seal.snapshot)
+            except OSError as error:
+                self.problem = error
 
 
 def write_snapshot(disk: Disk, directory: Path, offset_end: int, snapshot: bytes) -> None:

@@ -27,6 +27,8 @@ from onceflow.wire.primitives import (
 _FLEXIBLE_FROM = APIS[PRODUCE].flexible_from
 _ACKS_AND_TIMEOUT = struct.Struct(">hi")
 _SIZE_AND_CORRELATION_ID = struct.Struct(">ii")
+ERROR_MESSAGE_CHARACTERS_MAX = 4096
+"""A longer message is cut: before version 9 a string ends at 32,767 bytes, and a character has up to 4."""
 _PARTITION_MIN_BYTES = {False: 8, True: 6}
 _TOPIC_MIN_BYTES = {False: 6, True: 3}
 
@@ -135,7 +137,7 @@ def _append_partition(buffer: bytearray, version: int, response: PartitionRespon
             return
     else:
         append_count(buffer, 0, flexible=flexible)
-        append_string(buffer, response.error_message, flexible=flexible)
+        append_string(buffer, response.error_message[:ERROR_MESSAGE_CHARACTERS_MAX], flexible=flexible)
     if flexible:
         buffer.append(0)
 

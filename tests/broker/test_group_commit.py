@@ -1,0 +1,57 @@
+"""A sync that could not begin is tried again; its waiters are answered when it did."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from onceflow.broker import group_commit
+from onceflow.broker.group_commit import GroupCommit
+
+
+class PartitionOnATroubledDisk:
+    """Its first `troubled` rounds leave the high watermark where it was, as a directory that cannot be opened does."""
+
+    def __init__(self, troubled: int) -> None:
+        self.troubled = troubled
+        self.rounds = 0
+        self.settled = asyncio.Event()
+        self.failed = asyncio.Event()
+        self.log: Any = SimpleNamespace(
+            high_watermark=0, failure=None, begin_sync=self.begin, end_sync=self.end, fail_sync=lambda _error: None
+        )
+
+    def begin(self) -> Any:
+        return SimpleNamespace(offset_end=1, directory="d", run=lambda: None)
+
+    def end(self, point: Any) -> None:
+        self.rounds += 1
+        if self.rounds > self.troubled:
+            self.log.high_watermark = point.offset_end
+
+    def settle(self) -> None:
+        self.settled.set()
+
+    def fail(self, _code: object) -> None:
+        self.failed.set()
+
+
+async def committed(troubled: int) -> PartitionOnATroubledDisk:
+    commit, partition = GroupCommit(), PartitionOnATroubledDisk(troubled)
+    commit.request(partition)  # type: ignore[arg-type]
+    waiting = [asyncio.ensure_future(event.wait()) for event in (partition.settled, partition.failed)]
+    _, pending = await asyncio.wait(waiting, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await commit.close()
+    return partition
+
+
+def test_a_sync_that_could_not_begin_is_tried_again() -> None:
+    partition = asyncio.run(committed(troubled=2))
+    assert (partition.rounds, partition.settled.is_set(), partition.failed.is_set()) == (3, True, False)
+
+
+def test_a_sync_that_never_begins_fails_its_waiters(monkeypatch: Any) -> None:
+    monkeypatch.setattr(group_commit, "PUT_OFF_S", 0.001)
+    partition = asyncio.run(committed(troubled=10**6))
+    assert (partition.settled.is_set(), partition.failed.is_set()) == (False, True)

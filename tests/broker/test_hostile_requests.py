@@ -1,0 +1,193 @@
+"""Requests that a broker must survive: each of these once cost more than its own client."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceflow import testing
+from onceflow.broker import node
+from onceflow.broker.partitions import Partition
+from onceflow.broker.request import build
+from onceflow.log.config import LogConfig
+from onceflow.testing import FaultyDisk
+from onceflow.wire import apis, produce
+from onceflow.wire.errors import ErrorCode
+from onceflow.wire.frames import encode_request, request_class
+from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
+from tests.broker.test_durability import PoweredBroker, committed, topic_ids
+
+TIMEOUT = milliseconds(5000)
+
+
+@pytest.fixture
+def powered(tmp_path: Path) -> Iterator[PoweredBroker]:
+    data = tmp_path / "disk"
+    data.mkdir()
+    with PoweredBroker(FaultyDisk(data), data) as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(powered: PoweredBroker) -> Iterator[RawClient]:
+    with connected(powered.bootstrap) as opened:
+        yield opened
+
+
+def wanted(name: str) -> dict[str, Any]:
+    return {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
+
+
+def send_together(client: RawClient, *requests: tuple[int, int, dict[str, Any]]) -> None:
+    """In one piece, so that the broker sees the second in the turn of its loop in which it sees the first."""
+    frames = [
+        encode_request(key, version, 1, "raw", build(request_class(key, version), fields))
+        for key, version, fields in requests
+    ]
+    client.socket.sendall(b"".join(frames))
+
+
+def delete(client: RawClient, *entries: tuple[str | None, Any]) -> list[tuple[ErrorCode, str | None]]:
+    topics = [{"name": name, "topic_id": topic_id} for name, topic_id in entries]
+    answer = client.ask(apis.DELETE_TOPICS, 6, topics=topics, timeout=TIMEOUT)
+    return [(each.error_code, each.error_message) for each in answer.responses]
+
+
+def test_a_refusal_that_quotes_a_huge_name_stops_no_acknowledgement(client: RawClient) -> None:
+    client.create_topic("t")
+    topics = [("t", [(0, batch_of(b"a"))]), ("x" * 32767, [(0, batch_of(b"a"))])]
+    pieces = produce.encode_request(8, 9, "raw", transactional_id=None, acks=-1, timeout_ms=1000, topics=topics)
+    client.socket.sendall(b"".join(map(bytes, pieces)))
+    _correlation_id, answers, _throttle_ms = produce.parse_response(8, client.receive_frame())
+    codes = [partitions[0].error_code for _name, partitions in answers]
+    assert codes == [ErrorCode.none, ErrorCode.unknown_topic_or_partition]
+    assert client.produce("t", 0, batch_of(b"b")).error_code == 0
+
+
+def test_an_answer_that_fails_closes_its_connection_and_no_other(
+    powered: PoweredBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_topic("t")
+    with monkeypatch.context() as broken, connected(powered.bootstrap) as unlucky:
+        broken.setattr(produce, "encode_response", lambda *_arguments: 1 // 0)
+        unlucky.send_batch("t", 0, batch_of(b"a"))
+        assert unlucky.receive_frame() == b""
+    assert client.produce("t", 0, batch_of(b"b")).base_offset == 1
+
+
+def test_a_watcher_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    partition = Partition("t", 0, None)  # type: ignore[arg-type]
+    seen: list[int] = []
+    partition.watchers |= {lambda: seen.append(1), lambda: seen.append(1 // 0), lambda: seen.append(1)}
+    partition.wake()
+    assert seen == [1, 1]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_topic_that_is_meant_twice_stays(powered: PoweredBroker, client: RawClient) -> None:
+    """Code by code and word by word what Apache Kafka 4.1 answers."""
+    client.create_topic("t")
+    topic_id = topic_ids(client)["t"]
+    refused = ErrorCode.invalid_request
+    supplied = "The provided topic name maps to an ID that was already supplied."
+    assert delete(client, ("t", None), ("t", None)) == [(refused, "Duplicate topic name.")]
+    assert delete(client, (None, topic_id), (None, topic_id)) == [(refused, "Duplicate topic id.")]
+    assert delete(client, ("t", None), (None, topic_id)) == [(refused, supplied)]
+    assert delete(client, ("t", topic_id)) == [(refused, "You may not specify both topic name and topic id.")]
+    assert delete(client, (None, None)) == [(refused, "Neither topic name nor id were specified.")]
+    answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t", "t"], timeout=TIMEOUT)
+    assert [each.error_code for each in answer.responses] == [refused]
+    powered.power_cycle(1, drop_all=True)
+    with connected(powered.bootstrap) as again:
+        assert topic_ids(again)["t"] == topic_id
+
+
+def test_a_topic_deleted_while_it_is_created_takes_no_records(client: RawClient) -> None:
+    create = {"topics": [wanted("t")], "timeout": TIMEOUT, "validate_only": False}
+    remove = {"topic_names": ["t"], "timeout": TIMEOUT}
+    send_together(client, (apis.CREATE_TOPICS, 7, create), (apis.DELETE_TOPICS, 5, remove))
+    created = client.receive(apis.CREATE_TOPICS, 7).topics[0]
+    assert created.error_code == ErrorCode.unknown_topic_or_partition
+    assert client.receive(apis.DELETE_TOPICS, 5).responses[0].error_code == 0
+    assert client.produce("t", 0, batch_of(b"lost")).error_code == ErrorCode.unknown_topic_or_partition
+
+
+def test_offsets_of_more_groups_than_a_batch_holds_go_with_their_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "STATE_LOG_CONFIG", LogConfig(message_bytes_max=1_200_000))
+    data = tmp_path / "disk"
+    data.mkdir()
+    groups = [f"{number}".rjust(1000, "g") for number in range(30)]
+    with PoweredBroker(FaultyDisk(data), data) as broker, connected(broker.bootstrap) as client:
+        client.create_topic("t", 50)
+        partitions = [{"partition_index": each, "committed_offset": 5, "committed_metadata": ""} for each in range(50)]
+        for group in groups:
+            topics = [{"name": "t", "partitions": partitions}]
+            client.ask(
+                apis.OFFSET_COMMIT, 8, group_id=group, generation_id_or_member_epoch=-1, member_id="", topics=topics
+            )
+        assert committed(client, groups[0], "t") == 5
+        assert delete(client, ("t", None)) == [(ErrorCode.none, None)]
+        assert {committed(client, group, "t") for group in groups} == {-1}
+
+
+def test_a_deletion_that_cannot_take_the_offsets_away_says_so_and_frees_no_name(
+    powered: PoweredBroker, client: RawClient
+) -> None:
+    client.create_topic("t")
+    partition = {"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}
+    fields = {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": ""}
+    asked = [{"name": "t", "partitions": [partition]}]
+    client.ask(apis.OFFSET_COMMIT, 8, topics=asked, **fields)
+    powered.disk.fail_next_syncs()
+    client.ask(apis.OFFSET_COMMIT, 8, topics=asked, **fields)
+    assert delete(client, ("t", None))[0][0] == ErrorCode.kafka_storage_error
+    again = client.ask(apis.CREATE_TOPICS, 7, topics=[wanted("t")], timeout=TIMEOUT, validate_only=False)
+    assert again.topics[0].error_code == ErrorCode.topic_already_exists
+    powered.power_cycle(1, drop_all=True)
+    with connected(powered.bootstrap) as restarted:
+        restarted.create_topic("t")
+        assert committed(restarted, "g", "t") == -1
+
+
+def test_an_unknown_topic_is_not_remembered_as_unknown(client: RawClient) -> None:
+    client.create_topic("t", 20)
+    asked = {"topics": [{"name": "t"}], "allow_auto_topic_creation": True}
+    remove = {"topic_names": ["t"], "timeout": TIMEOUT}
+    send_together(client, (apis.DELETE_TOPICS, 5, remove), (apis.METADATA, 7, asked))
+    assert client.receive(apis.DELETE_TOPICS, 5).responses[0].error_code == 0
+    assert client.receive(apis.METADATA, 7).topics[0].error_code == ErrorCode.unknown_topic_or_partition
+    assert client.ask(apis.METADATA, 7, **asked).topics[0].error_code == 0
+
+
+def test_a_write_that_cannot_be_undone_is_told_to_who_waits_already(
+    powered: PoweredBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_truncate(_file: object, _size_bytes: int) -> None:
+        raise OSError(5, "EIO")
+
+    client.create_topic("t")
+    first = batch_of(b"A")
+    with monkeypatch.context() as broken:
+        broken.setattr(testing._FaultyFile, "truncate", no_truncate)
+        powered.disk.space_bytes = len(first) + 10
+        client.socket.sendall(client.produce_request("t", 0, first) + client.produce_request("t", 0, batch_of(b"B")))
+        codes = [client.receive_produced().error_code for _ in range(2)]
+        powered.disk.space_bytes = None
+    assert codes == [ErrorCode.kafka_storage_error] * 2
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_offsets_that_may_be_lost_are_an_error_in_each_partition(
+    powered: PoweredBroker, client: RawClient, version: int
+) -> None:
+    client.create_topic("t")
+    powered.disk.fail_next_syncs()
+    partition = {"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}
+    fields = {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": ""}
+    client.ask(apis.OFFSET_COMMIT, 8, topics=[{"name": "t", "partitions": [partition]}], **fields)
+    asked = [{"name": "t", "partition_indexes": [0]}]
+    fetched = client.ask(apis.OFFSET_FETCH, version, group_id="g", topics=asked).topics[0].partitions[0]
+    assert (fetched.committed_offset, fetched.error_code) == (-1, ErrorCode.coordinator_not_available)
