@@ -200,6 +200,8 @@ class Laptop:
             raise OnceflowError(
                 "too little was counted to say that it works: events, 2 micro-batches, clicks are needed"
             )
+        if verified.returncode == 0:
+            self.console.print("equal: every event in the log is counted exactly once")
         return verified.returncode
 
     def _drain(self) -> None:
@@ -256,7 +258,7 @@ class Laptop:
         for name, port in {**wanted, "page": self.ports["page"]}.items():
             self.ports[name] = services.free_port(port)
             if port and self.ports[name] != port:
-                self.console.print(f"port {port} is taken: the {name} listens on {self.ports[name]}")
+                self.console.print(f"port {port} is taken: {name} listens on {self.ports[name]}")
         fresh = state.with_suffix(".new")
         fresh.write_text(json.dumps({"ports": self.ports}) + "\n")
         fresh.replace(state)

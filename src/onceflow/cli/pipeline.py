@@ -80,7 +80,7 @@ def run(
     """Count a topic's click events into Redis, each exactly once, until Ctrl-C.
 
     Stopped or killed at any moment and started again with the same checkpoint, it goes on where it was, and no event
-    is counted twice or left out. Events that are no counts are kept for 'onceflow dead'.
+    is counted twice or left out. Events that cannot be counted are kept for 'onceflow dead'.
 
     \b
     Examples:
