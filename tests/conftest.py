@@ -23,7 +23,7 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests on the shared Spark session go to one worker, so that `-n 2` starts it once."""
+    """All tests on the shared Spark session go to one worker, so that it starts once."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
