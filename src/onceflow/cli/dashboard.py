@@ -3,18 +3,11 @@
 import click
 
 from onceflow.cli.options import bootstrap_option
+from onceflow.cli.results import redis_options
 
 
 @click.command()
-@click.option(
-    "--redis",
-    "redis_url",
-    default="redis://127.0.0.1:6379/1",
-    show_default=True,
-    metavar="URL",
-    help="Where the counts are; the last number is the database.",
-)
-@click.option("--hash-key", default="app::users::click", show_default=True, help="The hash that 'onceflow run' fills.")
+@redis_options
 @bootstrap_option
 @click.option("--topic", default="user_events", show_default=True, help="The topic to name before anything is counted.")
 @click.option(
