@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from onceflow.broker import group_records
-from onceflow.broker.group import GroupState, JoinAnswer, SyncAnswer
-from onceflow.broker.group_coordinator import GroupCoordinator, JoinRequest, Outcome, SyncRequest
-from onceflow.broker.group_records import GroupMetadata, GroupRecord, MemberMetadata, OffsetCommit
+from onceflow.broker.groups import records as group_records
+from onceflow.broker.groups.coordinator import GroupCoordinator, JoinRequest, Outcome, SyncRequest
+from onceflow.broker.groups.group import GroupState, JoinAnswer, SyncAnswer
+from onceflow.broker.groups.records import GroupMetadata, GroupRecord, MemberMetadata, OffsetCommit
 from onceflow.broker.metadata_records import UnknownRecord
 from onceflow.testing import ManualClock
 from onceflow.wire.errors import ErrorCode

@@ -16,7 +16,7 @@ from onceflow.broker.request import Request
 from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.log.errors import LogError
 from onceflow.log.segment import Slice
-from onceflow.wire import fetch
+from onceflow.wire import apis, fetch
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.fetch import FetchPartition, PartitionAnswer
 
@@ -160,3 +160,8 @@ def _interleave(pieces: Sequence[bytes], slices: Sequence[Slice]) -> list[Piece]
         interleaved += (piece, records)
     interleaved.append(pieces[-1])
     return interleaved
+
+
+HANDLERS = {
+    apis.FETCH: handle,
+}

@@ -9,6 +9,7 @@ from onceflow.broker.node import Node
 from onceflow.broker.request import Request
 from onceflow.broker.topics import NewTopic, Topic, TopicRefused, check_name
 from onceflow.log.checkpoint import LEADER_EPOCH
+from onceflow.wire import apis
 from onceflow.wire.apis import APIS
 from onceflow.wire.errors import ErrorCode
 
@@ -106,3 +107,9 @@ def _partition(node: Node, index: int) -> dict[str, Any]:
         "isr_nodes": [node.node_id],
         "offline_replicas": (),
     }
+
+
+HANDLERS = {
+    apis.METADATA: handle_metadata,
+    apis.API_VERSIONS: handle_api_versions,
+}

@@ -12,8 +12,8 @@ from typing import TypeVar
 from onceflow.broker import metadata_records
 from onceflow.broker.answer_cache import AnswerCache
 from onceflow.broker.group_commit import GroupCommit
-from onceflow.broker.group_coordinator import GroupCoordinator
-from onceflow.broker.group_requests import GroupRequests
+from onceflow.broker.groups.coordinator import GroupCoordinator
+from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.metadata_records import MetadataRecord
 from onceflow.broker.partitions import Partition, Partitions
 from onceflow.broker.state_log import StateLog

@@ -7,6 +7,7 @@ from onceflow.broker.node import Node
 from onceflow.broker.request import Request
 from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.log.errors import LogError
+from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
@@ -67,3 +68,9 @@ def handle_init_producer_id(node: Node, request: Request) -> None:
         request.answer(error_code=error_code, producer_id=producer_id, producer_epoch=epoch)
 
     node.next_producer_id(answer)
+
+
+HANDLERS = {
+    apis.LIST_OFFSETS: handle_list_offsets,
+    apis.INIT_PRODUCER_ID: handle_init_producer_id,
+}

@@ -12,7 +12,7 @@ from onceflow.broker.request import Request, closed_if_unanswered
 from onceflow.broker.topics import CLUSTER_METADATA_TOPIC, GROUP_OFFSETS_TOPIC, NAME_CHARACTERS_MAX
 from onceflow.errors import OnceflowError
 from onceflow.log.errors import LogError
-from onceflow.wire import produce
+from onceflow.wire import apis, produce
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.produce import PartitionResponse
 
@@ -125,3 +125,8 @@ def _end_without_answer(request: Request, pending: PendingProduce) -> None:
     else:
         # The client awaits no answer: a closed connection is the only way to tell it, and Kafka's.
         request.reply.close_connection(f"acks=0, {ErrorCode(error.error_code).name}: {error.error_message}")
+
+
+HANDLERS = {
+    apis.PRODUCE: handle,
+}

@@ -15,15 +15,9 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from onceflow.broker import (
-    fetch_handler,
-    group_handlers,
-    metadata_handler,
-    offset_handlers,
-    produce_handler,
-    topic_handlers,
-)
+from onceflow.broker import fetch_handler, metadata_handler, offset_handlers, produce_handler, topic_handlers
 from onceflow.broker.connection import Connection, Reply
+from onceflow.broker.groups import handlers as groups
 from onceflow.broker.node import BrokerConfig, Node
 from onceflow.broker.request import Request
 from onceflow.errors import OnceflowError
@@ -35,23 +29,18 @@ from onceflow.wire.frames import encode_unsupported_api_versions, read_request_h
 
 logger = logging.getLogger(__name__)
 
-HANDLERS: Mapping[int, Callable[[Node, Request], None]] = {
-    apis.PRODUCE: produce_handler.handle,
-    apis.FETCH: fetch_handler.handle,
-    apis.LIST_OFFSETS: offset_handlers.handle_list_offsets,
-    apis.METADATA: metadata_handler.handle_metadata,
-    apis.OFFSET_COMMIT: group_handlers.handle_offset_commit,
-    apis.OFFSET_FETCH: group_handlers.handle_offset_fetch,
-    apis.FIND_COORDINATOR: group_handlers.handle_find_coordinator,
-    apis.JOIN_GROUP: group_handlers.handle_join,
-    apis.HEARTBEAT: group_handlers.handle_heartbeat,
-    apis.LEAVE_GROUP: group_handlers.handle_leave,
-    apis.SYNC_GROUP: group_handlers.handle_sync,
-    apis.API_VERSIONS: metadata_handler.handle_api_versions,
-    apis.CREATE_TOPICS: topic_handlers.handle_create,
-    apis.DELETE_TOPICS: topic_handlers.handle_delete,
-    apis.INIT_PRODUCER_ID: offset_handlers.handle_init_producer_id,
+Handler = Callable[[Node, Request], None]
+
+HANDLERS: Mapping[int, Handler] = {
+    **produce_handler.HANDLERS,
+    **fetch_handler.HANDLERS,
+    **offset_handlers.HANDLERS,
+    **metadata_handler.HANDLERS,
+    **topic_handlers.HANDLERS,
+    **groups.HANDLERS,
 }
+"""API key → what serves it; each module of handlers says which are its own."""
+
 BACKLOG = 1024
 ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_SECONDS = 1.0

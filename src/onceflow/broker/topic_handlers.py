@@ -7,6 +7,7 @@ from uuid import UUID
 from onceflow.broker.node import Created, Node
 from onceflow.broker.request import Request
 from onceflow.broker.topics import NewTopic, Topic, TopicRefused
+from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 
 CONFIG_SOURCE_TOPIC = 1
@@ -139,3 +140,9 @@ def _named(asked: Any) -> list[tuple[str | None, UUID | None]]:
     if hasattr(asked, "topic_names"):
         return [(name, None) for name in asked.topic_names]
     return [(each.name, each.topic_id) for each in asked.topics]
+
+
+HANDLERS = {
+    apis.CREATE_TOPICS: handle_create,
+    apis.DELETE_TOPICS: handle_delete,
+}

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from onceflow.broker.group import JoinAnswer, SyncAnswer
-from onceflow.broker.group_coordinator import METADATA_CHARACTERS_MAX, JoinRequest, SyncRequest
-from onceflow.broker.group_records import GroupRecord, OffsetCommit
+from onceflow.broker.groups.coordinator import METADATA_CHARACTERS_MAX, JoinRequest, SyncRequest
+from onceflow.broker.groups.group import JoinAnswer, SyncAnswer
+from onceflow.broker.groups.records import GroupRecord, OffsetCommit
 from onceflow.broker.node import Node
 from onceflow.broker.request import Request
+from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 
 KEY_TYPE_GROUP = 0
@@ -265,3 +266,14 @@ def _fetched(index: int, commit: OffsetCommit) -> dict[str, Any]:
         "metadata": commit.metadata,
         "error_code": ErrorCode.none,
     }
+
+
+HANDLERS = {
+    apis.OFFSET_COMMIT: handle_offset_commit,
+    apis.OFFSET_FETCH: handle_offset_fetch,
+    apis.FIND_COORDINATOR: handle_find_coordinator,
+    apis.JOIN_GROUP: handle_join,
+    apis.HEARTBEAT: handle_heartbeat,
+    apis.LEAVE_GROUP: handle_leave,
+    apis.SYNC_GROUP: handle_sync,
+}

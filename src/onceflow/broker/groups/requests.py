@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from onceflow.broker import group_records
-from onceflow.broker.group_coordinator import GroupCoordinator, Outcome
-from onceflow.broker.group_records import GroupRecord
+from onceflow.broker.groups import records as group_records
+from onceflow.broker.groups.coordinator import GroupCoordinator, Outcome
+from onceflow.broker.groups.records import GroupRecord
 from onceflow.broker.state_log import StateLog
 from onceflow.log.errors import LogError
 from onceflow.wire.errors import ErrorCode

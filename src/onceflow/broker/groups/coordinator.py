@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from onceflow.broker.group import Group, GroupState, JoinAnswer, JoinReply, Member, SyncAnswer, SyncReply
-from onceflow.broker.group_records import GroupRecord, OffsetCommit
+from onceflow.broker.groups.group import Group, GroupState, JoinAnswer, JoinReply, Member, SyncAnswer, SyncReply
+from onceflow.broker.groups.records import GroupRecord, OffsetCommit
 from onceflow.log.clock import Clock
 from onceflow.wire.errors import ErrorCode
 

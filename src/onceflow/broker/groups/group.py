@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from onceflow.broker.group_records import GroupMetadata, MemberMetadata, OffsetCommit
+from onceflow.broker.groups.records import GroupMetadata, MemberMetadata, OffsetCommit
 from onceflow.wire.errors import ErrorCode
 
 

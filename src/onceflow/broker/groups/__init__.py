@@ -1,0 +1,1 @@
+"""Consumer groups: the classic protocol and the offsets that groups commit."""
