@@ -6,7 +6,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-from benchmarks import pipeline, produce_consume
+from benchmarks import in_process, memory, pipeline, produce_consume, start
 
 README = Path(__file__).with_name("README.md")
 MARK = "<!-- figures: written by make bench -->"
@@ -26,7 +26,14 @@ def machine() -> str:
 def main() -> None:
     """Measure, print, write."""
     sections = [MARK, f"Measured {machine()}."]
-    for title, table in (("Produce and consume", produce_consume.table), ("The pipeline", pipeline.table)):
+    tables = (
+        ("Produce and consume", produce_consume.table),
+        ("Memory", memory.table),
+        ("Start to the first Metadata answer", start.table),
+        ("A broker in the test's process", in_process.table),
+        ("The pipeline", pipeline.table),
+    )
+    for title, table in tables:
         sections.append(f"## {title}\n\n{table()}")
         print(sections[-1], flush=True)
     before = README.read_text().split(MARK)[0].rstrip()

@@ -61,23 +61,36 @@ class KafkaProcess:
         assert self._process is not None
         return self._process.pid
 
-    def __enter__(self) -> "KafkaProcess":
+    def format(self) -> None:
+        """Make the data directory."""
         data = self.directory / "data"
         data.mkdir(parents=True)
-        properties = self.directory / "server.properties"
-        properties.write_text(PROPERTIES.format(port=self.port, controller=services.free_port(), directory=data))
+        self._properties.write_text(PROPERTIES.format(port=self.port, controller=services.free_port(), directory=data))
+        self._run("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(self._properties)).wait()
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the process without waiting for anything."""
+        self._process = self._run("kafka.Kafka", str(self._properties))
+        return self._process
+
+    @property
+    def _properties(self) -> Path:
+        return self.directory / "server.properties"
+
+    def _run(self, *arguments: str) -> subprocess.Popen[bytes]:
         java = str(services.find_java(self.directory / "java") / "bin" / "java")
-        run = [java, "-Xms1g", "-Xmx1g", "-cp", self.classpath]
-        with (self.directory / "server.log").open("wb") as log:
-            tool = "kafka.tools.StorageTool"
-            subprocess.run(
-                [*run, tool, "format", "-t", CLUSTER_ID, "-c", str(properties)], stdout=log, stderr=log, check=True
+        with (self.directory / "server.log").open("ab") as log:
+            return subprocess.Popen(
+                [java, "-Xms1g", "-Xmx1g", "-cp", self.classpath, *arguments], stdout=log, stderr=log
             )
-            self._process = subprocess.Popen([*run, "kafka.Kafka", str(properties)], stdout=log, stderr=log)
+
+    def __enter__(self) -> "KafkaProcess":
+        self.format()
+        process = self.launch()
         deadline = time.monotonic() + 60
         while not services.answers(self.port):
-            if time.monotonic() > deadline or self._process.poll() is not None:
-                self._process.kill()
+            if time.monotonic() > deadline or process.poll() is not None:
+                process.kill()
                 raise SystemExit(f"Kafka did not start: {self.directory / 'server.log'}")
             time.sleep(0.1)
         return self

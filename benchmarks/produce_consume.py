@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -24,6 +25,9 @@ from onceflow.testing import BrokerProcess
 RUNS = 5
 SIZES = {100: 600_000, 1000: 150_000}
 """Value bytes → records of one run."""
+KINDS = ("produce", "consume", "consume, no pause")
+NO_PAUSE = MappingProxyType({"fetch.queue.backoff.ms": 1})
+"""librdkafka asks for nothing for a second once its queue holds 100,000 records, however empty it is by then."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +79,11 @@ def produce(peer: Peer, topic: str, size_bytes: int, count: int) -> float:
     return count / (time.perf_counter() - started)
 
 
-def consume(peer: Peer, topic: str, count: int) -> float:
+def consume(peer: Peer, topic: str, count: int, settings: Mapping[str, int] = MappingProxyType({})) -> float:
     """Records per second until the last record is in the program."""
-    consumer = Consumer({"bootstrap.servers": peer.bootstrap, "group.id": "benchmark", "enable.auto.commit": False})
+    consumer = Consumer(
+        {"bootstrap.servers": peer.bootstrap, "group.id": "benchmark", "enable.auto.commit": False, **settings}
+    )
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     seen = 0
     started = time.perf_counter()
@@ -90,12 +96,17 @@ def consume(peer: Peer, topic: str, count: int) -> float:
     return rate
 
 
-def one_run(peer: Peer, number: int, size_bytes: int, count: int) -> tuple[float, float]:
+def one_run(peer: Peer, number: int, size_bytes: int, count: int) -> dict[str, float]:
+    """Records per second of each kind of work."""
     topic = f"bench-{size_bytes}-{number}-{len(peer.topic_config)}"
     admin = AdminClient({"bootstrap.servers": peer.bootstrap})
     admin.create_topics([NewTopic(topic, 1, 1, config=dict(peer.topic_config))])[topic].result(30)
     try:
-        return produce(peer, topic, size_bytes, count), consume(peer, topic, count)
+        return {
+            "produce": produce(peer, topic, size_bytes, count),
+            "consume": consume(peer, topic, count),
+            "consume, no pause": consume(peer, topic, count, NO_PAUSE),
+        }
     finally:
         admin.delete_topics([topic])[topic].result(30)
 
@@ -110,12 +121,11 @@ def table() -> str:
         for size_bytes, count in SIZES.items():
             for number in range(RUNS):
                 for peer in columns if number % 2 == 0 else reversed(columns):
-                    produced, consumed = one_run(peer, number, size_bytes, count)
-                    rates.setdefault((size_bytes, "produce", peer.name), []).append(produced)
-                    rates.setdefault((size_bytes, "consume", peer.name), []).append(consumed)
+                    for what, rate in one_run(peer, number, size_bytes, count).items():
+                        rates.setdefault((size_bytes, what, peer.name), []).append(rate)
     lines = ["| what | broker | records/s, median | min to max | ours / it |", "|---|---|---|---|---|"]
     for (size_bytes, what, name), values in sorted(
-        rates.items(), key=lambda item: (item[0][0], item[0][1] == "consume")
+        rates.items(), key=lambda item: (item[0][0], KINDS.index(item[0][1]))
     ):
         ours = rates[size_bytes, what, "onceflow, fsync"]
         ratio = statistics.median(mine / its for mine, its in zip(ours, values, strict=True))

@@ -4,12 +4,14 @@ import itertools
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from onceflow import services
 from onceflow.testing import BrokerProcess
@@ -18,15 +20,50 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-"""A JVM that lives for seconds is quicker without the optimising compiler; whoever sets the variable decides."""
+CLASS_ARCHIVE = Path(sys.prefix, "spark.jsa")
+"""Made by `make test` with tests/class_archive.py; where it is missing or empty a JVM starts without it, slower."""
+
+JAVA_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+"""A JVM that lives for seconds is quicker without the optimising compiler."""
+if CLASS_ARCHIVE.exists() and CLASS_ARCHIVE.stat().st_size:
+    JAVA_OPTIONS += [f"-XX:SharedArchiveFile={CLASS_ARCHIVE}", "-Xlog:disable"]
+os.environ.setdefault("JDK_JAVA_OPTIONS", " ".join(JAVA_OPTIONS))
+
+LONGEST_FIRST = ("end_to_end/test_kills.py", "end_to_end/test_demo.py", "clicks/test_pipeline.py")
+
+
+SHARED_SPARK = "shared_spark"
+"""Stands in the id of every test on a shared Spark session, where the scheduler sees it."""
+
+
+class SparkTogether(LoadScopeScheduling):
+    """Two shared Spark sessions, each on one worker; every other test goes where there is room.
+
+    It stands in for xdist's own `loadgroup`, which finds no groups under pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        if SHARED_SPARK not in nodeid:
+            return nodeid
+        return "connector" if nodeid.startswith("tests/spark/") else "pipeline"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkTogether:
+    return SparkTogether(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests on the shared Spark session go to one worker, so that it starts once."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+    """Begin with what takes longest, so that no worker waits for another at the end."""
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    """Tests on a shared Spark session, then the long ones, then all others in their own order."""
+    if SHARED_SPARK in item.nodeid:
+        return 0
+    path = item.path.as_posix()
+    return next((1 + place for place, name in enumerate(LONGEST_FIRST) if path.endswith(name)), 1 + len(LONGEST_FIRST))
 
 
 class RedisProcess:
@@ -130,7 +167,7 @@ def java_home(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(services.find_java(tmp_path_factory.mktemp("java")))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", params=[None], ids=[SHARED_SPARK])
 def spark(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     """One Spark session for all tests: it takes longer to start than most of them to run."""
     from onceflow.spark.session import build_session

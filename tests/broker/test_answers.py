@@ -6,11 +6,12 @@ ONCEFLOW_TEST_BOOTSTRAP=HOST:PORT pytest tests/broker/test_answers.py
 import dataclasses
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onceflow.broker.connection import FRAME_BYTES_MAX
+from onceflow.broker.config import BrokerConfig
 from onceflow.wire import apis
 from onceflow.wire.batch import batches, decode_batch
 from onceflow.wire.errors import ErrorCode
@@ -268,12 +269,28 @@ def test_produce_to_what_is_not_there(client: RawClient, topic: str) -> None:
     assert client.produce("__consumer_offsets", 0, batch_of(b"a")).error_code == ErrorCode.invalid_topic_exception
 
 
-def test_acks_1_becomes_visible_by_itself_and_acks_0_has_no_answer(client: RawClient, topic: str) -> None:
+def test_rule_18_acks_0_has_no_answer_and_acks_1_becomes_visible_by_itself(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     client.send_batch(topic, 0, batch_of(b"silent"), acks=0)
     assert client.produce(topic, 0, batch_of(b"early"), acks=1).base_offset == 1
     (fetched,) = client.fetch([(topic, 0, 0)], wait_ms=60_000, min_bytes=140)
     assert fetched.high_watermark == 2
+
+
+def test_rule_18_an_error_of_acks_0_closes_the_connection(bootstrap: str, client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    other = RawClient(bootstrap)
+    other.send_batch(topic, 7, batch_of(b"nowhere"), acks=0)
+    assert other.receive_frame() == b""
+    other.close()
+
+
+def test_rule_15_a_segments_end_is_answered_at_once(client: RawClient, topic: str) -> None:
+    client.create_topic(topic, segment_bytes=str(1024 * 1024))
+    for _ in range(2):
+        client.produce(topic, 0, batch_of(b"x" * 900_000))
+    (fetched,) = client.fetch([(topic, 0, 0)], wait_ms=60_000, min_bytes=1_500_000, max_bytes=5_000_000)
+    assert len(fetched.records) < 1_000_000, "of the older segment alone, although more was asked for"
 
 
 def test_an_idempotent_producer_is_deduplicated_and_held_to_its_sequence(client: RawClient, topic: str) -> None:
@@ -294,7 +311,7 @@ def test_an_idempotent_producer_is_deduplicated_and_held_to_its_sequence(client:
     assert send(4)[0] == ErrorCode.invalid_producer_epoch
 
 
-def test_fetch_outside_the_log(client: RawClient, topic: str) -> None:
+def test_rule_11_and_15_fetch_outside_the_log_is_answered_at_once(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     client.produce(topic, 0, batch_of(b"a"))
     (at_end,) = client.fetch([(topic, 0, 1)])
@@ -306,7 +323,7 @@ def test_fetch_outside_the_log(client: RawClient, topic: str) -> None:
     assert missing.error_code == ErrorCode.unknown_topic_or_partition
 
 
-def test_fetch_limits_are_soft_for_the_first_batch_alone(client: RawClient, topic: str) -> None:
+def test_rule_14_fetch_limits_are_soft_for_the_first_batch_alone(client: RawClient, topic: str) -> None:
     client.create_topic(topic, 2)
     size_bytes = len(batch_of(b"x" * 1000))
     for partition in (0, 0, 1):
@@ -422,7 +439,7 @@ def test_only_members_commit_while_a_group_has_any(client: RawClient, topic: str
 
 
 def test_a_frame_of_impossible_size_closes_the_connection(client: RawClient) -> None:
-    client.socket.sendall(struct.pack(">i", FRAME_BYTES_MAX + 1))
+    client.socket.sendall(struct.pack(">i", BrokerConfig(Path()).produce_request_bytes_max + 1))
     assert client.receive_frame() == b""
 
 

@@ -57,7 +57,8 @@ def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
         (("--listen", "0.0.0.0:0"), 1, "--advertise"),
         (("--listen", "9092"), 2, "not HOST:PORT"),
         (("--listen", "127.0.0.1:99999"), 2, "not HOST:PORT"),
-        (("--partitions", "0"), 2, "0 is not in the range"),
+        (("--partitions", "0"), 2, "'0' is not a whole number from 1 to 1000"),
+        (("--log-retention-hour", "1"), 2, "--log-retention-hours"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
@@ -67,7 +68,7 @@ def test_wrong_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], c
 
 
 def test_the_options_of_topics_and_addresses_are_honoured(tmp_path: Path) -> None:
-    options = ("--advertise", "example.org:1234", "--partitions", "3", "--no-auto-create-topics")
+    options = ("--advertise", "example.org:1234", "--partitions", "3", "--auto-create-topics-enable", "false")
     with BrokerProcess(tmp_path / "data", 0, *options) as broker, connected(broker.bootstrap) as client:
         asked = client.ask(apis.METADATA, 4, topics=[{"name": "new"}], allow_auto_topic_creation=True)
         assert [(each.host, each.port) for each in asked.brokers] == [("example.org", 1234)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.broker.connection import PENDING_REQUESTS_MAX
+from onceflow.broker.config import BrokerConfig
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
 from onceflow.wire.batch import batches
@@ -14,6 +14,7 @@ from onceflow.wire.frames import decode_response, encode_request, request_class
 from tests.broker.raw_client import RawClient, batch_of, connected
 
 LONGER_THAN_THE_TEST_MS = 60_000
+PENDING_REQUESTS_MAX = BrokerConfig(Path()).queued_requests_max
 API_VERSIONS_REQUEST = encode_request(apis.API_VERSIONS, 0, 7, "raw", request_class(apis.API_VERSIONS, 0)())
 
 
@@ -84,7 +85,9 @@ def test_who_reads_no_answers_is_not_read_any_more(broker: BrokerProcess) -> Non
         assert resident_kib(broker.pid) - before_kib < 20_000, "100 MB of answers were asked for"
 
 
-def test_a_long_poll_holds_nobody_up_and_ends_in_time(client: RawClient, broker: BrokerProcess, topic: str) -> None:
+def test_rule_15_a_long_poll_holds_nobody_up_and_ends_in_time(
+    client: RawClient, broker: BrokerProcess, topic: str
+) -> None:
     client.create_topic(topic)
     client.send_fetch([(topic, 0, 0)], wait_ms=400, min_bytes=10_000)
     with connected(broker.bootstrap) as other:

@@ -3,10 +3,10 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from confluent_kafka import Producer
@@ -21,6 +21,7 @@ from onceflow.wire.errors import ErrorCode, WireError
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 
 WAIT_SECONDS = 30
+T = TypeVar("T")
 
 
 def stored_values(client: RawClient, topic: str) -> list[bytes]:
@@ -111,7 +112,7 @@ def test_a_killed_broker_remembers_topics_offsets_and_producer_ids(tmp_path: Pat
         broker.kill()
         broker.start()
         with connected(broker.bootstrap) as client:
-            assert topic_ids(client).keys() == {"kept", "__consumer_offsets"}
+            assert topic_ids(client).keys() == {"kept", "__consumer_offsets", "__transaction_state"}
             assert topic_ids(client)["kept"] == kept_id
             assert client.produce("kept", 1, batch_of(b"x" * 3000)).error_code == ErrorCode.message_too_large
             assert committed(client, "group", "kept") == 7
@@ -194,6 +195,15 @@ class PoweredBroker:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """What the function returns, called in the broker's loop."""
+
+        async def called() -> T:
+            return function()
+
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(WAIT_SECONDS)
 
     def power_cycle(self, seed: int, *, drop_all: bool) -> None:
         self.stop()

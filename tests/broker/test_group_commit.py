@@ -17,7 +17,13 @@ class PartitionOnATroubledDisk:
         self.settled = asyncio.Event()
         self.failed = asyncio.Event()
         self.log: Any = SimpleNamespace(
-            high_watermark=0, failure=None, begin_sync=self.begin, end_sync=self.end, fail_sync=lambda _error: None
+            high_watermark=0,
+            synced_offset=0,
+            failure=None,
+            has_flush_policy=False,
+            begin_sync=self.begin,
+            end_sync=self.end,
+            fail_sync=lambda _error: None,
         )
 
     def begin(self) -> Any:
@@ -26,7 +32,7 @@ class PartitionOnATroubledDisk:
     def end(self, point: Any) -> None:
         self.rounds += 1
         if self.rounds > self.troubled:
-            self.log.high_watermark = point.offset_end
+            self.log.high_watermark = self.log.synced_offset = point.offset_end
 
     def settle(self) -> None:
         self.settled.set()

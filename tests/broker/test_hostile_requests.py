@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from onceflow import testing
 from onceflow.broker import node
 from onceflow.broker.partitions import Partition
 from onceflow.broker.request import build
 from onceflow.log.config import LogConfig
-from onceflow.testing import FaultyDisk
+from onceflow.testing import FaultyDisk, disk
 from onceflow.wire import apis, produce
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import encode_request, request_class
@@ -171,7 +170,7 @@ def test_a_write_that_cannot_be_undone_is_told_to_who_waits_already(
     client.create_topic("t")
     first = batch_of(b"A")
     with monkeypatch.context() as broken:
-        broken.setattr(testing._FaultyFile, "truncate", no_truncate)
+        broken.setattr(disk._FaultyFile, "truncate", no_truncate)
         powered.disk.space_bytes = len(first) + 10
         client.socket.sendall(client.produce_request("t", 0, first) + client.produce_request("t", 0, batch_of(b"B")))
         codes = [client.receive_produced().error_code for _ in range(2)]

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 RECORDS = 2000
@@ -88,19 +88,6 @@ def test_librdkafka_creates_a_topic_by_producing_and_deletes_it(bootstrap: str, 
     assert len(admin.list_topics(topic, timeout=5).topics[topic].partitions) == 1
     admin.delete_topics([topic])[topic].result(10)
     assert topic not in admin.list_topics(timeout=5).topics
-
-
-def test_librdkafka_is_told_that_there_are_no_transactions(broker: Any) -> None:
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "t"}, logger=_Quiet())
-    with pytest.raises(KafkaException, match="API version not supported"):
-        producer.init_transactions(2)
-
-
-class _Quiet:
-    """A logger: librdkafka tells of each of its attempts."""
-
-    def log(self, *_arguments: object) -> None:
-        """Nothing."""
 
 
 @pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")

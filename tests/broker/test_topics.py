@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 
-from onceflow.broker import metadata_records, topic_configs
+from onceflow.broker import metadata_records
 from onceflow.broker.metadata_records import (
     ConfigRecord,
     MetadataRecord,
@@ -15,8 +15,7 @@ from onceflow.broker.metadata_records import (
     TopicRecord,
     UnknownRecord,
 )
-from onceflow.broker.topics import PARTITIONS_MAX, NewTopic, TopicRefused, Topics
-from onceflow.log.config import LogConfig
+from onceflow.broker.topics import PARTITIONS_MAX, MorePartitions, NewTopic, TopicRefused, Topics
 from onceflow.wire.errors import ErrorCode
 
 TOPIC_ID = uuid.UUID(int=7)
@@ -70,9 +69,18 @@ def test_a_topic_may_come_back_under_its_name_once_its_files_are_gone() -> None:
         (NewTopic("..", 1), ErrorCode.invalid_topic_exception),
         (NewTopic("a\0b", 1), ErrorCode.invalid_topic_exception),
         (NewTopic("a\n", 1), ErrorCode.invalid_topic_exception),
-        (NewTopic("__cluster_metadata", 1), ErrorCode.invalid_topic_exception),
+        (NewTopic("__cluster_metadata", 1), ErrorCode.invalid_request),
         (NewTopic("t", PARTITIONS_MAX + 1), ErrorCode.invalid_partitions),
         (NewTopic("t", 1, 3), ErrorCode.invalid_replication_factor),
+        (NewTopic("t", 1, 0), ErrorCode.invalid_replication_factor),
+        (NewTopic("t", -1, -1, assignments=[(0, (2,))]), ErrorCode.invalid_replica_assignment),
+        (NewTopic("t", -1, -1, assignments=[(0, (1, 2))]), ErrorCode.invalid_replica_assignment),
+        (NewTopic("t", -1, -1, assignments=[(0, (1, 1))]), ErrorCode.invalid_replica_assignment),
+        (NewTopic("t", -1, -1, assignments=[(0, ())]), ErrorCode.invalid_replica_assignment),
+        (NewTopic("t", -1, -1, assignments=[(1, (1,))]), ErrorCode.invalid_replica_assignment),
+        (NewTopic("t", -1, -1, assignments=[(0, (1,)), (0, (1,))]), ErrorCode.invalid_replica_assignment),
+        (NewTopic("t", 1, -1, assignments=[(0, (1,))]), ErrorCode.invalid_request),
+        (NewTopic("t", -1, 1, assignments=[(0, (1,))]), ErrorCode.invalid_request),
     ],
 )
 def test_topics_that_cannot_be(new: NewTopic, error_code: ErrorCode) -> None:
@@ -81,30 +89,77 @@ def test_topics_that_cannot_be(new: NewTopic, error_code: ErrorCode) -> None:
     assert refused.value.error_code == error_code
 
 
+def test_names_that_metrics_could_not_tell_apart_collide() -> None:
+    state = topics()
+    carry_out(state, state.decide_create(NewTopic("a.b_c", 1)))
+    with pytest.raises(TopicRefused, match=r"collides with existing topic: a\.b_c"):
+        state.decide_create(NewTopic("a_b.c", 1))
+    carry_out(state, state.decide_delete(state.by_name["a.b_c"]))
+    assert state.decide_create(NewTopic("a_b.c", 1))
+
+
+def test_more_partitions_and_other_configurations_replay() -> None:
+    state, log = topics(), []
+    log += carry_out(state, state.decide_create(NewTopic("t", 2, configs={"retention.ms": "5", "segment.ms": "7"})))
+    topic = state.by_name["t"]
+    log += carry_out(state, state.decide_more_partitions(MorePartitions("t", 4, [(1,), (1,)])))
+    log += carry_out(state, state.decide_configs(topic, {"segment.ms": "7", "cleanup.policy": "compact, delete"}))
+    again = topics()
+    for value in log:
+        again.replay(metadata_records.decode(value))
+    assert again.by_name == state.by_name
+    assert (topic.partition_count, again.partition_count) == (4, 4)
+    assert topic.configs == {"segment.ms": "7", "cleanup.policy": "compact,delete"}
+    assert state.decide_configs(topic, topic.configs) == [], "what stays as it is needs no record"
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("more", "error_code"),
     [
-        ("cleanup.policy", "compact"),
-        ("retention.ms", "1000"),
-        ("retention.bytes", "1"),
-        ("message.timestamp.type", "LogAppendTime"),
-        ("segment.bytes", "1_000_000_000"),
-        ("segment.bytes", None),
-        ("max.message.bytes", "-1"),
-        ("unheard.of", "x"),
+        (MorePartitions("t", 2), ErrorCode.invalid_partitions),
+        (MorePartitions("t", 1), ErrorCode.invalid_partitions),
+        (MorePartitions("t", -1), ErrorCode.invalid_partitions),
+        (MorePartitions("t", PARTITIONS_MAX + 1), ErrorCode.invalid_partitions),
+        (MorePartitions("no", 3), ErrorCode.unknown_topic_or_partition),
+        (MorePartitions("__consumer_offsets", 3), ErrorCode.invalid_partitions),
+        (MorePartitions("t", 4, [(1,)]), ErrorCode.invalid_replica_assignment),
+        (MorePartitions("t", 3, []), ErrorCode.invalid_replica_assignment),
+        (MorePartitions("t", 3, [(2,)]), ErrorCode.invalid_replica_assignment),
+        (MorePartitions("t", 3, [(1, 2)]), ErrorCode.invalid_replica_assignment),
+        (MorePartitions("t", 3, [()]), ErrorCode.invalid_replica_assignment),
     ],
 )
-def test_a_configuration_that_would_be_ignored_is_refused_by_name(name: str, value: str | None) -> None:
-    with pytest.raises(topic_configs.InvalidConfig, match=name.replace(".", r"\.")):
-        topic_configs.check("t", {name: value})
+def test_partitions_that_cannot_be_added(more: MorePartitions, error_code: ErrorCode) -> None:
+    state = topics()
+    carry_out(state, state.decide_create(NewTopic("t", 2)))
+    carry_out(state, state.decide_create(NewTopic("__consumer_offsets", 1)))
+    with pytest.raises(TopicRefused) as refused:
+        state.decide_more_partitions(more)
+    assert refused.value.error_code == error_code
 
 
-def test_a_topics_configurations_reach_its_log() -> None:
-    configs = {"segment.bytes": "2000000", "segment.ms": "5", "index.interval.bytes": "0", "retention.ms": "-1"}
-    topic_configs.check("t", configs)
-    config = topic_configs.log_config(LogConfig(), {**configs, "max.message.bytes": "99"})
-    assert (config.segment_bytes, config.segment_ms, config.index_interval_bytes) == (2_000_000, 5, 0)
-    assert config.message_bytes_max == 99
+def test_a_stale_deletion_is_refused() -> None:
+    state = topics()
+    carry_out(state, state.decide_create(NewTopic("t", 1)))
+    old = state.by_name["t"]
+    carry_out(state, state.decide_delete(old))
+    with pytest.raises(TopicRefused, match="deleted already"):
+        state.decide_delete(old)
+    carry_out(state, state.decide_create(NewTopic("t", 1)))
+    with pytest.raises(TopicRefused, match="deleted already"):
+        state.decide_delete(old)
+    with pytest.raises(TopicRefused, match="does not exist"):
+        state.decide_configs(old, {})
+
+
+def test_the_second_of_two_removals_changes_nothing() -> None:
+    state = topics()
+    carry_out(state, state.decide_create(NewTopic("t", 3)))
+    removal = state.decide_delete(state.by_name["t"])
+    carry_out(state, removal)
+    carry_out(state, removal)
+    assert (state.by_name, state.by_id, state.partition_count) == ({}, {}, 0)
+    assert list(state.removed.values()) == ["t"]
 
 
 @pytest.mark.parametrize(

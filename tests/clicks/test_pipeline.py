@@ -7,17 +7,21 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
-from onceflow.clicks import results
+from onceflow.cli.pipeline import checkpoint_of
+from onceflow.clicks import pipeline, results
 from onceflow.clicks.pipeline import ClickPipeline, sentence_of
 from onceflow.client.errors import UnknownTopic
-from onceflow.spark.redis_sink import DataMisfit
+from onceflow.spark.checkpoint_lock import without_driver
+from onceflow.spark.redis_sink import DataMisfit, RedisSink
 from tests.clicks.counted import GOOD_AND_BAD, write
 from tests.clicks.counting_run import CountingRun
 from tests.conftest import RedisProcess
@@ -83,7 +87,28 @@ def test_counts_events_by_any_field(run: CountingRun, spark: SparkSession) -> No
     assert run.verify()["bad_by_reason"] == {"no-uid": 1}
 
 
-def test_what_stops_the_query_is_one_sentence(run: CountingRun, spark: SparkSession) -> None:
+def stopped_as_it_failed(query: StreamingQuery, _: RedisSink, stop: threading.Event) -> None:
+    """A Ctrl-C in the very moment in which the query fails."""
+    while query.isActive:
+        time.sleep(0.02)
+    stop.set()
+
+
+def test_a_stop_ends_the_wait_for_another_driver(run: CountingRun, spark: SparkSession, tmp_path: Path) -> None:
+    write(run.bootstrap, run.topic, GOOD_AND_BAD)
+    stop = threading.Event()
+    threading.Timer(0.3, stop.set).start()
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    with without_driver(checkpoint):
+        ClickPipeline(run.bootstrap, run.topic, str(checkpoint), run.url, run.hash_key).count(spark, stop)
+    assert stop.is_set()
+    assert run.by_user() == {}
+
+
+def test_what_stops_the_query_is_one_sentence(
+    run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UnknownTopic):
         run.count(spark)
     write(run.bootstrap, run.topic, GOOD_AND_BAD)
@@ -93,6 +118,10 @@ def test_what_stops_the_query_is_one_sentence(run: CountingRun, spark: SparkSess
     write(run.bootstrap, run.topic, {0: [b'{"uid":"ada","click_count":1}', b'{"uid":"bob","click_count":1}']})
     with pytest.raises(DataMisfit, match=r"field 'bob'.*is '8\.0'"):
         run.count(spark)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "_watch", stopped_as_it_failed)
+        with pytest.raises(DataMisfit, match=r"field 'bob'.*is '8\.0'"):
+            run.count(spark)
     with run.redis() as client:
         assert client.hget(run.hash_key, "ada") == b"3"
         client.hset(run.hash_key, "bob", "8")
@@ -124,6 +153,14 @@ def test_the_plan_names_what_is_counted() -> None:
         "key_field": "page",
         "value_field": None,
     }
+
+
+def test_the_default_checkpoint_belongs_to_topic_and_hash_key() -> None:
+    keys = ["app::users::click", "app/users/click", "", "ü" * 300]
+    found = [checkpoint_of("user_events", key) for key in keys]
+    assert found[0] == Path(".onceflow/checkpoints/user_events.app-users-click.651a8a8b")
+    assert len({*found, checkpoint_of("visits", keys[0])}) == 5
+    assert all(path.parent == found[0].parent and len(path.name) < 100 for path in found)
 
 
 def test_the_stream_runs_until_a_signal_and_verify_works_meanwhile(

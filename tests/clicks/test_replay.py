@@ -396,6 +396,13 @@ def test_a_line_of_json_without_a_field_is_rejected_even_the_first(tmp_path: Pat
     assert rejects.count == 1
 
 
+def test_a_field_that_none_of_the_first_json_lines_has_is_told_at_once(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "a.jsonl", '{"user":"a","click_count":1}\n[1]\n{"usr":"b","click_count":1}\n' * 60)
+    with pytest.raises(WrongMapping, match=r"no field 'user_' for the event's uid \(did you mean 'user'\)"):
+        Replay([path], FieldMapping({"uid": "user_"})).check()
+    Replay([path], FieldMapping({"uid": "usr"})).check()
+
+
 def test_the_pace_follows_the_events_and_never_waits_for_the_past() -> None:
     now_s = 100.0
     pace = Pace(60, lambda: now_s)

@@ -143,3 +143,15 @@ def test_dead_says_when_the_log_no_longer_has_it(
         assert reading.dead_pointers(1) == [DeadPointer(5, 0, "not-json")]
     told = run("dead", "--redis", redis_server.url, "--hash-key", hash_key, "--bootstrap", bootstrap).stdout
     assert [line.endswith("(the log no longer has it)") for line in told.splitlines()] == [True, True, False]
+
+
+def test_an_address_that_is_no_redis_is_wrong_usage() -> None:
+    for command in (["clicks"], ["verify"], ["run"], ["dead"], ["reset", "--yes"]):
+        done = CliRunner().invoke(onceflow, [*command, "--redis", "http://127.0.0.1:6379/1"])
+        assert (done.exit_code, "begins with none of redis://" in done.output) == (2, True), command
+
+
+def test_a_mistyped_command_is_told_the_nearest() -> None:
+    done = CliRunner().invoke(onceflow, ["clikcs"])
+    assert (done.exit_code, "No such command 'clikcs'. Did you mean 'clicks'?" in done.output) == (2, True)
+    assert "There are broker, topic, " in CliRunner().invoke(onceflow, ["xyz"]).output

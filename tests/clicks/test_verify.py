@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -168,9 +169,14 @@ def test_redis_or_broker_down(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
     assert "gave no answer" in cannot_say(place)
 
 
-@pytest.mark.parametrize("option", ["decode_responses=true", "foo=bar", "db=x"])
+@pytest.mark.parametrize("option", ["decode_responses=true", "foo=bar"])
 def test_a_redis_url_with_options_that_cannot_be(place: Place, option: str) -> None:
     place.url += f"?{option}"
+    assert "is none of db, password" in str(place.command().exception)
+
+
+def test_a_redis_url_with_a_database_that_cannot_be(place: Place) -> None:
+    place.url += "?db=x"
     assert "cannot say: Redis at " in cannot_say(place)
 
 
@@ -180,6 +186,12 @@ def test_an_unexpected_failure_is_no_difference(place: Place, monkeypatch: pytes
 
     monkeypatch.setattr(verifying, "compare", fail)
     assert "cannot say: verify itself failed (KeyError: 'surprise')" in cannot_say(place)
+
+
+def test_without_the_packages_it_says_what_to_install(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onceflow.clicks.verify", None)
+    monkeypatch.delattr("onceflow.clicks.verify")
+    assert "pip install 'onceflow[demo]'" in cannot_say(place)
 
 
 def test_a_batch_that_stays_half_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

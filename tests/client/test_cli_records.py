@@ -124,11 +124,11 @@ def test_one_partition_and_a_count(run: Run, filled: Fill) -> None:
     ("words", "code", "says"),
     [
         (["--offset", "47"], 1, "onceflow: offset 47 of {}-0 is out of range: the log begins at 0 and ends at 1"),
-        (["--offset", "soon"], 2, "'soon' is none of start, end, 47, +47, -47, @1430204612405"),
-        (["--offset", "@"], 2, "'@' is none of start"),
-        (["--offset", "9" * 19], 2, "is none of start"),
+        (["--offset", "soon"], 2, "'soon' is no offset: write start, end, 47, +47, -47"),
+        (["--offset", "@"], 2, "'@' is no offset"),
+        (["--offset", "9" * 19], 2, "is no offset"),
         (["--partition", "4"], 2, "{} has 1 partition, counted from 0, not 4"),
-        (["--format", "xml"], 2, "'xml' is not one of 'text', 'json'"),
+        (["--format", "xml"], 2, "'xml' is neither text nor json"),
     ],
 )
 def test_consume_says_what_is_wrong(run: Run, filled: Fill, words: list[str], code: int, says: str) -> None:

@@ -33,8 +33,9 @@ def body_is(page: Page, name: str, value: str) -> None:
 
 def test_the_numbers_are_those_of_redis(serve_page: ServePage, counted: Counted, page: Page) -> None:
     users = {(f"user{number:04}", ("iOS", "Android", "Linux")[number % 3]): number * 1_111 for number in range(1, 41)}
+    newest_ms = now_ms()
     for batch in range(12):
-        finished_ms = now_ms() - (11 - batch) * 5_000
+        finished_ms = newest_ms - (11 - batch) * 5_000
         counted.micro_batch(users, bad={"not JSON": 2, "uid is empty": 1}, finished_ms=finished_ms)
     page.goto(serve_page(counted.addresses()).url)
     body_is(page, "view", "numbers")
@@ -224,6 +225,7 @@ def test_lag_a_stopped_stream_and_the_broker_killed_and_back(
         expect(page.locator("#lag-note")).to_have_text("1 message waits")
         assert text_of(page, "#lag").startswith("1 min 3")
         expect(page.locator(".banner strong")).to_have_text("No micro-batch for 1 min.")
+        expect(page.locator(".banner")).to_contain_text("has stopped or is starting again")
         broker.kill()
         expect(page.locator(".banner strong")).to_contain_text("The broker is down since")
         expect(page.locator("#lag")).to_have_text("\N{EN DASH}")

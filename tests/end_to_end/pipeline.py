@@ -1,5 +1,6 @@
 """One pipeline of real processes that a test may kill: its broker, its Redis, its Spark driver."""
 
+import contextlib
 import json
 import os
 import signal
@@ -77,7 +78,9 @@ class Pipeline:
         if only_python:
             self.driver.kill()
         else:
-            os.killpg(self.driver.pid, signal.SIGKILL)
+            # A driver that stopped by itself has left nobody in its group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.driver.pid, signal.SIGKILL)
         self.driver.wait(timeout=20)
         self.driver = None
 

@@ -4,6 +4,7 @@ import json
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -73,8 +74,8 @@ def counted(pipeline: Pipeline) -> int:
     return sum(json.loads(pipeline.marker().get("offsets", "{}")).get(TOPIC, {}).values())
 
 
-def count_through_kills(directory: Path, java_home: str, rounds: Sequence[Sequence[str]], seed: int) -> None:
-    chance = random.Random(seed)
+def count_through_kills(directory: Path, java_home: str, rounds: Sequence[tuple[str, ...]], seed: int) -> None:
+    chance, started = random.Random(seed), time.monotonic()
     with Pipeline(directory, java_home) as pipeline:
         pipeline.onceflow("topic", "create", TOPIC, "--partitions", "4", "--bootstrap", pipeline.broker.bootstrap)
         writer = Writer(pipeline.broker.bootstrap, seed)
@@ -88,8 +89,13 @@ def count_through_kills(directory: Path, java_home: str, rounds: Sequence[Sequen
         writer.join(timeout=90)
         assert not writer.is_alive()
         wait_until(lambda: counted(pipeline) == writer.events and pipeline.batch() > 0, pipeline)
-        verified = pipeline.verify()
-    print(f"seed {seed}: {len(rounds)} rounds of kills, {writer.events} events, 0 differences", flush=True)
+        verified, batches = pipeline.verify(), pipeline.batch() + 1
+    kills = ", ".join(f"{count} of {victim}" for victim, count in Counter(sum(rounds, ())).items())
+    print(
+        f"seed {seed}: {len(rounds)} rounds of kills ({kills}), {batches} micro-batches, {writer.events} events, "
+        f"{len(verified['differences'])} differences, {time.monotonic() - started:.0f} s",
+        flush=True,
+    )
     assert verified["events"] == writer.events, f"seed {seed}"
     assert verified["clicks"] == sum(writer.clicks.values()), f"seed {seed}"
 

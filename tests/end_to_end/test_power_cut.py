@@ -4,8 +4,10 @@ Spark syncs nothing of its checkpoint; the sink syncs what a batch rests on befo
 cut the run must go on from what is left, and the recount must find no difference.
 """
 
+import random
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from onceflow.clicks.pipeline import AVAILABLE_NOW, ClickPipeline
 from onceflow.clicks.verify import verify
 from onceflow.client.cluster import Cluster
 from onceflow.client.producer import EventWriter
+from onceflow.errors import OnceflowError
 from onceflow.spark import redis_batch, redis_scripts, redis_sink
 from onceflow.spark.checkpoint import LocalCheckpoint, sync_path
 from tests.conftest import RedisProcess
@@ -59,6 +62,11 @@ class SyncedDirectory:
             if all(self._has_name(step) for step in [path, *path.parents] if self.root in [step, *step.parents])
         }
 
+    def present(self) -> dict[str, bytes]:
+        """Relative path → content of all that is there while the power is on, but for files still being written."""
+        files = [path for path in self.root.rglob("*") if path.is_file() and path.suffix not in (".tmp", ".lock")]
+        return {str(path.relative_to(self.root)): path.read_bytes() for path in files}
+
     def _has_name(self, path: Path) -> bool:
         return path.name in self._names.get(path.parent, set())
 
@@ -69,7 +77,13 @@ class Cut:
 
     step: str
     checkpoint: dict[str, bytes]
+    unsynced: dict[str, bytes]
     keys: dict[bytes, bytes]
+
+    def some_of_it(self, chance: random.Random) -> dict[str, bytes]:
+        """What is synced, and of each other file, by itself: nothing, its empty name, or all of it."""
+        left = {name: content for name, content in self.unsynced.items() if chance.random() < 2 / 3}
+        return self.checkpoint | {name: content if chance.random() < 0.5 else b"" for name, content in left.items()}
 
 
 def dump(client: Any) -> dict[bytes, bytes]:
@@ -102,7 +116,9 @@ class PowerCuts:
         monkeypatch.setattr(redis_batch.redis_scripts, "run", watched_run)
 
     def _take(self, step: str) -> None:
-        cut = Cut(step, self._disk.survivors(), dump(self._client))
+        survivors = self._disk.survivors()
+        unsynced = {name: content for name, content in self._disk.present().items() if survivors.get(name) != content}
+        cut = Cut(step, survivors, unsynced, dump(self._client))
         if not self.cuts or (cut.checkpoint, cut.keys) != (self.cuts[-1].checkpoint, self.cuts[-1].keys):
             self.cuts.append(cut)
 
@@ -117,8 +133,41 @@ def database(redis_server: RedisProcess) -> Any:
         client.flushdb()
 
 
-def test_the_run_goes_on_after_a_power_cut_at_each_step(
+Survivors = Callable[[Cut], dict[str, bytes]]
+CutAtEachStep = Callable[[Survivors], None]
+
+
+@pytest.fixture
+def cut_at_each_step(
     spark: SparkSession, bootstrap: str, topic: str, database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> CutAtEachStep:
+    """Counts, cutting the power at each step; then goes on from what each cut has left, and recounts."""
+
+    def check(survivors: Survivors) -> None:
+        watched_run(spark, bootstrap, topic, database, tmp_path, monkeypatch, survivors)
+
+    return check
+
+
+def test_the_run_goes_on_after_a_power_cut_at_each_step(cut_at_each_step: CutAtEachStep) -> None:
+    cut_at_each_step(lambda cut: cut.checkpoint)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(20))
+def test_the_run_goes_on_whichever_unsynced_files_survive(cut_at_each_step: CutAtEachStep, seed: int) -> None:
+    chance = random.Random(seed)
+    cut_at_each_step(lambda cut: cut.some_of_it(chance))
+
+
+def watched_run(
+    spark: SparkSession,
+    bootstrap: str,
+    topic: str,
+    database: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    survivors: Survivors,
 ) -> None:
     url, client = database
     with Cluster(bootstrap) as cluster:
@@ -149,9 +198,14 @@ def test_the_run_goes_on_after_a_power_cut_at_each_step(
         for key, value in cut.keys.items():
             client.restore(key, 0, value)
         checkpoint = tmp_path / f"after-cut-{number}"
-        for name, content in cut.checkpoint.items():
+        left = survivors(cut)
+        for name, content in left.items():
             (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
             (checkpoint / name).write_bytes(content)
-        count(checkpoint)
-        assert differences() == [], cut.step
+        try:
+            count(checkpoint)
+        except OnceflowError as error:
+            sizes = {name: len(content) for name, content in left.items()}
+            raise AssertionError(f"{cut.step}, left: {sizes}") from error
+        assert differences() == [], f"{cut.step}, left: {sorted(left)}"
         shutil.rmtree(checkpoint)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import Disk, RealDisk
@@ -28,10 +29,16 @@ def open_log(
     clean: bool = False,
     disk: Disk | None = None,
     clock: ManualClock | None = None,
-    **settings: int,
+    log_start_offset: int = 0,
+    **settings: Any,
 ) -> PartitionLog:
     return PartitionLog.open(
-        directory, LogConfig(**settings), disk=disk or RealDisk(), clock=clock or ManualClock(NOW_MS), clean=clean
+        directory,
+        LogConfig(**settings),
+        disk=disk or RealDisk(),
+        clock=clock or ManualClock(NOW_MS),
+        clean=clean,
+        log_start_offset=log_start_offset,
     )
 
 

@@ -132,3 +132,15 @@ def test_the_topics_id_is_part_of_the_log(tmp_path: Path) -> None:
     assert (tmp_path / "clicks-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"
     with pytest.raises(DataDirectoryRefused, match=r"AAAAAAAAAAAAAAAAAAAAAQ.*AAAAAAAAAAAAAAAAAAAAAg"):
         open_with(2)
+
+
+def test_every_new_directory_on_the_way_is_made_durable(tmp_path: Path) -> None:
+    synced: list[Path] = []
+
+    class Watched(RealDisk):
+        def sync_directory(self, path: Path) -> None:
+            synced.append(path)
+            super().sync_directory(path)
+
+    DataDirectory.open(tmp_path / "a" / "b" / "c", disk=Watched()).close(clean=True)
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)

@@ -7,7 +7,7 @@ from onceflow.log.index import OffsetIndex, TimeIndex
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync
 
 
-def test_the_bytes_of_both_files(tmp_path: Path) -> None:
+def test_rule_1_the_bytes_of_both_indexes(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", index_interval_bytes=150, segment_bytes=1000)
     size_bytes = len(batch(b"x" * 31))
     assert size_bytes == 102
@@ -29,7 +29,7 @@ def test_the_bytes_of_both_files(tmp_path: Path) -> None:
     assert active.with_suffix(".index").read_bytes() == b""
 
 
-def test_entries_in_memory_and_in_the_file_answer_alike(tmp_path: Path) -> None:
+def test_rule_1_entries_in_memory_and_in_the_file_answer_alike(tmp_path: Path) -> None:
     offsets = OffsetIndex(RealDisk(), tmp_path / "a.index", 1000, bytearray())
     times = TimeIndex(RealDisk(), tmp_path / "a.timeindex", 1000, bytearray())
     for number in range(1, 10):

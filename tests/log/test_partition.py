@@ -2,8 +2,10 @@
 
 import errno
 import resource
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -12,8 +14,9 @@ from onceflow.log import errors
 from onceflow.log.disk import File, RealDisk, SyncNotBegun
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock
-from onceflow.wire.batch import Record, encode_batch, read_header
+from onceflow.wire.batch import Record, decode_batch, encode_batch, encode_retained, read_header, write_crc
 from onceflow.wire.codecs import Codec
+from onceflow.wire.errors import MalformedBatch
 from tests.log.partition_logs import NOW_MS, batch, open_log, records, sync, values
 
 
@@ -56,21 +59,21 @@ def test_nothing_is_visible_before_its_sync(log: PartitionLog) -> None:
     point.run()
     log.end_sync(point)
     assert (log.log_end_offset, log.high_watermark, values(log)) == (2, 1, [b"a"])
-    assert log.max_timestamp() == (NOW_MS, 0)
-    assert log.offset_for_timestamp(NOW_MS) == (NOW_MS, 0)
+    assert log.search_max_timestamp()() == (NOW_MS, 0)
+    assert log.search_timestamp(NOW_MS)() == (NOW_MS, 0)
     sync(log)
     assert values(log) == [b"a", b"b"]
 
 
-def test_reading_begins_at_the_batch_that_holds_the_offset(log: PartitionLog) -> None:
+def test_rule_2_reading_begins_at_the_batch_that_holds_the_offset(log: PartitionLog) -> None:
     sizes = [len(data) for data in (batch(b"a" * 10, b"b", b"c"), batch(b"d"), batch(b"e" * 500))]
     for data in (batch(b"a" * 10, b"b", b"c"), batch(b"d"), batch(b"e" * 500)):
         log.append(data)
     sync(log)
 
-    def span(offset: int, size_bytes_max: int, **options: int) -> tuple[int, int] | None:
+    def span(offset: int, size_bytes_max: int, **options: Any) -> tuple[int, int] | None:
         found = log.read(offset, size_bytes_max, **options)
-        return found and (found.position, found.size_bytes)
+        return None if found is None else (found.position, found.size_bytes)
 
     assert span(2, 1 << 20) == (0, sum(sizes))
     assert span(0, sizes[0]) == (0, sizes[0])
@@ -139,7 +142,7 @@ def put(position: int, value: bytes) -> Callable[[bytearray], None]:
         refusal(errors.CorruptBatch, put(70, b"\xaa")),
         refusal(errors.InvalidRecord, put(21, b"\x00\x05")),
         refusal(errors.InvalidTimestamp, put(21, b"\x00\x08")),
-        refusal(errors.InvalidTransactionState, put(21, b"\x00\x10")),
+        refusal(errors.InvalidRecord, put(21, b"\x00\x10")),
         refusal(errors.InvalidRecord, put(21, b"\x00\x30")),
         refusal(errors.InvalidRecord, put(21, b"\x00\x40")),
         refusal(errors.InvalidRecord, put(23, bytes([0, 0, 0, 7]))),
@@ -153,7 +156,7 @@ def put(position: int, value: bytes) -> Callable[[bytearray], None]:
         refusal(errors.RecordListTooLarge, lambda data: data.__setitem__(slice(None), batch(bytes(800)))),
     ],
 )
-def test_what_a_client_may_not_send(
+def test_rule_12_what_a_client_may_not_send(
     tmp_path: Path, kind: type[errors.LogError], change: Callable[[bytearray], object]
 ) -> None:
     log = open_log(tmp_path / "clicks-0", message_bytes_max=1000, segment_bytes=700)
@@ -178,6 +181,7 @@ def test_every_refusal_has_kafkas_code() -> None:
         "OutOfOrderSequence": 45,
         "InvalidProducerEpoch": 47,
         "StorageFailed": 56,
+        "TransactionCoordinatorFenced": 52,
         "OffsetOutOfRange": 1,
     }
 
@@ -223,20 +227,20 @@ def test_segments_roll_when_an_index_is_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_lookups_by_time_look_into_batches(tmp_path: Path, codec: Codec) -> None:
+def test_rule_3_lookups_by_time_look_into_batches(tmp_path: Path, codec: Codec) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=600, index_interval_bytes=100)
     timestamps = [100, 300, 200, 250, 900, 400, 500, 600, 700, 950, 800, 950, 10, 20] * 3
     for begin in range(0, len(timestamps), 2):
         pair = timestamps[begin : begin + 2]
         log.append(encode_batch([Record(i, ts, None, b"x" * 50) for i, ts in enumerate(pair)], codec=codec))
-    assert log.offset_for_timestamp(0) is None
-    assert log.max_timestamp() is None
+    assert log.search_timestamp(0)() is None
+    assert log.search_max_timestamp()() is None
     sync(log)
     for _ in range(2):
         for wanted in range(0, 1000, 25):
             first = next(((ts, offset) for offset, ts in enumerate(timestamps) if ts >= wanted), None)
-            assert log.offset_for_timestamp(wanted) == first
-        assert log.max_timestamp() == (950, 9)
+            assert log.search_timestamp(wanted)() == first
+        assert log.search_max_timestamp()() == (950, 9)
         log.close()
         log = open_log(tmp_path / "clicks-0", clean=True)
 
@@ -250,7 +254,7 @@ def test_records_that_cannot_be_read_fail_the_lookup_alone(log: PartitionLog) ->
     sync(log)
     assert log.read(0, 1000) is not None
     with pytest.raises(errors.CorruptBatch, match="gzip"):
-        log.offset_for_timestamp(0)
+        log.search_timestamp(0)()
 
 
 def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
@@ -364,7 +368,7 @@ def test_a_segment_costs_one_descriptor(clean: bool, tmp_path: Path) -> None:
     try:
         again = open_log(tmp_path / "clicks-0", clean=clean)
         assert len(values(again)) == 60
-        assert again.offset_for_timestamp(NOW_MS) == (NOW_MS, 0)
+        assert again.search_timestamp(NOW_MS)() == (NOW_MS, 0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
@@ -384,3 +388,40 @@ def test_a_slice_tells_whether_a_limit_or_its_segments_end_cut_it(tmp_path: Path
     assert [is_cut(0, 1000), is_cut(0, 210), is_cut(0, 10), is_cut(2, 10)] == [True] * 4
     assert [is_cut(3, 1000), is_cut(4, 10)] == [False, False], "the sixth batch is not visible"
     assert is_cut(3, 10)
+
+
+def test_a_write_that_cannot_be_undone_leaves_the_round_under_way_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FaultyDisk(tmp_path)
+    log = open_log(tmp_path / "clicks-0", disk=disk)
+    log.append(batch(b"a"))
+    point = log.begin_sync()
+    assert point is not None
+    disk.space_bytes = 10
+
+    def refuse(_size_bytes: int) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(log._active.file, "truncate", refuse)
+    with pytest.raises(errors.StorageFailed):
+        log.append(batch(b"b" * 100))
+    with pytest.raises(RuntimeError, match="a sync is under way"):
+        log.begin_sync()
+    point.run()
+    log.end_sync(point)
+    assert log.high_watermark == 1, "what the round covered is durable"
+    assert log.begin_sync() is None
+
+
+def test_timestamps_beyond_64_bits_are_refused_or_damage(log: PartitionLog) -> None:
+    data = batch(b"a")
+    struct.pack_into(">q", data, 27, 2**63 - 1)
+    write_crc(data, 0)
+    with pytest.raises(errors.InvalidTimestamp, match=str(2**63 - 1)):
+        log.append(data)
+    header = read_header(batch(b"a"))._replace(base_timestamp=2**63 - 1, attributes=0x08)
+    late = encode_retained(header, [Record(0, 2**63 + 5, b"k", b"v")])
+    struct.pack_into(">H", late, 21, 0)
+    with pytest.raises(MalformedBatch, match="more than 64 bits"):
+        decode_batch(late)

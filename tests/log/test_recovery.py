@@ -133,7 +133,7 @@ def test_appended_zeros_and_random_bytes(one_segment: Original, clean: bool, scr
 
 
 @pytest.mark.parametrize("shape", ["one_segment", "many_segments"])
-def test_a_valid_batch_after_a_bad_one_does_not_come_back(
+def test_rule_4_a_valid_batch_after_a_bad_one_does_not_come_back(
     shape: str, scratch: Path, request: pytest.FixtureRequest
 ) -> None:
     original = request.getfixturevalue(shape)
@@ -177,7 +177,7 @@ def test_a_missing_segment_ends_the_log(many_segments: Original, scratch: Path) 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("clean", [False, True])
-def test_indexes_are_built_anew(many_segments: Original, clean: bool, suffix: str, scratch: Path) -> None:
+def test_rule_4_indexes_are_built_anew(many_segments: Original, clean: bool, suffix: str, scratch: Path) -> None:
     directory = many_segments.copy(scratch / "clicks-0")
     before = {path.name: path.read_bytes() for path in directory.glob(f"*{suffix}")}
     assert sum(map(len, before.values())) > 100
@@ -197,13 +197,15 @@ def test_stray_files_are_removed(many_segments: Original, scratch: Path) -> None
     assert {path.name for path in directory.iterdir()} == names
 
 
-def test_the_scan_begins_at_a_snapshot(many_segments: Original, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_4_the_scan_begins_at_a_snapshot(
+    many_segments: Original, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scanned: list[int] = []
     real = recovery.good_batches
 
-    def counting(segment: recovery.Segment, position: int, offset: int):  # type: ignore[no-untyped-def]
+    def counting(segment: recovery.Segment, position: int, offset: int, compaction_end: int):  # type: ignore[no-untyped-def]
         scanned.append(segment.base_offset)
-        yield from real(segment, position, offset)
+        yield from real(segment, position, offset, compaction_end)
 
     monkeypatch.setattr(recovery, "good_batches", counting)
     bases = [int(name.removesuffix(".log")) for name in many_segments.names]

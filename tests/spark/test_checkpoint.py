@@ -133,6 +133,23 @@ def test_metadata_left_empty_before_the_first_batch_is_dropped(tmp_path: Path) -
     assert not (tmp_path / "metadata").exists()
 
 
+def test_metadata_left_empty_takes_the_plan_of_batch_0_with_it(files: SparkFiles) -> None:
+    files.plan(0, {"clicks": {"0": 5}})
+    (files.directory / "metadata").write_bytes(b"")
+    LocalCheckpoint(files.directory).drop_torn()
+    assert not (files.directory / "metadata").exists()
+    assert not (files.directory / "offsets" / "0").exists()
+
+
+def test_metadata_left_empty_after_a_batch_is_not_explained_by_a_power_cut(files: SparkFiles) -> None:
+    for number in range(2):
+        files.plan(number, {"clicks": {"0": 5 + number}})
+    (files.directory / "metadata").write_bytes(b"")
+    LocalCheckpoint(files.directory).drop_torn()
+    with pytest.raises(CheckpointUnreadable, match="holds no query id"):
+        LocalCheckpoint(files.directory).query_id()
+
+
 def test_a_failed_sync_stops_the_batch(files: SparkFiles) -> None:
     files.plan(0, {"clicks": {"0": 5}})
 

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from onceflow.spark import checkpoint_lock
-from onceflow.spark.checkpoint_lock import FILE_NAME, CheckpointInUse, take_lock
+from onceflow.spark.checkpoint_lock import FILE_NAME, CheckpointInUse, take_lock, without_driver
 
 DRIVER = Path(__file__).with_name("driver_whose_python_dies.py")
 
@@ -70,6 +70,8 @@ def test_a_jvm_that_outlives_its_python_keeps_the_checkpoint(
     try:
         with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on .*waited 0.5 s"):
             take_lock(spark, checkpoint, wait_ms=500)
+        with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on "), without_driver(checkpoint):
+            raise AssertionError("the JVM may still write")
     finally:
         os.kill(jvm, signal.SIGCONT)
     lock = take_lock(spark, checkpoint)
@@ -77,6 +79,8 @@ def test_a_jvm_that_outlives_its_python_keeps_the_checkpoint(
     assert locked_by_another_process(checkpoint)
     lock.release()
     assert not locked_by_another_process(checkpoint)
+    with without_driver(checkpoint):
+        pass
 
 
 def test_a_second_query_of_one_jvm_is_refused_and_the_first_keeps_its_lock(

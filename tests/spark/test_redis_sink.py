@@ -259,7 +259,7 @@ def test_an_older_start_stops_when_a_later_one_has_begun(
     with monkeypatch.context() as patch:
         # As on storage without locks: the later start does not see that the older one is alive.
         patch.setattr(checkpoint_lock, "_held", set())
-        patch.setattr("onceflow.spark.redis_sink.take_lock", lambda *_: None)
+        patch.setattr("onceflow.spark.redis_sink.take_lock", lambda *_, **__: None)
         later = sinks.start(close_others=False)
         sinks.run(later, 1)
     with pytest.raises(OwnerLost, match="owner epoch 2"):

@@ -1,4 +1,4 @@
-"""Answers that repeat, ApiVersions and Metadata, kept as bytes: building one costs more than all else in a request."""
+"""Answers that repeat and never change, ApiVersions above all, kept as bytes: building one costs more than all else."""
 
 import struct
 
@@ -10,7 +10,7 @@ CACHED_BYTES_MAX = 16 * 1024 * 1024
 
 
 class AnswerCache:
-    """Responses by API, version and request body; forgotten whenever the topics change."""
+    """Responses by API, version and request body."""
 
     def __init__(self) -> None:
         self._responses: dict[tuple[int, int, bytes], bytearray] = {}

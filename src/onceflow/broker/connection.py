@@ -4,6 +4,9 @@ A connection owns its non-blocking socket and is called by the event loop. It re
 4 KiB and grows as a frame's bytes really arrive; a request sees its frame as a view of that buffer, which is valid
 only until the handler returns. An answer is a list of pieces, bytes or slices of a segment; the slices go out by
 sendfile, resumed when the socket is writable again, and no byte of them enters this process.
+
+What one connection may cost the others is bounded: bytes read, handled and sent in one turn of the loop, unanswered
+requests, unsent answers, and, over all connections in sum, the memory of requests that are being received.
 """
 
 import asyncio
@@ -16,7 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.request_memory import RequestMemory
+from onceflow.log.clock import Clock
 from onceflow.log.disk import File
+from onceflow.wire import apis
 from onceflow.wire.errors import WireError
 
 logger = logging.getLogger(__name__)
@@ -24,13 +31,16 @@ logger = logging.getLogger(__name__)
 BUFFER_BYTES_FIRST = 4 * 1024
 BUFFER_BYTES_STEP = 64 * 1024
 BUFFER_BYTES_KEPT = 2 * 1024 * 1024
-"""A drained buffer larger than this is given back: one huge frame must not cost its memory for ever."""
+"""A drained buffer larger than this is given back at once, a smaller one when nothing came for a second."""
+BUFFER_KEPT_SECONDS = 1.0
 FRAME_BYTES_MIN = 8
-FRAME_BYTES_MAX = 100 * 1024 * 1024
-"""Kafka's `socket.request.max.bytes`."""
-PENDING_REQUESTS_MAX = 100
-UNSENT_BYTES_MAX = 4 * 1024 * 1024
+READ_BYTES_PER_TURN = 4 * 1024 * 1024
+REQUEST_BYTES_PER_TURN = 1024 * 1024
+"""After requests of so many bytes other connections have their turn; a single larger one is handled whole."""
+SENT_BYTES_PER_TURN = 4 * 1024 * 1024
+DRAINED_BYTES_MAX = 1024 * 1024
 
+_GROUP_REQUESTS = frozenset((apis.JOIN_GROUP, apis.SYNC_GROUP, apis.OFFSET_COMMIT, apis.TXN_OFFSET_COMMIT))
 _MSG_MORE = getattr(socket, "MSG_MORE", 0)
 
 
@@ -51,12 +61,17 @@ Piece = bytes | FileSlice
 class Reply:
     """The place of one answer in its connection's order of answers."""
 
-    __slots__ = ("_connection", "on_abandoned", "pieces")
+    __slots__ = ("_connection", "is_long_wait", "on_abandoned", "on_stop", "pieces")
 
     def __init__(self, connection: "Connection") -> None:
         self._connection = connection
         self.pieces: Sequence[Piece] | None = None
         self.on_abandoned: Callable[[], None] | None = None
+        """Called when the connection closes before there is an answer."""
+        self.on_stop: Callable[[], None] | None = None
+        """Called when the broker stops and there is no answer yet: gives the answer that is possible now."""
+        self.is_long_wait = False
+        """The answer waits for other clients (JoinGroup, SyncGroup): a broker that stops does not wait for it."""
 
     @property
     def is_open(self) -> bool:
@@ -86,10 +101,42 @@ class _Sending:
 class Connection:
     """See the module. `handle(frame, reply, connection)` is called for each frame; it may answer later."""
 
+    __slots__ = (
+        "_active_at",
+        "_begin",
+        "_clock",
+        "_config",
+        "_end",
+        "_handle",
+        "_is_blocked",
+        "_is_finishing",
+        "_is_handling_scheduled",
+        "_is_reading",
+        "_is_starved",
+        "_is_write_scheduled",
+        "_loop",
+        "_memory",
+        "_on_closed",
+        "_pending",
+        "_plain_bytes_max",
+        "_reserved_bytes",
+        "_socket",
+        "_turn_bytes_left",
+        "_unsent",
+        "_unsent_bytes",
+        "_view",
+        "is_open",
+        "peer",
+        "peer_host",
+    )
+
     def __init__(
         self,
         client: socket.socket,
         peer: tuple[Any, ...],
+        config: BrokerConfig,
+        memory: RequestMemory,
+        clock: Clock,
         handle: Callable[[memoryview, Reply, "Connection"], None],
         on_closed: Callable[["Connection"], None],
     ) -> None:
@@ -97,26 +144,38 @@ class Connection:
         self.peer = f"{peer[0]}:{peer[1]}"
         self.is_open = True
         self._socket = client
+        self._config = config
+        self._plain_bytes_max = min(
+            config.produce_request_bytes_max, config.group_request_bytes_max, config.other_request_bytes_max
+        )
+        self._memory = memory
+        self._clock = clock
         self._handle = handle
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._view = memoryview(bytearray(BUFFER_BYTES_FIRST))
+        self._reserved_bytes = BUFFER_BYTES_FIRST
         self._begin = self._end = 0
         self._pending: deque[Reply] = deque()
         self._unsent: deque[bytes | memoryview | _Sending] = deque()
         self._unsent_bytes = 0
+        self._turn_bytes_left = 0
         self._is_reading = True
+        self._is_starved = False
         self._is_blocked = False
+        self._is_finishing = False
         self._is_write_scheduled = False
+        self._is_handling_scheduled = False
+        self._active_at = clock.monotonic()
         self._loop.add_reader(client.fileno(), self._on_readable)
 
     # Reading
 
     def _on_readable(self) -> None:
-        if self._end == len(self._view):
-            self._make_room()
+        if self._is_handling_scheduled or (self._end == len(self._view) and not self._make_room()):
+            return
         try:
-            count = self._socket.recv_into(self._view[self._end :])
+            count = self._socket.recv_into(self._view[self._end : self._end + READ_BYTES_PER_TURN])
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -126,25 +185,46 @@ class Connection:
             self.close(None)
             return
         self._end += count
+        self._active_at = self._clock.monotonic()
         self._handle_frames()
 
     def _handle_frames(self) -> None:
+        handled_bytes = 0
         while self.is_open and self._is_reading and self._end - self._begin >= 4:
             size_bytes = int.from_bytes(self._view[self._begin : self._begin + 4], "big", signed=True)
-            if not FRAME_BYTES_MIN <= size_bytes <= FRAME_BYTES_MAX:
-                self.close(f"a frame of {size_bytes} bytes, allowed are {FRAME_BYTES_MIN} to {FRAME_BYTES_MAX}")
-                return
             frame_begin = self._begin + 4
+            if not FRAME_BYTES_MIN <= size_bytes <= self._plain_bytes_max and not self._may_be(size_bytes):
+                return
             if self._end - frame_begin < size_bytes:
                 break
+            if handled_bytes >= REQUEST_BYTES_PER_TURN:
+                self._handle_soon()
+                return
+            handled_bytes += size_bytes
             self._begin = frame_begin + size_bytes
             self._handle_frame(self._view[frame_begin : self._begin])
-            if len(self._pending) >= PENDING_REQUESTS_MAX or self._unsent_bytes >= UNSENT_BYTES_MAX:
+            if self._is_overloaded():
                 self._pause_reading()
         if self._begin == self._end:
             self._begin = self._end = 0
             if len(self._view) > BUFFER_BYTES_KEPT:
-                self._view = memoryview(bytearray(BUFFER_BYTES_STEP))
+                self._shrink(BUFFER_BYTES_STEP)
+
+    def _may_be(self, size_bytes: int) -> bool:
+        """Whether the frame that begins may have this unusual size; closes the connection if not."""
+        config = self._config
+        frame = self._view[self._begin + 4 : self._end]
+        api_key = int.from_bytes(frame[:2], "big") if len(frame) >= 2 else apis.PRODUCE
+        if api_key == apis.PRODUCE:
+            what, largest = "a Produce request", config.produce_request_bytes_max
+        elif api_key in _GROUP_REQUESTS:
+            what, largest = "a request of a group's member", config.group_request_bytes_max
+        else:
+            what, largest = "a request of this kind", config.other_request_bytes_max
+        if not FRAME_BYTES_MIN <= size_bytes <= largest:
+            self.close(f"a frame of {size_bytes} bytes, {what} has {FRAME_BYTES_MIN} to {largest}")
+            return False
+        return True
 
     def _handle_frame(self, frame: memoryview) -> None:
         reply = Reply(self)
@@ -157,16 +237,67 @@ class Connection:
             logger.exception("request of %s failed; its connection is closed", self.peer)
             self.close("the broker failed")
 
-    def _make_room(self) -> None:
-        """Move what is there to the buffer's front; if that is no gain, to the front of a larger one."""
+    def _handle_soon(self) -> None:
+        """Go on with the requests that are in the buffer already, after the other connections' turn."""
+        if not self._is_handling_scheduled:
+            self._is_handling_scheduled = True
+            self._loop.call_soon(self._handle_later)
+
+    def _handle_later(self) -> None:
+        self._is_handling_scheduled = False
+        if self.is_open:
+            self._handle_frames()
+
+    def _make_room(self) -> bool:
+        """The buffer is full and has no whole request: move what is there to its front, or to a larger one's.
+
+        Memory is reserved for the whole request before the first of it beyond the first buffer is taken: requests
+        that have begun can always end. False where none is left: reading goes on when there is some again.
+        """
         held = self._view[self._begin : self._end]
         if self._begin == 0:
-            size_bytes = 4 + int.from_bytes(held[:4], "big")
-            larger = max(2 * len(self._view), BUFFER_BYTES_STEP)
-            # A full buffer without a whole frame is a large frame; otherwise reading was paused in the middle.
-            self._view = memoryview(bytearray(min(larger, size_bytes) if size_bytes > len(held) else larger))
+            wanted_bytes = max(BUFFER_BYTES_STEP, 4 + int.from_bytes(held[:4], "big"))
+            if wanted_bytes > self._reserved_bytes and not self._reserve(wanted_bytes):
+                self._starve()
+                return False
+            self._view = memoryview(bytearray(min(max(2 * len(held), BUFFER_BYTES_STEP), wanted_bytes)))
         self._view[: len(held)] = held
         self._begin, self._end = 0, len(held)
+        return True
+
+    def _reserve(self, size_bytes: int) -> bool:
+        """Reserve this much instead of what is reserved; False if that is too much."""
+        if not self._memory.exchange(self._reserved_bytes, size_bytes):
+            return False
+        self._reserved_bytes = size_bytes
+        return True
+
+    def _shrink(self, size_bytes: int) -> None:
+        """Give the buffer, which is empty, back for a smaller one."""
+        self._reserve(size_bytes)
+        self._view = memoryview(bytearray(size_bytes))
+
+    def _starve(self) -> None:
+        self._is_starved = True
+        self._loop.remove_reader(self._socket.fileno())
+        self._memory.wait(self._fed)
+
+    def _fed(self) -> None:
+        """Memory is free again: try."""
+        self._is_starved = False
+        if self.is_open and self._is_reading:
+            self._loop.add_reader(self._socket.fileno(), self._on_readable)
+
+    def _is_overloaded(self) -> bool:
+        config = self._config
+        return len(self._pending) >= config.queued_requests_max or self._unsent_bytes >= config.unsent_bytes_max
+
+    def _is_relaxed(self) -> bool:
+        config = self._config
+        return (
+            len(self._pending) < (config.queued_requests_max + 1) // 2
+            and self._unsent_bytes < (config.unsent_bytes_max + 1) // 2
+        )
 
     def _pause_reading(self) -> None:
         self._is_reading = False
@@ -174,7 +305,8 @@ class Connection:
 
     def _resume_reading(self) -> None:
         self._is_reading = True
-        self._loop.add_reader(self._socket.fileno(), self._on_readable)
+        if not self._is_starved:
+            self._loop.add_reader(self._socket.fileno(), self._on_readable)
         # Frames that arrived before the pause are in the buffer already: no event will tell of them.
         self._handle_frames()
 
@@ -188,13 +320,19 @@ class Connection:
 
     def _write(self) -> None:
         self._is_write_scheduled = False
+        if self.is_open:
+            self._collect()
+            if not self._is_blocked:
+                self._send()
+            self._written()
+
+    def _written(self) -> None:
+        """Answers went out, which may make room for requests; or sending failed."""
         if not self.is_open:
             return
-        self._collect()
-        if not self._is_blocked:
-            self._send()
-        relaxed = len(self._pending) < PENDING_REQUESTS_MAX // 2 and self._unsent_bytes < UNSENT_BYTES_MAX // 2
-        if not self._is_reading and relaxed and self.is_open:
+        if self._is_finishing:
+            self._close_if_finished()
+        elif not self._is_reading and self._is_relaxed():
             self._resume_reading()
 
     def _collect(self) -> None:
@@ -217,15 +355,20 @@ class Connection:
         self._unsent_bytes += len(data)
 
     def _send(self) -> None:
+        self._turn_bytes_left = SENT_BYTES_PER_TURN
         try:
-            while self._unsent:
+            while self._unsent and self._turn_bytes_left > 0:
                 self._send_first()
+            if self._unsent:
+                self.write_soon()
         except (BlockingIOError, InterruptedError):
             if not self._is_blocked:
                 self._is_blocked = True
                 self._loop.add_writer(self._socket.fileno(), self._on_writable)
         except OSError as error:
             self.close(str(error))
+        if self._turn_bytes_left < SENT_BYTES_PER_TURN:
+            self._active_at = self._clock.monotonic()
 
     def _send_first(self) -> None:
         piece = self._unsent[0]
@@ -235,6 +378,7 @@ class Connection:
         flags = _MSG_MORE if len(self._unsent) > 1 else 0
         count = self._socket.send(piece, flags)
         self._unsent_bytes -= count
+        self._turn_bytes_left -= count
         if count == len(piece):
             self._unsent.popleft()
         else:
@@ -248,9 +392,11 @@ class Connection:
             self._unsent[0] = piece.file.read(piece.size_bytes, piece.position)
             self._unsent_bytes += piece.size_bytes
             return
-        count = os.sendfile(self._socket.fileno(), descriptor, piece.position, piece.size_bytes)
+        wanted = min(piece.size_bytes, self._turn_bytes_left)
+        count = os.sendfile(self._socket.fileno(), descriptor, piece.position, wanted)
         if not count:
             raise OSError(f"the file ended {piece.size_bytes} bytes too early")
+        self._turn_bytes_left -= count
         piece.position += count
         piece.size_bytes -= count
         if not piece.size_bytes:
@@ -262,6 +408,48 @@ class Connection:
         self._write()
 
     # The end
+
+    def look_after(self, now: float) -> None:
+        """About once a second: give back a buffer that is not needed, close what is stalled or idle."""
+        idle_seconds = now - self._active_at
+        config = self._config
+        has_half_request = self._end > self._begin and self._is_reading and not self._is_starved
+        if has_half_request and _is_over(idle_seconds, config.request_stalled_max_ms):
+            self.close(f"a request stopped in its middle for {idle_seconds:.0f} s (request.stalled.max.ms)")
+        elif self._is_idle() and _is_over(idle_seconds, config.connections_idle_max_ms):
+            logger.info("connection of %s closed: idle for %.0f s", self.peer, idle_seconds)
+            self.close(None)
+        elif self._end == 0 and len(self._view) > BUFFER_BYTES_FIRST and idle_seconds >= BUFFER_KEPT_SECONDS:
+            self._shrink(BUFFER_BYTES_FIRST)
+
+    def _is_idle(self) -> bool:
+        """Whether it is the client's turn: to ask, or to read its answers."""
+        return bool(self._unsent) or not self._pending
+
+    def finish(self) -> None:
+        """The broker stops: take no more requests, give the answers that can be given, and close."""
+        self._is_finishing = True
+        if self._is_reading:
+            self._pause_reading()
+        for reply in list(self._pending):
+            if reply.pieces is None and reply.on_stop is not None:
+                reply.on_stop()
+        self.write_soon()
+
+    def _close_if_finished(self) -> None:
+        # Answers go out in order: behind one that waits for other clients nothing can be sent any more.
+        waits = bool(self._pending) and not self._pending[0].is_long_wait
+        if self._unsent or waits:
+            return
+        self._drain()
+        self.close(None)
+
+    def _drain(self) -> None:
+        """Read what arrived: the kernel would answer a close before it with a reset that takes sent answers back."""
+        with contextlib.suppress(OSError):
+            for _ in range(DRAINED_BYTES_MAX // len(self._view)):
+                if not self._socket.recv_into(self._view):
+                    return
 
     def close(self, reason: str | None) -> None:
         """Close; None as reason is the peer's own, ordinary close."""
@@ -279,4 +467,13 @@ class Connection:
                 reply.on_abandoned()
         self._pending.clear()
         self._unsent.clear()
+        self._reserve(BUFFER_BYTES_FIRST)
         self._on_closed(self)
+
+    def close_descriptor(self) -> None:
+        """In a forked child: the connection goes on in the parent."""
+        self._socket.close()
+
+
+def _is_over(duration_seconds: float, limit_ms: int) -> bool:
+    return 0 <= limit_ms < duration_seconds * 1000

@@ -3,6 +3,9 @@
 Kafka's rules: the limits are soft, the first partition that has data gives at least one whole batch (KIP-74); any
 error answers at once; otherwise the answer waits until `min_bytes` are there or `max_wait_ms` is over, and then
 takes what exists (ReplicaManager.fetchMessages, DelayedFetch).
+
+Who reads committed data gets it up to the last stable offset, with the list of aborted transactions whose records may
+be among it (LocalLog.addAbortedTransactions); it waits there, and the marker that ends the transaction wakes it.
 """
 
 import asyncio
@@ -12,7 +15,7 @@ from collections.abc import Sequence
 from onceflow.broker.connection import Piece
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition
-from onceflow.broker.request import Request
+from onceflow.broker.request import Request, closed_if_unanswered
 from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.log.errors import LogError
 from onceflow.log.segment import Slice
@@ -41,12 +44,13 @@ class Gathered:
 class PendingFetch:
     """One Fetch request, until it is answered."""
 
-    __slots__ = ("_asked", "_is_scheduled", "_node", "_request", "_timer", "_watched")
+    __slots__ = ("_asked", "_is_scheduled", "_max_bytes", "_node", "_request", "_timer", "_watched")
 
     def __init__(self, node: Node, request: Request, asked: fetch.FetchRequest) -> None:
         self._node = node
         self._request = request
         self._asked = asked
+        self._max_bytes = min(asked.max_bytes, node.config.fetch_bytes_max)
         self._watched: list[Partition] = []
         self._timer: asyncio.TimerHandle | None = None
         self._is_scheduled = False
@@ -58,6 +62,7 @@ class PendingFetch:
             self._answer(found)
             return
         self._request.reply.on_abandoned = self._stop
+        self._request.reply.on_stop = self._expired
         self._timer = asyncio.get_running_loop().call_later(self._asked.max_wait_ms / 1000, self._expired)
         for topic, partitions in self._asked.topics:
             for each in partitions:
@@ -67,7 +72,7 @@ class PendingFetch:
                 self._watched.append(partition)
 
     def _is_enough(self, found: Gathered) -> bool:
-        return found.is_final or found.size_bytes >= min(self._asked.min_bytes, self._asked.max_bytes)
+        return found.is_final or found.size_bytes >= min(self._asked.min_bytes, self._max_bytes)
 
     def _woken(self) -> None:
         # Several partitions may wake it in one round of syncs: look once, after all of them.
@@ -78,12 +83,14 @@ class PendingFetch:
     def _look_again(self) -> None:
         self._is_scheduled = False
         if self._timer is not None:
-            found = self._gather()
-            if self._is_enough(found):
-                self._answer(found)
+            with closed_if_unanswered(self._request.reply):
+                found = self._gather()
+                if self._is_enough(found):
+                    self._answer(found)
 
     def _expired(self) -> None:
-        self._answer(self._gather())
+        with closed_if_unanswered(self._request.reply):
+            self._answer(self._gather())
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -109,9 +116,13 @@ class PendingFetch:
         if asked.current_leader_epoch > LEADER_EPOCH:
             return _error(found, asked, ErrorCode.unknown_leader_epoch)
         log = partition.log
-        room_bytes = max(min(asked.max_bytes, self._asked.max_bytes - found.size_bytes), 0)
+        high_watermark, last_stable_offset = log.high_watermark, log.last_stable_offset
+        is_committed = self._asked.isolation_level == fetch.READ_COMMITTED
+        end = last_stable_offset if is_committed else high_watermark
+        room_bytes = max(min(asked.max_bytes, self._max_bytes - found.size_bytes), 0)
         try:
-            piece = log.read(asked.fetch_offset, room_bytes, at_least_one_batch=not found.size_bytes)
+            piece = log.read(asked.fetch_offset, room_bytes, offset_end=end, at_least_one_batch=not found.size_bytes)
+            aborted = log.aborted_in(asked.fetch_offset, piece) if is_committed else None
         except LogError as error:
             return _error(found, asked, error.error_code)
         except OSError as error:
@@ -122,12 +133,10 @@ class PendingFetch:
             size_bytes = piece.size_bytes
             found.slices.append(piece)
             found.size_bytes += size_bytes
-        high_watermark = log.high_watermark
-        if piece.is_cut if piece is not None else asked.fetch_offset < high_watermark:
+        if piece.is_cut if piece is not None else asked.fetch_offset < end:
             found.is_final = True
-        aborted = () if self._asked.isolation_level == fetch.READ_COMMITTED else None
         return PartitionAnswer(
-            asked.partition, 0, high_watermark, high_watermark, log.log_start_offset, size_bytes, aborted
+            asked.partition, 0, high_watermark, last_stable_offset, log.log_start_offset, size_bytes, aborted
         )
 
     def _answer(self, found: Gathered) -> None:

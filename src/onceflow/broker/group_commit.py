@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from onceflow.broker.partitions import Partition
+from onceflow.log.config import INT64_MAX
 from onceflow.log.sync import SyncPoint
 from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
 PUT_OFF_S = 0.2
+TIMER_MAX_S = 86_400.0
 PUT_OFF_ROUNDS_MAX = 50
 """A sync that could not begin (no free descriptor for the directory) is tried again for about ten seconds."""
 
@@ -30,13 +32,36 @@ class GroupCommit:
     def __init__(self) -> None:
         self._dirty: dict[Partition, None] = {}
         self._put_off: dict[Partition, int] = {}
+        self._timers: dict[Partition, asyncio.TimerHandle] = {}
+        """Of partitions with `flush.ms`: when what is unsynced now gets synced."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="group-commit")
         self._is_running = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     def request(self, partition: Partition) -> None:
-        """Sync the partition in the next round."""
+        """Sync the partition in the next round, or when its flush policy says so."""
+        if partition.log.has_flush_policy and not self._is_flush_due(partition):
+            # What was appended is visible already: wake who waits for it.
+            asyncio.get_running_loop().call_soon(partition.settle)
+        else:
+            self.flush(partition)
+
+    def _is_flush_due(self, partition: Partition) -> bool:
+        log = partition.log
+        if log.is_flush_due():
+            return True
+        if log.config.flush_ms != INT64_MAX and partition not in self._timers:
+            delay_s = min(log.config.flush_ms / 1000, TIMER_MAX_S)
+            self._timers[partition] = asyncio.get_running_loop().call_later(delay_s, self._flush_timed, partition)
+        return False
+
+    def _flush_timed(self, partition: Partition) -> None:
+        self._timers.pop(partition, None)
+        self.flush(partition)
+
+    def flush(self, partition: Partition) -> None:
+        """Sync the partition in the next round, whatever its flush policy says."""
         self._dirty[partition] = None
         if not self._is_running:
             self._is_running = True
@@ -47,6 +72,9 @@ class GroupCommit:
         """Sync a deleted partition no more."""
         self._dirty.pop(partition, None)
         self._put_off.pop(partition, None)
+        timer = self._timers.pop(partition, None)
+        if timer is not None:
+            timer.cancel()
 
     def _begin_round(self) -> None:
         dirty, self._dirty = self._dirty, {}
@@ -88,7 +116,7 @@ class GroupCommit:
                 error = OSError(str(unexpected))
         if error is not None:
             self._fail(partition, error)
-        elif partition.log.high_watermark < point.offset_end:
+        elif partition.log.synced_offset < point.offset_end:
             self._try_later(partition)
         else:
             self._put_off.pop(partition, None)
@@ -104,7 +132,7 @@ class GroupCommit:
 
     def _try_again(self, partition: Partition) -> None:
         if partition in self._put_off:
-            self.request(partition)
+            self.flush(partition)
 
     @staticmethod
     def _fail(partition: Partition, error: OSError) -> None:
@@ -113,7 +141,10 @@ class GroupCommit:
         partition.fail(ErrorCode.kafka_storage_error)
 
     async def close(self) -> None:
-        """Wait for the last round."""
+        """Wait for the last round; what a flush policy still holds back is synced when the logs are closed."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
         await self._idle.wait()
         self._thread.shutdown()
 

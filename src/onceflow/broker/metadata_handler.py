@@ -1,20 +1,31 @@
-"""ApiVersions and Metadata: the answers that every client asks for first and repeats; kept as bytes."""
+"""ApiVersions and Metadata: the answers that every client asks for first and repeats.
 
-from collections.abc import Iterable
+A Metadata answer is joined from the bytes of its topics, which are kept (`MetadataEntries`); an answer about many
+topics is made in slices, a bounded number of topics and partitions in each turn of the loop.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 from onceflow.broker.answer_cache import cache_key
 from onceflow.broker.node import Node
 from onceflow.broker.request import Request
+from onceflow.broker.sliced_answers import Element, answer_in_slices
+from onceflow.broker.topic_operations import Created
 from onceflow.broker.topics import NewTopic, Topic, TopicRefused, check_name
-from onceflow.log.checkpoint import LEADER_EPOCH
-from onceflow.wire import apis
+from onceflow.wire import apis, metadata
 from onceflow.wire.apis import APIS
 from onceflow.wire.errors import ErrorCode
 
 ALL_TOPICS_IS_EMPTY_BEFORE = 1
-ZERO_UUID = UUID(int=0)
+BY_ID_FROM = 12
+
+CLUSTER_OPERATIONS = 8096
+"""All of AclOperation that are for a cluster, as bits: Kafka's answer where there is no authorizer."""
+
+
+_NO_REFUSAL = (ErrorCode.none, ErrorCode.topic_already_exists)
 
 
 def handle_api_versions(node: Node, request: Request) -> None:
@@ -30,83 +41,81 @@ def handle_api_versions(node: Node, request: Request) -> None:
 
 
 def handle_metadata(node: Node, request: Request) -> None:
-    """Serve one Metadata request; creates topics that are asked for, where request and configuration allow it."""
-    if node.answer_cache.send(request):
-        return
+    """Serve one Metadata request; creates topics that are asked for, where request and configuration allow it.
+
+    It waits until what the topics are is durable, since it tells of them. If that failed, it is answered all the same:
+    who cannot see the topics that are served cannot work with them either.
+    """
     asked = request.decode()
-    key = cache_key(request)
     allowed = node.config.auto_create_topics and getattr(asked, "allow_auto_topic_creation", True)
     missing = _creatable(node, asked) if allowed else []
 
-    def answer(_results: object = None) -> None:
-        topics = list(_described(node, asked, request.version))
-        response = request.answer(
-            brokers=[{"node_id": node.node_id, "host": node.advertised_host, "port": node.advertised_port}],
-            cluster_id=node.cluster_id,
-            controller_id=node.node_id,
-            topics=topics,
-        )
-        # A topic that is missing or not open yet may be there next time, and the cache would not hear of it.
-        if all(each["error_code"] == ErrorCode.none for each in topics):
-            node.answer_cache.keep(key, response)
+    def created(results: list[Created]) -> None:
+        # A name that "exists already" and is not there belongs to a topic that is being deleted: it is unknown.
+        refused = {each.name: each.error_code for each in results if each.error_code not in _NO_REFUSAL}
+        _answer(node, request, asked, _found_topics(node, asked, request.version, refused))
 
     if missing:
-        node.create_topics(missing, answer)
+        node.topic_operations.create(missing, created, failed=request.reply.close_connection)
     else:
-        answer()
+        found = _found_topics(node, asked, request.version, {})
+        node.when_metadata_synced(lambda _error_code: _answer(node, request, asked, found))
 
 
 def _creatable(node: Node, asked: Any) -> list[NewTopic]:
-    names = [each.name for each in asked.topics or () if each.name is not None]
+    names = dict.fromkeys(each.name for each in asked.topics or () if each.name is not None)
     return [NewTopic(name, -1) for name in names if name not in node.topics.by_name and _is_legal(name)]
 
 
 def _is_legal(name: str) -> bool:
     try:
         check_name(name)
-    except TopicRefused:
-        return False
+    except TopicRefused as error:
+        # The broker's own metadata cannot be created, and yet its name is none that could not be.
+        return error.error_code != ErrorCode.invalid_topic_exception
     return True
 
 
-def _described(node: Node, asked: Any, version: int) -> Iterable[dict[str, Any]]:
+def _found_topics(node: Node, asked: Any, version: int, refused: Mapping[str, ErrorCode]) -> Sequence[Topic | bytes]:
+    """The topics that are asked for, as they are before the wait for their durability; or an entry with an error."""
     if asked.topics is None or (version < ALL_TOPICS_IS_EMPTY_BEFORE and not asked.topics):
-        return [_topic(node, topic) for topic in node.topics.by_name.values()]
-    return [_asked_topic(node, each) for each in asked.topics]
+        return list(node.topics.by_name.values())
+    found: list[Topic | bytes] = []
+    for name, topic_id in dict.fromkeys((each.name, getattr(each, "topic_id", None)) for each in asked.topics):
+        topic, error_code = _found(node, name, topic_id, version)
+        code = refused.get(name or "", error_code)
+        shown = None if topic_id is not None and version >= BY_ID_FROM else name
+        found.append(topic if topic is not None else metadata.encode_topic(version, code, shown, topic_id))
+    return found
 
 
-def _asked_topic(node: Node, asked: Any) -> dict[str, Any]:
-    if asked.name is None:
-        topic = node.topics.by_id.get(asked.topic_id)
-        unknown = {"name": None, "topic_id": asked.topic_id, "error_code": ErrorCode.unknown_topic_id}
-    else:
-        topic = node.topics.by_name.get(asked.name)
-        code = ErrorCode.unknown_topic_or_partition if _is_legal(asked.name) else ErrorCode.invalid_topic_exception
-        unknown = {"name": asked.name, "topic_id": ZERO_UUID, "error_code": code}
-    return _topic(node, topic) if topic is not None else {**unknown, "partitions": ()}
+def _answer(node: Node, request: Request, asked: Any, found: Sequence[Topic | bytes]) -> None:
+    version = request.version
+    authorized = getattr(asked, "include_topic_authorized_operations", False)
+
+    def entries() -> Iterator[Element]:
+        for each in found:
+            if isinstance(each, bytes):
+                yield each, 1
+            else:
+                yield node.metadata_entries.entry(
+                    each, node.partitions.count(each.name), version, authorized=authorized
+                )
+
+    head = metadata.encode_head(version, node.node_id, node.advertised_host, node.advertised_port, node.cluster_id)
+    cluster_operations = getattr(asked, "include_cluster_authorized_operations", False)
+    tail = metadata.encode_tail(version, CLUSTER_OPERATIONS if cluster_operations else metadata.OPERATIONS_NOT_ASKED)
+    answer_in_slices(request, head, entries(), tail)
 
 
-def _topic(node: Node, topic: Topic) -> dict[str, Any]:
-    is_open = node.partitions.has_topic(topic.name)
-    return {
-        "error_code": ErrorCode.none if is_open else ErrorCode.leader_not_available,
-        "name": topic.name,
-        "topic_id": topic.topic_id,
-        "is_internal": topic.is_internal,
-        "partitions": [_partition(node, index) for index in range(topic.partition_count if is_open else 0)],
-    }
-
-
-def _partition(node: Node, index: int) -> dict[str, Any]:
-    return {
-        "error_code": ErrorCode.none,
-        "partition_index": index,
-        "leader_id": node.node_id,
-        "leader_epoch": LEADER_EPOCH,
-        "replica_nodes": [node.node_id],
-        "isr_nodes": [node.node_id],
-        "offline_replicas": (),
-    }
+def _found(node: Node, name: str | None, topic_id: UUID | None, version: int) -> tuple[Topic | None, ErrorCode]:
+    """The topic, or the code that says why there is none (kafka.server.KafkaApis.handleTopicMetadataRequest)."""
+    if topic_id is not None and version >= BY_ID_FROM:
+        return node.topics.by_id.get(topic_id), ErrorCode.unknown_topic_id
+    if name is None:
+        return None, ErrorCode.invalid_request
+    code = ErrorCode.unknown_topic_or_partition if _is_legal(name) else ErrorCode.invalid_topic_exception
+    return node.topics.by_name.get(name), code
 
 
 HANDLERS = {

@@ -3,29 +3,36 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TypeVar
 
 from onceflow.broker import metadata_records
 from onceflow.broker.answer_cache import AnswerCache
+from onceflow.broker.config import BrokerConfig as BrokerConfig
 from onceflow.broker.group_commit import GroupCommit
 from onceflow.broker.groups.coordinator import GroupCoordinator
 from onceflow.broker.groups.requests import GroupRequests
+from onceflow.broker.housekeeping import Housekeeping
+from onceflow.broker.metadata_entries import MetadataEntries
 from onceflow.broker.metadata_records import MetadataRecord
-from onceflow.broker.partitions import Partition, Partitions
+from onceflow.broker.partitions import Partition, Partitions, Synced, partition_count_max
+from onceflow.broker.record_checks import RecordChecks
 from onceflow.broker.state_log import StateLog
 from onceflow.broker.topic_configs import log_config
+from onceflow.broker.topic_operations import Created, TopicOperations
 from onceflow.broker.topics import (
     CLUSTER_METADATA_TOPIC,
     GROUP_OFFSETS_TOPIC,
+    PARTITIONS_MAX,
+    TRANSACTION_STATE_TOPIC,
     NewTopic,
     Topic,
-    TopicRefused,
     Topics,
 )
+from onceflow.broker.transactions.coordinator import TransactionCoordinator
+from onceflow.broker.transactions.requests import Transactions
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.config import LogConfig
@@ -37,37 +44,15 @@ from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
-STATE_LOG_CONFIG = LogConfig(segment_bytes=100 * 1024 * 1024, message_bytes_max=16 * 1024 * 1024)
-"""For the broker's own logs: a batch there may hold a whole group or a topic of many partitions."""
+METADATA_LOG_CONFIG = LogConfig(
+    segment_bytes=100 * 1024 * 1024, message_bytes_max=16 * 1024 * 1024, cleanup_delete=False
+)
+"""For the log of the topics: a batch there may hold a topic of many partitions. Nothing in it is ever removed."""
 
-
-@dataclass(frozen=True, slots=True)
-class BrokerConfig:
-    """What can be set for a broker."""
-
-    data: Path
-    host: str = "127.0.0.1"
-    port: int = 9092
-    advertised: tuple[str, int] | None = None
-    auto_create_topics: bool = True
-    partition_count_default: int = 1
-    log: LogConfig = field(default_factory=LogConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class Created:
-    """What became of one topic that was to be created."""
-
-    name: str
-    error_code: ErrorCode = ErrorCode.none
-    error_message: str | None = None
-    topic_id: uuid.UUID | None = None
-    partition_count: int = -1
-    configs: Mapping[str, str | None] = field(default_factory=dict)
-
+STATE_LOG_CONFIG = replace(METADATA_LOG_CONFIG, cleanup_compact=True)
+"""For the broker's compacted topics: a batch there may hold a whole group."""
 
 Result = TypeVar("Result")
-Deleted = tuple[Topic, ErrorCode, str | None]
 
 
 class UnfinishedDeletion(OnceflowError):
@@ -85,23 +70,40 @@ class Node:
         self.cluster_id = directory.cluster_id
         self.advertised_host, self.advertised_port = config.advertised or (config.host, config.port)
         self.topics = Topics(self.node_id, config.partition_count_default)
+        self.topics.partition_count_max = partition_count_max(PARTITIONS_MAX)
         self.partitions = Partitions()
-        self.groups = GroupCoordinator(clock)
+        self.groups = GroupCoordinator(clock, config)
         self.group_commit = GroupCommit()
         self.answer_cache = AnswerCache()
+        self.record_checks = RecordChecks(clock, self.in_search_thread)
+        self.metadata_entries = MetadataEntries(self.node_id)
+        self.topic_operations = TopicOperations(self)
         self._disk = disk
-        self._housekeeping = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
+        self._housekeeping_thread = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
+        self._searches = ThreadPoolExecutor(1, thread_name_prefix="time-search")
+        self.housekeeping = Housekeeping(
+            config,
+            self.partitions,
+            directory,
+            disk=disk,
+            clock=clock,
+            group_commit=self.group_commit,
+            thread=self._housekeeping_thread,
+        )
         self._metadata = self._open_metadata()
         self._open_topics()
-        self.group_requests = GroupRequests(self.groups, self._open_group_offsets())
-        self._finish_deletions()
+        self.group_requests = GroupRequests(self.groups, self._open_state_topic(GROUP_OFFSETS_TOPIC))
+        gone = self._gone_topics()
+        self.topics.being_deleted |= gone
+        self.group_requests.when_loaded(lambda: self._finish_deletions(gone))
         self._producer_ids = iter(range(0))
+        self.transactions = self._open_transactions()
 
     @classmethod
     def open(cls, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> "Node":
         """Lock the data directory, recover what is in it. Blocks; raises DataDirectoryRefused, OSError."""
         disk = disk or RealDisk()
-        directory = DataDirectory.open(config.data, disk=disk)
+        directory = DataDirectory.open(config.data, disk=disk, node_id=config.node_id)
         try:
             return cls(config, disk, clock or SystemClock(), directory)
         except BaseException:
@@ -112,13 +114,21 @@ class Node:
         self, topic: str, index: int, config: LogConfig, topic_id: uuid.UUID | None, *, clean: bool
     ) -> PartitionLog:
         path = self.directory.partition_path(topic, index)
-        log = PartitionLog.open(path, config, disk=self._disk, clock=self.clock, clean=clean, topic_id=topic_id)
+        log = PartitionLog.open(
+            path,
+            config,
+            disk=self._disk,
+            clock=self.clock,
+            clean=clean,
+            topic_id=topic_id,
+            log_start_offset=self.directory.log_start_offsets.get(topic, index),
+        )
         if log.recovery_removed_bytes:
             logger.warning("%s: recovery cut off %d bytes that were no whole batch", path, log.recovery_removed_bytes)
         return log
 
     def _open_metadata(self) -> StateLog:
-        log = self._open_log(CLUSTER_METADATA_TOPIC, 0, STATE_LOG_CONFIG, None, clean=self.directory.clean)
+        log = self._open_log(CLUSTER_METADATA_TOPIC, 0, METADATA_LOG_CONFIG, None, clean=self.directory.clean)
         metadata = StateLog(Partition(CLUSTER_METADATA_TOPIC, 0, log), self.clock, self.group_commit)
         for record in metadata.records():
             assert record.value is not None
@@ -128,7 +138,7 @@ class Node:
     def _open_topics(self) -> None:
         for topic in self.topics.by_name.values():
             self.partitions.install(topic.name, self._open_logs(topic, clean=self.directory.clean))
-        removed = set(self.topics.removed.values()) - self.topics.by_name.keys()
+        removed = self._gone_topics()
         for name, index in list(self.directory.partitions()):
             if name in removed:
                 self.directory.delete_partition(name, index)
@@ -136,167 +146,131 @@ class Node:
                 logger.warning("%s belongs to no topic; it is left alone", self.directory.partition_path(name, index))
 
     def _open_logs(self, topic: Topic, *, clean: bool) -> list[PartitionLog]:
-        if topic.is_internal:
-            config = STATE_LOG_CONFIG
-        else:
-            config = log_config(self.config.log, topic.configs)
-        return [
-            self._open_log(topic.name, index, config, topic.topic_id, clean=clean)
-            for index in range(topic.partition_count)
-        ]
+        return self.open_logs(topic, range(topic.partition_count), self.log_config_of(topic), clean=clean)
 
-    def _open_group_offsets(self) -> StateLog:
-        """One partition is enough: all groups are on this broker, and one file is one sync."""
-        if GROUP_OFFSETS_TOPIC not in self.topics.by_name:
-            self._record(self.topics.decide_create(NewTopic(GROUP_OFFSETS_TOPIC, 1)))
+    def open_logs(self, topic: Topic, indexes: Iterable[int], config: LogConfig, *, clean: bool) -> list[PartitionLog]:
+        """Open or create the logs of these partitions. Blocks; raises LogError, DataDirectoryRefused, OSError."""
+        return [self._open_log(topic.name, index, config, topic.topic_id, clean=clean) for index in indexes]
+
+    def _open_state_topic(self, name: str) -> StateLog:
+        """One partition is enough: all groups and transactions are on this broker, and one file is one sync."""
+        if name not in self.topics.by_name:
+            self.record(self.topics.decide_create(NewTopic(name, 1)))
             _sync_now(self._metadata.partition.log)
-            topic = self.topics.by_name[GROUP_OFFSETS_TOPIC]
-            self.partitions.install(GROUP_OFFSETS_TOPIC, self._open_logs(topic, clean=False))
-        partition = self.partitions.get(GROUP_OFFSETS_TOPIC, 0)
+            self.partitions.install(name, self._open_logs(self.topics.by_name[name], clean=False))
+        partition = self.partitions.get(name, 0)
         assert partition is not None
         return StateLog(partition, self.clock, self.group_commit)
 
-    def _finish_deletions(self) -> None:
-        """Where a crash came between a topic's removal and that of its offsets: a new topic must not inherit them."""
-        orphans = self.groups.decide_forget(lambda topic: topic not in self.topics.by_name)
-        if not orphans:
-            return
-        partition = self.partitions.get(GROUP_OFFSETS_TOPIC, 0)
-        assert partition is not None
-        if self.group_requests.append_in_batches(orphans):
-            raise UnfinishedDeletion(
-                f"{partition}: the offsets of deleted topics could not be taken away from {len(orphans)} partitions;"
-                " look for the reason above, free the disk and start the broker again"
-            )
-        _sync_now(partition.log)
+    def _open_transactions(self) -> Transactions:
+        coordinator = TransactionCoordinator(
+            self.clock,
+            timeout_max_ms=self.config.transaction_timeout_max_ms,
+            expiration_ms=self.config.transactional_id_expiration_ms,
+        )
+        return Transactions(
+            coordinator,
+            self._open_state_topic(TRANSACTION_STATE_TOPIC),
+            self.partitions,
+            self.group_commit,
+            self.group_requests,
+            self.next_producer_id,
+            abort_interval_ms=self.config.transaction_abort_interval_ms,
+            expiration_interval_ms=self.config.transactional_id_expiration_interval_ms,
+        )
 
-    def _record(self, records: Sequence[MetadataRecord]) -> None:
+    def load_groups(self) -> None:
+        """Go on with replaying the groups' log, a slice in each turn of the loop, while the broker serves others."""
+        try:
+            if self.group_requests.load_slice():
+                asyncio.get_running_loop().call_soon(self.load_groups)
+        except Exception:
+            logger.exception("the groups' log cannot be replayed; nothing about groups is served until a restart")
+            self.group_requests.fail_loading()
+
+    def _gone_topics(self) -> set[str]:
+        """Names of topics that were deleted and not made again."""
+        return set(self.topics.removed.values()) - self.topics.by_name.keys()
+
+    def _finish_deletions(self, gone: set[str]) -> None:
+        """Where a crash came between a topic's removal and that of its offsets: a new topic must not inherit them.
+
+        Until that is durable, nobody can make a topic with one of the names in `gone`.
+        """
+        orphans = self.groups.decide_forget(lambda topic: topic not in self.topics.by_name)
+        if orphans and self.group_requests.append_in_batches(orphans):
+            raise UnfinishedDeletion(
+                f"{GROUP_OFFSETS_TOPIC}: the offsets of deleted topics could not be taken away from {len(orphans)}"
+                " partitions; look for the reason above, free the disk and start the broker again"
+            )
+
+        def synced(error_code: ErrorCode) -> None:
+            if not error_code:
+                self.topics.being_deleted -= gone
+
+        self.group_requests.when_synced(synced)
+
+    # Topics
+
+    def create_topics(self, wanted: Sequence[NewTopic], answer: Callable[[list[Created]], None]) -> None:
+        """Create topics; `answer` is called when each is durable and open, or refused."""
+        self.topic_operations.create(wanted, answer)
+
+    def record(self, records: Sequence[MetadataRecord]) -> None:
         """Append and replay a change of the topics. Raises LogError."""
         self._metadata.append([(None, metadata_records.encode(record)) for record in records])
         for record in records:
             self.topics.replay(record)
-        self.answer_cache.clear()
 
-    # Topics
+    def when_metadata_synced(self, synced: Synced) -> None:
+        """Call back once what the topics are now is durable: at once if nothing changed, or with the error."""
+        self._metadata.when_synced(synced)
 
-    def create_topics(
-        self, wanted: Sequence[NewTopic], answer: Callable[[list[Created]], None], *, validate_only: bool = False
+    def log_config_of(self, topic: Topic) -> LogConfig:
+        """What the topic's logs go by."""
+        if topic.name == GROUP_OFFSETS_TOPIC:
+            return replace(STATE_LOG_CONFIG, segment_bytes=self.config.offsets_topic_segment_bytes)
+        if topic.is_internal:
+            return replace(STATE_LOG_CONFIG, segment_bytes=self.config.transaction_log_segment_bytes)
+        return log_config(self.config.log, topic.configs)
+
+    def reconfigure_topic(self, topic: Topic) -> None:
+        """Let the topic's open logs go by its configuration of now."""
+        config = self.log_config_of(topic)
+        for partition in self.partitions.of_topic(topic.name):
+            partition.log.reconfigure(config)
+
+    def forget_offsets(self, names: set[str], forgotten: Callable[[ErrorCode], None]) -> None:
+        """Take away every group's offsets of these topics, durably."""
+
+        def forget() -> None:
+            records = self.groups.decide_forget(names.__contains__)
+            error_code = self.group_requests.append_in_batches(records)
+            if error_code or not records:
+                forgotten(error_code)
+            else:
+                self.group_requests.when_synced(forgotten)
+
+        self.group_requests.when_loaded(forget)
+
+    def in_background(
+        self, work: Callable[[], Result], done: Callable[[Result], None], failed: Callable[[str], None]
     ) -> None:
-        """Create topics; `answer` is called when each is durable and open, or refused."""
-        results = [self._create(new, validate_only=validate_only) for new in wanted]
-        topics = [self.topics.by_name[each.name] for each in results if not each.error_code]
-        if validate_only or not topics:
-            answer(results)
-            return
+        """Run `work` in the housekeeping thread, then `done` on the loop; `failed` is told of what `work` raises."""
+        future = asyncio.get_running_loop().run_in_executor(self._housekeeping_thread, work)
 
-        def synced(error_code: ErrorCode) -> None:
-            if error_code:
-                answer([each if each.error_code else replace(each, error_code=error_code) for each in results])
-            else:
-                self._in_background(lambda: self._open_each(topics), opened)
+        def finish(finished: asyncio.Future[Result]) -> None:
+            error = finished.exception()
+            if error is not None:
+                failed(f"its work on the disk failed: {error!r}")
+                raise error
+            done(finished.result())
 
-        def opened(logs_or_errors: list[list[PartitionLog] | str]) -> None:
-            failures = {}
-            for topic, logs in zip(topics, logs_or_errors, strict=True):
-                if isinstance(logs, str):
-                    failures[topic.name] = (ErrorCode.kafka_storage_error, logs)
-                elif self.topics.by_id.get(topic.topic_id) is not topic:
-                    # Its files are on their way out: nothing may be acknowledged into them. They close when let go.
-                    message = f"topic {topic.name} was deleted while it was being created"
-                    failures[topic.name] = (ErrorCode.unknown_topic_or_partition, message)
-                else:
-                    self.partitions.install(topic.name, logs)
-            self.answer_cache.clear()
-            answer([self._with_failure(each, failures.get(each.name)) for each in results])
+        future.add_done_callback(finish)
 
-        self._metadata.when_synced(synced)
-
-    def _create(self, new: NewTopic, *, validate_only: bool) -> Created:
-        try:
-            records = self.topics.decide_create(new)
-            if not validate_only:
-                self._record(records)
-        except (TopicRefused, LogError) as error:
-            return Created(new.name, error.error_code, str(error))
-        count = sum(isinstance(record, metadata_records.PartitionRecord) for record in records)
-        topic = self.topics.by_name.get(new.name)
-        topic_id = topic.topic_id if topic is not None else None
-        return Created(new.name, topic_id=topic_id, partition_count=count, configs=new.configs)
-
-    def _open_each(self, topics: Sequence[Topic]) -> list[list[PartitionLog] | str]:
-        return [self._open_or_say(topic) for topic in topics]
-
-    def _open_or_say(self, topic: Topic) -> list[PartitionLog] | str:
-        try:
-            return self._open_logs(topic, clean=False)
-        except (OSError, OnceflowError) as error:
-            logger.error("topic %s was created but cannot be opened: %s", topic.name, error)
-            return str(error)
-
-    @staticmethod
-    def _with_failure(created: Created, failure: tuple[ErrorCode, str] | None) -> Created:
-        if failure is None:
-            return created
-        return replace(created, error_code=failure[0], error_message=failure[1])
-
-    def delete_topics(self, topics: Sequence[Topic], answer: Callable[[list[Deleted]], None]) -> None:
-        """Delete topics with their records and groups' offsets; `answer` is called when they are gone.
-
-        If the offsets cannot be taken away, the names stay refused until a start has finished the deletion: a new
-        topic would inherit the offsets.
-        """
-        results = [self._delete(topic) for topic in topics]
-        gone = [topic for topic, error_code, _message in results if not error_code]
-
-        def fail(failure: ErrorCode, reason: str | None) -> None:
-            answer([(topic, code or failure, message if code else reason) for topic, code, message in results])
-
-        def synced(error_code: ErrorCode) -> None:
-            if error_code:
-                fail(error_code, None)
-            else:
-                self._forget_offsets({topic.name for topic in gone}, forgotten)
-
-        def forgotten(error_code: ErrorCode) -> None:
-            if error_code:
-                fail(ErrorCode.kafka_storage_error, "the groups' offsets could not be removed; restart the broker")
-            else:
-                self._in_background(lambda: self._remove_files(gone), removed)
-
-        def removed(_nothing: None) -> None:
-            self.topics.being_deleted.difference_update(topic.name for topic in gone)
-            answer(results)
-
-        self._metadata.when_synced(synced)
-
-    def _delete(self, topic: Topic) -> Deleted:
-        try:
-            self._record(self.topics.decide_delete(topic))
-        except (TopicRefused, LogError) as error:
-            return topic, error.error_code, str(error)
-        self.topics.being_deleted.add(topic.name)
-        for partition in self.partitions.withdraw(topic.name):
-            self.group_commit.forget(partition)
-        return topic, ErrorCode.none, None
-
-    def _forget_offsets(self, names: set[str], forgotten: Callable[[ErrorCode], None]) -> None:
-        records = self.groups.decide_forget(names.__contains__)
-        error_code = self.group_requests.append_in_batches(records)
-        if error_code or not records:
-            forgotten(error_code)
-        else:
-            self.group_requests.when_synced(forgotten)
-
-    def _remove_files(self, topics: Sequence[Topic]) -> None:
-        for topic in topics:
-            for index in range(topic.partition_count):
-                try:
-                    self.directory.delete_partition(topic.name, index)
-                except OSError as error:
-                    logger.error("%s-%d could not be removed: %s", topic.name, index, error)
-
-    def _in_background(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
-        future = asyncio.get_running_loop().run_in_executor(self._housekeeping, work)
+    def in_search_thread(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+        """Run what reads old batches apart from the loop, and from the topics' creation and removal."""
+        future = asyncio.get_running_loop().run_in_executor(self._searches, work)
         future.add_done_callback(lambda finished: done(finished.result()))
 
     # Producer ids
@@ -307,7 +281,7 @@ class Node:
         if producer_id is None:
             first = self.topics.next_producer_id
             try:
-                self._record(self.topics.decide_producer_ids())
+                self.record(self.topics.decide_producer_ids())
             except LogError as error:
                 answer(error.error_code, -1)
                 return
@@ -319,21 +293,21 @@ class Node:
 
     def expire_groups(self) -> None:
         """Act on the groups' time-outs that are over."""
-        for outcome in self.groups.expire():
-            try:
-                self.group_requests.carry_out(outcome)
-            except Exception:
-                logger.exception("a group's time-out could not be carried out")
+        self.group_requests.expire()
 
     async def close(self) -> None:
         """Sync and close every log, and mark the directory clean if that went well."""
+        await self.housekeeping.close()
         await self.group_commit.close()
-        self._housekeeping.shutdown()
+        self._housekeeping_thread.shutdown()
+        self._searches.shutdown()
         clean = False
         try:
             were_whole = [self._close_log(each) for each in (*self.partitions, self._metadata.partition)]
             clean = all(were_whole)
         finally:
+            for partition in (*self.partitions, self._metadata.partition):
+                partition.log.close_files()
             self.directory.close(clean=clean)
 
     @staticmethod

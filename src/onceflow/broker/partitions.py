@@ -1,22 +1,33 @@
 """The open partitions of this broker, and who waits for what in each."""
 
 import logging
+import resource
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from onceflow.log.partition import PartitionLog
 from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
+FILES_FOR_PARTITIONS = 3 / 4
+"""The part of the process's file descriptors that logs may take; each holds one open per segment, the others are for
+connections and for segments that are no longer written."""
+
 Synced = Callable[[ErrorCode], None]
 Watcher = Callable[[], None]
+
+
+def partition_count_max(wanted: int) -> int:
+    """How many partitions the limit of open files allows, at most `wanted`."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, int(soft * FILES_FOR_PARTITIONS))
 
 
 class Partition:
     """One partition: its log, the answers that wait for its next sync, and the fetches that wait for its data."""
 
-    __slots__ = ("_waiting", "index", "log", "topic", "watchers")
+    __slots__ = ("_waiting", "_waiting_for_disk", "index", "log", "topic", "watchers")
 
     def __init__(self, topic: str, index: int, log: PartitionLog) -> None:
         self.topic = topic
@@ -24,6 +35,7 @@ class Partition:
         self.log = log
         self.watchers: set[Watcher] = set()
         self._waiting: deque[tuple[int, Synced]] = deque()
+        self._waiting_for_disk: deque[tuple[int, Synced]] = deque()
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.index}"
@@ -37,8 +49,22 @@ class Partition:
         else:
             self._waiting.append((offset_end, synced))
 
+    def when_durable(self, synced: Synced) -> None:
+        """As `when_synced` for all that is in the log now, and on disk even where a flush policy answers earlier.
+
+        What a transaction rests on may not be lost, whatever was chosen for the records beside it.
+        """
+        if self.log.log_end_offset <= self.log.synced_offset:
+            synced(ErrorCode.none)
+        elif self.log.failure is not None:
+            synced(ErrorCode.kafka_storage_error)
+        else:
+            self._waiting_for_disk.append((self.log.log_end_offset, synced))
+
     def settle(self) -> None:
         """After a sync: answer who waited for it, wake who watches."""
+        while self._waiting_for_disk and self._waiting_for_disk[0][0] <= self.log.synced_offset:
+            self._call(self._waiting_for_disk.popleft()[1], ErrorCode.none)
         high_watermark = self.log.high_watermark
         while self._waiting and self._waiting[0][0] <= high_watermark:
             self._call(self._waiting.popleft()[1], ErrorCode.none)
@@ -46,6 +72,8 @@ class Partition:
 
     def fail(self, error_code: ErrorCode) -> None:
         """Answer who waits with an error: the sync failed, or the topic was deleted."""
+        while self._waiting_for_disk:
+            self._call(self._waiting_for_disk.popleft()[1], error_code)
         while self._waiting:
             self._call(self._waiting.popleft()[1], error_code)
         self.wake()
@@ -83,6 +111,19 @@ class Partitions:
     def install(self, topic: str, logs: list[PartitionLog]) -> None:
         """Serve a topic; `logs` are in the order of the partitions."""
         self._by_topic[topic] = [Partition(topic, index, log) for index, log in enumerate(logs)]
+
+    def extend(self, topic: str, logs: list[PartitionLog]) -> None:
+        """Serve a topic's further partitions, which follow those that it has."""
+        present = self._by_topic.setdefault(topic, [])
+        present += [Partition(topic, len(present) + number, log) for number, log in enumerate(logs)]
+
+    def of_topic(self, topic: str) -> Sequence[Partition]:
+        """The open partitions of a topic, in their order."""
+        return self._by_topic.get(topic, ())
+
+    def count(self, topic: str) -> int:
+        """How many partitions of the topic are open: all of them, unless some are being made."""
+        return len(self._by_topic.get(topic, ()))
 
     def withdraw(self, topic: str) -> list[Partition]:
         """Stop serving a topic; who waits for it is told that it is gone."""

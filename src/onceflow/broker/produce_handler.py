@@ -7,19 +7,28 @@ watermark is the synced end, with the round of syncs that the append asks for.
 import logging
 
 from onceflow.broker.node import Node
-from onceflow.broker.partitions import Partition
+from onceflow.broker.partitions import Partition, Synced
 from onceflow.broker.request import Request, closed_if_unanswered
-from onceflow.broker.topics import CLUSTER_METADATA_TOPIC, GROUP_OFFSETS_TOPIC, NAME_CHARACTERS_MAX
+from onceflow.broker.topics import INTERNAL_TOPICS, NAME_CHARACTERS_MAX
 from onceflow.errors import OnceflowError
 from onceflow.log.errors import LogError
 from onceflow.wire import apis, produce
+from onceflow.wire.batch import HEADER_BYTES, read_header
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.produce import PartitionResponse
 
 logger = logging.getLogger(__name__)
 
 ACKS_ALL = -1
-INTERNAL_TOPICS = (GROUP_OFFSETS_TOPIC, CLUSTER_METADATA_TOPIC)
+
+
+_ATTRIBUTES_LOW_BYTE = 22
+_TRANSACTIONAL = 0x10
+
+
+def is_transactional(batch: memoryview) -> bool:
+    """Whether a batch says that it belongs to a transaction; what is no whole header is the log's to refuse."""
+    return len(batch) >= HEADER_BYTES and bool(batch[_ATTRIBUTES_LOW_BYTE] & _TRANSACTIONAL)
 
 
 class Refused(OnceflowError):
@@ -33,10 +42,11 @@ class Refused(OnceflowError):
 class PendingProduce:
     """One Produce request whose partitions wait for their syncs."""
 
-    __slots__ = ("_missing", "_request", "_topics")
+    __slots__ = ("_acks", "_missing", "_request", "_topics")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, acks: int) -> None:
         self._request = request
+        self._acks = acks
         self._topics: list[tuple[str, list[PartitionResponse]]] = []
         self._missing = 1
 
@@ -45,8 +55,12 @@ class PendingProduce:
         self._topics.append((name, responses))
         return responses
 
-    def wait_for(self, partition: Partition, offset_end: int, responses: list[PartitionResponse], at: int) -> None:
-        """Hold the answer back until the partition is synced up to `offset_end`."""
+    def hold(self) -> None:
+        """Hold the answer back until one more `done`."""
+        self._missing += 1
+
+    def expect(self, partition: Partition, responses: list[PartitionResponse], at: int) -> Synced:
+        """Hold the answer back until what is returned is called: when the partition is synced, or cannot be."""
         self._missing += 1
 
         def synced(error_code: ErrorCode) -> None:
@@ -54,12 +68,16 @@ class PendingProduce:
                 responses[at] = PartitionResponse(partition.index, error_code, -1)
             self.done()
 
-        partition.when_synced(offset_end, synced)
+        return synced
 
     def done(self) -> None:
         """One thing less to wait for; answers after the last."""
         self._missing -= 1
-        if not self._missing:
+        if self._missing:
+            return
+        if self._acks == 0:
+            _end_without_answer(self._request, self)
+        else:
             header, reply = self._request.header, self._request.reply
             with closed_if_unanswered(reply):
                 reply.send([produce.encode_response(header.version, header.correlation_id, self._topics)])
@@ -71,38 +89,88 @@ class PendingProduce:
 def handle(node: Node, request: Request) -> None:
     """Serve one Produce request."""
     asked = produce.parse_request(request.frame, request.header)
-    pending = PendingProduce(request)
+    pending = PendingProduce(request, asked.acks)
     for name, partitions in asked.topics:
         responses = pending.add_topic(name)
         for index, records in partitions:
+            responses.append(PartitionResponse(index, 0, -1))
             try:
-                _append(node, asked, name, index, records, pending, responses)
+                _append_or_queue(node, asked, name, records, pending, responses)
             except (Refused, LogError) as error:
-                responses.append(PartitionResponse(index, error.error_code, -1, error_message=str(error)))
-    if asked.acks == 0:
-        _end_without_answer(request, pending)
-    else:
-        pending.done()
+                responses[-1] = _refused(index, error)
+    pending.done()
+
+
+def _refused(index: int, error: Refused | LogError) -> PartitionResponse:
+    return PartitionResponse(index, error.error_code, -1, error_message=str(error))
+
+
+def _append_or_queue(
+    node: Node,
+    asked: produce.ProduceRequest,
+    name: str,
+    records: memoryview | None,
+    pending: PendingProduce,
+    responses: list[PartitionResponse],
+) -> None:
+    """Append now, or once a thread has looked at the records; the last one of `responses` is the answer's place."""
+    at = len(responses) - 1
+    partition = node.partitions.get(name, responses[at].partition)
+    _check(asked, name, partition, records)
+    assert partition is not None
+    assert records is not None
+    if not node.record_checks.must_wait(partition, records):
+        _append(node, asked, partition, records, pending, responses, at)
+        return
+    pending.hold()
+    # The request's own buffer is used again after this turn.
+    batch = memoryview(bytearray(records))
+
+    def checked(error: LogError | None) -> None:
+        try:
+            if error is not None:
+                raise error
+            # The topic may have been deleted meanwhile, and made again.
+            current = node.partitions.get(name, partition.index)
+            _check(asked, name, current if current is partition else None, batch)
+            _append(node, asked, partition, batch, pending, responses, at, is_checked=True)
+        except (Refused, LogError) as refusal:
+            responses[at] = _refused(partition.index, refusal)
+        finally:
+            pending.done()
+
+    node.record_checks.check(partition, batch, checked)
 
 
 def _append(
     node: Node,
     asked: produce.ProduceRequest,
-    name: str,
-    index: int,
-    records: memoryview | None,
+    partition: Partition,
+    records: memoryview,
     pending: PendingProduce,
     responses: list[PartitionResponse],
+    at: int,
+    *,
+    is_checked: bool = False,
 ) -> None:
-    partition = node.partitions.get(name, index)
-    _check(asked, name, partition, records)
-    assert partition is not None
-    assert records is not None
-    appended = partition.log.append(records)
-    responses.append(PartitionResponse(index, 0, appended.base_offset, -1, partition.log.log_start_offset))
+    in_transaction = is_transactional(records)
+    if in_transaction:
+        _check_transaction(node, asked.transactional_id, partition, records)
+    log = partition.log
+    appended = log.append(records, is_checked=is_checked)
+    responses[at] = PartitionResponse(
+        partition.index, 0, appended.base_offset, appended.timestamp_ms, log.log_start_offset
+    )
+    if in_transaction:
+        # Whatever acks and flush policy say: after a crash the producer goes on, and commits what it was told is there.
+        node.group_commit.flush(partition)
+        if asked.acks:
+            partition.when_durable(pending.expect(partition, responses, at))
+        return
     node.group_commit.request(partition)
     if asked.acks == ACKS_ALL:
-        pending.wait_for(partition, appended.last_offset + 1, responses, len(responses) - 1)
+        synced = pending.expect(partition, responses, at)
+        partition.when_synced(appended.last_offset + 1, synced)
 
 
 def _check(asked: produce.ProduceRequest, name: str, partition: Partition | None, records: memoryview | None) -> None:
@@ -112,10 +180,27 @@ def _check(asked: produce.ProduceRequest, name: str, partition: Partition | None
         raise Refused(ErrorCode.invalid_topic_exception, f"topic {name} is the broker's own; clients cannot write it")
     if partition is None:
         raise Refused(ErrorCode.unknown_topic_or_partition, f"topic {name[:NAME_CHARACTERS_MAX]} has no such partition")
-    if asked.transactional_id is not None:
-        raise Refused(ErrorCode.invalid_txn_state, "this broker has no transactions; produce without transactional.id")
     if not records:
         raise Refused(ErrorCode.invalid_record, f"{name}: a partition without records")
+
+
+def _check_transaction(node: Node, transactional_id: str | None, partition: Partition, records: memoryview) -> None:
+    """Coordinator and partition decide in one turn of the loop: no batch enters a transaction that is not open."""
+    if transactional_id is None:
+        raise Refused(
+            ErrorCode.transactional_id_authorization_failed,
+            f"{partition}: a transactional batch in a request without transactional id; send it with its own",
+        )
+    header = read_header(records)
+    error_code = node.transactions.check_produce(
+        header.producer_id, header.producer_epoch, transactional_id, partition.topic, partition.index
+    )
+    if error_code:
+        raise Refused(
+            error_code,
+            f"{partition}: producer {header.producer_id} of epoch {header.producer_epoch} has no ongoing transaction"
+            f" of {transactional_id!r} with this partition; add the partition first",
+        )
 
 
 def _end_without_answer(request: Request, pending: PendingProduce) -> None:

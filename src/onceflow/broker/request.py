@@ -4,6 +4,7 @@ Handlers give an answer as one mapping that has the fields of all versions; `bui
 version has. kio's classes say which these are. A name that no served version has is a mistake and raises.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import timedelta
@@ -12,7 +13,7 @@ from types import TracebackType
 from typing import Any, get_args
 
 from onceflow.broker.connection import Reply
-from onceflow.wire.apis import APIS
+from onceflow.wire.apis import APIS, WRITE_TXN_MARKERS
 from onceflow.wire.frames import RequestHeader, decode_request, encode_response, request_class, response_class
 
 NO_THROTTLE = timedelta(0)
@@ -26,6 +27,8 @@ class Request:
     frame: memoryview
     reply: Reply
     peer_host: str
+    elements_max: int = sys.maxsize
+    """Array elements that the body may have in all."""
 
     @property
     def version(self) -> int:
@@ -37,13 +40,16 @@ class Request:
 
     def decode(self) -> Any:
         """The body as kio's class of the request's version. Raises MalformedFrame."""
-        return decode_request(self.frame, self.header)
+        return decode_request(self.frame, self.header, elements_max=self.elements_max)
 
     def answer(self, **values: Any) -> bytes:
         """Send the response with these fields; returns its bytes, which a cache may keep."""
         header = self.header
         with closed_if_unanswered(self.reply):
-            payload = build(response_class(header.api.key, header.version), {"throttle_time": NO_THROTTLE, **values})
+            entity_class = response_class(header.api.key, header.version)
+            if header.api.key != WRITE_TXN_MARKERS:
+                values.setdefault("throttle_time", NO_THROTTLE)
+            payload = build(entity_class, values)
             response = encode_response(header.api.key, header.version, header.correlation_id, payload)
             self.reply.send([response])
         return response
@@ -68,7 +74,8 @@ class closed_if_unanswered:  # noqa: N801
 def build(entity_class: Any, values: Mapping[str, Any]) -> Any:
     """An entity of kio's from a mapping; nested entities are mappings, arrays are iterables."""
     known = _fields(entity_class)
-    unknown = values.keys() - known.keys() - _names_in_other_versions(entity_class)
+    missing = frozenset(values.keys() - known.keys())
+    unknown = _of_no_version(entity_class, missing) if missing else missing
     if unknown:
         raise TypeError(f"{entity_class.__name__} has no field {', '.join(sorted(unknown))} in any served version")
     return entity_class(**{name: _convert(values[name], known[name]) for name in known.keys() & values.keys()})
@@ -95,13 +102,22 @@ def _nested(annotation: Any) -> type[Any] | None:
 
 
 @cache
-def _names_in_other_versions(entity_class: Any) -> frozenset[str]:
+def _of_no_version(entity_class: Any, names: frozenset[str]) -> frozenset[str]:
+    """Those of the names that no served version has. The newest and the oldest, which mostly tell, come first.
+
+    A version's classes are generated when they are first asked for, which takes kio milliseconds: a broker that
+    starts for a test should not need them all.
+    """
     api = APIS[entity_class.__api_key__]
-    names: set[str] = set()
-    for version in range(api.version_min, api.version_max + 1):
-        _collect_names(request_class(api.key, version), names)
-        _collect_names(response_class(api.key, version), names)
-    return frozenset(names)
+    versions = dict.fromkeys((api.version_max, api.version_min, *range(api.version_min, api.version_max + 1)))
+    for load in (response_class, request_class):
+        for version in versions:
+            found: set[str] = set()
+            _collect_names(load(api.key, version), found)
+            names -= found
+            if not names:
+                return names
+    return names
 
 
 def _collect_names(entity_class: Any, names: set[str]) -> None:

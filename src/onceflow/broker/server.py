@@ -9,19 +9,30 @@ In-process use:
 """
 
 import asyncio
-import errno
 import logging
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from onceflow.broker import fetch_handler, metadata_handler, offset_handlers, produce_handler, topic_handlers
+from onceflow.broker import (
+    cluster_handlers,
+    config_handlers,
+    fetch_handler,
+    metadata_handler,
+    offset_handlers,
+    produce_handler,
+    record_handlers,
+    topic_handlers,
+)
 from onceflow.broker.connection import Connection, Reply
+from onceflow.broker.groups import admin_handlers as group_admin
 from onceflow.broker.groups import handlers as groups
+from onceflow.broker.groups import offset_handlers as group_offsets
+from onceflow.broker.listener import Listener
+from onceflow.broker.loop_watch import LoopWatch
 from onceflow.broker.node import BrokerConfig, Node
 from onceflow.broker.request import Request
-from onceflow.errors import OnceflowError
-from onceflow.log.clock import Clock
+from onceflow.broker.transactions import handlers as transactions
+from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.disk import Disk
 from onceflow.wire import apis
 from onceflow.wire.errors import UnsupportedVersion
@@ -36,19 +47,22 @@ HANDLERS: Mapping[int, Handler] = {
     **fetch_handler.HANDLERS,
     **offset_handlers.HANDLERS,
     **metadata_handler.HANDLERS,
+    **record_handlers.HANDLERS,
     **topic_handlers.HANDLERS,
+    **config_handlers.HANDLERS,
+    **cluster_handlers.HANDLERS,
     **groups.HANDLERS,
+    **group_offsets.HANDLERS,
+    **group_admin.HANDLERS,
+    **transactions.HANDLERS,
 }
 """API key → what serves it; each module of handlers says which are its own."""
 
-BACKLOG = 1024
-ACCEPTS_PER_TURN = 64
-ACCEPT_PAUSE_SECONDS = 1.0
-GROUP_TICK_SECONDS = 0.25
-
-
-class CannotListen(OnceflowError):
-    """The broker's address cannot be listened on."""
+TICK_SECONDS = 0.25
+TICKS_PER_LOOK = 4
+"""Connections are looked after once a second: there may be thousands."""
+LONG_WAITS = frozenset((apis.JOIN_GROUP, apis.SYNC_GROUP))
+"""Requests whose answers wait for other clients."""
 
 
 class Broker:
@@ -59,10 +73,11 @@ class Broker:
         self.port = 0
         self._disk = disk
         self._clock = clock
-        self._connections: set[Connection] = set()
         self._node: Node | None = None
-        self._listener: socket.socket | None = None
+        self._listener: Listener | None = None
         self._tick: asyncio.TimerHandle | None = None
+        self._ticks = 0
+        self._watch: LoopWatch | None = None
 
     @property
     def node(self) -> Node:
@@ -71,53 +86,39 @@ class Broker:
 
     async def start(self) -> None:
         """Recover the data and listen. Raises CannotListen, DataDirectoryRefused, OSError."""
-        self._listener = _listen(self.config.host, self.config.port)
+        clock = self._clock or SystemClock()
+        self._listener = Listener(self.config, clock)
         try:
-            self.port = self._listener.getsockname()[1]
-            self._node = Node.open(replace(self.config, port=self.port), disk=self._disk, clock=self._clock)
+            self.port = self._listener.port
+            self._node = Node.open(replace(self.config, port=self.port), disk=self._disk, clock=clock)
         except BaseException:
             self._listener.close()
             raise
-        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
-        self._expire_groups()
+        self._node.transactions.resume()
+        if self.config.loop_block_report_ms >= 0:
+            self._watch = LoopWatch(self.config.loop_block_report_ms)
+            self._watch.start()
+        self._listener.start(self._handle)
+        self._node.load_groups()
+        self._node.housekeeping.start()
+        self._on_tick()
 
     async def stop(self) -> None:
-        """Close all connections, sync and close all logs."""
+        """Answer what can be answered, close all connections, sync and close all logs."""
         if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener.fileno())
-            self._listener.close()
+            await self._listener.stop()
         if self._tick is not None:
             self._tick.cancel()
-        for connection in list(self._connections):
-            connection.close(None)
+        if self._watch is not None:
+            self._watch.stop()
         await self.node.close()
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        for _ in range(ACCEPTS_PER_TURN):
-            try:
-                client, peer = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                self._pause_accepting(error)
-                return
-            client.setblocking(False)
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._connections.add(Connection(client, peer, self._handle, self._connections.discard))
-
-    def _pause_accepting(self, error: OSError) -> None:
-        """Without a free descriptor the listener stays readable: trying again at once would spin."""
-        logger.error("no connection can be accepted for %s s: %s", ACCEPT_PAUSE_SECONDS, error)
-        assert self._listener is not None
-        loop, listener = asyncio.get_running_loop(), self._listener
-        loop.remove_reader(listener.fileno())
-
-        def resume() -> None:
-            if listener.fileno() >= 0:
-                loop.add_reader(listener.fileno(), self._accept)
-
-        loop.call_later(ACCEPT_PAUSE_SECONDS, resume)
+    def close_descriptors(self) -> None:
+        """In a forked child, which has no loop: let go of the copies of what ends with the parent's broker."""
+        if self._listener is not None:
+            self._listener.close_descriptors()
+        if self._node is not None:
+            self._node.directory.close_descriptor()
 
     def _handle(self, frame: memoryview, reply: Reply, connection: Connection) -> None:
         try:
@@ -127,26 +128,25 @@ class Broker:
                 raise
             reply.send([encode_unsupported_api_versions(error.correlation_id)])
             return
-        HANDLERS[header.api.key](self.node, Request(header, frame, reply, connection.peer_host))
+        api = header.api
+        reply.is_long_wait = api.key in LONG_WAITS
+        request = Request(header, frame, reply, connection.peer_host, self.config.request_elements_max)
+        if self._watch is None:
+            HANDLERS[api.key](self.node, request)
+            return
+        with self._watch.measured(api.name, connection.peer):
+            HANDLERS[api.key](self.node, request)
 
-    def _expire_groups(self) -> None:
-        try:
-            self.node.expire_groups()
-        except Exception:
-            logger.exception("time-outs of groups failed; they are looked at again in %s s", GROUP_TICK_SECONDS)
-        finally:
-            self._tick = asyncio.get_running_loop().call_later(GROUP_TICK_SECONDS, self._expire_groups)
+    def _on_tick(self) -> None:
+        """What time brings; each part by itself, since one that fails must not stop the others."""
+        for work in (self.node.expire_groups, self.node.transactions.tick, self._look_after_connections):
+            try:
+                work()
+            except Exception:
+                logger.exception("%s failed; it is tried again in %s s", work.__qualname__, TICK_SECONDS)
+        self._tick = asyncio.get_running_loop().call_later(TICK_SECONDS, self._on_tick)
 
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            reason = f"port {port} of {host} is taken; choose another one, or 0 for any free port"
-        else:
-            reason = f"{host}:{port}: {error}"
-        raise CannotListen(f"the broker cannot listen: {reason}") from error
-    listener.setblocking(False)
-    return listener
+    def _look_after_connections(self) -> None:
+        self._ticks += 1
+        if self._listener is not None and self._ticks % TICKS_PER_LOOK == 0:
+            self._listener.look_after()

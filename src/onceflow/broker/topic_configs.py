@@ -1,11 +1,14 @@
 """The topic configurations that this broker honours; every other name or value is refused, never stored and ignored.
 
-Names and meanings are Kafka's (org.apache.kafka.common.config.TopicConfig). There is no retention and no compaction
-yet, so of their configurations only the values that say so are taken.
+Names, types, ranges and the words of a refusal are Kafka's (org.apache.kafka.storage.internals.log.LogConfig and
+org.apache.kafka.common.config.ConfigDef). A value is kept as the text that Kafka would show for it: ` +5 ` is `5`.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
 
 from onceflow.errors import OnceflowError
 from onceflow.log.config import LogConfig
@@ -13,24 +16,24 @@ from onceflow.wire.errors import ErrorCode
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+MIB = 1024 * 1024
 
-NUMBERS = {
-    "segment.bytes": ("segment_bytes", 1024 * 1024, INT32_MAX),
-    "segment.ms": ("segment_ms", 1, INT64_MAX),
-    "index.interval.bytes": ("index_interval_bytes", 0, INT32_MAX),
-    "max.message.bytes": ("message_bytes_max", 0, INT32_MAX),
-}
-"""Name → field of LogConfig, smallest and largest value (both as in Kafka 4.1)."""
+CREATE_TIME, LOG_APPEND_TIME = "CreateTime", "LogAppendTime"
+POLICIES = ("compact", "delete")
 
-FIXED = {
-    "cleanup.policy": "delete",
-    "retention.ms": "-1",
-    "retention.bytes": "-1",
-    "compression.type": "producer",
-    "message.timestamp.type": "CreateTime",
-    "min.insync.replicas": "1",
-}
-"""Name → the one value that describes what this broker does."""
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+_FRACTION = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+
+
+class ConfigType(IntEnum):
+    """DescribeConfigsResponse.ConfigType."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
 
 
 class InvalidConfig(OnceflowError):
@@ -39,26 +42,254 @@ class InvalidConfig(OnceflowError):
     error_code = ErrorCode.invalid_config
 
 
-def check(topic: str, configs: Mapping[str, str | None]) -> None:
-    """Raises InvalidConfig that names the first configuration that cannot be honoured."""
-    for name, value in configs.items():
-        if name in NUMBERS:
-            _check_number(topic, name, value)
-        elif name not in FIXED:
-            known = ", ".join(sorted((*NUMBERS, *FIXED)))
-            raise InvalidConfig(f"topic {topic}: {name} is not supported here; supported are {known}")
-        elif value != FIXED[name]:
-            raise InvalidConfig(f"topic {topic}: {name}={value} is not supported here; only {FIXED[name]} is")
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """One configuration. `read` makes the fields of LogConfig from a text, `write` the text from a LogConfig.
+
+    `read` raises ValueError with what is wrong, in Kafka's words.
+    """
+
+    name: str
+    type: ConfigType
+    broker_setting: str
+    """The broker's setting that gives the default."""
+    documentation: str
+    read: Callable[[str], Mapping[str, Any]]
+    write: Callable[[LogConfig], str]
 
 
-def _check_number(topic: str, name: str, value: str | None) -> None:
-    _field, smallest, largest = NUMBERS[name]
-    is_number = value is not None and value.isascii() and value.isdigit()
-    if not is_number or not smallest <= int(value or 0) <= largest:
-        raise InvalidConfig(f"topic {topic}: {name}={value} is not a number from {smallest} to {largest}")
+def _number(
+    name: str, field: str, smallest: int, setting: str, documentation: str, *, wide: bool = True
+) -> TopicConfig:
+    """A whole number from `smallest` on; an int64 if `wide`, else an int32."""
+    kind, largest = (ConfigType.LONG, INT64_MAX) if wide else (ConfigType.INT, INT32_MAX)
+
+    def read(text: str) -> Mapping[str, Any]:
+        if not _NUMBER.fullmatch(text) or not -largest - 1 <= int(text) <= largest:
+            raise ValueError(f"Not a number of type {kind.name}")
+        if int(text) < smallest:
+            raise ValueError(f"Value must be at least {smallest}")
+        return {field: int(text)}
+
+    return TopicConfig(name, kind, setting, documentation, read, lambda config: str(getattr(config, field)))
+
+
+def _one_value(name: str, kind: ConfigType, only: str, documentation: str, setting: str | None = None) -> TopicConfig:
+    """A configuration of Kafka's that has one value here, the one that describes what this broker does."""
+
+    def read(text: str) -> Mapping[str, Any]:
+        if text.lower() != only.lower():
+            raise ValueError(f"this broker has {only} alone, since {documentation[0].lower()}{documentation[1:-1]}")
+        return {}
+
+    return TopicConfig(name, kind, setting or name, documentation, read, lambda _config: only)
+
+
+def _read_ratio(text: str) -> Mapping[str, Any]:
+    if not _FRACTION.fullmatch(text):
+        raise ValueError("Not a number of type DOUBLE")
+    if float(text) < 0:
+        raise ValueError("Value must be at least 0")
+    if float(text) > 1:
+        raise ValueError("Value must be no more than 1")
+    return {"min_cleanable_dirty_ratio": float(text)}
+
+
+def _read_policy(text: str) -> Mapping[str, Any]:
+    named = list_items(text)
+    if not set(named) <= set(POLICIES):
+        raise ValueError(f"String must be one of: {', '.join(POLICIES)}")
+    return {"cleanup_delete": "delete" in named, "cleanup_compact": "compact" in named}
+
+
+def _write_policy(config: LogConfig) -> str:
+    named = (("delete", config.cleanup_delete), ("compact", config.cleanup_compact))
+    return ",".join(policy for policy, is_set in named if is_set)
+
+
+def _read_timestamp_type(text: str) -> Mapping[str, Any]:
+    if text not in (CREATE_TIME, LOG_APPEND_TIME):
+        raise ValueError(f"String must be one of: {CREATE_TIME}, {LOG_APPEND_TIME}")
+    return {"log_append_time": text == LOG_APPEND_TIME}
+
+
+_ROWS = (
+    TopicConfig(
+        "cleanup.policy",
+        ConfigType.LIST,
+        "log.cleanup.policy",
+        "What happens to old records: delete removes segments by age and size, compact keeps the last record of each"
+        " key, both do both.",
+        _read_policy,
+        _write_policy,
+    ),
+    _number("retention.ms", "retention_ms", -1, "log.retention.ms", "Age at which a segment is deleted; -1: never."),
+    _number(
+        "retention.bytes",
+        "retention_bytes",
+        -1,
+        "log.retention.bytes",
+        "Bytes of a partition beyond which its oldest segments are deleted; -1: no limit.",
+    ),
+    _number(
+        "segment.bytes",
+        "segment_bytes",
+        MIB,
+        "log.segment.bytes",
+        "Size at which a log's file is ended and a new one begun.",
+        wide=False,
+    ),
+    _number(
+        "segment.ms", "segment_ms", 1, "log.roll.ms", "Age at which a log's file is ended, by the times of its records."
+    ),
+    _number(
+        "segment.index.bytes",
+        "segment_index_bytes",
+        4,
+        "log.index.size.max.bytes",
+        "A log's file is ended when one of its indexes would grow beyond this.",
+        wide=False,
+    ),
+    _number(
+        "index.interval.bytes",
+        "index_interval_bytes",
+        0,
+        "log.index.interval.bytes",
+        "Bytes of a log between two entries of its indexes.",
+        wide=False,
+    ),
+    _number(
+        "max.message.bytes",
+        "message_bytes_max",
+        0,
+        "message.max.bytes",
+        "The largest record batch taken, after compression.",
+        wide=False,
+    ),
+    TopicConfig(
+        "message.timestamp.type",
+        ConfigType.STRING,
+        "log.message.timestamp.type",
+        "Who dates the records: their producer, or the broker when it appends them.",
+        _read_timestamp_type,
+        lambda config: LOG_APPEND_TIME if config.log_append_time else CREATE_TIME,
+    ),
+    _number(
+        "message.timestamp.before.max.ms",
+        "message_timestamp_before_max_ms",
+        0,
+        "log.message.timestamp.before.max.ms",
+        "How far in the past a record may be dated.",
+    ),
+    _number(
+        "message.timestamp.after.max.ms",
+        "message_timestamp_after_max_ms",
+        0,
+        "log.message.timestamp.after.max.ms",
+        "How far in the future a record may be dated.",
+    ),
+    _number(
+        "delete.retention.ms",
+        "delete_retention_ms",
+        0,
+        "log.cleaner.delete.retention.ms",
+        "How long a deletion stays visible in a compacted log.",
+    ),
+    _number(
+        "min.compaction.lag.ms",
+        "min_compaction_lag_ms",
+        0,
+        "log.cleaner.min.compaction.lag.ms",
+        "Younger records are not compacted.",
+    ),
+    _number(
+        "max.compaction.lag.ms",
+        "max_compaction_lag_ms",
+        1,
+        "log.cleaner.max.compaction.lag.ms",
+        "A log with an older record that was never compacted is compacted.",
+    ),
+    TopicConfig(
+        "min.cleanable.dirty.ratio",
+        ConfigType.DOUBLE,
+        "log.cleaner.min.cleanable.ratio",
+        "A log is compacted when this part of it is new since the last time.",
+        _read_ratio,
+        lambda config: str(config.min_cleanable_dirty_ratio),
+    ),
+    _number(
+        "file.delete.delay.ms",
+        "file_delete_delay_ms",
+        0,
+        "log.segment.delete.delay.ms",
+        "How long the files of a deleted segment stay for those who still read them.",
+    ),
+    _number(
+        "flush.messages",
+        "flush_messages",
+        1,
+        "log.flush.interval.messages",
+        "Acknowledge from memory and write to the disk after so many records; by default before each answer.",
+    ),
+    _number(
+        "flush.ms",
+        "flush_ms",
+        0,
+        "log.flush.interval.ms",
+        "Acknowledge from memory and write to the disk after so many milliseconds; by default before each answer.",
+    ),
+    _one_value("compression.type", ConfigType.STRING, "producer", "Batches stay as their producer compressed them."),
+    _one_value("min.insync.replicas", ConfigType.INT, "1", "There is one broker, so one copy of everything."),
+    _one_value("preallocate", ConfigType.BOOLEAN, "false", "Files grow as they are written.", "log.preallocate"),
+    _one_value(
+        "segment.jitter.ms", ConfigType.LONG, "0", "Segments end when segment.ms says so.", "log.roll.jitter.ms"
+    ),
+    _one_value("unclean.leader.election.enable", ConfigType.BOOLEAN, "false", "There is one replica to lead."),
+    _one_value("remote.storage.enable", ConfigType.BOOLEAN, "false", "Records are on this broker's disk."),
+)
+
+TOPIC_CONFIGS: Mapping[str, TopicConfig] = {row.name: row for row in _ROWS}
+"""Name → row, in the order in which they are described."""
+
+
+def list_items(text: str) -> list[str]:
+    """The items of a list in a configuration: comma-separated, blanks around them not theirs."""
+    return [item.strip() for item in text.split(",")] if text.strip() else []
+
+
+def normalized(configs: Mapping[str, str | None]) -> dict[str, str]:
+    """The configurations with each value as Kafka shows it. Raises InvalidConfig about the first that is wrong."""
+    texts = {}
+    fields: dict[str, Any] = {}
+    for name, text in configs.items():
+        row = TOPIC_CONFIGS.get(name)
+        if row is None:
+            raise InvalidConfig(f"Unknown topic config name: {name}")
+        if text is None:
+            raise InvalidConfig(f"Null value not supported for topic configs: {name}")
+        try:
+            read = row.read(text.strip())
+        except ValueError as error:
+            raise InvalidConfig(f"Invalid value {text} for configuration {name}: {error}") from error
+        fields.update(read)
+        texts[name] = (
+            ",".join(list_items(text)) if row.type is ConfigType.LIST else row.write(replace(LogConfig(), **read))
+        )
+    shortest = fields.get("min_compaction_lag_ms", 0)
+    longest = fields.get("max_compaction_lag_ms", INT64_MAX)
+    if shortest > longest:
+        raise InvalidConfig(
+            f"conflict topic config setting min.compaction.lag.ms ({shortest}) > max.compaction.lag.ms ({longest})"
+        )
+    return texts
 
 
 def log_config(defaults: LogConfig, configs: Mapping[str, str]) -> LogConfig:
-    """`defaults` with a topic's checked configurations."""
-    numbers = {NUMBERS[name][0]: int(value) for name, value in configs.items() if name in NUMBERS}
-    return replace(defaults, **numbers)
+    """`defaults` with a topic's configurations. Raises InvalidConfig about one that a later release has written."""
+    fields: dict[str, Any] = {}
+    for name, text in configs.items():
+        row = TOPIC_CONFIGS.get(name)
+        if row is None:
+            raise InvalidConfig(f"this release does not know the topic config {name}; start the release that wrote it")
+        fields.update(row.read(text))
+    return replace(defaults, **fields)

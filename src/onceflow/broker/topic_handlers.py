@@ -1,80 +1,86 @@
-"""CreateTopics and DeleteTopics. A topic is visible and writable when its creation is answered, and stays."""
+"""CreateTopics, CreatePartitions and DeleteTopics.
+
+A topic and its partitions are visible and writable when their creation is answered, and stay. What is refused, with
+which code and in which words, is Kafka's (kafka.server.ControllerApis, org.apache.kafka.controller.
+ReplicationControlManager).
+"""
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from onceflow.broker.node import Created, Node
+from onceflow.broker.config_entries import topic_entries
+from onceflow.broker.node import Node
 from onceflow.broker.request import Request
-from onceflow.broker.topics import NewTopic, Topic, TopicRefused
+from onceflow.broker.topic_configs import log_config
+from onceflow.broker.topic_operations import Changed, Created
+from onceflow.broker.topics import INTERNAL_TOPICS, MorePartitions, NewTopic, Topic
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 
-CONFIG_SOURCE_TOPIC = 1
-"""DescribeConfigsResponse.ConfigSource.DYNAMIC_TOPIC_CONFIG."""
-
 MESSAGE_CHARACTERS_MAX = 4096
 """A refusal names what the client sent, and a string of the old versions ends at 32,767 bytes."""
+DELETION_DISABLED_VERSION = 3
+
+CREATED_ENTRY = ("name", "value", "read_only", "config_source", "is_sensitive")
+"""What CreateTopics tells of a configuration."""
+DUPLICATE_NAME = "Duplicate topic name."
 
 
 def handle_create(node: Node, request: Request) -> None:
     """Serve one CreateTopics request."""
     asked = request.decode()
-    counts = Counter(each.name for each in asked.topics)
+    once, refused = _named_once(asked.topics)
     wanted: list[NewTopic] = []
-    refused: list[dict[str, Any]] = []
-    for each in asked.topics:
-        try:
-            wanted.append(_wanted(node, each, counts[each.name]))
-        except TopicRefused as error:
-            refused.append(_refusal(each.name, error.error_code, str(error)))
+    results = [_refusal(name, ErrorCode.invalid_request, DUPLICATE_NAME) for name in refused]
+    for each in once:
+        if each.name in INTERNAL_TOPICS and each.name not in node.topics.by_name:
+            message = f"Creation of internal topic {each.name} is prohibited."
+            results.append(_refusal(each.name, ErrorCode.invalid_request, message))
+        else:
+            wanted.append(_wanted(each))
 
     def answer(created: list[Created]) -> None:
-        request.answer(topics=refused + [_created(node, each) for each in created])
+        request.answer(topics=results + [_created(node, each) for each in created])
 
-    node.create_topics(wanted, answer, validate_only=asked.validate_only)
-
-
-def _wanted(node: Node, asked: Any, count: int) -> NewTopic:
-    """The topic that the request describes; raises TopicRefused where it contradicts itself."""
-    if count > 1:
-        raise TopicRefused(ErrorCode.invalid_request, f"topic {asked.name} is {count} times in the request")
-    configs = {each.name: each.value for each in asked.configs}
-    if not asked.assignments:
-        return NewTopic(asked.name, asked.num_partitions, asked.replication_factor, configs)
-    indexes = sorted(each.partition_index for each in asked.assignments)
-    ours = all(tuple(each.broker_ids) == (node.node_id,) for each in asked.assignments)
-    if not ours or indexes != list(range(len(indexes))):
-        raise TopicRefused(
-            ErrorCode.invalid_replica_assignment,
-            f"topic {asked.name}: partitions must be 0, 1, … and each assigned to broker {node.node_id} alone",
-        )
-    return NewTopic(asked.name, len(indexes), 1, configs)
+    failed = request.reply.close_connection
+    node.topic_operations.create(wanted, answer, failed=failed, validate_only=asked.validate_only)
 
 
-def _refusal(name: str, error_code: ErrorCode, message: str) -> dict[str, Any]:
+def _named_once(topics: Iterable[Any]) -> tuple[list[Any], list[str]]:
+    """The entries whose name is in the request once, and the names that are there more often."""
+    counts = Counter(each.name for each in topics)
+    once = [each for each in topics if counts[each.name] == 1]
+    return once, [name for name, count in counts.items() if count > 1]
+
+
+def _wanted(asked: Any) -> NewTopic:
+    return NewTopic(
+        asked.name,
+        asked.num_partitions,
+        asked.replication_factor,
+        {each.name: each.value for each in asked.configs},
+        [(each.partition_index, tuple(each.broker_ids)) for each in asked.assignments],
+    )
+
+
+def _refusal(name: str, error_code: ErrorCode, message: str | None) -> dict[str, Any]:
     return {
         "name": name,
         "topic_id": None,
         "error_code": error_code,
-        "error_message": message[:MESSAGE_CHARACTERS_MAX],
-        "configs": None,
+        "error_message": message[:MESSAGE_CHARACTERS_MAX] if message is not None else None,
+        "configs": (),
     }
 
 
 def _created(node: Node, created: Created) -> dict[str, Any]:
     if created.error_code != ErrorCode.none:
-        return _refusal(created.name, created.error_code, created.error_message or "")
-    configs = [
-        {
-            "name": name,
-            "value": value,
-            "read_only": False,
-            "config_source": CONFIG_SOURCE_TOPIC,
-            "is_sensitive": False,
-        }
-        for name, value in created.configs.items()
-    ]
+        return _refusal(created.name, created.error_code, created.error_message)
+    assert created.topic_id is not None
+    topic = Topic(created.name, created.topic_id, created.partition_count, dict(created.configs))
+    config = log_config(node.config.log, created.configs)
     return {
         "name": created.name,
         "topic_id": created.topic_id,
@@ -82,13 +88,48 @@ def _created(node: Node, created: Created) -> dict[str, Any]:
         "error_message": None,
         "num_partitions": created.partition_count,
         "replication_factor": 1,
-        "configs": configs,
+        "configs": [
+            {name: entry[name] for name in CREATED_ENTRY} for entry in topic_entries(topic, config, node.config.log)
+        ],
     }
+
+
+def handle_create_partitions(node: Node, request: Request) -> None:
+    """Serve one CreatePartitions request."""
+    asked = request.decode()
+    once, refused = _named_once(asked.topics)
+    results = [Changed(name, ErrorCode.invalid_request, DUPLICATE_NAME) for name in refused]
+
+    def answer(changed: list[Changed]) -> None:
+        request.answer(
+            results=[
+                {
+                    "name": each.name,
+                    "error_code": each.error_code,
+                    "error_message": each.error_message[:MESSAGE_CHARACTERS_MAX] if each.error_message else None,
+                }
+                for each in results + changed
+            ]
+        )
+
+    wanted = [_more_partitions(each) for each in once]
+    failed = request.reply.close_connection
+    node.topic_operations.add_partitions(wanted, answer, failed=failed, validate_only=asked.validate_only)
+
+
+def _more_partitions(asked: Any) -> MorePartitions:
+    assignments = asked.assignments
+    brokers = None if assignments is None else [tuple(each.broker_ids) for each in assignments]
+    return MorePartitions(asked.name, asked.count, brokers)
 
 
 def handle_delete(node: Node, request: Request) -> None:
     """Serve one DeleteTopics request."""
-    topics, results = _asked_to_delete(node, request.decode())
+    asked = request.decode()
+    if not node.config.delete_topics:
+        _refuse_deletion(request, asked)
+        return
+    topics, results = _asked_to_delete(node, asked)
 
     def answer(deleted: list[tuple[Topic, ErrorCode, str | None]]) -> None:
         for topic, code, message in deleted:
@@ -97,7 +138,19 @@ def handle_delete(node: Node, request: Request) -> None:
             )
         request.answer(responses=results)
 
-    node.delete_topics(topics, answer)
+    node.topic_operations.delete(topics, answer, failed=request.reply.close_connection)
+
+
+def _refuse_deletion(request: Request, asked: Any) -> None:
+    """`delete.topic.enable=false`; before version 3 there was no code of its own for it."""
+    is_old = request.version < DELETION_DISABLED_VERSION
+    code = ErrorCode.invalid_request if is_old else ErrorCode.topic_deletion_disabled
+    request.answer(
+        responses=[
+            {"name": name, "topic_id": topic_id, "error_code": code, "error_message": "Topic deletion is disabled."}
+            for name, topic_id in _named(asked)
+        ]
+    )
 
 
 def _asked_to_delete(node: Node, asked: Any) -> tuple[list[Topic], list[dict[str, Any]]]:
@@ -109,7 +162,7 @@ def _asked_to_delete(node: Node, asked: Any) -> tuple[list[Topic], list[dict[str
         topic = node.topics.by_name.get(name or "") if topic_id is None else node.topics.by_id.get(topic_id)
         error_code, message = _contradiction(name, topic_id, count)
         if error_code == ErrorCode.none and topic is None:
-            error_code = ErrorCode.unknown_topic_or_partition if name is not None else ErrorCode.unknown_topic_id
+            error_code, message = _UNKNOWN_NAME if name is not None else _UNKNOWN_ID
         if error_code != ErrorCode.none or topic is None:
             results.append({"name": name, "topic_id": topic_id, "error_code": error_code, "error_message": message})
         else:
@@ -119,6 +172,10 @@ def _asked_to_delete(node: Node, asked: Any) -> tuple[list[Topic], list[dict[str
             message = "The provided topic name maps to an ID that was already supplied."
             results.append(_refused_deletion(meant[0].name, meant[0].topic_id, message))
     return [meant[0] for meant in topics.values() if len(meant) == 1], results
+
+
+_UNKNOWN_NAME = (ErrorCode.unknown_topic_or_partition, "This server does not host this topic-partition.")
+_UNKNOWN_ID = (ErrorCode.unknown_topic_id, "This server does not host this topic ID.")
 
 
 def _contradiction(name: str | None, topic_id: UUID | None, count: int) -> tuple[ErrorCode, str | None]:
@@ -144,5 +201,6 @@ def _named(asked: Any) -> list[tuple[str | None, UUID | None]]:
 
 HANDLERS = {
     apis.CREATE_TOPICS: handle_create,
+    apis.CREATE_PARTITIONS: handle_create_partitions,
     apis.DELETE_TOPICS: handle_delete,
 }

@@ -6,6 +6,7 @@ become exit codes: 0 done or equal, 1 the answer is no or something failed (one 
 usage or "cannot say", 130 interrupted.
 """
 
+import difflib
 import importlib
 import sys
 
@@ -19,6 +20,10 @@ COMMANDS = {
     "topic": "onceflow.cli.topics:topic",
     "produce": "onceflow.cli.records:produce",
     "consume": "onceflow.cli.records:consume",
+    "group": "onceflow.cli.groups:group",
+    "config": "onceflow.cli.configs:config",
+    "transaction": "onceflow.cli.transactions:transaction",
+    "log": "onceflow.cli.log_dump:log",
     "generate": "onceflow.cli.events:generate",
     "replay": "onceflow.cli.events:replay",
     "run": "onceflow.cli.pipeline:run",
@@ -33,9 +38,13 @@ COMMANDS = {
 
 SUMMARIES: dict[str, str] = {
     "broker": "Run a durable Kafka-protocol broker.",
-    "topic": "Create, list, describe and delete topics.",
+    "topic": "Create, list, describe, alter, trim and delete topics.",
     "produce": "Write lines from standard input to a topic.",
     "consume": "Read a topic's records.",
+    "group": "List, describe, reset and delete consumer groups.",
+    "config": "Show and change the settings of topics and brokers.",
+    "transaction": "List, describe and abort transactions.",
+    "log": "Look into the files of a log.",
     "generate": "Write click events, the article's or seeded ones.",
     "replay": "Write real log files to a topic as click events.",
     "run": "Count events exactly once: topic → Spark → Redis.",
@@ -62,16 +71,26 @@ class LazyCommands(click.Group):
         try:
             command = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
-            raise _missing_extra(name, error) from error
+            raise missing_extra(name, error) from error
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            meant = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command '{args[0]}'. {meant}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(SUMMARIES.items()))
 
 
-def _missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
+def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
+    """Say which package a command lacks, and what brings it."""
     return OnceflowError(
         f"'onceflow {command}' needs the package '{error.name}', which is not installed: "
         "pip install 'onceflow[demo]' brings everything"
@@ -100,7 +119,7 @@ def main() -> None:
         print("onceflow: interrupted", file=sys.stderr)
         sys.exit(130)
     except ModuleNotFoundError as error:
-        print(f"onceflow: {_missing_extra(sys.argv[1] if len(sys.argv) > 1 else '', error)}", file=sys.stderr)
+        print(f"onceflow: {missing_extra(sys.argv[1] if len(sys.argv) > 1 else '', error)}", file=sys.stderr)
         sys.exit(1)
     except OnceflowError as error:
         print(f"onceflow: {error}", file=sys.stderr)

@@ -1,95 +1,150 @@
 """`onceflow broker`: run the broker in this process until it is told to stop."""
 
 import asyncio
+import ipaddress
 import logging
-import re
+import os
 import resource
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from onceflow.broker.settings import GROUPS, SETTINGS, Setting
 from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
-    from onceflow.broker.node import BrokerConfig
+    from onceflow.broker.config import BrokerConfig
+    from onceflow.broker.setting_sources import Resolved
+
+logger = logging.getLogger(__name__)
 
 ANY_ADDRESS = ("0.0.0.0", "::")
 
 
-class Address(click.ParamType):  # type: ignore[type-arg]
-    """HOST:PORT, an IPv6 host in brackets."""
+class SettingText(click.ParamType):  # type: ignore[type-arg]
+    """A setting's text, checked where it is typed and handed on as it is: one place reads it, whatever its source."""
 
-    name = "host:port"
+    def __init__(self, setting: Setting) -> None:
+        self.name = setting.name
+        self._setting = setting
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        match = re.fullmatch(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]+)):(?P<port>[0-9]{1,5})", str(value))
-        if match is None or int(match["port"]) > 65535:
-            self.fail(f"{value!r} is not HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:9092", param, ctx)
-        return match["ipv6"] or match["host"], int(match["port"])
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            self._setting.read(str(value))
+        except ValueError as error:
+            self.fail(f"{value!r} {error}", param, ctx)
+        return str(value)
 
 
-@click.command()
+class BrokerCommand(click.Command):
+    """A command whose `--help` shows the common settings by group; the others have options all the same."""
+
+    def __init__(self, *arguments: object, **named: object) -> None:
+        super().__init__(*arguments, **named)  # type: ignore[arg-type]
+        self.params += [_option(setting) for setting in SETTINGS.values()]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own = {parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
+        for title, group in GROUPS.items():
+            records = [record for setting in group if (record := own.pop(_parameter(setting), None)) is not None]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+        with formatter.section("Other options"):
+            formatter.write_dl([record for record in own.values() if record is not None])
+
+
+def _parameter(setting: Setting) -> str:
+    return setting.name.replace(".", "_")
+
+
+def _option(setting: Setting) -> click.Option:
+    default = f"  [default: {setting.default}]" if setting.default else ""
+    return click.Option(
+        [*setting.options, _parameter(setting)],
+        type=SettingText(setting),
+        metavar=setting.kind.metavar,
+        help=setting.documentation + default,
+        hidden=not setting.is_common,
+    )
+
+
+def _print_settings(ctx: click.Context, _parameter: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not ctx.resilient_parsing:
+        for title, group in GROUPS.items():
+            click.echo(f"# {title}")
+            for setting in group:
+                click.echo(f"{setting.name}={setting.default}" if setting.default else f"#{setting.name}=")
+        ctx.exit()
+
+
+@click.command(cls=BrokerCommand)
 @click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    required=True,
-    help="Directory that holds the log; made if it is not there. One broker at a time.",
+    "--config-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar="ONCEFLOW_BROKER_CONFIG_FILE",
+    help="A server.properties of Kafka's with any of the settings; the environment and options are stronger.",
 )
 @click.option(
-    "--listen",
-    type=Address(),
-    default="127.0.0.1:9092",
-    show_default=True,
-    metavar="HOST:PORT",
-    help="Address to take connections on; port 0 takes any free port.",
+    "--list-settings",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_settings,
+    help="Print every setting with its default, as a server.properties, and end.",
 )
-@click.option(
-    "--advertise",
-    type=Address(),
-    metavar="HOST:PORT",
-    help="Address that clients are told to connect to.  [default: the one of --listen]",
-)
-@click.option(
-    "--auto-create-topics/--no-auto-create-topics",
-    default=True,
-    show_default=True,
-    help="Whether a client that asks for an unknown topic gets it created.",
-)
-@click.option(
-    "--partitions",
-    type=click.IntRange(1, 1000),
-    default=1,
-    show_default=True,
-    help="Partitions of a topic whose creator does not say how many.",
-)
-def broker(
-    data: Path,
-    listen: tuple[str, int],
-    advertise: tuple[str, int] | None,
-    auto_create_topics: bool,
-    partitions: int,
-) -> None:
+def broker(config_file: Path | None, **options: str | None) -> None:
     """Run a durable broker that speaks Kafka's protocol.
 
     Kafka's clients use it as they use Kafka. A record that was acknowledged to acks=all is on disk: it survives a
     killed broker and a power cut. The first line printed is "listening on HOST:PORT"; messages go to standard error.
     Ctrl-C or SIGTERM stops it cleanly.
 
+    Every setting has Kafka's name and can be given in three ways: log.retention.ms is --log-retention-ms here,
+    ONCEFLOW_BROKER_LOG_RETENTION_MS in the environment and log.retention.ms in --config-file. Options beat the
+    environment, which beats the file. The common ones are below, docs/operating.md explains all of them.
+
     Example: onceflow broker --data ./broker --listen 127.0.0.1:9092
     """
-    if listen[0] in ANY_ADDRESS and advertise is None:
-        raise OnceflowError(
-            f"--listen {listen[0]}:{listen[1]} takes connections on every address of this machine: say with --advertise"
-            " HOST:PORT which one clients should use"
-        )
-    from onceflow.broker.node import BrokerConfig
-
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    resolved = _resolve(config_file, options)
+    config = resolved.config
+    if config.host in ANY_ADDRESS and config.advertised is None:
+        raise OnceflowError(
+            f"--listen {config.host}:{config.port} takes connections on every address of this machine: say with"
+            " --advertise HOST:PORT which one clients should use"
+        )
+    for note in resolved.notes:
+        logger.info("%s", note)
+    if not _is_this_machine_alone(config.host):
+        logger.warning(
+            "%s:%d is open to other machines, and nobody who connects is asked who they are: anybody who reaches it"
+            " can read, write and delete everything; keep it inside a trusted network",
+            config.host,
+            config.port,
+        )
     _allow_many_files()
-    asyncio.run(_serve(BrokerConfig(data, *listen, advertise, auto_create_topics, partitions)))
+    asyncio.run(_serve(config))
+
+
+def _resolve(config_file: Path | None, options: Mapping[str, str | None]) -> "Resolved":
+    from onceflow.broker.setting_sources import Source, from_environment, from_file, resolve
+
+    given = {setting.name: text for setting in SETTINGS.values() if (text := options[_parameter(setting)]) is not None}
+    sources = [from_file(config_file)] if config_file is not None else []
+    typed = Source(given, lambda name: SETTINGS[name].options[0])
+    return resolve(*sources, from_environment(os.environ), typed)
+
+
+def _is_this_machine_alone(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _allow_many_files() -> None:
@@ -100,6 +155,7 @@ def _allow_many_files() -> None:
 
 async def _serve(config: "BrokerConfig") -> None:
     from onceflow.broker.server import Broker
+    from onceflow.broker.setting_kinds import address_text
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -110,10 +166,6 @@ async def _serve(config: "BrokerConfig") -> None:
         await server.start()
     except OSError as error:
         raise OnceflowError(f"--data {config.data} cannot be used: {error}; choose another directory") from error
-    print(f"listening on {_text(config.host)}:{server.port}", flush=True)
+    print(f"listening on {address_text((config.host, server.port))}", flush=True)
     await stop.wait()
     await server.stop()
-
-
-def _text(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from onceflow.cli.results import checked_redis
 from onceflow.errors import OnceflowError
 
 DIRECTORY = ".onceflow"
@@ -25,7 +26,9 @@ DIRECTORY = ".onceflow"
     help="Where log, counts, checkpoint and logs of the children are kept. The next start goes on from there.",
 )
 @click.option(
-    "--lively", is_flag=True, help="Thousands of seeded users and several systems, not the article's ten users."
+    "--lively",
+    is_flag=True,
+    help="Thousands of seeded users and several systems, not ten users with fixed ids as in the article it comes from.",
 )
 @click.option(
     "--max-bytes",
@@ -71,7 +74,13 @@ def demo(seconds: int | None, directory: Path, lively: bool, max_bytes: int, por
     show_default=True,
     help="The demo's folder, removed whole.",
 )
-@click.option("--redis", "redis_url", help="Instead: remove one pipeline's counts and marker from this Redis.")
+@click.option(
+    "--redis",
+    "redis_url",
+    metavar="URL",
+    callback=checked_redis,
+    help="Instead: remove one pipeline's counts and marker from this Redis.",
+)
 @click.option("--hash-key", default="app::users::click", show_default=True, help="With --redis: the pipeline's hash.")
 @click.option(
     "--checkpoint",
@@ -122,14 +131,16 @@ def _reset_demo(directory: Path, yes: bool) -> list[str]:
 
 def _reset_pipeline(redis_url: str, hash_key: str, checkpoint: Path | None, yes: bool) -> list[str]:
     from onceflow.clicks.reset import forget
+    from onceflow.spark.checkpoint_lock import without_driver
     from onceflow.spark.redis_address import shown
 
     if checkpoint is not None and checkpoint.exists() and not (checkpoint / "metadata").is_file():
         raise OnceflowError(f"{checkpoint} is no Spark checkpoint (no file 'metadata' in it): nothing was removed")
     if not yes:
         click.confirm(f"Remove the counts {hash_key} and their marker from {shown(redis_url)}?", abort=True)
-    removed = forget(redis_url, hash_key)
-    if checkpoint is not None and checkpoint.exists():
+    if checkpoint is None or not checkpoint.exists():
+        return forget(redis_url, hash_key)
+    with without_driver(checkpoint):
+        removed = forget(redis_url, hash_key)
         shutil.rmtree(checkpoint)
-        removed.append(str(checkpoint))
-    return removed
+    return [*removed, str(checkpoint)]

@@ -27,7 +27,8 @@ INTERRUPTED = 130
 @click.option(
     "--users",
     type=click.IntRange(1, 10_000_000),
-    help="A livelier crowd of so many seeded users, keyed by uid. Without it: the article's ten users in turn, no key.",
+    help="A livelier crowd of so many seeded users, keyed by uid. Without it: ten users with fixed ids in turn, no "
+    "key, as in the tutorial article that this pipeline comes from.",
 )
 @click.option(
     "--interval-ms",

@@ -4,11 +4,13 @@ import json
 import os
 import re
 import warnings
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from onceflow.cli import missing_extra
 from onceflow.cli.options import bootstrap_option, json_option
 from onceflow.cli.output import stdout_may_close
 from onceflow.cli.results import redis_options, totals
@@ -42,7 +44,7 @@ def _trigger(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.option(
     "--checkpoint",
     help="The folder where Spark keeps which offsets were tried; one per hash key, kept as long as the counts.  "
-    "[default: .onceflow/checkpoints/TOPIC]",
+    "[default: a folder in .onceflow/checkpoints, named after topic and hash key]",
 )
 @click.option(
     "--master",
@@ -92,7 +94,7 @@ def run(
     from onceflow.spark.redis_address import shown
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    location = _location(checkpoint or str(CHECKPOINTS / topic))
+    location = _location(checkpoint or str(checkpoint_of(topic, hash_key)))
     if spark_log is None and not submitted and "://" not in location:
         spark_log = Path(f"{location}.log")
     pipeline = ClickPipeline(
@@ -117,6 +119,12 @@ def run(
     with Results(redis_url, hash_key) as results:
         snapshot = results.snapshot()
     click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot))
+
+
+def checkpoint_of(topic: str, hash_key: str) -> Path:
+    """The default checkpoint: `user_events.app-users-click.651a8a8b`, with a sum so that no two keys share one."""
+    readable = re.sub(r"[^A-Za-z0-9_]+", "-", hash_key)[:60].strip("-")
+    return CHECKPOINTS / f"{topic}.{readable}.{zlib.crc32(hash_key.encode()):08x}"
 
 
 def _location(checkpoint: str) -> str:
@@ -150,6 +158,9 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, as_json: b
         text = json.dumps(verdict.as_json(), ensure_ascii=False) if as_json else _told(verdict)
     except OnceflowError as error:
         click.echo(f"onceflow: cannot say: {error}", err=True)
+        click.get_current_context().exit(2)
+    except ModuleNotFoundError as error:
+        click.echo(f"onceflow: cannot say: {missing_extra('verify', error)}", err=True)
         click.get_current_context().exit(2)
     except Exception as error:  # noqa: BLE001 - Python would exit with 1, and from verify a 1 means "different".
         click.echo(f"onceflow: cannot say: verify itself failed ({type(error).__name__}: {error})", err=True)

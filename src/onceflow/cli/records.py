@@ -1,23 +1,18 @@
 """`onceflow produce` and `onceflow consume`: lines into a topic, records out of it, on any Kafka."""
 
-import base64
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import click
 
+from onceflow.cli.offset_range import OffsetRange, Place, resolve, to_offset_range, wanted_partitions
 from onceflow.cli.options import bootstrap_option
 from onceflow.cli.output import counted, stdout_may_close
+from onceflow.cli.record_layout import Layout, to_layout
 from onceflow.errors import OnceflowError
-
-if TYPE_CHECKING:
-    from onceflow.client.cluster import Cluster
-    from onceflow.client.metadata import TopicMetadata
-    from onceflow.wire.batch import Record
 
 LINE_BYTES_MAX = 1_000_000
 """librdkafka's message.max.bytes, which a line above it would only meet later and with less to say."""
@@ -99,39 +94,16 @@ def _shown(line: bytes) -> str:
     return text if len(text) <= 80 else text[:80] + "…"
 
 
-@dataclass(frozen=True, slots=True)
-class StartAt:
-    """Where to begin in each partition: `kind` is start, end, exact, after_start, before_end or timestamp."""
-
-    kind: str
-    number: int = 0
-
-
-_SIGNS: Mapping[str, str] = {"+": "after_start", "-": "before_end", "@": "timestamp"}
-
-
-def _to_start_at(context: click.Context, parameter: click.Parameter, value: str) -> StartAt:
-    """rpk's words for an offset: start, end, 47, +47, -47, @1430204612405."""
-    if value in ("start", "end"):
-        return StartAt(value)
-    kind = _SIGNS.get(value[:1], "exact")
-    digits = value if kind == "exact" else value[1:]
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
-        raise click.BadParameter(f"'{value}' is none of start, end, 47, +47, -47, @1430204612405 (ms)")
-    return StartAt(kind, int(digits))
-
-
 @click.command()
 @click.argument("topic")
 @click.option(
     "--offset",
-    "start_at",
-    callback=_to_start_at,
+    "asked",
+    callback=to_offset_range,
     metavar="OFFSET",
     default="start",
     show_default=True,
-    help="Where to begin, in each partition: start, end, 47 (that offset), +47 (so many after the start), "
-    "-47 (the last so many), @1430204612405 (the first record of that time or later, in ms since 1970).",
+    help="Where to begin and end, in each partition; see below.",
 )
 @click.option(
     "--partition",
@@ -145,21 +117,25 @@ def _to_start_at(context: click.Context, parameter: click.Parameter, value: str)
 @click.option("--exit-at-end", is_flag=True, help="Stop at what is the end now, instead of waiting for more.")
 @click.option(
     "--format",
-    "format_name",
-    type=click.Choice(["text", "json"]),
+    "layout",
     default="text",
     show_default=True,
+    callback=to_layout,
+    metavar="text|json|LAYOUT",
     help="text: the value and a line feed. json: one object per line with topic, partition, offset, timestamp_ms, "
-    "key, value and headers.",
+    "key, value and headers. Anything with a %: %t topic, %p partition, %o offset, %d timestamp in ms, %k key, "
+    "%v value, %h headers, %% a percent sign, \\n and \\t.",
 )
+@click.option("--read-uncommitted", is_flag=True, help="Also records of open and aborted transactions.")
 @bootstrap_option
 def consume(
     topic: str,
-    start_at: StartAt,
+    asked: OffsetRange,
     partitions: Sequence[int],
     count: int | None,
     exit_at_end: bool,
-    format_name: str,
+    layout: Layout,
+    read_uncommitted: bool,
     bootstrap: str,
 ) -> None:
     """Print the records of TOPIC and wait for more; Ctrl-C ends it.
@@ -169,77 +145,36 @@ def consume(
     "base64"; no key or no value is null.
 
     \b
+    OFFSET is one of
+      start, end            the log's start, or its end: only what comes from now on
+      47, +47, -47          that offset, so many after the start, the last so many
+      :end, :47, 10:47      up to the present end, or up to an offset (which is not read)
+      @TIME, @TIME:TIME     from a time on, from one time up to another
+      @TIME:end, @:TIME     from a time up to the present end, from the start up to a time
+    TIME is ms or s (10 digits) since 1970, 2026-02-14, 2026-02-14T10:00:00Z, or a duration before now
+    like -2h30m; a second TIME that is a duration counts from the first. A range with an end stops there.
+
+    \b
     Examples:
       onceflow consume user_events --exit-at-end --format json
       onceflow consume user_events --offset -10 --partition 0 --count 10
+      onceflow consume user_events --offset @-1h:end --format '%p %o %k %v\\n'
     """
     from onceflow.client.cluster import Cluster
     from onceflow.client.records import read_partitions
 
+    read_committed = not read_uncommitted
     with stdout_may_close(), Cluster(bootstrap) as cluster:
-        wanted = _wanted_partitions(cluster.require_topic(topic), partitions)
-        begins, ends = _begins_and_ends(cluster, topic, wanted, start_at)
+        wanted = wanted_partitions(cluster.require_topic(topic), partitions)
+        begins, ends, is_bounded = resolve(cluster, topic, wanted, asked, read_committed=read_committed)
+        if exit_at_end and is_bounded:
+            _, now, _ = resolve(cluster, topic, wanted, OffsetRange(Place("end")), read_committed=read_committed)
+            ends = {each: max(begins[each], min(end, now[each])) for each, end in ends.items()}
+        bounds = ends if exit_at_end or is_bounded else None
+        found = read_partitions(cluster, topic, begins, bounds, read_committed=read_committed)
         out = sys.stdout.buffer
-        for partition, record in islice(read_partitions(cluster, topic, begins, ends if exit_at_end else None), count):
-            out.write(_as_json(topic, partition, record) if format_name == "json" else (record.value or b"") + b"\n")
-            if not exit_at_end:
+        for partition, record in islice(found, count):
+            out.write(layout(topic, partition, record))
+            if bounds is None:
                 out.flush()
         out.flush()
-
-
-def _wanted_partitions(found: "TopicMetadata", partitions: Sequence[int]) -> list[int]:
-    for partition in partitions:
-        if partition not in found.partitions:
-            raise click.BadParameter(
-                f"{found.name} has {counted(len(found.partitions), 'partition')}, counted from 0, not {partition}",
-                param_hint="--partition",
-            )
-    return sorted(set(partitions) or found.partitions)
-
-
-def _begins_and_ends(
-    cluster: "Cluster", topic: str, partitions: Sequence[int], start_at: StartAt
-) -> tuple[dict[int, int], dict[int, int]]:
-    from onceflow.client.cluster import EARLIEST, LATEST
-    from onceflow.client.errors import OffsetOutOfRange
-
-    starts = cluster.list_offsets(topic, dict.fromkeys(partitions, EARLIEST))
-    ends = {key: found.offset for key, found in cluster.list_offsets(topic, dict.fromkeys(partitions, LATEST)).items()}
-    found_at = {}
-    if start_at.kind == "timestamp":
-        found_at = cluster.list_offsets(topic, dict.fromkeys(partitions, start_at.number))
-    begins = {}
-    for partition, end in ends.items():
-        start = starts[partition].offset
-        if start_at.kind == "exact" and not start <= start_at.number <= end:
-            raise OffsetOutOfRange(topic, partition, start_at.number, start, end)
-        at_timestamp = found_at[partition].offset if found_at else -1
-        begins[partition] = {
-            "start": start,
-            "end": end,
-            "exact": start_at.number,
-            "after_start": min(start + start_at.number, end),
-            "before_end": max(end - start_at.number, start),
-            "timestamp": end if at_timestamp < 0 else at_timestamp,
-        }[start_at.kind]
-    return begins, ends
-
-
-def _as_json(topic: str, partition: int, record: "Record") -> bytes:
-    shown = {
-        "topic": topic,
-        "partition": partition,
-        "offset": record.offset,
-        "timestamp_ms": record.timestamp_ms,
-        **_readable("key", record.key),
-        **_readable("value", record.value),
-        "headers": [{"key": key, **_readable("value", value)} for key, value in record.headers],
-    }
-    return json.dumps(shown, ensure_ascii=False).encode() + b"\n"
-
-
-def _readable(name: str, content: bytes | None) -> dict[str, str | None]:
-    try:
-        return {name: None if content is None else content.decode()}
-    except UnicodeDecodeError:
-        return {name: base64.b64encode(content or b"").decode(), f"{name}_encoding": "base64"}

@@ -34,8 +34,21 @@ def redis_options(command: _Command) -> _Command:
         envvar="ONCEFLOW_REDIS",
         show_envvar=True,
         metavar="URL",
-        help="Where the counts are; the last number is the database.",
+        callback=checked_redis,
+        help="Where the counts are; the last number is the database, and an address without one means 0, not 1.",
     )(command)
+
+
+def checked_redis(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The callback of an option that is a Redis address: one that cannot be meant is wrong usage."""
+    from onceflow.spark.redis_address import RedisAddressInvalid, require_address
+
+    if value is not None:
+        try:
+            require_address(value)
+        except RedisAddressInvalid as error:
+            raise click.BadParameter(str(error)) from error
+    return value
 
 
 @click.command()

@@ -1,13 +1,15 @@
-"""`onceflow topic`: create, list, describe and delete topics, on our broker or any Kafka."""
+"""`onceflow topic`: create, list, describe, alter, trim and delete topics, on our broker or any Kafka."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from onceflow.cli.configs import to_settings
+from onceflow.cli.offset_range import OffsetRange, resolve, to_offset_range, wanted_partitions
 from onceflow.cli.options import bootstrap_option, json_option
-from onceflow.cli.output import counted, stdout_may_close
+from onceflow.cli.output import counted, stdout_may_close, table
 
 if TYPE_CHECKING:
     from onceflow.client.cluster import Cluster
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def topic() -> None:
-    """Create, list, describe and delete topics.
+    """Create, list, describe, alter, trim and delete topics.
 
     \b
     Example:
@@ -33,25 +35,38 @@ def topic() -> None:
     type=click.IntRange(min=1, max=32767),
     help="Brokers that keep a copy of each partition. Without it the broker's own default.",
 )
+@click.option(
+    "--config", "configs", multiple=True, metavar="NAME=VALUE", help="A setting of the topic; may be repeated."
+)
 @click.option("--if-not-exists", is_flag=True, help="A topic that exists already is left as it is, and is no failure.")
 @bootstrap_option
 @json_option
 def create(
-    name: str, partitions: int, replication_factor: int | None, if_not_exists: bool, bootstrap: str, as_json: bool
+    name: str,
+    partitions: int,
+    replication_factor: int | None,
+    configs: Sequence[str],
+    if_not_exists: bool,
+    bootstrap: str,
+    as_json: bool,
 ) -> None:
     """Create the topic NAME; when this returns it can be written to.
 
     \b
     Example:
       onceflow topic create user_events --partitions 4 --if-not-exists
+      onceflow topic create latest --config cleanup.policy=compact
     """
     from onceflow.client.cluster import Cluster
     from onceflow.client.errors import TopicExists
 
+    settings = to_settings(configs, "--config")
     with Cluster(bootstrap) as cluster:
         created = True
         try:
-            found = cluster.create_topic(name, partitions, replication_factor=replication_factor or -1)
+            found = cluster.create_topic(
+                name, partitions, replication_factor=replication_factor or -1, configs=settings
+            )
         except TopicExists:
             if not if_not_exists:
                 raise
@@ -83,7 +98,7 @@ def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps([_summary(found) for found in topics]))
         else:
-            _table([("TOPIC", "PARTITIONS"), *((found.name, len(found.partitions)) for found in topics)])
+            table([("TOPIC", "PARTITIONS"), *((found.name, len(found.partitions)) for found in topics)])
 
 
 @topic.command()
@@ -109,12 +124,84 @@ def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
             return
         for each in described:
             click.echo(f"topic {each['topic']}   id {each['topic_id'] or 'none'}   internal {each['internal']}")
-            _table(
+            table(
                 [
                     ("PARTITION", "LEADER", "REPLICAS", "IN SYNC", "START", "END"),
                     *(tuple(_cell(value) for value in partition.values()) for partition in each["partitions"]),
                 ]
             )
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--partitions", type=click.IntRange(min=1), metavar="N", help="Raise the number of partitions to N.")
+@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set this; may be repeated.")
+@click.option(
+    "--delete-config", "defaults", multiple=True, metavar="NAME", help="Back to its default; may be repeated."
+)
+@bootstrap_option
+def alter(name: str, partitions: int | None, configs: Sequence[str], defaults: Sequence[str], bootstrap: str) -> None:
+    """Change the topic NAME: more partitions, other settings.
+
+    With more partitions a key may go to another one than before; the records that are there stay where they are.
+
+    \b
+    Example:
+      onceflow topic alter user_events --partitions 8 --config retention.ms=3600000
+    """
+    settings = to_settings(configs, "--config")
+    if partitions is None and not settings and not defaults:
+        raise click.UsageError("say what to change: --partitions, --config or --delete-config")
+    from onceflow.client.admin import Admin
+    from onceflow.client.cluster import Cluster
+
+    with Cluster(bootstrap) as cluster:
+        admin = Admin(cluster)
+        if settings or defaults:
+            admin.alter_topic_configs(name, set=settings, delete=defaults)
+            click.echo(f"topic {name}: {', '.join([*configs, *(f'{each} by default' for each in defaults)])}")
+        if partitions is not None:
+            admin.create_partitions(name, partitions)
+            click.echo(f"topic {name}: {counted(partitions, 'partition')}")
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--before",
+    "asked",
+    callback=to_offset_range,
+    metavar="OFFSET",
+    required=True,
+    help="Delete what lies before this: an offset, end, or @TIME; as in 'onceflow consume --offset'.",
+)
+@click.option(
+    "--partition", "partitions", type=click.IntRange(min=0), multiple=True, metavar="N", help="Only this one."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@bootstrap_option
+def trim(name: str, asked: OffsetRange, partitions: Sequence[int], yes: bool, bootstrap: str) -> None:
+    """Delete the first records of the topic NAME; asks first.
+
+    \b
+    Examples:
+      onceflow topic trim user_events --before @-7d
+      onceflow topic trim user_events --before 1000 --partition 0 --yes
+    """
+    if asked.end is not None:
+        raise click.UsageError("--before takes one place, not a range")
+    from onceflow.client.admin import Admin
+    from onceflow.client.cluster import Cluster
+
+    with Cluster(bootstrap) as cluster:
+        wanted = wanted_partitions(cluster.require_topic(name), partitions)
+        before, _, _ = resolve(cluster, name, wanted, asked, read_committed=False)
+        places = ", ".join(f"{partition} before {offset}" for partition, offset in before.items())
+        if not yes and not click.confirm(f"Delete the records of {name} in partition {places}?"):
+            click.echo("nothing was deleted", err=True)
+            raise click.exceptions.Exit(1)
+        for partition, start in Admin(cluster).delete_records(name, before).items():
+            click.echo(f"{name}-{partition} begins at {start}")
 
 
 @topic.command()
@@ -172,10 +259,3 @@ def _description(cluster: "Cluster", name: str) -> dict[str, Any]:
 
 def _cell(value: object) -> str:
     return ",".join(str(each) for each in value) if isinstance(value, list) else str(value)
-
-
-def _table(rows: Iterable[Sequence[object]]) -> None:
-    texts = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in texts) for column in range(len(texts[0]))]
-    for row in texts:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

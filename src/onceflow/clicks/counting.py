@@ -65,24 +65,29 @@ class Sums:
     def add(self, rules: Rules, batch: pa.RecordBatch) -> None:
         """Judge every event of one Arrow batch."""
         judge = rules.judge
+        bad: list[tuple[int, Reason]] = []
         by_user, by_os = self.by_user, self.by_os
         for index, value in enumerate(batch.column("value").to_pylist()):
             verdict = judge(value)
             if isinstance(verdict, Reason):
-                self._add_bad(batch, index, verdict)
+                bad.append((index, verdict))
             else:
                 uid, clicks, os_type = verdict
                 by_user[uid] = by_user.get(uid, 0) + clicks
                 by_os[os_type] = by_os.get(os_type, 0) + clicks
         self.events += batch.num_rows
+        if bad:
+            self._add_bad(batch, bad)
 
-    def _add_bad(self, batch: pa.RecordBatch, index: int, reason: Reason) -> None:
-        self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
-        partition, offset = batch.column("partition")[index].as_py(), batch.column("offset")[index].as_py()
-        timestamp_us = batch.column("timestamp").cast(pa.int64())[index].as_py()
-        self.dead.append((timestamp_us, f"{partition}:{offset}:{reason}"))
-        if len(self.dead) >= 2 * self._dead_length:
-            self._keep_newest_dead()
+    def _add_bad(self, batch: pa.RecordBatch, bad: list[tuple[int, Reason]]) -> None:
+        partitions, offsets = batch.column("partition"), batch.column("offset")
+        timestamps_us = batch.column("timestamp").cast(pa.int64())
+        for index, reason in bad:
+            self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
+            pointer = f"{partitions[index].as_py()}:{offsets[index].as_py()}:{reason}"
+            self.dead.append((timestamps_us[index].as_py(), pointer))
+            if len(self.dead) >= 2 * self._dead_length:
+                self._keep_newest_dead()
 
     def _keep_newest_dead(self) -> None:
         self.dead = sorted(self.dead)[-self._dead_length :]

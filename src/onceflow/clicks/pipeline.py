@@ -101,8 +101,10 @@ class ClickPipeline:
         """Count in a session that is there, until `stop` is set or everything available is counted."""
         sink = self._sink()
         try:
-            sink.open(spark)
+            sink.open(spark, sleep=functools.partial(_sleep, stop))
             self._wait(self._start(spark, sink), sink, stop)
+        except _Stopped:
+            return
         finally:
             sink.close()
 
@@ -170,29 +172,54 @@ class ClickPipeline:
         )
 
     def _wait(self, query: StreamingQuery, sink: RedisSink, stop: threading.Event) -> None:
-        unchecked_s = 0
+        """Wait for the query's end or for `stop`, then end it. Raises what it failed with, also while it is stopped."""
+        failure: Exception | None = None
         try:
-            while not stop.is_set() and not query.awaitTermination(POLL_S):
-                unchecked_s += POLL_S
-                if unchecked_s >= CHECK_S:
-                    sink.check()
-                    unchecked_s = 0
-            if not stop.is_set():
-                sink.check()
+            _watch(query, sink, stop)
+            failure = query.exception()
         except (StreamingQueryException, Py4JError, ConnectionError) as error:
-            if not stop.is_set():
-                raise sink.failure or QueryFailed(sentence_of(error)) from error
+            failure = error
         finally:
+            failed_in_sink = sink.failure
             with contextlib.suppress(PySparkException, Py4JError, ConnectionError):
                 query.stop()
+        if failed_in_sink is not None:
+            raise failed_in_sink from failure
+        # That the JVM went away is part of a stop; a sentence of ours is a failure all the same.
+        if failure is not None and (not stop.is_set() or _own_sentences(str(failure))):
+            raise QueryFailed(sentence_of(failure)) from failure
+
+
+class _Stopped(Exception):
+    """The stop came while another driver's end was waited for."""
+
+
+def _sleep(stop: threading.Event, seconds: float) -> None:
+    if stop.wait(seconds):
+        raise _Stopped
+
+
+def _watch(query: StreamingQuery, sink: RedisSink, stop: threading.Event) -> None:
+    unchecked_s = 0
+    while not stop.is_set() and not query.awaitTermination(POLL_S):
+        unchecked_s += POLL_S
+        if unchecked_s >= CHECK_S:
+            sink.check()
+            unchecked_s = 0
+    if not stop.is_set():
+        sink.check()
+
+
+def _own_sentences(text: str) -> list[str]:
+    return re.findall(r"onceflow\.[\w.]+: (.+)", text)
 
 
 def sentence_of(error: BaseException) -> str:
     """Find our own sentence in Spark's many lines, else the innermost error that they tell of."""
     text = str(error)
-    ours = re.findall(r"onceflow\.[\w.]+: (.+)", text)
+    ours = _own_sentences(text)
     if ours:
-        return str(ours[-1])
+        return ours[-1]
     causes = re.findall(r"^(?:Caused by: )?([\w.]*(?:Error|Exception): .+)$", text, re.MULTILINE)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = causes[-1] if causes else lines[0] if lines else "it gave no reason"

@@ -6,6 +6,8 @@ order in which they are sent (rejected rows are none), so an interrupted replay 
 Replaying a file twice counts it twice: the log cannot know that two events are one.
 """
 
+import contextlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
-from onceflow.clicks.lines import Rejected, excerpt
+from onceflow.clicks.lines import FileUnreadable, Rejected, excerpt
 from onceflow.clicks.mapping import FieldMapping, MappedEvent, Mapper, Unmappable, WrongMapping, columns_of
 from onceflow.clicks.readers import InputFormat, Row, guess_format, rows_of
 from onceflow.clicks.time_order import in_time_order
@@ -22,6 +24,10 @@ from onceflow.errors import OnceflowError
 
 FLUSH_EVENTS = 100_000
 """Every so many events all are waited for, so that a failure knows from where to go on."""
+
+
+FIRST_ROWS = 100
+"""A mistyped field is told at once where none of so many first JSON lines has it."""
 
 
 class ReplayFailed(OnceflowError):
@@ -51,9 +57,10 @@ class Replay:
         """Raise for files and options that cannot be meant, before a topic is made or a row is sent."""
         self.mapping.check()
         for path in self.files:
-            first = next(rows_of(path, self._format(path)), None)
-            if isinstance(first, Row):
-                self._mapper(self._format(path), first)
+            input_format = self._format(path)
+            columns = _first_columns(path, input_format)
+            if columns:
+                Mapper(self.mapping.for_format(input_format)).check_columns(str(path), columns)
 
     def events(self, rejects: "Rejects") -> Iterator[MappedEvent]:
         """Yield every event in the order of sending, skipped ones included.
@@ -85,6 +92,18 @@ class Replay:
         if input_format is not InputFormat.JSONL:
             mapper.check_columns(first.file, columns_of(input_format, first.fields))
         return mapper
+
+
+def _first_columns(path: Path, input_format: InputFormat) -> list[str]:
+    """The field names that the first rows offer: of JSON lines a hundred, which need not have the same fields."""
+    rows = rows_of(path, input_format)
+    first = [next(rows, None)]
+    if input_format is InputFormat.JSONL:
+        # Damage further on is told when it is reached, after the rows before it are sent.
+        with contextlib.suppress(FileUnreadable):
+            first.extend(itertools.islice(rows, FIRST_ROWS))
+    found = [columns_of(input_format, row.fields) for row in first if isinstance(row, Row)]
+    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
 
 
 def _mapped(mapper: Mapper, row: Row, rejects: "Rejects") -> MappedEvent | None:

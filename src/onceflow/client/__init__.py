@@ -1,6 +1,42 @@
-"""The client: talks to any Kafka over blocking sockets, and to librdkafka where events are produced.
+"""The client: talks to any Kafka over blocking sockets, and to librdkafka where that serves better.
 
-`cluster.Cluster` is the way in: metadata, offsets, fetches, topics and group offsets. `records` turns fetches into
-records, `producer` sends events through librdkafka. Nothing here knows Spark or our own broker. One `Cluster`
-belongs to one thread.
+`cluster.Cluster` is the way in: metadata, offsets, fetches, topics and group offsets. `admin` asks what administrators
+ask, `records` turns fetches into records, `producer` sends events through librdkafka, `transactional` is a producer
+whose transactions another process can finish, `classic` has the API of Kafka's first clients. Nothing here knows Spark
+or our own broker. One `Cluster` belongs to one thread.
+
+The names below can be imported from here; their modules are loaded when they are asked for, since some need librdkafka
+(`pip install 'onceflow[client]'`).
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onceflow.client.classic import Blacklist as Blacklist
+    from onceflow.client.classic import ConsumerConnector as ConsumerConnector
+    from onceflow.client.classic import FetchRequest as FetchRequest
+    from onceflow.client.classic import KeyedMessage as KeyedMessage
+    from onceflow.client.classic import Producer as Producer
+    from onceflow.client.classic import SimpleConsumer as SimpleConsumer
+    from onceflow.client.classic import Whitelist as Whitelist
+    from onceflow.client.cluster import Cluster as Cluster
+    from onceflow.client.transactional import TransactionalProducer as TransactionalProducer
+
+_HOMES = {
+    "Blacklist": "onceflow.client.classic",
+    "Cluster": "onceflow.client.cluster",
+    "ConsumerConnector": "onceflow.client.classic",
+    "FetchRequest": "onceflow.client.classic",
+    "KeyedMessage": "onceflow.client.classic",
+    "Producer": "onceflow.client.classic",
+    "SimpleConsumer": "onceflow.client.classic",
+    "TransactionalProducer": "onceflow.client.transactional",
+    "Whitelist": "onceflow.client.classic",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'onceflow.client' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)

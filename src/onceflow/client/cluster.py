@@ -109,7 +109,7 @@ class Cluster:
         self._brokers: Mapping[int, Address] = {}
         self._controller_id = -1
         self._topics: dict[str, TopicMetadata] = {}
-        self._coordinators: dict[str, Address] = {}
+        self._coordinators: dict[tuple[int, str], Address] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -129,7 +129,7 @@ class Cluster:
 
     def topics(self, *names: str) -> dict[str, TopicMetadata]:
         """These topics as they are now, all where none is named; an unknown one is not in the answer."""
-        return dict(self._retry(lambda: self._load_metadata(names or None)).topics)
+        return dict(self.retried(lambda: self._load_metadata(names or None)).topics)
 
     def require_topic(self, name: str) -> TopicMetadata:
         """The topic as it is now; raises UnknownTopic."""
@@ -151,7 +151,7 @@ class Cluster:
         Raises TopicExists, RequestRefused (name, counts or a config that the broker does not take).
         """
         build = requests.create_topic(name, partitions, replication_factor, configs or {}, self.timeout_ms)
-        answer = self._ask_controller(apis.CREATE_TOPICS, build, requests.CREATE_TOPICS_VERSION_MIN)
+        answer = self.ask_controller(apis.CREATE_TOPICS, build, requests.CREATE_TOPICS_VERSION_MIN)
         code, message = answer.topics[0].error_code, answer.topics[0].error_message
         if code == ErrorCode.topic_already_exists:
             raise TopicExists(f"topic {name} exists already at {self.bootstrap}: delete it or choose another name")
@@ -161,7 +161,7 @@ class Cluster:
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and wait until the cluster no longer shows it; raises UnknownTopic, RequestRefused."""
-        answer = self._ask_controller(apis.DELETE_TOPICS, requests.delete_topic(name, self.timeout_ms), 0)
+        answer = self.ask_controller(apis.DELETE_TOPICS, requests.delete_topic(name, self.timeout_ms), 0)
         self._topics.pop(name, None)
         code = answer.responses[0].error_code
         if code == ErrorCode.unknown_topic_or_partition:
@@ -183,11 +183,11 @@ class Cluster:
 
         def attempt() -> dict[int, OffsetAt]:
             found: dict[int, OffsetAt] = {}
-            for leader, asked in self._by_leader(topic, timestamp_by_partition).items():
+            for leader, asked in self.by_leader(topic, timestamp_by_partition).items():
                 found.update(self._list_offsets_at(leader, topic, asked, read_committed))
             return {partition: found[partition] for partition in timestamp_by_partition}
 
-        return self._retry(attempt)
+        return self.retried(attempt)
 
     def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
         """The group's committed offset of each partition that has one."""
@@ -195,7 +195,7 @@ class Cluster:
 
         def attempt() -> dict[int, int]:
             build = requests.offset_fetch(group, topic, partitions)
-            answer = self._ask_coordinator(group, apis.OFFSET_FETCH, build, requests.OFFSET_FETCH_VERSION_MIN)
+            answer = self.ask_coordinator(group, apis.OFFSET_FETCH, build, requests.OFFSET_FETCH_VERSION_MIN)
             reply = requests.fetched_group(answer)
             _check_group(group, reply.error_code)
             committed: dict[int, int] = {}
@@ -205,7 +205,7 @@ class Cluster:
                     committed[entry.partition_index] = entry.committed_offset
             return committed
 
-        return self._retry(attempt)
+        return self.retried(attempt)
 
     def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Commit the next offset to read of each partition, from outside the group's membership.
@@ -215,11 +215,11 @@ class Cluster:
 
         def attempt() -> None:
             build = requests.offset_commit(group, topic, offsets)
-            answer = self._ask_coordinator(group, apis.OFFSET_COMMIT, build, 0)
+            answer = self.ask_coordinator(group, apis.OFFSET_COMMIT, build, 0)
             for entry in (each for found in answer.topics for each in found.partitions):
                 _check_group(group, entry.error_code)
 
-        self._retry(attempt)
+        self.retried(attempt)
 
     # Records
 
@@ -240,7 +240,7 @@ class Cluster:
         """
         while True:
             asked = wire_fetch.FetchPartition(partition, -1, offset, -1, size_bytes_max)
-            fetched = self._retry(partial(self._fetch_once, topic, asked, wait_ms, read_committed))
+            fetched = self.retried(partial(self._fetch_once, topic, asked, wait_ms, read_committed))
             if not fetched.records or _holds_whole_batch(fetched.records):
                 return fetched
             if size_bytes_max >= self.batch_bytes_max:
@@ -305,7 +305,8 @@ class Cluster:
             found[entry.partition_index] = OffsetAt(entry.offset, entry.timestamp)
         return found
 
-    def _retry(self, attempt: Callable[[], _T]) -> _T:
+    def retried(self, attempt: Callable[[], _T]) -> _T:
+        """What `attempt` returns, tried again while a leader or coordinator moves, as the class says."""
         begun = time.monotonic()
         pause_ms = PAUSE_MS_MIN
         while True:
@@ -365,7 +366,8 @@ class Cluster:
             raise LeaderUnavailable(f"{topic}-{partition} at {self.bootstrap} has no leader: are all brokers up?")
         return partitions[partition]
 
-    def _by_leader(self, topic: str, asked: Mapping[int, int]) -> dict[int, dict[int, int]]:
+    def by_leader(self, topic: str, asked: Mapping[int, int]) -> dict[int, dict[int, int]]:
+        """`asked`, a number for each partition, by the broker that leads the partition."""
         grouped: dict[int, dict[int, int]] = {}
         for partition, timestamp in asked.items():
             grouped.setdefault(self._leader(topic, partition), {})[partition] = timestamp
@@ -406,25 +408,53 @@ class Cluster:
         # A broker that was there before is worth waiting for, so its error decides about trying again.
         raise next((error for error in failures if error.address in self._reached), failures[-1])
 
-    def _ask_controller(self, api_key: int, build: requests.Build, version_min: int) -> Any:
+    def ask_controller(self, api_key: int, build: requests.Build, version_min: int = 0) -> Any:
+        """One request to the controller, sent once."""
+
         def find() -> Connection:
             self._load_metadata([])
             address = self._brokers.get(self._controller_id)
             return self._any_connection() if address is None else self._connection(address)
 
-        return self._retry(find).request(api_key, build, version_min=version_min)
+        return self.retried(find).request(api_key, build, version_min=version_min)
 
-    def _ask_coordinator(self, group: str, api_key: int, build: requests.Build, version_min: int) -> Any:
-        if group not in self._coordinators:
+    def ask_coordinator(
+        self, key: str, api_key: int, build: requests.Build, version_min: int = 0, *, key_type: int = requests.GROUP
+    ) -> Any:
+        """One request to the broker that coordinates a group or a transactional id, sent once."""
+        address = self.coordinator_address(key, key_type)
+        return self._connection(address).request(api_key, build, version_min=version_min)
+
+    def coordinator_address(self, key: str, key_type: int = requests.GROUP) -> Address:
+        """Where the coordinator of a group or a transactional id listens. Raises CoordinatorUnavailable."""
+        if (key_type, key) not in self._coordinators:
             answer = self._any_connection().request(
                 apis.FIND_COORDINATOR,
-                requests.find_coordinator(group),
+                requests.find_coordinator(key, key_type),
                 version_min=requests.FIND_COORDINATOR_VERSION_MIN,
             )
             found = requests.coordinator(answer)
-            _check_group(group, found.error_code)
-            self._coordinators[group] = Address(found.host, found.port)
-        return self._connection(self._coordinators[group]).request(api_key, build, version_min=version_min)
+            _check_group(key, found.error_code)
+            self._coordinators[key_type, key] = Address(found.host, found.port)
+        return self._coordinators[key_type, key]
+
+    def leader_connection(self, topic: str, partition: int) -> Connection:
+        """A connection to the partition's leader. Raises UnknownTopic, LeaderUnavailable, BrokerUnreachable."""
+        return self._broker(self._leader(topic, partition))
+
+    def ask_broker(self, broker_id: int, api_key: int, build: requests.Build, version_min: int = 0) -> Any:
+        """One request to that broker, sent once; raises LeaderUnavailable where it is not in the cluster."""
+        if broker_id not in self._brokers:
+            self._load_metadata([])
+        return self._broker(broker_id).request(api_key, build, version_min=version_min)
+
+    def ask_any(self, api_key: int, build: requests.Build, version_min: int = 0) -> Any:
+        """One request to whichever broker answers, sent once."""
+        return self._any_connection().request(api_key, build, version_min=version_min)
+
+    def brokers(self) -> dict[int, Address]:
+        """Every broker of the cluster as it is now, by its id."""
+        return dict(self.retried(lambda: self._load_metadata([])).brokers)
 
     def _unknown_topic(self, name: str) -> UnknownTopic:
         return UnknownTopic(

@@ -26,6 +26,8 @@ from onceflow.wire.frames import decode_response, encode_request, request_class
 
 CONNECT_MS_MAX = 10_000
 """A listening broker accepts within milliseconds; a longer wait only hides a wrong address."""
+HANDSHAKE_MS_MAX = 10_000
+"""A broker tells its versions at once, even while it starts; other servers wait for more, or say nothing at all."""
 RESPONSE_BYTES_MAX = 128 * 1024 * 1024
 _SIZE = struct.Struct(">i")
 
@@ -35,8 +37,8 @@ _T = TypeVar("_T")
 class Connection:
     """One socket to `host:port`, one request at a time. Made connected and with versions negotiated.
 
-    Raises BrokerUnreachable when nothing accepts; every request may raise ConnectionLost or RequestTimedOut, after
-    which the connection is closed.
+    Raises BrokerUnreachable when nothing accepts or answers, NotKafka when something else does; every request may raise
+    ConnectionLost or RequestTimedOut, after which the connection is closed.
     """
 
     def __init__(
@@ -55,7 +57,15 @@ class Connection:
         self._correlation_id = 0
         self._socket = self._connect()
         try:
+            self.timeout_ms = min(timeout_ms, HANDSHAKE_MS_MAX)
             self._broker_versions = self._ask_versions()
+            self.timeout_ms = timeout_ms
+        except (ConnectionLost, RequestTimedOut) as error:
+            raise BrokerUnreachable(
+                f"what listens at {self.address} does not answer as a Kafka broker ({error}): give the port of a "
+                "broker's plain listener",
+                self.address,
+            ) from error
         except ResponseTooLarge as error:
             raise NotKafka(
                 f"what listens at {self.address} does not speak Kafka's protocol in plain text: give the port of a "
@@ -97,7 +107,12 @@ class Connection:
     def request(self, api_key: int, build: Callable[[Any, int], Any], *, version_min: int = 0) -> Any:
         """Send what `build(schema module, version)` makes and return the decoded answer."""
         version = self.version_of(api_key, version_min=version_min)
-        return self._request_version(api_key, version, build)
+        return self.request_version(api_key, version, build)
+
+    def serves(self, api_key: int, version: int) -> bool:
+        """Whether the broker answers this version of a request."""
+        low, high = self._broker_versions.get(api_key, (0, -1))
+        return low <= version <= high
 
     def exchange(
         self, encode: Callable[[int], bytes], parse: Callable[[memoryview], _T], *, extra_wait_ms: int = 0
@@ -143,10 +158,11 @@ class Connection:
 
     def _ask_versions(self) -> dict[int, tuple[int, int]]:
         # Version 0 is what every broker understands, old or new; later ones tell nothing that is used here.
-        answer = self._request_version(API_VERSIONS, 0, lambda schema, _: schema.ApiVersionsRequest())
+        answer = self.request_version(API_VERSIONS, 0, lambda schema, _: schema.ApiVersionsRequest())
         return {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys}
 
-    def _request_version(self, api_key: int, version: int, build: Callable[[Any, int], Any]) -> Any:
+    def request_version(self, api_key: int, version: int, build: Callable[[Any, int], Any]) -> Any:
+        """As `request`, in exactly that version, which the broker must serve."""
         payload = build(schema_of(api_key, version), version)
         return self.exchange(
             lambda correlation_id: encode_request(api_key, version, correlation_id, self.client_id, payload),

@@ -57,6 +57,14 @@ class ProduceFailed(ClientError):
     """An event was not acknowledged."""
 
 
+class ProducerFenced(ClientError):
+    """A newer producer with this transactional id has taken over, or the transaction timed out and was aborted."""
+
+
+class InvalidTransaction(ClientError):
+    """A call does not fit the state that the transaction is in, here or at its coordinator."""
+
+
 class RequestRefused(ClientError):
     """The broker answered with an error code that has no class of its own here; `error_code` is that code."""
 

@@ -30,7 +30,12 @@ def read_records(
 
 
 def read_partitions(
-    cluster: Cluster, topic: str, begins: Mapping[int, int], ends: Mapping[int, int] | None
+    cluster: Cluster,
+    topic: str,
+    begins: Mapping[int, int],
+    ends: Mapping[int, int] | None,
+    *,
+    read_committed: bool = True,
 ) -> Iterator[tuple[int, Record]]:
     """(partition, record) of several partitions in turns of one fetch, from `begins` up to `ends`; without `ends`
     for ever.
@@ -39,7 +44,7 @@ def read_partitions(
     """
     offsets = dict(begins)
     while True:
-        until = _ends(cluster, topic, offsets) if ends is None else ends
+        until = _ends(cluster, topic, offsets, read_committed) if ends is None else ends
         behind = [partition for partition, offset in offsets.items() if offset < until[partition]]
         if not behind and ends is not None:
             return
@@ -47,13 +52,14 @@ def read_partitions(
             time.sleep(_FOLLOW_PAUSE_S)
         for partition in behind:
             begin, end = offsets[partition], until[partition]
-            fetched, offsets[partition] = _fetch_some(cluster, topic, partition, begin, end, True)
+            fetched, offsets[partition] = _fetch_some(cluster, topic, partition, begin, end, read_committed)
             for record in committed_records(fetched, begin, end):
                 yield partition, record
 
 
-def _ends(cluster: Cluster, topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
-    ends = {key: at.offset for key, at in cluster.list_offsets(topic, dict.fromkeys(offsets, LATEST)).items()}
+def _ends(cluster: Cluster, topic: str, offsets: Mapping[int, int], read_committed: bool) -> dict[int, int]:
+    latest = cluster.list_offsets(topic, dict.fromkeys(offsets, LATEST), read_committed=read_committed)
+    ends = {partition: at.offset for partition, at in latest.items()}
     for partition, offset in offsets.items():
         if ends[partition] < offset:
             start = cluster.list_offsets(topic, {partition: EARLIEST})[partition].offset

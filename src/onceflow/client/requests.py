@@ -16,6 +16,9 @@ MAX_TIMESTAMP_VERSION_MIN = 7
 CREATE_TOPICS_VERSION_MIN = 4
 """Before version 4 a broker had no default replication factor to ask for."""
 FIND_COORDINATOR_VERSION_MIN = 1
+GROUP = 0
+TRANSACTION = 1
+"""What a coordinator is asked for: FindCoordinatorRequest's key type."""
 OFFSET_FETCH_VERSION_MIN = 2
 """Before version 2 an answer had no error code of the group's own."""
 
@@ -56,6 +59,19 @@ def list_offsets(topic: str, timestamp_by_partition: Mapping[int, int], isolatio
     return build
 
 
+def offsets_before(topic: str, partition: int, timestamp_ms: int, count_max: int) -> Build:
+    """Up to `count_max` offsets where segments begin, before a time; version 0 alone has this."""
+
+    def build(schema: Any, version: int) -> Any:
+        asked = schema.ListOffsetsPartition(
+            partition_index=partition, timestamp=timestamp_ms, max_num_offsets=count_max
+        )
+        topics = (schema.ListOffsetsTopic(name=topic, partitions=(asked,)),)
+        return schema.ListOffsetsRequest(replica_id=-1, topics=topics)
+
+    return build
+
+
 def create_topic(
     name: str, partitions: int, replication_factor: int, configs: Mapping[str, str], timeout_ms: int
 ) -> Build:
@@ -87,13 +103,13 @@ def delete_topic(name: str, timeout_ms: int) -> Build:
     return build
 
 
-def find_coordinator(group: str) -> Build:
-    """Which broker keeps a group's offsets."""
+def find_coordinator(key: str, key_type: int = GROUP) -> Build:
+    """Which broker keeps a group's offsets, or the transactions of a transactional id."""
 
     def build(schema: Any, version: int) -> Any:
         if version >= 4:
-            return schema.FindCoordinatorRequest(key_type=0, coordinator_keys=(group,))
-        return schema.FindCoordinatorRequest(key=group, key_type=0)
+            return schema.FindCoordinatorRequest(key_type=key_type, coordinator_keys=(key,))
+        return schema.FindCoordinatorRequest(key=key, key_type=key_type)
 
     return build
 

@@ -3,6 +3,7 @@
     .lock                 held by the running broker (flock), with its process id as text
     meta.properties       Kafka's: version=1, cluster.id, node.id, directory.id
     .kafka_cleanshutdown  there if the last broker synced and closed every log
+    log-start-offset-checkpoint, cleaner-offset-checkpoint  (onceflow.log.offset_checkpoint)
     TOPIC-N/              the log of one partition (onceflow.log.partition)
     TOPIC-N.ID-delete/    one that is being deleted; removed at the next start if a crash came between
 
@@ -20,6 +21,7 @@ from uuid import UUID, uuid4
 from onceflow.log.checkpoint import decode_uuid, encode_uuid
 from onceflow.log.disk import Disk, read_file, replace_file
 from onceflow.log.errors import DataDirectoryRefused
+from onceflow.log.offset_checkpoint import CLEANER_FILE, LOG_START_FILE, OffsetCheckpoint
 
 _LOCK_FILE = ".lock"
 _META_FILE = "meta.properties"
@@ -37,6 +39,8 @@ class DataDirectory:
         self.node_id = int(properties["node.id"])
         self.clean = clean
         """Whether every log was synced and closed by the last broker."""
+        self.log_start_offsets = OffsetCheckpoint(disk, path / LOG_START_FILE)
+        self.cleaner_offsets = OffsetCheckpoint(disk, path / CLEANER_FILE)
         self._disk = disk
         self._lock = lock
 
@@ -46,7 +50,7 @@ class DataDirectory:
 
         Raises DataDirectoryRefused: in use, of another cluster or node, or damaged; OSError.
         """
-        os.makedirs(path, exist_ok=True)
+        _make_directories(disk, path)
         lock = _lock(path)
         try:
             properties = _read_or_make_meta(disk, path, node_id, cluster_id)
@@ -76,6 +80,8 @@ class DataDirectory:
         path = self.partition_path(topic, partition)
         if not self._disk.exists(path):
             return
+        for offsets in (self.log_start_offsets, self.cleaner_offsets):
+            offsets.forget([(topic, partition)])
         doomed = path.with_name(f"{path.name[:200]}.{uuid4().hex}{_DELETE_SUFFIX}")
         self._disk.rename(path, doomed)
         self._disk.sync_directory(self.path)
@@ -91,6 +97,10 @@ class DataDirectory:
             self._disk.remove(directory / name)
         self._disk.remove_directory(directory)
 
+    def close_descriptor(self) -> None:
+        """In a forked child, whose copy would keep the directory locked after the parent let go."""
+        os.close(self._lock)
+
     def close(self, *, clean: bool) -> None:
         """Lets go of the directory; `clean` only after every log was closed without an error."""
         try:
@@ -98,6 +108,14 @@ class DataDirectory:
                 replace_file(self._disk, self.path / _CLEAN_FILE, b'{"version":0,"brokerEpoch":-1}')
         finally:
             os.close(self._lock)
+
+
+def _make_directories(disk: Disk, path: Path) -> None:
+    """Every directory that is new has to be durable in the one above it."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    os.makedirs(path, exist_ok=True)
+    for each in missing:
+        disk.sync_directory(each.parent)
 
 
 def _lock(path: Path) -> int:

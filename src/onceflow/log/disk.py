@@ -159,6 +159,11 @@ def _sync_data(descriptor: int) -> None:
         os.fdatasync(descriptor)
 
 
+def modified_ms(file: File) -> int:
+    """When the file was changed last, in milliseconds since 1970."""
+    return os.fstat(file.fileno()).st_mtime_ns // 1_000_000
+
+
 def read_file(disk: Disk, path: Path) -> bytes:
     """The whole content of a small file."""
     file = disk.open(path)

@@ -25,7 +25,7 @@ class InvalidRecord(LogError):
 
 
 class InvalidTransactionState(LogError):
-    """A transactional batch that belongs to no open transaction."""
+    """A batch of a producer that is not of the transaction which the producer has open."""
 
     error_code = ErrorCode.invalid_txn_state
 
@@ -58,6 +58,12 @@ class InvalidProducerEpoch(LogError):
     """A producer that a newer one with the same id has replaced."""
 
     error_code = ErrorCode.invalid_producer_epoch
+
+
+class TransactionCoordinatorFenced(LogError):
+    """A marker of an older coordinator epoch than the producer's last one."""
+
+    error_code = ErrorCode.transaction_coordinator_fenced
 
 
 class StorageFailed(LogError):

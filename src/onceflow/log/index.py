@@ -1,4 +1,5 @@
-"""The two sparse indexes of a segment, in the formats of Kafka's OffsetIndex and TimeIndex.
+"""The two sparse indexes of a segment, in the formats of Kafka's OffsetIndex and TimeIndex (for the index of aborted
+transactions see `onceflow.log.transactions`).
 
 `NNN.index`, 8 bytes an entry, big-endian, ascending in both columns:
 
@@ -21,7 +22,7 @@ closed again, so that old segments cost neither memory nor descriptors.
 """
 
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,13 @@ class Index:
         self.entries = entries
         self._disk = disk
         self._file: File | None = None
+        self._pinned: File | None = None
         self._count = 0
 
     def __len__(self) -> int:
-        if self.entries is not None:
-            return len(self.entries) // self.entry.size
+        entries = self.entries
+        if entries is not None:
+            return len(entries) // self.entry.size
         self._opened()
         return self._count
 
@@ -72,6 +75,11 @@ class Index:
         """Closes the file until the next search: a log of many segments must not hold three files of each."""
         self._file = None
 
+    def pin(self) -> None:
+        """Before the file's name goes to another index: who still searches this one, in any thread, goes on in it."""
+        if self.entries is None and self._disk.exists(self.path):
+            self._pinned = self._opened()
+
     def is_sane(self) -> bool:
         """What can be told without the log: whole entries, none below the base offset (Kafka's sanityCheck)."""
         if not self._disk.exists(self.path):
@@ -83,16 +91,25 @@ class Index:
             self.release()
 
     def _opened(self) -> File:
-        if self._file is None:
-            self._file = self._disk.open(self.path)
-            self._count = self._file.size_bytes() // self.entry.size
-        return self._file
+        # Look-ups by time search in a thread: `release` and `seal` may come at any moment, hence the local names.
+        file = self._pinned or self._file
+        if file is None:
+            file = self._disk.open(self.path)
+            self._count = file.size_bytes() // self.entry.size
+            self._file = file
+        return file
 
     def _at(self, number: int) -> tuple[Any, ...]:
-        size_bytes = self.entry.size
-        if self.entries is not None:
-            return self.entry.unpack_from(self.entries, number * size_bytes)
+        entries, size_bytes = self.entries, self.entry.size
+        if entries is not None:
+            return self.entry.unpack_from(entries, number * size_bytes)
         return self.entry.unpack(self._opened().read(size_bytes, number * size_bytes))
+
+    def _bytes_at(self, position: int, size_bytes: int) -> bytes | bytearray:
+        entries = self.entries
+        if entries is not None:
+            return entries[position : position + size_bytes]
+        return self._opened().read(size_bytes, position)
 
     def _last_up_to(self, value: int, column: Callable[[tuple[Any, ...]], int]) -> tuple[Any, ...] | None:
         """The last entry whose `column` is ≤ `value`."""
@@ -122,6 +139,15 @@ class OffsetIndex(Index):
         """The largest indexed beginning of a batch that is ≤ `position`."""
         found = self._last_up_to(position, lambda entry: int(entry[1]))
         return int(found[1]) if found else 0
+
+    def offset_for_position(self, position: int) -> int | None:
+        """The last offset of the first indexed batch that begins at `position` or later, if there is one."""
+        try:
+            count = len(self)
+            found = bisect_left(range(count), position, key=lambda number: int(self._at(number)[1]))
+            return int(self._at(found)[0]) + self.base_offset if found < count else None
+        finally:
+            self.release()
 
 
 class TimeIndex(Index):

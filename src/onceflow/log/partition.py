@@ -5,17 +5,21 @@ A directory `TOPIC-N` holds, in Kafka's names and formats:
     00000000000000000042.log        a segment: batches from offset 42 on       (onceflow.log.segment)
     00000000000000000042.index      offset → position, sparse                  (onceflow.log.index)
     00000000000000000042.timeindex  timestamp → offset, sparse                 (onceflow.log.index)
+    00000000000000000042.txnindex   aborted transactions, if there are any     (onceflow.log.transactions)
     00000000000000000042.snapshot   producer state below offset 42             (onceflow.log.producers)
     leader-epoch-checkpoint, partition.metadata                                (onceflow.log.checkpoint)
 
-One thread owns a log; only `SyncPoint.run` and `Slice.read` may run in others. Appended batches are in the page
-cache and belong to nobody yet: the high watermark, below which readers see them, is the end of the log at the last
-completed sync. An acks=all request is answered when `high_watermark > appended.last_offset`, a duplicate's too, for
-its first copy may be waiting for the same sync.
+One thread owns a log; only `SyncPoint.run`, `Slice.read` and a `TimeSearch` may run in others. Appended batches are in
+the page cache and belong to nobody yet: the high watermark, below which readers see them, is the end of the log at the
+last completed sync. An acks=all request is answered when `high_watermark > appended.last_offset`, a duplicate's too,
+for its first copy may be waiting for the same sync.
 """
 
 import logging
 from bisect import bisect_right
+from collections.abc import Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -25,11 +29,15 @@ from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import Disk, write_whole
 from onceflow.log.errors import OffsetOutOfRange, StorageFailed
+from onceflow.log.producers import LastBatch, ProducerState
 from onceflow.log.recovery import Loaded, Loader
 from onceflow.log.segment import NO_TIMESTAMP, Segment, Slice
 from onceflow.log.sync import Seal, SyncPoint, write_snapshot
-from onceflow.log.validation import validated_header
-from onceflow.wire.batch import BatchHeader, patch_offset
+from onceflow.log.time_search import TimeSearch, first_at_or_after, latest_of_batch
+from onceflow.log.transactions import aborted_between
+from onceflow.log.validation import check_records, looks_into_records, validated_header
+from onceflow.wire.batch import BatchHeader, patch_offset, read_header, stamp_append_time
+from onceflow.wire.markers import Marker, encode_marker
 
 logger = logging.getLogger(__name__)
 
@@ -52,23 +60,28 @@ class PartitionLog:
     def __init__(self, directory: Path, config: LogConfig, disk: Disk, clock: Clock, loaded: Loaded) -> None:
         self.directory = directory
         self.name = directory.name
-        self.config = config
-        self.log_end_offset = self.high_watermark = loaded.log_end_offset
+        self.log_start_offset = loaded.log_start_offset
+        self.log_end_offset = self.high_watermark = self.synced_offset = loaded.log_end_offset
         self.recovery_removed_bytes = loaded.removed_bytes
         self.failure: StorageFailed | None = None
         self._disk = disk
         self._clock = clock
         self._producers = loaded.producers
+        self._producers.transactions.forget_ended(loaded.log_end_offset)
         self._segments = loaded.segments
+        # Both lists are copied when they change, so that a reader in another thread may hold on to the old ones.
         self._bases = [segment.base_offset for segment in loaded.segments]
         self._active = loaded.segments[-1]
         self._active_since_ms = clock.now_ms()
-        self._synced_active = self._active
-        self._synced_bytes = self._active.size_bytes
-        self._synced_max_timestamp = self._max_timestamp()
+        self._visible_active = self._active
+        self._visible_bytes_of_active = self._active.size_bytes
         self._seals: list[Seal] = []
+        self._visible_max_timestamp = (NO_TIMESTAMP, self.log_start_offset)
+        self._visible_max_timestamp = self._max_timestamp_of(self._segments)
         self._syncing: SyncPoint | None = None
+        self._unsynced_since_ms: int | None = None
         self._is_warned = False
+        self.reconfigure(config)
 
     @classmethod
     def open(
@@ -80,9 +93,11 @@ class PartitionLog:
         clock: Clock,
         clean: bool,
         topic_id: UUID | None = None,
+        log_start_offset: int = 0,
     ) -> "PartitionLog":
         """Creates the log, or loads it: by a scan unless `clean`. Blocks for syncs; what it returns is durable.
 
+        `log_start_offset` is the one that was made durable last; segments wholly below it are removed.
         Raises DataDirectoryRefused where the directory is of a topic with another id, OSError.
         """
         if not disk.exists(directory):
@@ -90,11 +105,18 @@ class PartitionLog:
         # Synced even where it existed: a crash may have come between the two calls.
         disk.sync_directory(directory.parent)
         write_checkpoints(disk, directory, topic_id)
-        return cls(directory, config, disk, clock, Loader(directory, config, disk, clock).load(clean=clean))
+        loaded = Loader(directory, config, disk, clock, log_start_offset).load(clean=clean)
+        return cls(directory, config, disk, clock, loaded)
 
-    @property
-    def log_start_offset(self) -> int:
-        return self._bases[0]
+    def reconfigure(self, config: LogConfig) -> None:
+        """Goes on with other settings, from the next append on."""
+        self.config = config
+        self.has_flush_policy = config.has_flush_policy
+        self.looks_into_records = looks_into_records(config)
+        self._producers.expiration_ms = config.producer_id_expiration_ms
+        self._segment_ms = config.segment_ms
+        if config.cleanup_compact:
+            self._segment_ms = min(config.segment_ms, max(config.max_compaction_lag_ms, 1))
 
     @property
     def size_bytes(self) -> int:
@@ -104,36 +126,106 @@ class PartitionLog:
     def producer_count(self) -> int:
         return len(self._producers)
 
-    def append(self, buffer: bytearray | memoryview, *, position: int = 0) -> Appended:
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it every transaction is over, durably; committed data is read up to here (Kafka's UnifiedLog)."""
+        unstable = self._producers.transactions.first_unstable_offset
+        if unstable < 0:
+            return self.high_watermark
+        return min(max(unstable, self.log_start_offset), self.high_watermark)
+
+    def append(
+        self,
+        buffer: bytearray | memoryview,
+        *,
+        position: int = 0,
+        by_coordinator: bool = False,
+        is_checked: bool = False,
+    ) -> Appended:
         """Appends the one batch that `buffer` holds from `position` on; offset and leader epoch are stamped in place.
 
+        A transactional batch begins or continues its producer's transaction: whether it may, the caller has asked the
+        transaction's coordinator. `by_coordinator`: the batch is a coordinator's own, whose sequences are not checked.
+        `is_checked`: its records have been looked at (`onceflow.log.validation.check_records`) where that is needed.
         Raises LogError: CorruptBatch, InvalidRecord, InvalidTimestamp, InvalidTransactionState, MessageTooLarge,
         RecordListTooLarge, OutOfOrderSequence, InvalidProducerEpoch, StorageFailed. Nothing is appended then.
         """
         if self.failure is not None:
             raise StorageFailed(str(self.failure))
         now_ms = self._clock.now_ms()
-        header = validated_header(self.name, buffer, position, self.config, now_ms)
+        header = validated_header(self.name, buffer, position, self.config, now_ms, by_coordinator=by_coordinator)
+        if self.looks_into_records and not (by_coordinator or is_checked):
+            check_records(self.name, buffer, position, self.config, now_ms)
         last_sequence = -1
-        if header.producer_id >= 0:
+        if header.producer_id >= 0 and header.base_sequence < 0:
+            self._producers.check_coordinators_batch(header)
+        elif header.producer_id >= 0:
             last_sequence = header.last_sequence
             first_time = self._producers.duplicate_of(header, last_sequence)
             if first_time is not None:
-                return Appended(*first_time, duplicate=True)
+                return self._first_appended(*first_time)
+        timestamp_ms = NO_TIMESTAMP
+        if self.config.log_append_time:
+            stamp_append_time(buffer, position, now_ms)
+            timestamp_ms = now_ms
+            header = header._replace(max_timestamp=now_ms)
+        base_offset = self.log_end_offset
+        self._append(header, memoryview(buffer)[position:] if position else buffer, now_ms)
+        if header.producer_id >= 0:
+            self._producers.add(header, last_sequence, base_offset, now_ms)
+        return Appended(base_offset, self.log_end_offset - 1, timestamp_ms=timestamp_ms)
+
+    def _first_appended(self, base_offset: int, last_offset: int) -> Appended:
+        """What a duplicate's first time was answered, the broker's timestamp too if it is still there."""
+        timestamp_ms = NO_TIMESTAMP
+        if self.config.log_append_time and base_offset >= self.log_start_offset:
+            segment = self._segments[bisect_right(self._bases, base_offset) - 1]
+            found = segment.find(base_offset, segment.size_bytes)
+            if found is not None:
+                timestamp_ms = segment.header_at(found[0]).max_timestamp
+        return Appended(base_offset, last_offset, duplicate=True, timestamp_ms=timestamp_ms)
+
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int = 0
+    ) -> Appended:
+        """Ends the producer's open transaction here with a control batch; without one the marker is written as well,
+        so that it may be repeated. A newer epoch fences the producer.
+
+        Raises LogError: InvalidProducerEpoch, TransactionCoordinatorFenced, StorageFailed. Nothing is appended then.
+        """
+        if self.failure is not None:
+            raise StorageFailed(str(self.failure))
+        marker = Marker(commit, coordinator_epoch)
+        self._producers.check_marker(producer_id, producer_epoch, marker)
+        now_ms = self._clock.now_ms()
+        offset = self.log_end_offset
+        batch = encode_marker(
+            producer_id, producer_epoch, marker, offset=offset, timestamp_ms=now_ms, leader_epoch=LEADER_EPOCH
+        )
+        header = read_header(batch)
+        self._append(header, batch, now_ms)
+        aborted = self._producers.add_marker(header, marker, offset, now_ms)
+        if aborted is not None:
+            self._active.transaction_index.append(aborted)
+        # With a flush policy the marker is below the high watermark already.
+        self._producers.transactions.forget_ended(self.high_watermark)
+        return Appended(offset, offset)
+
+    def _append(self, header: BatchHeader, buffer: bytearray | memoryview, now_ms: int) -> None:
+        """Writes a batch at the log's end, in a new segment if it must be, and indexes it."""
         base_offset = self.log_end_offset
         last_offset = base_offset + header.last_offset_delta
         size_bytes = header.batch_length + 12
         segment = self._active
         if self._must_roll(segment, header, size_bytes, last_offset, now_ms):
             segment = self._roll(now_ms)
-        patch_offset(buffer, position, base_offset, LEADER_EPOCH)
+        patch_offset(buffer, 0, base_offset, LEADER_EPOCH)
         begin = segment.size_bytes
-        self._write(segment, memoryview(buffer)[position:] if position else buffer, size_bytes)
+        self._write(segment, buffer, size_bytes)
         segment.note(begin, size_bytes, last_offset, header.max_timestamp, self.config.index_interval_bytes)
-        if last_sequence >= 0:
-            self._producers.add(header, last_sequence, base_offset, now_ms)
         self.log_end_offset = last_offset + 1
-        return Appended(base_offset, last_offset)
+        if self.has_flush_policy:
+            self._show_unsynced(now_ms)
 
     def _write(self, segment: Segment, batch: bytearray | memoryview, size_bytes: int) -> None:
         position = segment.size_bytes
@@ -151,7 +243,8 @@ class PartitionLog:
         try:
             segment.file.truncate(segment.size_bytes)
         except OSError as error:
-            self.fail_sync(error)
+            # A round of syncs may be under way: it ends by itself, and what it covers is durable then.
+            self._fail(error)
 
     def _must_roll(self, segment: Segment, header: BatchHeader, size_bytes: int, last_offset: int, now_ms: int) -> bool:
         """Kafka's LogSegment.shouldRoll: size, age by the batches' own timestamps, index full, offsets out of int32."""
@@ -165,7 +258,7 @@ class PartitionLog:
         else:
             age_ms = now_ms - self._active_since_ms
         return (
-            age_ms > config.segment_ms
+            age_ms > self._segment_ms
             or last_offset - segment.base_offset > _RELATIVE_OFFSET_MAX
             or segment.index_bytes > config.segment_index_bytes
         )
@@ -178,8 +271,8 @@ class PartitionLog:
         sealed = self._active
         sealed.note_max_timestamp()
         self._seals.append(Seal(sealed, self.log_end_offset, self._producers.encode()))
-        self._segments.append(fresh)
-        self._bases.append(fresh.base_offset)
+        self._segments = [*self._segments, fresh]
+        self._bases = [*self._bases, fresh.base_offset]
         self._active = fresh
         self._active_since_ms = now_ms
         return fresh
@@ -188,8 +281,9 @@ class PartitionLog:
         """What has to be made durable, or None if there is nothing; one round at a time."""
         if self._syncing is not None:
             raise RuntimeError(f"{self.name}: a sync is under way up to {self._syncing.offset_end}")
-        if self.failure is not None or (self.log_end_offset == self.high_watermark and not self._seals):
+        if self.failure is not None or (self.log_end_offset == self.synced_offset and not self._seals):
             return None
+        self._unsynced_since_ms = None
         self._syncing = SyncPoint(
             disk=self._disk,
             directory=self.directory,
@@ -197,7 +291,7 @@ class PartitionLog:
             active=self._active,
             size_bytes=self._active.size_bytes,
             seals=tuple(self._seals),
-            max_timestamp=self._max_timestamp(),
+            max_timestamp=self._max_timestamp_of([seal.segment for seal in self._seals]),
         )
         return self._syncing
 
@@ -214,10 +308,37 @@ class PartitionLog:
         for seal in point.seals[:finished]:
             seal.segment.seal()
         del self._seals[:finished]
-        self._synced_active = point.active
-        self._synced_bytes = point.size_bytes
-        self._synced_max_timestamp = point.max_timestamp
-        self.high_watermark = point.offset_end
+        self.synced_offset = point.offset_end
+        if point.offset_end > self.high_watermark:
+            self._show(point.active, point.size_bytes, point.max_timestamp, point.offset_end)
+        if self.has_flush_policy:
+            self._show_unsynced(self._clock.now_ms())
+
+    def _show(self, active: Segment, size_bytes: int, max_timestamp: tuple[int, int], offset_end: int) -> None:
+        """Moves the high watermark to `offset_end`, which is at `size_bytes` of segment `active`."""
+        self._visible_active = active
+        self._visible_bytes_of_active = size_bytes
+        self._visible_max_timestamp = max_timestamp
+        self.high_watermark = offset_end
+        self._producers.transactions.forget_ended(offset_end)
+
+    def _show_unsynced(self, now_ms: int) -> None:
+        """With a flush policy readers see the page cache, as in Kafka, but never so much of it that a power cut could
+        take `flush.messages` records or what is `flush.ms` old: what exceeds that waits for its sync like everybody.
+        """
+        if self.log_end_offset > self.synced_offset and self._unsynced_since_ms is None:
+            self._unsynced_since_ms = now_ms
+        if not self.is_flush_due() and self.log_end_offset > self.high_watermark:
+            max_timestamp = self._max_timestamp_of([seal.segment for seal in self._seals])
+            self._show(self._active, self._active.size_bytes, max_timestamp, self.log_end_offset)
+
+    def is_flush_due(self) -> bool:
+        """Whether the flush policy wants a sync now."""
+        if self.log_end_offset - self.synced_offset >= self.config.flush_messages:
+            return True
+        if self._unsynced_since_ms is None:
+            return False
+        return self._clock.now_ms() - self._unsynced_since_ms >= self.config.flush_ms
 
     def _warn(self, point: SyncPoint) -> None:
         """Once until a round goes well again: rounds are many while a disk is full."""
@@ -228,11 +349,14 @@ class PartitionLog:
     def fail_sync(self, error: OSError) -> None:
         """After `point.run` raised. The kernel may have dropped the pages, so a second sync would prove nothing:
         the partition takes no more writes until it is opened anew. Reads go on up to the high watermark."""
+        self._syncing = None
+        self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
         self.failure = StorageFailed(
             f"{self.name}: {self.directory} could not be synced: {error}; nothing more is written to it, check the"
             " disk and restart the broker"
         )
-        self._syncing = None
 
     def read(
         self, offset: int, size_bytes_max: int, *, offset_end: int | None = None, at_least_one_batch: bool = True
@@ -243,8 +367,8 @@ class PartitionLog:
         it is larger than `size_bytes_max`, unless `at_least_one_batch` is false. None: there is nothing to read.
         Raises OffsetOutOfRange, CorruptBatch where the file was damaged while it was open.
         """
-        if not self._bases[0] <= offset <= self.log_end_offset:
-            raise OffsetOutOfRange(self.name, offset, self._bases[0], self.log_end_offset)
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.log_end_offset)
         visible = self.high_watermark if offset_end is None else min(offset_end, self.high_watermark)
         if offset >= visible:
             return None
@@ -274,34 +398,129 @@ class PartitionLog:
 
     def _visible_bytes(self, segment: Segment) -> int:
         """Bytes of a segment below the high watermark."""
-        if segment is self._synced_active:
-            return self._synced_bytes
+        if segment is self._visible_active:
+            return self._visible_bytes_of_active
         return segment.size_bytes if segment.base_offset < self.high_watermark else 0
 
-    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """(timestamp, offset) of the first visible record dated `timestamp_ms` or later."""
-        for segment in self._segments:
-            if segment.max_timestamp_ms >= timestamp_ms:
-                found = segment.find_timestamp(timestamp_ms, self.log_start_offset, self._visible_bytes(segment))
-                if found is not None:
-                    return found
-        return None
+    def open_transaction(self, producer_id: int) -> int | None:
+        """First offset of the producer's open transaction."""
+        first_offset = self._producers.transactions.first_offset(producer_id)
+        return first_offset if first_offset >= 0 else None
 
-    def max_timestamp(self) -> tuple[int, int] | None:
-        """(timestamp, offset) of the visible record with the latest timestamp (ListOffsets -3), the first of equals."""
-        timestamp_ms, last_offset = self._synced_max_timestamp
-        if timestamp_ms < 0:
-            return None
-        segment = self._segments[bisect_right(self._bases, last_offset) - 1]
-        found = segment.find(last_offset, self._visible_bytes(segment))
-        records = segment.records_at(*found) if found is not None else []
-        return max(((record.timestamp_ms, record.offset) for record in records), key=lambda item: item[0], default=None)
+    def producer_states(self) -> list[ProducerState]:
+        """What is known of each producer (DescribeProducers)."""
+        return self._producers.states()
 
-    def _max_timestamp(self) -> tuple[int, int]:
-        return max(
-            ((segment.max_timestamp_ms, segment.max_timestamp_offset) for segment in self._segments),
-            key=lambda item: item[0],
+    def aborted_transactions(self, offset_begin: int, offset_end: int) -> list[tuple[int, int]]:
+        """(producer id, first offset) of the aborted transactions that may have records from `offset_begin` up to,
+        not including, `offset_end`, in the order of their markers."""
+        number = max(bisect_right(self._bases, offset_begin) - 1, 0)
+        indexes = [segment.transaction_index for segment in self._segments[number:]]
+        return aborted_between(indexes, offset_begin, offset_end)
+
+    def aborted_in(self, offset: int, found: Slice | None) -> list[tuple[int, int]]:
+        """`aborted_transactions` for what `read(offset, …)` returned."""
+        if found is None:
+            return []
+        number = bisect_right(self._bases, offset) - 1
+        if not any(segment.transaction_index.count for segment in self._segments[number:]):
+            return []
+        offset_end = self._segments[number].offset_beyond(found.position + found.size_bytes)
+        if offset_end is None:
+            offset_end = self._bases[number + 1] if number + 1 < len(self._bases) else self.log_end_offset
+        return self.aborted_transactions(offset, offset_end)
+
+    def segment_begins(self) -> list[tuple[int, int]]:
+        """(first offset, latest timestamp or -1) of each segment that begins below the high watermark, in order."""
+        visible = [segment for segment in self._segments if segment.base_offset <= self.high_watermark]
+        return [(max(each.base_offset, self.log_start_offset), each.max_timestamp_ms) for each in visible]
+
+    def search_timestamp(self, timestamp_ms: int) -> TimeSearch:
+        """For the (timestamp, offset) of the first visible record dated `timestamp_ms` or later."""
+        candidates = tuple(
+            (segment, self._visible_bytes(segment))
+            for segment in self._segments
+            if segment.max_timestamp_ms >= timestamp_ms
         )
+        return partial(first_at_or_after, timestamp_ms, self.log_start_offset, candidates)
+
+    def search_max_timestamp(self) -> TimeSearch:
+        """For the visible record with the latest timestamp (ListOffsets -3), the first of equals."""
+        timestamp_ms, last_offset = self._visible_max_timestamp
+        if timestamp_ms < 0:
+            return partial(first_at_or_after, 0, 0, ())
+        segment = self._segments[bisect_right(self._bases, last_offset) - 1]
+        return partial(latest_of_batch, segment, last_offset, self._visible_bytes(segment))
+
+    def _max_timestamp_of(self, segments: Sequence[Segment]) -> tuple[int, int]:
+        """The latest of what is visible, of `segments` and of the active one."""
+        latest = [(each.max_timestamp_ms, each.max_timestamp_offset) for each in (*segments, self._active)]
+        return max((self._visible_max_timestamp, *latest), key=itemgetter(0))
+
+    def finished_segments(self) -> list[Segment]:
+        """From the log's start on those that never change again and are on the disk whole."""
+        segments = self._segments
+        number = next((n for n, segment in enumerate(segments) if not segment.is_sealed), len(segments))
+        return segments[:number]
+
+    def segment_ends(self) -> list[tuple[Segment, int]]:
+        """Each segment with the offset where it ends. Any thread."""
+        segments = self._segments
+        return list(zip(segments, [*(each.base_offset for each in segments[1:]), self.log_end_offset], strict=True))
+
+    def roll(self) -> None:
+        """Begins a new segment, unless the active one is empty: the old one can be deleted once it is synced.
+
+        Raises StorageFailed.
+        """
+        if self.failure is not None:
+            raise StorageFailed(str(self.failure))
+        if self._active.size_bytes:
+            self._roll(self._clock.now_ms())
+
+    @property
+    def has_needless(self) -> bool:
+        """Whether a segment lies wholly below the log's start."""
+        return bisect_right(self._bases, self.log_start_offset) > 1
+
+    def leave_needless(self) -> list[Segment]:
+        """Segments wholly below the log's start leave the log, except those that are not synced yet.
+
+        Returns them; their files can be retired (`onceflow.log.swap`).
+        """
+        below = bisect_right(self._bases, self.log_start_offset) - 1
+        return self._take_out(0, min(below, len(self.finished_segments())), [])
+
+    def end_of(self, segments: Sequence[Segment]) -> int:
+        """Where these first segments of the log end."""
+        return self._bases[len(segments)] if len(segments) < len(self._bases) else self.log_end_offset
+
+    def last_batches(self) -> dict[int, LastBatch]:
+        """Producer id → its last batch, which compaction keeps."""
+        return self._producers.last_batches()
+
+    def replace_segments(self, old: Sequence[Segment], new: Segment) -> None:
+        """Puts a compacted segment in the place of its neighbours `old`. Raises ValueError where they left the log."""
+        number = self._segments.index(old[0])
+        if self._segments[number : number + len(old)] != list(old):
+            raise ValueError(f"{self.name}: the segments from {old[0].base_offset} on are not the compacted ones")
+        self._take_out(number, number + len(old), [new])
+
+    def _take_out(self, begin: int, end: int, replacement: list[Segment]) -> list[Segment]:
+        gone = self._segments[begin:end]
+        if not gone:
+            return gone
+        self._segments = [*self._segments[:begin], *replacement, *self._segments[end:]]
+        self._bases = [segment.base_offset for segment in self._segments]
+        self._visible_max_timestamp = max(
+            ((each.max_timestamp_ms, each.max_timestamp_offset) for each in self._segments if self._is_visible(each)),
+            key=itemgetter(0),
+            default=(NO_TIMESTAMP, self.log_start_offset),
+        )
+        return gone
+
+    def _is_visible(self, segment: Segment) -> bool:
+        return segment.max_timestamp_offset < self.high_watermark
 
     def close(self) -> None:
         """Syncs everything, writes indexes and the producer snapshot; nothing can be appended afterwards.
@@ -319,6 +538,11 @@ class PartitionLog:
                 f"{self.name}: {self.directory} could not be closed: {error}; it is checked at the next start"
             ) from error
         self.failure = StorageFailed(f"{self.name}: the log is closed; start the broker again")
+
+    def close_files(self) -> None:
+        """After `close`, when no reader is left: a process that outlives its broker must not wait for its collector."""
+        for segment in self._segments:
+            segment.file.close()
 
     def _sync_all(self) -> None:
         point = self.begin_sync()

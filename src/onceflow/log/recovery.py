@@ -4,9 +4,9 @@ The scan begins at a snapshot (everything below it was durable when it was writt
 `RECHECK_BYTES`, so that damage near the end is found even where it had been durable. It checks every batch: length,
 CRC-32C, and that its base offset is the one that comes next. At the first that fails, **the later segments are
 removed, newest first, and their removal made durable before the damaged file is cut**: whenever a crash interrupts
-that, the next scan stops at the same batch, and no batch after a bad one can come back. Indexes and producer state
-are built in the same pass. What is kept is synced before anybody sees it, because after a mere kill it may exist in
-the page cache only.
+that, the next scan stops at the same batch, and no batch after a bad one can come back. Indexes and producer state,
+open transactions and the index of aborted ones are built in the same pass. What is kept is synced before anybody sees
+it, because after a mere kill it may exist in the page cache only.
 
 After a clean shutdown the last `CLEAN_CHECK_BYTES` are checked, the indexes looked at, and the snapshot at the log's
 end taken; if one of them does not fit, the shutdown was not clean after all, and the scan follows.
@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from onceflow.log import swap
 from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import Disk, read_file
 from onceflow.log.index import OffsetIndex, TimeIndex
 from onceflow.log.producers import Producers
-from onceflow.log.segment import LOG_SUFFIX, SNAPSHOT_SUFFIX, Segment, file_name, offsets_of
+from onceflow.log.segment import LOG_SUFFIX, NO_TIMESTAMP, SNAPSHOT_SUFFIX, Segment, file_name, offsets_of
+from onceflow.log.transactions import TransactionIndex
 from onceflow.wire.batch import HEADER_BYTES, BatchHeader, check_batch, read_header
 from onceflow.wire.errors import CorruptBatch
 
@@ -30,7 +32,7 @@ CLEAN_CHECK_BYTES = 1024**2
 
 _BLOCK_BYTES = 8 * 1024**2
 _LENGTH_OVERHEAD_BYTES = 12
-_SUFFIXES = (LOG_SUFFIX, OffsetIndex.suffix, TimeIndex.suffix, SNAPSHOT_SUFFIX)
+_SUFFIXES = (LOG_SUFFIX, OffsetIndex.suffix, TimeIndex.suffix, TransactionIndex.suffix, SNAPSHOT_SUFFIX)
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class Loaded:
     segments: list[Segment]
     log_end_offset: int
     producers: Producers
+    log_start_offset: int
     removed_bytes: int = 0
     """What recovery cut off: a torn tail, or damage and all that followed it."""
 
@@ -47,13 +50,16 @@ class Loaded:
 class Loader:
     """Loads the log in one directory, which exists."""
 
-    def __init__(self, directory: Path, config: LogConfig, disk: Disk, clock: Clock) -> None:
+    def __init__(self, directory: Path, config: LogConfig, disk: Disk, clock: Clock, log_start_offset: int = 0) -> None:
         self._directory = directory
         self._config = config
         self._disk = disk
         self._now_ms = clock.now_ms()
         self._producers = Producers(directory.name, config.producer_id_expiration_ms)
+        self._log_start_offset = log_start_offset
+        swap.finish(disk, directory)
         self._names = disk.names(directory)
+        self._compaction_end = swap.read_compaction_end(disk, directory)
 
     def load(self, *, clean: bool) -> Loaded:
         loaded = self._load_clean() if clean else None
@@ -63,8 +69,24 @@ class Loader:
         return loaded
 
     def _open_segments(self) -> list[Segment]:
+        """Those that hold the log's start or are after it; a crash may have come between its end and the others'."""
         bases = offsets_of(self._names, LOG_SUFFIX)
-        return [Segment(self._disk, self._directory, base) for base in bases]
+        segments = [Segment(self._disk, self._directory, base) for base in bases]
+        ends = bases[1:]
+        below = sum(end <= self._log_start_offset for end in ends)
+        for segment in segments[:below]:
+            segment.remove()
+        return segments[below:]
+
+    def _begun_anew(self) -> Loaded:
+        """Where damage took what was at the log's start: no offset of before is given to another record
+        (Kafka's LogLoader does the same)."""
+        segment = Segment(self._disk, self._directory, self._log_start_offset, create=True)
+        producers = Producers(self._directory.name, self._config.producer_id_expiration_ms)
+        return Loaded([segment], self._log_start_offset, producers, self._log_start_offset)
+
+    def _start_of(self, segments: list[Segment]) -> int:
+        return max(self._log_start_offset, segments[0].base_offset)
 
     def _load_clean(self) -> Loaded | None:
         segments = self._open_segments()
@@ -74,22 +96,48 @@ class Loader:
             segment.load_sealed()
         active = segments[-1]
         active.load_active()
-        end = _checked_end(segments)
-        if end is None or active.is_indexed_beyond(end) or not self._load_snapshot(end):
+        end = self._checked_end(segments)
+        if end is None or end < self._log_start_offset or active.is_indexed_beyond(end) or not self._load_snapshot(end):
             return None
-        return Loaded(segments, end, self._producers)
+        return Loaded(segments, end, self._producers, self._start_of(segments))
+
+    def _checked_end(self, segments: list[Segment]) -> int | None:
+        """The log's end after its last megabyte was checked, or None if that is damaged."""
+        rest_bytes = CLEAN_CHECK_BYTES
+        number = len(segments)
+        while number and rest_bytes > 0:
+            number -= 1
+            rest_bytes -= segments[number].size_bytes
+        position = segments[number].offset_index.position_at_most(max(0, -rest_bytes))
+        offset = segments[number].base_offset
+        if position:
+            if segments[number].size_bytes - position < HEADER_BYTES:
+                return None
+            offset = segments[number].header_at(position).base_offset
+        for segment in segments[number:]:
+            for begin, header in good_batches(segment, position, offset, self._compaction_end):
+                position, offset = begin + header.size_bytes, header.last_offset + 1
+            if position != segment.size_bytes:
+                return None
+            position = 0
+        return offset
 
     def _load_snapshot(self, offset: int) -> bool:
         path = self._directory / file_name(offset, SNAPSHOT_SUFFIX)
         return self._disk.exists(path) and self._producers.load(read_file(self._disk, path))
 
     def _recover(self) -> Loaded:
-        segments = self._open_segments() or [Segment(self._disk, self._directory, 0, create=True)]
+        segments = self._open_segments()
+        if not segments:
+            return self._begun_anew()
         first = self._first_to_scan(segments)
         for segment in segments[:first]:
             segment.load_sealed()
         size_bytes = sum(segment.size_bytes for segment in segments)
         end = self._scan(segments, first)
+        if end < self._log_start_offset:
+            self._remove_segments(segments, 0)
+            return self._begun_anew()
         for segment in segments[first:-1]:
             segment.note_max_timestamp()
             segment.write_indexes()
@@ -97,7 +145,7 @@ class Loader:
         for segment in segments[first:]:
             segment.file.sync_data()
         removed_bytes = size_bytes - sum(segment.size_bytes for segment in segments)
-        return Loaded(segments, end, self._producers, removed_bytes)
+        return Loaded(segments, end, self._producers, self._start_of(segments), removed_bytes)
 
     def _first_to_scan(self, segments: list[Segment]) -> int:
         """The number of the segment where the scan begins; its snapshot, if it has one, is loaded."""
@@ -130,13 +178,27 @@ class Loader:
         """Indexes and producer state from the batches; returns (bytes of good batches, offset after them)."""
         segment.forget_indexes()
         size_bytes, offset = 0, segment.base_offset
-        for position, header in good_batches(segment, 0, offset):
+        for position, header in good_batches(segment, 0, offset, self._compaction_end):
             batch_bytes, offset = header.size_bytes, header.last_offset + 1
-            segment.note(position, batch_bytes, offset - 1, header.max_timestamp, self._config.index_interval_bytes)
+            # Of a batch that compaction emptied no record has the timestamp.
+            max_timestamp = header.max_timestamp if header.record_count else NO_TIMESTAMP
+            segment.note(position, batch_bytes, offset - 1, max_timestamp, self._config.index_interval_bytes)
             if header.producer_id >= 0:
-                self._producers.add(header, header.last_sequence, header.base_offset, self._now_ms)
+                self._rebuild_producer(segment, position, header)
             size_bytes = position + batch_bytes
         return size_bytes, offset
+
+    def _rebuild_producer(self, segment: Segment, position: int, header: BatchHeader) -> None:
+        """Producer state, open transactions and the index of aborted ones, as when the batch was appended."""
+        if not header.is_control:
+            self._producers.add(header, header.last_sequence, header.base_offset, self._now_ms)
+            return
+        marker = segment.marker_at(position, header.size_bytes)
+        if marker is None:
+            return
+        aborted = self._producers.add_marker(header, marker, header.base_offset, self._now_ms)
+        if aborted is not None:
+            segment.transaction_index.append(aborted)
 
     def _remove_segments(self, segments: list[Segment], number: int) -> None:
         """Removes all segments from `number` on, newest first, durably."""
@@ -155,37 +217,21 @@ class Loader:
         self._disk.sync_directory(self._directory)
 
 
-def _checked_end(segments: list[Segment]) -> int | None:
-    """The log's end after its last megabyte was checked, or None if that is damaged."""
-    rest_bytes = CLEAN_CHECK_BYTES
-    number = len(segments)
-    while number and rest_bytes > 0:
-        number -= 1
-        rest_bytes -= segments[number].size_bytes
-    position = segments[number].offset_index.position_at_most(max(0, -rest_bytes))
-    offset = segments[number].base_offset
-    if position:
-        if segments[number].size_bytes - position < HEADER_BYTES:
-            return None
-        offset = segments[number].header_at(position).base_offset
-    for segment in segments[number:]:
-        for begin, header in good_batches(segment, position, offset):
-            position, offset = begin + header.size_bytes, header.last_offset + 1
-        if position != segment.size_bytes:
-            return None
-        position = 0
-    return offset
+def good_batches(
+    segment: Segment, position: int, offset: int, compaction_end: int = 0
+) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of each batch from `position` on, up to the first that is cut, corrupt or not at `offset`.
 
-
-def good_batches(segment: Segment, position: int, offset: int) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of each batch from `position` on, up to the first that is cut, corrupt or not at `offset`."""
+    Below offset `compaction_end` some may be missing.
+    """
     file, end = segment.file, segment.size_bytes
     block, block_begin = memoryview(b""), position
     while end - position >= HEADER_BYTES:
         if block_begin + len(block) - position < HEADER_BYTES:
             block, block_begin = memoryview(file.read(min(_BLOCK_BYTES, end - position), position)), position
         header = read_header(block, position - block_begin)
-        if header.base_offset != offset or header.size_bytes > end - position:
+        is_next = header.base_offset == offset or offset < header.base_offset < compaction_end
+        if not is_next or header.size_bytes > end - position:
             return
         if header.size_bytes > block_begin + len(block) - position:
             size_bytes = min(max(_BLOCK_BYTES, header.size_bytes), end - position)

@@ -1,4 +1,4 @@
-"""One segment of a partition's log: the .log file and its two indexes.
+"""One segment of a partition's log: the .log file and its indexes.
 
 `00000000000000000042.log` holds record batches (`onceflow.wire.batch`) end to end, exactly as clients sent them but
 for the base offset and the leader epoch, which the broker stamps. The number in the name is the base offset, that of
@@ -14,8 +14,10 @@ from pathlib import Path
 from onceflow.log.disk import Disk, File, remove_if_there
 from onceflow.log.errors import CorruptBatch
 from onceflow.log.index import OffsetIndex, TimeIndex
-from onceflow.wire.batch import HEADER_BYTES, BatchHeader, Record, decode_batch, read_header
+from onceflow.log.transactions import TransactionIndex
+from onceflow.wire.batch import HEADER_BYTES, BatchHeader, read_header, record_times
 from onceflow.wire.errors import WireError
+from onceflow.wire.markers import Marker, decode_marker
 
 LOG_SUFFIX = ".log"
 SNAPSHOT_SUFFIX = ".snapshot"
@@ -55,18 +57,26 @@ class Slice:
 class Segment:
     """A .log file with its indexes; positions are bytes in the file, offsets are the partition's."""
 
-    def __init__(self, disk: Disk, directory: Path, base_offset: int, *, create: bool = False) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, base_offset: int, *, create: bool = False, suffix: str = ""
+    ) -> None:
+        """`suffix` is appended to the names of all its files (`onceflow.log.swap`)."""
         self._disk = disk
         self.base_offset = base_offset
-        self.path = directory / file_name(base_offset, LOG_SUFFIX)
+        self.path = directory / (file_name(base_offset, LOG_SUFFIX) + suffix)
         self.file = disk.open(self.path, create=create)
         if create:
             self.file.truncate(0)
         self.size_bytes = self.file.size_bytes()
         entries = bytearray() if create else None
-        self.offset_index = OffsetIndex(disk, self.path.with_suffix(OffsetIndex.suffix), base_offset, entries)
+        path = directory / (file_name(base_offset, OffsetIndex.suffix) + suffix)
+        self.offset_index = OffsetIndex(disk, path, base_offset, entries)
         entries = bytearray() if create else None
-        self.time_index = TimeIndex(disk, self.path.with_suffix(TimeIndex.suffix), base_offset, entries)
+        path = directory / (file_name(base_offset, TimeIndex.suffix) + suffix)
+        self.time_index = TimeIndex(disk, path, base_offset, entries)
+        entries = bytearray() if create else None
+        path = directory / (file_name(base_offset, TransactionIndex.suffix) + suffix)
+        self.transaction_index = TransactionIndex(disk, path, base_offset, entries)
         self.first_timestamp_ms = NO_TIMESTAMP
         self.max_timestamp_ms, self.max_timestamp_offset = NO_TIMESTAMP, base_offset
         self._unindexed_bytes = 0
@@ -74,24 +84,28 @@ class Segment:
         """Size of the larger index."""
 
     def indexes_are_sane(self) -> bool:
-        return self.offset_index.is_sane() and self.time_index.is_sane()
+        return self.offset_index.is_sane() and self.time_index.is_sane() and self.transaction_index.is_sane()
 
     def is_indexed_beyond(self, offset_end: int) -> bool:
         """True where the indexes name batches that the log does not have."""
         indexed = self.offset_index.position_at_most(_POSITION_MAX)
-        return indexed > max(0, self.size_bytes - HEADER_BYTES) or self.time_index.last()[1] > max(
-            self.base_offset, offset_end - 1
+        return (
+            indexed > max(0, self.size_bytes - HEADER_BYTES)
+            or self.time_index.last()[1] > max(self.base_offset, offset_end - 1)
+            or self.transaction_index.last_offset() >= offset_end
         )
 
     def load_sealed(self) -> None:
-        """Takes the largest timestamp from the time index; both indexes stay in their files."""
+        """Takes the largest timestamp from the time index; the indexes stay in their files."""
         self.max_timestamp_ms, self.max_timestamp_offset = self.time_index.last()
+        self.transaction_index.load_sealed()
 
     def load_active(self) -> None:
         """Takes the indexes into memory, to append to them."""
         self.offset_index.load()
         self.time_index.load()
-        self.load_sealed()
+        self.max_timestamp_ms, self.max_timestamp_offset = self.time_index.last()
+        self.transaction_index.load()
         self._measure_indexes()
         if self.size_bytes:
             self.first_timestamp_ms = self.header_at(0).max_timestamp
@@ -100,19 +114,32 @@ class Segment:
         """Before the indexes are built anew, from position 0, by `note`."""
         self.offset_index.entries = bytearray()
         self.time_index.entries = bytearray()
+        self.transaction_index.forget()
         self.index_bytes = 0
         self._unindexed_bytes = 0
         self.first_timestamp_ms = NO_TIMESTAMP
         self.max_timestamp_ms, self.max_timestamp_offset = NO_TIMESTAMP, self.base_offset
 
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it never changes again, and all of it is on the disk."""
+        return self.offset_index.entries is None
+
+    def pin(self) -> None:
+        """Before its files lose their names: who still reads it goes on in them."""
+        for index in (self.offset_index, self.time_index, self.transaction_index):
+            index.pin()
+
     def seal(self) -> None:
         """After the indexes are on disk."""
         self.offset_index.seal()
         self.time_index.seal()
+        self.transaction_index.seal()
 
     def write_indexes(self) -> None:
         self.offset_index.write()
         self.time_index.write()
+        self.transaction_index.write()
 
     def note(self, position: int, size_bytes: int, last_offset: int, max_timestamp: int, interval_bytes: int) -> None:
         """Takes note of a batch at `position` that is in the file: timestamps, and an index entry where one is due."""
@@ -138,10 +165,20 @@ class Segment:
     def header_at(self, position: int) -> BatchHeader:
         return read_header(self.file.read(HEADER_BYTES, position))
 
-    def records_at(self, position: int, size_bytes: int) -> list[Record]:
-        """Raises CorruptBatch where the records, which nobody looked at when they came, cannot be read."""
+    def times_at(self, position: int, size_bytes: int) -> Iterator[tuple[int, int]]:
+        """(timestamp, offset) of each record of a batch.
+
+        Raises CorruptBatch where the records, which nobody looked at when they came, cannot be read.
+        """
         try:
-            return decode_batch(self.file.read(size_bytes, position))
+            yield from record_times(self.file.read(size_bytes, position))
+        except WireError as error:
+            raise CorruptBatch(f"{self.path}, position {position}: {error}") from error
+
+    def marker_at(self, position: int, size_bytes: int) -> Marker | None:
+        """What the control batch there says; None where it is no transaction's. Raises CorruptBatch."""
+        try:
+            return decode_marker(self.file.read(size_bytes, position))
         except WireError as error:
             raise CorruptBatch(f"{self.path}, position {position}: {error}") from error
 
@@ -177,6 +214,10 @@ class Segment:
             boundary = batch + size_bytes
         return boundary
 
+    def offset_beyond(self, position: int) -> int | None:
+        """An offset at or after the end of the batches before `position`, as near as the index tells; None: unknown."""
+        return self.offset_index.offset_for_position(position)
+
     def find_timestamp(self, timestamp_ms: int, offset: int, end: int) -> tuple[int, int] | None:
         """(timestamp, offset) of the first record at or after `offset` that is dated `timestamp_ms` or later.
 
@@ -187,12 +228,12 @@ class Segment:
         for position, size_bytes, last_offset in self.spans(begin, end):
             if last_offset < offset or self.header_at(position).max_timestamp < timestamp_ms:
                 continue
-            for record in self.records_at(position, size_bytes):
-                if record.timestamp_ms >= timestamp_ms and record.offset >= offset:
-                    return record.timestamp_ms, record.offset
+            for found in self.times_at(position, size_bytes):
+                if found[0] >= timestamp_ms and found[1] >= offset:
+                    return found
         return None
 
     def remove(self) -> None:
-        """Removes the three files; durable after the directory's sync."""
-        for path in (self.offset_index.path, self.time_index.path, self.path):
+        """Removes its files; durable after the directory's sync."""
+        for path in (self.offset_index.path, self.time_index.path, self.transaction_index.path, self.path):
             remove_if_there(self._disk, path)

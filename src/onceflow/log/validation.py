@@ -1,37 +1,43 @@
 """What a batch from a client must be before it is appended (Kafka's LogValidator and UnifiedLog).
 
-Only the header and the CRC are looked at: the records stay opaque, however they are compressed.
+Only the header and the CRC are looked at: the records stay opaque, however they are compressed. Where a topic's
+configuration is about records (compaction needs keys), `check_records` looks at the beginning of each.
 """
 
 from typing_extensions import Buffer
 
-from onceflow.log.config import LogConfig
+from onceflow.log.config import INT64_MAX, LogConfig
 from onceflow.log.errors import (
     CorruptBatch,
     InvalidRecord,
     InvalidTimestamp,
-    InvalidTransactionState,
     LogError,
     MessageTooLarge,
     RecordListTooLarge,
 )
 from onceflow.wire import errors as wire_errors
-from onceflow.wire.batch import BatchHeader, check_batch, read_header
+from onceflow.wire.batch import BatchHeader, check_batch, read_header, record_heads
 from onceflow.wire.codecs import Codec
 
-_ATTRIBUTES_PLAIN = 0x07
+_CODEC_MASK = 0x07
 _LOG_APPEND_TIME = 0x08
 _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
+_ATTRIBUTES_TAKEN = _CODEC_MASK | _TRANSACTIONAL
 _CODEC_MAX = max(Codec)
 _MAGIC = 2
 
+UNCOMPRESSED_BYTES_MAX = 64 * 1024 * 1024
+"""What the records of one batch may take unpacked where somebody has to look at them."""
 
-def validated_header(name: str, buffer: Buffer, position: int, config: LogConfig, now_ms: int) -> BatchHeader:
+
+def validated_header(
+    name: str, buffer: Buffer, position: int, config: LogConfig, now_ms: int, *, by_coordinator: bool = False
+) -> BatchHeader:
     """The header of the one batch that `buffer` holds from `position` to its end, after every check.
 
-    `name` is the partition's, for the sentence of a refusal. Raises CorruptBatch, InvalidRecord, InvalidTimestamp,
-    InvalidTransactionState, MessageTooLarge, RecordListTooLarge.
+    `name` is the partition's, for the sentence of a refusal. The broker's own coordinators write transactions without
+    sequences. Raises CorruptBatch, InvalidRecord, InvalidTimestamp, MessageTooLarge, RecordListTooLarge.
     """
     try:
         header = read_header(buffer, position)
@@ -44,12 +50,19 @@ def validated_header(name: str, buffer: Buffer, position: int, config: LogConfig
         or header.record_count < 1
         or header.record_count != header.last_offset_delta + 1
         or header.magic != _MAGIC
-        or header.attributes & ~_ATTRIBUTES_PLAIN
-        or header.attributes & _ATTRIBUTES_PLAIN > _CODEC_MAX
-        or header.max_timestamp - now_ms > config.message_timestamp_after_max_ms
+        or header.attributes & ~_ATTRIBUTES_TAKEN
+        or header.attributes & _CODEC_MASK > _CODEC_MAX
+        or (
+            max(header.max_timestamp, header.base_timestamp) - now_ms > config.message_timestamp_after_max_ms
+            and not config.log_append_time
+        )
         or size_bytes > config.message_bytes_max
         or size_bytes > config.segment_bytes
-        or (header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0))
+        or (
+            header.producer_epoch < 0 or (header.base_sequence < 0 and not by_coordinator)
+            if header.producer_id >= 0
+            else header.attributes & _TRANSACTIONAL
+        )
     ):
         raise _refusal(name, header, size_bytes, config, now_ms)
     try:
@@ -59,9 +72,37 @@ def validated_header(name: str, buffer: Buffer, position: int, config: LogConfig
     return header
 
 
+def looks_into_records(config: LogConfig) -> bool:
+    """Whether a topic's configuration cannot be kept by looking at the headers of batches."""
+    return config.cleanup_compact or (
+        config.message_timestamp_before_max_ms != INT64_MAX and not config.log_append_time
+    )
+
+
+def check_records(name: str, buffer: Buffer, position: int, config: LogConfig, now_ms: int) -> None:
+    """What only the records of a batch tell: every one has a key if the topic is compacted, and none is too old.
+
+    The batch may be any bytes. Raises InvalidRecord, InvalidTimestamp, CorruptBatch where the records are none.
+    """
+    earliest_ms = -1
+    if config.message_timestamp_before_max_ms != INT64_MAX and not config.log_append_time:
+        earliest_ms = now_ms - config.message_timestamp_before_max_ms
+    try:
+        for timestamp_ms, has_key in record_heads(buffer, position, size_bytes_max=UNCOMPRESSED_BYTES_MAX):
+            if config.cleanup_compact and not has_key:
+                raise InvalidRecord(f"{name}: a record without a key; the topic is compacted by keys, give it one")
+            if 0 <= timestamp_ms < earliest_ms:
+                raise InvalidTimestamp(
+                    f"{name}: a record is dated {timestamp_ms} ms, the clock is at {now_ms} ms and"
+                    f" message.timestamp.before.max.ms is {config.message_timestamp_before_max_ms}"
+                )
+    except wire_errors.WireError as error:
+        raise CorruptBatch(f"{name}: {error}; send record batches of format {_MAGIC}") from error
+
+
 def _refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig, now_ms: int) -> LogError:
     """Which of the checks failed, told in Kafka's order. Apart from the hot path, which only asks whether one did."""
-    codec = header.attributes & _ATTRIBUTES_PLAIN
+    codec = header.attributes & _CODEC_MASK
     if header.magic != _MAGIC:
         return InvalidRecord(f"{name}: a batch of format {header.magic}; only format {_MAGIC} is stored")
     if header.batch_length + 12 != size_bytes:
@@ -86,8 +127,8 @@ def _refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig,
         )
     if header.attributes & _CONTROL:
         return InvalidRecord(f"{name}: a control batch; only a broker writes those")
-    if header.attributes & _TRANSACTIONAL:
-        return InvalidTransactionState(f"{name}: producer {header.producer_id} has no open transaction here")
+    if header.attributes & _TRANSACTIONAL and header.producer_id < 0:
+        return InvalidRecord(f"{name}: a transactional batch without a producer id; InitProducerId gives one")
     if header.attributes & _LOG_APPEND_TIME:
         return InvalidTimestamp(f"{name}: a batch that claims log-append time; only a broker sets that")
     if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
@@ -95,9 +136,10 @@ def _refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig,
             f"{name}: producer {header.producer_id} sent epoch {header.producer_epoch}, sequence"
             f" {header.base_sequence}; neither is negative"
         )
-    if header.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
+    latest_ms = max(header.max_timestamp, header.base_timestamp)
+    if latest_ms - now_ms > config.message_timestamp_after_max_ms and not config.log_append_time:
         return InvalidTimestamp(
-            f"{name}: a record is dated {header.max_timestamp} ms, the clock is at {now_ms} ms and"
+            f"{name}: a record is dated {latest_ms} ms, the clock is at {now_ms} ms and"
             f" message.timestamp.after.max.ms is {config.message_timestamp_after_max_ms}"
         )
     return InvalidRecord(f"{name}: attributes {header.attributes:#x}, codec {codec}; unknown bits are not stored")

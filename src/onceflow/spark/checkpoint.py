@@ -213,11 +213,11 @@ class LocalCheckpoint(Checkpoint):
             self._ancestors_synced = True
 
     def drop_torn(self) -> None:
-        """Deletes the newest file of `offsets` and `commits` where a power cut left it empty, and so `metadata`
-        where there was no batch yet.
+        """Deletes the newest file of `offsets` and `commits` where a power cut left it empty, and an empty `metadata`
+        with the plan of batch 0.
 
         An empty one was never synced, so nothing of its batch was written: Spark plans or repeats the batch instead
-        of failing to read the file.
+        of failing to read the file. `metadata` is synced before anything of batch 0 is written.
         """
         for folder in ("offsets", "commits"):
             newest = self.directory / folder / str(self.newest_batch(folder))
@@ -226,8 +226,10 @@ class LocalCheckpoint(Checkpoint):
                 newest.unlink()
                 newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
         metadata = self.directory / "metadata"
-        if self.newest_batch("offsets") == NO_BATCH and metadata.exists() and metadata.stat().st_size == 0:
-            _log.warning("%s is empty after a power cut before the first batch; deleted", metadata)
+        if self.newest_batch("offsets") <= 0 and metadata.exists() and metadata.stat().st_size == 0:
+            _log.warning("%s is empty after a power cut before the first batch; deleted, with its plan", metadata)
+            for name in ("0", ".0.crc"):
+                (self.directory / "offsets" / name).unlink(missing_ok=True)
             metadata.unlink()
             metadata.with_name(".metadata.crc").unlink(missing_ok=True)
 

@@ -6,9 +6,11 @@ kernel drops it with the process. Such a lock is also dropped when its process c
 file, so a process opens the file once at most: `_held` sees to that.
 """
 
+import contextlib
+import fcntl
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +66,29 @@ def take_lock(
                 f"checkpoint {directory} is in use by {holder}, waited {wait_ms / 1000:g} s for it: end that process, "
                 "or give this query a checkpoint of its own"
             )
-        sleep(_POLL_S)
+        try:
+            sleep(_POLL_S)
+        except BaseException:
+            java_file.close()
+            raise
     _held.add(path)
     _write_holder(session, java_file)
     return CheckpointLock(path, java_file)
+
+
+@contextlib.contextmanager
+def without_driver(directory: Path) -> Iterator[None]:
+    """Hold the checkpoint's lock without a JVM, to take it away. Raises CheckpointInUse at once where a driver runs."""
+    path = directory.absolute() / FILE_NAME
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            # The same kind of lock as Java's FileLock: the kernel keeps one table of both.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            holder = file.read().strip() or "an unknown process"
+            raise CheckpointInUse(f"checkpoint {directory} is in use by {holder}: end that process first") from error
+        yield
 
 
 def _try_lock(java_file: Any, directory: Path) -> bool:

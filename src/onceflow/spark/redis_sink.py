@@ -79,18 +79,18 @@ class RedisSink:
         self._batch_done = markers.NO_BATCH
         self._waits_for_sync = True
 
-    def open(self, session: Any) -> None:
+    def open(self, session: Any, *, sleep: Callable[[float], None] = time.sleep) -> None:
         """Locks the checkpoint and checks Redis and the marker against it, before the query starts.
 
-        Called by the first batch where nobody has called it. Raises CheckpointInUse, MarkerRefused, RedisUnfit,
-        RedisFailed.
+        `sleep` may raise to end the wait for another driver's lock. Called by the first batch where nobody has called
+        it. Raises CheckpointInUse, MarkerRefused, RedisUnfit, RedisFailed.
         """
         if self._checkpoint is not None:
             return
         checkpoint = checkpoint_at(session, self._location)
         if isinstance(checkpoint, LocalCheckpoint):
             if self._lock is None:
-                self._lock = take_lock(session, checkpoint.directory)
+                self._lock = take_lock(session, checkpoint.directory, sleep=sleep)
             checkpoint.drop_torn()
         with self._redis_failures("before the first batch"):
             self._check_redis()

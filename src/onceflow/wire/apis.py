@@ -18,10 +18,35 @@ JOIN_GROUP = 11
 HEARTBEAT = 12
 LEAVE_GROUP = 13
 SYNC_GROUP = 14
+DESCRIBE_GROUPS = 15
+LIST_GROUPS = 16
 API_VERSIONS = 18
 CREATE_TOPICS = 19
 DELETE_TOPICS = 20
+DELETE_RECORDS = 21
 INIT_PRODUCER_ID = 22
+OFFSET_FOR_LEADER_EPOCH = 23
+ADD_PARTITIONS_TO_TXN = 24
+ADD_OFFSETS_TO_TXN = 25
+END_TXN = 26
+WRITE_TXN_MARKERS = 27
+TXN_OFFSET_COMMIT = 28
+DESCRIBE_CONFIGS = 32
+ALTER_CONFIGS = 33
+DESCRIBE_LOG_DIRS = 35
+CREATE_PARTITIONS = 37
+DELETE_GROUPS = 42
+ELECT_LEADERS = 43
+INCREMENTAL_ALTER_CONFIGS = 44
+LIST_PARTITION_REASSIGNMENTS = 46
+OFFSET_DELETE = 47
+DESCRIBE_CLUSTER = 60
+DESCRIBE_PRODUCERS = 61
+DESCRIBE_TRANSACTIONS = 65
+LIST_TRANSACTIONS = 66
+
+NEVER = 2**15
+"""Above all versions: an API that has no flexible one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +72,7 @@ _ROWS = (
     # key, name, versions from, to, flexible from
     (PRODUCE, "Produce", 3, 9, 9),
     (FETCH, "Fetch", 4, 12, 12),
-    (LIST_OFFSETS, "ListOffsets", 1, 7, 6),
+    (LIST_OFFSETS, "ListOffsets", 0, 7, 6),
     (METADATA, "Metadata", 0, 12, 9),
     (OFFSET_COMMIT, "OffsetCommit", 2, 8, 8),
     (OFFSET_FETCH, "OffsetFetch", 1, 8, 6),
@@ -56,10 +81,32 @@ _ROWS = (
     (HEARTBEAT, "Heartbeat", 0, 4, 4),
     (LEAVE_GROUP, "LeaveGroup", 0, 5, 4),
     (SYNC_GROUP, "SyncGroup", 0, 5, 4),
+    (DESCRIBE_GROUPS, "DescribeGroups", 0, 5, 5),
+    (LIST_GROUPS, "ListGroups", 0, 4, 3),
     (API_VERSIONS, "ApiVersions", 0, 4, 3),
     (CREATE_TOPICS, "CreateTopics", 2, 7, 5),
     (DELETE_TOPICS, "DeleteTopics", 1, 6, 4),
+    (DELETE_RECORDS, "DeleteRecords", 0, 2, 2),
     (INIT_PRODUCER_ID, "InitProducerId", 0, 4, 2),
+    (OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", 2, 4, 4),
+    (ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxn", 0, 3, 3),
+    (ADD_OFFSETS_TO_TXN, "AddOffsetsToTxn", 0, 3, 3),
+    (END_TXN, "EndTxn", 0, 3, 3),
+    (WRITE_TXN_MARKERS, "WriteTxnMarkers", 1, 1, 1),
+    (TXN_OFFSET_COMMIT, "TxnOffsetCommit", 0, 3, 3),
+    (DESCRIBE_CONFIGS, "DescribeConfigs", 1, 4, 4),
+    (ALTER_CONFIGS, "AlterConfigs", 0, 2, 2),
+    (DESCRIBE_LOG_DIRS, "DescribeLogDirs", 1, 5, 2),
+    (CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2),
+    (DELETE_GROUPS, "DeleteGroups", 0, 2, 2),
+    (ELECT_LEADERS, "ElectLeaders", 0, 2, 2),
+    (INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, 1),
+    (LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", 0, 0, 0),
+    (OFFSET_DELETE, "OffsetDelete", 0, 0, NEVER),
+    (DESCRIBE_CLUSTER, "DescribeCluster", 0, 2, 0),
+    (DESCRIBE_PRODUCERS, "DescribeProducers", 0, 0, 0),
+    (DESCRIBE_TRANSACTIONS, "DescribeTransactions", 0, 0, 0),
+    (LIST_TRANSACTIONS, "ListTransactions", 0, 1, 0),
 )
 
 APIS: Mapping[int, Api] = MappingProxyType(
@@ -86,6 +133,7 @@ compact encoding with tagged fields (KIP-482).
 - Produce is advertised from 0 and served from 3: librdkafka before 2.11 sends gzip, snappy and lz4 batches
   uncompressed to a broker whose Produce does not begin at 0. Apache Kafka 4 does the same.
 - Produce ends at 9 and Fetch at 12: the later versions name topics by id and carry what only a cluster fills.
+- ListOffsets begins at 0, which Apache Kafka 4 no longer serves: it alone tells where a partition's segments begin.
 - Every Fetch answer has session id 0: there are no fetch sessions (KIP-227), each request names its partitions.
 - An ApiVersions request above the highest version is answered in version 0 with error 35 and the versions of
   ApiVersions (KIP-511), and the client asks again. Any other request of an API or version that is not in the table
@@ -118,7 +166,8 @@ def page() -> str:
 
 def _row(api: Api) -> str:
     advertised = f"{api.advertised_min} to {api.version_max}"
-    return f"| {api.key} | {api.name} | {advertised} | {api.version_min} to {api.version_max} | {api.flexible_from} |"
+    flexible = "none" if api.flexible_from == NEVER else api.flexible_from
+    return f"| {api.key} | {api.name} | {advertised} | {api.version_min} to {api.version_max} | {flexible} |"
 
 
 if __name__ == "__main__":

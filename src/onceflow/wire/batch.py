@@ -8,7 +8,8 @@ A batch is a header of 61 bytes and then its records, which may be compressed as
         12     4  partition leader epoch      outside the CRC, patched by the broker
         16     1  magic                       2
         17     4  CRC-32C                     of everything from byte 21 on
-        21     2  attributes                  bits 0-2 codec, 3 log-append time, 4 transactional, 5 control
+        21     2  attributes                  bits 0-2 codec, 3 log-append time, 4 transactional, 5 control,
+                                      6 base timestamp is a delete horizon (KIP-534, set by compaction)
         23     4  last offset delta
         27     8  base timestamp, ms
         35     8  max timestamp, ms           the timestamp of every record under log-append time
@@ -41,12 +42,16 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _LENGTH_OVERHEAD_BYTES = 12
 _CRC_POSITION = 17
 _CRC_BEGIN = 21
+_MAX_TIMESTAMP_POSITION = 35
 _EPOCH_POSITION = 12
 
 _CODEC_MASK = 0x07
 _LOG_APPEND_TIME = 0x08
 _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
+_DELETE_HORIZON = 0x40
+_TIMESTAMP_MIN = -(2**63)
+_TIMESTAMP_MAX = 2**63 - 1
 _SEQUENCE_MODULUS = 2**31
 
 
@@ -102,6 +107,11 @@ class BatchHeader(NamedTuple):
     @property
     def is_control(self) -> bool:
         return bool(self.attributes & _CONTROL)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """From when on compaction may drop the batch's tombstones or its marker; None: it has not met them yet."""
+        return self.base_timestamp if self.attributes & _DELETE_HORIZON else None
 
 
 class Record(NamedTuple):
@@ -209,8 +219,62 @@ def encode_batch(
         )
     )
     batch += packed
-    struct.pack_into(">I", batch, _CRC_POSITION, crc32c(memoryview(batch)[_CRC_BEGIN:]))
+    write_crc(batch, 0)
     return batch
+
+
+def encode_retained(
+    header: BatchHeader, records: Sequence[Record], *, delete_horizon_ms: int | None = None
+) -> bytearray:
+    """The batch of `header` with those `records` that compaction leaves of it, perhaps none.
+
+    First and last offset, producer and sequences stay (MemoryRecords.filterTo). With a horizon the base timestamp
+    becomes that, and the records' timestamps stay what they are. Without records it is a bare header.
+    """
+    attributes = header.attributes
+    base_timestamp, max_timestamp = header.base_timestamp, header.max_timestamp
+    if not records:
+        attributes &= ~(_CODEC_MASK | _DELETE_HORIZON)
+        base_timestamp = max_timestamp
+    elif not header.is_log_append_time:
+        max_timestamp = max(record.timestamp_ms for record in records)
+    if records and delete_horizon_ms is not None:
+        attributes |= _DELETE_HORIZON
+        base_timestamp = delete_horizon_ms
+    body = bytearray()
+    base = Record(header.base_offset, base_timestamp, None, None)
+    for record in records:
+        _append_record(body, record, base)
+    codec = Codec(attributes & _CODEC_MASK)
+    packed = body if codec is Codec.NONE else compress(codec, body)
+    batch = bytearray(
+        _HEADER.pack(
+            *header._replace(
+                batch_length=HEADER_BYTES - _LENGTH_OVERHEAD_BYTES + len(packed),
+                crc=0,
+                attributes=attributes,
+                base_timestamp=base_timestamp,
+                max_timestamp=max_timestamp,
+                record_count=len(records),
+            )
+        )
+    )
+    batch += packed
+    write_crc(batch, 0)
+    return batch
+
+
+def stamp_append_time(buffer: bytearray | memoryview, position: int, now_ms: int) -> None:
+    """Dates the batch from `position` to the buffer's end by the broker's clock (LogAppendTime): a new CRC."""
+    attributes = struct.unpack_from(">H", buffer, position + _CRC_BEGIN)[0] | _LOG_APPEND_TIME
+    struct.pack_into(">H", buffer, position + _CRC_BEGIN, attributes)
+    struct.pack_into(">q", buffer, position + _MAX_TIMESTAMP_POSITION, now_ms)
+    write_crc(buffer, position)
+
+
+def write_crc(buffer: bytearray | memoryview, position: int) -> None:
+    """Writes the CRC-32C of the batch from `position` to the buffer's end."""
+    struct.pack_into(">I", buffer, position + _CRC_POSITION, crc32c(memoryview(buffer)[position + _CRC_BEGIN :]))
 
 
 def decode_batch(buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZE_BYTES_MAX) -> list[Record]:
@@ -233,6 +297,51 @@ def decode_batch(buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZ
             f"{_at(position, header)}: {header.record_count} records take {begin} of {len(body)} bytes"
         )
     return records
+
+
+def record_times(
+    buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZE_BYTES_MAX
+) -> Iterator[tuple[int, int]]:
+    """(timestamp, offset) of each record of the batch at `position`, keys and values passed over.
+
+    Raises MalformedBatch, DecompressionTooLarge, as far as it is read.
+    """
+    header = read_header(buffer, position)
+    body = records_of(buffer, position, header, size_bytes_max=size_bytes_max)
+    end = 0
+    try:
+        for _ in range(header.record_count):
+            size_bytes, begin = _read_varint(body, end)
+            end = begin + size_bytes
+            timestamp_delta, begin = _read_varint(body, begin + 1)
+            offset_delta, begin = _read_varint(body, begin)
+            if not begin <= end <= len(body):
+                raise IndexError(f"a record of {size_bytes} bytes where it ends at byte {end} of {len(body)}")
+            yield _timestamp_ms(header, begin, timestamp_delta), header.base_offset + offset_delta
+    except IndexError as error:
+        raise MalformedBatch(f"{_at(position, header)}: {error}") from error
+
+
+def record_heads(buffer: Buffer, position: int = 0, *, size_bytes_max: int) -> Iterator[tuple[int, bool]]:
+    """(timestamp, whether it has a key) of each record of the batch at `position`, without copying any.
+
+    Raises MalformedBatch where the bytes are not as the header says, DecompressionTooLarge above `size_bytes_max`.
+    """
+    header = read_header(buffer, position)
+    body = records_of(buffer, position, header, size_bytes_max=size_bytes_max)
+    begin = 0
+    try:
+        for _ in range(header.record_count):
+            size_bytes, begin = _read_varint(body, begin)
+            timestamp_delta, key = _read_varint(body, begin + 1)
+            _offset_delta, key = _read_varint(body, key)
+            key_bytes, _key = _read_varint(body, key)
+            begin += size_bytes
+            if not key < begin <= len(body):
+                raise IndexError(f"a length of {size_bytes}")
+            yield header.base_timestamp + timestamp_delta, key_bytes >= 0
+    except IndexError as error:
+        raise MalformedBatch(f"{_at(position, header)}: a record before byte {begin}: {error}") from error
 
 
 def records_of(buffer: Buffer, position: int, header: BatchHeader, *, size_bytes_max: int) -> memoryview:
@@ -324,5 +433,12 @@ def _read_record(body: memoryview, position: int, header: BatchHeader) -> tuple[
         headers.append((str(name, "utf-8"), content))
     if position != end:
         raise IndexError(f"its fields end at byte {position}, its length says {end}")
-    timestamp_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp + timestamp_delta
+    timestamp_ms = _timestamp_ms(header, position, timestamp_delta)
     return Record(header.base_offset + offset_delta, timestamp_ms, key, value, tuple(headers)), end
+
+
+def _timestamp_ms(header: BatchHeader, position: int, delta_ms: int) -> int:
+    timestamp_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp + delta_ms
+    if not _TIMESTAMP_MIN <= timestamp_ms <= _TIMESTAMP_MAX:
+        raise IndexError(f"byte {position}: a timestamp of {timestamp_ms} ms is more than 64 bits")
+    return timestamp_ms

@@ -5,10 +5,15 @@ fields. kio's own, native reader does not fit bytes from strangers: it reserves 
 before it looks, so that one short frame aborts the whole process ("memory allocation of 34359738352 bytes failed"),
 and it refuses tagged fields that it does not know, which KIP-482 says to skip. Here each length and count is held
 against the bytes that are left.
+
+A request's array elements are counted besides, over all its arrays: a megabyte holds half a million empty names, each
+of which costs the receiver much more than its two bytes.
 """
 
 import datetime
 import struct
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields, is_dataclass
 from functools import cache
@@ -24,8 +29,11 @@ from onceflow.wire.primitives import (
     read_count,
     read_nullable_bytes,
     read_nullable_string,
+    read_tag_count,
     read_uvarint,
 )
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 Reader = Callable[[memoryview, int], tuple[Any, int]]
 
@@ -35,6 +43,21 @@ class FieldReader(NamedTuple):
 
     read: Reader
     bytes_min: int
+
+
+class ElementsLeft(threading.local):
+    """How many array elements the message that is being read may still have; each thread reads its own."""
+
+    count = sys.maxsize
+
+
+_elements_left = ElementsLeft()
+
+
+def read_entity(entity_class: type, view: memoryview, position: int, *, elements_max: int) -> tuple[Any, int]:
+    """(message, position behind it). Raises MalformedFrame, also for more array elements than `elements_max`."""
+    _elements_left.count = elements_max
+    return entity_reader(entity_class).read(view, position)
 
 
 @cache
@@ -67,7 +90,7 @@ def _read_tagged(
     view: memoryview, position: int, known: Mapping[int, tuple[str, Reader]], values: dict[str, Any]
 ) -> int:
     """Adds the known tagged fields to `values` and skips the others (KIP-482)."""
-    count, position = read_uvarint(view, position)
+    count, position = read_tag_count(view, position)
     for _ in range(count):
         tag, position = read_uvarint(view, position)
         size_bytes, position = read_uvarint(view, position)
@@ -121,6 +144,9 @@ def _array_reader(element: FieldReader, *, flexible: bool, nullable: bool) -> Fi
         )
         if count == -1:
             return None, position
+        _elements_left.count -= count
+        if _elements_left.count < 0:
+            raise MalformedFrame(f"byte {position}: {count} elements more than are taken in one request")
         elements = []
         for _ in range(count):
             value, position = read_element(view, position)
@@ -168,6 +194,13 @@ def _milliseconds(value: int) -> datetime.timedelta:
     return datetime.timedelta(milliseconds=value)
 
 
+def _time(value: int) -> datetime.datetime:
+    try:
+        return _EPOCH + datetime.timedelta(milliseconds=value)
+    except OverflowError as error:
+        raise MalformedFrame(f"{value} ms since 1970 are no time of this calendar") from error
+
+
 def _uuid(value: bytes) -> UUID | None:
     """The zero id stands for "none", as in Kafka's Uuid.ZERO_UUID."""
     return UUID(bytes=value) if any(value) else None
@@ -180,6 +213,7 @@ _FIXED: Mapping[str, FieldReader] = {
     "int16": _fixed_reader(">h"),
     "int32": _fixed_reader(">i"),
     "int64": _fixed_reader(">q"),
+    "datetime_i64": _fixed_reader(">q", _time),
     "timedelta_i32": _fixed_reader(">i", _milliseconds),
     "timedelta_i64": _fixed_reader(">q", _milliseconds),
     "uint16": _fixed_reader(">H"),

@@ -48,6 +48,8 @@ _ANSWERED_FROM_5 = struct.Struct(">ihqqq")
 _NO_PREFERRED_REPLICA = INT32.pack(-1)
 
 _TOPIC_MIN_BYTES = {False: 6, True: 3}
+REQUEST_ENTRIES_MAX = 10_000
+"""Topics and partitions of one request together; each costs a broker microseconds whenever one of them has news."""
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 
@@ -141,10 +143,14 @@ def _read_topics(frame: memoryview, position: int, version: int) -> tuple[list[t
     flexible = version >= _FLEXIBLE_FROM
     layout = _asked_layout(version)
     topics = []
+    entries = 0
     count, position = read_count(frame, position, flexible=flexible, element_bytes_min=_TOPIC_MIN_BYTES[flexible])
     for _ in range(count):
         name, position = read_string(frame, position, flexible=flexible)
         partition_count, position = read_count(frame, position, flexible=flexible, element_bytes_min=layout.size)
+        entries += 1 + partition_count
+        if entries > REQUEST_ENTRIES_MAX:
+            raise MalformedFrame(f"more than {REQUEST_ENTRIES_MAX} topics and partitions")
         partitions = []
         for _ in range(partition_count):
             partitions.append(_asked(layout.unpack_from(frame, position), version))

@@ -8,7 +8,8 @@ where flexible, except that an ApiVersions response has 0 always, since a client
 
 import io
 import struct
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,8 +18,9 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_writer
 from typing_extensions import Buffer
 
+from onceflow.wire import list_offsets_v0
 from onceflow.wire.apis import API_VERSIONS, APIS, Api
-from onceflow.wire.entities import entity_reader
+from onceflow.wire.entities import read_entity
 from onceflow.wire.errors import ErrorCode, MalformedFrame, UnsupportedVersion
 from onceflow.wire.primitives import SHORT_OF_BYTES, append_string, read_nullable_string, skip_tags
 
@@ -59,14 +61,16 @@ def read_request_header(frame: memoryview) -> RequestHeader:
     return RequestHeader(api, version, correlation_id, client_id, position)
 
 
-def decode_request(frame: memoryview, header: RequestHeader) -> Any:
+def decode_request(frame: memoryview, header: RequestHeader, *, elements_max: int = sys.maxsize) -> Any:
     """The request's body as kio's class of that API and version. Raises MalformedFrame.
+
+    `elements_max` bounds the elements of all its arrays together.
 
     Bytes behind its end are left alone, as in Kafka: librdkafka 2.16 leaves three of them in a Metadata request for
     all topics.
     """
     what = f"{header.api.name} request version {header.version}"
-    return _decode(request_class(header.api.key, header.version), frame, header.body_position, what)[0]
+    return _decode(request_class(header.api.key, header.version), frame, header.body_position, what, elements_max)[0]
 
 
 def encode_request(api_key: int, version: int, correlation_id: int, client_id: str | None, payload: Any) -> bytes:
@@ -92,6 +96,21 @@ def encode_response(api_key: int, version: int, correlation_id: int, payload: An
     if payload.__flexible__ and api_key != API_VERSIONS:
         head += _NO_TAGS
     return _with_size(head, payload)
+
+
+def encode_entity(entity: Any) -> bytes:
+    """An entity of kio's by itself: an element of a response that is put together from parts."""
+    buffer = io.BytesIO()
+    entity_class: Any = type(entity)
+    _writer(entity_class)(buffer, entity)
+    return buffer.getvalue()
+
+
+def encode_joined(correlation_id: int, body: Sequence[bytes], *, flexible: bool) -> bytes:
+    """A whole response, size included, from the parts of its body. Not for ApiVersions, whose header differs."""
+    tags = _NO_TAGS if flexible else b""
+    size_bytes = _CORRELATION_ID.size + len(tags) + sum(map(len, body))
+    return b"".join((_SIZE_AND_CORRELATION_ID.pack(size_bytes, correlation_id), tags, *body))
 
 
 def encode_unsupported_api_versions(correlation_id: int) -> bytes:
@@ -130,12 +149,16 @@ def read_response_header(view: memoryview, *, flexible: bool) -> tuple[int, int]
 @cache
 def request_class(api_key: int, version: int) -> type[Any]:
     """kio's class of a request's body."""
+    if (api_key, version) == list_offsets_v0.KEY_AND_VERSION:
+        return list_offsets_v0.ListOffsetsRequest
     return load_request_schema(api_key, version)
 
 
 @cache
 def response_class(api_key: int, version: int) -> type[Any]:
     """kio's class of a response's body."""
+    if (api_key, version) == list_offsets_v0.KEY_AND_VERSION:
+        return list_offsets_v0.ListOffsetsResponse
     return load_response_schema(api_key, version)
 
 
@@ -144,10 +167,12 @@ def _writer(entity_class: Any) -> Callable[[Any, Any], None]:
     return entity_writer(entity_class)
 
 
-def _decode(entity_class: Any, view: memoryview, position: int, what: str) -> tuple[Any, int]:
+def _decode(
+    entity_class: Any, view: memoryview, position: int, what: str, elements_max: int = sys.maxsize
+) -> tuple[Any, int]:
     """(payload, position behind it)."""
     try:
-        payload, end = entity_reader(entity_class).read(view, position)
+        payload, end = read_entity(entity_class, view, position, elements_max=elements_max)
     except (*SHORT_OF_BYTES, MalformedFrame, ValueError, OverflowError) as error:
         raise MalformedFrame(f"{what}: {error}") from error
     return payload, end

@@ -16,6 +16,9 @@ INT64 = struct.Struct(">q")
 SHORT_OF_BYTES = (IndexError, struct.error, UnicodeDecodeError)
 """What a reader here may raise beside MalformedFrame when the bytes end too early or are not UTF-8."""
 
+TAGS_MAX = 100
+"""Tagged fields of one section; Kafka's messages have fewer than ten. Millions of empty ones fit into a frame."""
+
 _UVARINT_BITS_MAX = 35
 
 
@@ -101,11 +104,19 @@ def read_count(
     return count, position
 
 
+def read_tag_count(view: memoryview, position: int) -> tuple[int, int]:
+    """Number of tagged fields in a section; refused where no message can have so many."""
+    count, position = read_uvarint(view, position)
+    if count > TAGS_MAX:
+        raise MalformedFrame(f"byte {position}: {count} tagged fields, {TAGS_MAX} are allowed")
+    return count, position
+
+
 def skip_tags(view: memoryview, position: int) -> int:
     """The position behind a section of tagged fields, all of them skipped."""
     if view[position] == 0:
         return position + 1
-    count, position = read_uvarint(view, position)
+    count, position = read_tag_count(view, position)
     for _ in range(count):
         _, position = read_uvarint(view, position)
         size_bytes, position = read_uvarint(view, position)

@@ -31,6 +31,8 @@ ERROR_MESSAGE_CHARACTERS_MAX = 4096
 """A longer message is cut: before version 9 a string ends at 32,767 bytes, and a character has up to 4."""
 _PARTITION_MIN_BYTES = {False: 8, True: 6}
 _TOPIC_MIN_BYTES = {False: 6, True: 3}
+REQUEST_ENTRIES_MAX = 10_000
+"""Topics and partitions of one request together; each costs a broker microseconds, whatever its size."""
 
 # A partition's part of a response up to what later versions added behind it.
 _PARTITION_FROM_2 = struct.Struct(">ihqq")
@@ -77,6 +79,7 @@ def _read_topics(
     frame: memoryview, position: int, *, flexible: bool
 ) -> tuple[list[tuple[str, list[tuple[int, memoryview | None]]]], int]:
     topics = []
+    entries = 0
     count, position = read_count(frame, position, flexible=flexible, element_bytes_min=_TOPIC_MIN_BYTES[flexible])
     for _ in range(count):
         name, position = read_string(frame, position, flexible=flexible)
@@ -84,6 +87,9 @@ def _read_topics(
         partition_count, position = read_count(
             frame, position, flexible=flexible, element_bytes_min=_PARTITION_MIN_BYTES[flexible]
         )
+        entries += 1 + partition_count
+        if entries > REQUEST_ENTRIES_MAX:
+            raise MalformedFrame(f"more than {REQUEST_ENTRIES_MAX} topics and partitions")
         for _ in range(partition_count):
             (partition,) = INT32.unpack_from(frame, position)
             records, position = read_nullable_bytes(frame, position + 4, flexible=flexible)

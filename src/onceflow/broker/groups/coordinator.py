@@ -1,99 +1,110 @@
 """Decides what each group request changes: `decide` methods give records and answers, `replay` applies the records.
 
-Rules of Kafka's classic groups (org.apache.kafka.coordinator.group.GroupMetadataManager), without static members.
-A rebalance: the members' JoinGroup requests wait until everybody has joined or the rebalance time-out is over, the
-leader's SyncGroup brings the assignments, these are recorded, and then all SyncGroup requests are answered. The
-caller appends an outcome's records, replays them, and sends its answers when they are synced.
+Rules of Kafka's classic groups (org.apache.kafka.coordinator.group.GroupMetadataManager): who may join, sync, send
+heartbeats, leave and commit is decided here; `rebalance` takes a group to its next generation. The caller appends an
+outcome's records, replays them, and sends its answers when they are synced.
 """
 
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 
-from onceflow.broker.groups.group import Group, GroupState, JoinAnswer, JoinReply, Member, SyncAnswer, SyncReply
-from onceflow.broker.groups.records import GroupRecord, OffsetCommit
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.groups.expiry import expired
+from onceflow.broker.groups.group import (
+    NEW_MEMBER_TIMEOUT_SECONDS,
+    Group,
+    JoinAnswer,
+    JoinReply,
+    Member,
+    SyncAnswer,
+    SyncReply,
+)
+from onceflow.broker.groups.outcome import JoinRequest, Leaving, Outcome, SyncRequest
+from onceflow.broker.groups.pending import PendingOffsets
+from onceflow.broker.groups.rebalance import Rebalance
+from onceflow.broker.groups.records import GroupRecord, GroupRemoval, OffsetCommit
+from onceflow.broker.groups.states import GroupState
 from onceflow.log.clock import Clock
 from onceflow.wire.errors import ErrorCode
 
-SESSION_TIMEOUT_MS_MIN = 6_000
-SESSION_TIMEOUT_MS_MAX = 1_800_000
-METADATA_CHARACTERS_MAX = 4096
 NAME_BYTES_MAX = 1000
 """Bound of group ids, protocol names and the client id's share of a member id: a record's strings end at 32,767."""
-
-Send = Callable[[], None]
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What one request or time-out leads to: `records` to append, then `answers` to send; `refuse` if that fails."""
-
-    records: list[GroupRecord] = field(default_factory=list)
-    answers: list[Send] = field(default_factory=list)
-    refusals: list[Callable[[ErrorCode], None]] = field(default_factory=list)
-
-    def answer_join(self, reply: JoinReply, answer: JoinAnswer) -> None:
-        self.answers.append(lambda: reply(answer))
-        self.refusals.append(lambda error_code: reply(JoinAnswer(error_code, answer.member_id)))
-
-    def answer_sync(self, reply: SyncReply, answer: SyncAnswer) -> None:
-        self.answers.append(lambda: reply(answer))
-        self.refusals.append(lambda error_code: reply(SyncAnswer(error_code)))
-
-
-@dataclass(frozen=True, slots=True)
-class JoinRequest:
-    """A JoinGroup request, whatever its version."""
-
-    group_id: str
-    member_id: str
-    client_id: str
-    client_host: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    protocol_type: str
-    protocols: tuple[tuple[str, bytes], ...]
-    requires_known_member_id: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SyncRequest:
-    """A SyncGroup request; protocol type and name are None before version 5."""
-
-    group_id: str
-    generation: int
-    member_id: str
-    protocol_type: str | None
-    protocol: str | None
-    assignments: dict[str, bytes]
 
 
 class GroupCoordinator:
     """All groups of this broker. Single-threaded: the event loop is its lock."""
 
-    def __init__(self, clock: Clock, make_uuid: Callable[[], uuid.UUID] = uuid.uuid4) -> None:
+    def __init__(self, clock: Clock, config: BrokerConfig, make_uuid: Callable[[], uuid.UUID] = uuid.uuid4) -> None:
         self.clock = clock
+        self.config = config
         self.make_uuid = make_uuid
         self.groups: dict[str, Group] = {}
+        self.pending = PendingOffsets()
+        self._rebalance = Rebalance(config, clock)
+
+    # Replay
 
     def replay(self, record: GroupRecord) -> None:
         """Apply one record: after its append, and for each record of the log at start-up."""
-        group = self.groups.get(record.group)
-        if group is None:
-            group = self.groups[record.group] = Group(record.group)
-        if isinstance(record, OffsetCommit):
-            group.replay_offset(record)
+        if isinstance(record, GroupRemoval):
+            group = self.groups.pop(record.group, None)
+            if group is not None:
+                group.move(GroupState.DEAD)
+        elif isinstance(record, OffsetCommit):
+            self._replay_offset(record)
         else:
-            group.replay_metadata(record, self.clock.monotonic())
+            self._group(record.group).replay_metadata(record, self.clock.monotonic())
+
+    def _replay_offset(self, record: OffsetCommit) -> None:
+        if record.offset is not None:
+            self._group(record.group).offsets[(record.topic, record.partition)] = record
+            return
+        self.pending.remove(record)
+        group = self.groups.get(record.group)
+        if group is not None:
+            group.offsets.pop((record.topic, record.partition), None)
+
+    def replay_transactional(self, producer_id: int, record: OffsetCommit) -> None:
+        """Apply a record that counts only if the producer's transaction commits."""
+        if record.offset is None:
+            self._replay_offset(record)
+        else:
+            self._group(record.group)
+            self.pending.add(producer_id, record)
+
+    def replay_marker(self, producer_id: int, *, commit: bool) -> None:
+        """The producer's transaction has ended: its offsets become real, unless a later record has set one, or go."""
+        for pending in self.pending.end(producer_id):
+            offsets = self._group(pending.group).offsets
+            present = offsets.get((pending.topic, pending.partition))
+            if commit and (present is None or present.record_offset < pending.record_offset):
+                offsets[(pending.topic, pending.partition)] = pending
+
+    def _group(self, group_id: str) -> Group:
+        group = self.groups.get(group_id)
+        if group is None:
+            group = self.groups[group_id] = Group(group_id)
+        return group
+
+    def begin(self) -> None:
+        """The log is replayed: the members' sessions begin now."""
+        now_seconds = self.clock.monotonic()
+        for group in self.groups.values():
+            for member in group.members.values():
+                member.heard(now_seconds)
+
+    # JoinGroup
 
     def join(self, request: JoinRequest, reply: JoinReply) -> Outcome:
         """Decide a JoinGroup; its answer may come with a later outcome."""
         outcome = Outcome()
-        error_code = self._join_error(request)
+        group = self.groups.get(request.group_id)
+        error_code = self._join_error(group, request)
         if error_code != ErrorCode.none:
-            outcome.answer_join(reply, JoinAnswer(error_code, request.member_id))
+            member_id = "" if error_code == ErrorCode.group_max_size_reached else request.member_id
+            outcome.answer_join(reply, JoinAnswer(error_code, member_id))
             return outcome
-        group = self.groups.setdefault(request.group_id, Group(request.group_id))
+        group = self._group(request.group_id)
         if request.member_id == "":
             self._join_new(group, request, reply, outcome)
         elif request.member_id in group.pending_deadlines:
@@ -103,27 +114,49 @@ class GroupCoordinator:
             self._rejoin(group, group.members[request.member_id], request, reply, outcome)
         return outcome
 
-    def _join_error(self, request: JoinRequest) -> ErrorCode:
-        names = (request.group_id, request.protocol_type, *(name for name, _metadata in request.protocols))
+    def _join_error(self, group: Group | None, request: JoinRequest) -> ErrorCode:
+        names = (
+            request.group_id,
+            request.protocol_type,
+            request.group_instance_id or "",
+            *(name for name, _metadata in request.protocols),
+        )
         if not request.group_id or any(len(name.encode()) > NAME_BYTES_MAX for name in names):
             return ErrorCode.invalid_group_id
-        if not SESSION_TIMEOUT_MS_MIN <= request.session_timeout_ms <= SESSION_TIMEOUT_MS_MAX:
+        least_ms, most_ms = self.config.group_session_timeout_min_ms, self.config.group_session_timeout_max_ms
+        if not least_ms <= request.session_timeout_ms <= most_ms:
             return ErrorCode.invalid_session_timeout
-        group = self.groups.get(request.group_id)
-        known = group is not None and (
-            request.member_id in group.members or request.member_id in group.pending_deadlines
-        )
         if group is None:
             group = Group(request.group_id)
-        if request.member_id and not known:
-            return ErrorCode.unknown_member_id
-        if not group.accepts(request.member_id, request.protocol_type, request.protocols):
+            if request.member_id:
+                return ErrorCode.unknown_member_id
+        if self._is_full(group, request.member_id):
+            group.pending_deadlines.pop(request.member_id, None)
+            return ErrorCode.group_max_size_reached
+        if not group.accepts(request.protocol_type, request.protocols):
             return ErrorCode.inconsistent_group_protocol
+        if request.member_id and request.member_id not in group.pending_deadlines:
+            return group.member_error(request.member_id, request.group_instance_id)
         return ErrorCode.none
 
+    def _is_full(self, group: Group, member_id: str) -> bool:
+        """Whether `group.max.size` leaves no place (Kafka's acceptJoiningMember): who joined first stays."""
+        if group.state is GroupState.EMPTY:
+            return False
+        member = group.members.get(member_id)
+        if group.state is GroupState.PREPARING_REBALANCE:
+            waiting = sum(each.join_reply is not None for each in group.members.values())
+            is_in = member is not None and member.join_reply is not None
+            return not is_in and waiting >= self.config.group_members_max
+        return member is None and len(group.members) >= self.config.group_members_max
+
     def _join_new(self, group: Group, request: JoinRequest, reply: JoinReply, outcome: Outcome) -> None:
-        member_id = f"{request.client_id[: NAME_BYTES_MAX // 4]}-{self.make_uuid()}"
-        if request.requires_known_member_id:
+        instance_id = request.group_instance_id
+        prefix = request.client_id[: NAME_BYTES_MAX // 4] if instance_id is None else instance_id
+        member_id = f"{prefix}-{self.make_uuid()}"
+        if instance_id is not None and instance_id in group.static_members:
+            self._return(group, group.members[group.static_members[instance_id]], member_id, request, reply, outcome)
+        elif instance_id is None and request.requires_known_member_id:
             # KIP-394: a client that never sees its first answer must not leave a ghost member behind.
             deadline_seconds = self.clock.monotonic() + request.session_timeout_ms / 1000
             group.pending_deadlines[member_id] = deadline_seconds
@@ -141,15 +174,51 @@ class GroupCoordinator:
             request.session_timeout_ms,
             request.rebalance_timeout_ms,
             request.protocols,
-            0.0,
+            request.group_instance_id,
+            self.clock.monotonic() + NEW_MEMBER_TIMEOUT_SECONDS,
+            join_reply=reply,
+            is_new=True,
         )
-        member.heard(self.clock.monotonic())
         if not group.members:
             group.protocol_type = request.protocol_type
-            group.leader = member_id
-        group.members[member_id] = member
-        member.join_reply = reply
-        self._rebalance(group, outcome)
+        if group.extension is not None:
+            group.extension.has_new_member = True
+        group.add(member)
+        self._rebalance.begin(group, outcome)
+
+    def _return(
+        self,
+        group: Group,
+        member: Member,
+        member_id: str,
+        request: JoinRequest,
+        reply: JoinReply,
+        outcome: Outcome,
+    ) -> None:
+        """A static member comes back under a new id; while the group is stable it takes over what it had (KIP-345)."""
+        leader = group.leader
+        self._rebalance.refuse_waiting(member, ErrorCode.fenced_instance_id, outcome)
+        successor = group.replace_static(member, member_id)
+        self._update(successor, request)
+        if group.state is not GroupState.STABLE or group.vote() != group.protocol:
+            successor.join_reply = reply
+            self._rebalance.begin(group, outcome)
+            return
+        self._rebalance.persist_static(group, outcome)
+        leads = group.leader == member_id
+        if leads and not request.may_skip_assignment:
+            # A leader that cannot be told to skip the assignment is not told that it leads: it would assign anew.
+            answer = group.join_answer(successor, leader=leader)
+        else:
+            answer = group.join_answer(successor, skip_assignment=leads)
+        outcome.answer_join(reply, answer)
+
+    def _update(self, member: Member, request: JoinRequest) -> None:
+        member.client_id, member.client_host = request.client_id, request.client_host
+        member.protocols = request.protocols
+        member.session_timeout_ms = request.session_timeout_ms
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.heard(self.clock.monotonic())
 
     def _rejoin(self, group: Group, member: Member, request: JoinRequest, reply: JoinReply, outcome: Outcome) -> None:
         unchanged = member.protocols == request.protocols
@@ -157,59 +226,16 @@ class GroupCoordinator:
         again = group.state is GroupState.COMPLETING_REBALANCE and unchanged
         # A follower that joins a stable group lost its answer; a leader that does wants a rebalance.
         lost = group.state is GroupState.STABLE and unchanged and not is_leader
-        member.heard(self.clock.monotonic())
         if again or lost:
+            member.heard(self.clock.monotonic())
             outcome.answer_join(reply, group.join_answer(member))
             return
-        member.protocols = request.protocols
-        member.session_timeout_ms = request.session_timeout_ms
-        member.rebalance_timeout_ms = request.rebalance_timeout_ms
-        if member.join_reply is not None:
-            outcome.answer_join(member.join_reply, JoinAnswer(ErrorCode.unknown_member_id, member.member_id))
+        self._update(member, request)
+        self._rebalance.refuse_waiting(member, ErrorCode.unknown_member_id, outcome)
         member.join_reply = reply
-        self._rebalance(group, outcome)
+        self._rebalance.begin(group, outcome)
 
-    def _rebalance(self, group: Group, outcome: Outcome) -> None:
-        """Begin a rebalance unless one is under way, and complete it if nobody is missing.
-
-        The first member of an empty group waits for nobody, as with Kafka's group.initial.rebalance.delay.ms=0.
-        """
-        is_first = group.state is GroupState.EMPTY
-        if group.state is not GroupState.PREPARING_REBALANCE:
-            self._refuse_waiting_syncs(group, outcome)
-            group.move(GroupState.PREPARING_REBALANCE)
-            group.deadline_seconds = self.clock.monotonic() + group.rebalance_timeout_ms / 1000
-        if is_first or group.everybody_joined:
-            self._complete_join(group, outcome)
-
-    def _refuse_waiting_syncs(self, group: Group, outcome: Outcome) -> None:
-        for member in group.members.values():
-            member.assignment = b""
-            if member.sync_reply is not None:
-                outcome.answer_sync(member.sync_reply, SyncAnswer(ErrorCode.rebalance_in_progress))
-                member.sync_reply = None
-                member.heard(self.clock.monotonic())
-
-    def _complete_join(self, group: Group, outcome: Outcome) -> None:
-        """Begin the next generation with the members that have joined."""
-        for member in [each for each in group.members.values() if each.join_reply is None]:
-            del group.members[member.member_id]
-        group.generation += 1
-        if not group.members:
-            group.protocol = group.leader = None
-            outcome.records.append(group.metadata(self.clock.now_ms(), {}))
-            return
-        if group.leader not in group.members:
-            group.leader = next(iter(group.members))
-        group.protocol = group.vote()
-        group.move(GroupState.COMPLETING_REBALANCE)
-        now_seconds = self.clock.monotonic()
-        group.deadline_seconds = now_seconds + group.rebalance_timeout_ms / 1000
-        for member in group.members.values():
-            assert member.join_reply is not None
-            outcome.answer_join(member.join_reply, group.join_answer(member))
-            member.join_reply = None
-            member.heard(now_seconds)
+    # SyncGroup, Heartbeat, LeaveGroup
 
     def sync(self, request: SyncRequest, reply: SyncReply) -> Outcome:
         """Decide a SyncGroup; a follower's answer comes with the leader's outcome."""
@@ -220,6 +246,7 @@ class GroupCoordinator:
             return outcome
         group = self.groups[request.group_id]
         member = group.members[request.member_id]
+        member.must_sync = False
         member.heard(self.clock.monotonic())
         if group.state is GroupState.STABLE:
             outcome.answer_sync(reply, group.sync_answer(member))
@@ -228,42 +255,37 @@ class GroupCoordinator:
             outcome.answer_sync(member.sync_reply, SyncAnswer(ErrorCode.unknown_member_id))
         member.sync_reply = reply
         if member.member_id == group.leader:
-            self._complete_sync(group, request.assignments, outcome)
+            self._rebalance.complete_sync(group, request.assignments, outcome)
         return outcome
 
     def _sync_error(self, request: SyncRequest) -> ErrorCode:
-        error_code = self._member_error(request.group_id, request.member_id, request.generation)
+        error_code = self._member_error(
+            request.group_id, request.member_id, request.group_instance_id, request.generation
+        )
         if error_code != ErrorCode.none:
             return error_code
         group = self.groups[request.group_id]
-        if group.state is GroupState.PREPARING_REBALANCE:
-            return ErrorCode.rebalance_in_progress
         for given, chosen in ((request.protocol_type, group.protocol_type), (request.protocol, group.protocol)):
             if given is not None and given != chosen:
                 return ErrorCode.inconsistent_group_protocol
+        if group.state is GroupState.PREPARING_REBALANCE:
+            return ErrorCode.rebalance_in_progress
         return ErrorCode.none
 
-    def _complete_sync(self, group: Group, assignments: dict[str, bytes], outcome: Outcome) -> None:
-        outcome.records.append(group.metadata(self.clock.now_ms(), assignments))
-        for member in group.members.values():
-            if member.sync_reply is not None:
-                answer = SyncAnswer(
-                    ErrorCode.none, group.protocol_type, group.protocol, assignments.get(member.member_id, b"")
-                )
-                outcome.answer_sync(member.sync_reply, answer)
-                member.sync_reply = None
-
-    def _member_error(self, group_id: str, member_id: str, generation: int) -> ErrorCode:
+    def _member_error(self, group_id: str, member_id: str, group_instance_id: str | None, generation: int) -> ErrorCode:
         group = self.groups.get(group_id)
-        if group is None or member_id not in group.members:
+        if group is None:
             return ErrorCode.unknown_member_id
-        if generation != group.generation:
+        error_code = group.member_error(member_id, group_instance_id)
+        if error_code == ErrorCode.none and generation != group.generation:
             return ErrorCode.illegal_generation
-        return ErrorCode.none
+        return error_code
 
-    def heartbeat(self, group_id: str, member_id: str, generation: int) -> ErrorCode:
+    def heartbeat(
+        self, group_id: str, member_id: str, generation: int, group_instance_id: str | None = None
+    ) -> ErrorCode:
         """Keep a member's session alive; says whether it must join again."""
-        error_code = self._member_error(group_id, member_id, generation)
+        error_code = self._member_error(group_id, member_id, group_instance_id, generation)
         if error_code != ErrorCode.none:
             return error_code
         group = self.groups[group_id]
@@ -272,88 +294,161 @@ class GroupCoordinator:
             return ErrorCode.rebalance_in_progress
         return ErrorCode.none
 
-    def leave(self, group_id: str, member_ids: Sequence[str]) -> tuple[list[ErrorCode], Outcome]:
-        """Take members out of a group; one error code for each of `member_ids`."""
+    def leave(self, group_id: str, leaving: Sequence[Leaving]) -> tuple[list[ErrorCode], Outcome]:
+        """Take members out of a group; one error code for each of `leaving`."""
         outcome = Outcome()
         group = self.groups.get(group_id)
         if group is None:
-            return [ErrorCode.unknown_member_id] * len(member_ids), outcome
-        error_codes = [self._leave_one(group, member_id, outcome) for member_id in member_ids]
+            return [ErrorCode.unknown_member_id] * len(leaving), outcome
+        error_codes = [self._leave_one(group, each, outcome) for each in leaving]
+        if ErrorCode.none in error_codes and group.state is not GroupState.EMPTY:
+            self._rebalance.begin(group, outcome)
         return error_codes, outcome
 
-    def _leave_one(self, group: Group, member_id: str, outcome: Outcome) -> ErrorCode:
+    def _leave_one(self, group: Group, leaving: Leaving, outcome: Outcome) -> ErrorCode:
+        member_id = leaving.member_id
         if group.pending_deadlines.pop(member_id, None) is not None:
-            if group.state is GroupState.PREPARING_REBALANCE and group.everybody_joined:
-                self._complete_join(group, outcome)
             return ErrorCode.none
-        member = group.members.pop(member_id, None)
-        if member is None:
-            return ErrorCode.unknown_member_id
-        if member.join_reply is not None:
-            outcome.answer_join(member.join_reply, JoinAnswer(ErrorCode.unknown_member_id, member_id))
-        if member.sync_reply is not None:
-            outcome.answer_sync(member.sync_reply, SyncAnswer(ErrorCode.unknown_member_id))
-        if group.leader == member_id:
-            group.leader = next(iter(group.members), None)
-        self._rebalance(group, outcome)
-        return ErrorCode.none
+        if not member_id and leaving.group_instance_id is not None:
+            # Whoever administers the group takes out a static member by its instance id alone.
+            member_id = group.static_members.get(leaving.group_instance_id, "")
+        error_code = group.member_error(member_id, leaving.group_instance_id)
+        if error_code == ErrorCode.none:
+            self._rebalance.take_out(group, member_id, outcome)
+        return error_code
+
+    # Time
 
     def expire(self) -> list[Outcome]:
-        """Act on every time-out that is over by now."""
+        """Act on every time-out of a member that is over by now."""
         now_seconds = self.clock.monotonic()
         alive = [group for group in self.groups.values() if group.members or group.pending_deadlines]
         outcomes = [self._expire_group(group, now_seconds) for group in alive]
         for group in alive:
-            if group.is_void:
+            if group.is_void and not self.pending.of_group(group.group_id):
                 del self.groups[group.group_id]
         return outcomes
 
     def _expire_group(self, group: Group, now_seconds: float) -> Outcome:
         outcome = Outcome()
+        unused = [each for each, deadline in group.pending_deadlines.items() if deadline <= now_seconds]
+        for member_id in unused:
+            del group.pending_deadlines[member_id]
         silent = [
             member.member_id
             for member in group.members.values()
-            if not member.is_waiting and member.deadline_seconds <= now_seconds
+            if not member.is_alive_by_waiting and member.deadline_seconds <= now_seconds
         ]
-        silent += [each for each, deadline in group.pending_deadlines.items() if deadline <= now_seconds]
         for member_id in silent:
-            self._leave_one(group, member_id, outcome)
-        if group.deadline_seconds > now_seconds:
-            return outcome
-        if group.state is GroupState.PREPARING_REBALANCE:
-            self._complete_join(group, outcome)
-        elif group.state is GroupState.COMPLETING_REBALANCE:
-            # Who joined must also sync in time: one member that only sends heartbeats would block all others.
-            for member in [each for each in group.members.values() if each.sync_reply is None]:
-                self._leave_one(group, member.member_id, outcome)
+            self._rebalance.take_out(group, member_id, outcome)
+        if silent or (unused and group.state is GroupState.PREPARING_REBALANCE):
+            self._rebalance.begin(group, outcome)
+        if group.members and group.deadline_seconds <= now_seconds:
+            self._rebalance.go_on(group, outcome)
         return outcome
 
-    def commit_error(self, group_id: str, member_id: str, generation: int) -> ErrorCode:
+    # Offsets
+
+    def commit_error(
+        self, group_id: str, member_id: str, generation: int, group_instance_id: str | None = None
+    ) -> ErrorCode:
         """Whether this member, or with generation -1 a consumer outside the group protocol, may commit offsets.
 
         A member that may has been heard of: a commit is as good as a heartbeat.
         """
-        if not group_id or len(group_id.encode()) > NAME_BYTES_MAX:
-            return ErrorCode.invalid_group_id
         group = self.groups.get(group_id)
-        if group is None:
-            return ErrorCode.none if generation < 0 else ErrorCode.illegal_generation
+        if group is None or len(group_id.encode()) > NAME_BYTES_MAX:
+            return _stranger_error(group_id, generation)
         if generation < 0 and group.state is GroupState.EMPTY:
             return ErrorCode.none
-        if generation < 0 and not member_id:
+        if generation < 0 and not member_id and group_instance_id is None:
             return ErrorCode.unknown_member_id
-        error_code = self._member_error(group_id, member_id, generation)
+        error_code = self._member_error(group_id, member_id, group_instance_id, generation)
         if error_code == ErrorCode.none and group.state is GroupState.COMPLETING_REBALANCE:
             return ErrorCode.rebalance_in_progress
         if error_code == ErrorCode.none:
             group.members[member_id].heard(self.clock.monotonic())
         return error_code
 
+    def transactional_commit_error(
+        self, group_id: str, member_id: str, generation: int, group_instance_id: str | None
+    ) -> ErrorCode:
+        """Whether a transaction may commit offsets for the group: by its members, or by whoever names none (KIP-447).
+
+        Unlike `commit_error` it lets through a request without member and generation in any state: versions before 3
+        have neither.
+        """
+        group = self.groups.get(group_id)
+        if group is None or len(group_id.encode()) > NAME_BYTES_MAX:
+            return _stranger_error(group_id, generation)
+        if generation < 0 and not member_id and group_instance_id is None:
+            return ErrorCode.none
+        if generation < 0 and group.state is GroupState.EMPTY:
+            return ErrorCode.none
+        return self._member_error(group_id, member_id, group_instance_id, generation)
+
+    def has_pending(self, group_id: str, topic: str, partition: int) -> bool:
+        """Whether a transaction that is still open has committed an offset there (UNSTABLE_OFFSET_COMMIT)."""
+        return self.pending.has(group_id, topic, partition)
+
+    def decide_expire(self, group: Group) -> list[GroupRecord]:
+        """Records that take away what the group has kept long enough, and the group if nothing is left of it."""
+        pending = self.pending.of_group(group.group_id)
+        gone = expired(group, pending, self.clock.now_ms(), self.config.offsets_retention_ms)
+        records: list[GroupRecord] = [OffsetCommit(each.group, each.topic, each.partition, None) for each in gone]
+        is_left = group.state is not GroupState.EMPTY or group.pending_deadlines or pending
+        if not is_left and len(gone) == len(group.offsets):
+            records.append(GroupRemoval(group.group_id))
+        return records
+
+    def delete_error(self, group_id: str) -> ErrorCode:
+        """Whether a group can be deleted: it exists and nobody is in it."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return ErrorCode.group_id_not_found
+        return ErrorCode.none if group.state is GroupState.EMPTY else ErrorCode.non_empty_group
+
+    def decide_delete(self, group_id: str) -> list[GroupRecord]:
+        """Records of a group's end; what transactions have pending for it goes too."""
+        places = dict.fromkeys((*self.groups[group_id].offsets, *self.pending.of_group(group_id)))
+        return [*(OffsetCommit(group_id, *place, None) for place in places), GroupRemoval(group_id)]
+
+    def offset_delete_error(self, group_id: str) -> ErrorCode:
+        """Whether single offsets of a group can be deleted: members that are no consumers may use any of them."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return ErrorCode.group_id_not_found
+        is_safe = group.state is GroupState.EMPTY or group.uses_consumer_protocol
+        return ErrorCode.none if is_safe else ErrorCode.non_empty_group
+
+    def decide_delete_offsets(
+        self, group_id: str, places: Sequence[tuple[str, int]], known: Collection[tuple[str, int]]
+    ) -> tuple[list[GroupRecord], dict[tuple[str, int], ErrorCode]]:
+        """Records that take away the offsets at `places`, and an error for each; `known` are the open partitions."""
+        group = self.groups[group_id]
+        present = {*group.offsets, *self.pending.of_group(group_id)}
+        error_codes = {place: _offset_delete_error(group, place, known) for place in places}
+        gone = [place for place, code in error_codes.items() if not code and place in present]
+        return [OffsetCommit(group_id, *place, None) for place in gone], error_codes
+
     def decide_forget(self, is_gone: Callable[[str], bool]) -> list[GroupRecord]:
-        """Records that take away every group's offsets in the topics that are gone."""
+        """Records that take away every group's offsets in the topics that are gone, pending ones too."""
+        places = [(group.group_id, *place) for group in self.groups.values() for place in group.offsets]
         return [
-            OffsetCommit(group.group_id, topic, partition, None)
-            for group in self.groups.values()
-            for topic, partition in group.offsets
+            OffsetCommit(group_id, topic, partition, None)
+            for group_id, topic, partition in dict.fromkeys((*places, *self.pending))
             if is_gone(topic)
         ]
+
+
+def _stranger_error(group_id: str, generation: int) -> ErrorCode:
+    """Of a commit to a group that does not exist: a consumer that is no member makes it."""
+    if len(group_id.encode()) > NAME_BYTES_MAX:
+        return ErrorCode.invalid_group_id
+    return ErrorCode.none if generation < 0 else ErrorCode.illegal_generation
+
+
+def _offset_delete_error(group: Group, place: tuple[str, int], known: Collection[tuple[str, int]]) -> ErrorCode:
+    if place not in known:
+        return ErrorCode.unknown_topic_or_partition
+    return ErrorCode.group_subscribed_to_topic if group.is_subscribed(place[0]) else ErrorCode.none

@@ -7,34 +7,21 @@ group simply go on with heartbeats, as with Kafka (org.apache.kafka.coordinator.
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass, field, replace
 
 from onceflow.broker.groups.records import GroupMetadata, MemberMetadata, OffsetCommit
+from onceflow.broker.groups.states import GroupState, may_follow
+from onceflow.broker.groups.subscription import subscribed_topics
 from onceflow.wire.errors import ErrorCode
 
-
-class GroupState(Enum):
-    """Where a group is between two generations."""
-
-    EMPTY = "Empty"
-    PREPARING_REBALANCE = "PreparingRebalance"
-    COMPLETING_REBALANCE = "CompletingRebalance"
-    STABLE = "Stable"
-
-
-NEXT_STATES = {
-    GroupState.EMPTY: {GroupState.PREPARING_REBALANCE, GroupState.EMPTY, GroupState.STABLE},
-    GroupState.PREPARING_REBALANCE: {GroupState.COMPLETING_REBALANCE, GroupState.EMPTY},
-    GroupState.COMPLETING_REBALANCE: {GroupState.STABLE, GroupState.PREPARING_REBALANCE},
-    GroupState.STABLE: {GroupState.PREPARING_REBALANCE, GroupState.STABLE, GroupState.EMPTY},
-}
-"""Each state's possible next ones. From EMPTY and STABLE straight to EMPTY or STABLE is replay at start-up alone."""
+CONSUMER_PROTOCOL_TYPE = "consumer"
+NEW_MEMBER_TIMEOUT_SECONDS = 300
+"""Who joins for the first time cannot send heartbeats; one whose connection broke meanwhile is given up after this."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinAnswer:
-    """What a JoinGroup request gets; only the leader is told the members."""
+    """What a JoinGroup request gets; only the leader is told the members: (member id, instance id, metadata) each."""
 
     error_code: ErrorCode
     member_id: str = ""
@@ -42,7 +29,8 @@ class JoinAnswer:
     protocol_type: str | None = None
     protocol: str | None = None
     leader: str = ""
-    members: tuple[tuple[str, bytes], ...] = ()
+    members: tuple[tuple[str, str | None, bytes], ...] = ()
+    skip_assignment: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +49,7 @@ SyncReply = Callable[[SyncAnswer], None]
 
 @dataclass(slots=True)
 class Member:
-    """One consumer. `protocols` are (name, metadata) pairs, the preferred first."""
+    """One consumer. `protocols` are (name, metadata) pairs, the preferred first; a static one has an instance id."""
 
     member_id: str
     client_id: str
@@ -69,15 +57,20 @@ class Member:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
-    deadline_seconds: float
+    group_instance_id: str | None = None
+    deadline_seconds: float = 0.0
     assignment: bytes = b""
     join_reply: JoinReply | None = None
     sync_reply: SyncReply | None = None
+    is_new: bool = False
+    """Has not been in any generation yet."""
+    must_sync: bool = False
+    """Has not asked for its assignment in the present generation yet."""
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether the broker owes this member an answer: it cannot send a heartbeat meanwhile."""
-        return self.join_reply is not None or self.sync_reply is not None
+    def is_alive_by_waiting(self) -> bool:
+        """Whether the broker owes it an answer: it cannot send a heartbeat meanwhile."""
+        return not self.is_new and (self.join_reply is not None or self.sync_reply is not None)
 
     def heard(self, now_seconds: float) -> None:
         """Start the session time-out again."""
@@ -90,7 +83,10 @@ class Member:
 
 @dataclass(slots=True)
 class Group:
-    """One group. `deadline_seconds` ends the present phase of a rebalance on the monotonic clock."""
+    """One group. `deadline_seconds` ends the present phase of a rebalance on the monotonic clock.
+
+    `protocol_type` is empty while the group never had a member: then it only keeps offsets.
+    """
 
     group_id: str
     state: GroupState = GroupState.EMPTY
@@ -99,13 +95,22 @@ class Group:
     protocol: str | None = None
     leader: str | None = None
     members: dict[str, Member] = field(default_factory=dict)
+    static_members: dict[str, str] = field(default_factory=dict)
+    """Group instance id → member id."""
     pending_deadlines: dict[str, float] = field(default_factory=dict)
+    """Member ids that were handed out and not used yet (KIP-394)."""
     deadline_seconds: float = 0.0
+    extension: "Extension | None" = None
+    """While the first rebalance of an empty group waits for more members."""
+    recorded_ms: int = -1
+    """When the group entered its last recorded state, by the wall's clock."""
+    subscribed: frozenset[str] | None = None
+    """Topics of the present generation; None where the subscriptions cannot be read."""
     offsets: dict[tuple[str, int], OffsetCommit] = field(default_factory=dict)
 
     def move(self, state: GroupState) -> None:
         """Enter `state`."""
-        assert state in NEXT_STATES[self.state], f"group {self.group_id}: {self.state.value} → {state.value}"
+        assert may_follow(self.state, state), f"group {self.group_id}: {self.state.value} → {state.value}"
         self.state = state
 
     @property
@@ -121,51 +126,131 @@ class Group:
     @property
     def is_void(self) -> bool:
         """Whether nothing ever came of this group: its only members never joined with the id that they were given."""
-        return not (self.members or self.pending_deadlines or self.offsets or self.generation)
+        return not (self.members or self.pending_deadlines or self.offsets or self.recorded_ms >= 0)
 
-    def accepts(self, member_id: str, protocol_type: str, protocols: tuple[tuple[str, bytes], ...]) -> bool:
-        """Whether a member with these protocols can be in one generation with all the others."""
+    @property
+    def uses_consumer_protocol(self) -> bool:
+        return self.protocol_type == CONSUMER_PROTOCOL_TYPE
+
+    def is_subscribed(self, topic: str) -> bool:
+        """Whether a member may read the topic; in doubt yes."""
+        return self.uses_consumer_protocol if self.subscribed is None else topic in self.subscribed
+
+    def member_error(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
+        """UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where another member has taken over the instance id."""
+        if group_instance_id is not None:
+            owner = self.static_members.get(group_instance_id)
+            if owner is not None and owner != member_id:
+                return ErrorCode.fenced_instance_id
+            if owner is None:
+                return ErrorCode.unknown_member_id
+        return ErrorCode.none if member_id in self.members else ErrorCode.unknown_member_id
+
+    def add(self, member: Member) -> None:
+        """Take in a member; the first one leads and fixes the protocol type."""
+        if not self.members:
+            self.leader = member.member_id
+        self.members[member.member_id] = member
+        if member.group_instance_id is not None:
+            self.static_members[member.group_instance_id] = member.member_id
+
+    def remove(self, member_id: str) -> Member:
+        """Take out a member; the oldest one left leads if it led."""
+        member = self.members.pop(member_id)
+        if member.group_instance_id is not None:
+            del self.static_members[member.group_instance_id]
+        if self.leader == member_id:
+            self.leader = next(iter(self.members), None)
+        return member
+
+    def replace_static(self, member: Member, member_id: str) -> Member:
+        """The same static member under a new id; it keeps its assignment and its lead."""
+        assert member.group_instance_id is not None
+        del self.members[member.member_id]
+        successor = replace(member, member_id=member_id, join_reply=None, sync_reply=None)
+        self.members[member_id] = successor
+        self.static_members[member.group_instance_id] = member_id
+        if self.leader == member.member_id:
+            self.leader = member_id
+        return successor
+
+    def elect_leader(self) -> bool:
+        """Make sure that a member that has joined leads; False if none has."""
+        if self.leader is not None and self.members[self.leader].join_reply is None:
+            joined = (each.member_id for each in self.members.values() if each.join_reply is not None)
+            leader = next(joined, None)
+            if leader is None:
+                return False
+            self.leader = leader
+        return True
+
+    def accepts(self, protocol_type: str, protocols: tuple[tuple[str, bytes], ...]) -> bool:
+        """Whether a member with these protocols can be in one generation with all that are there, itself included."""
         if not protocol_type or not protocols:
             return False
-        others = [member for member in self.members.values() if member.member_id != member_id]
         if not self.members:
             return True
-        if protocol_type != self.protocol_type:
-            return False
-        return not others or bool(_common_protocols(others) & {name for name, _metadata in protocols})
+        names = {name for name, _metadata in protocols}
+        return protocol_type == self.protocol_type and not names.isdisjoint(self._common_protocols())
+
+    def _common_protocols(self) -> set[str]:
+        return set.intersection(*({name for name, _metadata in each.protocols} for each in self.members.values()))
 
     def vote(self) -> str:
         """The protocol that all members know and most of them prefer."""
-        candidates = _common_protocols(list(self.members.values()))
+        candidates = self._common_protocols()
         votes = Counter(
             next(name for name, _metadata in member.protocols if name in candidates) for member in self.members.values()
         )
         return votes.most_common(1)[0][0]
 
-    def join_answer(self, member: Member) -> JoinAnswer:
-        """The answer to a member of the present generation."""
-        members: tuple[tuple[str, bytes], ...] = ()
-        if member.member_id == self.leader:
-            members = tuple((each.member_id, each.metadata_for(self.protocol)) for each in self.members.values())
+    def begin_generation(self) -> None:
+        """The next generation with the members that there are."""
+        self.generation += 1
+        self.protocol = self.vote() if self.members else None
+        self.note_subscriptions()
+
+    def note_subscriptions(self) -> None:
+        """Keep in mind which topics the members of this generation read (Kafka's computeSubscribedTopics)."""
+        if not self.uses_consumer_protocol:
+            self.subscribed = None
+        else:
+            self.subscribed = subscribed_topics(member.metadata_for(self.protocol) for member in self.members.values())
+
+    def join_answer(self, member: Member, *, leader: str | None = None, skip_assignment: bool = False) -> JoinAnswer:
+        """The answer to a member of the present generation; `leader` where it is not to be told that it leads."""
+        named = leader or self.leader or ""
+        members: tuple[tuple[str, str | None, bytes], ...] = ()
+        if member.member_id == named:
+            members = tuple(
+                (each.member_id, each.group_instance_id, each.metadata_for(self.protocol))
+                for each in self.members.values()
+            )
         return JoinAnswer(
             ErrorCode.none,
             member.member_id,
             self.generation,
             self.protocol_type,
             self.protocol,
-            self.leader or "",
+            named,
             members,
+            skip_assignment,
         )
 
     def sync_answer(self, member: Member) -> SyncAnswer:
         """The answer to a member of the present, stable generation."""
         return SyncAnswer(ErrorCode.none, self.protocol_type, self.protocol, member.assignment)
 
+    def assignments(self) -> dict[str, bytes]:
+        """Each member's assignment."""
+        return {member.member_id: member.assignment for member in self.members.values()}
+
     def metadata(self, timestamp_ms: int, assignments: dict[str, bytes]) -> GroupMetadata:
         """The record of the present generation with the leader's `assignments`."""
         members = tuple(
             MemberMetadata(
                 member.member_id,
+                member.group_instance_id,
                 member.client_id,
                 member.client_host,
                 member.rebalance_timeout_ms,
@@ -183,7 +268,14 @@ class Group:
         """Take over a recorded generation; known members keep what only they know."""
         self.protocol_type, self.generation = record.protocol_type, record.generation
         self.protocol, self.leader = record.protocol, record.leader
+        self.recorded_ms = record.timestamp_ms
         self.members = {each.member_id: self._replay_member(each, record, now_seconds) for each in record.members}
+        self.static_members = {
+            each.group_instance_id: each.member_id
+            for each in self.members.values()
+            if each.group_instance_id is not None
+        }
+        self.note_subscriptions()
         self.move(GroupState.STABLE if record.members else GroupState.EMPTY)
 
     def _replay_member(self, recorded: MemberMetadata, record: GroupMetadata, now_seconds: float) -> Member:
@@ -196,20 +288,17 @@ class Group:
                 recorded.session_timeout_ms,
                 recorded.rebalance_timeout_ms,
                 ((record.protocol or "", recorded.subscription),),
-                0.0,
+                recorded.group_instance_id,
             )
         member.assignment = recorded.assignment
         member.heard(now_seconds)
         return member
 
-    def replay_offset(self, record: OffsetCommit) -> None:
-        """Take over one committed offset, or its removal."""
-        if record.offset is None:
-            self.offsets.pop((record.topic, record.partition), None)
-        else:
-            self.offsets[(record.topic, record.partition)] = record
 
+@dataclass(slots=True)
+class Extension:
+    """How long the first rebalance of an empty group has waited last, and may wait still."""
 
-def _common_protocols(members: list[Member]) -> set[str]:
-    names = [{name for name, _metadata in member.protocols} for member in members]
-    return set.intersection(*names)
+    delay_ms: int
+    left_ms: int
+    has_new_member: bool = False

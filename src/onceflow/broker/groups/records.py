@@ -2,22 +2,29 @@
 
 Key and value each begin with an int16 version and go on in the non-flexible format of their schemas
 (kafka-group-coordinator, `common/message/OffsetCommit{Key,Value}.json`, `GroupMetadata{Key,Value}.json`). Written as
-Kafka 4.1 writes them: keys 1 and 2, values version 3. A null value takes the key's entry away.
+Kafka 4.1 writes them: keys 1 and 2, values version 3, an offset that expires at a time of its own version 1; read in
+every non-flexible version. A null value takes the key's entry away.
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onceflow.broker.metadata_records import UnknownRecord
 
 OFFSET_KEY_VERSION = 1
 GROUP_KEY_VERSION = 2
 VALUE_VERSION = 3
+EXPIRING_VALUE_VERSION = 1
+"""Of an offset value: the one version that has an expiry time; it has no leader epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetCommit:
-    """A group's offset in one partition; `offset` None takes the commit away."""
+    """A group's offset in one partition; `offset` None takes the commit away.
+
+    `expire_timestamp_ms` is -1 where the broker's retention decides. `record_offset` is the record's own offset in
+    `__consumer_offsets`: of a plain and a transactional commit the later record wins.
+    """
 
     group: str
     topic: str
@@ -26,6 +33,8 @@ class OffsetCommit:
     leader_epoch: int = -1
     metadata: str = ""
     commit_timestamp_ms: int = -1
+    expire_timestamp_ms: int = -1
+    record_offset: int = field(default=-1, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,7 @@ class MemberMetadata:
     """One member of a group as it was when its generation became stable."""
 
     member_id: str
+    group_instance_id: str | None
     client_id: str
     client_host: str
     rebalance_timeout_ms: int
@@ -43,7 +53,7 @@ class MemberMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """One generation of a classic group."""
+    """One generation of a classic group; `timestamp_ms` is when it entered its state."""
 
     group: str
     protocol_type: str
@@ -54,7 +64,14 @@ class GroupMetadata:
     members: tuple[MemberMetadata, ...]
 
 
-GroupRecord = OffsetCommit | GroupMetadata
+@dataclass(frozen=True, slots=True)
+class GroupRemoval:
+    """The end of a group; its offsets have records of their own."""
+
+    group: str
+
+
+GroupRecord = OffsetCommit | GroupMetadata | GroupRemoval
 
 
 def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
@@ -62,25 +79,30 @@ def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
     if isinstance(record, OffsetCommit):
         key = struct.pack(">h", OFFSET_KEY_VERSION) + _string(record.group) + _string(record.topic)
         return key + struct.pack(">i", record.partition), _offset_value(record)
-    return struct.pack(">h", GROUP_KEY_VERSION) + _string(record.group), _group_value(record)
+    key = struct.pack(">h", GROUP_KEY_VERSION) + _string(record.group)
+    return key, None if isinstance(record, GroupRemoval) else _group_value(record)
 
 
-def decode(key: bytes, value: bytes | None) -> GroupRecord:
+def decode(key: bytes, value: bytes | None, record_offset: int = -1) -> GroupRecord:
     """The record that `encode` made; UnknownRecord for any other type or version."""
     reader = _Reader(key)
     key_version = reader.int16()
     if key_version not in (0, OFFSET_KEY_VERSION, GROUP_KEY_VERSION):
         raise UnknownRecord(f"no group record with key version {key_version} is known; start the release that wrote it")
     if key_version == GROUP_KEY_VERSION:
-        return _read_group(reader.string(), value)
-    return _read_offset(reader.string(), reader.string(), reader.int32(), value)
+        group = reader.string()
+        return GroupRemoval(group) if value is None else _read_group(group, value)
+    return _read_offset(reader, value, record_offset)
 
 
 def _offset_value(record: OffsetCommit) -> bytes | None:
     if record.offset is None:
         return None
-    head = struct.pack(">hqi", VALUE_VERSION, record.offset, record.leader_epoch)
-    return head + _string(record.metadata) + struct.pack(">q", record.commit_timestamp_ms)
+    metadata, committed_at = _string(record.metadata), struct.pack(">q", record.commit_timestamp_ms)
+    if record.expire_timestamp_ms >= 0:
+        head = struct.pack(">hq", EXPIRING_VALUE_VERSION, record.offset)
+        return head + metadata + committed_at + struct.pack(">q", record.expire_timestamp_ms)
+    return struct.pack(">hqi", VALUE_VERSION, record.offset, record.leader_epoch) + metadata + committed_at
 
 
 def _group_value(record: GroupMetadata) -> bytes:
@@ -95,7 +117,7 @@ def _group_value(record: GroupMetadata) -> bytes:
     for member in record.members:
         parts += [
             _string(member.member_id),
-            _string(None),
+            _string(member.group_instance_id),
             _string(member.client_id),
             _string(member.client_host),
             struct.pack(">ii", member.rebalance_timeout_ms, member.session_timeout_ms),
@@ -105,43 +127,57 @@ def _group_value(record: GroupMetadata) -> bytes:
     return b"".join(parts)
 
 
-def _read_offset(group: str, topic: str, partition: int, value: bytes | None) -> OffsetCommit:
+def _read_offset(key: "_Reader", value: bytes | None, record_offset: int) -> OffsetCommit:
+    group, topic, partition = key.string(), key.string(), key.int32()
     if value is None:
-        return OffsetCommit(group, topic, partition, None)
-    reader = _value_reader(value)
-    offset, leader_epoch = reader.int64(), reader.int32()
-    return OffsetCommit(group, topic, partition, offset, leader_epoch, reader.string(), reader.int64())
-
-
-def _read_group(group: str, value: bytes | None) -> GroupMetadata:
-    if value is None:
-        return GroupMetadata(group, "", 0, None, None, -1, ())
-    reader = _value_reader(value)
-    protocol_type, generation = reader.string(), reader.int32()
-    protocol, leader = reader.nullable_string(), reader.nullable_string()
-    timestamp_ms, member_count = reader.int64(), reader.int32()
-    members = tuple(_read_member(reader) for _ in range(member_count))
-    return GroupMetadata(group, protocol_type, generation, protocol, leader, timestamp_ms, members)
-
-
-def _read_member(reader: "_Reader") -> MemberMetadata:
-    member_id, _group_instance_id = reader.string(), reader.nullable_string()
-    client_id, client_host = reader.string(), reader.string()
-    rebalance_timeout_ms, session_timeout_ms = reader.int32(), reader.int32()
-    return MemberMetadata(
-        member_id, client_id, client_host, rebalance_timeout_ms, session_timeout_ms, reader.bytes(), reader.bytes()
+        return OffsetCommit(group, topic, partition, None, record_offset=record_offset)
+    reader = _Reader(value)
+    version = _value_version(reader)
+    offset = reader.int64()
+    leader_epoch = reader.int32() if version >= 3 else -1
+    metadata, committed_at_ms = reader.string(), reader.int64()
+    expires_at_ms = reader.int64() if version == EXPIRING_VALUE_VERSION else -1
+    return OffsetCommit(
+        group, topic, partition, offset, leader_epoch, metadata, committed_at_ms, expires_at_ms, record_offset
     )
 
 
-def _value_reader(value: bytes) -> "_Reader":
+def _read_group(group: str, value: bytes) -> GroupMetadata:
     reader = _Reader(value)
+    version = _value_version(reader)
+    protocol_type, generation = reader.string(), reader.int32()
+    protocol, leader = reader.nullable_string(), reader.nullable_string()
+    timestamp_ms = reader.int64() if version >= 2 else -1
+    members = tuple(_read_member(reader, version) for _ in range(reader.int32()))
+    return GroupMetadata(group, protocol_type, generation, protocol, leader, timestamp_ms, members)
+
+
+def _read_member(reader: "_Reader", version: int) -> MemberMetadata:
+    member_id = reader.string()
+    group_instance_id = reader.nullable_string() if version >= 3 else None
+    client_id, client_host = reader.string(), reader.string()
+    rebalance_timeout_ms = reader.int32() if version >= 1 else -1
+    session_timeout_ms = reader.int32()
+    return MemberMetadata(
+        member_id,
+        group_instance_id,
+        client_id,
+        client_host,
+        session_timeout_ms if rebalance_timeout_ms < 0 else rebalance_timeout_ms,
+        session_timeout_ms,
+        reader.bytes(),
+        reader.bytes(),
+    )
+
+
+def _value_version(reader: "_Reader") -> int:
     version = reader.int16()
-    if version != VALUE_VERSION:
+    if not 0 <= version <= VALUE_VERSION:
         raise UnknownRecord(
-            f"a group record has value version {version}, this release reads {VALUE_VERSION};"
+            f"a group record has value version {version}, this release reads 0 to {VALUE_VERSION};"
             " start the release that wrote it"
         )
-    return reader
+    return version
 
 
 def _string(text: str | None) -> bytes:

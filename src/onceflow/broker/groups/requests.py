@@ -1,19 +1,50 @@
-"""Between the group coordinator and its log: records are appended and replayed, then answers wait for their sync."""
+"""Between the group coordinator and its log: records are appended and replayed, then answers wait for their sync.
+
+At start-up the log is replayed in slices, so that a long one delays nobody but those who ask about groups: they get
+COORDINATOR_LOAD_IN_PROGRESS until it is done. What must come after that waits for `when_loaded`.
+"""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from onceflow.broker.groups import records as group_records
-from onceflow.broker.groups.coordinator import GroupCoordinator, Outcome
-from onceflow.broker.groups.records import GroupRecord
-from onceflow.broker.state_log import StateLog
+from onceflow.broker.groups.coordinator import GroupCoordinator
+from onceflow.broker.groups.outcome import Outcome
+from onceflow.broker.groups.records import GroupRecord, OffsetCommit
+from onceflow.broker.state_log import StateBatch, StateLog
 from onceflow.log.errors import LogError
 from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
+SLICE_BYTES = 64 * 1024
+"""Of the log, read and replayed in one turn of the event loop: some milliseconds."""
+LOADED_AT_ONCE_BYTES = 4 * SLICE_BYTES
+"""A log this short is replayed before the broker listens."""
 RECORDS_IN_A_BATCH = 1000
 """Of those that take offsets away: at most some 1.3 KB each, so a batch stays far below the log's bound."""
+OFFSETS_CHECKED_AT_ONCE = 5000
+"""When old offsets are looked for: what one turn of the event loop may cost."""
+
+_TOO_LARGE = (ErrorCode.message_too_large, ErrorCode.record_list_too_large)
+
+Settled = Callable[[ErrorCode], None]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Somebody who waits for a sync; told once, of its end or that the time is over."""
+
+    deadline_seconds: float
+    settled: Settled
+    is_done: bool = False
+
+    def settle(self, error_code: ErrorCode) -> None:
+        if not self.is_done:
+            self.is_done = True
+            self.settled(error_code)
 
 
 class GroupRequests:
@@ -22,18 +53,79 @@ class GroupRequests:
     def __init__(self, groups: GroupCoordinator, state_log: StateLog) -> None:
         self._groups = groups
         self._state_log = state_log
-        for record in state_log.records():
+        self._waiting: deque[_Waiting] = deque()
+        self._is_broken = False
+        self._on_loaded: list[Callable[[], None]] | None = []
+        self._next_check_seconds = groups.clock.monotonic() + self._check_interval_seconds
+        self._unchecked: Iterator[str] = iter(())
+        self._slices = self._replay_in_slices()
+        size_bytes = state_log.partition.log.size_bytes
+        while size_bytes <= LOADED_AT_ONCE_BYTES and self.load_slice():
+            pass
+
+    # Loading
+
+    @property
+    def is_loading(self) -> bool:
+        return self._on_loaded is not None
+
+    def load_slice(self) -> bool:
+        """Replay a little more of the log; whether there may be more. Raises UnknownRecord, LogError, WireError."""
+        if self._on_loaded is None:
+            return False
+        if next(self._slices, None) is not None:
+            return True
+        self._groups.begin()
+        callbacks, self._on_loaded = self._on_loaded, None
+        for callback in callbacks:
+            callback()
+        return False
+
+    def fail_loading(self) -> None:
+        """The log cannot be replayed: answers are errors until a restart."""
+        self._is_broken = True
+
+    def when_loaded(self, callback: Callable[[], None]) -> None:
+        """Call back once everything in the log has been replayed: now, or after the last slice."""
+        if self._on_loaded is None:
+            callback()
+        else:
+            self._on_loaded.append(callback)
+
+    def _replay_in_slices(self) -> Iterator[int]:
+        """Yields a number of bytes after each slice."""
+        size_bytes = 0
+        for batch in self._state_log.batches(SLICE_BYTES):
+            self._replay_batch(batch)
+            size_bytes += batch.header.size_bytes
+            if size_bytes >= SLICE_BYTES:
+                yield size_bytes
+                size_bytes = 0
+
+    def _replay_batch(self, batch: StateBatch) -> None:
+        header, groups = batch.header, self._groups
+        if batch.marker is not None:
+            groups.replay_marker(header.producer_id, commit=batch.marker.commit)
+        for record in batch.records:
             assert record.key is not None
-            groups.replay(group_records.decode(record.key, record.value))
+            found = group_records.decode(record.key, record.value, record.offset)
+            if header.is_transactional and isinstance(found, OffsetCommit):
+                groups.replay_transactional(header.producer_id, found)
+            else:
+                groups.replay(found)
+
+    # Requests
 
     @property
     def error_code(self) -> ErrorCode:
-        """What every group request gets: `none` while the log can be written."""
-        failed = self._state_log.partition.log.failure is not None
-        return ErrorCode.coordinator_not_available if failed else ErrorCode.none
+        """What every group request gets: `none` while the log is loaded and can be written."""
+        if self._is_broken or self._state_log.partition.log.failure is not None:
+            return ErrorCode.coordinator_not_available
+        return ErrorCode.coordinator_load_in_progress if self.is_loading else ErrorCode.none
 
     def carry_out(self, outcome: Outcome) -> None:
         """Append and replay an outcome's records, then send its answers, which may reveal them."""
+        error_code = self._append(outcome.records)
 
         def settled(error_code: ErrorCode) -> None:
             for refuse in outcome.refusals if error_code else ():
@@ -41,15 +133,20 @@ class GroupRequests:
             for answer in () if error_code else outcome.answers:
                 answer()
 
-        self.record(outcome.records, settled)
+        if not error_code:
+            self.settle_in_time(settled)
+            return
+        settled(error_code)
+        if outcome.undo is not None:
+            self.carry_out(outcome.undo())
 
-    def record(self, records: Sequence[GroupRecord], settled: Callable[[ErrorCode], None]) -> None:
+    def record(self, records: Sequence[GroupRecord], settled: Settled) -> None:
         """Append `records` in one batch and replay them; `settled` is told once they are durable, or the error."""
         error_code = self._append(records)
         if error_code:
             settled(error_code)
         else:
-            self.when_synced(settled)
+            self.settle_in_time(settled)
 
     def append_in_batches(self, records: Sequence[GroupRecord]) -> ErrorCode:
         """Append and replay records that need not be in one batch, which bounds their number; ends at an error."""
@@ -63,16 +160,123 @@ class GroupRequests:
         if self.error_code or not records:
             return self.error_code
         try:
-            self._state_log.append([group_records.encode(record) for record in records])
+            offset = self._state_log.append([group_records.encode(record) for record in records])
         except LogError as error:
-            logger.error("the groups' records could not be appended: %s", error)
-            return ErrorCode.coordinator_not_available
-        for record in records:
+            return _append_error(error)
+        for record in _placed(records, offset):
             self._groups.replay(record)
         return ErrorCode.none
 
-    def when_synced(self, settled: Callable[[ErrorCode], None]) -> None:
+    # Transactions
+
+    def record_transactional(
+        self, producer_id: int, producer_epoch: int, records: Sequence[OffsetCommit], settled: Settled
+    ) -> None:
+        """Append the offsets that a transaction commits in one batch of its own; they are pending until it ends.
+
+        `settled` is told once they are durable, or the error; nothing is pending after an error other than a sync's.
+        """
+        error_code = self.error_code
+        if not error_code and records:
+            try:
+                offset = self._state_log.append(
+                    [group_records.encode(record) for record in records],
+                    producer_id=producer_id,
+                    producer_epoch=producer_epoch,
+                )
+            except LogError as error:
+                settled(_append_error(error))
+                return
+            for record in _placed(records, offset):
+                assert isinstance(record, OffsetCommit)
+                self._groups.replay_transactional(producer_id, record)
+        if error_code:
+            settled(error_code)
+        else:
+            self.settle_in_time(settled)
+
+    def complete_transaction(self, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
+        """End the producer's transaction in the groups' log: its pending offsets become real, or go.
+
+        It may be repeated. Ask `when_synced` for the moment when it is durable. While the log loads it is put off
+        until then. Raises LogError; if it was put off, the groups' answers, `when_synced` too, are errors instead
+        until a restart.
+        """
+        if self.is_loading:
+            self.when_loaded(lambda: self._complete_late(producer_id, producer_epoch, commit=commit))
+        else:
+            self._state_log.append_marker(producer_id, producer_epoch, commit=commit)
+            self._groups.replay_marker(producer_id, commit=commit)
+
+    def _complete_late(self, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
+        try:
+            self.complete_transaction(producer_id, producer_epoch, commit=commit)
+        except LogError:
+            logger.exception("the offsets of producer %d's transaction could not be completed", producer_id)
+            self._is_broken = True
+
+    # Time
+
+    def when_synced(self, settled: Settled) -> None:
         """Tell `settled` once all that the coordinator knows is durable, or that it never will be."""
-        self._state_log.when_synced(
-            lambda code: settled(ErrorCode.coordinator_not_available if code else ErrorCode.none)
-        )
+
+        def synced(error_code: ErrorCode) -> None:
+            settled(ErrorCode.coordinator_not_available if error_code or self._is_broken else ErrorCode.none)
+
+        self.when_loaded(lambda: self._state_log.when_synced(synced))
+
+    def settle_in_time(self, settled: Settled) -> None:
+        """As `when_synced`, but an error too once `offsets.commit.timeout.ms` is over."""
+        timeout_seconds = self._groups.config.offsets_commit_timeout_ms / 1000
+        waiting = _Waiting(self._groups.clock.monotonic() + timeout_seconds, settled)
+        self.when_synced(waiting.settle)
+        if not waiting.is_done:
+            while self._waiting and self._waiting[0].is_done:
+                self._waiting.popleft()
+            self._waiting.append(waiting)
+
+    def expire(self) -> None:
+        """Act on every time-out that is over: of members, and of answers that wait for the disk."""
+        now_seconds = self._groups.clock.monotonic()
+        while self._waiting and (self._waiting[0].is_done or self._waiting[0].deadline_seconds <= now_seconds):
+            self._waiting.popleft().settle(ErrorCode.coordinator_not_available)
+        if self.is_loading:
+            return
+        for outcome in self._groups.expire():
+            try:
+                self.carry_out(outcome)
+            except Exception:
+                logger.exception("a group's time-out could not be carried out")
+        self._expire_offsets(now_seconds)
+
+    @property
+    def _check_interval_seconds(self) -> float:
+        return self._groups.config.offsets_retention_check_interval_ms / 1000
+
+    def _expire_offsets(self, now_seconds: float) -> None:
+        """Once in an interval every group is looked at, some in each call."""
+        if self._next_check_seconds <= now_seconds:
+            self._next_check_seconds = now_seconds + self._check_interval_seconds
+            self._unchecked = iter(list(self._groups.groups))
+        seen = 0
+        while seen < OFFSETS_CHECKED_AT_ONCE and (group_id := next(self._unchecked, None)) is not None:
+            group = self._groups.groups.get(group_id)
+            if group is not None:
+                seen += 1 + len(group.offsets)
+                self.append_in_batches(self._groups.decide_expire(group))
+
+
+def _placed(records: Sequence[GroupRecord], offset: int) -> Iterator[GroupRecord]:
+    """The records with the offsets that the log gave them, beginning with `offset`."""
+    for number, record in enumerate(records):
+        yield replace(record, record_offset=offset + number) if isinstance(record, OffsetCommit) else record
+
+
+def _append_error(error: LogError) -> ErrorCode:
+    """As Kafka answers it: what is too large stays so, whoever asks again (CoordinatorOperationExceptionHelper)."""
+    logger.error("the groups' records could not be appended: %s", error)
+    if error.error_code in _TOO_LARGE:
+        return ErrorCode.unknown_server_error
+    if error.error_code == ErrorCode.kafka_storage_error:
+        return ErrorCode.coordinator_not_available
+    return error.error_code

@@ -133,7 +133,7 @@ function troubles() {
   }
   if (stopped !== null && services.redis.state !== "down") {
     const waiting = plural(lag.messages, "message waits", "messages wait");
-    found.push(["warn", `No micro-batch for ${age(now_ms() - stopped)}.`, `The stream seems to have stopped, and ${waiting} to be counted; onceflow run goes on with them.`]);
+    found.push(["warn", `No micro-batch for ${age(now_ms() - stopped)}.`, `The stream has stopped or is starting again, and ${waiting} to be counted; onceflow run goes on with them.`]);
   }
   return found;
 }
@@ -155,7 +155,7 @@ function worstTrouble() {
   if (state.connected === false) return ["bad", "Disconnected"];
   if (services.redis.state === "down") return ["bad", "Redis is down"];
   if (services.broker.state === "down") return ["warn", "Broker is down"];
-  if (stopped !== null) return ["warn", "Stopped"];
+  if (stopped !== null) return ["warn", "Stopped or starting"];
   return counted && lag && !lag.topic_exists ? ["warn", "No topic"] : null;
 }
 

@@ -20,9 +20,13 @@ local refusal = refusal_of_type(HISTORY, 'list')
 if refusal then return refusal end
 
 -- A user that may not call one of the scripts' commands must learn it here, before there is anything to tear: each
--- command is tried on a name of its own, where it leaves nothing behind.
+-- command is tried on a name of its own, where it leaves nothing behind: what removes comes first, on nothing.
 local probe = MARKER .. ':probe:'
+redis.call('HDEL', probe .. 'hash', 'x')
+redis.call('ZREM', probe .. 'zset', 'x')
+redis.call('LTRIM', probe .. 'list', 1, 0)
 redis.call('HSET', probe .. 'hash', 'x', '1')
+redis.call('HDEL', probe .. 'hash', 'x')
 redis.call('HINCRBY', probe .. 'hash', 'x', '1')
 redis.call('HDEL', probe .. 'hash', 'x')
 redis.call('ZADD', probe .. 'zset', 1, 'x')

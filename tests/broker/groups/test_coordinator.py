@@ -1,91 +1,11 @@
-"""The group coordinator alone: requests in, records and answers out, time moved by hand."""
+"""Joins, syncs, heartbeats and time-outs of a group, decided by the coordinator alone."""
 
-import itertools
-import uuid
-from collections.abc import Sequence
-
-import pytest
-
-from onceflow.broker.groups import records as group_records
-from onceflow.broker.groups.coordinator import GroupCoordinator, JoinRequest, Outcome, SyncRequest
-from onceflow.broker.groups.group import GroupState, JoinAnswer, SyncAnswer
-from onceflow.broker.groups.records import GroupMetadata, GroupRecord, MemberMetadata, OffsetCommit
-from onceflow.broker.metadata_records import UnknownRecord
-from onceflow.testing import ManualClock
+from onceflow.broker.groups.group import JoinAnswer, SyncAnswer
+from onceflow.broker.groups.outcome import Leaving, Outcome, SyncRequest
+from onceflow.broker.groups.records import GroupRecord, OffsetCommit
+from onceflow.broker.groups.states import GroupState
 from onceflow.wire.errors import ErrorCode
-
-SESSION_MS = 10_000
-REBALANCE_MS = 60_000
-
-
-class Scene:
-    """A coordinator whose outcomes are carried out at once; `answers` by the name that a request was given."""
-
-    def __init__(self) -> None:
-        self.clock = ManualClock()
-        numbers = itertools.count(1)
-        self.groups = GroupCoordinator(self.clock, make_uuid=lambda: uuid.UUID(int=next(numbers)))
-        self.log: list[tuple[bytes, bytes | None]] = []
-        self.answers: dict[str, JoinAnswer | SyncAnswer] = {}
-
-    def carry_out(self, outcome: Outcome) -> None:
-        for record in outcome.records:
-            self.log.append(group_records.encode(record))
-            self.groups.replay(record)
-        for answer in outcome.answers:
-            answer()
-
-    def join(
-        self, name: str, member_id: str = "", *, protocols: Sequence[str] = ("range",), known: bool = False
-    ) -> JoinAnswer | None:
-        request = JoinRequest(
-            "g", member_id, name, "/host", SESSION_MS, REBALANCE_MS, "consumer",
-            tuple((each, f"{name} {each}".encode()) for each in protocols), known,
-        )  # fmt: skip
-        self.answers.pop(name, None)
-        self.carry_out(self.groups.join(request, lambda answer: self.answers.__setitem__(name, answer)))
-        answer = self.answers.get(name)
-        assert answer is None or isinstance(answer, JoinAnswer)
-        return answer
-
-    def sync(self, name: str, member_id: str, generation: int, **assignments: bytes) -> SyncAnswer | None:
-        by_member = {self.member_id(each): assignment for each, assignment in assignments.items()}
-        request = SyncRequest("g", generation, member_id, "consumer", None, by_member)
-        self.answers.pop(name, None)
-        self.carry_out(self.groups.sync(request, lambda answer: self.answers.__setitem__(name, answer)))
-        answer = self.answers.get(name)
-        assert answer is None or isinstance(answer, SyncAnswer)
-        return answer
-
-    def member_id(self, name: str) -> str:
-        return next(each.member_id for each in self.groups.groups["g"].members.values() if each.client_id == name)
-
-    def advance(self, duration_ms: int) -> None:
-        self.clock.advance_ms(duration_ms)
-        for outcome in self.groups.expire():
-            self.carry_out(outcome)
-
-    def beat(self, *names: str) -> list[ErrorCode]:
-        group = self.groups.groups["g"]
-        return [self.groups.heartbeat("g", self.member_id(name), group.generation) for name in names]
-
-    def two_members(self) -> tuple[str, str]:
-        """A stable group of `a`, the leader, and `b`, in generation 2; their member ids."""
-        self.join("a")
-        first = self.member_id("a")
-        assert self.join("b") is None
-        second = self.member_id("b")
-        self.join("a", first)
-        assert self.sync("b", second, 2) is None
-        self.sync("a", first, 2, a=b"for a", b=b"for b")
-        return first, second
-
-    def replayed(self) -> GroupCoordinator:
-        """What a restart makes of the log."""
-        fresh = GroupCoordinator(self.clock)
-        for key, value in self.log:
-            fresh.replay(group_records.decode(key, value))
-        return fresh
+from tests.broker.groups.scene import REBALANCE_MS, SESSION_MS, Scene
 
 
 def test_two_members_get_what_the_leader_assigned() -> None:
@@ -103,7 +23,7 @@ def test_the_protocol_is_one_that_all_know_and_most_prefer() -> None:
     answer = scene.join("a", scene.member_id("a"), protocols=("y", "x", "z"))
     assert answer is not None
     assert answer.protocol == "y"
-    assert dict(answer.members)[scene.member_id("b")] == b"b y"
+    assert (scene.member_id("b"), None, b"b y") in answer.members
     refused = scene.join("c", protocols=("z",))
     assert refused is not None
     assert refused.error_code == ErrorCode.inconsistent_group_protocol
@@ -180,8 +100,7 @@ def test_the_last_member_leaves_an_empty_group_that_anybody_may_commit_to() -> N
     scene = Scene()
     first, second = scene.two_members()
     assert scene.groups.commit_error("g", "", -1) == ErrorCode.unknown_member_id
-    error_codes, outcome = scene.groups.leave("g", [first, second, "stranger"])
-    scene.carry_out(outcome)
+    error_codes = scene.leave(Leaving(first), Leaving(second), Leaving("stranger"))
     assert error_codes == [ErrorCode.none, ErrorCode.none, ErrorCode.unknown_member_id]
     assert scene.groups.commit_error("g", "", -1) == ErrorCode.none
     assert scene.replayed().groups["g"].state is GroupState.EMPTY
@@ -221,23 +140,98 @@ def test_deleting_a_topic_takes_its_offsets_out_of_every_group() -> None:
         assert [list(coordinator.groups[group].offsets) for group in "gh"] == [[("kept", 0)]] * 2
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        OffsetCommit("gröup", "topic", 7, 2**40, 3, "note ✓", 1_700_000_000_000),
-        OffsetCommit("g", "t", 0, None),
-        GroupMetadata("g", "consumer", 4, None, None, 5, ()),
-        GroupMetadata("g", "consumer", 4, "range", "m", 5, (MemberMetadata("m", "c", "/h", 1, 2, b"\x00s", b""),)),
-    ],
-)
-def test_records_come_back_as_they_were(record: GroupRecord) -> None:
-    assert group_records.decode(*group_records.encode(record)) == record
+def test_a_new_group_waits_for_more_members_and_longer_while_there_come_any() -> None:
+    scene = Scene(group_initial_rebalance_delay_ms=3000)
+    assert scene.join("a") is None
+    scene.advance(2000)
+    assert scene.join("b") is None
+    scene.advance(1000)
+    assert "a" not in scene.answers, "b came meanwhile: three seconds more"
+    scene.advance(2999)
+    assert "a" not in scene.answers
+    scene.advance(1)
+    assert {scene.joined(name).generation for name in "ab"} == {1}
+    assert len(scene.joined("a").members) == 2
 
 
-def test_a_record_of_a_later_release_is_refused() -> None:
-    key, value = group_records.encode(OffsetCommit("g", "t", 0, 5))
-    assert value is not None
-    with pytest.raises(UnknownRecord, match="key version 9"):
-        group_records.decode(b"\x00\x09" + key[2:], value)
-    with pytest.raises(UnknownRecord, match="value version 4"):
-        group_records.decode(key, b"\x00\x04" + value[2:])
+def test_the_wait_of_a_new_group_ends_with_the_rebalance_time_out() -> None:
+    scene = Scene(group_initial_rebalance_delay_ms=REBALANCE_MS // 2)
+    scene.join("a")
+    scene.advance(REBALANCE_MS // 2 - 500)
+    scene.join("b")
+    scene.advance(500)
+    scene.advance(REBALANCE_MS // 2 - 500)
+    scene.join("c")
+    assert "a" not in scene.answers
+    scene.advance(500)
+    assert len(scene.joined("a").members) == 3, "the time-out of a minute is over, though c has just come"
+
+
+def test_a_full_group_takes_nobody_in_but_keeps_who_is_there() -> None:
+    scene = Scene(group_members_max=2)
+    first, second = scene.two_members()
+    refused = scene.join("c")
+    assert refused == JoinAnswer(ErrorCode.group_max_size_reached)
+    required = scene.join("c", known=True)
+    assert required == JoinAnswer(ErrorCode.group_max_size_reached)
+    assert scene.join("a", first) is None, "the leader may rebalance"
+    assert scene.join("b", second) is not None
+    assert scene.joined("a").generation == 3
+
+
+def test_a_new_member_that_is_never_heard_of_again_is_given_up_after_five_minutes() -> None:
+    scene = Scene()
+    scene.two_members()
+    assert scene.join("c") is None
+    for _ in range(REBALANCE_MS // 5000 - 1):
+        scene.advance(5000)
+        scene.beat("a", "b")
+    assert "c" not in scene.answers, "longer than its session, but it waits"
+    scene.advance(5000)
+    assert scene.joined("c").generation == 3
+
+
+def test_a_member_that_misses_the_sync_of_a_stable_group_is_taken_out() -> None:
+    scene = Scene()
+    first, second = scene.two_members()
+    scene.join("a", first)
+    scene.join("b", second)
+    scene.sync("a", first, 3, a=b"x")
+    for _ in range(REBALANCE_MS // 5000):
+        scene.advance(5000)
+        scene.beat(*(each.client_id for each in scene.group.members.values()))
+    assert list(scene.group.members) == [first]
+
+
+def test_protocols_that_not_all_have_are_refused_even_to_who_would_change_its_own() -> None:
+    scene = Scene()
+    scene.join("a", protocols=("range",))
+    answer = scene.join("a", scene.member_id("a"), protocols=("sticky",))
+    assert answer is not None
+    assert answer.error_code == ErrorCode.inconsistent_group_protocol
+
+
+def test_several_who_leave_at_once_make_one_rebalance() -> None:
+    scene = Scene()
+    first, second = scene.two_members()
+    assert scene.join("c") is None
+    third = scene.member_id("c")
+    assert scene.leave(Leaving(second), Leaving(third), Leaving("nobody")) == [
+        ErrorCode.none,
+        ErrorCode.none,
+        ErrorCode.unknown_member_id,
+    ]
+    assert scene.joined("c").error_code == ErrorCode.unknown_member_id
+    joined = scene.join("a", first)
+    assert joined is not None
+    assert (joined.generation, len(joined.members)) == (3, 1)
+
+
+def test_what_could_not_be_recorded_is_not_so_and_the_members_join_again() -> None:
+    scene = Scene()
+    scene.join("a")
+    outcome = scene.groups.sync(SyncRequest("g", 1, scene.member_id("a"), None, None, {}), lambda _answer: None)
+    assert outcome.undo is not None
+    assert outcome.undo().records == []
+    assert scene.group.state is GroupState.PREPARING_REBALANCE
+    assert scene.beat("a") == [ErrorCode.rebalance_in_progress]

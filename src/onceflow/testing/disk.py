@@ -1,12 +1,8 @@
-"""For tests of Onceflow and with it: a broker process, a clock moved by hand, a disk that loses what was not synced."""
+"""A disk that loses what was not synced, tears writes and fails when told to."""
 
 import errno
 import random
-import select
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,100 +11,6 @@ from typing import TypeAlias, TypeVar
 from typing_extensions import Buffer
 
 from onceflow.log.disk import File, RealDisk
-
-
-class BrokerProcess:
-    """`onceflow broker` in a process of its own, on 127.0.0.1; `start` may be called again after `stop` or `kill`.
-
-    The first start picks a port, later ones use the same, as a broker that comes back does. `arguments` go to the
-    command line as they are. What the broker logs is in `BESIDE_DATA.log`.
-    """
-
-    def __init__(self, data: Path, port: int = 0, *arguments: str) -> None:
-        self.data = data
-        self.port = port
-        self.log_path = data.with_name(data.name + ".log")
-        self._arguments = arguments
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def bootstrap(self) -> str:
-        """HOST:PORT for clients."""
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def pid(self) -> int:
-        """The running broker's process id."""
-        if self._process is None:
-            raise RuntimeError(f"the broker on {self.data} is not running")
-        return self._process.pid
-
-    def start(self) -> "BrokerProcess":
-        """Start and wait until it listens, at most 30 s."""
-        listen = ("--listen", f"127.0.0.1:{self.port}")
-        command = [sys.executable, "-m", "onceflow", "broker", "--data", str(self.data), *listen, *self._arguments]
-        self.data.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
-        line = self._first_line(30.0)
-        if not line.startswith("listening on "):
-            self.kill()
-            raise RuntimeError(f"the broker on {self.data} did not start: {self.log_path.read_text()[-2000:]}")
-        self.port = int(line.rpartition(":")[2])
-        return self
-
-    def _first_line(self, timeout_seconds: float) -> str:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], timeout_seconds)
-        return self._process.stdout.readline().decode().strip() if ready else ""
-
-    def kill(self) -> None:
-        """SIGKILL: what a crash of the process does."""
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> int:
-        """SIGTERM, and wait for the clean end; returns the exit code."""
-        return self._end(signal.SIGTERM)
-
-    def _end(self, number: signal.Signals) -> int:
-        process, self._process = self._process, None
-        if process is None:
-            return 0
-        process.send_signal(number)
-        try:
-            return process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise
-        finally:
-            if process.stdout is not None:
-                process.stdout.close()
-
-    def __enter__(self) -> "BrokerProcess":
-        return self.start()
-
-    def __exit__(self, *_exception: object) -> None:
-        self.stop()
-
-
-class ManualClock:
-    """A clock that stands still until a test moves it."""
-
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
-        self._now_ms = now_ms
-        self._monotonic = 0.0
-
-    def now_ms(self) -> int:
-        return self._now_ms
-
-    def monotonic(self) -> float:
-        return self._monotonic
-
-    def advance_ms(self, duration_ms: int) -> None:
-        self._now_ms += duration_ms
-        self._monotonic += duration_ms / 1000
 
 
 class PowerCut(Exception):

@@ -1,0 +1,103 @@
+"""How long from `Broker(path)` to the first acknowledged record, in a process that has the broker loaded and in one
+that has not?
+
+Warm: the second and later brokers of a process. Cold: the first of a fresh process, with the import of the broker in
+it; the client library is imported before the clock runs, for whoever tests with it has it. CPU is that of the whole
+process, which a busy machine changes less. The peer is Kafka's own start (`benchmarks.kafka`), from the process's start
+to its first acknowledged record.
+"""
+
+import compileall
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import onceflow
+from benchmarks import kafka
+
+RUNS = 15
+GOAL_MS = 300
+
+MEASURE = """
+import json, sys
+sys.path.insert(0, {root!r})
+from benchmarks.in_process import first_acknowledged
+from confluent_kafka import Producer
+print(json.dumps([first_acknowledged() for _ in range(int(sys.argv[1]))]))
+"""
+
+
+def first_acknowledged() -> tuple[float, float, float]:
+    """Seconds from `Broker(path)` to (clients can connect, the first record is acknowledged), and of CPU in all."""
+    from confluent_kafka import Producer
+
+    from onceflow.testing import Broker
+
+    with tempfile.TemporaryDirectory() as directory:
+        started, started_cpu = time.perf_counter(), time.process_time()
+        with Broker(directory) as broker:
+            listening = time.perf_counter() - started
+            producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+            acknowledged: list[float] = []
+            producer.produce("visits", b"ann", callback=lambda *_: acknowledged.append(time.perf_counter() - started))
+            while not acknowledged:
+                producer.poll(1)
+            return listening, acknowledged[0], time.process_time() - started_cpu
+
+
+def in_a_process(count: int) -> list[tuple[float, ...]]:
+    """The first `count` brokers of a fresh process."""
+    script = MEASURE.format(root=str(Path(__file__).parents[1]))
+    command = [sys.executable, "-c", script, str(count)]
+    return [tuple(run) for run in json.loads(subprocess.check_output(command, text=True))]
+
+
+def row(name: str, runs: list[tuple[float, ...]]) -> str:
+    """Medians, and the worst acknowledgement."""
+    listening, acknowledged, cpu = (statistics.median(column) * 1000 for column in zip(*runs, strict=True))
+    worst = max(run[1] for run in runs) * 1000
+    return f"| {name} | {listening:.0f} | {acknowledged:.0f} | {worst:.0f} | {cpu:.0f} |"
+
+
+def kafkas_row() -> list[str]:
+    classpath = kafka.jars()
+    if classpath is None:
+        return []
+    with tempfile.TemporaryDirectory() as directory:
+        started = time.perf_counter()
+        with kafka.KafkaProcess(Path(directory) / "kafka", classpath) as broker:
+            listening = time.perf_counter() - started
+            from confluent_kafka import Producer
+
+            producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+            producer.produce("visits", b"ann")
+            assert not producer.flush(60)
+            acknowledged = time.perf_counter() - started
+            name = "Apache Kafka 4.1.1, its directory formatted and started, one run"
+            return [f"| {name} | {listening * 1000:.0f} | {acknowledged * 1000:.0f} | | |"]
+
+
+def table() -> str:
+    """Measured now, as Markdown."""
+    # As pip does when it installs: a checkout may have no byte code, or old one.
+    compileall.compile_dir(Path(onceflow.__file__).parent, quiet=1)
+    cold = [in_a_process(1)[0] for _ in range(RUNS)]
+    warm = in_a_process(RUNS + 1)[1:]
+    lines = [
+        f"From `Broker(path)`, ms, median of {RUNS}; the goal for the first acknowledged record is {GOAL_MS}.",
+        "",
+        "| | clients can connect | first record acknowledged | worst | CPU |",
+        "|---|---|---|---|---|",
+        row("a further broker of a process (warm)", warm),
+        row("the first of a fresh process (cold)", cold),
+        *kafkas_row(),
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,79 @@
+"""How much memory does the broker take: idle, with one producer and consumer, and for 1,000 idle connections?
+
+Resident memory as the system counts it (VmRSS), a new process for each run. Apache Kafka's heap is fixed at 1 GB by
+its own scripts, so what it takes says more about that setting than about what it needs.
+"""
+
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from benchmarks import kafka
+from benchmarks.produce_consume import Peer, consume, produce
+from onceflow.testing import BrokerProcess
+
+RUNS = 3
+CONNECTIONS = 1000
+RECORDS = 100_000
+RECORD_BYTES = 1000
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process in MB (10^6 bytes)."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    return kib * 1024 / 1e6
+
+
+@contextmanager
+def brokers(directory: Path) -> Iterator[list[tuple[str, str, int]]]:
+    """(name, bootstrap, process id) of each peer, new processes."""
+    with ExitStack() as exits:
+        ours = exits.enter_context(BrokerProcess(directory / "onceflow"))
+        found = [("onceflow", ours.bootstrap, ours.pid)]
+        classpath = kafka.jars()
+        if classpath is not None:
+            theirs = exits.enter_context(kafka.KafkaProcess(directory / "kafka", classpath))
+            found.append((theirs.name, theirs.bootstrap, theirs.pid))
+        yield found
+
+
+def measure(name: str, bootstrap: str, pid: int) -> tuple[float, float, float]:
+    """(idle, more for the idle connections, with a producer and a consumer) in MB."""
+    host, _, port = bootstrap.rpartition(":")
+    time.sleep(1)
+    idle = resident_mb(pid)
+    clients = [socket.create_connection((host, int(port))) for _ in range(CONNECTIONS)]
+    time.sleep(1)
+    connected = resident_mb(pid) - idle
+    for client in clients:
+        client.close()
+    peer = Peer(name, bootstrap, {})
+    produce(peer, "memory", RECORD_BYTES, RECORDS)
+    consume(peer, "memory", RECORDS)
+    return idle, connected, resident_mb(pid)
+
+
+def table() -> str:
+    """Measure and give the table as Markdown."""
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for _ in range(RUNS):
+        with tempfile.TemporaryDirectory() as directory, brokers(Path(directory)) as peers:
+            for name, bootstrap, pid in peers:
+                found.setdefault(name, []).append(measure(name, bootstrap, pid))
+    lines = [
+        f"| broker | idle, MB | {CONNECTIONS:,} idle connections, MB more | after {RECORDS:,} records in and out, MB |",
+        "|---|---|---|---|",
+    ]
+    for name, runs in found.items():
+        idle, connected, used = (statistics.median(column) for column in zip(*runs, strict=True))
+        lines.append(f"| {name} | {idle:.0f} | {connected:.1f} | {used:.0f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,83 @@
+"""How long from the start of the process to the first Metadata answer, on an empty data directory?
+
+Apache Kafka's directory is formatted before the clock starts. Both are asked every few milliseconds by a raw request.
+"""
+
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import kafka
+from onceflow import services
+from onceflow.wire import apis
+from onceflow.wire.frames import encode_request, request_class
+
+RUNS = 7
+KAFKA_RUNS = 3
+METADATA_VERSION = 5
+ASK_AGAIN_SECONDS = 0.002
+SECONDS_MAX = 60
+
+
+def answers(port: int) -> bool:
+    """Whether a Metadata request is answered."""
+    asked = request_class(apis.METADATA, METADATA_VERSION)(topics=(), allow_auto_topic_creation=False)
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            client.sendall(encode_request(apis.METADATA, METADATA_VERSION, 1, "start", asked))
+            return len(client.recv(4)) == 4
+    except OSError:
+        return False
+
+
+def seconds_until_it_answers(start: Callable[[], subprocess.Popen[bytes]], port: int) -> float:
+    """Start, wait for the answer, end."""
+    begin = time.perf_counter()
+    process = start()
+    try:
+        while not answers(port):
+            if time.perf_counter() - begin > SECONDS_MAX or process.poll() is not None:
+                raise SystemExit(f"the broker on port {port} did not start")
+            time.sleep(ASK_AGAIN_SECONDS)
+        return time.perf_counter() - begin
+    finally:
+        process.terminate()
+        process.wait(timeout=SECONDS_MAX)
+
+
+def our_start(directory: Path) -> float:
+    """One start of `onceflow broker`."""
+    port = services.free_port()
+    command = [sys.executable, "-m", "onceflow", "broker", "--data", str(directory), "--listen", f"127.0.0.1:{port}"]
+    with (directory.parent / "ours.log").open("ab") as log:
+        return seconds_until_it_answers(lambda: subprocess.Popen(command, stdout=log, stderr=log), port)
+
+
+def kafkas_start(directory: Path, classpath: Path) -> float:
+    """One start of Apache Kafka."""
+    broker = kafka.KafkaProcess(directory, classpath)
+    broker.format()
+    return seconds_until_it_answers(broker.launch, broker.port)
+
+
+def table() -> str:
+    """Measure and give the table as Markdown."""
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        rows = [("onceflow", [our_start(root / f"ours-{number}") for number in range(RUNS)])]
+        classpath = kafka.jars()
+        if classpath is not None:
+            theirs = [kafkas_start(root / f"kafka-{number}", classpath) for number in range(KAFKA_RUNS)]
+            rows.append((f"Apache Kafka {kafka.VERSION}", theirs))
+    lines = ["| broker | seconds, median | min to max |", "|---|---|---|"]
+    lines += [f"| {name} | {statistics.median(runs):.2f} | {min(runs):.2f} to {max(runs):.2f} |" for name, runs in rows]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,11 @@
+"""Send messages and wait for each acknowledgement: python examples/produce.py HOST:PORT TOPIC"""
+
+import sys
+
+from onceflow.client import KeyedMessage, Producer
+
+bootstrap, topic = sys.argv[1:]
+with Producer({"metadata.broker.list": bootstrap, "serializer.class": "StringEncoder"}) as producer:
+    producer.send(KeyedMessage(topic, "the first message", key="user-1"))
+    producer.send([KeyedMessage(topic, f"message {number}", key=f"user-{number % 3}") for number in range(9)])
+print("10 messages acknowledged")

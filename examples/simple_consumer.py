@@ -1,0 +1,13 @@
+"""Read a partition from any offset, again if you like: python examples/simple_consumer.py HOST:PORT TOPIC"""
+
+import sys
+
+from onceflow.client import FetchRequest, SimpleConsumer
+
+bootstrap, topic = sys.argv[1:]
+host, _, port = bootstrap.rpartition(":")
+with SimpleConsumer(host, int(port), on_out_of_range="earliest") as consumer:
+    messages = consumer.fetch(FetchRequest(topic, partition=0, offset=0))
+    for each in messages:
+        print(each.offset, each.key, each.message)
+    print(f"read on at {messages.next_offset}, the partition ends at {messages.high_watermark}")

@@ -1,0 +1,20 @@
+"""Write in a transaction that another object, or another process, commits:
+python examples/transaction.py HOST:PORT TOPIC"""
+
+import sys
+
+from onceflow.client import TransactionalProducer
+
+bootstrap, topic = sys.argv[1:]
+producer = TransactionalProducer(bootstrap, "example-transaction")
+producer.begin()
+producer.send(topic, b"seen after the commit", key=b"user-1")
+producer.flush()
+# These three are all that is needed to finish it, for example after this process was killed.
+kept = (producer.transactional_id, producer.producer_id, producer.epoch)
+producer.close()
+
+resumed = TransactionalProducer.resume(bootstrap, *kept)
+resumed.commit()
+resumed.close()
+print(f"committed the transaction of producer {kept[1]}, epoch {kept[2]}")

@@ -1,0 +1,139 @@
+"""From one generation of a group to the next (org.apache.kafka.coordinator.group.GroupMetadataManager).
+
+The members' JoinGroup requests wait until everybody has joined or the rebalance time-out is over, the leader's
+SyncGroup brings the assignments, these are recorded, and then all SyncGroup requests are answered. Static members
+(KIP-345) that have not joined in time stay in, until their session or the time for SyncGroup is over.
+"""
+
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.groups.group import Extension, Group, JoinAnswer, Member, SyncAnswer
+from onceflow.broker.groups.outcome import Outcome
+from onceflow.broker.groups.states import GroupState
+from onceflow.log.clock import Clock
+from onceflow.wire.errors import ErrorCode
+
+
+class Rebalance:
+    """Moves groups on; what is decided goes into the outcome that the caller passes."""
+
+    def __init__(self, config: BrokerConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+
+    def begin(self, group: Group, outcome: Outcome) -> None:
+        """Begin a rebalance unless one is under way, and complete it if nobody is missing."""
+        if group.state is not GroupState.PREPARING_REBALANCE:
+            self._refuse_waiting_syncs(group, outcome)
+            self._await_members(group)
+        if group.extension is None:
+            if group.everybody_joined:
+                self.complete_join(group, outcome)
+        elif not self._config.group_initial_rebalance_delay_ms:
+            self.complete_join(group, outcome)
+
+    def _refuse_waiting_syncs(self, group: Group, outcome: Outcome) -> None:
+        for member in group.members.values():
+            member.must_sync = False
+            if group.state is GroupState.COMPLETING_REBALANCE:
+                member.assignment = b""
+            if member.sync_reply is not None:
+                outcome.answer_sync(member.sync_reply, SyncAnswer(ErrorCode.rebalance_in_progress))
+                member.sync_reply = None
+                member.heard(self._clock.monotonic())
+
+    def _await_members(self, group: Group) -> None:
+        """An empty group's first rebalance waits for more members, and longer while there come any."""
+        wait_ms = group.rebalance_timeout_ms
+        if group.state is GroupState.EMPTY:
+            delay_ms = self._config.group_initial_rebalance_delay_ms
+            group.extension = Extension(delay_ms, max(wait_ms - delay_ms, 0))
+            wait_ms = delay_ms
+        group.move(GroupState.PREPARING_REBALANCE)
+        group.deadline_seconds = self._clock.monotonic() + wait_ms / 1000
+
+    def go_on(self, group: Group, outcome: Outcome) -> None:
+        """The time for the present phase is over."""
+        if group.state is GroupState.PREPARING_REBALANCE:
+            self._end_waiting(group, outcome)
+        elif group.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
+            # Who joined must also sync in time: one member that only sends heartbeats would block all others.
+            late = [member.member_id for member in group.members.values() if member.must_sync]
+            for member_id in late:
+                self.take_out(group, member_id, outcome)
+            if late:
+                self.begin(group, outcome)
+
+    def _end_waiting(self, group: Group, outcome: Outcome) -> None:
+        extension = group.extension
+        if extension is None or not extension.has_new_member or not extension.left_ms:
+            self.complete_join(group, outcome)
+            return
+        delay_ms = min(self._config.group_initial_rebalance_delay_ms, extension.left_ms)
+        group.extension = Extension(delay_ms, max(extension.left_ms - extension.delay_ms, 0))
+        group.deadline_seconds = self._clock.monotonic() + delay_ms / 1000
+
+    def complete_join(self, group: Group, outcome: Outcome) -> None:
+        """Begin the next generation with the members that have joined, and the static ones that have not."""
+        missing = [each for each in group.members.values() if each.join_reply is None]
+        for member in missing:
+            if member.group_instance_id is None:
+                group.remove(member.member_id)
+        now_seconds = self._clock.monotonic()
+        if group.members and not group.elect_leader():
+            # Static members alone, none of them here: until they come or their sessions are over.
+            group.deadline_seconds = now_seconds + group.rebalance_timeout_ms / 1000
+            return
+        group.extension = None
+        group.begin_generation()
+        if not group.members:
+            outcome.records.append(group.metadata(self._clock.now_ms(), {}))
+            return
+        group.move(GroupState.COMPLETING_REBALANCE)
+        group.deadline_seconds = now_seconds + group.rebalance_timeout_ms / 1000
+        for member in group.members.values():
+            self._answer_join(group, member, now_seconds, outcome)
+
+    def _answer_join(self, group: Group, member: Member, now_seconds: float, outcome: Outcome) -> None:
+        if member.join_reply is not None:
+            outcome.answer_join(member.join_reply, group.join_answer(member))
+            member.join_reply = None
+        member.is_new = False
+        member.must_sync = True
+        member.heard(now_seconds)
+
+    def complete_sync(self, group: Group, assignments: dict[str, bytes], outcome: Outcome) -> None:
+        """Record the leader's assignments; then whoever waits for its own gets it."""
+        outcome.records.append(group.metadata(self._clock.now_ms(), assignments))
+        outcome.undo = lambda: self._begin_anew(group)
+        for member in group.members.values():
+            if member.sync_reply is not None:
+                assignment = assignments.get(member.member_id, b"")
+                answer = SyncAnswer(ErrorCode.none, group.protocol_type, group.protocol, assignment)
+                outcome.answer_sync(member.sync_reply, answer)
+                member.sync_reply = None
+                member.heard(self._clock.monotonic())
+
+    def _begin_anew(self, group: Group) -> Outcome:
+        """What could not be recorded is not so: the members are to join again."""
+        outcome = Outcome()
+        self.begin(group, outcome)
+        return outcome
+
+    def persist_static(self, group: Group, outcome: Outcome) -> None:
+        """Record the present generation again, since a static member of it has a new id."""
+        outcome.records.append(group.metadata(self._clock.now_ms(), group.assignments()))
+        outcome.undo = lambda: self._begin_anew(group)
+
+    def take_out(self, group: Group, member_id: str, outcome: Outcome) -> None:
+        """Remove a member and answer what it waits for; the caller goes on with `begin`."""
+        self.refuse_waiting(group.remove(member_id), ErrorCode.unknown_member_id, outcome)
+
+    @staticmethod
+    def refuse_waiting(member: Member, error_code: ErrorCode, outcome: Outcome) -> None:
+        """Answer the requests of a member that is one no longer."""
+        if member.join_reply is not None:
+            outcome.answer_join(member.join_reply, JoinAnswer(error_code, member.member_id))
+            member.join_reply = None
+        if member.sync_reply is not None:
+            outcome.answer_sync(member.sync_reply, SyncAnswer(error_code))
+            member.sync_reply = None

@@ -1,0 +1,161 @@
+"""The listening socket and the connections that it took: how many there may be, how long, and how they end."""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.connection import Connection, Reply
+from onceflow.broker.request_memory import RequestMemory
+from onceflow.errors import OnceflowError
+from onceflow.log.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+ACCEPTS_PER_TURN = 64
+ACCEPT_PAUSE_SECONDS = 1.0
+
+Handle = Callable[[memoryview, Reply, Connection], None]
+
+
+class CannotListen(OnceflowError):
+    """The broker's address cannot be listened on."""
+
+
+class Listener:
+    """Listens from the begin on; takes connections from `start` on. All methods are the event loop's."""
+
+    def __init__(self, config: BrokerConfig, clock: Clock) -> None:
+        """Raises CannotListen."""
+        self._config = config
+        self._clock = clock
+        self._socket = _listen(config)
+        self._memory = RequestMemory(config.queued_request_bytes_max)
+        self._handle: Handle | None = None
+        self._connections: set[Connection] = set()
+        self._per_address: Counter[str] = Counter()
+        self._refused = 0
+        self._all_closed: asyncio.Event | None = None
+        self.port: int = self._socket.getsockname()[1]
+
+    def start(self, handle: Handle) -> None:
+        """Take connections; `handle` gets each request."""
+        self._handle = handle
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Take no more connections; the address is free for another broker."""
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+
+    async def stop(self) -> None:
+        """Take no more connections or requests, send the answers that can be given, and close all.
+
+        Takes at most `stop_timeout_ms`: what then is not answered or not read by its client is closed all the same.
+        """
+        self.close()
+        self._all_closed = asyncio.Event()
+        for connection in list(self._connections):
+            connection.finish()
+        if self._connections:
+            try:
+                await asyncio.wait_for(self._all_closed.wait(), self._config.stop_timeout_ms / 1000)
+            except TimeoutError:
+                logger.warning(
+                    "%d connections did not end within stop.timeout.ms=%d: they are closed",
+                    len(self._connections),
+                    self._config.stop_timeout_ms,
+                )
+        for connection in list(self._connections):
+            connection.close(None)
+
+    def close_descriptors(self) -> None:
+        """In a forked child, which has no loop: let go of the copies of what ends with the parent's broker."""
+        self._socket.close()
+        for connection in self._connections:
+            connection.close_descriptor()
+
+    def look_after(self) -> None:
+        """About once a second: close idle connections, tell of refused ones."""
+        now = self._clock.monotonic()
+        for connection in list(self._connections):
+            connection.look_after(now)
+        if self._refused:
+            logger.warning(
+                "%d connections were refused: there are %d, allowed are max.connections=%d and"
+                " max.connections.per.ip=%d",
+                self._refused,
+                len(self._connections),
+                self._config.connections_max,
+                self._config.connections_per_address_max,
+            )
+            self._refused = 0
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                client, peer = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._pause_accepting(error)
+                return
+            self._take(client, peer)
+
+    def _take(self, client: socket.socket, peer: tuple[Any, ...]) -> None:
+        config, host = self._config, str(peer[0])
+        is_too_many = self._per_address[host] >= config.connections_per_address_max
+        if is_too_many or len(self._connections) >= config.connections_max:
+            self._refused += 1
+            client.close()
+            return
+        assert self._handle is not None
+        client.setblocking(False)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._per_address[host] += 1
+        connection = Connection(client, peer, config, self._memory, self._clock, self._handle, self._forget)
+        self._connections.add(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._per_address[connection.peer_host] -= 1
+        if not self._per_address[connection.peer_host]:
+            del self._per_address[connection.peer_host]
+        if self._all_closed is not None and not self._connections:
+            self._all_closed.set()
+
+    def _pause_accepting(self, error: OSError) -> None:
+        """Without a free descriptor the listener stays readable: trying again at once would spin."""
+        logger.error("no connection can be accepted for %s s: %s", ACCEPT_PAUSE_SECONDS, error)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket.fileno())
+        loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume_accepting)
+
+    def _resume_accepting(self) -> None:
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
+
+
+def _listen(config: BrokerConfig) -> socket.socket:
+    host, port = config.host, config.port
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=config.listen_backlog)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            reason = f"port {port} of {host} is taken; choose another one, or 0 for any free port"
+        else:
+            reason = f"{host}:{port}: {error}"
+        raise CannotListen(f"the broker cannot listen: {reason}") from error
+    # The connections inherit these; a receive buffer that is set later is too late for the window's scale.
+    if config.socket_send_buffer_bytes != -1:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_send_buffer_bytes)
+    if config.socket_receive_buffer_bytes != -1:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.socket_receive_buffer_bytes)
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,89 @@
+"""DeleteRecords: a log begins later than it did, in the middle of a segment if need be."""
+
+import asyncio
+import logging
+from typing import Any
+
+from onceflow.broker.node import Node
+from onceflow.broker.partitions import Partition
+from onceflow.broker.request import Request, closed_if_unanswered
+from onceflow.broker.topics import INTERNAL_TOPICS
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
+
+logger = logging.getLogger(__name__)
+
+HIGH_WATERMARK = -1
+NO_OFFSET = -1
+
+
+def handle_delete_records(node: Node, request: Request) -> None:
+    """Serve one DeleteRecords request; answered when the new beginnings are durable."""
+    asked = request.decode()
+    log_starts: dict[Partition, int] = {}
+    topics = [
+        {
+            "name": topic.name,
+            "partitions": [_decide(node, topic.name, each, log_starts) for each in topic.partitions],
+        }
+        for topic in asked.topics
+    ]
+    if not log_starts:
+        request.answer(topics=topics)
+        return
+
+    deletion = asyncio.get_running_loop().create_task(node.housekeeping.delete_records(log_starts))
+
+    def deleted(finished: asyncio.Task[None]) -> None:
+        with closed_if_unanswered(request.reply):
+            error_code = ErrorCode.none
+            error = None if finished.cancelled() else finished.exception()
+            if finished.cancelled() or error is not None:
+                logger.error("records could not be deleted: %r", error)
+                error_code = ErrorCode.kafka_storage_error
+            for topic in topics:
+                for answer in topic["partitions"]:
+                    _complete(node.partitions.get(topic["name"], answer["partition_index"]), answer, error_code)
+            request.answer(topics=topics)
+
+    deletion.add_done_callback(deleted)
+
+
+def _decide(node: Node, topic: str, asked: Any, log_starts: dict[Partition, int]) -> dict[str, Any]:
+    """The answer for one partition, its low watermark still to come where there is no error."""
+    partition = node.partitions.get(topic, asked.partition_index)
+    error_code = _refusal(topic, partition, asked.offset)
+    if not error_code:
+        assert partition is not None
+        wanted = partition.log.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
+        log_starts[partition] = max(wanted, log_starts.get(partition, 0))
+    return {"partition_index": asked.partition_index, "low_watermark": NO_OFFSET, "error_code": error_code}
+
+
+def _refusal(topic: str, partition: Partition | None, offset: int) -> ErrorCode:
+    if topic in INTERNAL_TOPICS:
+        return ErrorCode.invalid_topic_exception
+    if partition is None:
+        return ErrorCode.unknown_topic_or_partition
+    config = partition.log.config
+    if config.cleanup_compact and not config.cleanup_delete:
+        return ErrorCode.policy_violation
+    if not HIGH_WATERMARK <= offset <= partition.log.high_watermark:
+        return ErrorCode.offset_out_of_range
+    return ErrorCode.none
+
+
+def _complete(partition: Partition | None, answer: dict[str, Any], error_code: ErrorCode) -> None:
+    if answer["error_code"]:
+        return
+    if partition is None:
+        answer["error_code"] = ErrorCode.unknown_topic_or_partition
+    elif error_code:
+        answer["error_code"] = error_code
+    else:
+        answer["low_watermark"] = partition.log.log_start_offset
+
+
+HANDLERS = {
+    apis.DELETE_RECORDS: handle_delete_records,
+}

@@ -1,0 +1,134 @@
+"""Makes a BrokerConfig of what file, environment and options say. Options beat the environment, which beats the file.
+
+Nothing is passed over in silence: an unknown name, a wrong value and a name that is given twice are refused with one
+sentence that says where it stands and what would be right.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.fixed_settings import FIXED, WITHOUT_EFFECT
+from onceflow.broker.properties import parse_properties
+from onceflow.broker.setting_kinds import SettingRefused
+from onceflow.broker.settings import SETTINGS, Setting
+from onceflow.log.config import LogConfig
+
+ENVIRONMENT_PREFIX = "ONCEFLOW_BROKER_"
+CONFIG_FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG_FILE"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place that settings come from: Kafka's name → text, and how the place spells a name."""
+
+    given: Mapping[str, str]
+    spell: Callable[[str], str] = str
+
+
+@dataclass
+class Resolved:
+    """The settings of all sources together, and what is to be told of them in the log."""
+
+    config: BrokerConfig
+    notes: list[str] = field(default_factory=list)
+
+
+def resolve(*sources: Source) -> Resolved:
+    """The configuration; `sources` are the weakest first. Raises SettingRefused."""
+    values: dict[str, object] = {}
+    notes: list[str] = []
+    for source in sources:
+        _require_known(source)
+        # In the table's order: of the names that set one field the strongest is the last.
+        for setting in SETTINGS.values():
+            if setting.name in source.given:
+                values.update(_read(setting, source))
+        notes += _notes(source)
+    if "data" not in values:
+        raise SettingRefused("the broker needs a directory for its data: --data DIRECTORY, or log.dirs in its file")
+    return Resolved(_config(values), notes)
+
+
+def _require_known(source: Source) -> None:
+    for name in source.given:
+        if name not in SETTINGS and name not in FIXED and name not in WITHOUT_EFFECT:
+            raise SettingRefused(f"{source.spell(name)} is no setting of this broker{_nearest(name, source.spell)}")
+
+
+def _nearest(name: str, spell: Callable[[str], str]) -> str:
+    near = _nearest_of(name, SETTINGS)
+    return f"; did you mean {spell(near)}?" if near else "; docs/operating.md lists them all"
+
+
+def _nearest_of(name: str, known: Iterable[str]) -> str | None:
+    # Loading it takes milliseconds of every start; it is for mistakes alone.
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+
+
+def _read(setting: Setting, source: Source) -> dict[str, object]:
+    text = source.given[setting.name]
+    try:
+        return setting.read(text)
+    except ValueError as error:
+        raise SettingRefused(f"{source.spell(setting.name)}={text} {error}") from error
+
+
+def _notes(source: Source) -> Iterable[str]:
+    for name, text in source.given.items():
+        if name in FIXED:
+            value, reason = FIXED[name]
+            if text.strip() != value:
+                raise SettingRefused(f"{source.spell(name)}={text} cannot be: it is {value}, since {reason}")
+            yield f"{name}={value} is what this broker does anyway: {reason}"
+        elif name in WITHOUT_EFFECT:
+            yield f"{name}={text} has no effect: {WITHOUT_EFFECT[name]}"
+        elif name in ("listeners", "advertised.listeners") and "CONTROLLER://" in text.upper():
+            yield f"{name}={text}: nothing listens as CONTROLLER: {WITHOUT_EFFECT['controller.listener.names']}"
+
+
+def _config(values: Mapping[str, Any]) -> BrokerConfig:
+    own = {name: value for name, value in values.items() if not name.startswith("log.")}
+    log = {name.removeprefix("log."): value for name, value in values.items() if name.startswith("log.")}
+    return replace(BrokerConfig(own.pop("data")), **own, log=replace(LogConfig(), **log))
+
+
+def from_file(path: Path) -> Source:
+    """A `server.properties`. Raises SettingRefused where it cannot be read."""
+    try:
+        given = parse_properties(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingRefused(f"--config-file {path} cannot be read: {error}") from error
+    return Source(given, lambda name: f"{path}: {name}")
+
+
+def from_environment(environment: Mapping[str, str]) -> Source:
+    """The variables that begin with ONCEFLOW_BROKER_. Raises SettingRefused for one that names no setting."""
+    given: dict[str, str] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_FILE_VARIABLE:
+            continue
+        name = _NAMES.get(variable)
+        if name is None:
+            near = _nearest_of(variable, _NAMES)
+            remedy = f"did you mean {near}?" if near else "docs/operating.md lists them all"
+            raise SettingRefused(f"{variable} in the environment is no setting of this broker; {remedy}")
+        if name in given:
+            raise SettingRefused(f"{name} stands twice in the environment, once as {variable}; leave one of them")
+        given[name] = text
+    return Source(given, variable_of)
+
+
+def variable_of(name: str) -> str:
+    """log.retention.hours → ONCEFLOW_BROKER_LOG_RETENTION_HOURS."""
+    return ENVIRONMENT_PREFIX + name.upper().replace(".", "_")
+
+
+_NAMES = {variable_of(name): name for name in (*SETTINGS, *FIXED, *WITHOUT_EFFECT)} | {
+    variable_of(setting.option.removeprefix("--")): setting.name for setting in SETTINGS.values() if setting.option
+}
+"""Environment variable → Kafka's name; `--data` is ONCEFLOW_BROKER_DATA as well as ONCEFLOW_BROKER_LOG_DIRS."""

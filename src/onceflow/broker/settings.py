@@ -1,0 +1,532 @@
+"""The one table of the broker's settings, under Kafka's names where Kafka has one.
+
+From it come the options of `onceflow broker`, the names in the environment and in a `server.properties`, the answer to
+DescribeConfigs and the table in docs/operating.md. Each row names the field of BrokerConfig that it sets; the default
+is that field's.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.fixed_settings import FIXED
+from onceflow.broker.setting_kinds import (
+    BOOLEAN,
+    INT32_MAX,
+    Address,
+    Choice,
+    CleanupPolicy,
+    Directory,
+    Fraction,
+    ImportPath,
+    Kind,
+    Whole,
+)
+
+MINUTE_MS = 60_000
+HOUR_MS = 3_600_000
+KIB = 1024
+MIB = 1024**2
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row. `field` is a path in BrokerConfig; several, separated by blanks, take the value's parts."""
+
+    name: str
+    field: str
+    kind: Kind
+    documentation: str
+    option: str | None = None
+    """A short option of its own; the other one is `--` and the name with dashes."""
+    is_common: bool = False
+    """Whether `--help` shows it."""
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(self.field.split())
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """As typed; the short one first."""
+        long = "--" + self.name.replace(".", "-")
+        return (self.option, long) if self.option else (long,)
+
+    def value(self, config: BrokerConfig) -> str | None:
+        """What a broker's setting is, as text; None where it is unset or this name cannot say it (90 min in hours)."""
+        found = attrgetter(*self.paths)(config)
+        return None if found is None else self.kind.write(found)
+
+    @property
+    def default(self) -> str | None:
+        """The default as text; None where there is none, as for the directory."""
+        return None if self.field == "data" else self.value(DEFAULTS)
+
+    def read(self, text: str) -> dict[str, object]:
+        """Field → value. Raises ValueError that says what is wrong with the text."""
+        value = self.kind.read(text.strip())
+        if len(self.paths) == 1:
+            return {self.paths[0]: value}
+        assert isinstance(value, tuple)
+        return dict(zip(self.paths, value, strict=True))
+
+
+_COUNT = Whole(1, INT32_MAX)
+_BYTES = Whole(1, INT32_MAX)
+_MS = Whole(0)
+_MS_POSITIVE = Whole(1)
+_MS_OR_NONE = Whole(0, none=-1)
+_SOCKET_BUFFER = Whole(1, INT32_MAX, none=-1)
+
+# Where several names set one field, the later one is the stronger, as in Kafka: ms beat minutes beat hours.
+GROUPS: dict[str, tuple[Setting, ...]] = {
+    "Address and data": (
+        Setting("log.dir", "data", Directory(), "The same as log.dirs, which is the stronger of the two."),
+        Setting(
+            "log.dirs",
+            "data",
+            Directory(),
+            "Directory that holds everything; made if it is not there. One broker at a time.",
+            "--data",
+            is_common=True,
+        ),
+        Setting(
+            "listeners",
+            "host port",
+            Address(any_host=True),
+            "Address to take connections on; port 0 takes any free port.",
+            "--listen",
+            is_common=True,
+        ),
+        Setting(
+            "advertised.listeners",
+            "advertised",
+            Address(any_host=False),
+            "Address that clients are told to connect to, where they reach the broker by another one than it listens"
+            " on: from another machine, or from outside its container. By default the one listened on.",
+            "--advertise",
+            is_common=True,
+        ),
+        Setting("broker.id", "node_id", Whole(0, INT32_MAX), "The same as node.id, which is the stronger of the two."),
+        Setting(
+            "node.id",
+            "node_id",
+            Whole(0, INT32_MAX),
+            "The id that clients see for this broker. Written into a new data directory; another one's is refused.",
+        ),
+    ),
+    "Topics": (
+        Setting(
+            "auto.create.topics.enable",
+            "auto_create_topics",
+            BOOLEAN,
+            "Whether a client that asks for an unknown topic gets it created.",
+            is_common=True,
+        ),
+        Setting(
+            "num.partitions",
+            "partition_count_default",
+            Whole(1, 1000),
+            "Partitions of a topic whose creator does not say how many.",
+            "--partitions",
+            is_common=True,
+        ),
+        Setting("delete.topic.enable", "delete_topics", BOOLEAN, "Whether clients may delete topics."),
+        Setting(
+            "message.max.bytes",
+            "log.message_bytes_max",
+            Whole(0, INT32_MAX),
+            "The largest record batch taken, after compression; a topic's max.message.bytes overrides it.",
+            is_common=True,
+        ),
+        Setting(
+            "log.message.timestamp.type",
+            "log.log_append_time",
+            Choice({"CreateTime": False, "LogAppendTime": True}),
+            "Who dates the records: their producer, or the broker when it appends them.",
+        ),
+        Setting(
+            "log.message.timestamp.before.max.ms",
+            "log.message_timestamp_before_max_ms",
+            _MS,
+            "How far in the past a record may be dated; older ones are refused.",
+        ),
+        Setting(
+            "log.message.timestamp.after.max.ms",
+            "log.message_timestamp_after_max_ms",
+            _MS,
+            "How far in the future a record may be dated; later ones are refused.",
+        ),
+    ),
+    "Retention": (
+        Setting(
+            "log.retention.hours",
+            "log.retention_ms",
+            Whole(1, INT32_MAX, unit=HOUR_MS, none=-1),
+            "How long records are kept, consumed or not: a segment goes when its newest record is older. -1: for ever.",
+            is_common=True,
+        ),
+        Setting(
+            "log.retention.minutes",
+            "log.retention_ms",
+            Whole(1, INT32_MAX, unit=MINUTE_MS, none=-1),
+            "The same in minutes; stronger than the hours.",
+        ),
+        Setting(
+            "log.retention.ms",
+            "log.retention_ms",
+            _MS_OR_NONE,
+            "The same in milliseconds; stronger than the minutes.",
+        ),
+        Setting(
+            "log.retention.bytes",
+            "log.retention_bytes",
+            _MS_OR_NONE,
+            "How many bytes of each partition are kept: its oldest segments beyond that go. -1: no limit.",
+            is_common=True,
+        ),
+        Setting(
+            "log.retention.check.interval.ms",
+            "retention_check_interval_ms",
+            _MS_POSITIVE,
+            "How often it is looked whether something is to be deleted.",
+        ),
+        Setting(
+            "log.retention.policy",
+            "retention_policy",
+            ImportPath(),
+            "Python's MODULE:NAME of what decides which segments are deleted; Kafka has no such setting.",
+        ),
+        Setting(
+            "log.segment.bytes",
+            "log.segment_bytes",
+            Whole(MIB, INT32_MAX),
+            "Size at which a log's file is ended and a new one begun; retention removes whole files.",
+            is_common=True,
+        ),
+        Setting(
+            "log.roll.hours",
+            "log.segment_ms",
+            Whole(1, INT32_MAX, unit=HOUR_MS),
+            "Age at which a log's file is ended, by the times of its records.",
+        ),
+        Setting("log.roll.ms", "log.segment_ms", _MS_POSITIVE, "The same in milliseconds; stronger than the hours."),
+        Setting(
+            "log.segment.delete.delay.ms",
+            "log.file_delete_delay_ms",
+            _MS,
+            "How long the files of a deleted segment stay for those who still read them.",
+        ),
+    ),
+    "Compaction": (
+        Setting(
+            "log.cleanup.policy",
+            "log.cleanup_delete log.cleanup_compact",
+            CleanupPolicy(),
+            "What topics do with old records: delete them by age and size, or keep the last one of each key.",
+        ),
+        Setting("log.cleaner.enable", "cleaner_enabled", BOOLEAN, "Whether compacted topics are compacted."),
+        Setting(
+            "log.cleaner.backoff.ms",
+            "cleaner_interval_ms",
+            _MS_POSITIVE,
+            "How often it is looked whether something is to be compacted.",
+        ),
+        Setting(
+            "log.cleaner.dedupe.buffer.size",
+            "cleaner_dedupe_bytes",
+            Whole(MIB),
+            "Memory for a compaction's map of keys, about 200 bytes each; where it does not suffice, the log is read"
+            " several times.",
+        ),
+        Setting(
+            "log.cleaner.min.cleanable.ratio",
+            "log.min_cleanable_dirty_ratio",
+            Fraction(),
+            "A log is compacted when this part of it is new since the last time.",
+        ),
+        Setting(
+            "log.cleaner.min.compaction.lag.ms",
+            "log.min_compaction_lag_ms",
+            _MS,
+            "Younger records are left alone.",
+        ),
+        Setting(
+            "log.cleaner.max.compaction.lag.ms",
+            "log.max_compaction_lag_ms",
+            _MS_POSITIVE,
+            "A log with an older record that was never compacted is compacted, however little of it is new.",
+        ),
+        Setting(
+            "log.cleaner.delete.retention.ms",
+            "log.delete_retention_ms",
+            _MS,
+            "How long a deletion (a record without value) stays visible in a compacted log.",
+        ),
+    ),
+    "Durability and indexes": (
+        Setting(
+            "log.flush.interval.messages",
+            "log.flush_messages",
+            _MS_POSITIVE,
+            "Acknowledge from memory and write to the disk after so many records of a partition: a power cut loses at"
+            " most these. By default nothing is acknowledged to acks=all before it is on the disk.",
+        ),
+        Setting(
+            "log.flush.interval.ms",
+            "log.flush_ms",
+            _MS,
+            "Acknowledge from memory and write to the disk after so many milliseconds; as above.",
+        ),
+        Setting(
+            "log.index.interval.bytes",
+            "log.index_interval_bytes",
+            Whole(0, INT32_MAX),
+            "Bytes of a log between two entries of its indexes.",
+        ),
+        Setting(
+            "log.index.size.max.bytes",
+            "log.segment_index_bytes",
+            Whole(4, INT32_MAX),
+            "A log's file is ended when one of its indexes would grow beyond this.",
+        ),
+        Setting(
+            "producer.id.expiration.ms",
+            "log.producer_id_expiration_ms",
+            Whole(1, INT32_MAX),
+            "How long a partition remembers an idle idempotent producer, to know its repeated batches.",
+        ),
+    ),
+    "Connections and requests": (
+        Setting(
+            "max.connections",
+            "connections_max",
+            Whole(1, INT32_MAX),
+            "Connections in all; further ones are closed at once. Kafka has no limit.",
+            is_common=True,
+        ),
+        Setting(
+            "max.connections.per.ip",
+            "connections_per_address_max",
+            Whole(0, INT32_MAX),
+            "Connections from one address; further ones are closed at once.",
+        ),
+        Setting(
+            "connections.max.idle.ms",
+            "connections_idle_max_ms",
+            _MS_OR_NONE,
+            "A connection on which nothing happened for so long is closed; -1: never.",
+        ),
+        Setting(
+            "socket.request.max.bytes",
+            "produce_request_bytes_max",
+            Whole(1, INT32_MAX),
+            "The largest Produce request. Kafka's limit for all requests; the two below are smaller here.",
+            is_common=True,
+        ),
+        Setting(
+            "group.request.max.bytes",
+            "group_request_bytes_max",
+            _BYTES,
+            "The largest JoinGroup, SyncGroup, OffsetCommit and TxnOffsetCommit request. Onceflow's own.",
+        ),
+        Setting(
+            "other.request.max.bytes",
+            "other_request_bytes_max",
+            _BYTES,
+            "The largest request of any other kind. Onceflow's own.",
+        ),
+        Setting(
+            "request.max.elements",
+            "request_elements_max",
+            _COUNT,
+            "Topics, partitions, names and the like in one request other than Produce and Fetch. Onceflow's own.",
+        ),
+        Setting(
+            "request.stalled.max.ms",
+            "request_stalled_max_ms",
+            _MS_OR_NONE,
+            "A connection that sent half a request and then nothing for so long is closed; -1: never. Onceflow's own.",
+        ),
+        Setting(
+            "queued.max.requests.per.connection",
+            "queued_requests_max",
+            _COUNT,
+            "Unanswered requests of one connection; further ones wait in its socket. Onceflow's own.",
+        ),
+        Setting(
+            "queued.max.request.bytes",
+            "queued_request_bytes_max",
+            Whole(MIB),
+            "Memory for requests that are being received, in sum over all connections; while it is used up, no"
+            " connection gets more of it. Kafka has no limit.",
+        ),
+        Setting(
+            "unsent.max.bytes.per.connection",
+            "unsent_bytes_max",
+            _BYTES,
+            "Answers that a client has not fetched, records not counted: at so many bytes its further requests wait in"
+            " its socket. Onceflow's own.",
+        ),
+        Setting(
+            "fetch.max.bytes",
+            "fetch_bytes_max",
+            Whole(KIB, INT32_MAX),
+            "The most that one Fetch answer carries; a first batch that is larger is sent all the same.",
+        ),
+        Setting(
+            "socket.listen.backlog.size",
+            "listen_backlog",
+            _COUNT,
+            "Connections that may wait to be taken. Kafka's default is 50.",
+        ),
+        Setting(
+            "socket.send.buffer.bytes",
+            "socket_send_buffer_bytes",
+            _SOCKET_BUFFER,
+            "The sockets' send buffer; -1 leaves it to the operating system. Kafka's default is 102400.",
+        ),
+        Setting(
+            "socket.receive.buffer.bytes",
+            "socket_receive_buffer_bytes",
+            _SOCKET_BUFFER,
+            "The sockets' receive buffer; -1 leaves it to the operating system. Kafka's default is 102400.",
+        ),
+        Setting(
+            "stop.timeout.ms",
+            "stop_timeout_ms",
+            _MS,
+            "How long a stop waits for answers that are on their way. Onceflow's own.",
+        ),
+        Setting(
+            "loop.block.report.ms",
+            "loop_block_report_ms",
+            _MS_OR_NONE,
+            "For debugging: log every request and every other piece of work that held all others up for so long; -1:"
+            " do not measure. Onceflow's own.",
+        ),
+    ),
+    "Consumer groups": (
+        Setting(
+            "group.initial.rebalance.delay.ms",
+            "group_initial_rebalance_delay_ms",
+            Whole(0, INT32_MAX),
+            "How long the first member of a new group waits for others. Kafka's default is 3000.",
+        ),
+        Setting(
+            "group.min.session.timeout.ms",
+            "group_session_timeout_min_ms",
+            Whole(1, INT32_MAX),
+            "The shortest session.timeout.ms that a member may have.",
+        ),
+        Setting(
+            "group.max.session.timeout.ms",
+            "group_session_timeout_max_ms",
+            Whole(1, INT32_MAX),
+            "The longest session.timeout.ms that a member may have.",
+        ),
+        Setting("group.max.size", "group_members_max", _COUNT, "Members of one group."),
+        Setting(
+            "offset.metadata.max.bytes",
+            "offset_metadata_bytes_max",
+            Whole(0, INT32_MAX),
+            "The largest text that a client may commit with an offset.",
+        ),
+        Setting(
+            "offsets.retention.minutes",
+            "offsets_retention_ms",
+            Whole(1, INT32_MAX, unit=MINUTE_MS),
+            "How long the offsets of a group without members are kept.",
+        ),
+        Setting(
+            "offsets.retention.check.interval.ms",
+            "offsets_retention_check_interval_ms",
+            _MS_POSITIVE,
+            "How often it is looked whether offsets are to be forgotten.",
+        ),
+        Setting(
+            "offsets.commit.timeout.ms",
+            "offsets_commit_timeout_ms",
+            _MS_POSITIVE,
+            "How long a commit may wait until it is durable; then it fails with COORDINATOR_NOT_AVAILABLE.",
+        ),
+        Setting(
+            "offsets.topic.segment.bytes",
+            "offsets_topic_segment_bytes",
+            Whole(MIB, INT32_MAX),
+            "Size of the files of __consumer_offsets; small ones are compacted sooner.",
+        ),
+    ),
+    "Transactions": (
+        Setting(
+            "transaction.max.timeout.ms",
+            "transaction_timeout_max_ms",
+            Whole(1, INT32_MAX),
+            "The longest transaction.timeout.ms that a producer may have.",
+        ),
+        Setting(
+            "transactional.id.expiration.ms",
+            "transactional_id_expiration_ms",
+            Whole(1, INT32_MAX),
+            "How long an unused transactional id is remembered.",
+        ),
+        Setting(
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+            "transaction_abort_interval_ms",
+            Whole(1, INT32_MAX),
+            "How often it is looked for transactions that took too long, to abort them.",
+        ),
+        Setting(
+            "transaction.remove.expired.transaction.cleanup.interval.ms",
+            "transactional_id_expiration_interval_ms",
+            Whole(1, INT32_MAX),
+            "How often it is looked for transactional ids to forget.",
+        ),
+        Setting(
+            "transaction.state.log.segment.bytes",
+            "transaction_log_segment_bytes",
+            Whole(MIB, INT32_MAX),
+            "Size of the files of __transaction_state; small ones are compacted sooner.",
+        ),
+    ),
+}
+
+SETTINGS: dict[str, Setting] = {setting.name: setting for group in GROUPS.values() for setting in group}
+"""Name → row, in the table's order."""
+
+DEFAULTS = BrokerConfig(Path())
+
+
+@dataclass(frozen=True)
+class Described:
+    """One entry of DescribeConfigs for the broker."""
+
+    name: str
+    value: str | None
+    is_default: bool
+    kafka_type: int
+    documentation: str
+
+
+def described(config: BrokerConfig) -> list[Described]:
+    """Every setting of a running broker with its value, and what is fixed because there is one broker."""
+    found = []
+    for setting in SETTINGS.values():
+        value = setting.value(config)
+        is_default = value == setting.value(DEFAULTS)
+        found.append(Described(setting.name, value, is_default, setting.kind.kafka_type, setting.documentation))
+    for name, (allowed, reason) in FIXED.items():
+        found.append(Described(name, allowed, True, 2, reason))
+    return found
+
+
+def field_paths() -> Iterator[str]:
+    """Every field that BrokerConfig has, those of its LogConfig as `log.NAME`."""
+    for each in fields(BrokerConfig):
+        if each.name == "log":
+            yield from (f"log.{inner.name}" for inner in fields(DEFAULTS.log))
+        else:
+            yield each.name

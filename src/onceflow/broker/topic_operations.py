@@ -1,0 +1,315 @@
+"""Changes of the topics: recorded, made durable, carried out on the files, and then answered.
+
+Every operation takes `answer`, called once with what became of each topic, and `failed`, called instead with a reason
+where an error that nobody foresaw kept the answer from being made: whoever waits for it must not wait for ever.
+"""
+
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec
+
+from onceflow.broker.metadata_records import ConfigRecord, MetadataRecord, PartitionRecord, TopicRecord
+from onceflow.broker.topics import MorePartitions, NewTopic, Topic, TopicRefused
+from onceflow.errors import OnceflowError
+from onceflow.log.config import LogConfig
+from onceflow.log.errors import LogError
+from onceflow.log.partition import PartitionLog
+from onceflow.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from onceflow.broker.node import Node
+
+logger = logging.getLogger(__name__)
+
+Failed = Callable[[str], None]
+Deleted = tuple[Topic, ErrorCode, str | None]
+_P = ParamSpec("_P")
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """What became of one topic that was to be created."""
+
+    name: str
+    error_code: ErrorCode = ErrorCode.none
+    error_message: str | None = None
+    topic_id: uuid.UUID | None = None
+    partition_count: int = -1
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What became of one topic that was to be changed."""
+
+    name: str
+    error_code: ErrorCode = ErrorCode.none
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """Logs that a thread is to open: the partitions from `begin` on of a topic as it was when they were recorded."""
+
+    topic: Topic
+    begin: int
+    end: int
+    config: LogConfig
+
+
+def nobody_waits(_reason: str) -> None:
+    """The `failed` of an operation that no connection waits for; the log tells of the error."""
+
+
+def told(failed: Failed, callback: Callable[_P, None]) -> Callable[_P, None]:
+    """`callback`, whose error is told to `failed` before it is raised."""
+
+    def call(*arguments: _P.args, **named: _P.kwargs) -> None:
+        try:
+            callback(*arguments, **named)
+        except BaseException as error:
+            failed(f"the change of its topics failed: {error!r}")
+            raise
+
+    return call
+
+
+class TopicOperations:
+    """The operations of one node. All methods belong to the event loop's thread."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+
+    # Creating
+
+    def create(
+        self,
+        wanted: Sequence[NewTopic],
+        answer: Callable[[list[Created]], None],
+        *,
+        failed: Failed = nobody_waits,
+        validate_only: bool = False,
+    ) -> None:
+        """Create topics; answered when each is durable and open, or refused."""
+        results = [self._create(new, validate_only=validate_only) for new in wanted]
+        topics = [self._node.topics.by_name[each.name] for each in results if not each.error_code and not validate_only]
+        if not topics:
+            self._answer_when_synced(lambda: answer(results), failed)
+            return
+        openings = [_Opening(topic, 0, topic.partition_count, self._node.log_config_of(topic)) for topic in topics]
+
+        def synced(error_code: ErrorCode) -> None:
+            if error_code:
+                answer([each if each.error_code else replace(each, error_code=error_code) for each in results])
+            else:
+                self._open(openings, opened, failed)
+
+        def opened(failures: Mapping[str, tuple[ErrorCode, str]]) -> None:
+            answer([_with_failure(each, failures.get(each.name)) for each in results])
+
+        self._node.when_metadata_synced(told(failed, synced))
+
+    def _answer_when_synced(self, answer: Callable[[], None], failed: Failed) -> None:
+        """A refusal tells of topics too, "exists already" above all: it waits until they are durable."""
+        self._node.when_metadata_synced(told(failed, lambda _error_code: answer()))
+
+    def _create(self, new: NewTopic, *, validate_only: bool) -> Created:
+        try:
+            records = self._node.topics.decide_create(new)
+            if not validate_only:
+                self._node.record(records)
+        except (TopicRefused, LogError) as error:
+            return Created(new.name, error.error_code, str(error))
+        return _created(new.name, records)
+
+    def _open(
+        self,
+        openings: Sequence[_Opening],
+        opened: Callable[[Mapping[str, tuple[ErrorCode, str]]], None],
+        failed: Failed,
+    ) -> None:
+        """Open logs in the housekeeping thread and serve them; `opened` gets the failures by topic."""
+
+        def install(logs_or_errors: list[list[PartitionLog] | str]) -> None:
+            failures = {}
+            for opening, logs in zip(openings, logs_or_errors, strict=True):
+                failure = self._install(opening, logs)
+                if failure is not None:
+                    failures[opening.topic.name] = failure
+            opened(failures)
+
+        self._node.in_background(lambda: [self._open_or_say(each) for each in openings], told(failed, install), failed)
+
+    def _open_or_say(self, opening: _Opening) -> list[PartitionLog] | str:
+        topic = opening.topic
+        try:
+            return self._node.open_logs(topic, range(opening.begin, opening.end), opening.config, clean=False)
+        except (OSError, OnceflowError) as error:
+            logger.error("topic %s: partitions from %d on cannot be opened: %s", topic.name, opening.begin, error)
+            return str(error)
+
+    def _install(self, opening: _Opening, logs: list[PartitionLog] | str) -> tuple[ErrorCode, str] | None:
+        node, topic = self._node, opening.topic
+        if isinstance(logs, str):
+            return ErrorCode.kafka_storage_error, logs
+        if node.topics.by_id.get(topic.topic_id) is not topic:
+            # Its files are on their way out: nothing may be acknowledged into them. They close when let go.
+            return ErrorCode.unknown_topic_or_partition, f"topic {topic.name} was deleted at the same time"
+        if node.partitions.count(topic.name) != opening.begin:
+            message = f"topic {topic.name}: partitions before {opening.begin} could not be opened; restart the broker"
+            return ErrorCode.kafka_storage_error, message
+        node.partitions.extend(topic.name, logs)
+        if node.log_config_of(topic) != opening.config:
+            node.reconfigure_topic(topic)
+        return None
+
+    # Adding partitions
+
+    def add_partitions(
+        self,
+        wanted: Sequence[MorePartitions],
+        answer: Callable[[list[Changed]], None],
+        *,
+        failed: Failed = nobody_waits,
+        validate_only: bool = False,
+    ) -> None:
+        """Add partitions to topics; answered when they are durable and open, or refused."""
+        results: list[Changed] = []
+        openings: list[_Opening] = []
+        for each in wanted:
+            try:
+                records = self._node.topics.decide_more_partitions(each)
+                topic = self._node.topics.by_name[each.name]
+                config = self._node.log_config_of(topic)
+                openings.append(_Opening(topic, topic.partition_count, each.partition_count, config))
+                if not validate_only:
+                    self._node.record(records)
+            except (TopicRefused, LogError) as error:
+                results.append(Changed(each.name, error.error_code, str(error)))
+            else:
+                results.append(Changed(each.name))
+        if validate_only or all(each.error_code for each in results):
+            self._answer_when_synced(lambda: answer(results), failed)
+            return
+
+        def synced(error_code: ErrorCode) -> None:
+            if error_code:
+                answer(_unless_refused(results, error_code))
+            else:
+                self._open(openings, opened, failed)
+
+        def opened(failures: Mapping[str, tuple[ErrorCode, str]]) -> None:
+            answer([Changed(each.name, *failures[each.name]) if each.name in failures else each for each in results])
+
+        self._node.when_metadata_synced(told(failed, synced))
+
+    # Configurations
+
+    def alter_configs(
+        self,
+        wanted: Sequence[tuple[Topic, Mapping[str, str | None]]],
+        answer: Callable[[list[Changed]], None],
+        *,
+        failed: Failed = nobody_waits,
+        validate_only: bool = False,
+    ) -> None:
+        """Give each topic exactly these configurations; answered when they are durable and its logs go by them."""
+        results: list[Changed] = []
+        for topic, configs in wanted:
+            try:
+                records = self._node.topics.decide_configs(topic, configs)
+                if records and not validate_only:
+                    self._node.record(records)
+            except (TopicRefused, LogError) as error:
+                results.append(Changed(topic.name, error.error_code, str(error)))
+            else:
+                results.append(Changed(topic.name))
+        if validate_only:
+            self._answer_when_synced(lambda: answer(results), failed)
+            return
+
+        def synced(error_code: ErrorCode) -> None:
+            if not error_code:
+                for (topic, _configs), each in zip(wanted, results, strict=True):
+                    if not each.error_code:
+                        self._node.reconfigure_topic(topic)
+            answer(_unless_refused(results, error_code))
+
+        self._node.when_metadata_synced(told(failed, synced))
+
+    # Deleting
+
+    def delete(
+        self, topics: Sequence[Topic], answer: Callable[[list[Deleted]], None], *, failed: Failed = nobody_waits
+    ) -> None:
+        """Delete topics with their records and groups' offsets; answered when they are gone.
+
+        If the offsets cannot be taken away, the names stay refused until a start has finished the deletion: a new
+        topic would inherit the offsets.
+        """
+        results = [self._delete(topic) for topic in topics]
+        gone = [topic for topic, error_code, _message in results if not error_code]
+
+        def fail(failure: ErrorCode, reason: str | None) -> None:
+            answer([(topic, code or failure, message if code else reason) for topic, code, message in results])
+
+        def synced(error_code: ErrorCode) -> None:
+            if error_code:
+                fail(error_code, None)
+            else:
+                self._node.forget_offsets({topic.name for topic in gone}, told(failed, forgotten))
+
+        def forgotten(error_code: ErrorCode) -> None:
+            if error_code:
+                fail(ErrorCode.kafka_storage_error, "the groups' offsets could not be removed; restart the broker")
+            else:
+                self._node.in_background(partial(self._remove_files, gone), told(failed, removed), failed)
+
+        def removed(_nothing: None) -> None:
+            self._removed(gone)
+            answer(results)
+
+        self._node.when_metadata_synced(told(failed, synced))
+
+    def _delete(self, topic: Topic) -> Deleted:
+        node = self._node
+        try:
+            node.record(node.topics.decide_delete(topic))
+        except (TopicRefused, LogError) as error:
+            return topic, error.error_code, str(error)
+        node.topics.being_deleted.add(topic.name)
+        for partition in node.partitions.withdraw(topic.name):
+            node.group_commit.forget(partition)
+        return topic, ErrorCode.none, None
+
+    def _removed(self, gone: Sequence[Topic]) -> None:
+        """The names may be used again."""
+        self._node.topics.being_deleted.difference_update(topic.name for topic in gone)
+
+    def _remove_files(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            for index in range(topic.partition_count):
+                try:
+                    self._node.directory.delete_partition(topic.name, index)
+                except OSError as error:
+                    logger.error("%s-%d could not be removed: %s", topic.name, index, error)
+
+
+def _created(name: str, records: Sequence[MetadataRecord]) -> Created:
+    (topic_id,) = (record.topic_id for record in records if isinstance(record, TopicRecord))
+    count = sum(isinstance(record, PartitionRecord) for record in records)
+    configs = {record.name: record.value or "" for record in records if isinstance(record, ConfigRecord)}
+    return Created(name, topic_id=topic_id, partition_count=count, configs=configs)
+
+
+def _with_failure(created: Created, failure: tuple[ErrorCode, str] | None) -> Created:
+    if failure is None:
+        return created
+    return replace(created, error_code=failure[0], error_message=failure[1])
+
+
+def _unless_refused(results: Sequence[Changed], error_code: ErrorCode) -> list[Changed]:
+    return [each if each.error_code else replace(each, error_code=error_code) for each in results]

@@ -1,0 +1,166 @@
+"""Kafka's records in `__transaction_state`: one per transactional id, the last one counts.
+
+Key and value each begin with an int16 version and go on as their schemas say (kafka-transaction-coordinator,
+`common/message/TransactionLogKey.json`, `TransactionLogValue.json`). Keys are of version 0; values are written in
+version 1, the flexible one, as Kafka 4 writes them, and read in 0 and 1. A null value takes the id away. Kafka's
+`DumpLogSegments --transaction-log-decoder` reads them.
+
+Of the tagged fields 0 is Kafka's previous producer id. `LAST_PRODUCER_EPOCH_TAG` is ours: Kafka keeps the last
+producer epoch in memory alone and, after a restart, fences a producer that repeats an unanswered InitProducerId; its
+readers skip tags that they do not know.
+"""
+
+import struct
+
+from onceflow.broker.metadata_records import UnknownRecord
+from onceflow.broker.transactions.transaction import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, Transaction, TransactionState
+from onceflow.wire.primitives import append_uvarint, read_uvarint
+
+KEY_VERSION = 0
+VALUE_VERSION = 1
+PREVIOUS_PRODUCER_ID_TAG = 0
+LAST_PRODUCER_EPOCH_TAG = 10_000
+
+STATE_IDS = {state: number for number, state in enumerate(TransactionState)}
+_STATES = {number: state for state, number in STATE_IDS.items()}
+_HEAD = struct.Struct(">hqhib")
+_TIMES = struct.Struct(">qq")
+
+TransactionRecord = Transaction | str
+"""The state of a transactional id, or the id alone: it expired."""
+
+
+def encode(record: TransactionRecord) -> tuple[bytes, bytes | None]:
+    """Key and value."""
+    if isinstance(record, str):
+        return _key(record), None
+    return _key(record.transactional_id), _value(record)
+
+
+def decode(key: bytes, value: bytes | None) -> TransactionRecord:
+    """The record that `encode` made, or Kafka did; UnknownRecord for any other version."""
+    version, length = struct.unpack_from(">hh", key)
+    if version != KEY_VERSION:
+        raise UnknownRecord(f"no transaction record with key version {version} is known; start the release it is from")
+    transactional_id = key[4 : 4 + length].decode()
+    return transactional_id if value is None else _read_value(transactional_id, value)
+
+
+def _key(transactional_id: str) -> bytes:
+    encoded = transactional_id.encode()
+    return struct.pack(">hh", KEY_VERSION, len(encoded)) + encoded
+
+
+def _value(transaction: Transaction) -> bytes:
+    buffer = bytearray(
+        _HEAD.pack(
+            VALUE_VERSION,
+            transaction.producer_id,
+            transaction.producer_epoch,
+            transaction.timeout_ms,
+            STATE_IDS[transaction.state],
+        )
+    )
+    _append_partitions(buffer, transaction)
+    buffer += _TIMES.pack(transaction.updated_ms, transaction.started_ms)
+    tags = {
+        PREVIOUS_PRODUCER_ID_TAG: _tag(">q", transaction.previous_producer_id, NO_PRODUCER_ID),
+        LAST_PRODUCER_EPOCH_TAG: _tag(">h", transaction.last_producer_epoch, NO_PRODUCER_EPOCH),
+    }
+    present = {tag: data for tag, data in tags.items() if data}
+    append_uvarint(buffer, len(present))
+    for tag, data in present.items():
+        append_uvarint(buffer, tag)
+        append_uvarint(buffer, len(data))
+        buffer += data
+    return bytes(buffer)
+
+
+def _tag(layout: str, value: int, default: int) -> bytes:
+    return b"" if value == default else struct.pack(layout, value)
+
+
+def _append_partitions(buffer: bytearray, transaction: Transaction) -> None:
+    if transaction.state is TransactionState.EMPTY:
+        buffer.append(0)
+        return
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in sorted(transaction.partitions):
+        by_topic.setdefault(topic, []).append(partition)
+    append_uvarint(buffer, len(by_topic) + 1)
+    for topic, partitions in by_topic.items():
+        encoded = topic.encode()
+        append_uvarint(buffer, len(encoded) + 1)
+        buffer += encoded
+        append_uvarint(buffer, len(partitions) + 1)
+        buffer += struct.pack(f">{len(partitions)}i", *partitions)
+        buffer.append(0)
+
+
+def _read_value(transactional_id: str, value: bytes) -> Transaction:
+    version, producer_id, producer_epoch, timeout_ms, state_id = _HEAD.unpack_from(value)
+    if version not in (0, VALUE_VERSION):
+        raise UnknownRecord(
+            f"the record of transactional id {transactional_id} has value version {version}, this release reads 0 and"
+            f" {VALUE_VERSION}; start the release that wrote it"
+        )
+    reader = _Reader(memoryview(value), _HEAD.size, is_flexible=version >= 1)
+    partitions = frozenset(reader.partitions())
+    updated_ms, started_ms = reader.unpack(_TIMES.format)
+    tags = reader.tags()
+    return Transaction(
+        transactional_id,
+        producer_id,
+        producer_epoch,
+        timeout_ms,
+        _STATES[state_id],
+        partitions,
+        updated_ms,
+        started_ms,
+        _tagged(">q", tags.get(PREVIOUS_PRODUCER_ID_TAG), NO_PRODUCER_ID),
+        _tagged(">h", tags.get(LAST_PRODUCER_EPOCH_TAG), NO_PRODUCER_EPOCH),
+    )
+
+
+def _tagged(layout: str, data: bytes | None, default: int) -> int:
+    return default if data is None else int(struct.unpack(layout, data)[0])
+
+
+class _Reader:
+    """Walks over a value of version 0, or 1 where it is flexible."""
+
+    def __init__(self, view: memoryview, position: int, *, is_flexible: bool) -> None:
+        self._view = view
+        self._position = position
+        self._is_flexible = is_flexible
+
+    def unpack(self, layout: str) -> tuple[int, ...]:
+        values = struct.unpack_from(layout, self._view, self._position)
+        self._position += struct.calcsize(layout)
+        return values
+
+    def _uvarint(self) -> int:
+        value, self._position = read_uvarint(self._view, self._position)
+        return value
+
+    def _length(self, layout: str) -> int:
+        """Of a string or an array, -1 for null."""
+        return self._uvarint() - 1 if self._is_flexible else self.unpack(layout)[0]
+
+    def _bytes(self, size_bytes: int) -> bytes:
+        begin = self._position
+        self._position += size_bytes
+        return bytes(self._view[begin : self._position])
+
+    def tags(self) -> dict[int, bytes]:
+        """The tagged fields at this place, each as its bytes."""
+        count = self._uvarint() if self._is_flexible else 0
+        return {self._uvarint(): self._bytes(self._uvarint()) for _ in range(count)}
+
+    def partitions(self) -> list[tuple[str, int]]:
+        found = []
+        for _ in range(self._length(">i")):
+            topic = self._bytes(self._length(">h")).decode()
+            found += [(topic, partition) for partition in self.unpack(f">{self._length('>i')}i")]
+            self.tags()
+        return found

@@ -1,0 +1,127 @@
+"""`onceflow config`: the settings of a topic or a broker, on our broker or any Kafka."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from onceflow.cli.options import bootstrap_option, json_option
+from onceflow.cli.output import stdout_may_close, table
+
+if TYPE_CHECKING:
+    from onceflow.client.admin_answers import ConfigEntry
+
+
+@click.group()
+def config() -> None:
+    """Show and change the settings of topics; show those of brokers.
+
+    \b
+    Example:
+      onceflow config topic user_events
+      onceflow config set user_events retention.ms=3600000
+    """
+
+
+@config.command("topic")
+@click.argument("name", metavar="TOPIC")
+@click.option("--all", "show_all", is_flag=True, help="Also what has its default.")
+@bootstrap_option
+@json_option
+def of_topic(name: str, show_all: bool, bootstrap: str, as_json: bool) -> None:
+    """Show what is set for TOPIC and where each value comes from.
+
+    \b
+    Example:
+      onceflow config topic user_events --all
+    """
+    from onceflow.client.admin import Admin
+    from onceflow.client.cluster import Cluster
+
+    with Cluster(bootstrap) as cluster:
+        _show(Admin(cluster).describe_topic_configs(name), show_all, as_json)
+
+
+@config.command("broker")
+@click.argument("broker_id", type=int, required=False)
+@click.option("--all", "show_all", is_flag=True, help="Also what has its default.")
+@bootstrap_option
+@json_option
+def of_broker(broker_id: int | None, show_all: bool, bootstrap: str, as_json: bool) -> None:
+    """Show what is set for a broker; without BROKER_ID for the controller.
+
+    \b
+    Example:
+      onceflow config broker --all
+    """
+    from onceflow.client.admin import Admin
+    from onceflow.client.cluster import Cluster
+
+    with Cluster(bootstrap) as cluster:
+        admin = Admin(cluster)
+        chosen = admin.describe_cluster().controller_id if broker_id is None else broker_id
+        _show(admin.describe_broker_configs(chosen), show_all, as_json)
+
+
+def _show(entries: Mapping[str, "ConfigEntry"], show_all: bool, as_json: bool) -> None:
+    shown = [each for _, each in sorted(entries.items()) if show_all or each.source != "DEFAULT_CONFIG"]
+    with stdout_may_close():
+        if as_json:
+            click.echo(json.dumps([asdict(each) for each in shown]))
+        elif shown:
+            table([("NAME", "VALUE", "FROM"), *((each.name, each.value, each.source) for each in shown)])
+        else:
+            click.echo("nothing is set, all settings have their defaults: --all shows them")
+
+
+@config.command("set")
+@click.argument("name", metavar="TOPIC")
+@click.argument("settings", metavar="NAME=VALUE...", nargs=-1, required=True)
+@bootstrap_option
+def set_configs(name: str, settings: Sequence[str], bootstrap: str) -> None:
+    """Set configs of TOPIC; the others stay as they are.
+
+    \b
+    Example:
+      onceflow config set user_events retention.ms=3600000 cleanup.policy=compact,delete
+    """
+    from onceflow.client.admin import Admin
+    from onceflow.client.cluster import Cluster
+
+    values = to_settings(settings, "NAME=VALUE")
+    with Cluster(bootstrap) as cluster:
+        Admin(cluster).alter_topic_configs(name, set=values)
+    click.echo(f"topic {name}: set {', '.join(settings)}")
+
+
+@config.command("unset")
+@click.argument("name", metavar="TOPIC")
+@click.argument("settings", metavar="NAME...", nargs=-1, required=True)
+@bootstrap_option
+def unset_configs(name: str, settings: Sequence[str], bootstrap: str) -> None:
+    """Give configs of TOPIC their defaults again.
+
+    \b
+    Example:
+      onceflow config unset user_events retention.ms
+    """
+    from onceflow.client.admin import Admin
+    from onceflow.client.cluster import Cluster
+
+    with Cluster(bootstrap) as cluster:
+        Admin(cluster).alter_topic_configs(name, delete=settings)
+    click.echo(f"topic {name}: default again for {', '.join(settings)}")
+
+
+def to_settings(texts: Sequence[str], hint: str) -> dict[str, str]:
+    """`NAME=VALUE` texts as a mapping. Raises click.BadParameter."""
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or name in settings:
+            reason = "is given twice" if name in settings else "is not NAME=VALUE"
+            raise click.BadParameter(f"'{text}' {reason}, as in retention.ms=3600000", param_hint=hint)
+        settings[name] = value
+    return settings

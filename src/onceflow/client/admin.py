@@ -1,0 +1,350 @@
+"""What administrators ask of any Kafka, beside topics and offsets, which `Cluster` has itself.
+
+    with Cluster("localhost:9092") as cluster:
+        admin = Admin(cluster)
+        admin.alter_configs("events", set={"retention.ms": "3600000"})
+
+What only reads is tried again as `Cluster` says; a change is sent once, since a first try that got no answer may have
+worked. Every method raises ClientError; the docstrings name what is particular.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from onceflow.client import requests
+from onceflow.client.admin_answers import (
+    ActiveProducer,
+    ClusterDescription,
+    CommittedOffset,
+    ConfigEntry,
+    GroupDescription,
+    GroupListing,
+    LogDirectory,
+    TransactionDescription,
+    TransactionListing,
+    read_cluster,
+    read_configs,
+    read_group,
+    read_log_directory,
+    read_producers,
+    read_transaction,
+)
+from onceflow.client.cluster import Cluster
+from onceflow.client.errors import CoordinatorUnavailable, LeaderUnavailable, RequestRefused, UnknownTopic
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
+from onceflow.wire.frames import request_class
+from onceflow.wire.messages import message_of
+
+TOPIC = 2
+BROKER = 4
+"""Resource types (org.apache.kafka.common.config.ConfigResource.Type)."""
+SET, DELETE, APPEND, SUBTRACT = range(4)
+"""org.apache.kafka.clients.admin.AlterConfigOp.OpType."""
+ALL_OFFSETS_VERSION_MIN = 2
+STATE_FILTER_VERSION = 4
+BROKER_ENDPOINT = 1
+
+_COORDINATOR_CODES = frozenset(
+    {
+        ErrorCode.concurrent_transactions,
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.not_coordinator,
+    }
+)
+
+
+class Admin:
+    """See the module. Belongs to the cluster's thread and lives as long as the cluster's connections."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    # Configs
+
+    def describe_topic_configs(self, topic: str) -> dict[str, ConfigEntry]:
+        """The topic's configs by name, with where each value comes from. Raises UnknownTopic."""
+        return self._describe_configs(TOPIC, topic, None)
+
+    def describe_broker_configs(self, broker_id: int) -> dict[str, ConfigEntry]:
+        """A broker's settings by name."""
+        return self._describe_configs(BROKER, str(broker_id), broker_id)
+
+    def _describe_configs(self, kind: int, name: str, broker_id: int | None) -> dict[str, ConfigEntry]:
+        def build(_schema: Any, version: int) -> Any:
+            asked = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+            documented = {"include_documentation": True} if version >= 3 else {}
+            values = {"resources": [asked], "include_synonyms": True, **documented}
+            return message_of(request_class(apis.DESCRIBE_CONFIGS, version), values)
+
+        def attempt() -> dict[str, ConfigEntry]:
+            if broker_id is None:
+                answer = self.cluster.ask_any(apis.DESCRIBE_CONFIGS, build)
+            else:
+                answer = self.cluster.ask_broker(broker_id, apis.DESCRIBE_CONFIGS, build)
+            (result,) = answer.results
+            _check(f"the configs of {_resource(kind, name)} cannot be had", result.error_code, result.error_message)
+            return read_configs(result.configs)
+
+        return self.cluster.retried(attempt)
+
+    def alter_topic_configs(
+        self,
+        topic: str,
+        *,
+        set: Mapping[str, str] | None = None,
+        delete: Iterable[str] = (),
+        append: Mapping[str, str] | None = None,
+        subtract: Mapping[str, str] | None = None,
+        validate_only: bool = False,
+    ) -> None:
+        """Change some configs of a topic and leave the others as they are; all of it is done, or nothing.
+
+        `append` and `subtract` change lists such as cleanup.policy. Raises UnknownTopic, RequestRefused.
+        """
+        operations = [(name, SET, value) for name, value in (set or {}).items()]
+        operations += [(name, APPEND, value) for name, value in (append or {}).items()]
+        operations += [(name, SUBTRACT, value) for name, value in (subtract or {}).items()]
+        configs: list[Mapping[str, Any]] = [
+            {"name": name, "config_operation": operation, "value": value} for name, operation, value in operations
+        ]
+        configs += [{"name": name, "config_operation": DELETE, "value": None} for name in delete]
+        resource = {"resource_type": TOPIC, "resource_name": topic, "configs": configs}
+        build = _message(apis.INCREMENTAL_ALTER_CONFIGS, resources=[resource], validate_only=validate_only)
+        (result,) = self.cluster.ask_controller(apis.INCREMENTAL_ALTER_CONFIGS, build).responses
+        _check(f"the configs of topic '{topic}' were not changed", result.error_code, result.error_message)
+
+    # Topics and records
+
+    def create_partitions(self, topic: str, partitions: int, *, validate_only: bool = False) -> None:
+        """Raise the topic's number of partitions to `partitions`. Raises UnknownTopic, RequestRefused."""
+        build = _message(
+            apis.CREATE_PARTITIONS,
+            topics=[{"name": topic, "count": partitions, "assignments": None}],
+            timeout=self._timeout(),
+            validate_only=validate_only,
+        )
+        (result,) = self.cluster.ask_controller(apis.CREATE_PARTITIONS, build).results
+        _check(f"topic '{topic}' got no more partitions", result.error_code, result.error_message)
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Delete each partition's records below an offset, -1 standing for its end: the new log start offsets.
+
+        Raises UnknownTopic, RequestRefused (`offset_out_of_range`: the offset is above the partition's end).
+        """
+        self.cluster.require_topic(topic)
+        starts: dict[int, int] = {}
+        for leader, asked in self.cluster.by_leader(topic, before).items():
+            partitions = [{"partition_index": index, "offset": offset} for index, offset in asked.items()]
+            topics = [{"name": topic, "partitions": partitions}]
+            build = _message(apis.DELETE_RECORDS, topics=topics, timeout=self._timeout())
+            for entry in self.cluster.ask_broker(leader, apis.DELETE_RECORDS, build).topics[0].partitions:
+                what = f"the records of {topic}-{entry.partition_index} were not deleted"
+                _check(what, entry.error_code)
+                starts[entry.partition_index] = entry.low_watermark
+        return starts
+
+    # The cluster
+
+    def describe_cluster(self) -> ClusterDescription:
+        """Cluster id, controller and brokers."""
+
+        def build(_schema: Any, version: int) -> Any:
+            values: dict[str, Any] = {"include_cluster_authorized_operations": False}
+            if version >= 1:
+                values["endpoint_type"] = BROKER_ENDPOINT
+            if version >= 2:
+                values["include_fenced_brokers"] = False
+            return message_of(request_class(apis.DESCRIBE_CLUSTER, version), values)
+
+        def attempt() -> ClusterDescription:
+            answer = self.cluster.ask_any(apis.DESCRIBE_CLUSTER, build)
+            _check("the cluster cannot be described", answer.error_code, answer.error_message)
+            return read_cluster(answer)
+
+        return self.cluster.retried(attempt)
+
+    def log_directories(self) -> list[LogDirectory]:
+        """Every directory of every broker with the sizes of the logs in it."""
+        build = _message(apis.DESCRIBE_LOG_DIRS, topics=None)
+        found = []
+        for broker_id, answer in self._every_broker(apis.DESCRIBE_LOG_DIRS, build):
+            for entry in answer.results:
+                _check(f"broker {broker_id}: {entry.log_dir} cannot be read", entry.error_code)
+                found.append(read_log_directory(broker_id, entry))
+        return found
+
+    def _every_broker(self, api_key: int, build: requests.Build, version_min: int = 0) -> list[tuple[int, Any]]:
+        """(broker id, answer) of each broker; a broker's own error code, where there is one, is looked at."""
+
+        def attempt() -> list[tuple[int, Any]]:
+            answers = []
+            for broker_id in self.cluster.brokers():
+                answer = self.cluster.ask_broker(broker_id, api_key, build, version_min)
+                _check(f"broker {broker_id} refused", getattr(answer, "error_code", ErrorCode.none))
+                answers.append((broker_id, answer))
+            return answers
+
+        return self.cluster.retried(attempt)
+
+    # Groups
+
+    def list_groups(self, states: Iterable[str] = ()) -> list[GroupListing]:
+        """All groups, or those in one of `states`; filtering needs a broker of Kafka 2.6 or newer."""
+        wanted = tuple(states)
+
+        def build(_schema: Any, version: int) -> Any:
+            values = {"states_filter": wanted} if version >= STATE_FILTER_VERSION else {}
+            return message_of(request_class(apis.LIST_GROUPS, version), values)
+
+        version_min = STATE_FILTER_VERSION if wanted else 0
+        return [
+            GroupListing(each.group_id, each.protocol_type, getattr(each, "group_state", ""))
+            for _broker_id, answer in self._every_broker(apis.LIST_GROUPS, build, version_min)
+            for each in answer.groups
+        ]
+
+    def describe_group(self, group: str) -> GroupDescription:
+        """The group with its members; one that does not exist has the state "Dead"."""
+
+        def build(_schema: Any, version: int) -> Any:
+            values: dict[str, Any] = {"groups": (group,)}
+            if version >= 3:
+                values["include_authorized_operations"] = False
+            return message_of(request_class(apis.DESCRIBE_GROUPS, version), values)
+
+        def attempt() -> GroupDescription:
+            (found,) = self.cluster.ask_coordinator(group, apis.DESCRIBE_GROUPS, build).groups
+            if found.error_code != ErrorCode.group_id_not_found:
+                _check(f"group '{group}' cannot be described", found.error_code)
+            return read_group(found, self.cluster.coordinator_address(group))
+
+        return self.cluster.retried(attempt)
+
+    def delete_group(self, group: str) -> None:
+        """Delete a group and its offsets. RequestRefused: `group_id_not_found`, `non_empty_group`."""
+        build = _message(apis.DELETE_GROUPS, groups_names=(group,))
+        (result,) = self.cluster.ask_coordinator(group, apis.DELETE_GROUPS, build).results
+        _check(f"group '{group}' was not deleted", result.error_code)
+
+    def group_offsets(self, group: str) -> dict[tuple[str, int], CommittedOffset]:
+        """Every committed offset of the group, by (topic, partition); empty for a group that nobody knows."""
+
+        def build(_schema: Any, version: int) -> Any:
+            stable = {"require_stable": True} if version >= 7 else {}
+            asked = {"group_id": group, "topics": None}
+            values: dict[str, Any] = {"groups": [asked]} if version >= 8 else dict(asked)
+            return message_of(request_class(apis.OFFSET_FETCH, version), {**values, **stable})
+
+        def attempt() -> dict[tuple[str, int], CommittedOffset]:
+            answer = self.cluster.ask_coordinator(group, apis.OFFSET_FETCH, build, ALL_OFFSETS_VERSION_MIN)
+            reply = requests.fetched_group(answer)
+            _check(f"the offsets of group '{group}' cannot be had", reply.error_code)
+            found = {}
+            for topic in reply.topics:
+                for each in topic.partitions:
+                    _check(f"group '{group}': {topic.name}-{each.partition_index}", each.error_code)
+                    found[topic.name, each.partition_index] = CommittedOffset(
+                        each.committed_offset, each.metadata or ""
+                    )
+            return found
+
+        return self.cluster.retried(attempt)
+
+    def delete_group_offsets(self, group: str, topic: str, partitions: Iterable[int]) -> None:
+        """Forget the group's offsets of these partitions. RequestRefused: `group_subscribed_to_topic` and others."""
+        asked = [{"partition_index": index} for index in partitions]
+        build = _message(apis.OFFSET_DELETE, group_id=group, topics=[{"name": topic, "partitions": asked}])
+        answer = self.cluster.ask_coordinator(group, apis.OFFSET_DELETE, build)
+        what = f"the offsets of group '{group}' were not deleted"
+        _check(what, answer.error_code)
+        for each in (entry for found in answer.topics for entry in found.partitions):
+            _check(f"{what}: {topic}-{each.partition_index}", each.error_code)
+
+    # Transactions
+
+    def list_transactions(
+        self, *, states: Iterable[str] = (), producer_ids: Iterable[int] = ()
+    ) -> list[TransactionListing]:
+        """All transactional ids, or those in one of `states` or with one of `producer_ids`."""
+        build = _message(apis.LIST_TRANSACTIONS, state_filters=tuple(states), producer_id_filters=tuple(producer_ids))
+        return [
+            TransactionListing(each.transactional_id, each.producer_id, each.transaction_state)
+            for _broker_id, answer in self._every_broker(apis.LIST_TRANSACTIONS, build)
+            for each in answer.transaction_states
+        ]
+
+    def describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        """The transaction of that id. RequestRefused: `transactional_id_not_found`."""
+        build = _message(apis.DESCRIBE_TRANSACTIONS, transactional_ids=(transactional_id,))
+
+        def attempt() -> TransactionDescription:
+            answer = self.cluster.ask_coordinator(
+                transactional_id, apis.DESCRIBE_TRANSACTIONS, build, key_type=requests.TRANSACTION
+            )
+            (found,) = answer.transaction_states
+            _check(f"transactional id '{transactional_id}' cannot be described", found.error_code)
+            return read_transaction(found)
+
+        return self.cluster.retried(attempt)
+
+    def fence_producer(self, transactional_id: str) -> tuple[int, int]:
+        """Abort what the id's producer has open and shut the producer out: the (producer id, epoch) that replace it.
+
+        This is InitProducerId from outside, as Kafka's `Admin.fenceProducers`; it returns when the abort is done.
+        """
+
+        def build(_schema: Any, version: int) -> Any:
+            values: dict[str, Any] = {"transactional_id": transactional_id, "transaction_timeout": timedelta(seconds=1)}
+            if version >= 3:
+                values |= {"producer_id": -1, "producer_epoch": -1}
+            return message_of(request_class(apis.INIT_PRODUCER_ID, version), values)
+
+        def attempt() -> tuple[int, int]:
+            answer = self.cluster.ask_coordinator(
+                transactional_id, apis.INIT_PRODUCER_ID, build, key_type=requests.TRANSACTION
+            )
+            _check(f"the producer of transactional id '{transactional_id}' was not fenced", answer.error_code)
+            return answer.producer_id, answer.producer_epoch
+
+        return self.cluster.retried(attempt)
+
+    def active_producers(self, topic: str, partition: int) -> list[ActiveProducer]:
+        """The producers that the partition remembers, with their open transactions. Raises UnknownTopic."""
+        build = _message(apis.DESCRIBE_PRODUCERS, topics=[{"name": topic, "partition_indexes": (partition,)}])
+
+        def attempt() -> list[ActiveProducer]:
+            (leader,) = self.cluster.by_leader(topic, {partition: 0})
+            (entry,) = self.cluster.ask_broker(leader, apis.DESCRIBE_PRODUCERS, build).topics[0].partitions
+            _check(f"the producers of {topic}-{partition} cannot be had", entry.error_code, entry.error_message)
+            return read_producers(entry.active_producers)
+
+        return self.cluster.retried(attempt)
+
+    def _timeout(self) -> timedelta:
+        return timedelta(milliseconds=self.cluster.timeout_ms)
+
+
+def _message(api_key: int, **values: Any) -> requests.Build:
+    """A request whose fields are the same in every version."""
+    return lambda _schema, version: message_of(request_class(api_key, version), values)
+
+
+def _resource(kind: int, name: str) -> str:
+    return f"topic '{name}'" if kind == TOPIC else f"broker {name}"
+
+
+def _check(what: str, code: ErrorCode, message: str | None = None) -> None:
+    """Raises the error that stands for `code`; `what` says what did not happen."""
+    if code == ErrorCode.none:
+        return
+    sentence = f"{what}: the broker says {code.name}" + (f" ({message})" if message else "")
+    if code in (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id):
+        raise UnknownTopic(f"{sentence}; 'onceflow topic list' shows what is there")
+    if code in _COORDINATOR_CODES or code == ErrorCode.unstable_offset_commit:
+        raise CoordinatorUnavailable(f"{sentence}; try again")
+    if code in (ErrorCode.not_leader_or_follower, ErrorCode.leader_not_available):
+        raise LeaderUnavailable(f"{sentence}; try again")
+    raise RequestRefused(sentence, code)

@@ -1,0 +1,55 @@
+"""The classic client API: producer, simple consumer and consumer connector, as Kafka's first clients had them.
+
+`Producer` and `ConsumerConnector` stand on librdkafka, `SimpleConsumer` on our own requests. Settings have the
+classic names (`metadata.broker.list`, `producer.type`, `queue.time` …) and each one takes effect; a name that is not
+known is refused with the nearest one that is.
+"""
+
+from onceflow.client.classic.connector import ConsumerConnector, ConsumerTimeout
+from onceflow.client.classic.encoders import (
+    Decoder,
+    DefaultDecoder,
+    DefaultEncoder,
+    Encoder,
+    StringDecoder,
+    StringEncoder,
+)
+from onceflow.client.classic.handlers import CallbackHandler, DefaultEventHandler, EventHandler
+from onceflow.client.classic.messages import KeyedMessage, MessageAndMetadata, MessageAndOffset
+from onceflow.client.classic.partitioners import DefaultPartitioner, Partitioner
+from onceflow.client.classic.producer import Producer
+from onceflow.client.classic.send_queue import QueueFull
+from onceflow.client.classic.sender import SendFailed
+from onceflow.client.classic.simple_consumer import FetchRequest, MessageSet, SimpleConsumer
+from onceflow.client.classic.topic_filter import Blacklist, TopicFilter, Whitelist
+from onceflow.client.cluster import EARLIEST, LATEST
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "Blacklist",
+    "CallbackHandler",
+    "ConsumerConnector",
+    "ConsumerTimeout",
+    "Decoder",
+    "DefaultDecoder",
+    "DefaultEncoder",
+    "DefaultEventHandler",
+    "DefaultPartitioner",
+    "Encoder",
+    "EventHandler",
+    "FetchRequest",
+    "KeyedMessage",
+    "MessageAndMetadata",
+    "MessageAndOffset",
+    "MessageSet",
+    "Partitioner",
+    "Producer",
+    "QueueFull",
+    "SendFailed",
+    "SimpleConsumer",
+    "StringDecoder",
+    "StringEncoder",
+    "TopicFilter",
+    "Whitelist",
+]

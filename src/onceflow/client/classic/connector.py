@@ -1,0 +1,395 @@
+"""`ConsumerConnector`: a group's messages as streams, one for each thread of the program. Stands on librdkafka.
+
+One thread of the connector's own asks librdkafka for messages and gives each to the stream that its partition belongs
+to. A stream that is not read lets its queue fill; its partitions are then paused, and the other streams go on.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import Consumer, KafkaException, Message
+from confluent_kafka import TopicPartition as Position
+
+from onceflow.client.addresses import parse_bootstrap
+from onceflow.client.classic.encoders import Decoder, DefaultDecoder
+from onceflow.client.classic.settings import (
+    Config,
+    InvalidSetting,
+    Setting,
+    choice,
+    flag,
+    number,
+    read_settings,
+    require,
+    security_settings,
+    text,
+)
+from onceflow.client.classic.streams import ConsumerTimeout, MessageStream, TopicPartition, place_of
+from onceflow.client.classic.topic_filter import TopicFilter
+from onceflow.client.errors import BrokerUnreachable, ClientError
+
+__all__ = ["ConsumerConnector", "ConsumerFailed", "ConsumerTimeout"]
+
+INT_MAX = 2**31 - 1
+OFFSET_RESETS = {
+    "smallest": "earliest",
+    "largest": "latest",
+    "earliest": "earliest",
+    "latest": "latest",
+    "fail": "error",
+}
+
+SETTINGS = (
+    Setting("metadata.broker.list", None, text, ("bootstrap.servers",)),
+    Setting("group.id", "default", text),
+    Setting("client.id", "onceflow", text, ("consumer.id",)),
+    Setting("auto.offset.reset", "latest", choice(**OFFSET_RESETS), ("autooffset.reset",)),
+    Setting("auto.commit.enable", True, flag, ("autocommit.enable", "enable.auto.commit")),
+    Setting("auto.commit.interval.ms", 60_000, number(1, INT_MAX), ("autocommit.interval.ms",)),
+    Setting("consumer.timeout.ms", -1, number(-1, INT_MAX)),
+    Setting("queued.max.messages", 10_000, number(1, INT_MAX)),
+    Setting("fetch.message.max.bytes", 1024 * 1024, number(1, 1_000_000_000), ("fetch.size",)),
+    Setting("fetch.min.bytes", 1, number(1, 100_000_000)),
+    Setting("fetch.wait.max.ms", 100, number(0, 300_000)),
+    Setting("session.timeout.ms", 10_000, number(1, 3_600_000)),
+    Setting("partition.assignment.strategy", "range", choice(range="range", roundrobin="roundrobin")),
+    Setting("topic.metadata.refresh.interval.ms", 10_000, number(10, 3_600_000)),
+    Setting("socket.timeout.ms", 30_000, number(10, 300_000)),
+)
+"""Every setting with its default; times in ms. A consumer that names no group is in the group `default`."""
+
+FIRST_CONTACT_S_MAX = 10.0
+_POLL_S = 0.05
+_POLL_S_WHILE_HOLDING = 0.005
+"""Messages that wait for room in a stream's queue are looked after more often."""
+_MESSAGES_AT_ONCE = 1000
+
+_log = logging.getLogger(__name__)
+_log.addHandler(logging.NullHandler())
+
+
+class ConsumerFailed(ClientError):
+    """What ended the consumer: librdkafka's own words."""
+
+
+class ConsumerConnector:
+    """One member of a consumer group.
+
+        connector = ConsumerConnector({"metadata.broker.list": "127.0.0.1:9092", "group.id": "counting"})
+        for message in connector.create_message_streams({"clicks": 1})["clicks"][0]:
+            ...
+
+    Raises InvalidSetting here; the streams raise ConsumerFailed where the group or the broker refuses the consumer.
+    """
+
+    def __init__(self, config: Config) -> None:
+        settings = read_settings(SETTINGS, config)
+        self._bootstrap: str = require(settings, "metadata.broker.list")
+        self._timeout_s = settings["socket.timeout.ms"] / 1000
+        self._stream_messages_max = settings["queued.max.messages"]
+        self._stream_timeout_ms = settings["consumer.timeout.ms"]
+        self._commits_by_itself = settings["auto.commit.enable"]
+        self._commit_interval_s = settings["auto.commit.interval.ms"] / 1000
+        self._refresh_interval_s = settings["topic.metadata.refresh.interval.ms"] / 1000
+        self._consumer = Consumer({**security_settings(config), **_librdkafka(settings)}, logger=_log)
+        self._streams: list[MessageStream] = []
+        self._streams_by_topic: dict[str, list[MessageStream]] | None = None
+        self._filter: TopicFilter | None = None
+        self._subscribed: frozenset[str] = frozenset()
+        self._kept: dict[TopicPartition, int] = {}
+        self._held: dict[MessageStream, list[Message]] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._orders: queue.SimpleQueue[Future[None]] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def create_message_streams(
+        self,
+        topic_count: Mapping[str, int],
+        key_decoder: Decoder | None = None,
+        value_decoder: Decoder | None = None,
+    ) -> dict[str, list[MessageStream]]:
+        """That many streams for each topic; a topic's partitions are dealt out over its streams."""
+        if any(count < 1 for count in topic_count.values()) or not topic_count:
+            raise InvalidSetting(
+                f"streams {dict(topic_count)!r}: at least one topic, and one stream of each, is needed"
+            )
+        by_topic = {
+            topic: self._make_streams(topic, count, key_decoder, value_decoder) for topic, count in topic_count.items()
+        }
+        self._streams_by_topic = by_topic
+        self._start(frozenset(topic_count))
+        return by_topic
+
+    def create_message_streams_by_filter(
+        self,
+        topic_filter: TopicFilter,
+        count: int = 1,
+        key_decoder: Decoder | None = None,
+        value_decoder: Decoder | None = None,
+    ) -> list[MessageStream]:
+        """`count` streams over all topics that the filter allows, also those made later."""
+        if count < 1:
+            raise InvalidSetting(f"{count} streams: at least one is needed")
+        streams = self._make_streams(f"topics by {type(topic_filter).__name__}", count, key_decoder, value_decoder)
+        self._filter = topic_filter
+        self._start(frozenset())
+        return streams
+
+    def _make_streams(
+        self, topics: str, count: int, key_decoder: Decoder | None, value_decoder: Decoder | None
+    ) -> list[MessageStream]:
+        if self._thread is not None or self._stop.is_set():
+            raise InvalidSetting("this connector has its streams already, or was shut down: make a new connector")
+        self._require_broker()
+        made = [
+            MessageStream(
+                topics,
+                self._stream_messages_max,
+                self._stream_timeout_ms,
+                key_decoder or DefaultDecoder(),
+                value_decoder or DefaultDecoder(),
+            )
+            for _ in range(count)
+        ]
+        self._streams += made
+        return made
+
+    def _require_broker(self) -> None:
+        """A wrong address is told at once, where librdkafka would wait for ever."""
+        try:
+            self._consumer.list_topics("__consumer_offsets", timeout=min(self._timeout_s, FIRST_CONTACT_S_MAX))
+        except KafkaException as error:
+            raise BrokerUnreachable(
+                f"no Kafka broker answers at {self._bootstrap}: {error.args[0].str()}; is it up?",
+                parse_bootstrap(self._bootstrap)[0],
+            ) from error
+
+    def commit_offsets(self) -> None:
+        """Commit what the streams have handed out; the coordinator has it then. Raises ConsumerFailed."""
+        if self._thread is None or not self._thread.is_alive():
+            raise ConsumerFailed("the consumer has ended: it commits nothing any more")
+        ordered: Future[None] = Future()
+        self._orders.put(ordered)
+        try:
+            # librdkafka answers a commit to whoever polls, so the polling thread is the one that commits.
+            ordered.result(self._timeout_s + FIRST_CONTACT_S_MAX)
+        except TimeoutError as error:
+            raise ConsumerFailed(
+                f"the offsets were not committed within {self._timeout_s:g} s: is the broker up?"
+            ) from error
+
+    def shutdown(self) -> None:
+        """End the streams, commit what was consumed if that is on, leave the group. A second call does nothing."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._refuse_orders()
+        else:
+            self._consumer.close()
+
+    def _refuse_orders(self) -> None:
+        while not self._orders.empty():
+            self._orders.get().set_exception(ConsumerFailed("the consumer was shut down before it committed"))
+
+    # The connector's thread
+
+    def _start(self, topics: frozenset[str]) -> None:
+        self._thread = threading.Thread(target=self._run, args=(topics,), name="onceflow-consumer", daemon=True)
+        self._thread.start()
+
+    def _run(self, topics: frozenset[str]) -> None:
+        error: Exception | None = None
+        try:
+            self._subscribe(topics)
+            self._serve()
+        except KafkaException as failure:
+            error = ConsumerFailed(f"the consumer ended: {failure.args[0].str()}")
+        except Exception as failure:  # noqa: BLE001 - each stream raises it in its own thread
+            error = failure
+        for stream in self._streams:
+            stream.end(error)
+        try:
+            self._commit_consumed(while_working=False)
+        except ClientError as failure:
+            for stream in self._streams:
+                stream.end(error or failure)
+        self._consumer.close()
+
+    def _serve(self) -> None:
+        next_commit = time.monotonic() + self._commit_interval_s
+        next_look = 0.0
+        while not self._stop.is_set():
+            now = time.monotonic()
+            if self._filter is not None and now >= next_look:
+                self._follow(self._filter)
+                next_look = now + self._refresh_interval_s
+            self._carry_out_orders()
+            if now >= next_commit:
+                self._commit_consumed(while_working=True)
+                next_commit = now + self._commit_interval_s
+            self._give_held()
+            first = self._consumer.poll(_POLL_S_WHILE_HOLDING if self._held else _POLL_S)
+            for message in () if first is None else (first, *self._consumer.consume(_MESSAGES_AT_ONCE, 0)):
+                self._give(message)
+
+    def _carry_out_orders(self) -> None:
+        while not self._orders.empty():
+            ordered = self._orders.get()
+            try:
+                self._commit({place: end for stream in self._streams for place, end in _consumed(stream, False)})
+            except ConsumerFailed as error:
+                ordered.set_exception(error)
+            else:
+                ordered.set_result(None)
+
+    def _follow(self, topic_filter: TopicFilter) -> None:
+        try:
+            names = self._consumer.list_topics(timeout=self._timeout_s).topics
+        except KafkaException as error:
+            # Looked at again after the interval; librdkafka waits for its brokers in the same way.
+            _log.warning("the topics cannot be listed now: %s", error.args[0].str())
+            return
+        found = frozenset(name for name in names if not name.startswith("__") and topic_filter.allows(name))
+        if found != self._subscribed:
+            self._subscribe(found)
+
+    def _subscribe(self, topics: frozenset[str]) -> None:
+        if topics:
+            self._consumer.subscribe(
+                sorted(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+        elif self._subscribed:
+            self._consumer.unsubscribe()
+        self._subscribed = topics
+
+    def _on_assign(self, consumer: Consumer, positions: list[Position]) -> None:
+        # Nobody else had what stays here over one rebalance, so read on behind what was handed out.
+        for each in positions:
+            each.offset = self._kept.get((each.topic, each.partition), each.offset)
+        consumer.assign(positions)
+        self._own(frozenset((each.topic, each.partition) for each in positions), self._kept)
+        self._kept = {}
+
+    def _on_revoke(self, _consumer: Consumer, _positions: list[Position]) -> None:
+        self._commit_consumed(while_working=not self._stop.is_set())
+        self._kept = {place: end for stream in self._streams for place, end in _consumed(stream, False)}
+        self._own(frozenset(), {})
+
+    def _on_lost(self, _consumer: Consumer, _positions: list[Position]) -> None:
+        """The group went on without this member: nothing may be committed, and others have read on."""
+        self._own(frozenset(), {})
+
+    def _own(self, places: frozenset[TopicPartition], handed_out: Mapping[TopicPartition, int]) -> None:
+        self._held.clear()
+        self._committed.clear()
+        for stream, own in self._dealt(places).items():
+            stream.own(own, handed_out)
+
+    def _dealt(self, places: frozenset[TopicPartition]) -> dict[MessageStream, frozenset[TopicPartition]]:
+        """Which partitions belong to which stream."""
+        dealt: dict[MessageStream, set[TopicPartition]] = {stream: set() for stream in self._streams}
+        if self._streams_by_topic is None:
+            _deal(sorted(places), self._streams, dealt)
+        else:
+            for topic, streams in self._streams_by_topic.items():
+                _deal(sorted(place for place in places if place[0] == topic), streams, dealt)
+        return {stream: frozenset(own) for stream, own in dealt.items()}
+
+    def _give(self, message: Message) -> None:
+        error = message.error()
+        if error is not None:
+            if error.fatal() or (not error.retriable() and error.name() != "UNKNOWN_TOPIC_OR_PART"):
+                raise KafkaException(error)
+            return
+        place = place_of(message)
+        stream = next((each for each in self._streams if place in each.owned), None)
+        if stream is None:
+            return
+        held = self._held.get(stream)
+        if held is not None:
+            held.append(message)
+        elif not stream.offer(message):
+            self._consumer.pause([Position(*owned) for owned in stream.owned])
+            self._held[stream] = [message]
+
+    def _give_held(self) -> None:
+        """What came for a stream while its queue was full, once there is room again."""
+        for stream in [each for each in self._held if each.has_room]:
+            held = self._held[stream]
+            while held and stream.offer(held[0]):
+                del held[0]
+            if not held:
+                del self._held[stream]
+                self._consumer.resume([Position(*owned) for owned in stream.owned])
+
+    def _commit_consumed(self, *, while_working: bool) -> None:
+        if self._commits_by_itself:
+            self._commit({place: end for stream in self._streams for place, end in _consumed(stream, while_working)})
+
+    def _commit(self, ends: Mapping[TopicPartition, int]) -> None:
+        new = {place: end for place, end in ends.items() if self._committed.get(place) != end}
+        if not new:
+            return
+        positions = [Position(topic, partition, end) for (topic, partition), end in new.items()]
+        try:
+            for each in self._consumer.commit(offsets=positions, asynchronous=False) or ():
+                if each.error is not None:
+                    raise KafkaException(each.error)
+        except KafkaException as error:
+            raise ConsumerFailed(f"the offsets {new} were not committed: {error.args[0].str()}") from error
+        self._committed.update(new)
+
+
+def _consumed(stream: MessageStream, while_working: bool) -> Iterable[tuple[TopicPartition, int]]:
+    return stream.consumed(while_working=while_working).items()
+
+
+def _deal(
+    places: Sequence[TopicPartition],
+    streams: Sequence[MessageStream],
+    dealt: Mapping[MessageStream, set[TopicPartition]],
+) -> None:
+    """The article's rebalance: stream i of n takes a run of partitions, the first (partitions mod n) one more."""
+    each, more = divmod(len(places), len(streams))
+    begin = 0
+    for index, stream in enumerate(streams):
+        end = begin + each + (index < more)
+        dealt[stream].update(places[begin:end])
+        begin = end
+
+
+def _librdkafka(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": require(settings, "metadata.broker.list"),
+        "group.id": settings["group.id"],
+        "client.id": settings["client.id"],
+        "auto.offset.reset": settings["auto.offset.reset"],
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "isolation.level": "read_committed",
+        "fetch.message.max.bytes": settings["fetch.message.max.bytes"],
+        "fetch.min.bytes": settings["fetch.min.bytes"],
+        "fetch.wait.max.ms": settings["fetch.wait.max.ms"],
+        "session.timeout.ms": settings["session.timeout.ms"],
+        "partition.assignment.strategy": settings["partition.assignment.strategy"],
+        "topic.metadata.refresh.interval.ms": settings["topic.metadata.refresh.interval.ms"],
+        "socket.timeout.ms": settings["socket.timeout.ms"],
+        "allow.auto.create.topics": False,
+    }

@@ -1,0 +1,51 @@
+"""What goes in and what comes out: messages with their keys, offsets and topics."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedMessage(Generic[K, V]):
+    """A message on its way to `topic`; `key` and `message` are what the encoders take.
+
+    `partition_key` decides the partition in place of `key` and is not sent.
+    """
+
+    topic: str
+    message: V
+    key: K | None = None
+    partition_key: object = None
+
+    @property
+    def deciding_key(self) -> object:
+        """What the partitioner is given; None: any partition will do."""
+        return self.key if self.partition_key is None else self.partition_key
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAndOffset:
+    """One message of a fetch: `offset` is its own, `next_offset` where to read on."""
+
+    offset: int
+    key: bytes | None
+    message: bytes | None
+    timestamp_ms: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.offset + 1
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAndMetadata(Generic[K, V]):
+    """One message of a stream, decoded, and where it stood."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: K | None
+    message: V | None
+    timestamp_ms: int

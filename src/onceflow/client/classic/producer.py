@@ -1,0 +1,158 @@
+"""`Producer`: sends one message or a list, at once or through a queue."""
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from onceflow.client.classic.encoders import DefaultEncoder, Encoder, StringEncoder
+from onceflow.client.classic.handlers import CallbackHandler, DefaultEventHandler, EventHandler, Messages
+from onceflow.client.classic.messages import KeyedMessage
+from onceflow.client.classic.partitioners import DefaultPartitioner
+from onceflow.client.classic.send_queue import SendQueue
+from onceflow.client.classic.sender import Sender
+from onceflow.client.classic.settings import (
+    Config,
+    InvalidSetting,
+    Setting,
+    choice,
+    flag,
+    implementation,
+    number,
+    read_settings,
+    require,
+    security_settings,
+    text,
+)
+
+INT_MAX = 2**31 - 1
+ENCODERS = {"DefaultEncoder": DefaultEncoder, "StringEncoder": StringEncoder}
+
+SETTINGS = (
+    Setting("metadata.broker.list", None, text, ("bootstrap.servers", "broker.list")),
+    Setting("producer.type", False, choice(sync=False, **{"async": True})),
+    Setting("request.required.acks", "all", choice(**{"-1": "all", "all": "all", "1": "1", "0": "0"}), ("acks",)),
+    Setting("request.timeout.ms", 10_000, number(1, INT_MAX)),
+    Setting("delivery.timeout.ms", 120_000, number(1, INT_MAX)),
+    Setting("message.send.max.retries", INT_MAX, number(0, INT_MAX), ("retries",)),
+    Setting("retry.backoff.ms", 100, number(1, 300_000)),
+    Setting("client.id", "onceflow", text),
+    Setting("compression.codec", "none", choice(**{c: c for c in ("none", "gzip", "snappy", "lz4", "zstd")})),
+    Setting("serializer.class", DefaultEncoder, implementation("to_message", ENCODERS)),
+    Setting("key.serializer.class", None, implementation("to_message", ENCODERS)),
+    Setting(
+        "partitioner.class",
+        DefaultPartitioner,
+        implementation("partition", {"DefaultPartitioner": DefaultPartitioner}),
+    ),
+    Setting("event.handler", None, implementation("handle", {})),
+    Setting("event.handler.props", dict, dict),
+    Setting("callback.handler", CallbackHandler, implementation("before_enqueue", {})),
+    Setting("callback.handler.props", dict, dict),
+    Setting("queue.time", 5_000, number(0, INT_MAX), ("queue.buffering.max.ms",)),
+    Setting("queue.size", 10_000, number(1, INT_MAX), ("queue.buffering.max.messages",)),
+    Setting("queue.enqueue.timeout.ms", -1, number(-1, INT_MAX)),
+    Setting("batch.size", 200, number(1, INT_MAX), ("batch.num.messages",)),
+    Setting("enable.idempotence", None, flag),
+)
+"""Every setting with its default; times in ms. `queue.*`, `batch.size` and the callbacks are the async producer's."""
+
+_ASYNC_ONLY = ("queue.time", "queue.size", "queue.enqueue.timeout.ms", "batch.size", "callback.handler")
+
+
+class Producer:
+    """Sends messages; one thread at a time.
+
+        with Producer({"metadata.broker.list": "127.0.0.1:9092", "serializer.class": "StringEncoder"}) as producer:
+            producer.send(KeyedMessage("clicks", "hello", key="user-1"))
+
+    With `producer.type=sync` (the default) `send` returns when every message is acknowledged. With `async` it only
+    queues; a thread sends when `batch.size` messages are there or `queue.time` ms are over, and `close` sends the
+    rest. Raises InvalidSetting here, SendFailed, EncodingFailed, UnknownTopic, BrokerUnreachable from `send`; an
+    asynchronous producer raises what a batch was refused for at the next `send` or at `close`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        settings = read_settings(SETTINGS, config)
+        is_async = settings["producer.type"]
+        if not is_async:
+            _refuse_async_settings(config)
+        self._encoder: Encoder = settings["serializer.class"]
+        self._handler: EventHandler = settings["event.handler"] or DefaultEventHandler(
+            settings["partitioner.class"], settings["key.serializer.class"] or self._encoder
+        )
+        self._sender = Sender(
+            require(settings, "metadata.broker.list"),
+            {**security_settings(config), **_librdkafka(settings)},
+            timeout_ms=settings["delivery.timeout.ms"],
+        )
+        self._handler.init(settings["event.handler.props"])
+        self._queue = self._make_queue(settings) if is_async else None
+        self._is_open = True
+
+    def _make_queue(self, settings: dict[str, Any]) -> SendQueue:
+        callback: CallbackHandler = settings["callback.handler"]
+        callback.init(settings["callback.handler.props"])
+        return SendQueue(
+            self._handle,
+            callback,
+            size_messages_max=settings["queue.size"],
+            batch_messages=settings["batch.size"],
+            queue_time_ms=settings["queue.time"],
+            enqueue_timeout_ms=settings["queue.enqueue.timeout.ms"],
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(self, messages: KeyedMessage[Any, Any] | Iterable[KeyedMessage[Any, Any]]) -> None:
+        """Send one message or several, in their order."""
+        if not self._is_open:
+            raise InvalidSetting("the producer is closed: make a new one")
+        batch = [messages] if isinstance(messages, KeyedMessage) else list(messages)
+        if self._queue is None:
+            self._handle(batch)
+            return
+        for message in batch:
+            self._queue.put(message)
+
+    def _handle(self, batch: Messages) -> None:
+        self._handler.handle(batch, self._sender, self._encoder)
+
+    def close(self) -> None:
+        """Send what is queued and end. A second call does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            if self._queue is not None:
+                self._queue.close()
+        finally:
+            self._handler.close()
+            self._sender.close()
+
+
+def _refuse_async_settings(config: Config) -> None:
+    table = [setting for setting in SETTINGS if setting.name in _ASYNC_ONLY]
+    names = [name for setting in table for name in (setting.name, *setting.aliases) if name in config]
+    if names:
+        raise InvalidSetting(f"{names[0]}={config[names[0]]!r} has no meaning for producer.type=sync: set it to async")
+
+
+def _librdkafka(settings: dict[str, Any]) -> dict[str, Any]:
+    acks = settings["request.required.acks"]
+    idempotent = settings["enable.idempotence"]
+    return {
+        "acks": acks,
+        "enable.idempotence": acks == "all" if idempotent is None else idempotent,
+        "request.timeout.ms": settings["request.timeout.ms"],
+        "message.send.max.retries": settings["message.send.max.retries"],
+        "retry.backoff.ms": settings["retry.backoff.ms"],
+        "client.id": settings["client.id"],
+        "compression.type": settings["compression.codec"],
+        "linger.ms": 0,
+    }

@@ -1,0 +1,143 @@
+"""`MessageStream`: an iterator over the messages of the partitions that belong to it."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from confluent_kafka import Message
+
+from onceflow.client.classic.encoders import Decoder
+from onceflow.client.classic.messages import MessageAndMetadata
+from onceflow.client.errors import ClientError
+
+TopicPartition = tuple[str, int]
+_LOOK_S = 0.1
+
+
+class ConsumerTimeout(ClientError):
+    """No message came within `consumer.timeout.ms`."""
+
+
+def place_of(message: Message) -> TopicPartition:
+    """The partition that a message came from; one without error has always one."""
+    topic, partition = message.topic(), message.partition()
+    assert topic is not None and partition is not None
+    return topic, partition
+
+
+def offset_of(message: Message) -> int:
+    """The message's offset."""
+    offset = message.offset()
+    assert offset is not None
+    return offset
+
+
+class MessageStream:
+    """Iterate it in one thread. It ends after `shutdown`, and raises what ended the consumer, if that failed.
+
+    A message counts as consumed for `commit_offsets` once it was handed out, and for the periodic commit once the
+    next one is asked for: a crash while a message is being worked on must not lose it.
+    """
+
+    def __init__(self, topics: str, size_messages_max: int, timeout_ms: int, key: Decoder, value: Decoder) -> None:
+        self.topics = topics
+        self._messages: queue.Queue[Message] = queue.Queue(size_messages_max)
+        self._timeout_ms = timeout_ms
+        self._key = key
+        self._value = value
+        self._lock = threading.Lock()
+        self._owned: frozenset[TopicPartition] = frozenset()
+        self._handed_out: dict[TopicPartition, int] = {}
+        self._asked_beyond: dict[TopicPartition, int] = {}
+        self._last: tuple[TopicPartition, int] | None = None
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Iterator[MessageAndMetadata[Any, Any]]:
+        return self
+
+    def __next__(self) -> MessageAndMetadata[Any, Any]:
+        self._mark_done()
+        deadline = time.monotonic() + self._timeout_ms / 1000 if self._timeout_ms >= 0 else float("inf")
+        while not self._ended.is_set():
+            try:
+                message = self._messages.get(timeout=_LOOK_S)
+            except queue.Empty:
+                if time.monotonic() >= deadline:
+                    raise ConsumerTimeout(f"{self.topics}: no message within {self._timeout_ms} ms") from None
+                continue
+            if self._hand_out(message):
+                return self._decode(message)
+        if self._error is not None:
+            raise self._error
+        raise StopIteration
+
+    def _mark_done(self) -> None:
+        with self._lock:
+            if self._last is not None and self._last[0] in self._owned:
+                self._asked_beyond[self._last[0]] = self._last[1]
+            self._last = None
+
+    def _hand_out(self, message: Message) -> bool:
+        """Whether the message is still ours: its partition may have gone to another consumer meanwhile."""
+        place, end = place_of(message), offset_of(message) + 1
+        with self._lock:
+            if place not in self._owned:
+                return False
+            self._handed_out[place] = end
+            self._last = (place, end)
+            return True
+
+    def _decode(self, message: Message) -> MessageAndMetadata[Any, Any]:
+        key, value = message.key(), message.value()
+        return MessageAndMetadata(
+            *place_of(message),
+            offset_of(message),
+            None if key is None else self._key.from_bytes(key),
+            None if value is None else self._value.from_bytes(value),
+            message.timestamp()[1],
+        )
+
+    # For the connector's thread
+
+    @property
+    def owned(self) -> frozenset[TopicPartition]:
+        """The partitions whose messages come here."""
+        return self._owned
+
+    def own(self, places: frozenset[TopicPartition], handed_out: Mapping[TopicPartition, int]) -> None:
+        """From now on these partitions, of which messages below `handed_out` were given out. The queue is dropped."""
+        with self._lock:
+            self._owned = places
+            self._handed_out = {place: end for place, end in handed_out.items() if place in places}
+            self._asked_beyond.clear()
+        while True:
+            try:
+                self._messages.get_nowait()
+            except queue.Empty:
+                return
+
+    def offer(self, message: Message) -> bool:
+        """Queue a message; False where there is no room."""
+        try:
+            self._messages.put_nowait(message)
+        except queue.Full:
+            return False
+        return True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether at least half of the queue is free."""
+        return self._messages.qsize() <= self._messages.maxsize // 2
+
+    def consumed(self, *, while_working: bool) -> dict[TopicPartition, int]:
+        """Where to read on, by partition; `while_working` leaves out the message that was handed out last."""
+        with self._lock:
+            return dict(self._asked_beyond if while_working else self._handed_out)
+
+    def end(self, error: Exception | None) -> None:
+        """No more messages."""
+        self._error = error
+        self._ended.set()

@@ -1,0 +1,45 @@
+"""Which topics a consumer connector follows, by regular expression."""
+
+import re
+from typing import Protocol
+
+from onceflow.client.errors import ClientError
+
+
+class InvalidFilter(ClientError):
+    """A filter's regular expression cannot be compiled."""
+
+
+class TopicFilter(Protocol):
+    """Decides about each topic by name; the broker's own topics are never asked about."""
+
+    def allows(self, topic: str) -> bool:
+        """Whether the topic is followed."""
+        ...
+
+
+class Whitelist:
+    """Topics whose whole name matches; a comma separates alternatives, as in `clicks,views-.*`."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = _compile(pattern)
+
+    def allows(self, topic: str) -> bool:
+        return self._pattern.fullmatch(topic) is not None
+
+
+class Blacklist:
+    """Topics whose whole name does not match."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = _compile(pattern)
+
+    def allows(self, topic: str) -> bool:
+        return self._pattern.fullmatch(topic) is None
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern.strip().strip("\"'").replace(",", "|").replace(" ", ""))
+    except re.error as error:
+        raise InvalidFilter(f"the topic filter {pattern!r} is not a regular expression: {error}") from error

@@ -1,0 +1,402 @@
+"""`TransactionalProducer`: records and offsets that become visible together, or not at all (KIP-98).
+
+Our own requests on one blocking connection to each broker, because a transaction must be known by its producer id and
+epoch: with these two another process can finish it (`TransactionalProducer.resume`), which librdkafka does not offer.
+The versions are those of `transaction.version` 1: partitions are added before they are written to, and sequences go on
+from transaction to transaction.
+"""
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from enum import Enum
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from onceflow.client.cluster import Cluster
+from onceflow.client.errors import (
+    CoordinatorUnavailable,
+    InvalidTransaction,
+    LeaderUnavailable,
+    ProducerFenced,
+    RequestRefused,
+)
+from onceflow.client.requests import TRANSACTION, Build
+from onceflow.wire import apis, produce
+from onceflow.wire.batch import Record, encode_batch
+from onceflow.wire.codecs import Codec
+from onceflow.wire.errors import ErrorCode
+from onceflow.wire.frames import request_class
+from onceflow.wire.messages import message_of
+from onceflow.wire.murmur2 import partition_for_key
+
+BATCH_BYTES = 512 * 1024
+"""Buffered keys and values of a partition that make a batch; a batch must stay below `max.message.bytes`."""
+RECORD_OVERHEAD_BYTES = 32
+TRANSACTION_TIMEOUT_MS = 60_000
+SEQUENCE_COUNT = 2**31
+INIT_VERSION_MIN = 3
+"""InitProducerId 3 lets a producer ask for its own next epoch (KIP-360)."""
+COMMIT_VERSION_MIN = 3
+"""TxnOffsetCommit 3 fences by generation and member (KIP-447)."""
+NO_GENERATION = -1
+
+_AGAIN = frozenset(
+    {
+        ErrorCode.concurrent_transactions,
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.not_coordinator,
+    }
+)
+_FENCED = frozenset(
+    {ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced, ErrorCode.invalid_producer_id_mapping}
+)
+
+TopicPartition = tuple[str, int]
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class State(Enum):
+    """Where the producer is; a FAILED transaction can only be aborted."""
+
+    READY = "ready"
+    OPEN = "in a transaction"
+    FAILED = "in a transaction that failed"
+    ENDED = "closed"
+
+
+class TransactionalProducer:
+    """One transaction at a time; belongs to one thread.
+
+        with TransactionalProducer("127.0.0.1:9092", "my-job") as producer:
+            producer.begin()
+            producer.send("clicks", b"value", key=b"user-1")
+            producer.send_offsets("my-group", "input", {0: 42})
+            producer.commit()
+
+    Making one fences every other producer with the same transactional id and aborts what it left open. Leaving the
+    context with an open transaction aborts it. What cannot be done at the moment is tried again for up to
+    `timeout_ms`, always with the same bytes, which the broker recognises. Raises ProducerFenced, InvalidTransaction,
+    RequestRefused, UnknownTopic, BrokerUnreachable, ConnectionLost, RequestTimedOut.
+    """
+
+    producer_id: int
+    epoch: int
+
+    def __init__(
+        self,
+        bootstrap: str,
+        transactional_id: str,
+        *,
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+        timeout_ms: int = 30_000,
+        codec: Codec = Codec.NONE,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> None:
+        self._prepare(bootstrap, transactional_id, timeout_ms, codec, batch_bytes)
+        self._transaction_timeout_ms = transaction_timeout_ms
+        self._take_epoch()
+
+    @classmethod
+    def resume(
+        cls, bootstrap: str, transactional_id: str, producer_id: int, epoch: int, *, timeout_ms: int = 30_000
+    ) -> Self:
+        """Another process's transaction, to be ended by `commit()` or `abort()`; nothing is fenced by this.
+
+        That process has called `flush()` and kept `producer_id` and `epoch`. If the transaction has timed out since,
+        `commit` raises ProducerFenced: what it wrote was aborted, and the work has to be done again.
+        """
+        resumed = cls.__new__(cls)
+        resumed._prepare(bootstrap, transactional_id, timeout_ms, Codec.NONE, BATCH_BYTES)
+        resumed.producer_id = producer_id
+        resumed.epoch = epoch
+        resumed._state, resumed._is_resumed = State.OPEN, True
+        return resumed
+
+    def _take_epoch(self) -> None:
+        """A new epoch, which fences whatever carries an older one; sequences begin at 0 again (KIP-360)."""
+        values = {
+            "transactional_id": self.transactional_id,
+            "transaction_timeout": timedelta(milliseconds=self._transaction_timeout_ms),
+            "producer_id": self.producer_id,
+            "producer_epoch": self.epoch,
+        }
+        answer = self._ask(apis.INIT_PRODUCER_ID, values, lambda found: found.error_code)
+        self.producer_id = int(answer.producer_id)
+        self.epoch = int(answer.producer_epoch)
+        self._next_sequence.clear()
+
+    def _prepare(self, bootstrap: str, transactional_id: str, timeout_ms: int, codec: Codec, batch_bytes: int) -> None:
+        if not transactional_id:
+            raise InvalidTransaction("the transactional id is empty: give the job a name that stays the same")
+        self.transactional_id = transactional_id
+        self.producer_id = -1
+        self.epoch = -1
+        self._cluster = Cluster(bootstrap, timeout_ms=timeout_ms)
+        self._codec = codec
+        self._batch_bytes = batch_bytes
+        self._state = State.READY
+        self._is_resumed = False
+        self._added: set[TopicPartition] = set()
+        self._groups: set[str] = set()
+        self._buffers: dict[TopicPartition, list[Record]] = {}
+        self._buffered_bytes: dict[TopicPartition, int] = {}
+        self._next_sequence: dict[TopicPartition, int] = {}
+        self._partitions: dict[str, list[int]] = {}
+        self._next_any = 0
+
+    def __str__(self) -> str:
+        return f"transaction '{self.transactional_id}'"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._state in (State.OPEN, State.FAILED) and not self._is_resumed:
+                self.abort()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the connections; an open transaction stays open until it is resumed, fenced or timed out."""
+        self._state = State.ENDED
+        self._cluster.close()
+
+    # The transaction
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self._require(State.READY)
+        self._partitions.clear()
+        self._state = State.OPEN
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers = (),
+    ) -> None:
+        """Buffer a record, and send its partition's when there are enough; without a partition the key decides."""
+        self._require(State.OPEN)
+        chosen = (topic, self._choose(topic, key) if partition is None else partition)
+        buffer = self._buffers.setdefault(chosen, [])
+        now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+        buffer.append(Record(len(buffer), now_ms, key, value, headers))
+        size_bytes = len(key or b"") + len(value or b"") + RECORD_OVERHEAD_BYTES
+        size_bytes += sum(len(name) + len(content or b"") for name, content in headers)
+        self._buffered_bytes[chosen] = self._buffered_bytes.get(chosen, 0) + size_bytes
+        if self._buffered_bytes[chosen] >= self._batch_bytes:
+            self._send_buffer(chosen)
+
+    def _choose(self, topic: str, key: bytes | None) -> int:
+        if topic not in self._partitions:
+            self._partitions[topic] = sorted(self._cluster.require_topic(topic).partitions)
+        partitions = self._partitions[topic]
+        if key is not None:
+            return partitions[partition_for_key(key, len(partitions))]
+        self._next_any += 1
+        return partitions[self._next_any % len(partitions)]
+
+    def send_offsets(
+        self,
+        group: str,
+        topic: str,
+        offsets: Mapping[int, int],
+        *,
+        metadata: str = "",
+        generation: int = NO_GENERATION,
+        member_id: str = "",
+        group_instance_id: str | None = None,
+    ) -> None:
+        """Commit a group's offsets with the transaction; generation and member fence a consumer that was replaced."""
+        self._require(State.OPEN)
+        with self._failing():
+            identity = self._identity()
+            if group not in self._groups:
+                self._ask(apis.ADD_OFFSETS_TO_TXN, {**identity, "group_id": group}, lambda found: found.error_code)
+                self._groups.add(group)
+            entries = [
+                {
+                    "partition_index": partition,
+                    "committed_offset": offset,
+                    "committed_leader_epoch": -1,
+                    "committed_metadata": metadata,
+                }
+                for partition, offset in offsets.items()
+            ]
+            member = {"generation_id": generation, "member_id": member_id, "group_instance_id": group_instance_id}
+            values = {**identity, **member, "group_id": group, "topics": [{"name": topic, "partitions": entries}]}
+            self._cluster.retried(partial(self._commit_offsets, group, values))
+
+    def _commit_offsets(self, group: str, values: Mapping[str, Any]) -> None:
+        build = _message(apis.TXN_OFFSET_COMMIT, values)
+        answer = self._cluster.ask_coordinator(group, apis.TXN_OFFSET_COMMIT, build, COMMIT_VERSION_MIN)
+        for entry in (each for found in answer.topics for each in found.partitions):
+            self._check(entry.error_code)
+
+    def flush(self) -> None:
+        """Send what is buffered; every record is acknowledged then, and seen by nobody before the commit."""
+        self._require(State.OPEN)
+        for chosen in [place for place, records in self._buffers.items() if records]:
+            self._send_buffer(chosen)
+
+    def commit(self) -> None:
+        """Make all of it visible. Afterwards the next transaction can begin."""
+        self._require(State.OPEN)
+        if not self._is_resumed:
+            self.flush()
+        self._end(commit=True)
+
+    def abort(self) -> None:
+        """Take all of it back."""
+        if self._state not in (State.OPEN, State.FAILED):
+            self._require(State.OPEN)
+        self._buffers.clear()
+        self._buffered_bytes.clear()
+        self._end(commit=False)
+
+    def _end(self, *, commit: bool) -> None:
+        # The coordinator knows nothing of a transaction to which nothing was added.
+        if self._added or self._groups or self._is_resumed:
+            with self._failing():
+                values = {**self._identity(), "committed": commit}
+                self._ask(apis.END_TXN, values, lambda found: found.error_code)
+        if self._state is State.FAILED:
+            # Whether the last batches arrived is not known, so their sequences cannot be gone on with.
+            self._take_epoch()
+        self._added.clear()
+        self._groups.clear()
+        self._state = State.ENDED if self._is_resumed else State.READY
+
+    # Requests
+
+    def _send_buffer(self, chosen: TopicPartition) -> None:
+        records = self._buffers.pop(chosen)
+        del self._buffered_bytes[chosen]
+        first = self._next_sequence.get(chosen, 0)
+        with self._failing():
+            self._add(chosen)
+            batch = encode_batch(
+                records,
+                codec=self._codec,
+                producer_id=self.producer_id,
+                producer_epoch=self.epoch,
+                base_sequence=first,
+                transactional=True,
+            )
+            self._cluster.retried(partial(self._produce, chosen, batch))
+        self._next_sequence[chosen] = (first + len(records)) % SEQUENCE_COUNT
+
+    def _add(self, chosen: TopicPartition) -> None:
+        if chosen in self._added:
+            return
+        topic, partition_index = chosen
+        values = {
+            **{f"v3_and_below_{name}": value for name, value in self._identity().items()},
+            "v3_and_below_topics": [{"name": topic, "partitions": [partition_index]}],
+        }
+        self._ask(
+            apis.ADD_PARTITIONS_TO_TXN,
+            values,
+            lambda found: found.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code,
+        )
+        self._added.add(chosen)
+
+    def _produce(self, chosen: TopicPartition, batch: bytearray) -> None:
+        topic, partition_index = chosen
+        connection = self._cluster.leader_connection(topic, partition_index)
+        version = connection.version_of(apis.PRODUCE)
+        _correlation_id, topics, _throttle_ms = connection.exchange(
+            lambda correlation_id: b"".join(
+                produce.encode_request(
+                    version,
+                    correlation_id,
+                    connection.client_id,
+                    transactional_id=self.transactional_id,
+                    acks=-1,
+                    timeout_ms=self._cluster.timeout_ms,
+                    topics=[(topic, [(partition_index, batch)])],
+                )
+            ),
+            partial(produce.parse_response, version),
+        )
+        answer = topics[0][1][0]
+        code = ErrorCode(answer.error_code)
+        if code.retriable and code not in _AGAIN:
+            raise LeaderUnavailable(f"{topic}-{partition_index} takes no records now: {code.name}; try again")
+        self._check(code, answer.error_message)
+
+    def _ask(self, api_key: int, values: Mapping[str, Any], code_of: Any) -> Any:
+        """One request to the transaction's coordinator, again while that says it cannot answer yet."""
+
+        def attempt() -> Any:
+            build = _message(api_key, values)
+            version_min = INIT_VERSION_MIN if api_key == apis.INIT_PRODUCER_ID else 0
+            answer = self._cluster.ask_coordinator(
+                self.transactional_id, api_key, build, version_min, key_type=TRANSACTION
+            )
+            self._check(code_of(answer))
+            return answer
+
+        return self._cluster.retried(attempt)
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "transactional_id": self.transactional_id,
+            "producer_id": self.producer_id,
+            "producer_epoch": self.epoch,
+        }
+
+    def _check(self, code: ErrorCode, message: str | None = None) -> None:
+        if code == ErrorCode.none:
+            return
+        if code in _AGAIN:
+            raise CoordinatorUnavailable(f"{self} cannot go on now: {code.name}; try again")
+        told = f"{code.name} ({message})" if message else code.name
+        if code in _FENCED:
+            raise ProducerFenced(
+                f"{self}: producer {self.producer_id} with epoch {self.epoch} was replaced by a newer one, or its "
+                f"transaction timed out and was aborted: {told}; only one producer may use a transactional id at a time"
+            )
+        if code == ErrorCode.invalid_txn_state:
+            raise InvalidTransaction(f"{self}: its coordinator says {told}: it has ended already, or never began")
+        raise RequestRefused(f"{self} was refused: {told}", code)
+
+    def _require(self, state: State) -> None:
+        if self._state is not state:
+            raise InvalidTransaction(f"{self}: the producer is {self._state.value}, it should be {state.value}")
+
+    def _failing(self) -> "_Failing":
+        return _Failing(self)
+
+
+class _Failing:
+    """Marks the transaction as failed if what is done within raises: some of it may be missing, so no commit."""
+
+    def __init__(self, producer: TransactionalProducer) -> None:
+        self._producer = producer
+
+    def __enter__(self) -> None:
+        """Nothing is to be done before."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not self._producer._is_resumed:
+            self._producer._state = State.FAILED
+
+
+def _message(api_key: int, values: Mapping[str, Any]) -> Build:
+    def build(_schema: Any, version: int) -> Any:
+        return message_of(request_class(api_key, version), values)
+
+    return build

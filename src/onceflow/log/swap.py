@@ -1,0 +1,142 @@
+"""How segments lose their files, and how compacted segments take their place, so that a crash leaves one or the other.
+
+A **deleted** segment's files are renamed to `NNN.log.deleted` and so on, and removed after `file.delete.delay.ms` or
+at the next start: who still reads them holds them open.
+
+A **compacted** segment replaces one or several neighbours. Its files pass through Kafka's names (LocalLog
+.replaceSegments); between the steps the directory is synced, because a power cut may keep any selection of renames:
+
+1. `NNN.log.cleaned` and its indexes are written and synced. A crash: they are removed, the old segments stand.
+2. They are renamed to `.swap`. From here on the new segment stands: whenever a start finds `NNN.log.swap`, it removes
+   what is left of the old segments and gives the new one its name.
+3. The old segments' files are renamed to `.deleted`.
+4. The `.swap` files get their names. A crash may leave the indexes without them: they are built anew.
+
+Which old segments a `.swap` file replaces is told by its offsets alone: from its base offset to that of its last
+batch, which compaction keeps for this, if need be empty.
+
+Compaction leaves gaps between offsets, which recovery elsewhere takes for damage. So before step 2
+`compaction-end-checkpoint` (a version, an offset) says up to which offset there may be some.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from onceflow.log.disk import Disk, read_file, replace_file
+from onceflow.log.errors import CorruptBatch, DataDirectoryRefused
+from onceflow.log.index import OffsetIndex, TimeIndex
+from onceflow.log.segment import LOG_SUFFIX, SNAPSHOT_SUFFIX, Segment, file_name, offsets_of
+from onceflow.log.transactions import TransactionIndex
+
+CLEANED_SUFFIX = ".cleaned"
+SWAP_SUFFIX = ".swap"
+DELETED_SUFFIX = ".deleted"
+SEGMENT_SUFFIXES = (OffsetIndex.suffix, TimeIndex.suffix, TransactionIndex.suffix, LOG_SUFFIX)
+"""The log comes last: it is what the others are built from."""
+
+_COMPACTION_END_FILE = "compaction-end-checkpoint"
+_VERSION = "0"
+
+
+def retire(disk: Disk, directory: Path, segments: Sequence[Segment], *, kept_snapshot: int = -1) -> list[Path]:
+    """Renames the files of sealed segments, and the snapshots at their beginnings but for `kept_snapshot`'s, oldest
+    first. Blocks; raises OSError. Returns the new paths, for `remove_retired` when nobody reads them any more."""
+    retired = []
+    for segment in segments:
+        segment.pin()
+        suffixes = SEGMENT_SUFFIXES if segment.base_offset == kept_snapshot else (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX)
+        for suffix in suffixes:
+            path = directory / file_name(segment.base_offset, suffix)
+            if disk.exists(path):
+                retired.append(path.with_name(path.name + DELETED_SUFFIX))
+                disk.rename(path, retired[-1])
+    disk.sync_directory(directory)
+    return retired
+
+
+def remove_retired(disk: Disk, paths: Iterable[Path]) -> None:
+    """Removes renamed files; those whose directory went meanwhile are gone already. Blocks; raises OSError."""
+    for path in paths:
+        if disk.exists(path):
+            disk.remove(path)
+
+
+def replace(disk: Disk, directory: Path, cleaned: Segment, old: Sequence[Segment]) -> tuple[Segment, list[Path]]:
+    """Puts `cleaned`, whose files end in `.cleaned`, in the place of neighbours; the module says how.
+
+    `old` can still be read afterwards by who holds them. Blocks; raises OSError, after which the next start finishes
+    what was begun. Returns the new segment, and the old files' new names.
+    """
+    base = cleaned.base_offset
+    cleaned.note_max_timestamp()
+    cleaned.write_indexes()
+    cleaned.file.sync_data()
+    last_offset = max(last for _position, _size_bytes, last in cleaned.spans(0, cleaned.size_bytes))
+    _write_compaction_end(disk, directory, last_offset + 1)
+    _rename_all(disk, directory, base, CLEANED_SUFFIX, SWAP_SUFFIX)
+    disk.sync_directory(directory)
+    retired = retire(disk, directory, old, kept_snapshot=base)
+    _rename_all(disk, directory, base, SWAP_SUFFIX, "")
+    disk.sync_directory(directory)
+    segment = Segment(disk, directory, base)
+    segment.load_sealed()
+    return segment, retired
+
+
+def remove_cleaned(disk: Disk, directory: Path) -> None:
+    """After a compaction that was given up before step 2."""
+    remove_retired(disk, [directory / name for name in disk.names(directory) if name.endswith(CLEANED_SUFFIX)])
+
+
+def _rename_all(disk: Disk, directory: Path, base: int, source_suffix: str, target_suffix: str) -> None:
+    for suffix in SEGMENT_SUFFIXES:
+        name = file_name(base, suffix)
+        source = directory / (name + source_suffix)
+        if disk.exists(source):
+            disk.rename(source, directory / (name + target_suffix))
+
+
+def finish(disk: Disk, directory: Path) -> None:
+    """At the start, before the segments are looked at: every deletion and replacement that was begun is ended, or
+    what was not begun is forgotten. Blocks; raises OSError. May be interrupted and called again."""
+    names = disk.names(directory)
+    swapped = offsets_of((name.removesuffix(SWAP_SUFFIX) for name in names if name.endswith(SWAP_SUFFIX)), LOG_SUFFIX)
+    for base in swapped:
+        path = directory / (file_name(base, LOG_SUFFIX) + SWAP_SUFFIX)
+        end = _offset_end(disk, directory, base)
+        for suffix in SEGMENT_SUFFIXES:
+            doomed = [offset for offset in offsets_of(names, suffix) if base <= offset < end]
+            remove_retired(disk, [directory / file_name(offset, suffix) for offset in doomed])
+        disk.sync_directory(directory)
+        disk.rename(path, directory / file_name(base, LOG_SUFFIX))
+        disk.sync_directory(directory)
+    strays = [name for name in names if name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX))]
+    remove_retired(disk, [directory / name for name in strays])
+
+
+def _offset_end(disk: Disk, directory: Path, base: int) -> int:
+    """Where the segment in a `.swap` file ends; where it was damaged since, recovery cuts it there."""
+    segment = Segment(disk, directory, base, suffix=SWAP_SUFFIX)
+    end = base + 1
+    try:
+        for _position, _size_bytes, last_offset in segment.spans(0, segment.size_bytes):
+            end = last_offset + 1
+    except CorruptBatch:
+        return end
+    return end
+
+
+def read_compaction_end(disk: Disk, directory: Path) -> int:
+    """The offset below which offsets may be missing. Raises DataDirectoryRefused, OSError."""
+    path = directory / _COMPACTION_END_FILE
+    if not disk.exists(path):
+        return 0
+    content = read_file(disk, path).decode(errors="replace").split()
+    if len(content) != 2 or content[0] != _VERSION or not content[1].isdecimal():
+        raise DataDirectoryRefused(f"{path} is damaged: {content} is not a version {_VERSION} and an offset")
+    return int(content[1])
+
+
+def _write_compaction_end(disk: Disk, directory: Path, offset_end: int) -> None:
+    if offset_end > read_compaction_end(disk, directory):
+        replace_file(disk, directory / _COMPACTION_END_FILE, f"{_VERSION}\n{offset_end}\n".encode())

@@ -1,0 +1,169 @@
+"""The transactions of one partition: which are open, where the last stable offset is, which were aborted.
+
+A transaction begins in a partition with its first batch there and ends with a marker. **Unstable** are the offsets
+from the first batch of the earliest transaction on that is open, or whose marker is not yet below the high watermark
+(Kafka's ProducerStateManager: ongoing and unreplicated transactions). Readers of committed data see what is below.
+
+`NNN.txnindex` lists the transactions whose *abort marker* is in segment NNN; their records may lie segments earlier.
+Entries of 34 bytes, big-endian, in the order of the markers (org.apache.kafka.storage.internals.log.AbortedTxn):
+
+    int16  version, 0
+    int64  producer id
+    int64  first offset of the transaction
+    int64  last offset: the marker's
+    int64  last stable offset once this transaction is over, whatever the high watermark
+
+The columns of last offsets and of last stable offsets ascend. Without an aborted transaction there is no file. Like
+the other indexes (`onceflow.log.index`) it is in memory while its segment is active, written when that is sealed or
+closed, and rebuilt by recovery.
+"""
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from onceflow.log.disk import Disk, remove_if_there
+from onceflow.log.index import Index
+
+NO_OFFSET = -1
+
+_VERSION = 0
+_ENTRIES_PER_READ = 1024
+
+
+class AbortedTransaction(NamedTuple):
+    """One entry of the index."""
+
+    version: int
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class OpenTransactions:
+    """First offsets of the transactions that make offsets unstable."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, int] = {}
+        """Producer id → first offset; in the order of the first offsets, for a transaction begins at the log's end."""
+        self._ended: list[tuple[int, int]] = []
+        """(first offset, marker's offset) of those whose marker may not be durable yet."""
+        self.first_unstable_offset = NO_OFFSET
+        """-1: none."""
+
+    def __contains__(self, producer_id: int) -> bool:
+        return producer_id in self._open
+
+    def first_offset(self, producer_id: int) -> int:
+        """Where the producer's open transaction begins; -1: it has none."""
+        return self._open.get(producer_id, NO_OFFSET)
+
+    def begin(self, producer_id: int, first_offset: int) -> None:
+        self._open[producer_id] = first_offset
+        if self.first_unstable_offset < 0:
+            self.first_unstable_offset = first_offset
+
+    def end(self, producer_id: int, marker_offset: int, *, commit: bool) -> AbortedTransaction | None:
+        """Ends the producer's transaction; what has to go to the index, if it was aborted and had records here."""
+        first_offset = self._open.pop(producer_id, NO_OFFSET)
+        if first_offset < 0:
+            return None
+        self._ended.append((first_offset, marker_offset))
+        if commit:
+            return None
+        stable = next(iter(self._open.values()), marker_offset + 1)
+        return AbortedTransaction(_VERSION, producer_id, first_offset, marker_offset, stable)
+
+    def forget_ended(self, high_watermark: int) -> None:
+        """Markers below the high watermark are durable: their transactions are stable now."""
+        if self._ended:
+            self._ended = [ended for ended in self._ended if ended[1] >= high_watermark]
+            first_open = next(iter(self._open.values()), NO_OFFSET)
+            firsts = [first for first, _marker in self._ended] + [first_open] * (first_open >= 0)
+            self.first_unstable_offset = min(firsts, default=NO_OFFSET)
+
+
+class TransactionIndex(Index):
+    """The aborted transactions of one segment; see the module."""
+
+    entry = struct.Struct(">hqqqq")
+    suffix = ".txnindex"
+
+    def __init__(self, disk: Disk, path: Path, base_offset: int, entries: bytearray | None) -> None:
+        super().__init__(disk, path, base_offset, entries)
+        self.count = 0
+        """How many entries there are, known without a look at the file."""
+
+    def append(self, aborted: AbortedTransaction) -> None:
+        assert self.entries is not None
+        self.entries += self.entry.pack(*aborted)
+        self.count += 1
+
+    def is_sane(self) -> bool:
+        """As for the other indexes, but no file is no entry."""
+        return not self._disk.exists(self.path) or super().is_sane()
+
+    def load(self) -> None:
+        if self._disk.exists(self.path):
+            super().load()
+        else:
+            self.entries = bytearray()
+        self.count = len(self)
+
+    def load_sealed(self) -> None:
+        """Counts the entries, which stay in the file."""
+        self.count = len(self) if self._disk.exists(self.path) else 0
+        self.release()
+
+    def forget(self) -> None:
+        """Before the index is built anew."""
+        self.entries = bytearray()
+        self.count = 0
+
+    def write(self) -> None:
+        """As for the other indexes, but without entries there is no file, and one of before is removed."""
+        if self.entries:
+            super().write()
+        else:
+            remove_if_there(self._disk, self.path)
+
+    def last_offset(self) -> int:
+        """The last marker's offset; -1 where there is none."""
+        try:
+            return int(self._at(self.count - 1)[3]) if self.count else NO_OFFSET
+        finally:
+            self.release()
+
+    def since(self, offset: int) -> Iterator[AbortedTransaction]:
+        """The transactions whose marker is at `offset` or later, in the order of the markers."""
+        count, size_bytes = self.count, self.entry.size
+        try:
+            first = bisect_left(range(count), offset, key=lambda number: int(self._at(number)[3]))
+            for number in range(first, count, _ENTRIES_PER_READ):
+                length_bytes = min(_ENTRIES_PER_READ, count - number) * size_bytes
+                block = self._bytes_at(number * size_bytes, length_bytes)
+                yield from map(AbortedTransaction._make, self.entry.iter_unpack(block))
+        finally:
+            self.release()
+
+
+def aborted_between(indexes: Iterable[TransactionIndex], offset_begin: int, offset_end: int) -> list[tuple[int, int]]:
+    """(producer id, first offset) of the aborted transactions that may have records in a range of offsets.
+
+    `indexes` are those of the segment that holds `offset_begin` and of all later ones: the marker may lie far behind
+    the records. The search ends at the entry up to whose last stable offset, which is not before `offset_end`, all
+    transactions were over (Kafka's TransactionIndex.collectAbortedTxns).
+    """
+    found = []
+    for index in indexes:
+        if not index.count:
+            continue
+        for aborted in index.since(offset_begin):
+            if aborted.first_offset < offset_end:
+                found.append((aborted.producer_id, aborted.first_offset))
+            if aborted.last_stable_offset >= offset_end:
+                return found
+    return found

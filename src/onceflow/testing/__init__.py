@@ -1,0 +1,31 @@
+"""For tests of Onceflow and with it: brokers in this process and in one of their own, a manual clock, a faulty disk.
+
+Each name is loaded when it is first asked for: pytest imports this package in every run where Onceflow is installed.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onceflow.testing.clock import ManualClock
+    from onceflow.testing.disk import FaultyDisk, PowerCut
+    from onceflow.testing.in_process import Broker, BrokerNotUsable
+    from onceflow.testing.process import BrokerProcess
+
+__all__ = ["Broker", "BrokerNotUsable", "BrokerProcess", "FaultyDisk", "ManualClock", "PowerCut"]
+
+_MODULES = {
+    "Broker": "in_process",
+    "BrokerNotUsable": "in_process",
+    "BrokerProcess": "process",
+    "FaultyDisk": "disk",
+    "ManualClock": "clock",
+    "PowerCut": "disk",
+}
+
+
+def __getattr__(name: str) -> object:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -1,0 +1,276 @@
+"""A broker in a thread of this process, for tests and programs: `with Broker() as broker: broker.bootstrap_servers`.
+
+The thread has an event loop of its own and changes nothing of the process: no signal handler, no limit, no event loop
+of others. What a client was acknowledged is as durable as with `onceflow broker`. A program that ends without `stop`
+leaves its data as a crash would: what was acknowledged is there.
+
+After a fork the child has no broker thread: it can talk to its parent's broker, and its copies of the sockets and of
+the directory's lock are closed, so that they end when the parent's do. `stop` in the child does nothing.
+"""
+
+import asyncio
+import atexit
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from onceflow.errors import OnceflowError
+
+if TYPE_CHECKING:
+    from onceflow.broker import server
+    from onceflow.broker.config import BrokerConfig
+    from onceflow.broker.topic_operations import Created
+    from onceflow.log.clock import Clock
+    from onceflow.log.disk import Disk
+
+HOST = "127.0.0.1"
+STOP_SECONDS_MAX = 60.0
+CREATE_SECONDS_MAX = 30.0
+EXIT_SECONDS_MAX = 5.0
+_OWN_SETTINGS = {"log.dir", "log.dirs", "listeners", "advertised.listeners"}
+
+logger = logging.getLogger(__name__)
+
+
+class BrokerNotUsable(OnceflowError):
+    """The broker of this process is not in the state that was asked of it."""
+
+
+class Broker:
+    """One Kafka-protocol broker on 127.0.0.1; `start` and `stop` may be called again, and the port stays the same.
+
+    `path` is the data directory, made if it is not there and kept; None takes a temporary one that `stop` removes.
+    `port` 0 takes any free port. `settings` are the broker's, by Kafka's names. `disk` and `clock` are for tests that
+    own them (`FaultyDisk`, `ManualClock`).
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        port: int = 0,
+        settings: Mapping[str, str] | None = None,
+        disk: "Disk | None" = None,
+        clock: "Clock | None" = None,
+    ) -> None:
+        self._settings = dict(settings or {})
+        own = sorted(_OWN_SETTINGS & self._settings.keys())
+        if own:
+            raise BrokerNotUsable(f"settings may not have {', '.join(own)}: give Broker its path and port instead")
+        self._path = None if path is None else Path(path)
+        self._port = port
+        self._disk = disk
+        self._clock = clock
+        self._run: _Run | None = None
+
+    def start(self) -> "Broker":
+        """Recover what is in the directory and listen; returns when clients can connect.
+
+        Raises BrokerNotUsable if it runs already, DataDirectoryRefused where another broker has the directory,
+        CannotListen, OSError.
+        """
+        if self._run is not None:
+            raise BrokerNotUsable(f"the broker on {self._run.path} runs already, on {self._run.address}; stop it first")
+        # Imported by the caller's thread: an import in a thread of its own could wait for the caller's import lock.
+        import onceflow.broker.server  # noqa: F401
+
+        run = _Run(self._path, self._port, self._settings, self._disk, self._clock)
+        run.start()
+        self._run = run
+        self._port = run.port
+        return self
+
+    def stop(self) -> None:
+        """Sync and close every log, end the thread, remove a temporary directory. Nothing if it does not run."""
+        run, self._run = self._run, None
+        if run is not None and run.is_here:
+            run.stop(STOP_SECONDS_MAX)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """HOST:PORT for clients."""
+        return self._running().address
+
+    @property
+    def path(self) -> Path:
+        """The data directory."""
+        return self._running().path
+
+    def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
+        """Create a topic, ready when this returns; `configs` by Kafka's names. Returns `name`.
+
+        Raises BrokerNotUsable where the topic is refused; it says why.
+        """
+        run = self._running()
+        if not run.is_here:
+            raise BrokerNotUsable(f"the broker on {run.path} is the parent process's; create {name} with a client")
+        created = run.create_topic(name, partitions, dict(configs or {}))
+        if created.error_code:
+            raise BrokerNotUsable(f"topic {name} was not created: {created.error_message or created.error_code.name}")
+        return name
+
+    def _running(self) -> "_Run":
+        if self._run is None:
+            raise BrokerNotUsable("the broker is not running; call start(), or use it in a with statement")
+        return self._run
+
+    def __enter__(self) -> "Broker":
+        return self.start()
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+_runs: "weakref.WeakSet[_Run]" = weakref.WeakSet()
+
+
+class _Run:
+    """A broker from its start to its stop."""
+
+    def __init__(
+        self, path: Path | None, port: int, settings: Mapping[str, str], disk: "Disk | None", clock: "Clock | None"
+    ) -> None:
+        # mkdtemp and not TemporaryDirectory, whose finalizer removes the parent's data when a forked child ends.
+        self.path = path if path is not None else Path(tempfile.mkdtemp(prefix="onceflow-"))
+        self.port = port
+        self._is_temporary = path is None
+        self._pid = os.getpid()
+        self._settings = settings
+        self._disk = disk
+        self._clock = clock
+        self._thread = threading.Thread(target=self._run_thread, name=f"onceflow-broker {self.path}", daemon=True)
+        self._started: Future[None] = Future()
+        self._ended: Future[None] = Future()
+        self._stopping = False
+        self._stop: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: server.Broker | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def is_here(self) -> bool:
+        """False in a forked child, where the thread is not."""
+        return self._pid == os.getpid()
+
+    def start(self) -> None:
+        try:
+            self._thread.start()
+            self._started.result()
+        except BaseException:
+            if self._thread.ident is not None:
+                self._end_thread(STOP_SECONDS_MAX)
+            self._remove_temporary()
+            raise
+        _runs.add(self)
+
+    def stop(self, seconds_max: float) -> None:
+        _runs.discard(self)
+        try:
+            self._end_thread(seconds_max)
+            self._ended.result(timeout=0)
+        finally:
+            self._remove_temporary()
+
+    def create_topic(self, name: str, partitions: int, configs: Mapping[str, str]) -> "Created":
+        from onceflow.broker.topics import NewTopic
+
+        async def create() -> "Created":
+            assert self._server is not None
+            done: asyncio.Future[list[Created]] = asyncio.get_running_loop().create_future()
+            self._server.node.create_topics([NewTopic(name, partitions, 1, dict(configs))], done.set_result)
+            return (await done)[0]
+
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(create(), self._loop).result(CREATE_SECONDS_MAX)
+
+    def close_descriptors_in_child(self) -> None:
+        if self._server is not None:
+            self._server.close_descriptors()
+
+    def _end_thread(self, seconds_max: float) -> None:
+        self._stopping = True
+        if self._stop is not None and self._loop is not None and not self._loop.is_closed():
+            try:
+                self._loop.call_soon_threadsafe(self._stop.set)
+            except RuntimeError:
+                # Closed between the question and the call: it has ended.
+                logger.debug("the broker on %s ended by itself", self.path)
+        self._thread.join(seconds_max)
+        if self._thread.is_alive():
+            raise BrokerNotUsable(
+                f"the broker on {self.path} did not stop within {seconds_max:.0f} s; is its disk stuck?"
+            )
+
+    def _remove_temporary(self) -> None:
+        if self._is_temporary:
+            shutil.rmtree(self.path)
+
+    def _run_thread(self) -> None:
+        try:
+            # A plain loop of its own, whatever policy the program has set.
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                runner.run(self._serve())
+            self._ended.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - it is handed to the thread that waits
+            self._ended.set_exception(error)
+            if not self._started.done():
+                self._started.set_exception(error)
+
+    async def _serve(self) -> None:
+        from onceflow.broker.server import Broker as Server
+
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._server = Server(self._config(), disk=self._disk, clock=self._clock)
+        await self._server.start()
+        self.port = self._server.port
+        self._started.set_result(None)
+        try:
+            if not self._stopping:
+                await self._stop.wait()
+        finally:
+            await self._server.stop()
+
+    def _config(self) -> "BrokerConfig":
+        from onceflow.broker.config import BrokerConfig
+
+        if not self._settings:
+            return BrokerConfig(self.path, HOST, self.port)
+        from onceflow.broker.setting_sources import Source, resolve
+
+        resolved = resolve(Source({**self._settings, "log.dirs": str(self.path)}))
+        for note in resolved.notes:
+            logger.info("%s", note)
+        return replace(resolved.config, host=HOST, port=self.port)
+
+
+def _stop_all() -> None:
+    """At exit: nothing of a broker that was not stopped stays behind."""
+    for run in list(_runs):
+        try:
+            if run.is_here:
+                run.stop(EXIT_SECONDS_MAX)
+        except (OnceflowError, OSError) as error:
+            logger.error("%s", error)
+
+
+def _after_fork_in_child() -> None:
+    for run in list(_runs):
+        run.close_descriptors_in_child()
+
+
+atexit.register(_stop_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

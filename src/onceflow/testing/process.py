@@ -1,0 +1,83 @@
+"""`onceflow broker` in a process of its own, for tests that kill it."""
+
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+class BrokerProcess:
+    """`onceflow broker` in a process of its own, on 127.0.0.1; `start` may be called again after `stop` or `kill`.
+
+    The first start picks a port, later ones use the same, as a broker that comes back does. `arguments` go to the
+    command line as they are. What the broker logs is in `BESIDE_DATA.log`.
+    """
+
+    def __init__(self, data: Path, port: int = 0, *arguments: str) -> None:
+        self.data = data
+        self.port = port
+        self.log_path = data.with_name(data.name + ".log")
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """HOST:PORT for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The running broker's process id."""
+        if self._process is None:
+            raise RuntimeError(f"the broker on {self.data} is not running")
+        return self._process.pid
+
+    def start(self) -> "BrokerProcess":
+        """Start and wait until it listens, at most 30 s."""
+        listen = ("--listen", f"127.0.0.1:{self.port}")
+        command = [sys.executable, "-m", "onceflow", "broker", "--data", str(self.data), *listen, *self._arguments]
+        self.data.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        line = self._first_line(30.0)
+        if not line.startswith("listening on "):
+            self.kill()
+            raise RuntimeError(f"the broker on {self.data} did not start: {self.log_path.read_text()[-2000:]}")
+        self.port = int(line.rpartition(":")[2])
+        return self
+
+    def _first_line(self, timeout_seconds: float) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], timeout_seconds)
+        return self._process.stdout.readline().decode().strip() if ready else ""
+
+    def kill(self) -> None:
+        """SIGKILL: what a crash of the process does."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM, and wait for the clean end; returns the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            return process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            if process.stdout is not None:
+                process.stdout.close()
+
+    def __enter__(self) -> "BrokerProcess":
+        return self.start()
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()

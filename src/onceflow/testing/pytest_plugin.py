@@ -1,0 +1,83 @@
+"""The pytest plugin that `pip install onceflow` brings: a broker per session, a topic per test.
+
+`-p no:onceflow` leaves it out. It imports the broker only when a test asks for one.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from onceflow.testing.in_process import Broker
+
+DATA_OPTION = "--onceflow-data"
+SETTINGS_OPTION = "onceflow_settings"
+TOPIC_MARKER = "onceflow_topic"
+NAME_CHARACTERS_MAX = 200
+"""Of the test's name in its topic's: Kafka allows 249 in all."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("onceflow", "Kafka-protocol broker for tests (onceflow)")
+    group.addoption(
+        DATA_OPTION,
+        metavar="DIRECTORY",
+        help="keep the data of the fixture onceflow_broker in DIRECTORY, per worker of pytest-xdist in one below it; "
+        "without it the data is temporary",
+    )
+    parser.addini(
+        SETTINGS_OPTION,
+        "settings of the fixture onceflow_broker, one a line, as in server.properties: num.partitions=3",
+        type="linelist",
+        default=[],
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        f"{TOPIC_MARKER}(partitions=1, configs=None): how the fixture onceflow_topic creates this test's topic; "
+        "configs by Kafka's names",
+    )
+
+
+@pytest.fixture(scope="session")
+def onceflow_broker(request: pytest.FixtureRequest) -> "Iterator[Broker]":
+    """A broker in a thread of this process, for the whole session: `onceflow_broker.bootstrap_servers`."""
+    from onceflow.testing.in_process import Broker
+
+    with Broker(_data_path(request.config), settings=_settings(request.config)) as broker:
+        yield broker
+
+
+@pytest.fixture
+def onceflow_topic(request: pytest.FixtureRequest, onceflow_broker: "Broker") -> str:
+    """The name of a new, empty topic that is this test's alone, of one partition unless the marker says otherwise."""
+    stem = re.sub(r"[^a-zA-Z0-9._-]", "-", request.node.name)[:NAME_CHARACTERS_MAX]
+    marker = request.node.get_closest_marker(TOPIC_MARKER)
+    arguments = dict(marker.kwargs) if marker is not None else {}
+    if marker is not None and (marker.args or arguments.keys() - {"partitions", "configs"}):
+        raise pytest.UsageError(f"{TOPIC_MARKER} takes partitions=N and configs={{NAME: VALUE}}, not {marker}")
+    return onceflow_broker.create_topic(f"{stem}-{os.urandom(4).hex()}", **arguments)
+
+
+def _data_path(config: pytest.Config) -> Path | None:
+    directory = config.getoption(DATA_OPTION)
+    if directory is None:
+        return None
+    worker = getattr(config, "workerinput", {}).get("workerid")
+    return Path(directory, worker) if worker else Path(directory)
+
+
+def _settings(config: pytest.Config) -> dict[str, str]:
+    settings = {}
+    for line in config.getini(SETTINGS_OPTION):
+        name, separator, value = line.partition("=")
+        if not separator:
+            raise pytest.UsageError(f"{SETTINGS_OPTION}: {line!r} is not NAME=VALUE, such as num.partitions=3")
+        settings[name.strip()] = value.strip()
+    return settings

@@ -1,0 +1,67 @@
+"""Transaction markers: the control batches with which a transaction ends in a partition (KIP-98).
+
+A marker is a record batch of format 2 with the attributes transactional and control (0x30), the producer's id and
+epoch, base sequence -1, and one record (org.apache.kafka.common.record.ControlRecordType, EndTransactionMarker):
+
+    key    int16  version, 0                value  int16  version, 0
+           int16  type: 0 abort, 1 commit          int32  coordinator epoch
+
+It takes an offset like any record, and readers leave it out.
+"""
+
+import struct
+from typing import NamedTuple
+
+from typing_extensions import Buffer
+
+from onceflow.wire.batch import Record, decode_batch, encode_batch
+from onceflow.wire.errors import MalformedBatch
+
+ABORT = 0
+COMMIT = 1
+
+_VERSION = 0
+_KEY = struct.Struct(">hh")
+_VALUE = struct.Struct(">hi")
+
+
+class Marker(NamedTuple):
+    """What a marker says besides its header."""
+
+    commit: bool
+    coordinator_epoch: int
+
+
+def encode_marker(
+    producer_id: int, producer_epoch: int, marker: Marker, *, offset: int, timestamp_ms: int, leader_epoch: int
+) -> bytearray:
+    """The control batch, one record long, at `offset`."""
+    key = _KEY.pack(_VERSION, COMMIT if marker.commit else ABORT)
+    value = _VALUE.pack(_VERSION, marker.coordinator_epoch)
+    return encode_batch(
+        [Record(offset, timestamp_ms, key, value)],
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        transactional=True,
+        control=True,
+        leader_epoch=leader_epoch,
+    )
+
+
+def decode_marker(buffer: Buffer, position: int = 0) -> Marker | None:
+    """The marker in the control batch at `position`; None for control records of other types, or where compaction
+    left the batch empty. Raises MalformedBatch."""
+    records = decode_batch(buffer, position)
+    return read_marker(records[0]) if records else None
+
+
+def read_marker(record: Record) -> Marker | None:
+    """The marker that a control record is; None for other types. Raises MalformedBatch."""
+    try:
+        _version, kind = _KEY.unpack_from(record.key or b"")
+        if kind not in (ABORT, COMMIT):
+            return None
+        _version, coordinator_epoch = _VALUE.unpack_from(record.value or b"")
+    except struct.error as error:
+        raise MalformedBatch(f"control record at offset {record.offset}: {error}") from error
+    return Marker(kind == COMMIT, coordinator_epoch)

@@ -1,0 +1,243 @@
+"""Message sets, Kafka's record formats 0 and 1, from before record batches (Kafka's class LegacyRecord).
+
+Entries end to end, each one message:
+
+    offset  size  field
+         0     8  offset
+         8     4  size            bytes that follow this field
+        12     4  CRC-32          of everything from byte 16 on (the zlib polynomial; format 2 has CRC-32C)
+        16     1  magic           0 or 1
+        17     1  attributes      bits 0-2 codec (none, gzip, snappy, lz4), 3 log-append time (format 1)
+        18     8  timestamp, ms   format 1 alone
+        18/26  4  key length      -1: null
+               …  key
+               4  value length    -1: null
+               …  value
+
+A compressed set is one entry, the wrapper, whose value is the compressed inner set. The wrapper has the offset of the
+last inner message. Inside, format 0 has absolute offsets, format 1 relative ones, from 0 (KIP-31): what the wrapper's
+offset is more than the last inner one is added to each. Under log-append time the wrapper's timestamp is that of every
+message (KIP-32). LZ4 in format 0 has a wrong header checksum (`onceflow.wire.lz4_header`). A wrapper in a wrapper is
+refused, as Kafka does.
+
+A library for old files: on the wire and on disk the broker has format 2 alone (`onceflow.wire.batch`).
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from typing_extensions import Buffer
+
+from onceflow.wire import lz4_header
+from onceflow.wire.batch import SIZE_BYTES_MAX, Record
+from onceflow.wire.codecs import Codec, compress, decompress
+from onceflow.wire.errors import CorruptBatch, MalformedBatch
+
+NO_TIMESTAMP = -1
+MAGIC_MAX = 1
+PREFIX_BYTES = 18
+"""Offset, size, CRC, magic and attributes: what both formats have in front."""
+OFFSET_AND_SIZE_BYTES = 12
+
+_PREFIX = struct.Struct(">qiIbb")
+_TIMESTAMP = struct.Struct(">q")
+_LENGTH = struct.Struct(">i")
+_CRC_BEGIN = 16
+_CODEC_MASK = 0x07
+_LOG_APPEND_TIME = 0x08
+_CODECS = (Codec.NONE, Codec.GZIP, Codec.SNAPPY, Codec.LZ4)
+
+
+class EntryHeader(NamedTuple):
+    """What stands in front of an entry's key; the timestamp is -1 in format 0."""
+
+    offset: int
+    size: int
+    crc: int
+    magic: int
+    attributes: int
+    timestamp_ms: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole entry."""
+        return self.size + OFFSET_AND_SIZE_BYTES
+
+    @property
+    def codec(self) -> Codec:
+        """Raises MalformedBatch for a codec that these formats do not have."""
+        number = self.attributes & _CODEC_MASK
+        if number >= len(_CODECS):
+            raise MalformedBatch(f"message at offset {self.offset}: format {self.magic} has no codec {number}")
+        return _CODECS[number]
+
+    @property
+    def is_log_append_time(self) -> bool:
+        return self.magic > 0 and bool(self.attributes & _LOG_APPEND_TIME)
+
+
+def read_header(buffer: Buffer, position: int = 0) -> EntryHeader:
+    """The header at `position`, unchecked but for the bytes that it needs. Raises MalformedBatch."""
+    try:
+        offset, size, crc, magic, attributes = _PREFIX.unpack_from(buffer, position)
+        (timestamp_ms,) = _TIMESTAMP.unpack_from(buffer, position + PREFIX_BYTES) if magic else (NO_TIMESTAMP,)
+    except struct.error as error:
+        left_bytes = len(memoryview(buffer)) - position
+        raise MalformedBatch(f"position {position}: {left_bytes} bytes left, which hold no message's header") from error
+    return EntryHeader(offset, size, crc, magic, attributes, timestamp_ms)
+
+
+def check_entry(buffer: Buffer, position: int, header: EntryHeader) -> None:
+    """Raises CorruptBatch unless the bytes at `position` are the whole entry that `header` describes."""
+    view = memoryview(buffer)
+    end = position + header.size_bytes
+    if not 0 <= header.magic <= MAGIC_MAX:
+        raise CorruptBatch(f"{_at(position, header)}: magic {header.magic}, a message set has 0 or 1")
+    if header.size_bytes < _entry_bytes_min(header.magic) or end > len(view):
+        left_bytes = len(view) - position - OFFSET_AND_SIZE_BYTES
+        raise CorruptBatch(f"{_at(position, header)}: size {header.size} where {left_bytes} bytes are left")
+    crc = zlib.crc32(view[position + _CRC_BEGIN : end])
+    if crc != header.crc:
+        raise CorruptBatch(f"{_at(position, header)}: CRC {crc:08x} computed, {header.crc:08x} stored")
+
+
+def entries(buffer: Buffer) -> Iterator[tuple[int, EntryHeader]]:
+    """(position, header) of each whole entry, wrappers unopened; a last one that is cut is ignored, as Kafka does.
+
+    Raises MalformedBatch where the magic is not 0 or 1 or a size could not be an entry's. Nothing else is checked.
+    """
+    size_bytes = len(memoryview(buffer))
+    position = 0
+    while position + _entry_bytes_min(0) <= size_bytes:
+        header = read_header(buffer, position)
+        if not 0 <= header.magic <= MAGIC_MAX or header.size_bytes < _entry_bytes_min(header.magic):
+            raise MalformedBatch(f"{_at(position, header)}: size {header.size}, magic {header.magic}")
+        if position + header.size_bytes > size_bytes:
+            return
+        yield position, header
+        position += header.size_bytes
+
+
+def decode_entry(buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZE_BYTES_MAX) -> list[Record]:
+    """The message at `position`, or those inside it if it is a wrapper, with absolute offsets; all CRCs are checked.
+
+    Raises CorruptBatch, MalformedBatch, and DecompressionTooLarge above `size_bytes_max`.
+    """
+    header = read_header(buffer, position)
+    check_entry(buffer, position, header)
+    key, value = _key_and_value(memoryview(buffer), position, header)
+    if header.codec is Codec.NONE:
+        return [Record(header.offset, header.timestamp_ms, key, value)]
+    if value is None:
+        raise MalformedBatch(f"{_at(position, header)}: a compressed set without a value")
+    inner = _unpacked(header, value, size_bytes_max)
+    records = [_inner_record(inner, begin, each, header) for begin, each in _inner_entries(inner, position, header)]
+    shift = header.offset - records[-1].offset if header.magic else 0
+    return [record._replace(offset=record.offset + shift) for record in records]
+
+
+def decode(buffer: Buffer, *, size_bytes_max: int = SIZE_BYTES_MAX) -> list[Record]:
+    """All messages of a set, wrappers opened, each at most `size_bytes_max` unpacked. Raises as `decode_entry`."""
+    view = memoryview(buffer)
+    return [
+        record
+        for position, header in entries(view)
+        for record in decode_entry(view[: position + header.size_bytes], position, size_bytes_max=size_bytes_max)
+    ]
+
+
+def encode(
+    records: Sequence[Record], *, magic: int, codec: Codec = Codec.NONE, log_append_time_ms: int | None = None
+) -> bytes:
+    """A message set in format `magic`; with a codec one wrapper around all of them.
+
+    Headers, which the formats do not have, raise ValueError, and so does a log-append time in format 0.
+    """
+    if not 0 <= magic <= MAGIC_MAX or codec not in _CODECS or not records:
+        raise ValueError(f"no message set: {len(records)} records, format {magic}, codec {codec!r}")
+    if any(record.headers for record in records) or (log_append_time_ms is not None and not magic):
+        raise ValueError("formats 0 and 1 have no record headers, format 0 has no timestamps")
+    time_bit = 0 if log_append_time_ms is None else _LOG_APPEND_TIME
+    dated = [_dated(record, log_append_time_ms) for record in records]
+    if codec is Codec.NONE:
+        return b"".join(_entry(record, magic, time_bit) for record in dated)
+    begin = records[0].offset if magic else 0
+    inner = b"".join(_entry(record._replace(offset=record.offset - begin), magic, time_bit) for record in dated)
+    latest_ms = max(record.timestamp_ms for record in dated)
+    return _entry(Record(dated[-1].offset, latest_ms, None, _packed(codec, magic, inner)), magic, time_bit | codec)
+
+
+def _entry(record: Record, magic: int, attributes: int) -> bytes:
+    body = struct.pack(">bb", magic, attributes)
+    if magic:
+        body += _TIMESTAMP.pack(record.timestamp_ms)
+    body += _with_length(record.key) + _with_length(record.value)
+    return struct.pack(">qiI", record.offset, 4 + len(body), zlib.crc32(body)) + body
+
+
+def _dated(record: Record, log_append_time_ms: int | None) -> Record:
+    return record if log_append_time_ms is None else record._replace(timestamp_ms=log_append_time_ms)
+
+
+def _with_length(data: bytes | None) -> bytes:
+    return _LENGTH.pack(-1) if data is None else _LENGTH.pack(len(data)) + data
+
+
+def _packed(codec: Codec, magic: int, inner: bytes) -> bytes:
+    packed = compress(codec, inner)
+    return lz4_header.with_kafkas_checksum(packed) if codec is Codec.LZ4 and not magic else packed
+
+
+def _unpacked(header: EntryHeader, value: bytes, size_bytes_max: int) -> bytes:
+    packed = lz4_header.with_right_checksum(value) if header.codec is Codec.LZ4 and not header.magic else value
+    return decompress(header.codec, packed, size_bytes_max=size_bytes_max)
+
+
+def _inner_entries(inner: bytes, position: int, wrapper: EntryHeader) -> list[tuple[int, EntryHeader]]:
+    found = list(entries(inner))
+    end = found[-1][0] + found[-1][1].size_bytes if found else 0
+    if not found or end != len(inner):
+        raise MalformedBatch(f"{_at(position, wrapper)}: its messages take {end} of {len(inner)} bytes")
+    return found
+
+
+def _inner_record(inner: bytes, position: int, header: EntryHeader, wrapper: EntryHeader) -> Record:
+    check_entry(inner, position, header)
+    if header.magic != wrapper.magic or header.codec is not Codec.NONE:
+        raise MalformedBatch(
+            f"{_at(position, header)}, inside the one at offset {wrapper.offset}: magic {header.magic} in"
+            f" {wrapper.magic}, codec {header.codec.name.lower()}; a set inside is plain and of the same format"
+        )
+    key, value = _key_and_value(memoryview(inner), position, header)
+    timestamp_ms = wrapper.timestamp_ms if wrapper.is_log_append_time else header.timestamp_ms
+    return Record(header.offset, timestamp_ms, key, value)
+
+
+def _key_and_value(view: memoryview, position: int, header: EntryHeader) -> tuple[bytes | None, bytes | None]:
+    end = position + header.size_bytes
+    key, begin = _read_bytes(view[:end], position + PREFIX_BYTES + (_TIMESTAMP.size if header.magic else 0))
+    value, begin = _read_bytes(view[:end], begin)
+    if begin != end:
+        raise MalformedBatch(f"{_at(position, header)}: its value ends at byte {begin}, its size says {end}")
+    return key, value
+
+
+def _read_bytes(view: memoryview, position: int) -> tuple[bytes | None, int]:
+    left_bytes = len(view) - position - _LENGTH.size
+    size_bytes = _LENGTH.unpack_from(view, position)[0] if left_bytes >= 0 else -2
+    if not -1 <= size_bytes <= left_bytes:
+        raise MalformedBatch(f"byte {position}: a length of {size_bytes} where {max(left_bytes, 0)} bytes are left")
+    begin = position + _LENGTH.size
+    if size_bytes == -1:
+        return None, begin
+    return bytes(view[begin : begin + size_bytes]), begin + size_bytes
+
+
+def _entry_bytes_min(magic: int) -> int:
+    return PREFIX_BYTES + 2 * _LENGTH.size + (_TIMESTAMP.size if magic else 0)
+
+
+def _at(position: int, header: EntryHeader) -> str:
+    return f"message at position {position}, offset {header.offset}"

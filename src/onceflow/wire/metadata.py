@@ -1,0 +1,102 @@
+"""Metadata answers, versions 0 to 12, as bytes: a head, one entry per topic, a tail.
+
+kio needs milliseconds for an answer of a hundred topics. Here a topic's entry is made once for all versions that share
+its layout and is kept by the broker; an answer is the entries joined. (MetadataResponse.json of Apache Kafka)
+
+    int32 throttle time (3+), [broker: int32 id, string host, int32 port, nullable string rack (1+)],
+    nullable string cluster id (2+), int32 controller id (1+),
+    [topic: int16 error, string name, uuid (10+), bool is internal (1+),
+        [partition: int16 error, int32 index, int32 leader, int32 leader epoch (7+), [int32] replicas, [int32] in-sync
+         replicas, [int32] offline replicas (5+)], int32 authorized operations (8+)],
+    int32 authorized operations of the cluster (8 to 10)
+"""
+
+import struct
+from uuid import UUID
+
+from onceflow.wire.primitives import INT16, INT32, append_count, append_string
+
+VERSION_MAX = 12
+FLEXIBLE_FROM = 9
+NULLABLE_NAME_FROM = 12
+OPERATIONS_NOT_ASKED = -(2**31)
+"""Of authorized operations: nobody asked which there are."""
+
+_NO_TAGS = b"\x00"
+_LAYOUT_SINCE = (0, 1, 5, 7, 8, 9, 10)
+LAYOUTS = tuple(max(since for since in _LAYOUT_SINCE if since <= version) for version in range(VERSION_MAX + 1))
+"""Version → the first version in which a topic's entry has the same layout."""
+
+
+def encode_head(version: int, broker_id: int, host: str, port: int, cluster_id: str) -> bytes:
+    """What comes before the topics' number, for a cluster of one broker."""
+    flexible = version >= FLEXIBLE_FROM
+    buffer = bytearray()
+    if version >= 3:
+        buffer += INT32.pack(0)
+    append_count(buffer, 1, flexible=flexible)
+    buffer += INT32.pack(broker_id)
+    append_string(buffer, host, flexible=flexible)
+    buffer += INT32.pack(port)
+    if version >= 1:
+        append_string(buffer, None, flexible=flexible)
+    if flexible:
+        buffer += _NO_TAGS
+    if version >= 2:
+        append_string(buffer, cluster_id, flexible=flexible)
+    if version >= 1:
+        buffer += INT32.pack(broker_id)
+    return bytes(buffer)
+
+
+def encode_tail(version: int, operations: int) -> bytes:
+    """What comes after the topics; `operations` are the cluster's."""
+    buffer = INT32.pack(operations) if 8 <= version <= 10 else b""
+    return buffer + _NO_TAGS if version >= FLEXIBLE_FROM else buffer
+
+
+def encode_topic(
+    version: int,
+    error_code: int,
+    name: str | None,
+    topic_id: UUID | None,
+    *,
+    is_internal: bool = False,
+    partition_count: int = 0,
+    broker_id: int = -1,
+    leader_epoch: int = -1,
+    operations: int = OPERATIONS_NOT_ASKED,
+) -> bytes:
+    """One topic, each of its partitions led and kept by the one broker."""
+    flexible = version >= FLEXIBLE_FROM
+    buffer = bytearray(INT16.pack(error_code))
+    append_string(buffer, name if version >= NULLABLE_NAME_FROM else name or "", flexible=flexible)
+    if version >= 10:
+        buffer += topic_id.bytes if topic_id is not None else bytes(16)
+    if version >= 1:
+        buffer.append(is_internal)
+    append_count(buffer, partition_count, flexible=flexible)
+    behind_index = _behind_index(version, broker_id, leader_epoch)
+    partition = struct.Struct(f">hi{len(behind_index)}s")
+    buffer += b"".join([partition.pack(0, index, behind_index) for index in range(partition_count)])
+    if version >= 8:
+        buffer += INT32.pack(operations)
+    if flexible:
+        buffer += _NO_TAGS
+    return bytes(buffer)
+
+
+def _behind_index(version: int, broker_id: int, leader_epoch: int) -> bytes:
+    """A partition's fields after its index, which are the same for all."""
+    flexible = version >= FLEXIBLE_FROM
+    buffer = bytearray(INT32.pack(broker_id))
+    if version >= 7:
+        buffer += INT32.pack(leader_epoch)
+    for _replicas_and_in_sync in range(2):
+        append_count(buffer, 1, flexible=flexible)
+        buffer += INT32.pack(broker_id)
+    if version >= 5:
+        append_count(buffer, 0, flexible=flexible)
+    if flexible:
+        buffer += _NO_TAGS
+    return bytes(buffer)

@@ -1,0 +1,105 @@
+"""A broker in this process on a real socket, whose clock and disk a test holds."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from onceflow.broker.node import BrokerConfig, Node
+from onceflow.broker.server import Broker
+from onceflow.log.disk import Disk
+from onceflow.log.partition import PartitionLog
+from onceflow.testing import FaultyDisk, ManualClock, PowerCut
+
+T = TypeVar("T")
+
+WAIT_SECONDS = 20.0
+
+
+class DrivenBroker:
+    """Starts and stops in a `with`; `settings` are fields of BrokerConfig."""
+
+    def __init__(self, data: Path, *, disk: Disk | None = None, clock: ManualClock | None = None, **settings: Any):
+        self.data = data
+        self.clock = clock or ManualClock()
+        self.disk = disk
+        self.bootstrap = ""
+        self._settings = settings
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._broker: Broker | None = None
+
+    def start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda _loop, _context: None)
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._broker = Broker(BrokerConfig(self.data, port=0, **self._settings), disk=self.disk, clock=self.clock)
+        try:
+            asyncio.run_coroutine_threadsafe(self._broker.start(), self._loop).result(WAIT_SECONDS)
+        except BaseException:
+            self._end_loop()
+            raise
+        self.bootstrap = f"127.0.0.1:{self._broker.port}"
+
+    def stop(self) -> None:
+        """A clean stop, or what is left of one without power."""
+        assert self._loop is not None
+        assert self._broker is not None
+        try:
+            with suppress(PowerCut):
+                asyncio.run_coroutine_threadsafe(self._broker.stop(), self._loop).result(WAIT_SECONDS)
+        finally:
+            self._end_loop()
+
+    def power_cycle(self, seed: int, *, drop_all: bool = False) -> None:
+        assert isinstance(self.disk, FaultyDisk)
+        self.stop()
+        self.disk.crash(seed, drop_all=drop_all)
+        self.start()
+
+    def _end_loop(self) -> None:
+        assert self._loop is not None
+        assert self._thread is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def call(self, function: Callable[[Node], T]) -> T:
+        """What the function returns, called in the broker's loop."""
+
+        async def called() -> T:
+            assert self._broker is not None
+            return function(self._broker.node)
+
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(WAIT_SECONDS)
+
+    def log(self, topic: str, partition: int = 0) -> PartitionLog:
+        def find(node: Node) -> PartitionLog:
+            found = node.partitions.get(topic, partition)
+            assert found is not None
+            return found.log
+
+        return self.call(find)
+
+    def __enter__(self) -> "DrivenBroker":
+        self.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+
+def eventually(condition: Callable[[], T], what: str) -> T:
+    """Waits until it is true, for what the broker does by itself within a tick of a quarter of a second."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {WAIT_SECONDS} s: {what}")

@@ -1,0 +1,93 @@
+"""Groups with their log on a disk: records are really written, synced and replayed; the clock is moved by hand."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from onceflow.broker.group_commit import GroupCommit
+from onceflow.broker.groups.coordinator import GroupCoordinator
+from onceflow.broker.groups.records import GroupRecord, OffsetCommit
+from onceflow.broker.groups.requests import GroupRequests
+from onceflow.broker.groups.states import GroupState
+from onceflow.broker.partitions import Partition
+from onceflow.broker.state_log import StateLog
+from onceflow.log.config import LogConfig
+from onceflow.log.partition import PartitionLog
+from onceflow.testing import FaultyDisk, ManualClock
+from onceflow.wire.errors import ErrorCode
+from tests.broker.groups.scene import CONFIG
+
+
+class Stored:
+    """Coordinator, requests and log; `reopen` is a restart after a kill, `crash` one after a power cut."""
+
+    def __init__(self, directory: Path, log: LogConfig = LogConfig(), **settings: int) -> None:  # noqa: B008
+        self.clock = ManualClock()
+        self.disk = FaultyDisk(directory)
+        self.config = replace(CONFIG, **settings)  # type: ignore[arg-type]
+        self._log_config = log
+        self._path = directory / "__consumer_offsets-0"
+        self._open()
+
+    def _open(self) -> None:
+        log = PartitionLog.open(self._path, self._log_config, disk=self.disk, clock=self.clock, clean=False)
+        self.partition = Partition("__consumer_offsets", 0, log)
+        self.group_commit = GroupCommit()
+        self.groups = GroupCoordinator(self.clock, self.config)
+        self.requests = GroupRequests(self.groups, StateLog(self.partition, self.clock, self.group_commit))
+
+    async def synced(self) -> None:
+        """Wait until no sync is under way."""
+        await self.group_commit._idle.wait()
+
+    async def reopen(self) -> None:
+        await self.group_commit.close()
+        self.disk.kill()
+        self._open()
+
+    async def crash(self) -> None:
+        """All that was not synced is lost."""
+        await self.group_commit.close()
+        self.disk.crash(1, drop_all=True)
+        self._open()
+
+    async def record(self, *records: GroupRecord) -> ErrorCode:
+        return await self._told(lambda settled: self.requests.record(records, settled))
+
+    async def record_transactional(self, producer_id: int, *records: OffsetCommit) -> ErrorCode:
+        return await self._told(lambda settled: self.requests.record_transactional(producer_id, 0, records, settled))
+
+    async def complete(self, producer_id: int, *, commit: bool) -> ErrorCode:
+        self.requests.complete_transaction(producer_id, 0, commit=commit)
+        return await self._told(self.requests.when_synced)
+
+    @staticmethod
+    async def _told(ask: Callable[[Callable[[ErrorCode], None]], None]) -> ErrorCode:
+        told: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        ask(told.set_result)
+        return await asyncio.wait_for(told, 10)
+
+    @property
+    def state(self) -> GroupState:
+        return self.groups.groups["g"].state
+
+    def offsets(self, group: str = "g") -> dict[int, int | None]:
+        """Partition of topic `t` → committed offset."""
+        found = self.groups.groups.get(group)
+        return {partition: each.offset for (_topic, partition), each in found.offsets.items()} if found else {}
+
+
+def run(test: Callable[[], Awaitable[Any]]) -> None:
+    """Run the test's coroutine to its end."""
+    asyncio.run(_awaited(test))
+
+
+async def _awaited(test: Callable[[], Awaitable[Any]]) -> None:
+    await test()
+
+
+def commits(*offsets: int, group: str = "g", at_ms: int = 0) -> Sequence[OffsetCommit]:
+    """A commit of each offset, in partition 0, 1, … of topic `t`."""
+    return [OffsetCommit(group, "t", number, offset, 0, "", at_ms) for number, offset in enumerate(offsets)]

@@ -1,0 +1,284 @@
+"""What a group's requests are answered, over a socket: each of these was asked of Apache Kafka 4.1.1 as well.
+
+With ONCEFLOW_TEST_BOOTSTRAP the whole module runs against that Kafka (with group.initial.rebalance.delay.ms=0).
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
+from tests.broker.groups.raw_group import RawGroup, subscription
+
+NONE = ErrorCode.none
+RANGE = "range"
+
+
+@pytest.fixture
+def group(bootstrap: str, topic: str) -> Iterator[RawGroup]:
+    """A group that no other test uses, and three partitions of `topic`."""
+    with RawGroup(bootstrap, f"group of {topic}") as found:
+        found.client().create_topic(topic, 3)
+        yield found
+
+
+def alone(group: RawGroup, metadata: bytes = b"m") -> str:
+    """One member of a stable group in generation 1; its id."""
+    member_id = group.enter(protocols=[(RANGE, metadata)])
+    assert group.joined().generation_id == 1
+    assert group.sync(1, member_id, assignments={member_id: b"assigned"}).assignment == b"assigned"
+    return member_id
+
+
+def test_requests_that_no_group_takes(group: RawGroup) -> None:
+    assert group.join(session_ms=5999).error_code == ErrorCode.invalid_session_timeout
+    assert group.join(session_ms=1_800_001).error_code == ErrorCode.invalid_session_timeout
+    assert group.join("member-1").error_code == ErrorCode.unknown_member_id
+    assert group.join(protocols=()).error_code == ErrorCode.inconsistent_group_protocol
+    assert group.join(protocol_type="").error_code == ErrorCode.inconsistent_group_protocol
+    with RawGroup(group.bootstrap, "") as nameless:
+        assert nameless.join().error_code == ErrorCode.invalid_group_id
+
+
+def test_requests_about_a_group_that_does_not_exist(group: RawGroup, topic: str) -> None:
+    assert group.beat(1, "m") == ErrorCode.unknown_member_id
+    assert group.leave(("m", None), ("", "i")) == [
+        ("m", None, ErrorCode.unknown_member_id),
+        ("", "i", ErrorCode.unknown_member_id),
+    ]
+    assert group.offsets() == {}
+    assert group.offsets([(topic, [0])]) == {(topic, 0): (-1, 0)}
+    assert group.commit(topic, generation=3, member_id="m") == ErrorCode.illegal_generation
+    assert group.delete() == {group.group_id: ErrorCode.group_id_not_found}
+    assert group.delete_offsets([(topic, [0])]) == (ErrorCode.group_id_not_found, {})
+    found = group.describe()
+    assert (found.error_code, found.group_state, found.members) == (NONE, "Dead", ())
+    assert group.listed() == []
+
+
+def test_a_generation_on_its_way_and_stable(group: RawGroup, topic: str) -> None:
+    member_id = group.enter()
+    joined = group.joined()
+    assert (joined.error_code, joined.leader, joined.skip_assignment) == (NONE, member_id, False)
+    found = group.describe()
+    assert (found.group_state, found.protocol_type, found.protocol_data) == ("CompletingRebalance", "consumer", "")
+    assert (found.members[0].client_id, found.members[0].client_host) == ("raw", "/127.0.0.1")
+    assert (found.members[0].member_metadata, found.members[0].member_assignment) == (b"", b"")
+    assert group.commit(topic, generation=1, member_id=member_id) == ErrorCode.rebalance_in_progress
+    assert group.join(member_id) == joined, "the same answer again, for one that was lost"
+    assert group.sync(1, member_id, assignments={member_id: b"assigned"}).assignment == b"assigned"
+    assert group.sync(1, member_id).assignment == b"assigned"
+    found = group.describe()
+    assert (found.group_state, found.protocol_data) == ("Stable", RANGE)
+    assert (found.members[0].member_metadata, found.members[0].member_assignment) == (b"m", b"assigned")
+    for states in ((), ("stable",), ("STABLE", "nonsense")):
+        assert group.listed(*states) == [("consumer", "Stable")]
+    assert group.listed("Empty") == []
+
+
+def test_a_sync_must_be_of_the_members_protocol_and_generation(group: RawGroup) -> None:
+    member_id = group.enter()
+    group.joined()
+    inconsistent = ErrorCode.inconsistent_group_protocol
+    assert group.sync(1, member_id, protocol=None, protocol_type=None).error_code == inconsistent
+    assert group.sync(1, member_id, protocol="sticky").error_code == inconsistent
+    assert group.sync(1, member_id, protocol_type="connect").error_code == inconsistent
+    assert group.sync(0, member_id).error_code == ErrorCode.illegal_generation
+    assert group.sync(1, "stranger").error_code == ErrorCode.unknown_member_id
+
+
+def test_who_may_send_heartbeats_and_commits(group: RawGroup, topic: str) -> None:
+    member_id = alone(group)
+    assert group.beat(1, member_id) == NONE
+    assert group.beat(0, member_id) == ErrorCode.illegal_generation
+    assert group.beat(1, "stranger") == ErrorCode.unknown_member_id
+    assert group.beat(1, member_id, "instance") == ErrorCode.unknown_member_id
+    assert group.commit(topic, 5, generation=1, member_id=member_id) == NONE
+    assert group.commit(topic, 5, generation=0, member_id=member_id) == ErrorCode.illegal_generation
+    assert group.commit(topic, 5, partition=9, generation=1, member_id=member_id) == 3
+    assert group.commit(topic, 5) == ErrorCode.unknown_member_id
+    assert group.commit(topic, 5, member_id=member_id) == ErrorCode.illegal_generation
+    assert group.commit(topic, 5, instance="instance") == ErrorCode.unknown_member_id
+    for protocols, kind in (((("sticky", b"m"),), "consumer"), (((RANGE, b"m"),), "connect")):
+        refused = group.join(member_id, protocols=protocols, protocol_type=kind)
+        assert refused.error_code == ErrorCode.inconsistent_group_protocol
+    assert group.delete("no-such-group") == {
+        group.group_id: ErrorCode.non_empty_group,
+        "no-such-group": ErrorCode.group_id_not_found,
+    }
+
+
+def test_an_empty_group_is_anybodys(group: RawGroup, topic: str) -> None:
+    member_id = alone(group)
+    group.commit(topic, 5, generation=1, member_id=member_id)
+    assert group.leave((member_id, None)) == [(member_id, None, NONE)]
+    found = group.describe()
+    assert (found.group_state, found.protocol_type, found.members) == ("Empty", "consumer", ())
+    assert group.commit(topic, 6, partition=1) == NONE
+    assert group.commit(topic, 7, partition=2, member_id="anybody") == NONE
+    assert group.commit(topic, 7, partition=2, generation=1, member_id=member_id) == ErrorCode.unknown_member_id
+    assert group.beat(2, member_id) == ErrorCode.unknown_member_id
+    assert group.join(member_id).error_code == ErrorCode.unknown_member_id
+    assert group.offsets() == {(topic, 0): (5, 0), (topic, 1): (6, 0), (topic, 2): (7, 0)}
+    answer = group.delete_offsets([(topic, [0, 7]), ("no-such-topic", [0])])
+    assert answer == (NONE, {(topic, 0): 0, (topic, 7): 3, ("no-such-topic", 0): 3})
+    assert group.delete_offsets([(topic, [0])]) == (NONE, {(topic, 0): 0}), "twice is no error"
+    assert set(group.offsets()) == {(topic, 1), (topic, 2)}
+    assert group.delete(group.group_id) == {group.group_id: NONE}
+    assert (group.offsets(), group.describe().group_state) == ({}, "Dead")
+
+
+def test_offsets_of_topics_that_a_member_reads_cannot_be_deleted(group: RawGroup, topic: str) -> None:
+    member_id = alone(group, subscription(topic))
+    group.commit(topic, 5, generation=1, member_id=member_id)
+    answer = group.delete_offsets([(topic, [0, 1])])
+    assert answer == (NONE, {(topic, 0): 86, (topic, 1): 86})
+    group.send_join(member_id, protocols=[(RANGE, subscription("another"))])
+    assert group.joined().generation_id == 2
+    assert group.delete_offsets([(topic, [0])]) == (NONE, {(topic, 0): 0})
+    assert group.offsets() == {}
+
+
+def test_a_member_whose_subscription_is_no_subscription_may_read_everything(group: RawGroup, topic: str) -> None:
+    alone(group, b"m")
+    assert group.delete_offsets([(topic, [0])]) == (NONE, {(topic, 0): 86})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error_code"),
+    [
+        ("x" * 4096, 0),
+        ("x" * 4097, 12),
+        ("é" * 4096, 0),
+        ("\N{GRINNING FACE}" * 2048, 0),
+        ("\N{GRINNING FACE}" * 2049, 12),
+        (None, 0),
+    ],
+    ids=["4096", "4097", "4096 of two bytes", "2048 of two units", "2049 of two units", "none"],
+)
+def test_the_size_of_an_offsets_metadata(group: RawGroup, topic: str, metadata: str | None, error_code: int) -> None:
+    assert group.commit(topic, metadata=metadata) == error_code
+
+
+def test_a_consumer_that_only_commits_has_a_group(group: RawGroup, topic: str) -> None:
+    assert group.commit(topic, 3) == NONE
+    assert group.commit(topic, 4, partition=1, version=3, retention_ms=3_600_000) == NONE
+    assert group.commit("no-such-topic") == ErrorCode.unknown_topic_or_partition
+    assert group.listed() == [("", "Empty")]
+    assert group.offsets() == {(topic, 0): (3, 0), (topic, 1): (4, 0)}
+    with RawGroup(group.bootstrap, "") as nameless:
+        assert nameless.commit(topic, 8) == NONE, "as of old"
+        assert nameless.offsets([(topic, [0])]) == {(topic, 0): (8, 0)}
+        assert nameless.delete() == {"": NONE}
+
+
+def test_several_groups_offsets_in_one_answer_and_in_old_versions(group: RawGroup, topic: str) -> None:
+    group.commit(topic, 3, metadata="note")
+    asked = [
+        {"group_id": group.group_id, "topics": [{"name": topic, "partition_indexes": [0, 7]}]},
+        {"group_id": "no-such-group", "topics": None},
+    ]
+    answer = group.client().ask(apis.OFFSET_FETCH, 8, groups=asked, require_stable=True)
+    assert [each.error_code for each in answer.groups] == [NONE, NONE]
+    found = answer.groups[0].topics[0].partitions
+    assert [(each.committed_offset, each.metadata) for each in found] == [(3, "note"), (-1, "")]
+    assert answer.groups[1].topics == ()
+    for version in (1, 5, 7):
+        topics = [{"name": topic, "partition_indexes": [0]}] if version < 2 else None
+        answer = group.client().ask(apis.OFFSET_FETCH, version, group_id=group.group_id, topics=topics)
+        assert answer.topics[0].partitions[0].committed_offset == 3
+
+
+def test_a_rebalance_of_two(group: RawGroup, topic: str) -> None:
+    first = alone(group)
+    second = group.enter(on="b")
+    while group.describe().group_state != "PreparingRebalance":
+        pass
+    assert group.beat(1, first) == ErrorCode.rebalance_in_progress
+    assert group.sync(1, first).error_code == ErrorCode.rebalance_in_progress
+    assert group.commit(topic, generation=1, member_id=first) == NONE
+    joined = group.join(first)
+    assert {each.member_id for each in joined.members} == {first, second}
+    follower = group.joined(on="b")
+    assert (follower.generation_id, follower.leader, follower.members) == (2, first, ())
+    group.send_sync(2, second, on="b")
+    assert group.sync(2, first, assignments={first: b"A"}).assignment == b"A"
+    assert group.synced(on="b").assignment == b"", "the leader gave it nothing"
+    again = group.join(second, on="b")
+    assert (again.generation_id, again.members) == (2, ()), "a follower that joins has lost its answer"
+    assert group.leave((first, None), ("stranger", None), (second, "instance")) == [
+        (first, None, NONE),
+        ("stranger", None, ErrorCode.unknown_member_id),
+        (second, "instance", ErrorCode.unknown_member_id),
+    ]
+    assert group.beat(2, second) == ErrorCode.rebalance_in_progress
+
+
+def two_static(group: RawGroup) -> tuple[str, str]:
+    """A stable group of instances a, the leader, and b, in generation 2; their member ids."""
+    first = group.join(on="a", instance="a").member_id
+    assert first.startswith("a-")
+    group.send_join(on="b", instance="b")
+    while group.describe().group_state != "PreparingRebalance":
+        pass
+    group.join(first, on="a", instance="a")
+    second = group.joined(on="b").member_id
+    group.send_sync(2, second, on="b", instance="b")
+    group.sync(2, first, on="a", instance="a", assignments={first: b"A", second: b"B"})
+    assert group.synced(on="b").assignment == b"B"
+    return first, second
+
+
+def test_a_static_member_comes_back_and_its_old_id_is_fenced(group: RawGroup, topic: str) -> None:
+    first, old = two_static(group)
+    back = group.join(on="b", instance="b")
+    new = back.member_id
+    assert new != old
+    assert (back.generation_id, back.leader, back.members, back.skip_assignment) == (2, first, (), False)
+    fenced = ErrorCode.fenced_instance_id
+    assert [group.beat(2, each, "b") for each in (old, new)] == [fenced, NONE]
+    assert [group.beat(2, each) for each in (old, new)] == [ErrorCode.unknown_member_id, NONE]
+    assert group.sync(2, old, instance="b").error_code == fenced
+    assert group.sync(2, new, instance="b").assignment == b"B"
+    assert group.commit(topic, generation=2, member_id=old, instance="b") == fenced
+    assert group.commit(topic, generation=2, member_id=new, instance="b") == NONE
+    assert group.join(old, instance="b").error_code == fenced
+    assert group.join(new, instance="another").error_code == ErrorCode.unknown_member_id
+    assert {each.group_instance_id for each in group.describe().members} == {"a", "b"}
+
+
+def test_a_static_leader_comes_back(group: RawGroup) -> None:
+    first, second = two_static(group)
+    back = group.join(on="a", instance="a")
+    assert (back.generation_id, back.leader, back.skip_assignment) == (2, back.member_id, True)
+    assert {each.member_id: each.group_instance_id for each in back.members} == {back.member_id: "a", second: "b"}
+    older = group.join(on="a", instance="a", version=5)
+    assert (older.generation_id, older.leader, older.members) == (2, back.member_id, ()), "it does not lead, so to say"
+    assert first not in (back.member_id, older.member_id)
+
+
+def test_static_members_are_removed_by_their_instance_ids(group: RawGroup) -> None:
+    first, second = two_static(group)
+    new = group.join(on="b", instance="b").member_id
+    assert group.leave((second, "b"), (new, "x"), ("", "x"), ("", None)) == [
+        (second, "b", ErrorCode.fenced_instance_id),
+        (new, "x", ErrorCode.unknown_member_id),
+        ("", "x", ErrorCode.unknown_member_id),
+        ("", None, ErrorCode.unknown_member_id),
+    ]
+    assert group.describe().group_state == "Stable"
+    assert group.leave(("", "a"), ("", "b")) == [("", "a", NONE), ("", "b", NONE)]
+    assert group.describe().group_state == "Empty"
+    assert group.beat(2, first) == ErrorCode.unknown_member_id
+
+
+def test_of_two_with_one_instance_id_the_one_that_waits_is_fenced(group: RawGroup) -> None:
+    first = group.join(on="a", instance="a").member_id
+    group.send_join(on="b", instance="i")
+    while group.describe().group_state != "PreparingRebalance":
+        pass
+    group.send_join(on="c", instance="i")
+    assert group.joined(on="b").error_code == ErrorCode.fenced_instance_id
+    assert len(group.join(first, on="a", instance="a").members) == 2
+    assert group.joined(on="c").generation_id == 2

@@ -1,0 +1,186 @@
+"""What a group's requests were answered is so after a power cut, and nothing is revealed that one could take back."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from onceflow.broker.node import Node
+from onceflow.testing import FaultyDisk
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode, WireError
+from tests.broker.groups.raw_group import RawGroup
+from tests.broker.test_durability import PoweredBroker
+
+NONE = ErrorCode.none
+
+
+@pytest.fixture
+def powered(tmp_path: Path) -> Iterator[PoweredBroker]:
+    data = tmp_path / "disk"
+    data.mkdir()
+    with PoweredBroker(FaultyDisk(data), data) as broker:
+        yield broker
+
+
+class Steps:
+    """Each a request that changes a group for good: `do` says whether it was acknowledged, `is_done` whether it is so.
+
+    A group `g` of two static members, `a` and `b`, in generation 2, and offset 5 in topic `t`.
+    """
+
+    def __init__(self, powered: PoweredBroker, group_id: str) -> None:
+        self.group_id = group_id
+        with RawGroup(powered.bootstrap, group_id) as group:
+            self.first = group.join(on="a", instance="a").member_id
+            group.send_join(on="b", instance="b")
+            while group.describe().group_state != "PreparingRebalance":
+                pass
+            group.join(self.first, on="a", instance="a")
+            self.second = group.joined(on="b").member_id
+            assert group.commit("t", 5, generation=2, member_id=self.first) == ErrorCode.rebalance_in_progress
+            assignments = {self.first: b"A", self.second: b"B"}
+            assert group.sync(2, self.first, on="a", instance="a", assignments=assignments).error_code == NONE
+            assert group.commit("t", 5, generation=2, member_id=self.first) == NONE
+
+    def commit(self, group: RawGroup) -> bool:
+        return group.commit("t", 6, generation=2, member_id=self.first) == NONE
+
+    def is_committed(self, group: RawGroup) -> bool:
+        return group.offsets()["t", 0][0] == 6
+
+    def delete_offset(self, group: RawGroup) -> bool:
+        # Members that are gone subscribe to nothing.
+        if group.leave(("", "a"), ("", "b")) != [("", "a", NONE), ("", "b", NONE)]:
+            return False
+        return group.delete_offsets([("t", [0])]) == (NONE, {("t", 0): 0})
+
+    def is_offset_deleted(self, group: RawGroup) -> bool:
+        return ("t", 0) not in group.offsets()
+
+    def leave(self, group: RawGroup) -> bool:
+        return group.leave(("", "a"), ("", "b")) == [("", "a", NONE), ("", "b", NONE)]
+
+    def is_left(self, group: RawGroup) -> bool:
+        return bool(group.describe().group_state == "Empty")
+
+    def come_back(self, group: RawGroup) -> bool:
+        return bool(group.join(on="back", instance="b").error_code == NONE)
+
+    def is_back(self, group: RawGroup) -> bool:
+        return group.beat(2, self.second, "b") == ErrorCode.fenced_instance_id
+
+    def delete(self, group: RawGroup) -> bool:
+        return self.leave(group) and group.delete() == {self.group_id: NONE}
+
+    def is_deleted(self, group: RawGroup) -> bool:
+        return bool(group.describe().group_state == "Dead") and group.offsets() == {}
+
+
+@pytest.mark.parametrize(
+    ("do", "is_done"),
+    [
+        (Steps.commit, Steps.is_committed),
+        (Steps.leave, Steps.is_left),
+        (Steps.come_back, Steps.is_back),
+        (Steps.delete_offset, Steps.is_offset_deleted),
+        (Steps.delete, Steps.is_deleted),
+    ],
+    ids=["commit", "leave", "come back", "delete an offset", "delete"],
+)
+def test_what_was_acknowledged_survives_a_power_cut_at_any_moment(
+    powered: PoweredBroker, do: Callable[[Steps, RawGroup], bool], is_done: Callable[[Steps, RawGroup], bool]
+) -> None:
+    with RawGroup(powered.bootstrap, "none") as group:
+        group.client().create_topic("t")
+    outcomes = set()
+    for operations in range(6):
+        steps = Steps(powered, f"g{operations}")
+        acknowledged = False
+        with RawGroup(powered.bootstrap, steps.group_id) as group:
+            group.client().socket.settimeout(0.5)
+            group.client("back").socket.settimeout(0.5)
+            powered.disk.cut_power_after(operations)
+            with suppress(OSError, WireError):
+                acknowledged = do(steps, group)
+        powered.power_cycle(operations, drop_all=True)
+        with RawGroup(powered.bootstrap, steps.group_id) as group:
+            done = is_done(steps, group)
+            assert done or not acknowledged, f"after {operations} operations of the disk"
+            outcomes.add((acknowledged, done))
+    assert {(True, True), (False, False)} <= outcomes
+
+
+def test_no_answer_reveals_what_a_failed_sync_takes_back(
+    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RawGroup(powered.bootstrap, "g") as group:
+        group.client().create_topic("t")
+        disk_fails = threading.Event()
+
+        def fail(_file: object) -> None:
+            disk_fails.wait(10)
+            raise OSError("the disk is gone")
+
+        monkeypatch.setattr("onceflow.testing.disk._FaultyFile.sync_data", fail)
+        place = {"partition_index": 0, "committed_offset": 7, "committed_metadata": ""}
+        group.client("commit").send(
+            apis.OFFSET_COMMIT,
+            8,
+            group_id="g",
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=[{"name": "t", "partitions": [place]}],
+        )
+        fetch, describe, listing = (group.client(each) for each in ("fetch", "describe", "list"))
+        fetch.send(apis.OFFSET_FETCH, 7, group_id="g", topics=None)
+        describe.send(apis.DESCRIBE_GROUPS, 5, groups=["g"], include_authorized_operations=False)
+        listing.send(apis.LIST_GROUPS, 4)
+        assert group.beat(1, "m") == ErrorCode.unknown_member_id, "the others have been read by now"
+        disk_fails.set()
+        gone = ErrorCode.coordinator_not_available
+        assert group.client("commit").receive(apis.OFFSET_COMMIT, 8).topics[0].partitions[0].error_code == gone
+        assert fetch.receive(apis.OFFSET_FETCH, 7).error_code == gone
+        assert describe.receive(apis.DESCRIBE_GROUPS, 5).groups[0].error_code == gone
+        assert listing.receive(apis.LIST_GROUPS, 4).error_code == gone
+
+
+def test_while_the_groups_load_the_broker_serves_all_others(
+    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading = ErrorCode.coordinator_load_in_progress
+    nodes: list[Node] = []
+    with RawGroup(powered.bootstrap, "g") as group:
+        group.client().create_topic("t")
+        for offset in range(300):
+            assert group.commit("t", offset, metadata="x" * 1000) == NONE
+    monkeypatch.setattr(Node, "load_groups", lambda node: nodes.append(node))
+    powered.power_cycle(1, drop_all=True)
+    with RawGroup(powered.bootstrap, "g") as group:
+        node = nodes[0]
+        assert group.commit("t", 1) == loading
+        assert group.join().error_code == loading
+        assert group.sync(1, "m").error_code == loading
+        assert group.beat(1, "m") == NONE, "as Kafka, which takes every member to be alive meanwhile"
+        assert group.delete() == {"g": loading}
+        assert group.delete_offsets([("t", [0])]) == (loading, {})
+        assert group.describe().error_code == loading
+        assert group.client().ask(apis.LIST_GROUPS, 4).error_code == loading
+        assert group.client().ask(apis.LEAVE_GROUP, 5, group_id="g", members=[]).error_code == loading
+        fetched = group.client().ask(apis.OFFSET_FETCH, 8, groups=[{"group_id": "g", "topics": None}])
+        assert fetched.groups[0].error_code == loading
+        group.client().create_topic("made meanwhile".replace(" ", "-"))
+        steps = powered.call(lambda: _steps(node))
+        assert steps > 2
+        assert group.offsets() == {("t", 0): (299, 0)}
+        assert group.commit("t", 300) == NONE
+
+
+def _steps(node: Node) -> int:
+    """The manual steps that the loop takes by itself otherwise."""
+    steps = 0
+    while node.group_requests.load_slice():
+        steps += 1
+    return steps

@@ -1,0 +1,239 @@
+"""Between coordinator and log: loading in slices, time-outs, what is too large, expiry."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from onceflow.broker.groups.group import JoinAnswer, SyncAnswer
+from onceflow.broker.groups.outcome import JoinRequest, SyncRequest
+from onceflow.broker.groups.records import GroupMetadata, OffsetCommit
+from onceflow.broker.groups.states import GroupState
+from onceflow.log.config import LogConfig
+from onceflow.wire.errors import ErrorCode
+from tests.broker.groups.stored import Stored, commits, run
+
+
+def test_a_long_log_is_loaded_in_slices_and_refused_meanwhile(tmp_path: Path) -> None:
+    async def test() -> None:
+        stored = Stored(tmp_path)
+        assert not stored.requests.is_loading, "an empty log is loaded at once"
+        for number in range(3000):
+            stored.requests.record(commits(number), lambda _code: None)
+        await stored.reopen()
+        loaded: list[int | None] = []
+        stored.requests.when_loaded(lambda: loaded.append(stored.offsets()[0]))
+        slices = 0
+        while stored.requests.load_slice():
+            slices += 1
+            assert stored.requests.error_code == ErrorCode.coordinator_load_in_progress
+            assert await stored.record(*commits(5)) == ErrorCode.coordinator_load_in_progress
+            assert loaded == []
+        assert slices > 3
+        assert loaded == [2999]
+        assert stored.requests.error_code == ErrorCode.none
+        assert await stored.record(*commits(5)) == ErrorCode.none
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def test_sessions_begin_when_the_groups_are_loaded(tmp_path: Path) -> None:
+    async def test() -> None:
+        stored = Stored(tmp_path)
+        join(stored)
+        sync(stored, [])
+        for number in range(3000):
+            stored.requests.record(commits(number), lambda _code: None)
+        await stored.reopen()
+        stored.requests.load_slice()
+        stored.clock.advance_ms(60_000)
+        stored.requests.expire()
+        while stored.requests.load_slice():
+            pass
+        stored.requests.expire()
+        assert stored.state is GroupState.STABLE
+        stored.clock.advance_ms(10_000)
+        stored.requests.expire()
+        assert stored.state.value == "Empty"
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def test_an_answer_that_the_disk_delays_too_long_is_an_error_and_given_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        stored = Stored(tmp_path, offsets_commit_timeout_ms=5000)
+        disk_answers = threading.Event()
+        sync_data = type(stored.disk.open(tmp_path / "x", create=True)).sync_data
+        monkeypatch.setattr(
+            "onceflow.testing.disk._FaultyFile.sync_data", lambda file: disk_answers.wait(10) and sync_data(file)
+        )
+        told: list[ErrorCode] = []
+        stored.requests.record(commits(1), told.append)
+        stored.clock.advance_ms(4999)
+        stored.requests.expire()
+        assert told == []
+        stored.clock.advance_ms(1)
+        stored.requests.expire()
+        assert told == [ErrorCode.coordinator_not_available]
+        disk_answers.set()
+        await stored.synced()
+        assert told == [ErrorCode.coordinator_not_available]
+        assert stored.offsets() == {0: 1}
+        assert await stored.record(*commits(2)) == ErrorCode.none
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def join(stored: Stored) -> str:
+    """One member of group `g`, which leads it; its id."""
+    answers: list[JoinAnswer] = []
+    request = JoinRequest("g", "", "c", "/h", 10_000, 10_000, "consumer", (("range", b""),), False)
+    stored.requests.carry_out(stored.groups.join(request, answers.append))
+    return next(iter(stored.groups.groups["g"].members))
+
+
+def sync(stored: Stored, answers: list[SyncAnswer], assignment: bytes = b"") -> None:
+    group = stored.groups.groups["g"]
+    member_id = next(iter(group.members))
+    request = SyncRequest("g", group.generation, member_id, None, None, {member_id: assignment})
+    stored.requests.carry_out(stored.groups.sync(request, answers.append))
+
+
+def test_a_group_larger_than_a_batch_may_be_is_told_an_error_that_nobody_repeats(tmp_path: Path) -> None:
+    async def test() -> None:
+        stored = Stored(tmp_path, LogConfig(message_bytes_max=1000))
+        join(stored)
+        await stored.synced()
+        answers: list[SyncAnswer] = []
+        sync(stored, answers, b"x" * 1000)
+        assert answers == [SyncAnswer(ErrorCode.unknown_server_error)], "as Kafka answers"
+        group = stored.groups.groups["g"]
+        assert group.state is GroupState.PREPARING_REBALANCE, "the members are to join again"
+        too_long = OffsetCommit("g", "t", 0, 1, 0, "x" * 1000)
+        assert await stored.record(too_long) == ErrorCode.unknown_server_error
+        assert await stored.record(*commits(1)) == ErrorCode.none
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def check_expiry(stored: Stored, *, after_ms: int) -> dict[int, int | None]:
+    """What is left of the offsets after that time, and after a look for old ones."""
+    stored.clock.advance_ms(after_ms)
+    stored.requests.expire()
+    return stored.offsets()
+
+
+def keeping_for_100_s(directory: Path) -> Stored:
+    """It looks for old offsets every second."""
+    return Stored(directory, offsets_retention_ms=100_000, offsets_retention_check_interval_ms=1000)
+
+
+def test_offsets_of_a_consumer_that_only_commits_expire_after_their_own_commits(tmp_path: Path) -> None:
+    async def test() -> None:
+        stored = keeping_for_100_s(tmp_path)
+        begin_ms = stored.clock.now_ms()
+        await stored.record(*commits(1, 1, at_ms=begin_ms))
+        await stored.record(OffsetCommit("g", "t", 1, 2, 0, "", begin_ms + 50_000))
+        assert check_expiry(stored, after_ms=99_999) == {0: 1, 1: 2}
+        assert check_expiry(stored, after_ms=1000) == {1: 2}
+        await stored.synced()
+        await stored.crash()
+        assert stored.offsets() == {1: 2}, "it is recorded"
+        assert check_expiry(stored, after_ms=50_000) == {}
+        assert "g" not in stored.groups.groups, "a group without members and offsets is dead"
+        await stored.synced()
+        await stored.reopen()
+        assert "g" not in stored.groups.groups
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def test_an_offset_with_a_retention_time_of_its_own_expires_then(tmp_path: Path) -> None:
+    async def test() -> None:
+        stored = keeping_for_100_s(tmp_path)
+        now_ms = stored.clock.now_ms()
+        await stored.record(
+            OffsetCommit("g", "t", 0, 1, -1, "", now_ms, now_ms + 5000),
+            OffsetCommit("g", "t", 1, 1, -1, "", now_ms, now_ms + 500_000),
+        )
+        await stored.reopen()
+        assert check_expiry(stored, after_ms=5000) == {1: 1}
+        assert check_expiry(stored, after_ms=490_000) == {1: 1}
+        assert check_expiry(stored, after_ms=5000) == {}
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def test_offsets_of_a_group_expire_after_its_last_member_not_while_it_has_some(tmp_path: Path) -> None:
+    async def test() -> None:
+        stored = keeping_for_100_s(tmp_path)
+        old_ms = stored.clock.now_ms() - 1_000_000
+        join(stored)
+        sync(stored, [])
+        await stored.record(*commits(1, at_ms=old_ms))
+        # The member's metadata is no subscription: which topics it reads is not known, so all stay.
+        stored.groups.groups["g"].members[next(iter(stored.groups.groups["g"].members))].session_timeout_ms = 10**9
+        stored.groups.begin()
+        assert check_expiry(stored, after_ms=200_000) == {0: 1}
+        group = stored.groups.groups["g"]
+        next(iter(group.members.values())).deadline_seconds = 0
+        stored.requests.expire()
+        assert group.state is GroupState.EMPTY
+        assert check_expiry(stored, after_ms=99_999) == {0: 1}
+        await stored.record_transactional(7, OffsetCommit("g", "t", 0, 5))
+        assert check_expiry(stored, after_ms=2000) == {0: 1}, "a transaction has an offset pending there"
+        await stored.complete(7, commit=False)
+        assert check_expiry(stored, after_ms=1000) == {}
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def subscription(*topics: str) -> bytes:
+    names = b"".join(len(each).to_bytes(2, "big") + each.encode() for each in topics)
+    return b"\0\0" + len(topics).to_bytes(4, "big") + names + b"\xff\xff\xff\xff"
+
+
+def test_in_a_stable_group_offsets_of_topics_that_nobody_reads_any_more_expire(tmp_path: Path) -> None:
+    async def test() -> None:
+        stored = keeping_for_100_s(tmp_path)
+        now_ms = stored.clock.now_ms()
+        request = JoinRequest("g", "", "c", "/h", 10**6, 10**6, "consumer", (("range", subscription("read")),), False)
+        stored.requests.carry_out(stored.groups.join(request, lambda _answer: None))
+        sync(stored, [])
+        await stored.record(
+            OffsetCommit("g", "read", 0, 1, -1, "", now_ms), OffsetCommit("g", "left", 1, 1, -1, "", now_ms)
+        )
+        for restarts in (True, False):
+            assert check_expiry(stored, after_ms=49_999) == {0: 1, 1: 1}
+            if restarts:
+                await stored.reopen()
+        assert check_expiry(stored, after_ms=1000) == {0: 1}
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def test_a_removed_group_is_gone_though_its_last_record_was_a_stable_one(tmp_path: Path) -> None:
+    """As compaction may leave it: the record of the empty group that came between is gone."""
+
+    async def test() -> None:
+        stored = Stored(tmp_path)
+        join(stored)
+        sync(stored, [])
+        await stored.record(*stored.groups.decide_delete("g"))
+        await stored.reopen()
+        assert stored.groups.groups == {}
+        await stored.record(GroupMetadata("g", "consumer", 1, None, None, 5, ()))
+        assert stored.groups.groups["g"].state is GroupState.EMPTY
+        await stored.group_commit.close()
+
+    run(test)

@@ -1,0 +1,141 @@
+"""Offsets that transactions commit to groups: pending, then real or gone; the same after each restart."""
+
+from pathlib import Path
+
+import pytest
+
+from onceflow.broker.groups.records import GroupRemoval, OffsetCommit
+from onceflow.wire.errors import ErrorCode
+from tests.broker.groups.scene import Scene
+from tests.broker.groups.stored import Stored, commits, run
+
+P, Q = 1000, 1001
+"""Producer ids."""
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("commit", [True, False])
+def test_offsets_of_a_transaction_count_once_it_has_committed(tmp_path: Path, commit: bool, restarts: bool) -> None:
+    async def test() -> None:
+        stored = Stored(tmp_path)
+        assert await stored.record(*commits(1)) == ErrorCode.none
+        assert await stored.record_transactional(P, *commits(7, 8)) == ErrorCode.none
+        if restarts:
+            await stored.crash()
+        assert stored.offsets() == {0: 1}
+        assert [stored.groups.has_pending("g", "t", index) for index in (0, 1, 2)] == [True, True, False]
+        assert await stored.complete(P, commit=commit) == ErrorCode.none
+        if restarts:
+            await stored.crash()
+        assert stored.offsets() == ({0: 7, 1: 8} if commit else {0: 1})
+        assert not stored.groups.has_pending("g", "t", 0)
+        assert await stored.complete(P, commit=commit) == ErrorCode.none, "it may be repeated"
+        await stored.reopen()
+        assert stored.offsets() == ({0: 7, 1: 8} if commit else {0: 1})
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def test_a_plain_commit_after_a_transactional_one_stands(tmp_path: Path) -> None:
+    async def test() -> None:
+        stored = Stored(tmp_path)
+        await stored.record_transactional(P, *commits(7))
+        await stored.record(*commits(9))
+        assert stored.groups.has_pending("g", "t", 0), "until the transaction ends, whatever its offset is worth"
+        await stored.complete(P, commit=True)
+        assert stored.offsets() == {0: 9}
+        await stored.reopen()
+        assert stored.offsets() == {0: 9}
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def test_of_two_transactions_the_later_commit_record_wins_whichever_ends_first(tmp_path: Path) -> None:
+    async def test() -> None:
+        stored = Stored(tmp_path)
+        await stored.record_transactional(P, *commits(7))
+        await stored.record_transactional(Q, *commits(8))
+        await stored.complete(Q, commit=True)
+        assert stored.groups.has_pending("g", "t", 0)
+        await stored.complete(P, commit=True)
+        assert stored.offsets() == {0: 8}
+        assert not stored.groups.has_pending("g", "t", 0)
+        await stored.reopen()
+        assert stored.offsets() == {0: 8}
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def test_a_deleted_group_takes_its_pending_offsets_along(tmp_path: Path) -> None:
+    async def test() -> None:
+        stored = Stored(tmp_path)
+        await stored.record_transactional(P, *commits(7))
+        records = stored.groups.decide_delete("g")
+        assert records == [OffsetCommit("g", "t", 0, None), GroupRemoval("g")]
+        await stored.record(*records)
+        for _ in range(2):
+            assert not stored.groups.has_pending("g", "t", 0)
+            assert "g" not in stored.groups.groups
+            await stored.reopen()
+        await stored.complete(P, commit=True)
+        assert stored.offsets() == {}
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def test_a_deleted_topic_takes_pending_offsets_along() -> None:
+    scene = Scene()
+    scene.groups.replay_transactional(P, OffsetCommit("g", "gone", 0, 5))
+    scene.groups.replay_transactional(P, OffsetCommit("g", "kept", 0, 6))
+    for record in scene.groups.decide_forget(lambda topic: topic == "gone"):
+        scene.groups.replay(record)
+    scene.groups.replay_marker(P, commit=True)
+    assert list(scene.group.offsets) == [("kept", 0)]
+
+
+def test_a_transaction_that_ends_while_the_groups_load_is_completed_when_they_are_loaded(tmp_path: Path) -> None:
+    async def test() -> None:
+        stored = Stored(tmp_path)
+        for _ in range(3000):
+            stored.requests.record(commits(1), lambda _code: None)
+        await stored.record_transactional(P, *commits(7))
+        await stored.reopen()
+        assert stored.requests.is_loading
+        told: list[ErrorCode] = []
+        stored.requests.complete_transaction(P, 0, commit=True)
+        stored.requests.when_synced(told.append)
+        assert told == []
+        while stored.requests.load_slice():
+            assert told == []
+        await stored.synced()
+        assert told == [ErrorCode.none]
+        assert stored.offsets() == {0: 7}
+        await stored.reopen()
+        while stored.requests.load_slice():
+            pass
+        assert stored.offsets() == {0: 7}
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def test_who_may_commit_in_a_transaction() -> None:
+    scene = Scene()
+    asked = scene.groups.transactional_commit_error
+    assert asked("g", "", -1, None) == ErrorCode.none, "a group that does not exist"
+    assert asked("g", "m", 1, None) == ErrorCode.illegal_generation
+    first, second = scene.two_members(instance="i")
+    assert asked("g", second, 2, None) == ErrorCode.none
+    assert asked("g", first, 2, "i") == ErrorCode.none
+    assert asked("g", second, 1, None) == ErrorCode.illegal_generation
+    assert asked("g", "stranger", 2, None) == ErrorCode.unknown_member_id
+    assert asked("g", second, 2, "i") == ErrorCode.fenced_instance_id
+    assert asked("g", "", -1, None) == ErrorCode.none, "versions before 3 name no member, in any state"
+    scene.join("a", first, instance="i")
+    scene.join("b", second)
+    assert asked("g", second, 3, None) == ErrorCode.none, "while a plain commit is told to join again"
+    assert scene.groups.commit_error("g", second, 3) == ErrorCode.rebalance_in_progress

@@ -1,0 +1,209 @@
+"""What an administrator was told is done survives a power cut, a kill and a restart; what fails is said."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceflow.broker.groups.requests import GroupRequests
+from onceflow.broker.node import Node, UnfinishedDeletion
+from onceflow.broker.topic_operations import TopicOperations
+from onceflow.log.directory import DataDirectory
+from onceflow.testing import BrokerProcess, FaultyDisk
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode, WireError
+from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
+from tests.broker.test_admin_answers import DELETE, SET, TOPIC, add, alter, configured, create, partition_count
+from tests.broker.test_durability import PoweredBroker, commit, committed, stored_values, topic_ids
+
+POLICY = ("cleanup.policy", SET, "compact")
+
+
+@pytest.fixture
+def powered(tmp_path: Path) -> Iterator[PoweredBroker]:
+    data = tmp_path / "disk"
+    data.mkdir()
+    with PoweredBroker(FaultyDisk(data), data) as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(powered: PoweredBroker) -> Iterator[RawClient]:
+    with connected(powered.bootstrap) as opened:
+        yield opened
+
+
+def test_partitions_and_configs_survive_a_power_cut(powered: PoweredBroker) -> None:
+    with connected(powered.bootstrap) as client:
+        create(client, "t", configs=[("retention.ms", "5"), ("segment.ms", "6")])
+        assert add(client, ("t", 3, None)) == [("t", 0)]
+        assert client.produce("t", 2, batch_of(b"kept")).error_code == 0
+        changes = [("max.message.bytes", SET, "500"), ("retention.ms", DELETE, None)]
+        assert alter(client, (TOPIC, "t", changes)) == [0]
+    powered.power_cycle(1, drop_all=True)
+    with connected(powered.bootstrap) as client:
+        assert partition_count(client, "t") == 3
+        assert len(client.fetch([("t", 2, 0)])[0].records) > 0
+        assert configured(client, "t", "max.message.bytes") == ("500", 1)
+        assert configured(client, "t", "retention.ms") == ("604800000", 5)
+        assert configured(client, "t", "segment.ms") == ("6", 1)
+        assert client.produce("t", 0, batch_of(b"x" * 600)).error_code == ErrorCode.message_too_large
+
+
+def test_whatever_the_moment_of_the_power_cut_an_answer_holds(powered: PoweredBroker) -> None:
+    with connected(powered.bootstrap) as client:
+        create(client, "t")
+    partitions, changes = 1, 0
+    for operations in range(0, 42, 3):
+        answered = []
+        with connected(powered.bootstrap) as client:
+            client.socket.settimeout(0.3)
+            powered.disk.cut_power_after(operations)
+            with suppress(OSError, WireError, AssertionError):
+                if add(client, ("t", partitions + 1, None)) == [("t", 0)]:
+                    answered.append("partitions")
+                if alter(client, (TOPIC, "t", [("segment.ms", SET, str(5000 + operations))])) == [0]:
+                    answered.append("config")
+        powered.power_cycle(operations, drop_all=True)
+        with connected(powered.bootstrap) as client:
+            found = partition_count(client, "t")
+            assert found in ((partitions + 1,) if "partitions" in answered else (partitions, partitions + 1))
+            partitions = found
+            if "config" in answered:
+                assert configured(client, "t", "segment.ms") == (str(5000 + operations), 1)
+                changes += 1
+            for index in range(partitions):
+                assert client.produce("t", index, batch_of(b"x")).error_code == 0
+    assert partitions > 3
+    assert changes > 1
+
+
+def test_no_answer_tells_of_what_a_power_cut_could_take_back(powered: PoweredBroker, client: RawClient) -> None:
+    create(client, "t")
+    before = topic_ids(client).keys()
+    powered.disk.fail_next_syncs()
+    assert alter(client, (TOPIC, "t", [POLICY])) == [ErrorCode.kafka_storage_error]
+    assert add(client, ("t", 4, None)) == [("t", ErrorCode.kafka_storage_error)]
+    assert create(client, "u").error_code == ErrorCode.kafka_storage_error
+    assert partition_count(client, "t") == 1, "what is not durable is not served"
+    assert client.produce("t", 0, batch_of(b"x")).error_code == 0, "the topic's own log is well"
+    powered.power_cycle(1, drop_all=True)
+    with connected(powered.bootstrap) as again:
+        assert (partition_count(again, "t"), topic_ids(again).keys()) == (1, before)
+        assert configured(again, "t", "cleanup.policy") == ("delete", 5)
+
+
+def test_a_killed_broker_remembers_partitions_and_configs(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        with connected(broker.bootstrap) as client:
+            create(client, "t", configs=[("segment.ms", "6")])
+            add(client, ("t", 2, None))
+            alter(client, (TOPIC, "t", [POLICY]))
+        broker.kill()
+        broker.start()
+        with connected(broker.bootstrap) as client:
+            assert partition_count(client, "t") == 2
+            assert [configured(client, "t", each)[0] for each in ("cleanup.policy", "segment.ms")] == ["compact", "6"]
+
+
+def test_a_changed_config_holds_for_the_next_record(client: RawClient) -> None:
+    create(client, "t", num_partitions=2)
+    large = batch_of(b"x" * 600)
+    assert client.produce("t", 1, large).error_code == 0
+    alter(client, (TOPIC, "t", [("max.message.bytes", SET, "500")]))
+    assert [client.produce("t", index, batch_of(b"x" * 600)).error_code for index in (0, 1)] == [
+        ErrorCode.message_too_large
+    ] * 2
+    add(client, ("t", 3, None))
+    assert client.produce("t", 2, batch_of(b"x" * 600)).error_code == ErrorCode.message_too_large
+    alter(client, (TOPIC, "t", [("max.message.bytes", DELETE, None)]))
+    assert client.produce("t", 1, batch_of(b"x" * 600)).error_code == 0
+
+
+def test_partitions_added_while_a_topic_is_deleted_are_not_served(client: RawClient) -> None:
+    create(client, "t")
+    more = {"topics": [{"name": "t", "count": 3, "assignments": None}], "timeout": milliseconds(5000)}
+    client.send(apis.CREATE_PARTITIONS, 3, validate_only=False, **more)
+    client.send(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
+    added = client.receive(apis.CREATE_PARTITIONS, 3).results[0]
+    assert client.receive(apis.DELETE_TOPICS, 5).responses[0].error_code == 0
+    assert added.error_code in (ErrorCode.none, ErrorCode.unknown_topic_or_partition)
+    assert partition_count(client, "t") == 0
+    assert create(client, "t").error_code == 0
+    assert stored_values(client, "t") == []
+
+
+def test_a_directory_that_cannot_be_removed_is_only_told(
+    client: RawClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_directory: DataDirectory, _topic: str, _partition: int) -> None:
+        raise OSError(5, "EIO")
+
+    create(client, "t")
+    with monkeypatch.context() as broken, caplog.at_level(logging.ERROR):
+        broken.setattr(DataDirectory, "delete_partition", full)
+        answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
+    assert answer.responses[0].error_code == 0
+    assert "t-0 could not be removed: [Errno 5] EIO" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["in the thread", "on the loop"])
+@pytest.mark.parametrize("what", ["create", "add", "delete", "metadata"])
+def test_an_operation_that_fails_unforeseen_closes_its_connection(
+    client: RawClient, monkeypatch: pytest.MonkeyPatch, what: str, where: str
+) -> None:
+    def fail(*_arguments: Any, **_named: Any) -> None:
+        raise ZeroDivisionError("unforeseen")
+
+    create(client, "t")
+    in_thread = "_remove_files" if what == "delete" else "_open_or_say"
+    on_loop = "_removed" if what == "delete" else "_install"
+    monkeypatch.setattr(TopicOperations, in_thread if where == "in the thread" else on_loop, fail)
+    remove = {"topic_names": ["t"], "timeout": milliseconds(5000)}
+    asked = {"topics": [{"name": "new"}], "allow_auto_topic_creation": True}
+    requests: dict[str, Callable[[], Any]] = {
+        "create": lambda: create(client, "u"),
+        "add": lambda: add(client, ("t", 3, None)),
+        "delete": lambda: client.ask(apis.DELETE_TOPICS, 5, **remove),
+        "metadata": lambda: client.ask(apis.METADATA, 7, **asked),
+    }
+    with pytest.raises(WireError):
+        requests[what]()
+
+
+def test_a_start_that_cannot_finish_a_deletion_is_refused(
+    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as crashing, connected(powered.bootstrap) as client:
+        crashing.setattr(Node, "forget_offsets", lambda *_arguments: None)
+        create(client, "t")
+        assert commit(client, "g", "t", 5) == 0
+        client.send(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
+        with connected(powered.bootstrap) as other:
+            while "t" in topic_ids(other):
+                pass
+    powered.stop()
+    with monkeypatch.context() as full:
+        full.setattr(GroupRequests, "append_in_batches", lambda *_arguments: ErrorCode.kafka_storage_error)
+        with pytest.raises(UnfinishedDeletion, match="free the disk and start the broker again"):
+            powered.start()
+    powered.start()
+    with connected(powered.bootstrap) as client:
+        assert create(client, "t").error_code == 0
+        assert committed(client, "g", "t") == -1
+
+
+def test_the_brokers_own_topics_are_shown_and_stay_as_they_are(client: RawClient) -> None:
+    for name in ("__consumer_offsets", "__transaction_state"):
+        answer = client.ask(apis.METADATA, 7, topics=[{"name": name}], allow_auto_topic_creation=False)
+        assert answer.topics[0].is_internal
+        assert client.produce(name, 0, batch_of(b"x")).error_code == ErrorCode.invalid_topic_exception
+        assert add(client, (name, 60, None)) == [(name, ErrorCode.invalid_partitions)]
+        assert alter(client, (TOPIC, name, [POLICY])) == [ErrorCode.invalid_request]
+        deleted = client.ask(apis.DELETE_TOPICS, 5, topic_names=[name], timeout=milliseconds(5000))
+        assert deleted.responses[0].error_code == ErrorCode.invalid_request
+        assert create(client, name).error_code == ErrorCode.topic_already_exists
+        assert configured(client, name, "segment.bytes")[1] == 1

@@ -1,0 +1,411 @@
+"""The listener and its connections by themselves, in one loop with a manual clock: limits, time-outs, work per turn."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceflow.broker import connection as connections
+from onceflow.broker import listener as listeners
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.connection import Connection, Reply
+from onceflow.broker.listener import Listener
+from onceflow.log.disk import RealDisk
+from onceflow.log.segment import Slice
+from onceflow.testing import ManualClock
+from onceflow.wire import apis
+
+MIB = 1024 * 1024
+IDLE_MS = 600_000
+
+
+class Served:
+    """A listener whose requests are kept, and answered with their own bytes unless `is_silent`."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.config = BrokerConfig(Path("unused"), port=0, **settings)
+        self.clock = ManualClock()
+        self.listener = Listener(self.config, self.clock)
+        self.frames: list[bytes] = []
+        self.replies: list[Reply] = []
+        self.is_silent = False
+        self.clients: list[socket.socket] = []
+
+    def handle(self, frame: memoryview, reply: Reply, _connection: Connection) -> None:
+        self.frames.append(bytes(frame[:16]))
+        self.replies.append(reply)
+        if not self.is_silent:
+            reply.send([struct.pack(">i", 4) + bytes(frame[:4])])
+
+    async def connect(self, *, receive_buffer_bytes: int | None = None) -> socket.socket:
+        client = socket.socket()
+        if receive_buffer_bytes is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        client.setblocking(False)
+        self.clients.append(client)
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", self.listener.port))
+        await turns(3)
+        return client
+
+    def advance_ms(self, duration_ms: int) -> None:
+        self.clock.advance_ms(duration_ms)
+        self.listener.look_after()
+
+
+def served(scenario: Callable[[Served], Awaitable[None]], **settings: Any) -> None:
+    """Runs the scenario in a loop of its own and ends what it began."""
+
+    async def run() -> None:
+        server = Served(**settings)
+        server.listener.start(server.handle)
+        try:
+            await asyncio.wait_for(scenario(server), 20)
+        finally:
+            await server.listener.stop()
+            for client in server.clients:
+                client.close()
+
+    asyncio.run(run())
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def frame(api_key: int, size_bytes: int = 16) -> bytes:
+    return struct.pack(">ihh", size_bytes, api_key, 0) + bytes(size_bytes - 4)
+
+
+async def send(client: socket.socket, data: bytes) -> None:
+    await asyncio.get_running_loop().sock_sendall(client, data)
+
+
+async def is_closed(client: socket.socket) -> bool:
+    try:
+        return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), 0.05) == b""
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+
+
+async def receive(client: socket.socket, size_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < size_bytes:
+        left = min(size_bytes - len(data), MIB)
+        chunk = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, left), 5)
+        assert chunk, f"closed after {len(data)} of {size_bytes} bytes"
+        data += chunk
+    return bytes(data)
+
+
+def test_an_idle_connection_is_closed_and_one_in_use_is_not() -> None:
+    async def scenario(server: Served) -> None:
+        idle, used = await server.connect(), await server.connect()
+        server.advance_ms(IDLE_MS - 1)
+        await send(used, frame(apis.METADATA))
+        await receive(used, 8)
+        server.advance_ms(2)
+        assert await is_closed(idle)
+        assert not await is_closed(used)
+
+    served(scenario)
+
+
+def test_who_waits_for_the_broker_is_not_idle_and_who_reads_nothing_is() -> None:
+    async def scenario(server: Served) -> None:
+        server.is_silent = True
+        waiting, deaf = await server.connect(), await server.connect()
+        await send(waiting, frame(apis.FETCH))
+        await send(deaf, frame(apis.FETCH))
+        await turns(5)
+        server.replies[1].send([bytes(64 * MIB)])
+        await send(deaf, frame(apis.FETCH))
+        await turns(50)
+        assert len(server.replies) == 3, "the deaf one awaits another answer"
+        server.advance_ms(IDLE_MS + 1)
+        server.replies[0].send([b"\0\0\0\0"])
+        assert await receive(waiting, 4) == b"\0\0\0\0"
+        assert not server.replies[1].is_open
+
+    served(scenario)
+
+
+def test_no_idle_time_out_where_it_is_switched_off() -> None:
+    async def scenario(server: Served) -> None:
+        idle = await server.connect()
+        server.advance_ms(10 * IDLE_MS)
+        assert not await is_closed(idle)
+
+    served(scenario, connections_idle_max_ms=-1)
+
+
+def test_half_a_request_may_not_stop_for_long() -> None:
+    async def scenario(server: Served) -> None:
+        stalled, slow = await server.connect(), await server.connect()
+        for client in (stalled, slow):
+            await send(client, frame(apis.METADATA)[:7])
+        await turns(5)
+        server.advance_ms(20_000)
+        await send(slow, b"\0")
+        await turns(5)
+        server.advance_ms(20_000)
+        assert await is_closed(stalled)
+        assert not await is_closed(slow)
+
+    served(scenario)
+
+
+def test_more_connections_than_allowed_are_refused_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(server: Served) -> None:
+        first, second, third = [await server.connect() for _ in range(3)]
+        assert await is_closed(third)
+        assert not await is_closed(first)
+        second.close()
+        await turns(5)
+        again = await server.connect()
+        assert not await is_closed(again)
+        server.advance_ms(1000)
+        server.advance_ms(1000)
+
+    served(scenario, connections_max=2)
+    served(scenario, connections_per_address_max=2)
+    told = [record.message for record in caplog.records if "refused" in record.message]
+    assert len(told) == 2
+    assert "max.connections=2" in told[0]
+    assert "max.connections.per.ip=2" in told[1]
+
+
+@pytest.mark.parametrize(
+    ("api_key", "largest"),
+    [
+        (apis.PRODUCE, 100 * MIB),
+        (apis.JOIN_GROUP, 16 * MIB),
+        (apis.SYNC_GROUP, 16 * MIB),
+        (apis.OFFSET_COMMIT, 16 * MIB),
+        (apis.TXN_OFFSET_COMMIT, 16 * MIB),
+        (apis.METADATA, MIB),
+        (apis.FETCH, MIB),
+    ],
+)
+def test_a_frame_is_as_large_as_its_api_may_have(api_key: int, largest: int) -> None:
+    async def scenario(server: Served) -> None:
+        good, bad = await server.connect(), await server.connect()
+        await send(good, struct.pack(">ih", largest, api_key))
+        await send(bad, struct.pack(">ih", largest + 1, api_key))
+        assert await is_closed(bad)
+        assert not await is_closed(good)
+
+    served(scenario)
+
+
+def test_the_memory_of_requests_is_bounded_in_sum_and_comes_back() -> None:
+    async def scenario(server: Served) -> None:
+        holder, waiting = await server.connect(), await server.connect()
+        request = frame(apis.PRODUCE, 3 * MIB)
+        sending = [asyncio.ensure_future(send(client, request[:-MIB])) for client in (holder, waiting)]
+        await asyncio.sleep(0.05)
+        memory = server.listener._memory
+        assert memory.used_bytes <= memory.bytes_max
+        assert not server.frames
+        await sending[0]
+        await send(holder, request[-MIB:])
+        await receive(holder, 8)
+        await sending[1]
+        await send(waiting, request[-MIB:])
+        await receive(waiting, 8)
+        server.advance_ms(2000)
+        assert memory.used_bytes == 0, "buffers that nobody needs are given back"
+        await send(holder, request[:MIB])
+        await asyncio.sleep(0.05)
+        assert memory.used_bytes > 0
+        holder.close()
+        await turns(10)
+        assert memory.used_bytes == 0, "and those of a connection that is gone"
+
+    served(scenario, queued_request_bytes_max=4 * MIB)
+
+
+def test_requests_wait_in_the_socket_while_answers_are_unsent() -> None:
+    async def scenario(server: Served) -> None:
+        server.is_silent = True
+        client = await server.connect()
+        await send(client, frame(apis.FETCH) * 30)
+        await turns(20)
+        assert len(server.frames) == 10
+        for reply in server.replies[:10]:
+            reply.send([b""])
+        await turns(20)
+        assert len(server.frames) == 20
+
+    served(scenario, queued_requests_max=10, stop_timeout_ms=10)
+
+
+def test_one_connection_has_a_share_of_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests and bytes between two turns of the loop are counted: what one connection may cost the others."""
+    per_turn: list[int] = []
+
+    async def scenario(server: Served) -> None:
+        async def count() -> None:
+            while True:
+                before = len(server.frames)
+                await asyncio.sleep(0)
+                per_turn.append(len(server.frames) - before)
+
+        client = await server.connect()
+        await send(client, frame(apis.PRODUCE, 1_900_000))
+        await receive(client, 8)
+        counting = asyncio.ensure_future(count())
+        await send(client, frame(apis.PRODUCE, 200_000) * 50)
+        await receive(client, 50 * 8)
+        counting.cancel()
+        assert len(server.frames) == 51
+
+    monkeypatch.setattr(connections, "REQUEST_BYTES_PER_TURN", 400_000)
+    served(scenario)
+    assert max(per_turn) <= 4, "two from the buffer, and two more where new ones arrive in the same turn"
+
+
+def test_a_large_answer_goes_out_by_sendfile_in_slices_and_no_byte_of_it_enters_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = os.urandom(24 * MIB)
+    (tmp_path / "file").write_bytes(content)
+    file = RealDisk().open(tmp_path / "file")
+    sent: list[int] = []
+    turn: list[int] = [0]
+    by_turn: dict[int, int] = {}
+    real_sendfile = os.sendfile
+
+    def counted(out: int, source: int, offset: int, count: int) -> int:
+        done = real_sendfile(out, source, offset, count)
+        sent.append(done)
+        by_turn[turn[0]] = by_turn.get(turn[0], 0) + done
+        return done
+
+    def not_read(*_arguments: object) -> bytes:
+        raise AssertionError("the broker read records that it only had to send")
+
+    async def scenario(server: Served) -> None:
+        async def count() -> None:
+            while True:
+                await asyncio.sleep(0)
+                turn[0] += 1
+
+        server.is_silent = True
+        client = await server.connect()
+        counting = asyncio.ensure_future(count())
+        await send(client, frame(apis.FETCH))
+        await turns(5)
+        server.replies[0].send([b"head", Slice(file, 0, len(content)), b"tail"])
+        await asyncio.sleep(0.05)
+        assert sum(sent) < len(content), "the reader is slow: the answer waits"
+        assert await receive(client, len(content) + 8) == b"head" + content + b"tail"
+        counting.cancel()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(connections, "SENT_BYTES_PER_TURN", 300_000)
+        patched.setattr(os, "sendfile", counted)
+        patched.setattr(type(file), "read", not_read)
+        served(scenario)
+    file.close()
+    assert sum(sent) == len(content)
+    assert len(sent) > 1
+    assert max(by_turn.values()) <= 300_000
+
+
+def test_accepting_pauses_without_descriptors_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
+    class Exhausted:
+        """A listening socket without a free descriptor."""
+
+        def __init__(self, real: socket.socket) -> None:
+            self._real = real
+
+        def accept(self) -> Any:
+            tries.append(1)
+            if len(tries) == 1:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self._real.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+    async def scenario(server: Served) -> None:
+        server.listener._socket = Exhausted(server.listener._socket)  # type: ignore[assignment]
+        client = await server.connect()
+        await turns(20)
+        assert len(tries) == 1, "it does not spin"
+        await send(client, frame(apis.METADATA))
+        await receive(client, 8)
+
+    monkeypatch.setattr(listeners, "ACCEPT_PAUSE_SECONDS", 0.05)
+    served(scenario)
+
+
+def test_a_stop_sends_what_is_in_flight_answers_who_can_be_and_leaves_the_others() -> None:
+    async def scenario(server: Served) -> None:
+        server.is_silent = True
+        produces, fetches, joins, idles = [await server.connect() for _ in range(4)]
+        for client in (produces, fetches, joins):
+            await send(client, frame(apis.FETCH))
+            await turns(5)
+        produce, fetch, join = server.replies
+        fetch.on_stop = lambda: fetch.send([b"fetched"])
+        join.is_long_wait = True
+        abandoned: list[int] = []
+        join.on_abandoned = lambda: abandoned.append(1)
+        stopping = asyncio.ensure_future(server.listener.stop())
+        await turns(5)
+        with pytest.raises(ConnectionRefusedError):
+            await server.connect()
+        await send(produces, frame(apis.FETCH))
+        produce.send([b"produced"])
+        assert await receive(produces, 8) == b"produced"
+        assert await receive(fetches, 7) == b"fetched"
+        await asyncio.wait_for(stopping, 5)
+        for client in (produces, fetches, joins, idles):
+            assert await is_closed(client)
+        assert abandoned
+        assert len(server.frames) == 3, "no request is taken any more"
+
+    served(scenario)
+
+
+def test_a_stop_takes_no_answer_back_that_the_client_has_yet_to_read() -> None:
+    async def scenario(server: Served) -> None:
+        server.is_silent = True
+        client = await server.connect(receive_buffer_bytes=4096)
+        await send(client, frame(apis.FETCH))
+        await turns(5)
+        stopping = asyncio.ensure_future(server.listener.stop())
+        await turns(5)
+        await send(client, frame(apis.FETCH))
+        server.replies[0].send([bytes(300_000)])
+        await asyncio.wait_for(stopping, 5)
+        assert await receive(client, 300_000) == bytes(300_000)
+
+    served(scenario)
+
+
+def test_a_stop_is_over_in_time_though_an_answer_never_comes(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(server: Served) -> None:
+        server.is_silent = True
+        client = await server.connect()
+        await send(client, frame(apis.PRODUCE))
+        await turns(5)
+        await server.listener.stop()
+        assert await is_closed(client)
+
+    with caplog.at_level(logging.WARNING):
+        served(scenario, stop_timeout_ms=50)
+    assert "1 connections did not end within stop.timeout.ms=50" in caplog.text

@@ -1,0 +1,1 @@
+"""Transactions: the coordinator, its records, and the wire."""

@@ -1,0 +1,49 @@
+"""Seeded simulations of transactions; a failure names its seed."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker.transactions import simulation
+
+SEEDS = 200
+CAMPAIGN_SEEDS = 5000
+SEEDS_AT_ONCE = 50
+IN_MEMORY = Path("/dev/shm")
+"""What a power cut takes is the faulty disk's business: the real one below it only costs time."""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
+        yield Path(name)
+
+
+def run(seeds: range, directory: Path) -> tuple[int, int]:
+    """(transactions whose end was told, crashes) of all seeds."""
+    transactions = crashes = 0
+    for seed in seeds:
+        root = directory / str(seed)
+        root.mkdir()
+        try:
+            world = simulation.simulate(seed, root)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+        transactions += sum(attempt.was_told for attempt in world.attempts)
+        crashes += world.crashes
+    return transactions, crashes
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_ONCE))
+def test_transactions_are_whole_or_gone(first: int, directory: Path) -> None:
+    transactions, crashes = run(range(first, first + SEEDS_AT_ONCE), directory)
+    assert transactions > 3 * SEEDS_AT_ONCE
+    assert crashes > 3 * SEEDS_AT_ONCE
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("first", range(SEEDS, CAMPAIGN_SEEDS, SEEDS_AT_ONCE))
+def test_transactions_are_whole_or_gone_in_many_more_seeds(first: int, directory: Path) -> None:
+    run(range(first, first + SEEDS_AT_ONCE), directory)

@@ -1,0 +1,149 @@
+"""Power cuts at every step of a transaction, asked for over a real socket: whole or gone, as it was told."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from onceflow.testing import FaultyDisk
+from onceflow.wire.errors import ErrorCode, WireError
+from tests.broker.driven_broker import DrivenBroker
+from tests.broker.raw_client import RawClient, connected
+from tests.broker.transactions.answers import offset_fetch
+from tests.broker.transactions.transactional_client import TransactionalClient, committed_values, patiently
+
+TOPICS = ("left", "right")
+GROUP = "group"
+NONE = ErrorCode.none
+
+
+class Told:
+    """What the producer of one transaction was answered before the power went off."""
+
+    def __init__(self) -> None:
+        self.producers: set[tuple[int, int]] = set()
+        self.end = False
+        self.is_over = False
+
+
+def one_transaction(producer: TransactionalClient, told: Told, number: int, *, commit: bool) -> None:
+    """All its requests, each taken down once it is answered."""
+    producer.init_until_done()
+    told.producers.add(producer.producer)
+    for topic in TOPICS:
+        assert producer.add((topic, 0)) == NONE
+        assert producer.produce(topic, b"%d" % number) == NONE
+    assert producer.add_offsets(GROUP) == NONE
+    assert producer.commit_offset(GROUP, TOPICS[0], number) == NONE
+    told.end = producer.end(commit=commit) == NONE
+    told.is_over = True
+
+
+@contextmanager
+def hung_up_without_power(client: RawClient, disk: FaultyDisk) -> Iterator[None]:
+    """A broker without power never answers: the client's connection ends then, so that nobody waits."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.002):
+            if disk._off:
+                client.socket.shutdown(socket.SHUT_RDWR)
+                return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def outcome(broker: DrivenBroker, number: int) -> set[bool]:
+    """Whether each part of the transaction is there, once nothing of it is open any more."""
+    with connected(broker.bootstrap) as client:
+        producer = TransactionalClient(client, "x")
+        producer.init_until_done()
+        parts = {b"%d" % number in committed_values(client, topic) for topic in TOPICS}
+        for topic in TOPICS:
+            (fetched,) = client.fetch([(topic, 0, 0)])
+            assert fetched.last_stable_offset == fetched.high_watermark, "nothing hangs"
+            values = committed_values(client, topic)
+            assert len(values) == len(set(values)), "nothing is there twice"
+        error_code, offset = offset_fetch(producer, GROUP, TOPICS[0], stable=True)
+        assert error_code == NONE
+        return parts | {offset == number}
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+@pytest.mark.parametrize("drop_all", [True, False], ids=["all unsynced lost", "some unsynced lost"])
+def test_a_power_cut_at_any_step_leaves_a_transaction_whole_or_gone(
+    tmp_path: Path, commit: bool, drop_all: bool
+) -> None:
+    data = tmp_path / "disk"
+    data.mkdir()
+    given: set[tuple[int, int]] = set()
+    with DrivenBroker(data, disk=FaultyDisk(data), stop_timeout_ms=1) as broker:
+        assert isinstance(broker.disk, FaultyDisk)
+        with connected(broker.bootstrap) as client:
+            for topic in TOPICS:
+                client.create_topic(topic)
+        seen = set()
+        for operations in range(60):
+            told = Told()
+            with connected(broker.bootstrap) as client, hung_up_without_power(client, broker.disk):
+                broker.disk.cut_power_after(operations)
+                try:
+                    one_transaction(TransactionalClient(client, "x"), told, operations, commit=commit)
+                except (AssertionError, OSError, WireError):
+                    assert not told.is_over
+            broker.power_cycle(operations, drop_all=drop_all)
+            assert not given & told.producers, "an epoch was given twice"
+            given |= told.producers
+            (is_there,) = outcome(broker, operations)
+            seen.add(is_there)
+            assert is_there == commit or not told.end
+            assert not is_there or commit
+            if told.is_over and told.end:
+                print(f"{operations} crash points")
+                break
+        else:
+            raise AssertionError("the transaction never came to its end")
+    assert seen == {False, True} if commit else {False}
+
+
+def test_a_clean_stop_keeps_an_open_transaction_open(tmp_path: Path) -> None:
+    with DrivenBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as client:
+        client.create_topic("t")
+        producer = TransactionalClient(client, "x")
+        producer.init_until_done()
+        assert producer.add(("t", 0)) == NONE
+        assert producer.produce("t", b"v") == NONE
+    with DrivenBroker(tmp_path / "data", clock=broker.clock) as broker, connected(broker.bootstrap) as client:
+        producer.client = client
+        assert producer.state() == "Ongoing"
+        assert producer.end(commit=True) == NONE
+        assert committed_values(client, "t") == [b"v"]
+
+
+def test_a_topic_with_a_flush_policy_is_synced_for_transactions_all_the_same(tmp_path: Path) -> None:
+    data = tmp_path / "disk"
+    data.mkdir()
+    with DrivenBroker(data, disk=FaultyDisk(data)) as broker:
+        with connected(broker.bootstrap) as client:
+            client.create_topic("lazy", flush_messages="1000000")
+            producer = TransactionalClient(client, "x")
+            producer.init_until_done()
+            assert producer.add(("lazy", 0)) == NONE
+            assert producer.produce("lazy", b"answered early?", acks=1) == NONE
+        broker.power_cycle(1, drop_all=True)
+        with connected(broker.bootstrap) as client:
+            producer.client = client
+            assert producer.end(commit=True) == NONE
+        broker.power_cycle(2, drop_all=True)
+        with connected(broker.bootstrap) as client:
+            assert committed_values(client, "lazy") == [b"answered early?"]
+            assert patiently(TransactionalClient(client, "x").init) == NONE

@@ -1,0 +1,354 @@
+"""The classic producer against a real broker: what it sends is read from the log, by its own client's records."""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceflow.client.classic import (
+    CallbackHandler,
+    Encoder,
+    KeyedMessage,
+    Producer,
+    QueueFull,
+    SendFailed,
+    StringEncoder,
+)
+from onceflow.client.classic.connector import SETTINGS as CONSUMER_SETTINGS
+from onceflow.client.classic.encoders import EncodingFailed
+from onceflow.client.classic.handlers import Messages, PartitionOutOfRange
+from onceflow.client.classic.producer import SETTINGS as PRODUCER_SETTINGS
+from onceflow.client.classic.sender import EncodedMessage, Sender
+from onceflow.client.classic.settings import InvalidSetting, Setting
+from onceflow.client.cluster import EARLIEST, LATEST, Cluster
+from onceflow.client.errors import BrokerUnreachable, UnknownTopic
+from onceflow.client.records import read_records
+
+
+def written(bootstrap: str, topic: str) -> list[tuple[int, bytes | None, bytes | None]]:
+    """(partition, key, value) of all that is in the topic's log."""
+    with Cluster(bootstrap) as cluster:
+        partitions = list(cluster.require_topic(topic).partitions)
+        begins = cluster.list_offsets(topic, dict.fromkeys(partitions, EARLIEST))
+        ends = cluster.list_offsets(topic, dict.fromkeys(partitions, LATEST))
+        return [
+            (partition, record.key, record.value)
+            for partition in partitions
+            for record in read_records(cluster, topic, partition, begins[partition].offset, ends[partition].offset)
+        ]
+
+
+@pytest.fixture
+def made(bootstrap: str, topic: str) -> str:
+    """The test's topic with two partitions."""
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(topic, 2)
+    return topic
+
+
+def settings(bootstrap: str, **more: Any) -> dict[str, Any]:
+    named = {name.replace("_", "."): value for name, value in more.items()}
+    return {"metadata.broker.list": bootstrap, "serializer.class": "StringEncoder", **named}
+
+
+def test_a_sync_send_returns_after_the_acknowledgement(bootstrap: str, made: str) -> None:
+    with Producer(settings(bootstrap)) as producer:
+        producer.send(KeyedMessage(made, "one", key="a"))
+        assert [value for _, _, value in written(bootstrap, made)] == [b"one"]
+        producer.send([KeyedMessage(made, "two", key="a"), KeyedMessage(made, "three", key="a")])
+        assert [value for _, _, value in written(bootstrap, made)] == [b"one", b"two", b"three"]
+
+
+def test_no_key_goes_to_any_partition_and_null_stays_null(bootstrap: str, made: str) -> None:
+    with Producer(settings(bootstrap)) as producer:
+        producer.send([KeyedMessage(made, str(number)) for number in range(64)])
+        producer.send(KeyedMessage(made, None, key="gone"))
+    found = written(bootstrap, made)
+    assert {partition for partition, key, _ in found if key is None} == {0, 1}
+    assert [(key, value) for _, key, value in found if key] == [(b"gone", None)]
+
+
+class KeyIsPartition:
+    def partition(self, key: object, num_partitions: int) -> int:
+        return int(str(key)) % num_partitions
+
+
+def test_the_articles_integer_keys_are_their_partitions(bootstrap: str, topic: str) -> None:
+    """Mission D2: keys 0 to 3, 20 messages, 4 partitions, key = partition."""
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(topic, 4)
+    with Producer(settings(bootstrap, partitioner_class=KeyIsPartition)) as producer:
+        producer.send([KeyedMessage(topic, f"message-{number}", key=number % 4) for number in range(20)])
+    found = written(bootstrap, topic)
+    assert len(found) == 20
+    assert all(key == str(partition).encode() for partition, key, _ in found)
+
+
+def test_a_partition_key_decides_and_is_not_sent(bootstrap: str, made: str) -> None:
+    with Producer(settings(bootstrap, partitioner_class=KeyIsPartition)) as producer:
+        producer.send([KeyedMessage(made, "x", partition_key=1), KeyedMessage(made, "y", key="7", partition_key=0)])
+    assert sorted(written(bootstrap, made)) == [(0, b"7", b"y"), (1, None, b"x")]
+
+
+def test_a_partitioner_that_leaves_the_topic_is_refused(bootstrap: str, made: str) -> None:
+    class Beyond:
+        def partition(self, key: object, num_partitions: int) -> int:
+            return num_partitions
+
+    with (
+        Producer(settings(bootstrap, partitioner_class=Beyond())) as producer,
+        pytest.raises(PartitionOutOfRange, match=r"Beyond put key 'k' into partition 2 of .*, which has 2"),
+    ):
+        producer.send(KeyedMessage(made, "x", key="k"))
+    assert not written(bootstrap, made)
+
+
+class Recording(CallbackHandler):
+    """Notes every call in order; adds, replaces and drops on the way."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def init(self, props: Mapping[str, Any]) -> None:
+        self.calls.append(f"init {dict(props)}")
+
+    def before_enqueue(self, message: KeyedMessage[Any, Any]) -> KeyedMessage[Any, Any]:
+        self.calls.append(f"before {message.message}")
+        return KeyedMessage(message.topic, message.message.upper(), message.key)
+
+    def after_enqueue(self, message: KeyedMessage[Any, Any], added: bool) -> None:
+        self.calls.append(f"after {message.message} {added}")
+
+    def after_dequeuing_existing_data(self, message: KeyedMessage[Any, Any] | None) -> Messages:
+        self.calls.append(f"dequeued {message and message.message}")
+        return [] if message is None or message.message == "DROP" else [message]
+
+    def before_sending_data(self, messages: Messages) -> Messages:
+        self.calls.append(f"sending {[each.message for each in messages]}")
+        return messages
+
+    def last_batch_before_close(self) -> Messages:
+        self.calls.append("last")
+        return [KeyedMessage(self.topic, "LAST", "k")]
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    topic = ""
+
+
+def test_the_callbacks_come_in_their_order(bootstrap: str, made: str) -> None:
+    recording = Recording()
+    recording.topic = made
+    config = settings(bootstrap, producer_type="async", batch_size=2, queue_time=60_000, callback_handler=recording)
+    with Producer({**config, "callback.handler.props": {"name": "x"}}) as producer:
+        producer.send([KeyedMessage(made, text, "k") for text in ("a", "drop", "b", "c")])
+    callers = [call for call in recording.calls if call.startswith(("init", "before", "after"))]
+    thread = [call for call in recording.calls if call not in callers]
+    assert callers == ["init {'name': 'x'}"] + [
+        call for text in ("a", "drop", "b", "c") for call in (f"before {text}", f"after {text.upper()} True")
+    ]
+    assert thread == [
+        "dequeued A",
+        "dequeued DROP",
+        "dequeued B",
+        "sending ['A', 'B']",
+        "dequeued C",
+        "sending ['C']",
+        "last",
+        "sending ['LAST']",
+        "close",
+    ]
+    assert [value for _, _, value in written(bootstrap, made)] == [b"A", b"B", b"C", b"LAST"]
+
+
+def test_an_async_producer_sends_when_the_queue_time_is_over(bootstrap: str, made: str) -> None:
+    sent = threading.Event()
+
+    class Sent(CallbackHandler):
+        def before_sending_data(self, messages: Messages) -> Messages:
+            sent.set()
+            return messages
+
+    config = settings(bootstrap, producer_type="async", queue_time=20, callback_handler=Sent())
+    with Producer(config) as producer:
+        producer.send(KeyedMessage(made, "alone", "k"))
+        assert sent.wait(10)
+    assert [value for _, _, value in written(bootstrap, made)] == [b"alone"]
+
+
+class Rerouting:
+    """An event handler that drops one message and sends another elsewhere."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+        self.closed = False
+        self.elsewhere = ""
+
+    def init(self, props: Mapping[str, Any]) -> None:
+        self.elsewhere = props["elsewhere"]
+
+    def handle(self, events: Messages, sender: Sender, encoder: Encoder) -> None:
+        self.batches.append([event.message for event in events])
+        sender.send(
+            [
+                EncodedMessage(
+                    self.elsewhere if event.message == "move" else event.topic,
+                    0,
+                    None,
+                    encoder.to_message(event.message),
+                )
+                for event in events
+                if event.message != "drop"
+            ]
+        )
+
+    def _topic(self, event: KeyedMessage[Any, Any]) -> str:
+        return self.elsewhere if event.message == "move" else event.topic
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_an_event_handlers_drops_and_reroutes_are_seen_in_the_log(bootstrap: str, made: str, kind: str) -> None:
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(f"{made}-2", 1)
+    handler = Rerouting()
+    config = settings(bootstrap, producer_type=kind, event_handler=handler)
+    with Producer({**config, "event.handler.props": {"elsewhere": f"{made}-2"}}) as producer:
+        producer.send([KeyedMessage(made, text) for text in ("stay", "drop", "move")])
+    assert handler.batches == [["stay", "drop", "move"]]
+    assert handler.closed
+    assert [value for _, _, value in written(bootstrap, made)] == [b"stay"]
+    assert [value for _, _, value in written(bootstrap, f"{made}-2")] == [b"move"]
+
+
+class Refusing:
+    """An event handler that holds its first batch back, then fails."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+
+    def init(self, props: Mapping[str, Any]) -> None:
+        """Nothing to prepare."""
+
+    def handle(self, events: Messages, sender: Sender, encoder: Encoder) -> None:
+        self.entered.set()
+        assert self.go_on.wait(30)
+        raise SendFailed("the handler refused", list(events))
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def test_a_full_queue_says_so_and_a_refused_batch_comes_back_at_close(bootstrap: str, made: str) -> None:
+    refusing, recording = Refusing(), Recording()
+    recording.topic = made
+    config = settings(
+        bootstrap, producer_type="async", event_handler=refusing, queue_size=1, batch_size=1, callback_handler=recording
+    )
+    producer = Producer({**config, "queue.enqueue.timeout.ms": 0})
+    producer.send(KeyedMessage(made, "first"))
+    assert refusing.entered.wait(30)
+    producer.send(KeyedMessage(made, "second"))
+    with pytest.raises(QueueFull, match="the queue of 1 messages was full for 0 ms"):
+        producer.send(KeyedMessage(made, "third"))
+    assert recording.calls[-1] == "after THIRD False"
+    refusing.go_on.set()
+    with pytest.raises(SendFailed, match="the handler refused"):
+        producer.close()
+    assert not written(bootstrap, made)
+
+
+def test_an_earlier_batchs_failure_is_raised_by_the_next_send(bootstrap: str, made: str) -> None:
+    refusing = Refusing()
+    refusing.go_on.set()
+    producer = Producer(settings(bootstrap, producer_type="async", event_handler=refusing, batch_size=1))
+    producer.send(KeyedMessage(made, "first"))
+    messages = [KeyedMessage(made, "again")] * 10_000
+    with pytest.raises(SendFailed, match="the handler refused"):
+        producer.send(messages)
+    with pytest.raises(SendFailed):
+        producer.close()
+
+
+def test_what_the_broker_refuses_is_named(bootstrap: str, topic: str) -> None:
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(topic, 2, configs={"max.message.bytes": "1000"})
+    config = settings(bootstrap, partitioner_class=KeyIsPartition)
+    with Producer(config) as producer, pytest.raises(SendFailed, match="1 of 2 messages") as failed:
+        producer.send([KeyedMessage(topic, "x" * 2000, "0"), KeyedMessage(topic, "small", "1")])
+    assert [len(each.message) for each in failed.value.messages] == [2000]
+
+
+def test_the_default_encoder_takes_bytes_alone(bootstrap: str, made: str) -> None:
+    with Producer({"metadata.broker.list": bootstrap}) as producer:
+        producer.send(KeyedMessage(made, b"bytes", key=b"k"))
+        with pytest.raises(EncodingFailed, match="DefaultEncoder takes bytes, str was given"):
+            producer.send(KeyedMessage(made, "text"))
+    assert [value for _, _, value in written(bootstrap, made)] == [b"bytes"]
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({}, "metadata.broker.list is needed"),
+        ({"producer.tipe": "async"}, "did you mean producer.type?"),
+        ({"producer.type": "later"}, "one of sync, async is needed"),
+        ({"queue.time": 5}, "has no meaning for producer.type=sync"),
+        ({"producer.type": "async", "queue.time": "soon"}, "queue.time='soon' cannot be used"),
+        ({"batch.size": 5, "batch.num.messages": 6}, "says the same as batch.size"),
+        ({"serializer.class": "kafka.serializer.AvroEncoder"}, "one of DefaultEncoder, StringEncoder"),
+        ({"serializer.class": "no.such.module:Encoder"}, "cannot be imported"),
+        ({"partitioner.class": StringEncoder}, "it has no method partition"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(bootstrap: str, config: dict[str, Any], sentence: str) -> None:
+    given = {"metadata.broker.list": bootstrap, **config} if config else {}
+    with pytest.raises(InvalidSetting) as refused:
+        Producer(given)
+    assert sentence in str(refused.value)
+
+
+def test_kafkas_own_class_names_are_understood(bootstrap: str, made: str) -> None:
+    with Producer({"broker.list": bootstrap, "serializer.class": "kafka.serializer.StringEncoder"}) as producer:
+        producer.send(KeyedMessage(made, "text"))
+    assert [value for _, _, value in written(bootstrap, made)] == [b"text"]
+
+
+def test_a_wrong_address_and_a_missing_topic_are_said() -> None:
+    with (
+        Producer({"metadata.broker.list": "127.0.0.1:1", "delivery.timeout.ms": 300}) as producer,
+        pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"),
+    ):
+        producer.send(KeyedMessage("topic", b"x"))
+
+
+def test_a_topic_that_may_not_exist_is_said(bootstrap: str) -> None:
+    with Producer({"metadata.broker.list": bootstrap}) as producer, pytest.raises(UnknownTopic, match="a/b"):
+        producer.send(KeyedMessage("a/b", b"x"))
+
+
+@pytest.mark.parametrize("acks", ["0", "1", "-1"])
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_every_acks_and_codec_arrives(bootstrap: str, made: str, acks: str, codec: str) -> None:
+    config = {"request.required.acks": acks, "compression.codec": codec}
+    with Producer({"metadata.broker.list": bootstrap, **config}) as producer:
+        producer.send([KeyedMessage(made, b"x" * 500, key=b"k")] * 3)
+    deadline = threading.Event()
+    for _ in range(100):
+        if len(written(bootstrap, made)) == 3:
+            break
+        deadline.wait(0.05)
+    assert [value for _, _, value in written(bootstrap, made)] == [b"x" * 500] * 3
+
+
+@pytest.mark.parametrize("setting", [*PRODUCER_SETTINGS, *CONSUMER_SETTINGS], ids=lambda setting: str(setting.name))
+def test_every_setting_is_documented(setting: Setting) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "client.md").read_text()
+    for name in (setting.name, *setting.aliases):
+        assert f"`{name}`" in page

@@ -1,0 +1,134 @@
+"""The simple consumer: fetch, multifetch, out of range, messages larger than asked for."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from onceflow.client.addresses import parse_address
+from onceflow.client.classic import FetchRequest, SimpleConsumer
+from onceflow.client.cluster import EARLIEST, LATEST, Cluster
+from onceflow.client.errors import (
+    BrokerUnreachable,
+    OffsetOutOfRange,
+    ResponseTooLarge,
+    UnknownTopic,
+    UnsupportedBroker,
+)
+from onceflow.client.producer import EventWriter
+from onceflow.wire import apis
+
+Fill = Callable[..., str]
+
+
+@pytest.fixture
+def consumer(bootstrap: str) -> Iterator[SimpleConsumer]:
+    with SimpleConsumer(*parse_address(bootstrap), wait_ms=0) as connected:
+        yield connected
+
+
+def test_fetch_reads_from_any_offset_again_and_again(consumer: SimpleConsumer, filled: Fill) -> None:
+    topic = filled([b"a", b"b", b"c"])
+    messages = consumer.fetch(FetchRequest(topic, 0, 0))
+    assert [(each.offset, each.message, each.timestamp_ms) for each in messages] == [
+        (0, b"a", 1000),
+        (1, b"b", 1001),
+        (2, b"c", 1002),
+    ]
+    assert messages.next_offset == messages.high_watermark == 3
+    assert [each.message for each in consumer.fetch(FetchRequest(topic, 0, 2))] == [b"c"]
+    assert [each.message for each in consumer.fetch(FetchRequest(topic, 0, 1))] == [b"b", b"c"]
+    at_the_end = consumer.fetch(FetchRequest(topic, 0, 3))
+    assert list(at_the_end) == []
+    assert at_the_end.next_offset == 3
+
+
+def test_multifetch_answers_in_the_order_asked_and_one_partition_twice(
+    consumer: SimpleConsumer, bootstrap: str, filled: Fill
+) -> None:
+    topic = filled([b"a", b"b"], partitions=3, partition=2)
+    asked = [
+        FetchRequest(topic, 2, 1),
+        FetchRequest(topic, 0, 0),
+        FetchRequest(topic, 2, 0),
+        FetchRequest(topic, 1, 0),
+    ]
+    answers = consumer.multifetch(asked)
+    assert [(each.partition, [message.message for message in each]) for each in answers] == [
+        (2, [b"b"]),
+        (0, []),
+        (2, [b"a", b"b"]),
+        (1, []),
+    ]
+    assert consumer.multifetch([]) == []
+
+
+def test_a_message_larger_than_asked_for_arrives_whole(consumer: SimpleConsumer, filled: Fill) -> None:
+    topic = filled([b"x" * 100_000])
+    assert [len(each.message or b"") for each in consumer.fetch(FetchRequest(topic, 0, 0, max_size=10))] == [100_000]
+
+
+def test_a_broker_that_cuts_is_asked_for_twice_as_much_until_the_limit(filled: Fill, bootstrap: str) -> None:
+    """Brokers before Kafka 0.10.1 cut the first message at the size asked for; ours and today's never do."""
+    topic = filled([b"x" * 1000])
+    with SimpleConsumer(*parse_address(bootstrap), fetch_bytes_max=4000) as consumer:
+        ask, sizes = consumer._ask, []
+
+        def cutting(asked: list[FetchRequest]) -> list[object]:
+            sizes.append(asked[0].max_size)
+            answers = ask(asked)
+            return [each._replace(records=each.records[: asked[0].max_size]) for each in answers]
+
+        consumer._ask = cutting  # type: ignore[assignment, method-assign]
+        assert [len(each.message or b"") for each in consumer.fetch(FetchRequest(topic, 0, 0, 300))] == [1000]
+        assert sizes == [300, 600, 1200]
+        consumer._fetch_bytes_max = 1000
+        with pytest.raises(ResponseTooLarge, match=r"offset 0 of .*-0 is larger than 1000 bytes"):
+            consumer.fetch(FetchRequest(topic, 0, 0, 300))
+
+
+def test_out_of_range_fails_or_resets_as_asked(bootstrap: str, filled: Fill) -> None:
+    topic = filled([b"a", b"b"])
+    for choice, expected in (("earliest", [b"a", b"b"]), ("latest", [])):
+        with SimpleConsumer(*parse_address(bootstrap), wait_ms=0, on_out_of_range=choice) as consumer:
+            assert [each.message for each in consumer.fetch(FetchRequest(topic, 0, 99))] == expected
+    with (
+        SimpleConsumer(*parse_address(bootstrap)) as consumer,
+        pytest.raises(OffsetOutOfRange, match=r"offset 99 of .* begins at 0 and ends at 2"),
+    ):
+        consumer.fetch(FetchRequest(topic, 0, 99))
+    with pytest.raises(ValueError, match="one of fail, earliest, latest"):
+        SimpleConsumer(*parse_address(bootstrap), on_out_of_range="guess")
+
+
+def test_offsets_before_are_where_segments_begin(bootstrap: str, cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, 1, configs={"segment.bytes": str(1024 * 1024)})
+    with EventWriter(bootstrap, topic, **{"batch.size": 1000, "linger.ms": 0}) as writer:
+        for number in range(3000):
+            writer.write(None, b"x" * 1000, 1000 + number)
+    with SimpleConsumer(*parse_address(bootstrap)) as consumer:
+        assert consumer.get_offsets_before(topic, 0, LATEST, 1) == [3000]
+        assert consumer.get_offsets_before(topic, 0, EARLIEST, 1) == [0]
+        if not consumer._connection.serves(apis.LIST_OFFSETS, 0):
+            with pytest.raises(UnsupportedBroker, match=r"Apache Kafka does not from 4\.0 on"):
+                consumer.get_offsets_before(topic, 0, LATEST, 2)
+            return
+        found = consumer.get_offsets_before(topic, 0, LATEST, 100)
+        assert found[0] == 3000
+        assert found[-1] == 0
+        assert len(found) == 5
+        assert found == sorted(found, reverse=True)
+        assert consumer.get_offsets_before(topic, 0, LATEST, 2) == found[:2]
+        assert consumer.get_offsets_before(topic, 0, EARLIEST, 9) == [0]
+        assert consumer.get_offsets_before(topic, 0, 1000 + found[2] - 2, 9) == [0], "the second one's last is later"
+        assert consumer.get_offsets_before(topic, 0, 1000 + found[2] - 1, 9) == [found[3], 0]
+        assert consumer.get_offsets_before(topic, 0, 999, 9) == []
+        assert consumer.get_offsets_before(topic, 0, LATEST, 0) == []
+        with pytest.raises(UnknownTopic):
+            consumer.get_offsets_before(topic, 1, LATEST, 1)
+
+
+def test_what_does_not_exist_is_said(consumer: SimpleConsumer, cluster: Cluster, topic: str) -> None:
+    with pytest.raises(UnknownTopic, match=f"{topic}-0 does not exist"):
+        consumer.fetch(FetchRequest(topic, 0, 0))
+    with pytest.raises(BrokerUnreachable):
+        SimpleConsumer("127.0.0.1", 1)

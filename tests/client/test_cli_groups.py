@@ -1,0 +1,145 @@
+"""`onceflow group`: what it shows and changes, against a real broker."""
+
+import json
+import subprocess
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Consumer
+
+from onceflow.client.cluster import Cluster
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Fill = Callable[..., str]
+
+
+@pytest.fixture
+def group(cluster: Cluster, filled: Fill) -> str:
+    """A group that has read two of five records of its topic's partition 1; topic and group have one name."""
+    topic = filled([b"%d" % number for number in range(5)], partitions=2, partition=1)
+    cluster.commit_offsets(topic, topic, {1: 2})
+    return topic
+
+
+def described(run: Run, group: str) -> dict[str, object]:
+    shown: dict[str, object] = json.loads(run("group", "describe", group, "--json").stdout)
+    return shown
+
+
+def test_list_shows_groups_and_filters_by_state(run: Run, group: str) -> None:
+    assert [each for each in json.loads(run("group", "list", "--json").stdout) if each["group"] == group] == [
+        {"group": group, "state": "Empty", "protocol_type": ""}
+    ]
+    assert [group, "Empty"] in [line.split() for line in run("group", "list").stdout.splitlines()]
+    assert group not in run("group", "list", "--state", "Stable").stdout
+    assert group in run("group", "list", "--state", "Empty", "--state", "Stable").stdout
+
+
+def test_describe_tells_the_lag_in_messages_and_seconds(run: Run, group: str) -> None:
+    shown = described(run, group)
+    (row,) = shown["partitions"]  # type: ignore[misc]
+    assert {name: row[name] for name in ("topic", "partition", "committed", "end", "lag", "member")} == {
+        "topic": group,
+        "partition": 1,
+        "committed": 2,
+        "end": 5,
+        "lag": 3,
+        "member": None,
+    }
+    # The records are dated 1000 ms after 1970, so the oldest unread one is about as old as the epoch.
+    assert row["lag_seconds"] > 1_700_000_000
+    assert (shown["state"], shown["lag"], shown["lag_seconds"]) == ("Empty", 3, row["lag_seconds"])
+    text = run("group", "describe", group).stdout
+    assert "state Empty" in text
+    assert f"topic {group}: 3 messages, " in text
+    assert "in all: 3 messages, " in text
+
+
+def test_describe_shows_members_and_what_each_reads(run: Run, bootstrap: str, group: str) -> None:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "client.id": "reader"})
+    try:
+        consumer.subscribe([group])
+        for _ in range(300):
+            consumer.poll(0.1)
+            if len(consumer.assignment()) == 2:
+                break
+        shown = described(run, group)
+        (member,) = shown["members"]  # type: ignore[misc]
+        assert shown["state"] == "Stable"
+        assert (member["client"], member["partitions"]) == ("reader", [[group, 0], [group, 1]])
+        rows = {row["partition"]: row for row in shown["partitions"]}  # type: ignore[attr-defined]
+        assert rows[0]["committed"] is None
+        assert rows[0]["member"] == rows[1]["member"] == member["member"]
+        refused = run("group", "reset", group, "--topic", group, "--to-earliest", "--execute")
+        assert refused.returncode == 1
+        assert f"group '{group}' has 1 member, whose commits would undo it: stop them first" in refused.stderr
+        assert run("group", "delete", group, "--yes").returncode == 1
+    finally:
+        consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--topic", "{0}", "--to-earliest"], {0: 0, 1: 0}),
+        (["--topic", "{0}", "--to-latest"], {0: 0, 1: 5}),
+        (["--topic", "{0}:1", "--to-offset", "4"], {1: 4}),
+        (["--topic", "{0}:1", "--to-offset", "99"], {1: 5}),
+        (["--topic", "{0}:1", "--shift-by", "-1"], {1: 1}),
+        (["--all-topics", "--shift-by", "2"], {1: 4}),
+        (["--topic", "{0}:1", "--to-datetime", "1970-01-01T00:00:01.003"], {1: 3}),
+        (["--topic", "{0}:1", "--by-duration", "1h"], {1: 5}),
+        (["--topic", "{0}:0,1", "--by-duration", "99999d"], {0: 0, 1: 0}),
+    ],
+)
+def test_reset_shows_first_and_does_it_with_execute(
+    run: Run, cluster: Cluster, group: str, words: list[str], expected: dict[int, int]
+) -> None:
+    named = [word.format(group) for word in words]
+    shown = run("group", "reset", group, *named, "--json")
+    assert shown.returncode == 0, shown.stderr
+    plan = json.loads(shown.stdout)
+    assert {row["partition"]: row["after"] for row in plan["partitions"]} == expected
+    assert plan["executed"] is False
+    assert cluster.committed_offsets(group, group) == {1: 2}
+    told = run("group", "reset", group, *named)
+    assert "nothing was changed: add --execute to do it" in told.stderr
+    assert run("group", "reset", group, *named, "--execute").stdout.endswith("done\n")
+    assert cluster.committed_offsets(group, group) == {1: 2} | expected
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--topic", "{0}"], "say once where to reset to"),
+        (["--topic", "{0}", "--to-earliest", "--to-offset", "1"], "say once where to reset to"),
+        (["--to-earliest"], "say which offsets to reset"),
+        (["--topic", "{0}:7", "--to-earliest"], "'7' is none"),
+        (["--topic", "{0}", "--by-duration", "soon"], "'soon' is no duration"),
+        (["--topic", "{0}", "--to-datetime", "yesterday"], "'yesterday' is no time"),
+    ],
+)
+def test_a_reset_that_is_not_clear_is_wrong_usage(run: Run, group: str, words: list[str], sentence: str) -> None:
+    refused = run("group", "reset", group, *(word.format(group) for word in words))
+    assert refused.returncode == 2
+    assert sentence in refused.stderr
+
+
+def test_shifting_what_was_never_committed_is_refused(run: Run, group: str) -> None:
+    refused = run("group", "reset", group, "--topic", f"{group}:0", "--shift-by", "1")
+    assert refused.returncode == 1
+    assert f"no offset of {group}-0 that could be shifted" in refused.stderr
+
+
+def test_delete_takes_a_topics_offsets_or_the_whole_group(run: Run, cluster: Cluster, group: str) -> None:
+    cluster.create_topic(f"{group}-2", 1)
+    cluster.commit_offsets(group, f"{group}-2", {0: 0})
+    assert run("group", "delete", group, stdin="n\n").returncode == 1
+    assert run("group", "delete", group, "--topic", group, "--yes").returncode == 0
+    assert cluster.committed_offsets(group, group) == {}
+    assert cluster.committed_offsets(group, f"{group}-2") == {0: 0}
+    assert run("group", "delete", group, "--yes").stdout == f"deleted group {group}\n"
+    gone = run("group", "describe", group)
+    assert gone.returncode == 1
+    assert f"group '{group}' does not exist" in gone.stderr
+    assert run("group", "delete", group, "--yes").returncode == 1

@@ -1,0 +1,283 @@
+"""Compaction: what stays, what goes, and when (storage rule 10)."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceflow.log.compaction import measure
+from onceflow.log.partition import PartitionLog
+from onceflow.log.producers import LastBatch
+from onceflow.wire.batch import HEADER_BYTES, Record, decode_batch, encode_batch, encode_retained, read_header
+from onceflow.wire.codecs import Codec
+from tests.log.compactions import compact, compactable, keyed, offsets, stored, table
+from tests.log.partition_logs import NOW_MS, open_log, sync
+
+DAY_MS = 24 * 3600 * 1000
+HOUR_MS = 3600 * 1000
+
+
+def opened(tmp_path: Path, **settings: Any) -> PartitionLog:
+    return open_log(
+        tmp_path / "table-0",
+        cleanup_compact=True,
+        cleanup_delete=False,
+        **{"segment_bytes": 160, **settings},
+    )
+
+
+def fill(log: PartitionLog, *batches: bytearray) -> None:
+    for each in batches:
+        log.append(each)
+    sync(log)
+
+
+def seal(log: PartitionLog) -> int:
+    """Begins a new segment; returns where the old ones end."""
+    log.roll()
+    sync(log)
+    return log.log_end_offset
+
+
+def test_of_each_key_the_last_record_stays(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    fill(log, *(keyed((f"k{n % 3}", f"v{n}")) for n in range(10)))
+    end = seal(log)
+    assert compact(log) == end == 10
+    assert offsets(log) == [7, 8, 9]
+    assert table(log) == {"k0": "v9", "k1": "v7", "k2": "v8"}
+    assert [log.read(offset, 1) is not None for offset in range(11)] == [True] * 10 + [False]
+
+
+def test_offsets_timestamps_and_headers_of_what_stays_are_what_they_were(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=10_000)
+    records = [Record(n, NOW_MS + n, b"k%d" % (n % 2), b"v%d" % n, (("h", b"x"),)) for n in range(4)]
+    for codec in Codec:
+        fill(log, encode_batch(records, codec=codec))
+    log.append(keyed(("k0", "last")))
+    end = seal(log)
+    before = {record.offset: record for _header, found in stored(log) for record in found}
+    headers = {header.base_offset: header for header, _found in stored(log)}
+    compact(log)
+    assert offsets(log) == [end - 2, end - 1]
+    for header, found in stored(log):
+        old = headers[header.base_offset]
+        assert all(record == before[record.offset] for record in found)
+        assert (header.last_offset, header.codec, header.base_sequence) == (
+            old.last_offset,
+            old.codec,
+            old.base_sequence,
+        )
+
+
+def test_rule_10_the_active_segment_is_never_compacted(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=10_000)
+    fill(log, *(keyed(("k", f"v{n}")) for n in range(5)))
+    assert measure(compactable(log), NOW_MS).offset_end == 0
+    seal(log)
+    fill(log, keyed(("k", "newer")))
+    compact(log)
+    assert offsets(log) == [4, 5]
+
+
+def test_rule_10_nothing_from_the_last_stable_offset_on_is_compacted(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=10_000)
+    fill(log, keyed(("k", "a")), keyed(("k", "b")))
+    seal(log)
+    fill(log, keyed(("k", "open"), producer_id=7, transactional=True), keyed(("k", "c")))
+    seal(log)
+    assert log.last_stable_offset == 2
+    assert compact(log) == 2
+    assert offsets(log) == [1, 2, 3]
+    log.append_marker(7, 0, commit=False)
+    sync(log)
+    assert compact(log, clean_end=2) == 4
+    assert offsets(log) == [3]
+
+
+def test_rule_10_records_younger_than_the_lag_stay(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=10_000, min_compaction_lag_ms=HOUR_MS)
+    for n in range(3):
+        fill(log, keyed(("k", f"v{n}"), timestamp_ms=NOW_MS + n * HOUR_MS // 2), keyed(("k", f"w{n}")))
+        seal(log)
+    assert measure(compactable(log), NOW_MS + HOUR_MS - 1).offset_end == 0
+    assert measure(compactable(log), NOW_MS + HOUR_MS).offset_end == 2
+    assert compact(log, now_ms=NOW_MS + HOUR_MS * 3 // 2) == 4
+    assert offsets(log) == [3, 4, 5]
+
+
+def test_a_log_is_due_when_dirty_enough_or_for_too_long(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=10_000, min_cleanable_dirty_ratio=0.5, max_compaction_lag_ms=HOUR_MS)
+    fill(log, *(keyed((f"k{n}", "v")) for n in range(6)))
+    seal(log)
+    assert measure(compactable(log), NOW_MS).is_due
+    clean_end = compact(log)
+    fill(log, keyed(("k0", "w")))
+    seal(log)
+    dirt = measure(compactable(log, clean_end), NOW_MS)
+    assert 0.1 < dirt.dirty_ratio < 0.2
+    assert not dirt.is_due
+    assert measure(compactable(log, clean_end), NOW_MS + HOUR_MS + 1).is_due
+    clean_end = compact(log, clean_end=clean_end)
+    assert not measure(compactable(log, clean_end), NOW_MS + DAY_MS).is_due, "nothing is dirty"
+
+
+def test_rule_10_a_tombstone_stays_until_its_delete_horizon(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=10_000, delete_retention_ms=DAY_MS)
+    fill(log, keyed(("k", "v")), keyed(("k", None), ("other", "x"), timestamp_ms=NOW_MS + 5))
+    end = seal(log)
+    compact(log)
+    assert offsets(log) == [1, 2]
+    ((header, records),) = stored(log)
+    assert header.delete_horizon_ms == header.base_timestamp == NOW_MS + DAY_MS
+    assert header.attributes & 0x40
+    assert [record.timestamp_ms for record in records] == [NOW_MS + 5] * 2
+    compact(log, clean_end=0, now_ms=NOW_MS + DAY_MS - 1)
+    assert offsets(log) == [1, 2]
+    assert next(stored(log))[0].delete_horizon_ms == NOW_MS + DAY_MS, "a later pass does not begin the waiting anew"
+    compact(log, clean_end=0, now_ms=NOW_MS + DAY_MS)
+    assert offsets(log) == [2]
+    assert log.high_watermark == end == 3
+    reopened = open_log(log.directory, segment_bytes=10_000, cleanup_compact=True)
+    assert offsets(reopened) == [2]
+
+
+def test_rule_10_an_empty_batch_keeps_a_producers_last_sequence(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=10_000)
+    fill(log, keyed(("k", "a"), producer_id=7, sequence=0), keyed(("k", "b"), ("k", "c"), producer_id=7, sequence=1))
+    fill(log, keyed(("k", "d")), keyed(("k", "e")))
+    seal(log)
+    compact(log)
+    kept = [(header.base_offset, header.last_offset, header.record_count) for header, _records in stored(log)]
+    assert kept == [(1, 2, 0), (4, 4, 1)]
+    assert next(stored(log))[0].last_sequence == 2
+    del log
+    # The scan of an unclean start finds the sequence in the empty batch.
+    for path in (tmp_path / "table-0").glob("*.snapshot"):
+        path.unlink()
+    reopened = open_log(tmp_path / "table-0", segment_bytes=10_000, cleanup_compact=True)
+    assert reopened.last_batches() == {7: LastBatch(0, 2)}
+    assert reopened.append(keyed(("k", "b"), ("k", "c"), producer_id=7, sequence=1)).duplicate
+    assert reopened.append(keyed(("k", "f"), producer_id=7, sequence=3)).base_offset == 5
+
+
+def test_rule_10_an_empty_batch_stays_at_the_end_of_the_cleaned_range(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=10_000)
+    fill(log, keyed(("k", None)))
+    end = seal(log)
+    compact(log)
+    compact(log, now_ms=NOW_MS + 2 * DAY_MS)
+    ((header, records),) = stored(log)
+    assert (header.base_offset, header.last_offset, list(records)) == (0, 0, [])
+    assert log.read(end, 1000) is None
+    assert open_log(log.directory, cleanup_compact=True).log_end_offset == end
+
+
+def test_rule_10_aborted_records_go_and_their_marker_when_its_horizon_is_over(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=10_000)
+    fill(log, keyed(("k", "kept")), keyed(("k", "gone"), ("j", "gone"), producer_id=7, transactional=True))
+    log.append_marker(7, 0, commit=False)
+    fill(log, keyed(("z", "end")))
+    seal(log)
+    compact(log)
+    assert table(log) == {"k": "kept", "z": "end"}
+    assert offsets(log) == [0, 4]
+    assert [header.base_offset for header, _records in stored(log) if header.is_control] == [3]
+    # The first pass met the aborted records; the second meets none and dates the marker; the third may drop it. The
+    # empty batch of the producer's last sequence counts until a later one takes its place.
+    fill(log, keyed(("y", "later"), producer_id=7, sequence=2))
+    seal(log)
+    for now_ms, markers in ((NOW_MS, [3]), (NOW_MS + DAY_MS - 1, [3]), (NOW_MS + 3 * DAY_MS, [])):
+        compact(log, now_ms=now_ms)
+        assert [header.base_offset for header, _records in stored(log) if header.is_control] == markers, now_ms
+    assert table(log) == {"k": "kept", "z": "end", "y": "later"}
+
+
+def test_rule_10_a_commit_marker_stays_while_there_is_data_of_it(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=10_000)
+    fill(log, keyed(("k", "1"), producer_id=7, transactional=True))
+    log.append_marker(7, 0, commit=True)
+    fill(log, keyed(("z", "end")))
+    seal(log)
+    for n in range(4):
+        compact(log, now_ms=NOW_MS + n * 2 * DAY_MS)
+        assert [header.base_offset for header, _records in stored(log)] == [0, 1, 2]
+    fill(log, keyed(("k", "2"), producer_id=7, sequence=1))
+    seal(log)
+    for n in range(4):
+        compact(log, now_ms=NOW_MS + (10 + 2 * n) * DAY_MS)
+    assert [header.base_offset for header, _records in stored(log)] == [2, 3]
+
+
+def test_a_map_that_is_full_makes_several_passes(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=400)
+    fill(log, *(keyed((f"k{n % 40:02}" + "x" * 20, f"v{n}")) for n in range(200)))
+    end = seal(log)
+    expected = table(log)
+    clean_end, passes = 0, 0
+    while clean_end < end:
+        advanced = compact(log, clean_end=clean_end, keys_max=7)
+        assert advanced > clean_end
+        clean_end, passes = advanced, passes + 1
+        assert table(log) == expected
+    assert passes >= 200 // 7
+    assert offsets(log) == list(range(160, 200))
+
+
+def test_small_segments_are_merged_up_to_the_size_of_one(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=200)
+    fill(log, *(keyed(("k", f"v{n}")) for n in range(40)))
+    seal(log)
+    count = len(log.finished_segments())
+    assert count >= 10
+    for _ in range(6):
+        compact(log)
+        assert all(segment.size_bytes <= 200 for segment in log.finished_segments())
+    assert len(log.finished_segments()) <= 2
+    assert offsets(log) == [39]
+
+
+def test_readers_of_the_old_segments_go_on(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=2000, index_interval_bytes=100)
+    fill(log, *(keyed((f"k{n % 3}", f"v{n:03}")) for n in range(60)))
+    seal(log)
+    held, old = log.read(0, 10_000), log.finished_segments()
+    assert held is not None
+    before = held.read()
+    positions = {offset: segment.find(offset, segment.size_bytes) for segment in old for offset in range(60)}
+    compact(log)
+    assert held.read() == before
+    after = {offset: segment.find(offset, segment.size_bytes) for segment in old for offset in range(60)}
+    assert after == positions, "a thread that took the old list searches the old indexes"
+    assert offsets(log) == [57, 58, 59]
+
+
+def test_the_time_index_of_what_stays(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=600, index_interval_bytes=100)
+    fill(log, *(keyed((f"k{n % 5}", f"v{n}"), timestamp_ms=NOW_MS + n * 10) for n in range(50)))
+    seal(log)
+    compact(log)
+    for n in range(50):
+        found = log.search_timestamp(NOW_MS + n * 10)()
+        offset = max(n, 45)
+        assert found == (NOW_MS + offset * 10, offset)
+    assert log.search_max_timestamp()() == (NOW_MS + 490, 49)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_the_bytes_of_what_is_retained(codec: Codec) -> None:
+    records = [Record(n, NOW_MS + n, b"k", b"v%d" % n) for n in range(3)]
+    batch = encode_batch(records, codec=codec, producer_id=9, producer_epoch=2, base_sequence=5)
+    header = read_header(batch)
+    some = encode_retained(header, records[1:2], delete_horizon_ms=NOW_MS + 99)
+    assert decode_batch(some) == records[1:2]
+    assert struct.unpack_from(">H", some, 21)[0] == codec | 0x40
+    assert struct.unpack_from(">q", some, 27)[0] == NOW_MS + 99
+    assert read_header(some).last_offset == 2
+    assert read_header(some).last_sequence == 7
+    assert decode_batch(encode_retained(read_header(some), records[1:2])) == records[1:2]
+    none = encode_retained(header, [])
+    assert len(none) == HEADER_BYTES
+    assert decode_batch(none) == []
+    assert read_header(none).max_timestamp == NOW_MS + 2

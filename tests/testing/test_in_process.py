@@ -1,0 +1,300 @@
+"""A broker in this process: started, stopped, refused, forked, forgotten; a hundred of them leave nothing behind."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from onceflow.broker.setting_kinds import SettingRefused
+from onceflow.errors import OnceflowError
+from onceflow.log.errors import DataDirectoryRefused
+from onceflow.testing import Broker, BrokerNotUsable, BrokerProcess
+from onceflow.wire.batch import decode_batch
+from tests.broker.raw_client import batch_of, connected
+
+
+def produce(bootstrap: str, topic: str, value: bytes) -> None:
+    with connected(bootstrap) as client:
+        assert client.produce(topic, 0, batch_of(value)).error_code == 0
+
+
+def stored(bootstrap: str, topic: str) -> bytes | None:
+    with connected(bootstrap) as client:
+        (fetched,) = client.fetch([(topic, 0, 0)])
+        assert fetched.error_code == 0
+        return decode_batch(fetched.records)[0].value
+
+
+def run_script(text: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", text, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_temporary_broker_serves_and_leaves_no_directory() -> None:
+    with Broker() as broker:
+        produce(broker.bootstrap_servers, broker.create_topic("visits"), b"ann")
+        assert stored(broker.bootstrap_servers, "visits") == b"ann"
+        path = broker.path
+        assert path.is_dir()
+    assert not path.exists()
+
+
+def test_a_broker_that_starts_again_has_its_port_and_its_data(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "new" / "data")
+    with broker:
+        address = broker.bootstrap_servers
+        produce(address, broker.create_topic("visits", configs={"retention.ms": "-1"}), b"ann")
+    with broker:
+        assert broker.bootstrap_servers == address
+        assert stored(address, "visits") == b"ann"
+    assert (tmp_path / "new" / "data" / ".kafka_cleanshutdown").exists()
+
+
+def test_a_second_broker_on_the_directory_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data") as first:
+        for _ in range(2):
+            with pytest.raises(DataDirectoryRefused, match=f"in use by another broker \\(pid {os.getpid()}\\)"):
+                Broker(tmp_path / "data").start()
+        with pytest.raises(RuntimeError, match="in use by another broker"):
+            BrokerProcess(tmp_path / "data").start()
+        assert first.create_topic("still_served") == "still_served"
+    with Broker(tmp_path / "data") as second:
+        assert second.create_topic("now_mine")
+
+
+def test_a_broker_that_is_not_running_says_so(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "data")
+    for use in (lambda: broker.bootstrap_servers, lambda: broker.path, lambda: broker.create_topic("a")):
+        with pytest.raises(BrokerNotUsable, match=r"call start\(\)"):
+            use()
+    broker.stop()
+    with broker:
+        with pytest.raises(BrokerNotUsable, match="runs already"):
+            broker.start()
+        with pytest.raises(BrokerNotUsable, match="was not created"):
+            broker.create_topic("no spaces")
+        broker.stop()
+        broker.stop()
+
+
+def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    threads = threading.active_count()
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OnceflowError, match="is taken"):
+        Broker(port=taken.getsockname()[1]).start()
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"Not a directory|File exists"):
+        Broker(tmp_path / "file" / "data").start()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert threading.active_count() == threads
+
+
+def test_settings_are_kafkas_and_unknown_ones_are_refused() -> None:
+    with Broker(settings={"num.partitions": "3"}) as broker:
+        broker.create_topic("three", partitions=-1)
+        with connected(broker.bootstrap_servers) as client:
+            assert [fetched.error_code for fetched in client.fetch([("three", 2, 0)])] == [0]
+    with pytest.raises(SettingRefused, match=r"num\.partition is no setting .* did you mean num\.partitions\?"):
+        Broker(settings={"num.partition": "3"}).start()
+    with pytest.raises(BrokerNotUsable, match=r"settings may not have log\.dirs"):
+        Broker(settings={"log.dirs": "/elsewhere"})
+
+
+def test_the_process_keeps_its_signals_and_its_event_loop(tmp_path: Path) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+
+    async def in_a_loop_of_the_program() -> None:
+        before = [signal.getsignal(number) for number in numbers]
+        with Broker(tmp_path / "data") as broker:
+            assert [signal.getsignal(number) for number in numbers] == before
+            await asyncio.to_thread(produce, broker.bootstrap_servers, broker.create_topic("visits"), b"ann")
+
+    asyncio.run(in_a_loop_of_the_program())
+    wakeup = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup)
+    assert wakeup == -1
+
+
+def test_a_broker_may_be_started_and_stopped_by_any_thread() -> None:
+    broker = Broker()
+    for step in (broker.start, broker.stop):
+        worker = threading.Thread(target=step)
+        worker.start()
+        worker.join()
+    with pytest.raises(BrokerNotUsable):
+        print(broker.path)
+
+
+FORK = """
+import os, sys
+from onceflow.testing import Broker
+sys.path.insert(0, os.getcwd())
+from tests.testing.test_in_process import produce, stored
+
+broker = Broker(sys.argv[1]).start()
+address = broker.bootstrap_servers
+broker.create_topic("visits")
+release, held = os.pipe()
+acknowledged, tell = os.pipe()
+child = os.fork()
+if not child:
+    os.close(held)
+    produce(address, "visits", b"from the child")
+    os.write(tell, b"1")
+    try:
+        broker.create_topic("other")
+    except Exception as error:
+        print(error, flush=True)
+    broker.stop()
+    with Broker() as own:
+        assert own.bootstrap_servers != address
+    os.read(release, 1)
+    sys.exit(0)
+os.read(acknowledged, 1)
+assert stored(address, "visits") == b"from the child"
+broker.stop()
+with broker:
+    assert broker.bootstrap_servers == address, "the child holds neither lock nor port"
+    assert stored(address, "visits") == b"from the child"
+os.close(held)
+assert os.waitpid(child, 0)[1] == 0
+print("done")
+"""
+
+
+def test_after_a_fork_the_child_is_a_client_and_holds_nothing(tmp_path: Path) -> None:
+    done = run_script(FORK, tmp_path / "data")
+    assert done.returncode == 0, done.stderr
+    assert "is the parent process's; create other with a client" in done.stdout
+    assert done.stdout.endswith("done\n")
+
+
+FORGOTTEN = """
+import sys
+from onceflow.testing import Broker
+kept, temporary = Broker(sys.argv[1]).start(), Broker().start()
+kept.create_topic("visits")
+print(temporary.path)
+if len(sys.argv) > 2:
+    raise RuntimeError("the program failed")
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
+def test_a_program_that_forgets_to_stop_ends_and_leaves_no_temporary_data(tmp_path: Path, fails: bool) -> None:
+    done = run_script(FORGOTTEN, tmp_path / "data", *["fail"] * fails)
+    assert done.returncode == int(fails)
+    assert ("RuntimeError" in done.stderr) == fails
+    assert fails or not done.stderr
+    assert not Path(done.stdout.strip()).exists()
+    with Broker(tmp_path / "data") as broker, pytest.raises(BrokerNotUsable, match="visits"):
+        broker.create_topic("visits")
+
+
+FIRST_RECORD = """
+import sys
+from confluent_kafka import Producer
+from onceflow.testing import Broker
+with Broker() as broker:
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+    producer.produce("visits", b"ann")
+    assert not producer.flush(20)
+print(*sorted(name for name in sys.modules if name.startswith("kio.") and name.endswith((".request", ".response"))))
+"""
+
+
+def test_the_first_record_generates_few_message_classes() -> None:
+    """kio takes milliseconds for each class that is used for the first time: a start is quick for want of them."""
+    done = run_script(FIRST_RECORD)
+    assert done.returncode == 0, done.stderr
+    assert {name.split(".")[2] for name in done.stdout.split()} <= {"api_versions", "metadata"}
+    assert len(done.stdout.split()) <= 4
+
+
+LIGHT = """
+import sys
+from onceflow.testing import Broker, BrokerProcess, FaultyDisk, ManualClock, pytest_plugin
+heavy = {"numpy", "kio", "redis", "pyarrow", "asyncio"} & sys.modules.keys()
+print(sorted(heavy - set(sys.argv[1:])))
+"""
+
+
+def test_importing_all_of_it_loads_nothing_heavy() -> None:
+    assert run_script(LIGHT, "asyncio").stdout == "[]\n"
+    assert run_script("import sys, onceflow.testing.pytest_plugin\n" + LIGHT.splitlines()[3]).stderr == ""
+    plugin = "import sys, pytest; before = set(sys.modules); import onceflow.testing.pytest_plugin; "
+    added = run_script(plugin + "print(*sorted(set(sys.modules) - before))").stdout.split()
+    assert added == ["onceflow", "onceflow.testing", "onceflow.testing.pytest_plugin"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What of the operating system this process holds."""
+
+    threads: int
+    descriptors: int
+    listening: int
+    files: int
+
+
+def held(directory: Path) -> Held:
+    inodes = {os.readlink(path) for path in descriptor_paths()}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = sum(1 for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes)
+    files = sum(1 for _ in directory.rglob("*"))
+    return Held(threading.active_count(), len(list(descriptor_paths())), listening, files)
+
+
+def descriptor_paths() -> Iterator[str]:
+    """Those of this moment's reading itself left out."""
+    for name in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{name}"
+        if os.path.lexists(path):
+            yield path
+
+
+def run_brokers(count: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    before = None
+    for number in range(count):
+        with Broker() as broker, connected(broker.bootstrap_servers) as client:
+            topic = broker.create_topic("visits", partitions=2)
+            assert client.produce(topic, number % 2, batch_of(b"ann")).error_code == 0
+            assert held(directory).listening == 1
+        before = before or held(directory)
+    assert held(directory) == before
+    assert before is not None
+    assert (before.listening, before.files) == (0, 0)
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    assert not children
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
+def test_a_hundred_brokers_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In memory: a start and a stop sync fifty times, and what is counted here does not depend on the disk.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        run_brokers(100, Path(directory), monkeypatch)
+
+
+@pytest.mark.campaign
+def test_five_hundred_brokers_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_brokers(500, tmp_path, monkeypatch)
+
+
+def test_many_brokers_run_at_once(tmp_path: Path) -> None:
+    brokers = [Broker(tmp_path / f"broker-{number}").start() for number in range(20)]
+    assert len({broker.bootstrap_servers for broker in brokers}) == 20
+    for number, broker in enumerate(brokers):
+        produce(broker.bootstrap_servers, broker.create_topic("visits"), b"%d" % number)
+    for number, broker in enumerate(brokers):
+        assert stored(broker.bootstrap_servers, "visits") == b"%d" % number
+        broker.stop()
