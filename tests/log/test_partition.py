@@ -425,3 +425,27 @@ def test_timestamps_beyond_64_bits_are_refused_or_damage(log: PartitionLog) -> N
     struct.pack_into(">H", late, 21, 0)
     with pytest.raises(MalformedBatch, match="more than 64 bits"):
         decode_batch(late)
+
+
+def test_with_a_flush_policy_readers_see_what_a_power_cut_may_take_and_no_more(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_MS)
+    log = open_log(tmp_path / "clicks-0", clock=clock, flush_messages=3, flush_ms=100)
+    seen = []
+    for _ in range(5):
+        log.append(batch(b"a"))
+        seen.append((log.high_watermark, log.synced_offset, log.is_flush_due()))
+    assert seen == [(1, 0, False), (2, 0, False), (2, 0, True), (2, 0, True), (2, 0, True)]
+    sync(log)
+    assert (log.high_watermark, log.synced_offset, log.is_flush_due()) == (5, 5, False)
+    log.append(batch(b"a"))
+    clock.advance_ms(100)
+    assert (log.high_watermark, log.is_flush_due()) == (6, True)
+    log.append(batch(b"a"))
+    assert log.high_watermark == 6, "one record has waited for too long"
+    point = log.begin_sync()
+    assert point is not None
+    log.append(batch(b"a"))
+    point.run()
+    log.end_sync(point)
+    assert (log.high_watermark, log.synced_offset) == (8, 7)
+    assert len(values(log)) == 8

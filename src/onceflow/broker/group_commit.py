@@ -18,9 +18,10 @@ from onceflow.wire.errors import ErrorCode
 logger = logging.getLogger(__name__)
 
 PUT_OFF_S = 0.2
-TIMER_MAX_S = 86_400.0
 PUT_OFF_ROUNDS_MAX = 50
 """A sync that could not begin (no free descriptor for the directory) is tried again for about ten seconds."""
+TIMER_MAX_S = 86_400.0
+"""A `flush.ms` beyond this is a day: timers of the loop have a limit."""
 
 Round = Sequence[tuple[Partition, SyncPoint]]
 Results = Sequence[OSError | None]

@@ -1,13 +1,1 @@
 """Kafka's protocol and record formats as values: bytes in, values out; no socket, no file, no clock."""
-
-import contextlib
-import sys
-
-# kio teaches its types to hypothesis wherever that is installed: 0.15 s at each start, for nothing that is used here.
-if "hypothesis" not in sys.modules:
-    sys.modules["hypothesis"] = None  # type: ignore[assignment]
-    try:
-        with contextlib.suppress(ModuleNotFoundError):
-            import kio.static._phantom  # noqa: F401
-    finally:
-        del sys.modules["hypothesis"]

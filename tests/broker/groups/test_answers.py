@@ -10,6 +10,7 @@ import pytest
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from tests.broker.groups.raw_group import RawGroup, subscription
+from tests.broker.raw_client import milliseconds
 
 NONE = ErrorCode.none
 RANGE = "range"
@@ -282,3 +283,31 @@ def test_of_two_with_one_instance_id_the_one_that_waits_is_fenced(group: RawGrou
     assert group.joined(on="b").error_code == ErrorCode.fenced_instance_id
     assert len(group.join(first, on="a", instance="a").members) == 2
     assert group.joined(on="c").generation_id == 2
+
+
+def test_an_offset_that_a_transaction_has_pending_is_unstable(group: RawGroup, topic: str) -> None:
+    group.commit(topic, 3)
+    client = group.client()
+    coordinator = client.ask(apis.FIND_COORDINATOR, 2, key=topic, key_type=1)
+    while coordinator.error_code:
+        coordinator = client.ask(apis.FIND_COORDINATOR, 2, key=topic, key_type=1)
+    made = client.ask(apis.INIT_PRODUCER_ID, 1, transactional_id=topic, transaction_timeout=milliseconds(30_000))
+    producer = {"transactional_id": topic, "producer_id": made.producer_id, "producer_epoch": made.producer_epoch}
+    assert client.ask(apis.ADD_OFFSETS_TO_TXN, 2, group_id=group.group_id, **producer).error_code == NONE
+    place = {"partition_index": 0, "committed_offset": 8, "committed_leader_epoch": -1, "committed_metadata": ""}
+    answer = client.ask(
+        apis.TXN_OFFSET_COMMIT,
+        2,
+        group_id=group.group_id,
+        topics=[{"name": topic, "partitions": [place]}],
+        **producer,
+    )
+    assert answer.topics[0].partitions[0].error_code == NONE
+    assert group.offsets([(topic, [0, 1])], stable=True) == {(topic, 0): (-1, 88), (topic, 1): (-1, 0)}
+    assert group.offsets(stable=True) == {(topic, 0): (-1, 88)}
+    assert group.offsets() == {(topic, 0): (3, 0)}
+    assert client.ask(apis.END_TXN, 2, committed=True, **producer).error_code == NONE
+    found = {(topic, 0): (-1, 88)}
+    while found == {(topic, 0): (-1, 88)}:
+        found = group.offsets(stable=True)
+    assert found == {(topic, 0): (8, 0)}
