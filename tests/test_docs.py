@@ -44,7 +44,7 @@ def test_a_shown_command_exists_with_its_options(page: Path, line: str) -> None:
         words = words[: words.index("|")]
     words = [word for word in words if not re.match(r"[<>&]", word)]
     command: click.Command = onceflow
-    context = click.Context(command, info_name="onceflow")
+    context = click.Context(command, info_name="onceflow", **onceflow.context_settings)
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         child = command.get_command(context, words.pop(0))
         assert child is not None, line

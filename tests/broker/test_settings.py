@@ -15,7 +15,7 @@ from onceflow.broker.properties import parse_properties
 from onceflow.broker.setting_kinds import SettingRefused
 from onceflow.broker.setting_sources import Source, from_environment, from_file, resolve, variable_of
 from onceflow.broker.settings import DEFAULTS, GROUPS, SETTINGS, described, field_paths
-from onceflow.cli.broker import broker as broker_command
+from onceflow.cli import onceflow
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
 from tests.broker.raw_client import connected
@@ -186,7 +186,7 @@ def test_no_setting_is_accepted_and_ignored() -> None:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(broker_command, arguments, prog_name="onceflow broker")
+    return CliRunner().invoke(onceflow, ["broker", *arguments], prog_name="onceflow")
 
 
 def test_a_file_and_the_environment_make_a_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
