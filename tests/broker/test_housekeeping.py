@@ -80,7 +80,7 @@ def test_segments_older_than_retention_ms_go_consumed_or_not(broker: DrivenBroke
     broker.clock.advance_ms(DAY_MS // 2)
     produce(client, "clicks", 10, timestamp_ms=NOW_MS + DAY_MS // 2)
     log = broker.log("clicks")
-    first_young = next(s.base_offset for s, end in log.segment_ends() if end > 10)
+    first_young = next(s.base_offset for s, end in log.segments.with_ends(log.log_end_offset) if end > 10)
     broker.clock.advance_ms(DAY_MS // 2)
     eventually(lambda: after(broker, CHECK_MS) and log.log_start_offset, "the old segments are deleted")
     assert log.log_start_offset == first_young > 0
@@ -119,7 +119,7 @@ def test_a_policy_of_ones_own_decides(tmp_path: Path) -> None:
         client.create_topic("clicks")
         produce(client, "clicks", 30)
         log = broker.log("clicks")
-        eventually(lambda: after(broker, CHECK_MS) and len(log.segment_ends()) == 2, "two segments are left")
+        eventually(lambda: after(broker, CHECK_MS) and len(log.segments.bases) == 2, "two segments are left")
         client.close()
 
 
@@ -141,7 +141,7 @@ def test_the_articles_age_is_that_of_the_file(tmp_path: Path) -> None:
             os.utime(path, (now_s, now_s))
         os.utime(oldest, (now_s - 2 * DAY_MS / 1000,) * 2)
         log = broker.log("clicks")
-        second = log.segment_ends()[0][1]
+        second = log.segments.bases[1]
         eventually(lambda: after(broker, CHECK_MS) and log.log_start_offset, "the oldest file is deleted")
         assert log.log_start_offset == second
         client.close()
@@ -235,7 +235,7 @@ def test_a_compacted_topic_is_compacted_and_serves_on(broker: DrivenBroker, clie
     assert table(log) == known
     checkpoint = broker.data / "cleaner-offset-checkpoint"
     eventually(checkpoint.exists, "the pass is over")
-    assert f"table 0 {log.segment_ends()[-1][0].base_offset}" in checkpoint.read_text().splitlines()
+    assert f"table 0 {log.segments.bases[-1]}" in checkpoint.read_text().splitlines()
     assert client.produce("table", 0, keyed(("k0", "new"))).base_offset == 40
     assert delete_records(client, "table", 3)[0] == ErrorCode.policy_violation
     broker.stop()

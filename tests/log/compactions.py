@@ -29,8 +29,8 @@ def keyed(
 
 
 def compactable(log: PartitionLog, clean_end: int = 0) -> Compactable:
-    segments = log.finished_segments()
-    end = log.end_of(segments)
+    segments = log.segments.finished()
+    end = log.segments.end_of(len(segments) - 1, log.log_end_offset)
     begin = clean_end if log.log_start_offset <= clean_end <= end else log.log_start_offset
     return Compactable(log.name, log.directory, log.config, segments, end, begin, log.last_stable_offset)
 
@@ -42,7 +42,7 @@ def compact(
     """One pass; returns where the next one begins."""
     disk = disk or RealDisk()
     dirt = measure(compactable(log, clean_end), now_ms)
-    aborted = [each for segment, _end in log.segment_ends() for each in segment.transaction_index.since(0)]
+    aborted = [each for segment in log.segments for each in segment.transaction_index.since(0)]
     running = Compaction(
         dirt, disk=disk, now_ms=now_ms, keys_max=keys_max, aborted=aborted, last_batches=log.last_batches()
     )

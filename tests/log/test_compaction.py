@@ -229,12 +229,12 @@ def test_small_segments_are_merged_up_to_the_size_of_one(tmp_path: Path) -> None
     log = opened(tmp_path, segment_bytes=200)
     fill(log, *(keyed(("k", f"v{n}")) for n in range(40)))
     seal(log)
-    count = len(log.finished_segments())
+    count = len(log.segments.finished())
     assert count >= 10
     for _ in range(6):
         compact(log)
-        assert all(segment.size_bytes <= 200 for segment in log.finished_segments())
-    assert len(log.finished_segments()) <= 2
+        assert all(segment.size_bytes <= 200 for segment in log.segments.finished())
+    assert len(log.segments.finished()) <= 2
     assert offsets(log) == [39]
 
 
@@ -242,7 +242,7 @@ def test_readers_of_the_old_segments_go_on(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=2000, index_interval_bytes=100)
     fill(log, *(keyed((f"k{n % 3}", f"v{n:03}")) for n in range(60)))
     seal(log)
-    held, old = log.read(0, 10_000), log.finished_segments()
+    held, old = log.read(0, 10_000), log.segments.finished()
     assert held is not None
     before = held.read()
     positions = {offset: segment.find(offset, segment.size_bytes) for segment in old for offset in range(60)}

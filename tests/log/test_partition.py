@@ -403,7 +403,7 @@ def test_a_write_that_cannot_be_undone_leaves_the_round_under_way_alone(
     def refuse(_size_bytes: int) -> None:
         raise OSError("no")
 
-    monkeypatch.setattr(log._active.file, "truncate", refuse)
+    monkeypatch.setattr(log.segments.active.file, "truncate", refuse)
     with pytest.raises(errors.StorageFailed):
         log.append(batch(b"b" * 100))
     with pytest.raises(RuntimeError, match="a sync is under way"):

@@ -254,7 +254,7 @@ def test_rule_8_aborted_index_is_that_of_the_markers_segment(tmp_path: Path, cle
         log = reopened(log, clean=clean, segment_bytes=250)
     log.close()
     assert [path.name for path in sorted(log.directory.glob("*.txnindex"))] == [
-        f"{base:020d}.txnindex" for base in log._bases if base <= 12 < base + 3 or base <= 23 < base + 3
+        f"{base:020d}.txnindex" for base in log.segments.bases if base <= 12 < base + 3 or base <= 23 < base + 3
     ]
 
 
@@ -276,7 +276,7 @@ def test_rule_8_aborted_index_ends_the_search_at_the_stable_offset(tmp_path: Pat
                 searched.append(1)
             return getattr(self._index, name)
 
-    for segment in log._segments:
+    for segment in log.segments:
         segment.transaction_index = Watched(segment.transaction_index)  # type: ignore[assignment]
     assert log.aborted_transactions(20, 22) == [(10, 20)]
     assert len(searched) == 1, "later segments cannot name records before offset 22"

@@ -185,7 +185,7 @@ class Housekeeping:
             return
         log = partition.log
         gone = log.leave_needless()
-        if log.has_needless and log.failure is None:
+        if log.segments.has_below(log.log_start_offset) and log.failure is None:
             self._leftovers.add(partition)
         if gone:
             logger.info("%s: %d segments below offset %d are deleted", partition, len(gone), log.log_start_offset)
@@ -244,8 +244,8 @@ class Housekeeping:
 
     def _compactable(self, partition: Partition) -> Compactable:
         log = partition.log
-        segments = log.finished_segments()
-        segments_end = log.end_of(segments)
+        segments = log.segments.finished()
+        segments_end = log.segments.end_of(len(segments) - 1, log.log_end_offset)
         offset_begin = self._directory.cleaner_offsets.get(partition.topic, partition.index)
         if not log.log_start_offset <= offset_begin <= segments_end:
             offset_begin = log.log_start_offset
@@ -255,7 +255,7 @@ class Housekeeping:
 
     async def _compact_one(self, partition: Partition, dirt: Dirt) -> None:
         log = partition.log
-        indexes = [segment.transaction_index for segment, _end in log.segment_ends()]
+        indexes = [segment.transaction_index for segment in log.segments]
         now_ms, last_batches = self._clock.now_ms(), log.last_batches()
         try:
             aborted = await self._in_thread(lambda: [each for index in indexes for each in index.since(0)])

@@ -16,7 +16,6 @@ for its first copy may be waiting for the same sync.
 """
 
 import logging
-from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
@@ -32,6 +31,7 @@ from onceflow.log.errors import OffsetOutOfRange, StorageFailed
 from onceflow.log.producers import LastBatch, ProducerState
 from onceflow.log.recovery import Loaded, Loader
 from onceflow.log.segment import NO_TIMESTAMP, Segment, Slice
+from onceflow.log.segments import Segments
 from onceflow.log.sync import Seal, SyncPoint, write_snapshot
 from onceflow.log.time_search import TimeSearch, first_at_or_after, latest_of_batch
 from onceflow.log.transactions import aborted_between
@@ -68,16 +68,12 @@ class PartitionLog:
         self._clock = clock
         self._producers = loaded.producers
         self._producers.transactions.forget_ended(loaded.log_end_offset)
-        self._segments = loaded.segments
-        # Both lists are copied when they change, so that a reader in another thread may hold on to the old ones.
-        self._bases = [segment.base_offset for segment in loaded.segments]
-        self._active = loaded.segments[-1]
+        self.segments = Segments(loaded.segments)
         self._active_since_ms = clock.now_ms()
-        self._visible_active = self._active
-        self._visible_bytes_of_active = self._active.size_bytes
+        self._visible_active = self.segments.active
+        self._visible_bytes_of_active = self._visible_active.size_bytes
         self._seals: list[Seal] = []
-        self._visible_max_timestamp = (NO_TIMESTAMP, self.log_start_offset)
-        self._visible_max_timestamp = self._max_timestamp_of(self._segments)
+        self._visible_max_timestamp = self._max_timestamp_of_all()
         self._syncing: SyncPoint | None = None
         self._unsynced_since_ms: int | None = None
         self._is_warned = False
@@ -120,7 +116,7 @@ class PartitionLog:
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._segments)
+        return sum(segment.size_bytes for segment in self.segments)
 
     @property
     def producer_count(self) -> int:
@@ -179,7 +175,7 @@ class PartitionLog:
         """What a duplicate's first time was answered, the broker's timestamp too if it is still there."""
         timestamp_ms = NO_TIMESTAMP
         if self.config.log_append_time and base_offset >= self.log_start_offset:
-            segment = self._segments[bisect_right(self._bases, base_offset) - 1]
+            segment = self.segments.at(base_offset)
             found = segment.find(base_offset, segment.size_bytes)
             if found is not None:
                 timestamp_ms = segment.header_at(found[0]).max_timestamp
@@ -206,7 +202,7 @@ class PartitionLog:
         self._append(header, batch, now_ms)
         aborted = self._producers.add_marker(header, marker, offset, now_ms)
         if aborted is not None:
-            self._active.transaction_index.append(aborted)
+            self.segments.active.transaction_index.append(aborted)
         # With a flush policy the marker is below the high watermark already.
         self._producers.transactions.forget_ended(self.high_watermark)
         return Appended(offset, offset)
@@ -216,7 +212,7 @@ class PartitionLog:
         base_offset = self.log_end_offset
         last_offset = base_offset + header.last_offset_delta
         size_bytes = header.batch_length + 12
-        segment = self._active
+        segment = self.segments.active
         if self._must_roll(segment, header, size_bytes, last_offset, now_ms):
             segment = self._roll(now_ms)
         patch_offset(buffer, 0, base_offset, LEADER_EPOCH)
@@ -268,12 +264,10 @@ class PartitionLog:
             fresh = Segment(self._disk, self.directory, self.log_end_offset, create=True)
         except OSError as error:
             raise StorageFailed(f"{self.name}: no new segment at {self.log_end_offset}: {error}") from error
-        sealed = self._active
+        sealed = self.segments.active
         sealed.note_max_timestamp()
         self._seals.append(Seal(sealed, self.log_end_offset, self._producers.encode()))
-        self._segments = [*self._segments, fresh]
-        self._bases = [*self._bases, fresh.base_offset]
-        self._active = fresh
+        self.segments.add(fresh)
         self._active_since_ms = now_ms
         return fresh
 
@@ -284,12 +278,13 @@ class PartitionLog:
         if self.failure is not None or (self.log_end_offset == self.synced_offset and not self._seals):
             return None
         self._unsynced_since_ms = None
+        active = self.segments.active
         self._syncing = SyncPoint(
             disk=self._disk,
             directory=self.directory,
             offset_end=self.log_end_offset,
-            active=self._active,
-            size_bytes=self._active.size_bytes,
+            active=active,
+            size_bytes=active.size_bytes,
             seals=tuple(self._seals),
             max_timestamp=self._max_timestamp_of([seal.segment for seal in self._seals]),
         )
@@ -330,7 +325,8 @@ class PartitionLog:
             self._unsynced_since_ms = now_ms
         if not self.is_flush_due() and self.log_end_offset > self.high_watermark:
             max_timestamp = self._max_timestamp_of([seal.segment for seal in self._seals])
-            self._show(self._active, self._active.size_bytes, max_timestamp, self.log_end_offset)
+            active = self.segments.active
+            self._show(active, active.size_bytes, max_timestamp, self.log_end_offset)
 
     def is_flush_due(self) -> bool:
         """Whether the flush policy wants a sync now."""
@@ -372,8 +368,8 @@ class PartitionLog:
         visible = self.high_watermark if offset_end is None else min(offset_end, self.high_watermark)
         if offset >= visible:
             return None
-        number = bisect_right(self._bases, offset) - 1
-        segment = self._segments[number]
+        number = self.segments.number_at(offset)
+        segment = self.segments.in_order[number]
         end = self._visible_bytes(segment)
         if visible < self.high_watermark:
             beyond = segment.find(visible, end)
@@ -394,7 +390,8 @@ class PartitionLog:
 
     def _goes_on_after(self, number: int, visible: int) -> bool:
         """Whether the segment after that one has batches below offset `visible`."""
-        return number + 1 < len(self._bases) and self._bases[number + 1] < visible
+        bases = self.segments.bases
+        return number + 1 < len(bases) and bases[number + 1] < visible
 
     def _visible_bytes(self, segment: Segment) -> int:
         """Bytes of a segment below the high watermark."""
@@ -414,32 +411,32 @@ class PartitionLog:
     def aborted_transactions(self, offset_begin: int, offset_end: int) -> list[tuple[int, int]]:
         """(producer id, first offset) of the aborted transactions that may have records from `offset_begin` up to,
         not including, `offset_end`, in the order of their markers."""
-        number = max(bisect_right(self._bases, offset_begin) - 1, 0)
-        indexes = [segment.transaction_index for segment in self._segments[number:]]
+        number = max(self.segments.number_at(offset_begin), 0)
+        indexes = [segment.transaction_index for segment in self.segments.in_order[number:]]
         return aborted_between(indexes, offset_begin, offset_end)
 
     def aborted_in(self, offset: int, found: Slice | None) -> list[tuple[int, int]]:
         """`aborted_transactions` for what `read(offset, …)` returned."""
         if found is None:
             return []
-        number = bisect_right(self._bases, offset) - 1
-        if not any(segment.transaction_index.count for segment in self._segments[number:]):
+        number = self.segments.number_at(offset)
+        if not any(segment.transaction_index.count for segment in self.segments.in_order[number:]):
             return []
-        offset_end = self._segments[number].offset_beyond(found.position + found.size_bytes)
+        offset_end = self.segments.in_order[number].offset_beyond(found.position + found.size_bytes)
         if offset_end is None:
-            offset_end = self._bases[number + 1] if number + 1 < len(self._bases) else self.log_end_offset
+            offset_end = self.segments.end_of(number, self.log_end_offset)
         return self.aborted_transactions(offset, offset_end)
 
     def segment_begins(self) -> list[tuple[int, int]]:
         """(first offset, latest timestamp or -1) of each segment that begins below the high watermark, in order."""
-        visible = [segment for segment in self._segments if segment.base_offset <= self.high_watermark]
+        visible = [segment for segment in self.segments if segment.base_offset <= self.high_watermark]
         return [(max(each.base_offset, self.log_start_offset), each.max_timestamp_ms) for each in visible]
 
     def search_timestamp(self, timestamp_ms: int) -> TimeSearch:
         """For the (timestamp, offset) of the first visible record dated `timestamp_ms` or later."""
         candidates = tuple(
             (segment, self._visible_bytes(segment))
-            for segment in self._segments
+            for segment in self.segments
             if segment.max_timestamp_ms >= timestamp_ms
         )
         return partial(first_at_or_after, timestamp_ms, self.log_start_offset, candidates)
@@ -449,24 +446,13 @@ class PartitionLog:
         timestamp_ms, last_offset = self._visible_max_timestamp
         if timestamp_ms < 0:
             return partial(first_at_or_after, 0, 0, ())
-        segment = self._segments[bisect_right(self._bases, last_offset) - 1]
+        segment = self.segments.at(last_offset)
         return partial(latest_of_batch, segment, last_offset, self._visible_bytes(segment))
 
     def _max_timestamp_of(self, segments: Sequence[Segment]) -> tuple[int, int]:
         """The latest of what is visible, of `segments` and of the active one."""
-        latest = [(each.max_timestamp_ms, each.max_timestamp_offset) for each in (*segments, self._active)]
+        latest = [(each.max_timestamp_ms, each.max_timestamp_offset) for each in (*segments, self.segments.active)]
         return max((self._visible_max_timestamp, *latest), key=itemgetter(0))
-
-    def finished_segments(self) -> list[Segment]:
-        """From the log's start on those that never change again and are on the disk whole."""
-        segments = self._segments
-        number = next((n for n, segment in enumerate(segments) if not segment.is_sealed), len(segments))
-        return segments[:number]
-
-    def segment_ends(self) -> list[tuple[Segment, int]]:
-        """Each segment with the offset where it ends. Any thread."""
-        segments = self._segments
-        return list(zip(segments, [*(each.base_offset for each in segments[1:]), self.log_end_offset], strict=True))
 
     def roll(self) -> None:
         """Begins a new segment, unless the active one is empty: the old one can be deleted once it is synced.
@@ -475,25 +461,18 @@ class PartitionLog:
         """
         if self.failure is not None:
             raise StorageFailed(str(self.failure))
-        if self._active.size_bytes:
+        if self.segments.active.size_bytes:
             self._roll(self._clock.now_ms())
-
-    @property
-    def has_needless(self) -> bool:
-        """Whether a segment lies wholly below the log's start."""
-        return bisect_right(self._bases, self.log_start_offset) > 1
 
     def leave_needless(self) -> list[Segment]:
         """Segments wholly below the log's start leave the log, except those that are not synced yet.
 
         Returns them; their files can be retired (`onceflow.log.swap`).
         """
-        below = bisect_right(self._bases, self.log_start_offset) - 1
-        return self._take_out(0, min(below, len(self.finished_segments())), [])
-
-    def end_of(self, segments: Sequence[Segment]) -> int:
-        """Where these first segments of the log end."""
-        return self._bases[len(segments)] if len(segments) < len(self._bases) else self.log_end_offset
+        gone = self.segments.take_below(self.log_start_offset)
+        if gone:
+            self._visible_max_timestamp = self._max_timestamp_of_all()
+        return gone
 
     def last_batches(self) -> dict[int, LastBatch]:
         """Producer id → its last batch, which compaction keeps."""
@@ -501,26 +480,12 @@ class PartitionLog:
 
     def replace_segments(self, old: Sequence[Segment], new: Segment) -> None:
         """Puts a compacted segment in the place of its neighbours `old`. Raises ValueError where they left the log."""
-        number = self._segments.index(old[0])
-        if self._segments[number : number + len(old)] != list(old):
-            raise ValueError(f"{self.name}: the segments from {old[0].base_offset} on are not the compacted ones")
-        self._take_out(number, number + len(old), [new])
+        self.segments.replace(old, new)
+        self._visible_max_timestamp = self._max_timestamp_of_all()
 
-    def _take_out(self, begin: int, end: int, replacement: list[Segment]) -> list[Segment]:
-        gone = self._segments[begin:end]
-        if not gone:
-            return gone
-        self._segments = [*self._segments[:begin], *replacement, *self._segments[end:]]
-        self._bases = [segment.base_offset for segment in self._segments]
-        self._visible_max_timestamp = max(
-            ((each.max_timestamp_ms, each.max_timestamp_offset) for each in self._segments if self._is_visible(each)),
-            key=itemgetter(0),
-            default=(NO_TIMESTAMP, self.log_start_offset),
-        )
-        return gone
-
-    def _is_visible(self, segment: Segment) -> bool:
-        return segment.max_timestamp_offset < self.high_watermark
+    def _max_timestamp_of_all(self) -> tuple[int, int]:
+        """As far as it is visible."""
+        return self.segments.max_timestamp_below(self.high_watermark) or (NO_TIMESTAMP, self.log_start_offset)
 
     def close(self) -> None:
         """Syncs everything, writes indexes and the producer snapshot; nothing can be appended afterwards.
@@ -541,7 +506,7 @@ class PartitionLog:
 
     def close_files(self) -> None:
         """After `close`, when no reader is left: a process that outlives its broker must not wait for its collector."""
-        for segment in self._segments:
+        for segment in self.segments:
             segment.file.close()
 
     def _sync_all(self) -> None:
@@ -551,7 +516,7 @@ class PartitionLog:
             self.end_sync(point)
             if point.problem is not None and self._seals:
                 raise point.problem
-        self._active.note_max_timestamp()
-        self._active.write_indexes()
+        self.segments.active.note_max_timestamp()
+        self.segments.active.write_indexes()
         write_snapshot(self._disk, self.directory, self.log_end_offset, self._producers.encode())
         self._disk.sync_directory(self.directory)

@@ -108,7 +108,8 @@ def decide(log: PartitionLog, policy: RetentionPolicy, now_ms: int) -> Decision:
     unchanged = Decision(start, needs_roll=False)
     if not log.config.cleanup_delete:
         return unchanged
-    segments = [_facts(segment, end) for segment, end in log.segment_ends() if end > start or not segment.is_sealed]
+    ends = log.segments.with_ends(log.log_end_offset)
+    segments = [_facts(segment, end) for segment, end in ends if end > start or not segment.is_sealed]
     wanted = policy(segments, log.config, now_ms)
     if not isinstance(wanted, int) or not 0 <= wanted <= len(segments):
         raise RetentionPolicyUnusable(
