@@ -6,7 +6,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-from benchmarks import in_process, memory, pipeline, produce_consume, start
+from benchmarks import against_kafka, in_process, memory, pipeline, start
 
 README = Path(__file__).with_name("README.md")
 MARK = "<!-- figures: written by make bench -->"
@@ -27,7 +27,7 @@ def main() -> None:
     """Measure, print, write."""
     sections = [MARK, f"Measured {machine()}."]
     tables = (
-        ("Produce and consume", produce_consume.table),
+        ("The broker beside Apache Kafka", against_kafka.table),
         ("Memory", memory.table),
         ("Start to the first Metadata answer", start.table),
         ("A broker in the test's process", in_process.table),

@@ -21,22 +21,25 @@ controller.listener.names=CONTROLLER
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
 log.dirs={directory}
 offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
 log.segment.delete.delay.ms=0
 """
 
 
-def jars() -> Path | None:
-    """The folder of Kafka's jars, filled through Maven at first; None where there is no Maven or it finds nothing."""
-    if not JARS.is_dir():
+def jars(version: str = VERSION) -> Path | None:
+    """The folder of that version's jars, filled through Maven at first; None without Maven or if it finds none."""
+    folder = JARS.with_name(f"kafka-{version}")
+    if not folder.is_dir():
         maven = shutil.which("mvn")
         if maven is None:
             return None
+        goal = ("dependency:copy-dependencies", f"-DoutputDirectory={folder}", f"-Dkafka.version={version}")
         pom = Path(__file__).with_name("kafka-pom.xml")
-        arguments = [maven, "-q", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={JARS}"]
-        if subprocess.run(arguments, check=False).returncode != 0:
-            shutil.rmtree(JARS, ignore_errors=True)
+        if subprocess.run([maven, "-q", "-f", str(pom), *goal], check=False).returncode != 0:
+            shutil.rmtree(folder, ignore_errors=True)
             return None
-    return JARS
+    return folder
 
 
 class KafkaProcess:

@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks import kafka
-from benchmarks.produce_consume import Peer, consume, produce
+from benchmarks.librdkafka import consume, produce
+from benchmarks.peers import Peer
 from onceflow.testing import BrokerProcess
 
 RUNS = 3
@@ -52,7 +53,7 @@ def measure(name: str, bootstrap: str, pid: int) -> tuple[float, float, float]:
     connected = resident_mb(pid) - idle
     for client in clients:
         client.close()
-    peer = Peer(name, bootstrap, {})
+    peer = Peer(name, bootstrap, pid)
     produce(peer, "memory", RECORD_BYTES, RECORDS)
     consume(peer, "memory", RECORDS)
     return idle, connected, resident_mb(pid)

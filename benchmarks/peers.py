@@ -1,0 +1,81 @@
+"""Our broker and Apache Kafka side by side, and what keeps a comparison of them fair.
+
+Memory of a virtual machine is dearer at its first touch than later, so it is touched before anything is measured.
+Kafka's JVM is warmed up, and the topics of a run are deleted at its end.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+
+from benchmarks import kafka
+from onceflow.testing import BrokerProcess
+
+NEVER = str(10**12)
+"""Records that wait for a sync; the very largest number is the default, with which ours syncs before each answer."""
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+OURS = "onceflow"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A running broker, and the topic settings with which an answer to acks=all waits for fsync, or does not."""
+
+    name: str
+    bootstrap: str
+    pid: int
+    synced: Mapping[str, str] = field(default_factory=dict)
+    unsynced: Mapping[str, str] = field(default_factory=dict)
+
+    def cpu_seconds(self) -> float:
+        """User and kernel time of the broker's process since its start."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+
+
+@contextmanager
+def peers(directory: Path) -> Iterator[list[Peer]]:
+    """Ours, and Kafka where its jars are found."""
+    with ExitStack() as exits:
+        ours = exits.enter_context(BrokerProcess(directory / "onceflow"))
+        found = [Peer(OURS, ours.bootstrap, ours.pid, unsynced={"flush.messages": NEVER})]
+        classpath = kafka.jars()
+        if classpath is None:
+            print("no Maven here, or it found no Kafka: ours alone")
+        else:
+            theirs = exits.enter_context(kafka.KafkaProcess(directory / "kafka", classpath))
+            found.append(Peer(theirs.name, theirs.bootstrap, theirs.pid, synced={"flush.messages": "1"}))
+        yield found
+
+
+@contextmanager
+def fresh_topic(peer: Peer, name: str, config: Mapping[str, str]) -> Iterator[str]:
+    """A topic of one partition, deleted afterwards."""
+    admin = AdminClient({"bootstrap.servers": peer.bootstrap})
+    settings = {"file.delete.delay.ms": "0", **config}
+    admin.create_topics([NewTopic(name, 1, 1, config=settings)])[name].result(30)
+    try:
+        yield name
+    finally:
+        admin.delete_topics([name])[name].result(30)
+
+
+def configure_topic(peer: Peer, topic: str, config: Mapping[str, str]) -> None:
+    """Set these of an existing topic's settings."""
+    entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in config.items()]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    admin = AdminClient({"bootstrap.servers": peer.bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(30)
+
+
+def touch_memory(size_bytes: int = 3 << 29) -> None:
+    """Write and free page-cache-like memory once, so that no peer pays for the machine's first touch."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        block = bytes(1 << 20)
+        for _ in range(size_bytes >> 20):
+            file.write(block)
