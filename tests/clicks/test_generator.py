@@ -174,6 +174,12 @@ def test_the_crowds_keys_lie_where_javas_client_puts_them(bootstrap: str, topic:
     assert all(record.key and partition == partition_for_key(record.key, 3) for partition, record in written)
 
 
+def test_the_result_as_json(bootstrap: str, topic: str) -> None:
+    arguments = ["--topic", topic, "--interval-ms", "0", "--count", "7", "--json"]
+    done = CliRunner().invoke(onceflow, ["generate", "--bootstrap", bootstrap, *arguments])
+    assert json.loads(done.output) == {"topic": topic, "sent": 7, "complete": True}
+
+
 def test_a_reader_that_has_had_enough_ends_it(bootstrap: str, topic: str) -> None:
     command = (
         f"{sys.executable} -m onceflow generate --bootstrap {bootstrap} --topic {topic} --interval-ms 1 | head -n 2"

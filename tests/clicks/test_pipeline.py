@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,15 +15,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from onceflow.cli import onceflow
 from onceflow.cli.pipeline import checkpoint_of
 from onceflow.clicks import pipeline, results
 from onceflow.clicks.pipeline import ClickPipeline, sentence_of
 from onceflow.client.errors import UnknownTopic
 from onceflow.spark.checkpoint_lock import without_driver
-from onceflow.spark.redis_sink import DataMisfit, RedisSink
+from onceflow.spark.redis_sink import DataMisfit, MarkerRefused, RedisSink
 from tests.clicks.counted import GOOD_AND_BAD, write
 from tests.clicks.counting_run import CountingRun
 from tests.conftest import RedisProcess
@@ -127,6 +131,21 @@ def test_what_stops_the_query_is_one_sentence(
         client.hset(run.hash_key, "bob", "8")
     run.count(spark)
     assert run.verify()["clicks"] == 13
+
+
+def test_the_remedy_for_lost_counts_can_be_copied(run: CountingRun, spark: SparkSession) -> None:
+    write(run.bootstrap, run.topic, GOOD_AND_BAD)
+    run.count(spark)
+    with run.redis() as client:
+        client.delete(*client.keys(f"*{run.hash_key}*"))
+    with pytest.raises(MarkerRefused, match="another hash key") as raised:
+        run.count(spark)
+    remedy = re.search(r"'(onceflow reset .*)'", str(raised.value))
+    assert remedy is not None
+    done = CliRunner().invoke(onceflow, [*shlex.split(remedy[1])[1:], "--yes"])
+    assert done.exit_code == 0, done.output
+    run.count(spark)
+    assert run.verify()["events"] == 9
 
 
 def test_a_sum_beyond_redis_stops_the_query_with_its_sentence(run: CountingRun, spark: SparkSession) -> None:

@@ -62,7 +62,7 @@ ROWS = [
         marker(batch(6), complete=False), batch(7), True, "lost batches.*batch 5.*batch 6", id="partial j < k"
     ),
     pytest.param(ACQUIRED, batch(7), False, "lost batches.*none.*batch 6", id="acquired, batch > 0"),
-    pytest.param(None, batch(7), False, "lost batches.*none.*batch 6", id="nothing there, batch > 0"),
+    pytest.param(None, batch(7), False, "committed batch 6.*another hash key.*lost", id="nothing there, batch > 0"),
     pytest.param(None, batch(7), True, "no marker.*counts beside it.*batch 7", id="marker gone, data there"),
     pytest.param(None, batch(0), True, "no marker.*counts beside it.*reset", id="data there, batch 0"),
     pytest.param(K_MINUS_1, batch(7, query="query-2"), True, "query-1.*query-2.*reset", id="another query"),
@@ -99,7 +99,7 @@ def test_decision(found: Marker | None, wanted: Batch, data_present: bool, expec
         pytest.param(PARTIAL, "query-1", 6, 7, True, None, id="killed in the batch"),
         pytest.param(marker(batch(7)), "query-1", 5, 7, True, None, id="two commits not synced"),
         pytest.param(None, None, -1, -1, True, "no marker.*counts beside", id="counts without marker"),
-        pytest.param(None, "query-1", 3, 3, False, "lost batches", id="all gone"),
+        pytest.param(None, "query-1", 3, 3, False, "committed batch 3.*another hash key.*lost", id="all gone"),
         pytest.param(marker(batch(6)), "query-1", 7, 7, True, "lost batches.*6.*7", id="went back"),
         pytest.param(PARTIAL, "query-1", 7, 7, True, "lost batches.*6.*7", id="went back into a batch"),
         pytest.param(marker(batch(7)), "query-1", 6, 6, True, "older", id="older checkpoint"),

@@ -12,15 +12,27 @@ from onceflow.spark.redis_address import RedisAddressInvalid, require_address, s
         ("redis://:secret@host:1/1", "redis://host:1/1"),
         ("rediss://user:se@cret@host:1/1", "rediss://host:1/1"),
         ("redis://host/1?username=me&password=secret&x=1", "redis://host/1?username=…&password=…&x=1"),
+        ("redis://host:1", "redis://host:1/0"),
+        ("rediss://:secret@host/", "rediss://host/0"),
         ("unix://user:secret@/run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
     ],
 )
-def test_no_password_is_shown(url: str, text: str) -> None:
+def test_no_password_is_shown_and_always_the_database(url: str, text: str) -> None:
     assert shown(url) == text
 
 
 @pytest.mark.parametrize(
-    "url", ["http://h:1/1", "h:6379", "redis://h/l", "redis://h/1?decode_responses=true", "redis://h/1?foo=bar"]
+    "url",
+    [
+        "http://h:1/1",
+        "h:6379",
+        "redis://h/l",
+        "redis://h/1?decode_responses=true",
+        "redis://h/1?foo=bar",
+        "redis://h:99999/1",
+        "redis://h:port/1",
+        "redis://[::1/1",
+    ],
 )
 def test_what_is_no_redis_address_is_refused(url: str) -> None:
     with pytest.raises(RedisAddressInvalid, match="write it as redis://"):

@@ -121,6 +121,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         print(f"onceflow: {missing_extra(sys.argv[1] if len(sys.argv) > 1 else '', error)}", file=sys.stderr)
         sys.exit(1)
-    except OnceflowError as error:
+    except (OnceflowError, OSError) as error:
+        # An OSError names the file or address that it is about.
         print(f"onceflow: {error}", file=sys.stderr)
         sys.exit(1)

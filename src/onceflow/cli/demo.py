@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from onceflow.cli.results import checked_redis
+from onceflow.cli.results import checked_redis, not_empty
 from onceflow.errors import OnceflowError
 
 DIRECTORY = ".onceflow"
@@ -81,7 +81,13 @@ def demo(seconds: int | None, directory: Path, lively: bool, max_bytes: int, por
     callback=checked_redis,
     help="Instead: remove one pipeline's counts and marker from this Redis.",
 )
-@click.option("--hash-key", default="app::users::click", show_default=True, help="With --redis: the pipeline's hash.")
+@click.option(
+    "--hash-key",
+    default="app::users::click",
+    show_default=True,
+    callback=not_empty,
+    help="With --redis: the pipeline's hash.",
+)
 @click.option(
     "--checkpoint",
     type=click.Path(file_okay=False, path_type=Path),
@@ -122,7 +128,10 @@ def _reset_demo(directory: Path, yes: bool) -> list[str]:
     if pid is not None:
         raise OnceflowError(f"the demo in {directory} is running, pid {pid}: stop it first")
     if not (directory / "demo.json").exists():
-        raise OnceflowError(f"{directory} holds no demo (no demo.json in it): nothing was removed")
+        raise OnceflowError(
+            f"{directory} holds no demo (no demo.json in it): nothing was removed; --redis URL --checkpoint DIR forget "
+            "what 'onceflow run' counted"
+        )
     if not yes:
         click.confirm(f"Remove {directory.resolve()} with its log, counts and checkpoint?", abort=True)
     shutil.rmtree(directory)
@@ -134,12 +143,16 @@ def _reset_pipeline(redis_url: str, hash_key: str, checkpoint: Path | None, yes:
     from onceflow.spark.checkpoint_lock import without_driver
     from onceflow.spark.redis_address import shown
 
-    if checkpoint is not None and checkpoint.exists() and not (checkpoint / "metadata").is_file():
-        raise OnceflowError(f"{checkpoint} is no Spark checkpoint (no file 'metadata' in it): nothing was removed")
+    if checkpoint is not None and not (checkpoint / "metadata").is_file():
+        what = "is no Spark checkpoint (no file 'metadata' in it)" if checkpoint.exists() else "does not exist here"
+        raise OnceflowError(f"{checkpoint} {what}: nothing was removed; without --checkpoint the counts alone are")
     if not yes:
         click.confirm(f"Remove the counts {hash_key} and their marker from {shown(redis_url)}?", abort=True)
-    if checkpoint is None or not checkpoint.exists():
-        return forget(redis_url, hash_key)
+    if checkpoint is None:
+        removed = forget(redis_url, hash_key)
+        if removed:
+            click.echo("the pipeline's checkpoint is still there: 'onceflow run' needs a new one", err=True)
+        return removed
     with without_driver(checkpoint):
         removed = forget(redis_url, hash_key)
         shutil.rmtree(checkpoint)

@@ -48,8 +48,9 @@ INTERRUPTED = 130
 @click.option(
     "--quiet/--echo",
     default=None,
-    help="Print each event as it is sent, or not. Without --users they are printed, with it they are not.",
+    help="Print each event as it is sent, or not. Without --users they are printed, with it or --json they are not.",
 )
+@json_option
 @bootstrap_option
 def generate(
     topic: str,
@@ -60,6 +61,7 @@ def generate(
     count: int | None,
     max_bytes: int | None,
     quiet: bool | None,
+    as_json: bool,
     bootstrap: str,
 ) -> None:
     """Write click events to a topic until Ctrl-C, or until --count or --max-bytes is reached.
@@ -75,6 +77,8 @@ def generate(
     from onceflow.clicks.stopping import stop_on_signals
     from onceflow.client.producer import EventWriter
 
+    if as_json and quiet is False:
+        raise click.UsageError("--echo and --json both print to standard output: choose one")
     generator.ensure_topic(bootstrap, topic, partitions)
     before = generator.records_in(bootstrap, topic) if max_bytes is not None else 0
     limits = generator.Limits(count, max_bytes, before)
@@ -83,12 +87,16 @@ def generate(
         events = generator.article_events(seed)
     else:
         events = generator.crowd_events(seed, users)
-    sent = _silent if (users is not None if quiet is None else quiet) else _echo
+    sent = _silent if (users is not None or as_json if quiet is None else quiet) else _echo
     due_s = generator.due_times_s(interval_ms, waves=users is not None)
     with stop_on_signals() as stop, EventWriter(bootstrap, topic) as writer, stdout_may_close():
         generator.send(events, writer, due_s, limits, wait=stop.wait, sent=sent)
-    click.echo(f"{writer.delivered:,} events acknowledged by {bootstrap} in topic {topic}", err=True)
-    if stop.is_set() and count is not None and writer.delivered < count:
+    is_complete = count is None or writer.delivered >= count or not stop.is_set()
+    if as_json:
+        click.echo(json.dumps({"topic": topic, "sent": writer.delivered, "complete": is_complete}))
+    else:
+        click.echo(f"{writer.delivered:,} events acknowledged by {bootstrap} in topic {topic}", err=True)
+    if not is_complete:
         click.get_current_context().exit(INTERRUPTED)
 
 
@@ -217,7 +225,7 @@ def replay(
         --field os_type=click_os --const click_count=1 --order time
     """
     from onceflow.clicks import generator
-    from onceflow.clicks.mapping import FieldMapping
+    from onceflow.clicks.mapping import FieldMapping, WrongMapping
     from onceflow.clicks.readers import InputFormat
     from onceflow.clicks.replay import Progress, Rejects, Replay
 
@@ -225,9 +233,14 @@ def replay(
         twice = [name for name, _ in pairs if [other for other, _ in pairs].count(name) > 1]
         if twice:
             raise click.UsageError(f"{option} gives '{twice[0]}' twice: name it once")
+    mapping = FieldMapping(dict(fields), dict(constants), time_format)
+    try:
+        mapping.check()
+    except WrongMapping as error:
+        raise click.UsageError(str(error)) from error
     plan = Replay(
         files,
-        FieldMapping(dict(fields), dict(constants), time_format),
+        mapping,
         InputFormat(input_format) if input_format else None,
         order == "time",
         speed or None,

@@ -22,11 +22,18 @@ if TYPE_CHECKING:
 CHECKPOINTS = Path(".onceflow", "checkpoints")
 DIFFERENCES_SHOWN = 20
 _TRIGGER = re.compile(r"available-now|[1-9]\d* (millisecond|second|minute|hour)s?")
+_MASTER = re.compile(r"local|local\[(\*|[1-9]\d*)(,\d+)?\]|spark://.+|k8s://.+|yarn")
 
 
 def _trigger(context: click.Context, parameter: click.Parameter, value: str) -> str:
     if not _TRIGGER.fullmatch(value):
         raise click.BadParameter(f"'{value}' is neither available-now nor a pause like '5 seconds'", context, parameter)
+    return value
+
+
+def _master(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not _MASTER.fullmatch(value):
+        raise click.BadParameter(f"'{value}' is none of local[2], local[*], spark://HOST:PORT, yarn, k8s://…")
     return value
 
 
@@ -49,6 +56,7 @@ def _trigger(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.option(
     "--master",
     default=None,
+    callback=_master,
     help="Where Spark runs: local[2], local[*], spark://HOST:PORT, yarn, k8s://…  [default: local[2], or what "
     "spark-submit was given]",
 )
@@ -89,6 +97,12 @@ def run(
       onceflow run
       onceflow run --topic visits --hash-key site::visits --trigger available-now
     """
+    from onceflow.clicks.events import Rules, WrongField
+
+    try:
+        Rules(key_field, value_field or None)
+    except WrongField as error:
+        raise click.UsageError(f"--key-field and --value-field: {error}") from error
     from onceflow.clicks.pipeline import ClickPipeline
     from onceflow.clicks.results import Results
     from onceflow.spark.redis_address import shown

@@ -24,6 +24,7 @@ def redis_options(command: _Command) -> _Command:
         "--hash-key",
         default="app::users::click",
         show_default=True,
+        callback=not_empty,
         help="The hash of uid → clicks; everything else that belongs to it has names made from it.",
     )(command)
     return click.option(
@@ -37,6 +38,13 @@ def redis_options(command: _Command) -> _Command:
         callback=checked_redis,
         help="Where the counts are; the last number is the database, and an address without one means 0, not 1.",
     )(command)
+
+
+def not_empty(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """The callback of an option that is a name."""
+    if not value:
+        raise click.BadParameter("an empty name names nothing")
+    return value
 
 
 def checked_redis(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

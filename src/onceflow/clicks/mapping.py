@@ -88,12 +88,26 @@ class FieldMapping:
         twice = sorted(self.sources.keys() & self.constants.keys())
         if twice:
             raise WrongMapping(f"'{twice[0]}' is given by --field and by --const: choose one")
+        self._refuse_typos()
         if VALUE_FIELD in self.constants and isinstance(count_of_text(self.constants[VALUE_FIELD]), Reason):
             raise WrongMapping(
                 f"--const {VALUE_FIELD}={self.constants[VALUE_FIELD]} is not a count: a whole number from 0 to 2^53 is"
             )
         if self.time_format is not None and self.time_format not in TIME_FORMATS:
             _check_pattern(self.time_format)
+
+    def _refuse_typos(self) -> None:
+        """A further field may have any name, but not nearly that of an event's field that is not given."""
+        given = self.sources.keys() | self.constants.keys()
+        for name in sorted(given - set(EVENT_FIELDS)):
+            near = difflib.get_close_matches(name, [field for field in EVENT_FIELDS if field not in given], 1, 0.8)
+            if near:
+                option = "--field" if name in self.sources else "--const"
+                meant = f"{near[0]}={self.sources.get(name, self.constants.get(name))}"
+                raise WrongMapping(
+                    f"'{name}' is none of {', '.join(EVENT_FIELDS)}: {option} {meant} is meant, or give {near[0]} as "
+                    "well if the event shall have both"
+                )
 
 
 def _check_pattern(pattern: str) -> None:

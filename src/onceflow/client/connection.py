@@ -26,7 +26,7 @@ from onceflow.wire.frames import decode_response, encode_request, request_class
 
 CONNECT_MS_MAX = 10_000
 """A listening broker accepts within milliseconds; a longer wait only hides a wrong address."""
-HANDSHAKE_MS_MAX = 10_000
+HANDSHAKE_MS_MAX = 5_000
 """A broker tells its versions at once, even while it starts; other servers wait for more, or say nothing at all."""
 RESPONSE_BYTES_MAX = 128 * 1024 * 1024
 _SIZE = struct.Struct(">i")

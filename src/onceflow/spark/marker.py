@@ -36,6 +36,8 @@ from onceflow.spark.offsets import OffsetRange
 
 FORMAT = "1"
 NO_BATCH = -1
+RESET = "onceflow reset"
+"""The command that forgets counts and checkpoint; whoever knows their places says it with its options."""
 _CHUNK_FIELD = re.compile(r"chunk:(\d+)")
 
 PartitionOffsets = dict[str, dict[str, int]]
@@ -132,14 +134,14 @@ def _joined(known: PartitionOffsets, more: Mapping[tuple[str, int], int]) -> Par
     return result
 
 
-def parse(key: str, fields: Mapping[str, str]) -> Marker | None:
+def parse(key: str, fields: Mapping[str, str], *, reset: str = RESET) -> Marker | None:
     """The marker from HGETALL of `key`; None where nothing is there. Raises MarkerUnreadable."""
     if not fields:
         return None
     if fields.get("format") != FORMAT:
         raise MarkerUnreadable(
             f"marker {key} has format {fields.get('format')!r}, this version of onceflow knows {FORMAT!r}: use the "
-            "version that wrote it, or delete the counts with 'onceflow reset'"
+            f"version that wrote it, or {_anew(reset)}"
         )
     try:
         return Marker(
@@ -156,10 +158,7 @@ def parse(key: str, fields: Mapping[str, str]) -> Marker | None:
             chunks_done=frozenset(int(found[1]) for name in fields if (found := _CHUNK_FIELD.fullmatch(name))),
         )
     except (KeyError, ValueError) as error:
-        raise MarkerUnreadable(
-            f"marker {key} is damaged ({type(error).__name__}: {error}): delete the counts with 'onceflow reset' and "
-            "count the log again"
-        ) from error
+        raise MarkerUnreadable(f"marker {key} is damaged ({type(error).__name__}: {error}): {_anew(reset)}") from error
 
 
 def first_fields(batch: Batch) -> dict[str, str]:
@@ -237,51 +236,53 @@ class Refuse:
 
 Decision = Write | Finish | Skip | Refuse
 
-_RESET = "delete counts and checkpoint with 'onceflow reset' and count the log again"
+
+def _anew(reset: str) -> str:
+    return f"delete counts and checkpoint with '{reset}' and count the log again"
 
 
-def decide(marker: Marker | None, batch: Batch, *, key: str, data_present: bool) -> Decision:
+def decide(marker: Marker | None, batch: Batch, *, key: str, data_present: bool, reset: str = RESET) -> Decision:
     """What to do with `batch`, given the marker found at `key` and whether any data key exists beside it."""
     if marker is None:
-        return _decide_without_marker(batch, key, data_present)
+        return _decide_without_marker(batch, key, data_present, reset)
     if marker.query != batch.query:
-        return Refuse(foreign_query(key, marker.query, batch.query))
+        return Refuse(foreign_query(key, marker.query, batch.query, reset))
     if marker.plan != batch.plan:
         return Refuse(
             f"marker {key} counts {marker.plan!r} and this job counts {batch.plan!r}: start it with the former "
-            f"options, or {_RESET}"
+            f"options, or {_anew(reset)}"
         )
     if marker.batch == batch.number:
-        return _decide_same_batch(marker, batch, key)
+        return _decide_same_batch(marker, batch, key, reset)
     if marker.batch > batch.number:
         return Refuse(
             f"marker {key} is at batch {marker.batch} and the checkpoint is at batch {batch.number}: the checkpoint is "
-            f"older than the counts; put the newer checkpoint back, or {_RESET}"
+            f"older than the counts; put the newer checkpoint back, or {_anew(reset)}"
         )
     if marker.batch_done < batch.number - 1:
-        return Refuse(went_back(key, marker.batch_done, batch.number - 1))
-    return _decide_next_batch(marker, batch, key)
+        return Refuse(went_back(key, marker.batch_done, batch.number - 1, reset))
+    return _decide_next_batch(marker, batch, key, reset)
 
 
-def _decide_without_marker(batch: Batch, key: str, data_present: bool) -> Decision:
+def _decide_without_marker(batch: Batch, key: str, data_present: bool, reset: str) -> Decision:
     if data_present:
         return Refuse(
             f"there is no marker {key} but there are counts beside it, and batch {batch.number} cannot tell what they "
-            f"hold: {_RESET}"
+            f"hold: {_anew(reset)}"
         )
     if batch.number > 0:
-        return Refuse(went_back(key, NO_BATCH, batch.number - 1))
+        return Refuse(_marker_missing(key, batch.number - 1, reset))
     return Write(NO_BATCH)
 
 
-def _decide_same_batch(marker: Marker, batch: Batch, key: str) -> Decision:
+def _decide_same_batch(marker: Marker, batch: Batch, key: str, reset: str) -> Decision:
     if marker.complete:
         # The plan's version may have changed since: what is complete was counted by one version alone.
         if marker.ranges_json == batch.ranges_json:
             return Skip()
         return Refuse(
             f"marker {key} holds batch {batch.number} as {marker.ranges_json} and the checkpoint plans it as "
-            f"{batch.ranges_json}: put the checkpoint that belongs to the counts back, or {_RESET}"
+            f"{batch.ranges_json}: put the checkpoint that belongs to the counts back, or {_anew(reset)}"
         )
     if marker.digest == batch.digest:
         return Finish(marker.chunks, marker.chunks_missing)
@@ -293,24 +294,31 @@ def _decide_same_batch(marker: Marker, batch: Batch, key: str) -> Decision:
     return Refuse(
         f"marker {key} holds a part of batch {batch.number} as {marker.ranges_json} (digest {marker.digest[:12]}) and "
         f"the checkpoint plans it as {batch.ranges_json} (digest {batch.digest[:12]}): put the checkpoint that belongs "
-        f"to the counts back, or {_RESET}"
+        f"to the counts back, or {_anew(reset)}"
     )
 
 
-def _decide_next_batch(marker: Marker, batch: Batch, key: str) -> Decision:
+def _decide_next_batch(marker: Marker, batch: Batch, key: str, reset: str) -> Decision:
     for part in batch.ranges:
         counted = marker.offsets.get(part.topic, {}).get(str(part.partition))
         if counted is not None and counted != part.begin:
             return Refuse(
                 f"marker {key} ends batch {marker.batch} of {part.topic}-{part.partition} at offset {counted} and the "
                 f"checkpoint begins batch {batch.number} at {part.begin}: put the checkpoint that belongs to the "
-                f"counts back, or {_RESET}"
+                f"counts back, or {_anew(reset)}"
             )
     return Write(marker.batch)
 
 
 def refusal_at_start(
-    marker: Marker | None, *, query: str | None, committed: int, planned: int, key: str, data_present: bool
+    marker: Marker | None,
+    *,
+    query: str | None,
+    committed: int,
+    planned: int,
+    key: str,
+    data_present: bool,
+    reset: str = RESET,
 ) -> str | None:
     """Why a query must not start, or None. `committed` and `planned` are the checkpoint's newest batches, -1 none.
 
@@ -318,31 +326,40 @@ def refusal_at_start(
     """
     if marker is None:
         if data_present:
-            return f"there is no marker {key} but there are counts beside it that it would belong to: {_RESET}"
-        return went_back(key, NO_BATCH, committed) if committed > NO_BATCH else None
+            return f"there is no marker {key} but there are counts beside it that it would belong to: {_anew(reset)}"
+        return _marker_missing(key, committed, reset) if committed > NO_BATCH else None
     if query is None:
-        return foreign_query(key, marker.query, "a new one")
+        return foreign_query(key, marker.query, "a new one", reset)
     if marker.query != query:
-        return foreign_query(key, marker.query, query)
+        return foreign_query(key, marker.query, query, reset)
     if marker.batch > planned:
         return (
             f"marker {key} is at batch {marker.batch} and the checkpoint is at batch {planned}: the checkpoint is "
-            f"older than the counts; put the newer one back, or {_RESET}"
+            f"older than the counts; put the newer one back, or {_anew(reset)}"
         )
-    return went_back(key, marker.batch_done, committed) if marker.batch_done < committed else None
+    return went_back(key, marker.batch_done, committed, reset) if marker.batch_done < committed else None
 
 
-def foreign_query(key: str, found: str, wanted: str) -> str:
+def foreign_query(key: str, found: str, wanted: str, reset: str = RESET) -> str:
     """The sentence for a marker that another query wrote."""
     return (
         f"marker {key} belongs to query {found} and the checkpoint to query {wanted}: use the checkpoint of the "
-        f"counts, another hash key, or {_RESET}"
+        f"counts, another hash key, or {_anew(reset)}"
     )
 
 
-def went_back(key: str, found: int, wanted: int) -> str:
+def went_back(key: str, found: int, wanted: int, reset: str = RESET) -> str:
     """The sentence for a Redis that holds less than Spark has committed."""
     return (
         f"Redis lost batches: marker {key} is at batch {'none' if found == NO_BATCH else found} and Spark has "
-        f"committed batch {wanted}; restore Redis, or {_RESET} (appendfsync always does not lose any)"
+        f"committed batch {wanted}; restore Redis, or {_anew(reset)} (appendfsync always does not lose any)"
+    )
+
+
+def _marker_missing(key: str, committed: int, reset: str) -> str:
+    """The sentence for a used checkpoint and a hash key under which nothing was ever counted, or nothing is left."""
+    return (
+        f"there is no marker {key} and Spark has committed batch {committed} by this checkpoint, so it counts into "
+        "another hash key or another Redis, or Redis lost batches: give each hash key a checkpoint of its own, "
+        f"restore Redis, or {_anew(reset)}"
     )

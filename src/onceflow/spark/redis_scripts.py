@@ -13,6 +13,7 @@ from typing import Any
 import redis
 
 from onceflow.errors import OnceflowError
+from onceflow.spark.marker import RESET
 
 Argument = str | bytes | int
 
@@ -58,6 +59,8 @@ class Keys:
     history: str
     increments: tuple[Increment, ...]
     appends: tuple[Append, ...]
+    reset: str = RESET
+    """The command that forgets all of them, for sentences."""
 
     # Without slots, for the cache.
     @functools.cached_property
@@ -154,7 +157,7 @@ def script(name: str) -> tuple[str, str]:
 def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
     """Raises what a script's refusal means; an answer that is none passes."""
     kind, *found = answer
-    reset = "delete the counts with 'onceflow reset' and count the log again"
+    reset = f"delete counts and checkpoint with '{keys.reset}' and count the log again"
     match kind:
         case "marker":
             raise MarkerRefused(
@@ -180,7 +183,7 @@ def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
             )
         case "data":
             raise MarkerRefused(
-                f"{found[0]} exists before the first batch has written anything: delete it with 'onceflow reset' or "
+                f"{found[0]} exists before the first batch has written anything: delete it with '{keys.reset}' or "
                 "use another hash key"
             )
         case "misfit" if not found[1]:

@@ -10,6 +10,7 @@ the amount to that field of its hash) or of an Append (the field is an entry of 
 
 import contextlib
 import logging
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -67,6 +68,9 @@ class RedisSink:
             history=markers.same_slot(hash_key, "history"),
             increments=tuple(increments),
             appends=tuple(appends),
+            reset=shlex.join(
+                [*markers.RESET.split(), "--redis", shown(url), "--hash-key", hash_key, "--checkpoint", checkpoint]
+            ),
         )
         self._history = Append("history", self._keys.history, HISTORY_LENGTH)
         self._location = checkpoint
@@ -116,7 +120,7 @@ class RedisSink:
             found, _ = self._read_marker()
         done = markers.NO_BATCH if found is None else found.batch_done
         if done < expected:
-            raise MarkerRefused(markers.went_back(self._keys.marker, done, expected))
+            raise MarkerRefused(markers.went_back(self._keys.marker, done, expected, self._keys.reset))
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Writes one micro-batch, or finds that it is written. Raises an OnceflowError, kept in `failure`."""
@@ -143,7 +147,9 @@ class RedisSink:
         batch = self._checkpoint.batch(batch_id, plan=self._plan, plan_version=self._plan_version)
         _refuse_other_query(rows.sparkSession, batch, self._location)
         found, data_present = self._read_marker()
-        decision = markers.decide(found, batch, key=self._keys.marker, data_present=data_present)
+        decision = markers.decide(
+            found, batch, key=self._keys.marker, data_present=data_present, reset=self._keys.reset
+        )
         if isinstance(decision, Refuse):
             raise MarkerRefused(decision.sentence)
         self._checkpoint.prepare(batch_id)
@@ -185,7 +191,7 @@ class RedisSink:
         pipeline.exists(*self._keys.data)
         fields, present = pipeline.execute()
         texts = {name.decode(): value.decode() for name, value in fields.items()}
-        return markers.parse(self._keys.marker, texts), present > 0
+        return markers.parse(self._keys.marker, texts, reset=self._keys.reset), present > 0
 
     def _check_start(self, checkpoint: Checkpoint) -> None:
         found, data_present = self._read_marker()
@@ -196,6 +202,7 @@ class RedisSink:
             planned=checkpoint.newest_batch("offsets"),
             key=self._keys.marker,
             data_present=data_present,
+            reset=self._keys.reset,
         )
         if sentence is not None:
             raise MarkerRefused(sentence)
