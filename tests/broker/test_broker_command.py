@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,21 @@ def test_it_listens_serves_and_ends_cleanly(tmp_path: Path, number: signal.Signa
             assert process.wait(timeout=20) == 0
         assert process.stdout.read() == ""
     assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_that_are_repeated_spoil_no_clean_end(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "onceflow", "broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        while process.poll() is None:
+            process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.005)
+        assert process.returncode == 0
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_a_second_broker_on_the_same_data_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import logging
 import os
 import socket
 import struct
+import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +127,9 @@ def test_who_waits_for_the_broker_is_not_idle_and_who_reads_nothing_is() -> None
         server.is_silent = True
         waiting, deaf = await server.connect(), await server.connect()
         await send(waiting, frame(apis.FETCH))
-        await send(deaf, frame(apis.FETCH))
+        await send(deaf, frame(apis.FETCH) * 2)
         await turns(5)
         server.replies[1].send([bytes(64 * MIB)])
-        await send(deaf, frame(apis.FETCH))
         await turns(50)
         assert len(server.replies) == 3, "the deaf one awaits another answer"
         server.advance_ms(IDLE_MS + 1)
@@ -146,6 +147,18 @@ def test_no_idle_time_out_where_it_is_switched_off() -> None:
         assert not await is_closed(idle)
 
     served(scenario, connections_idle_max_ms=-1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net/tcp")
+def test_the_kernel_looks_whether_a_silent_client_is_still_there() -> None:
+    async def scenario(server: Served) -> None:
+        client = await server.connect()
+        ends = [f"0100007F:{port:04X}" for port in (server.listener.port, client.getsockname()[1])]
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+        (timer,) = [row[5] for row in rows if row[1:3] == ends]
+        assert timer.startswith("02:"), "the keep-alive timer runs"
+
+    served(scenario)
 
 
 def test_half_a_request_may_not_stop_for_long() -> None:
@@ -409,3 +422,80 @@ def test_a_stop_is_over_in_time_though_an_answer_never_comes(caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         served(scenario, stop_timeout_ms=50)
     assert "1 connections did not end within stop.timeout.ms=50" in caplog.text
+
+
+def test_a_large_request_that_ends_its_connection_leaves_no_memory_reserved() -> None:
+    async def scenario(server: Served) -> None:
+        def refuse(_frame: memoryview, reply: Reply, _connection: Connection) -> None:
+            reply.close_connection("refused")
+
+        server.listener._handle = refuse
+        client = await server.connect()
+        with suppress(ConnectionError):
+            await send(client, frame(apis.PRODUCE, 3 * MIB))
+        assert await is_closed(client)
+        assert server.listener._memory.used_bytes == 0
+
+    served(scenario)
+
+
+def test_answers_behind_one_that_is_awaited_count_as_unsent() -> None:
+    async def scenario(server: Served) -> None:
+        server.is_silent = True
+        client = await server.connect()
+        await send(client, frame(apis.FETCH))
+        await turns(5)
+        for number in range(1, 5):
+            await send(client, frame(apis.METADATA))
+            await turns(5)
+            if number < len(server.replies):
+                server.replies[number].send([bytes(MIB)])
+        await turns(5)
+        assert len(server.frames) == 3, "two answers of 1 MiB wait behind the first: no further request is taken"
+        server.replies[0].send([b"head"])
+        assert await receive(client, 4 + 2 * MIB) == b"head" + bytes(2 * MIB)
+        await turns(5)
+        assert len(server.frames) == 5
+
+    served(scenario, unsent_bytes_per_connection_max=2 * MIB, stop_timeout_ms=10)
+
+
+def test_the_memory_of_unread_answers_is_bounded_in_sum(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(server: Served) -> None:
+        server.is_silent = True
+        deaf = [await server.connect(receive_buffer_bytes=4096) for _ in range(6)]
+        for number, client in enumerate(deaf):
+            await send(client, frame(apis.METADATA))
+            await turns(5)
+            server.replies[number].send([bytes(3 * MIB + number)])
+            await turns(5)
+        reader = await server.connect()
+        await send(reader, frame(apis.METADATA))
+        await turns(5)
+        server.replies[6].send([bytes(2 * MIB)])
+        assert await receive(reader, 2 * MIB) == bytes(2 * MIB)
+        open_ones = [reply.is_open for reply in server.replies]
+        assert open_ones[6]
+        assert sum(open_ones[:6]) == 2, "the largest are closed until three quarters of the limit are left"
+
+    with caplog.at_level(logging.WARNING):
+        served(scenario, unsent_bytes_max=12 * MIB, socket_send_buffer_bytes=4096, stop_timeout_ms=10)
+    assert "unsent.max.bytes" in caplog.text
+
+
+def test_a_stop_drains_what_a_large_buffer_leaves_in_the_socket() -> None:
+    async def scenario(server: Served) -> None:
+        client = await server.connect(receive_buffer_bytes=4096)
+        await send(client, frame(apis.PRODUCE, 3 * MIB // 2))
+        await receive(client, 8)
+        server.is_silent = True
+        await send(client, frame(apis.FETCH))
+        await turns(5)
+        stopping = asyncio.ensure_future(server.listener.stop())
+        await turns(5)
+        await send(client, frame(apis.FETCH))
+        server.replies[1].send([bytes(300_000)])
+        await asyncio.wait_for(stopping, 5)
+        assert await receive(client, 300_000) == bytes(300_000)
+
+    served(scenario)

@@ -44,8 +44,10 @@ class BrokerConfig:
     """Unanswered requests of one connection: at so many the next ones are left in the socket."""
     queued_request_bytes_max: int = 512 * 1024**2
     """Memory of all requests that are being received; Kafka has no limit."""
-    unsent_bytes_max: int = 4 * 1024**2
+    unsent_bytes_per_connection_max: int = 4 * 1024**2
     """Answers of one connection held in memory: at so many its next requests are left in the socket."""
+    unsent_bytes_max: int = 512 * 1024**2
+    """Answers of all connections held in memory: beyond that those who left most of them unread are closed."""
     listen_backlog: int = 1024
     socket_send_buffer_bytes: int = -1
     """-1: the operating system's own, which grows as needed; Kafka's 100 KiB is small for one machine."""

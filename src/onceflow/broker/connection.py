@@ -6,7 +6,8 @@ only until the handler returns. An answer is a list of pieces, bytes or slices o
 sendfile, resumed when the socket is writable again, and no byte of them enters this process.
 
 What one connection may cost the others is bounded: bytes read, handled and sent in one turn of the loop, unanswered
-requests, unsent answers, and, over all connections in sum, the memory of requests that are being received.
+requests, unsent answers, and, over all connections in sum, the memory of requests that are being received and of
+answers that nobody reads.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.request_memory import RequestMemory
 from onceflow.log.clock import Clock
@@ -82,7 +84,7 @@ class Reply:
         """Answer; `pieces` go out as soon as every earlier answer has. No pieces: no answer (acks=0)."""
         if self.pieces is None:
             self.pieces = pieces
-            self._connection.write_soon()
+            self._connection.take_answer(pieces)
 
     def close_connection(self, reason: str) -> None:
         """There is no answer that Kafka's protocol has for this: close, as Kafka does."""
@@ -103,6 +105,7 @@ class Connection:
 
     __slots__ = (
         "_active_at",
+        "_answers",
         "_begin",
         "_clock",
         "_config",
@@ -123,11 +126,11 @@ class Connection:
         "_socket",
         "_turn_bytes_left",
         "_unsent",
-        "_unsent_bytes",
         "_view",
         "is_open",
         "peer",
         "peer_host",
+        "unsent_bytes",
     )
 
     def __init__(
@@ -136,6 +139,7 @@ class Connection:
         peer: tuple[Any, ...],
         config: BrokerConfig,
         memory: RequestMemory,
+        answers: AnswerMemory,
         clock: Clock,
         handle: Callable[[memoryview, Reply, "Connection"], None],
         on_closed: Callable[["Connection"], None],
@@ -149,6 +153,7 @@ class Connection:
             config.produce_request_bytes_max, config.group_request_bytes_max, config.other_request_bytes_max
         )
         self._memory = memory
+        self._answers = answers
         self._clock = clock
         self._handle = handle
         self._on_closed = on_closed
@@ -158,7 +163,8 @@ class Connection:
         self._begin = self._end = 0
         self._pending: deque[Reply] = deque()
         self._unsent: deque[bytes | memoryview | _Sending] = deque()
-        self._unsent_bytes = 0
+        self.unsent_bytes = 0
+        """Answers in memory, those included that wait for an earlier one; slices of files cost none."""
         self._turn_bytes_left = 0
         self._is_reading = True
         self._is_starved = False
@@ -179,7 +185,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self.close(str(error))
+            self._fail(error)
             return
         if not count:
             self.close(None)
@@ -203,9 +209,9 @@ class Connection:
             handled_bytes += size_bytes
             self._begin = frame_begin + size_bytes
             self._handle_frame(self._view[frame_begin : self._begin])
-            if self._is_overloaded():
+            if self._is_reading and self._is_overloaded():
                 self._pause_reading()
-        if self._begin == self._end:
+        if self._begin == self._end and self.is_open:
             self._begin = self._end = 0
             if len(self._view) > BUFFER_BYTES_KEPT:
                 self._shrink(BUFFER_BYTES_STEP)
@@ -290,13 +296,16 @@ class Connection:
 
     def _is_overloaded(self) -> bool:
         config = self._config
-        return len(self._pending) >= config.queued_requests_max or self._unsent_bytes >= config.unsent_bytes_max
+        return (
+            len(self._pending) >= config.queued_requests_max
+            or self.unsent_bytes >= config.unsent_bytes_per_connection_max
+        )
 
     def _is_relaxed(self) -> bool:
         config = self._config
         return (
             len(self._pending) < (config.queued_requests_max + 1) // 2
-            and self._unsent_bytes < (config.unsent_bytes_max + 1) // 2
+            and self.unsent_bytes < (config.unsent_bytes_per_connection_max + 1) // 2
         )
 
     def _pause_reading(self) -> None:
@@ -311,6 +320,22 @@ class Connection:
         self._handle_frames()
 
     # Writing
+
+    def take_answer(self, pieces: Sequence[Piece]) -> None:
+        """An answer is there, if not yet its turn: count what it costs in memory from now on."""
+        if self.is_open:
+            self.write_soon()
+            size_bytes = 0
+            for piece in pieces:
+                if isinstance(piece, bytes):
+                    size_bytes += len(piece)
+            self._count_unsent(size_bytes)
+            if self._is_reading and self.unsent_bytes >= self._config.unsent_bytes_per_connection_max:
+                self._pause_reading()
+
+    def _count_unsent(self, size_bytes: int) -> None:
+        self.unsent_bytes += size_bytes
+        self._answers.add(size_bytes)
 
     def write_soon(self) -> None:
         """Send at the end of this turn of the loop, so that answers that become ready together go out together."""
@@ -344,15 +369,11 @@ class Connection:
                     joined += piece
                     continue
                 if joined:
-                    self._queue(bytes(joined))
+                    self._unsent.append(bytes(joined))
                     joined.clear()
                 self._unsent.append(_Sending(piece.file, piece.position, piece.size_bytes))
         if joined:
-            self._queue(bytes(joined))
-
-    def _queue(self, data: bytes) -> None:
-        self._unsent.append(data)
-        self._unsent_bytes += len(data)
+            self._unsent.append(bytes(joined))
 
     def _send(self) -> None:
         self._turn_bytes_left = SENT_BYTES_PER_TURN
@@ -366,7 +387,7 @@ class Connection:
                 self._is_blocked = True
                 self._loop.add_writer(self._socket.fileno(), self._on_writable)
         except OSError as error:
-            self.close(str(error))
+            self._fail(error)
         if self._turn_bytes_left < SENT_BYTES_PER_TURN:
             self._active_at = self._clock.monotonic()
 
@@ -377,7 +398,7 @@ class Connection:
             return
         flags = _MSG_MORE if len(self._unsent) > 1 else 0
         count = self._socket.send(piece, flags)
-        self._unsent_bytes -= count
+        self._count_unsent(-count)
         self._turn_bytes_left -= count
         if count == len(piece):
             self._unsent.popleft()
@@ -390,7 +411,7 @@ class Connection:
         except OSError:
             # A file that is not the operating system's (a test's disk) has no descriptor to send from.
             self._unsent[0] = piece.file.read(piece.size_bytes, piece.position)
-            self._unsent_bytes += piece.size_bytes
+            self._count_unsent(piece.size_bytes)
             return
         wanted = min(piece.size_bytes, self._turn_bytes_left)
         count = os.sendfile(self._socket.fileno(), descriptor, piece.position, wanted)
@@ -446,10 +467,15 @@ class Connection:
 
     def _drain(self) -> None:
         """Read what arrived: the kernel would answer a close before it with a reset that takes sent answers back."""
+        step = self._view[:BUFFER_BYTES_STEP]
         with contextlib.suppress(OSError):
-            for _ in range(DRAINED_BYTES_MAX // len(self._view)):
-                if not self._socket.recv_into(self._view):
+            for _ in range(DRAINED_BYTES_MAX // len(step)):
+                if not self._socket.recv_into(step):
                     return
+
+    def _fail(self, error: OSError) -> None:
+        """The socket or the file failed; a reset is a client's way to leave, too."""
+        self.close(None if isinstance(error, ConnectionError) else str(error))
 
     def close(self, reason: str | None) -> None:
         """Close; None as reason is the peer's own, ordinary close."""
@@ -467,6 +493,7 @@ class Connection:
                 reply.on_abandoned()
         self._pending.clear()
         self._unsent.clear()
+        self._count_unsent(-self.unsent_bytes)
         self._reserve(BUFFER_BYTES_FIRST)
         self._on_closed(self)
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.connection import Connection, Reply
 from onceflow.broker.request_memory import RequestMemory
@@ -35,6 +36,7 @@ class Listener:
         self._clock = clock
         self._socket = _listen(config)
         self._memory = RequestMemory(config.queued_request_bytes_max)
+        self._answers = AnswerMemory(config.unsent_bytes_max, self._close_unread)
         self._handle: Handle | None = None
         self._connections: set[Connection] = set()
         self._per_address: Counter[str] = Counter()
@@ -117,9 +119,23 @@ class Listener:
         assert self._handle is not None
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Who vanished without a word is not idle while an answer is awaited: the kernel finds out, as with Kafka.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._per_address[host] += 1
-        connection = Connection(client, peer, config, self._memory, self._clock, self._handle, self._forget)
+        connection = Connection(
+            client, peer, config, self._memory, self._answers, self._clock, self._handle, self._forget
+        )
         self._connections.add(connection)
+
+    def _close_unread(self) -> None:
+        """Close those who left most of their answers unread, until there is room again."""
+        for connection in sorted(self._connections, key=lambda each: each.unsent_bytes, reverse=True):
+            if not self._answers.is_too_full:
+                return
+            connection.close(
+                f"{connection.unsent_bytes} bytes of its answers are unread, and unsent.max.bytes="
+                f"{self._config.unsent_bytes_max} is used up"
+            )
 
     def _forget(self, connection: Connection) -> None:
         self._connections.discard(connection)

@@ -366,10 +366,17 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         ),
         Setting(
             "unsent.max.bytes.per.connection",
-            "unsent_bytes_max",
+            "unsent_bytes_per_connection_max",
             _BYTES,
             "Answers that a client has not fetched, records not counted: at so many bytes its further requests wait in"
             " its socket. Onceflow's own.",
+        ),
+        Setting(
+            "unsent.max.bytes",
+            "unsent_bytes_max",
+            Whole(MIB),
+            "Memory for answers that clients have not fetched, records not counted, in sum over all connections: beyond"
+            " it those that left most of them unread are closed. Onceflow's own.",
         ),
         Setting(
             "fetch.max.bytes",

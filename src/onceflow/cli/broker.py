@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANY_ADDRESS = ("0.0.0.0", "::")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class SettingText(click.ParamType):  # type: ignore[type-arg]
@@ -159,8 +160,9 @@ async def _serve(config: "BrokerConfig") -> None:
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    for number in STOP_SIGNALS:
+        # Not the loop's own handlers, which end with it: a second signal must not kill a process that ends cleanly.
+        signal.signal(number, lambda _number, _frame: loop.call_soon_threadsafe(stop.set))
     server = Broker(config)
     try:
         await server.start()
@@ -169,3 +171,5 @@ async def _serve(config: "BrokerConfig") -> None:
     print(f"listening on {address_text((config.host, server.port))}", flush=True)
     await stop.wait()
     await server.stop()
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
