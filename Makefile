@@ -1,4 +1,4 @@
-# One word runs everything: make install | demo | test | campaign | bench | lock | clean
+# One word runs everything: make install | demo | test | campaign | compat | bench | lock | clean
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -28,7 +28,7 @@ demo: install   ## the whole pipeline with a live page; SECONDS=20 stops by itse
 
 test: install browser   ## lint, strict types, all tests
 	@$(MAKE) --no-print-directory -j2 lint $(ARCHIVE)
-	$(BIN)/python -m pytest -m "not campaign" -n 3 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not campaign and not compat" -n 3 --dist loadscope --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .
@@ -43,6 +43,9 @@ browser:        ## Debian's chromium for the page's test, where there is none an
 
 campaign: install   ## the long kill and damage runs, bounded; prints their figures
 	$(BIN)/python -m pytest -m campaign --timeout=3000 -s
+
+compat: install  ## strangers' clients and Kafka's own tools against the broker, those that are found
+	$(BIN)/python -m pytest -m compat tests/compat
 
 bench: install  ## benchmarks/, each paired with a peer where one is found
 	$(BIN)/python -m benchmarks

@@ -1,0 +1,55 @@
+"""Where the strangers' tools are, and the sentence that a test is skipped with where one is not."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import kafka
+from tests.compat.java_programs import JavaPrograms
+
+CLIENT_VERSIONS = (kafka.VERSION, "3.9.1")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Every test of this folder runs under `make compat` alone."""
+    if item.path.is_relative_to(Path(__file__).parent):
+        item.add_marker(pytest.mark.compat)
+
+
+def tool(name: str, remedy: str) -> str:
+    """Where a program is; skips the test where it is not installed."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed: {remedy}")
+    return found
+
+
+def kafka_jars(version: str) -> Path:
+    """The jars of one Apache Kafka; skips the test where Maven cannot bring them."""
+    found = kafka.jars(version)
+    if found is None:
+        pytest.skip(
+            f"no jars of Apache Kafka {version}: install Maven (apt install maven) and let it reach Maven Central"
+        )
+    return found
+
+
+@pytest.fixture(scope="session", params=CLIENT_VERSIONS)
+def java(request: pytest.FixtureRequest, bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> JavaPrograms:
+    """The programs of tests/compat/java, compiled against one version of the Java client."""
+    tool("java", "apt install default-jdk-headless")
+    javac = tool("javac", "apt install default-jdk-headless")
+    jars = kafka_jars(request.param)
+    programs = JavaPrograms(bootstrap, jars, tmp_path_factory.mktemp(f"java-{request.param}"))
+    programs.compile(javac)
+    return programs
+
+
+@pytest.fixture(scope="session")
+def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka.KafkaProcess]:
+    """A running Apache Kafka, to compare answers with."""
+    tool("java", "apt install default-jdk-headless")
+    with kafka.KafkaProcess(tmp_path_factory.mktemp("apache") / "kafka", kafka_jars(kafka.VERSION)) as running:
+        yield running
