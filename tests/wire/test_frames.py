@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kio.serial import entity_reader as kio_reader
 
-from onceflow.wire.apis import API_VERSIONS, APIS, METADATA, Api
+from onceflow.wire.apis import API_VERSIONS, APIS, INIT_PRODUCER_ID, METADATA, Api
 from onceflow.wire.errors import ErrorCode, MalformedFrame, UnsupportedVersion
 from onceflow.wire.frames import (
     decode_request,
@@ -130,6 +130,24 @@ def test_a_string_that_cannot_follow_is_told_with_both_lengths(length: bytes, va
     frame = memoryview(b"\x00\x03\x00\x04\x00\x00\x00\x01\xff\xff\x00\x00\x00\x01" + length + b"click")
     with pytest.raises(MalformedFrame, match=f"a length of {value} where 5 bytes are left"):
         decode_request(frame, read_request_header(frame))
+
+
+def test_a_compact_string_is_no_longer_than_what_an_int16_can_tell() -> None:
+    """What comes in by a flexible version has to fit into older ones, and into the broker's records."""
+
+    def decoded(characters: int) -> Any:
+        asked = request_class(INIT_PRODUCER_ID, 4)(
+            transactional_id="x" * characters,
+            transaction_timeout=timedelta(seconds=1),
+            producer_id=-1,
+            producer_epoch=-1,
+        )
+        frame = memoryview(encode_request(INIT_PRODUCER_ID, 4, 1, "test", asked))[4:]
+        return decode_request(frame, read_request_header(frame))
+
+    assert len(decoded(32_767).transactional_id) == 32_767
+    with pytest.raises(MalformedFrame, match="a string of 32768 bytes, 32767 are allowed"):
+        decoded(32_768)
 
 
 @pytest.mark.parametrize(("api_key", "version"), [(0, 2), (0, 10), (1, 13), (18, 5), (68, 0), (-1, 0), (3, -1)])

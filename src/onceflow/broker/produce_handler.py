@@ -155,7 +155,7 @@ def _append(
 ) -> None:
     in_transaction = is_transactional(records)
     if in_transaction:
-        _check_transaction(node, asked.transactional_id, partition, records)
+        _check_transaction(node, asked.transactional_id, partition, records, pending)
     log = partition.log
     appended = log.append(records, is_checked=is_checked)
     responses[at] = PartitionResponse(
@@ -184,7 +184,9 @@ def _check(asked: produce.ProduceRequest, name: str, partition: Partition | None
         raise Refused(ErrorCode.invalid_record, f"{name}: a partition without records")
 
 
-def _check_transaction(node: Node, transactional_id: str | None, partition: Partition, records: memoryview) -> None:
+def _check_transaction(
+    node: Node, transactional_id: str | None, partition: Partition, records: memoryview, pending: PendingProduce
+) -> None:
     """Coordinator and partition decide in one turn of the loop: no batch enters a transaction that is not open."""
     if transactional_id is None:
         raise Refused(
@@ -196,6 +198,9 @@ def _check_transaction(node: Node, transactional_id: str | None, partition: Part
         header.producer_id, header.producer_epoch, transactional_id, partition.topic, partition.index
     )
     if error_code:
+        # Who is told that it is fenced must not find it otherwise after a crash.
+        pending.hold()
+        node.transactions.when_synced(lambda _code: pending.done())
         raise Refused(
             error_code,
             f"{partition}: producer {header.producer_id} of epoch {header.producer_epoch} has no ongoing transaction"

@@ -131,6 +131,8 @@ class LastBatch(NamedTuple):
 class Producers:
     """All producers of one partition."""
 
+    __slots__ = ("_checked_ms", "_name", "_producers", "expiration_ms", "transactions")
+
     def __init__(self, name: str, expiration_ms: int) -> None:
         self.expiration_ms = expiration_ms
         self.transactions = OpenTransactions()
@@ -199,6 +201,11 @@ class Producers:
             self._require_epoch(producer, header.producer_id, header.producer_epoch)
             if header.producer_id in self.transactions:
                 self._require_within_transaction(producer, header)
+
+    def coordinator_epoch(self, producer_id: int) -> int:
+        """That of the producer's last marker; 0 if there was none."""
+        producer = self._producers.get(producer_id)
+        return max(0, producer.coordinator_epoch) if producer is not None else 0
 
     def check_marker(self, producer_id: int, producer_epoch: int, marker: Marker) -> None:
         """Raises InvalidProducerEpoch, TransactionCoordinatorFenced where a newer marker or producer has been here."""

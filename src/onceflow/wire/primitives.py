@@ -19,6 +19,8 @@ SHORT_OF_BYTES = (IndexError, struct.error, UnicodeDecodeError)
 TAGS_MAX = 100
 """Tagged fields of one section; Kafka's messages have fewer than ten. Millions of empty ones fit into a frame."""
 
+STRING_BYTES_MAX = 2**15 - 1
+
 _UVARINT_BITS_MAX = 35
 
 
@@ -65,10 +67,15 @@ def read_length(view: memoryview, position: int, *, flexible: bool, short: bool 
 
 
 def read_nullable_string(view: memoryview, position: int, *, flexible: bool) -> tuple[str | None, int]:
-    """A string in the compact form when `flexible`, else with an int16 length; null is None."""
+    """A string in the compact form when `flexible`, else with an int16 length; null is None.
+
+    Longer ones than an int16 can tell are refused, as by Kafka: older versions and records could not hold them.
+    """
     size_bytes, position = read_length(view, position, flexible=flexible)
     if size_bytes == -1:
         return None, position
+    if size_bytes > STRING_BYTES_MAX:
+        raise MalformedFrame(f"byte {position}: a string of {size_bytes} bytes, {STRING_BYTES_MAX} are allowed")
     end = bounded(size_bytes, view, position)
     return str(view[position:end], "utf-8"), end
 

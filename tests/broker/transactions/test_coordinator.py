@@ -1,7 +1,7 @@
 """The coordinator alone: decisions and replay, time moved by hand."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -160,6 +160,18 @@ def test_trap_10_fencing_the_last_epoch_never_makes_it_negative() -> None:
     assert scene.producer == (exhausted[0] + 1, 0)
 
 
+def test_trap_10_the_epoch_that_nobody_was_given_lets_nobody_in() -> None:
+    """Else who guesses it begins a transaction that no epoch is left to fence, and that never ends."""
+    scene = Scene()
+    scene.at_epoch(PRODUCER_EPOCH_MAX)
+    scene.begin()
+    scene.init()
+    scene.complete()
+    assert scene.producer[1] == PRODUCER_EPOCH_MAX + 1
+    assert scene.coordinator.decide_add(scene.who(), PARTITIONS) == Decision(ErrorCode.producer_fenced)
+    assert scene.coordinator.end_refusal(scene.who(), Event.ABORT) == ErrorCode.producer_fenced
+
+
 def test_trap_10_forty_thousand_epochs_are_never_negative_and_never_given_twice() -> None:
     scene = Scene()
     asked = InitRequest("x", 60_000)
@@ -280,6 +292,39 @@ def test_a_transaction_times_out_by_its_own_time_counted_from_its_first_partitio
     assert not list(scene.coordinator.timed_out())
     scene.clock.advance_ms(1)
     assert list(scene.coordinator.timed_out()) == [scene.transaction]
+
+
+def test_time_outs_are_looked_for_among_open_transactions_and_expired_ids_among_the_oldest() -> None:
+    """The loop's work must not grow with the ids that lie there for a week."""
+
+    class Counted(dict[str, Transaction]):
+        looks = 0
+
+        def __getitem__(self, key: str) -> Transaction:
+            self.looks += 1
+            return super().__getitem__(key)
+
+        def values(self) -> Iterator[Transaction]:  # type: ignore[override]
+            for value in super().values():
+                self.looks += 1
+                yield value
+
+    scene = Scene()
+    coordinator = scene.coordinator
+    coordinator.transactions = counted = Counted()
+    for number in range(100):
+        record = coordinator.decide_init(InitRequest(f"id-{number}", 60_000), number).record
+        assert record is not None
+        coordinator.replay(record if number else record.with_partitions(PARTITIONS, 0))
+    scene.clock.advance_ms(60_001)
+    counted.looks = 0
+    assert [each.transactional_id for each in coordinator.timed_out()] == ["id-0"]
+    assert not list(coordinator.expired())
+    assert not list(coordinator.prepared())
+    assert counted.looks <= 4
+    scene.clock.advance_ms(EXPIRATION_MS)
+    coordinator.replay(counted["id-1"].initialised(60_000, scene.clock.now_ms()))
+    assert list(coordinator.expired()) == [f"id-{number}" for number in range(2, 100)], "the oldest first"
 
 
 def test_an_unused_id_expires_between_transactions_alone() -> None:

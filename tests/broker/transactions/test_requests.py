@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from onceflow.broker.transactions.coordinator import InitRequest, ProducerRequest
-from onceflow.broker.transactions.requests import MarkerRequest
+from onceflow.broker.transactions.requests import ENDED_AT_ONCE, MarkerRequest
 from onceflow.broker.transactions.transaction import Event, TransactionState
 from onceflow.wire.batch import Record, encode_batch
 from onceflow.wire.errors import ErrorCode
@@ -258,6 +258,74 @@ def test_an_admins_marker_for_a_transaction_that_nobody_knows_is_written(scene: 
         ErrorCode.transaction_coordinator_fenced,
         ErrorCode.unknown_topic_or_partition,
     ]
+
+
+def test_an_admins_marker_of_a_later_coordinator_does_not_keep_the_own_markers_out(scene: Scene) -> None:
+    """Else the transaction is told to be committed and readers never get past it."""
+    got: list[ErrorCode] = []
+    marker = MarkerRequest(scene.who.producer_id, scene.who.producer_epoch, commit=False, coordinator_epoch=7)
+    scene.world.transactions.write_marker(marker, AT, got.append)
+    scene.sync()
+    assert got == [NONE]
+    scene.begin(AT, GROUP_OFFSETS)
+    scene.produce()
+    scene.sync()
+    ended = scene.end()
+    scene.sync()
+    assert ended == [NONE]
+    assert scene.state() is TransactionState.COMPLETE_COMMIT
+    assert scene.world.committed(AT) == [b"v"]
+
+
+def test_an_admins_marker_cannot_shut_a_producer_out_of_one_partition(scene: Scene) -> None:
+    got: list[ErrorCode] = []
+    marker = MarkerRequest(scene.who.producer_id, scene.who.producer_epoch + 1, commit=False, coordinator_epoch=0)
+    scene.world.transactions.write_marker(marker, AT, got.append)
+    assert got == [ErrorCode.invalid_producer_epoch]
+    scene.begin()
+    produced = scene.produce()
+    scene.world.transactions.write_marker(marker, AT, got.append)
+    scene.sync()
+    assert got[1:] == [ErrorCode.invalid_producer_epoch]
+    assert produced == [NONE]
+    assert scene.state() is TransactionState.ONGOING
+
+
+def test_a_partition_that_could_not_be_added_shuts_no_other_one(scene: Scene) -> None:
+    scene.begin()
+    scene.world.disk.space_bytes = 10
+    assert scene.add(AT, ("b", 0)) == [ErrorCode.coordinator_not_available]
+    scene.world.disk.space_bytes = None
+    assert scene.produce() == [], "it was added before"
+    assert scene.produce(at=("b", 0)) == [ErrorCode.invalid_txn_state]
+    scene.begin(("b", 0))
+    assert scene.produce(at=("b", 0)) == []
+
+
+def test_many_time_outs_and_expired_ids_are_ended_some_in_each_tick(scene: Scene) -> None:
+    """One turn of the loop may not be as long as all of them take."""
+    transactions, clock = scene.world.transactions, scene.world.clock
+    count = 2 * ENDED_AT_ONCE + 1
+    for number in range(count):
+        transactions.init(InitRequest(f"id-{number}", TIMEOUT_MS), lambda *_answer: None)
+    known = transactions.coordinator.transactions
+    for number in range(count):
+        who = ProducerRequest(f"id-{number}", known[f"id-{number}"].producer_id, 0)
+        transactions.add(who, frozenset({AT}), lambda _code: None)
+    scene.sync()
+    clock.advance_ms(TIMEOUT_MS + 1)
+
+    def left() -> int:
+        return len(list(transactions.coordinator.timed_out()))
+
+    for wanted in (ENDED_AT_ONCE + 1, 1, 0):
+        transactions.tick()
+        assert left() == wanted
+        scene.sync()
+    clock.advance_ms(10**12 + 1)
+    for wanted in (ENDED_AT_ONCE + 2, 2, 0):
+        transactions.tick()
+        assert len(known) == wanted
 
 
 def test_unused_ids_are_forgotten_and_stay_so(scene: Scene) -> None:

@@ -3,14 +3,16 @@
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from onceflow.broker.transactions.transaction import TransactionState
 from onceflow.testing import FaultyDisk
 from onceflow.wire.errors import ErrorCode, WireError
-from tests.broker.driven_broker import DrivenBroker
+from tests.broker.driven_broker import DrivenBroker, eventually
 from tests.broker.raw_client import RawClient, connected
 from tests.broker.transactions.answers import offset_fetch
 from tests.broker.transactions.transactional_client import TransactionalClient, committed_values, patiently
@@ -113,6 +115,58 @@ def test_a_power_cut_at_any_step_leaves_a_transaction_whole_or_gone(
         else:
             raise AssertionError("the transaction never came to its end")
     assert seen == {False, True} if commit else {False}
+
+
+@contextmanager
+def nothing_is_synced(broker: DrivenBroker) -> Iterator[None]:
+    """The disk takes its time meanwhile; a power cut would take all that is written now."""
+    is_over = threading.Event()
+    broker.call(lambda node: node.group_commit._thread.submit(is_over.wait))
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+def test_nobody_is_told_what_a_power_cut_could_take_back(tmp_path: Path) -> None:
+    with DrivenBroker(tmp_path / "data") as broker, ExitStack() as stack, ThreadPoolExecutor(8) as pool:
+
+        def somebody(producer: tuple[int, int]) -> TransactionalClient:
+            client = TransactionalClient(stack.enter_context(connected(broker.bootstrap)), "x")
+            client.producer = producer
+            return client
+
+        def state() -> TransactionState:
+            return broker.call(lambda node: node.transactions.coordinator.transactions["x"].state)
+
+        first = somebody((-1, -1))
+        first.client.create_topic("t")
+        old = first.init_until_done()
+        assert first.add(("t", 0)) == NONE
+        assert first.add_offsets(GROUP) == NONE
+        with nothing_is_synced(broker):
+            produced = pool.submit(somebody(old).produce, "t", b"v")
+            eventually(lambda: broker.log("t").log_end_offset, "the batch is in the log")
+            described = pool.submit(somebody(old).open_transactions, "t")
+            fenced = [pool.submit(somebody(old).init)]
+            eventually(lambda: state() is TransactionState.PREPARE_ABORT, "the producer is fenced")
+            fenced += [
+                pool.submit(somebody(old).produce, "t", b"v"),
+                pool.submit(somebody(old).commit_offset, GROUP, "t", 1),
+                pool.submit(somebody(old).end, commit=True),
+                pool.submit(somebody(old).add, ("t", 0)),
+            ]
+            told_early = wait([produced, described, *fenced], timeout=0.3).done
+            assert not told_early
+        assert produced.result() == NONE
+        assert described.result() == [(*old, 0)]
+        assert [each.result() for each in fenced] == [
+            ErrorCode.concurrent_transactions,
+            ErrorCode.invalid_producer_epoch,
+            ErrorCode.invalid_producer_epoch,
+            ErrorCode.producer_fenced,
+            ErrorCode.producer_fenced,
+        ]
 
 
 def test_a_clean_stop_keeps_an_open_transaction_open(tmp_path: Path) -> None:

@@ -153,6 +153,17 @@ class TransactionalClient:
         assert self.produce(topic, *values, partition=partition) == ErrorCode.none
         assert self.end(commit=commit) == ErrorCode.none
 
+    def open_transactions(self, topic: str, partition: int = 0) -> list[tuple[int, int, int]]:
+        """(producer id, epoch, first offset) of each in one partition, by DescribeProducers."""
+        asked = [{"name": topic, "partition_indexes": [partition]}]
+        answer = self.client.ask(apis.DESCRIBE_PRODUCERS, 0, topics=asked)
+        producers = answer.topics[0].partitions[0].active_producers
+        return [
+            (each.producer_id, each.producer_epoch, each.current_txn_start_offset)
+            for each in producers
+            if each.current_txn_start_offset >= 0
+        ]
+
     def state(self) -> str:
         """Its name by DescribeTransactions, "" where the id is not known."""
         return str(self.described().transaction_state)

@@ -14,6 +14,7 @@ from onceflow.broker.transactions.transaction import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     PREPARED,
+    UNFINISHED,
     Event,
     TopicPartition,
     Transaction,
@@ -60,6 +61,9 @@ class TransactionCoordinator:
     def __init__(self, clock: Clock, *, timeout_max_ms: int, expiration_ms: int) -> None:
         self.clock = clock
         self.transactions: dict[str, Transaction] = {}
+        """By transactional id, in the order of their last change: that of the log, which compaction keeps."""
+        self.unfinished: dict[str, None] = {}
+        """Ids with a transaction that is ongoing or prepared, few among hundreds of thousands."""
         self.ending: set[str] = set()
         """Ids whose partitions are being synced for a commit: until it is prepared, nothing else may happen to them."""
         self._timeout_max_ms = timeout_max_ms
@@ -67,10 +71,14 @@ class TransactionCoordinator:
 
     def replay(self, record: TransactionRecord) -> None:
         """Apply one record."""
+        transactional_id = record if isinstance(record, str) else record.transactional_id
+        self.transactions.pop(transactional_id, None)
+        self.unfinished.pop(transactional_id, None)
         if isinstance(record, str):
-            self.transactions.pop(record, None)
-        else:
-            self.transactions[record.transactional_id] = record
+            return
+        self.transactions[transactional_id] = record
+        if record.state in UNFINISHED:
+            self.unfinished[transactional_id] = None
 
     # InitProducerId
 
@@ -140,7 +148,7 @@ class TransactionCoordinator:
             return ErrorCode.invalid_request
         if transaction is None or transaction.producer_id != asked.producer_id:
             return ErrorCode.invalid_producer_id_mapping
-        if transaction.producer_epoch != asked.producer_epoch:
+        if transaction.producer_epoch != asked.producer_epoch or transaction.is_fenced_for_good:
             return ErrorCode.producer_fenced
         if asked.transactional_id in self.ending:
             return ErrorCode.concurrent_transactions
@@ -165,34 +173,37 @@ class TransactionCoordinator:
             return ErrorCode.invalid_txn_state
         return ErrorCode.none
 
-    def open_in(self, producer_id: int, partition: TopicPartition) -> Transaction | None:
-        """The transaction that writes to this partition under this producer id."""
-        open_ones = (each for each in self.transactions.values() if each.producer_id == producer_id)
-        return next((each for each in open_ones if partition in each.partitions), None)
+    def of_producer(self, producer_id: int) -> Transaction | None:
+        """The transactional id that has this producer id now. Looks at all: for admins."""
+        return next((each for each in self.transactions.values() if each.producer_id == producer_id), None)
 
     # Time
 
     def timed_out(self) -> Iterator[Transaction]:
         """Ongoing transactions that are older than their producers allowed."""
         now_ms = self.clock.now_ms()
-        for transaction in self.transactions.values():
+        for transactional_id in self.unfinished:
+            transaction = self.transactions[transactional_id]
             if (
                 transaction.state is TransactionState.ONGOING
                 and transaction.started_ms + transaction.timeout_ms < now_ms
-                and transaction.transactional_id not in self.ending
+                and transactional_id not in self.ending
             ):
                 yield transaction
 
     def expired(self) -> Iterator[str]:
-        """Ids without a transaction that nobody used for `transactional.id.expiration.ms`."""
+        """Ids without a transaction that nobody used for `transactional.id.expiration.ms`, the oldest first."""
         latest_ms = self.clock.now_ms() - self._expiration_ms
         for transaction in self.transactions.values():
-            if transaction.updated_ms <= latest_ms and Event.EXPIRE in NEXT_STATES[transaction.state]:
+            if transaction.updated_ms > latest_ms:
+                return
+            if Event.EXPIRE in NEXT_STATES[transaction.state]:
                 yield transaction.transactional_id
 
     def prepared(self) -> Iterator[Transaction]:
         """Transactions whose outcome is decided and whose markers are not all durable yet."""
-        return (each for each in self.transactions.values() if each.state in PREPARED)
+        unfinished = (self.transactions[each] for each in self.unfinished)
+        return (each for each in unfinished if each.state in PREPARED)
 
 
 def _may_bump(transaction: Transaction, asked: InitRequest) -> bool:

@@ -155,7 +155,10 @@ def handle_offset_commit(node: Node, request: Request) -> None:
         )
 
     refusal = _offset_commit_refusal(node, asked) if records else ErrorCode.none
-    if refusal or not records:
+    if refusal:
+        # Who is told that it is fenced must not find it otherwise after a crash.
+        node.transactions.when_synced(lambda error_code: answer(error_code or refusal))
+    elif not records:
         answer(refusal)
     else:
         node.group_requests.record_transactional(asked.producer_id, asked.producer_epoch, records, answer)
@@ -241,25 +244,44 @@ def _marker_answer(marker: Any, codes: dict[TopicPartition, ErrorCode]) -> dict[
 
 
 def handle_describe_producers(node: Node, request: Request) -> None:
-    """Serve one DescribeProducers request: the producers that partitions know, and their open transactions."""
+    """Serve one DescribeProducers request: the producers that partitions know, and their open transactions.
+
+    It waits until what it reveals is durable.
+    """
     asked = request.decode()
-    request.answer(
-        topics=[
-            {
-                "name": topic.name,
-                "partitions": [_described_partition(node, topic.name, index) for index in topic.partition_indexes],
-            }
-            for topic in asked.topics
-        ]
-    )
+    places = [(topic.name, index) for topic in asked.topics for index in topic.partition_indexes]
+    described = {each: _described_partition(node, *each) for each in places}
+
+    def answer(_error_code: ErrorCode) -> None:
+        request.answer(
+            topics=[
+                {"name": topic.name, "partitions": [described[topic.name, index] for index in topic.partition_indexes]}
+                for topic in asked.topics
+            ]
+        )
+
+    def synced(at: TopicPartition, error_code: ErrorCode) -> None:
+        if error_code:
+            described[at] = _undescribed_partition(at, error_code)
+
+    syncs = Syncs(answer)
+    for at in described:
+        partition = node.partitions.get(*at)
+        if partition is not None:
+            node.group_commit.flush(partition)
+            syncs.wait_for(partition, partial(synced, at))
+    syncs.settle()
+
+
+def _undescribed_partition(at: TopicPartition, error_code: ErrorCode) -> dict[str, Any]:
+    message = f"partition {at[1]} of {at[0]} is not here, or its disk failed"
+    return {"partition_index": at[1], "error_code": error_code, "error_message": message, "active_producers": ()}
 
 
 def _described_partition(node: Node, topic: str, index: int) -> dict[str, Any]:
     partition = node.partitions.get(topic, index)
     if partition is None:
-        code = ErrorCode.unknown_topic_or_partition
-        message = f"{topic} has no partition {index} here"
-        return {"partition_index": index, "error_code": code, "error_message": message, "active_producers": ()}
+        return _undescribed_partition((topic, index), ErrorCode.unknown_topic_or_partition)
     producers = [
         {
             "producer_id": state.producer_id,

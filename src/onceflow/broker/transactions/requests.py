@@ -18,6 +18,7 @@ that added its partition is durable: after any crash the coordinator knows of ev
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from onceflow.broker.group_commit import GroupCommit
@@ -42,7 +43,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 """After how long a marker that could not be written is tried again: the disk may have been full."""
-EXPIRED_IN_A_BATCH = 100
+ENDED_AT_ONCE = 100
+"""Transactions that time out, or ids that expire, in one turn of the loop; the others follow with the next tick."""
 
 Answer = Callable[[ErrorCode], None]
 InitAnswer = Callable[[ErrorCode, int, int], None]
@@ -121,9 +123,9 @@ class Completion:
 
 @dataclass(slots=True)
 class PeriodicWork:
-    """Something that `tick` does every `interval_seconds`."""
+    """Something that `tick` does every `interval_seconds`, or in the next tick if `run` says that there is more."""
 
-    run: Callable[[], None]
+    run: Callable[[], bool]
     interval_seconds: float
     due_seconds: float = 0.0
 
@@ -150,7 +152,7 @@ class Transactions:
         self._groups = groups
         self._next_producer_id = next_producer_id
         self._being_added: set[tuple[str, str, int]] = set()
-        """Partitions that were added by a record that is not durable yet, or never will be."""
+        """Partitions that were added by a record that is in the log and not durable yet, or never will be."""
         self._completions: dict[str, Completion] = {}
         self._works = [
             PeriodicWork(self._abort_timed_out, abort_interval_ms / 1000),
@@ -231,15 +233,22 @@ class Transactions:
     def add(self, asked: ProducerRequest, partitions: frozenset[TopicPartition], answer: Answer) -> None:
         """Let the transaction write to partitions, all of which exist."""
         decision = self.coordinator.decide_add(asked, partitions)
-        added = {(asked.transactional_id, *each) for each in partitions} if decision.record is not None else set()
-        self._being_added |= added
+        if decision.record is None:
+            self._carry_out(decision, answer)
+            return
+        added = partitions - self.coordinator.transactions[asked.transactional_id].partitions
+        error_code = self._record([decision.record])
+        if error_code:
+            answer(error_code)
+            return
+        self._being_added.update((asked.transactional_id, *each) for each in added)
 
-        def settled(error_code: ErrorCode) -> None:
-            if error_code is not ErrorCode.coordinator_not_available:
-                self._being_added -= added
+        def synced(error_code: ErrorCode) -> None:
+            if not error_code:
+                self._being_added.difference_update((asked.transactional_id, *each) for each in added)
             answer(error_code)
 
-        self._carry_out(decision, settled)
+        self.when_synced(synced)
 
     def check_produce(
         self, producer_id: int, producer_epoch: int, transactional_id: str | None, topic: str, partition: int
@@ -368,22 +377,26 @@ class Transactions:
         for work in () if self.error_code else self._works:
             if now_seconds >= work.due_seconds:
                 work.due_seconds = now_seconds + work.interval_seconds
-                work.run()
+                if work.run():
+                    work.due_seconds = now_seconds
 
-    def _abort_timed_out(self) -> None:
-        for transaction in list(self.coordinator.timed_out()):
+    def _abort_timed_out(self) -> bool:
+        timed_out = list(islice(self.coordinator.timed_out(), ENDED_AT_ONCE))
+        failures: list[ErrorCode] = []
+        for transaction in timed_out:
             logger.info("transaction of %s timed out and is aborted", transaction.transactional_id)
-            self.abort(transaction, lambda _code: None)
+            self.abort(transaction, failures.append)
+        return len(timed_out) == ENDED_AT_ONCE and not any(failures)
 
-    def _retry(self) -> None:
+    def _retry(self) -> bool:
         for transactional_id, completion in list(self._completions.items()):
             if not completion.is_under_way:
                 self._complete(transactional_id)
+        return False
 
-    def _expire(self) -> None:
-        expired = list(self.coordinator.expired())
-        for begin in range(0, len(expired), EXPIRED_IN_A_BATCH):
-            self._record(expired[begin : begin + EXPIRED_IN_A_BATCH])
+    def _expire(self) -> bool:
+        expired = list(islice(self.coordinator.expired(), ENDED_AT_ONCE))
+        return bool(expired) and not self._record(expired) and len(expired) == ENDED_AT_ONCE
 
     # Admins
 
@@ -398,8 +411,11 @@ class Transactions:
         if partition is None or at[0] in INTERNAL_TOPICS:
             answer(ErrorCode.unknown_topic_or_partition)
             return
-        transaction = self.coordinator.open_in(asked.producer_id, at)
-        if transaction is None:
+        transaction = self.coordinator.of_producer(asked.producer_id)
+        if transaction is not None and asked.producer_epoch > transaction.producer_epoch:
+            # It would fence a producer in this partition alone of whom the coordinator says that it may write.
+            answer(ErrorCode.invalid_producer_epoch)
+        elif transaction is None or at not in transaction.partitions:
             self._write_stray_marker(asked, partition, answer)
         elif asked.producer_epoch < transaction.producer_epoch:
             answer(ErrorCode.invalid_producer_epoch)

@@ -92,6 +92,7 @@ ANSWERS: Mapping[TransactionState, Mapping[Event, ErrorCode]] = MappingProxyType
 """What a request gets that changes nothing; `none` is the answer to a repeated EndTxn whose first one was lost."""
 
 PREPARED = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
+UNFINISHED = PREPARED | {TransactionState.ONGOING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,11 @@ class Transaction:
     def is_exhausted(self) -> bool:
         """Whether the producer id has no epoch left that a producer may be given."""
         return self.producer_epoch >= PRODUCER_EPOCH_MAX
+
+    @property
+    def is_fenced_for_good(self) -> bool:
+        """Whether the epoch is the one that no producer is given: a next one to fence with does not exist."""
+        return self.producer_epoch > PRODUCER_EPOCH_MAX
 
     @property
     def commits(self) -> bool:

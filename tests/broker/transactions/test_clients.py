@@ -1,0 +1,269 @@
+"""Transactional producers that others wrote, with their usual settings."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from onceflow.testing import BrokerProcess
+from tests.broker.raw_client import connected
+from tests.broker.transactions.transactional_client import committed_values
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")
+"""kafka-python's imports."""
+
+WAIT_SECONDS = 30
+
+
+def create(bootstrap: str, *topics: str, partitions: int = 1) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for topic in topics:
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(10)
+
+
+SAME_BROKER: dict[str, Any] = {"metadata.recovery.strategy": "none", "reconnect.backoff.max.ms": 100}
+"""For a broker that is killed. By default librdkafka forgets the only broker when it is down and then waits for ever
+in send_offsets_to_transaction for the coordinator that it forgot (confluentinc/librdkafka issue 5511)."""
+
+
+def transactional(bootstrap: str, transactional_id: str, **config: Any) -> Producer:
+    """An initialised producer of librdkafka."""
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "transactional.id": transactional_id, "linger.ms": 1, **config},
+        logger=_Quiet(),
+    )
+    producer.init_transactions(WAIT_SECONDS)
+    return producer
+
+
+class _Quiet:
+    """A logger: librdkafka tells of each lost connection and each fenced producer."""
+
+    def log(self, *_arguments: object) -> None:
+        """Nothing."""
+
+
+def seen(bootstrap: str, topic: str, count: int, *, committed: bool = True) -> list[bytes]:
+    """The first `count` values that a consumer of librdkafka gets."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"reader-of-{topic}-{committed}",
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    values: list[bytes] = []
+    deadline = time.monotonic() + WAIT_SECONDS
+    while len(values) < count and time.monotonic() < deadline:
+        values += [message.value() for message in consumer.consume(count - len(values), timeout=0.5)]
+    consumer.close()
+    return values
+
+
+def test_librdkafka_commits_and_aborts(bootstrap: str, topic: str) -> None:
+    create(bootstrap, topic)
+    producer = transactional(bootstrap, f"id-of-{topic}")
+    for number in range(6):
+        producer.begin_transaction()
+        for part in range(3):
+            producer.produce(topic, b"%d.%d" % (number, part))
+        if number % 2:
+            producer.abort_transaction(WAIT_SECONDS)
+        else:
+            producer.commit_transaction(WAIT_SECONDS)
+    wanted = [b"%d.%d" % (number, part) for number in (0, 2, 4) for part in range(3)]
+    assert seen(bootstrap, topic, len(wanted)) == wanted
+    with connected(bootstrap) as client:
+        assert committed_values(client, topic) == wanted
+
+
+def test_librdkafka_does_not_see_an_open_transaction(bootstrap: str, topic: str) -> None:
+    create(bootstrap, topic)
+    producer = transactional(bootstrap, f"id-of-{topic}")
+    producer.begin_transaction()
+    producer.produce(topic, b"open")
+    assert producer.flush(WAIT_SECONDS) == 0
+    assert seen(bootstrap, topic, 1, committed=False) == [b"open"]
+    with connected(bootstrap) as client:
+        assert committed_values(client, topic) == []
+    producer.commit_transaction(WAIT_SECONDS)
+    assert seen(bootstrap, topic, 1) == [b"open"]
+
+
+def test_a_second_librdkafka_producer_fences_the_first(bootstrap: str, topic: str) -> None:
+    create(bootstrap, topic)
+    first = transactional(bootstrap, f"id-of-{topic}")
+    first.begin_transaction()
+    first.produce(topic, b"first")
+    assert first.flush(WAIT_SECONDS) == 0
+    second = transactional(bootstrap, f"id-of-{topic}")
+    second.begin_transaction()
+    second.produce(topic, b"second")
+    second.commit_transaction(WAIT_SECONDS)
+    with pytest.raises(KafkaException) as refused:
+        first.commit_transaction(WAIT_SECONDS)
+    error = refused.value.args[0]
+    assert error.fatal()
+    assert error.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED), error
+    assert seen(bootstrap, topic, 1) == [b"second"]
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data") as broker:
+        yield broker
+
+
+def test_consume_transform_produce_is_exact_over_killed_brokers(own_broker: BrokerProcess) -> None:
+    """librdkafka reads, doubles, writes and commits its offsets in one transaction; the broker dies in between."""
+    count, kills = 300, (60, 150, 240)
+    bootstrap = own_broker.bootstrap
+    create(bootstrap, "in", "out")
+    feeder = Producer({"bootstrap.servers": bootstrap})
+    for number in range(count):
+        feeder.produce("in", b"%d" % number)
+    assert feeder.flush(WAIT_SECONDS) == 0
+    pending = list(kills)
+    done = 0
+    deadline = time.monotonic() + 2 * WAIT_SECONDS
+    while done < count and time.monotonic() < deadline:
+        done = transform_until_something_fails(own_broker, pending, count, deadline)
+    with connected(bootstrap) as client:
+        assert committed_values(client, "out") == [b"%d" % (2 * number) for number in range(count)]
+    assert not pending
+
+
+def transform_until_something_fails(broker: BrokerProcess, kills: list[int], count: int, deadline: float) -> int:
+    """One life of the program; how far its group has got. Offsets come from the group alone."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "doubler",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "session.timeout.ms": 6000,
+            **SAME_BROKER,
+        },
+        logger=_Quiet(),
+    )
+    producer = transactional(broker.bootstrap, "doubler", **SAME_BROKER, **{"transaction.timeout.ms": 10_000})
+    place = TopicPartition("in", 0)
+    try:
+        (committed,) = consumer.committed([place], timeout=WAIT_SECONDS)
+        done = max(committed.offset, 0)
+        consumer.assign([TopicPartition("in", 0, done)])
+        while done < count and time.monotonic() < deadline:
+            messages = consumer.consume(10, timeout=1.0)
+            if not messages or any(message.error() for message in messages):
+                continue
+            producer.begin_transaction()
+            for message in messages:
+                producer.produce("out", b"%d" % (2 * int(message.value())))
+            if kills and done >= kills[0]:
+                kills.pop(0)
+                producer.flush(0.05)
+                broker.kill()
+                broker.start()
+            after = messages[-1].offset() + 1
+            producer.send_offsets_to_transaction(
+                [TopicPartition("in", 0, after)], consumer.consumer_group_metadata(), WAIT_SECONDS
+            )
+            producer.commit_transaction(WAIT_SECONDS)
+            done = after
+    except KafkaException:
+        done = 0
+    finally:
+        consumer.close()
+    return done
+
+
+def test_a_transaction_outlives_a_killed_broker(own_broker: BrokerProcess) -> None:
+    create(own_broker.bootstrap, "t")
+    producer = transactional(own_broker.bootstrap, "x", **SAME_BROKER)
+    producer.begin_transaction()
+    producer.produce("t", b"before")
+    assert producer.flush(WAIT_SECONDS) == 0
+    own_broker.kill()
+    own_broker.start()
+    with connected(own_broker.bootstrap) as client:
+        assert committed_values(client, "t") == []
+    producer.produce("t", b"after")
+    producer.commit_transaction(WAIT_SECONDS)
+    with connected(own_broker.bootstrap) as client:
+        assert committed_values(client, "t") == [b"before", b"after"]
+
+
+def test_aiokafka_commits_aborts_and_sends_offsets(bootstrap: str, topic: str) -> None:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+    from aiokafka import TopicPartition as Place
+
+    create(bootstrap, topic)
+
+    async def run() -> tuple[list[bytes], int]:
+        producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"id-of-{topic}")
+        await producer.start()
+        for number in range(4):
+            await producer.begin_transaction()
+            await producer.send_and_wait(topic, b"%d" % number)
+            if number % 2:
+                await producer.abort_transaction()
+            else:
+                await producer.send_offsets_to_transaction({Place(topic, 0): number}, f"group-of-{topic}")
+                await producer.commit_transaction()
+        await producer.stop()
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=bootstrap,
+            group_id=f"group-of-{topic}",
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+        )
+        await consumer.start()
+        consumer.assign([Place(topic, 0)])
+        consumer.seek(Place(topic, 0), 0)
+        values = [(await asyncio.wait_for(consumer.getone(), WAIT_SECONDS)).value for _ in range(2)]
+        offset = await consumer.committed(Place(topic, 0))
+        await consumer.stop()
+        return values, offset
+
+    assert asyncio.run(run()) == ([b"0", b"2"], 2)
+
+
+def test_kafka_python_commits_aborts_and_is_fenced(bootstrap: str, topic: str) -> None:
+    from kafka.errors import KafkaError as Refused
+
+    from kafka import KafkaProducer
+
+    create(bootstrap, topic)
+
+    def initialised() -> Any:
+        producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"id-of-{topic}")
+        producer.init_transactions()
+        return producer
+
+    first = initialised()
+    for number in range(4):
+        first.begin_transaction()
+        first.send(topic, b"%d" % number).get(WAIT_SECONDS)
+        if number % 2:
+            first.abort_transaction()
+        else:
+            first.commit_transaction()
+    second = initialised()
+    first.begin_transaction()
+    with pytest.raises(Refused):
+        first.send(topic, b"late").get(WAIT_SECONDS)
+    second.begin_transaction()
+    second.send(topic, b"second").get(WAIT_SECONDS)
+    second.commit_transaction()
+    with connected(bootstrap) as client:
+        assert committed_values(client, topic) == [b"0", b"2", b"second"]
+    first.close(timeout=0)
+    second.close(timeout=WAIT_SECONDS)
