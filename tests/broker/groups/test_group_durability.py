@@ -147,6 +147,64 @@ def test_no_answer_reveals_what_a_failed_sync_takes_back(
         assert listing.receive(apis.LIST_GROUPS, 4).error_code == gone
 
 
+def test_an_answer_reveals_nothing_that_was_appended_while_it_waited_for_its_sync(
+    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RawGroup(powered.bootstrap, "late") as group:
+        group.client().create_topic("t")
+        syncs = [threading.Event(), threading.Event()]
+        numbers = iter(range(2))
+        monkeypatch.setattr("onceflow.testing.disk._FaultyFile.sync_data", lambda _file: syncs[next(numbers)].wait(10))
+        commit = {
+            "generation_id_or_member_epoch": -1,
+            "member_id": "",
+            "topics": [
+                {
+                    "name": "t",
+                    "partitions": [{"partition_index": 0, "committed_offset": 7, "committed_metadata": ""}],
+                }
+            ],
+        }
+        group.client("early").send(apis.OFFSET_COMMIT, 8, group_id="early", **commit)
+        fetch, describe, listing = (group.client(each) for each in ("fetch", "describe", "list"))
+        fetch.send(apis.OFFSET_FETCH, 8, groups=[{"group_id": "late", "topics": None}])
+        describe.send(apis.DESCRIBE_GROUPS, 5, groups=["late"], include_authorized_operations=False)
+        listing.send(apis.LIST_GROUPS, 4)
+        assert group.beat(1, "m") == ErrorCode.unknown_member_id, "the others have been read by now"
+        group.client("commit").send(apis.OFFSET_COMMIT, 8, group_id="late", **commit)
+        assert group.beat(1, "m") == ErrorCode.unknown_member_id
+        syncs[0].set()
+        assert fetch.receive(apis.OFFSET_FETCH, 8).groups[0].topics == ()
+        assert describe.receive(apis.DESCRIBE_GROUPS, 5).groups[0].group_state == "Dead"
+        assert [each.group_id for each in listing.receive(apis.LIST_GROUPS, 4).groups] == ["early"]
+        syncs[1].set()
+        assert group.client("commit").receive(apis.OFFSET_COMMIT, 8).topics[0].partitions[0].error_code == NONE
+
+
+def test_that_a_group_is_gone_is_told_when_it_is_durable(
+    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RawGroup(powered.bootstrap, "g") as group:
+        group.client().create_topic("t")
+        assert group.commit("t") == NONE
+        disk_fails = threading.Event()
+
+        def fail(_file: object) -> None:
+            disk_fails.wait(10)
+            raise OSError("the disk is gone")
+
+        monkeypatch.setattr("onceflow.testing.disk._FaultyFile.sync_data", fail)
+        first, second = group.client("first"), group.client("second")
+        first.send(apis.DELETE_GROUPS, 2, groups_names=["g"])
+        assert group.beat(1, "m") == ErrorCode.unknown_member_id, "the other has been read by now"
+        second.send(apis.DELETE_GROUPS, 2, groups_names=["g"])
+        assert group.beat(1, "m") == ErrorCode.unknown_member_id
+        disk_fails.set()
+        for client in (first, second):
+            (result,) = client.receive(apis.DELETE_GROUPS, 2).results
+            assert result.error_code == ErrorCode.coordinator_not_available
+
+
 def test_while_the_groups_load_the_broker_serves_all_others(
     powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
