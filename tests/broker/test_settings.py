@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 
 from onceflow.broker import settings_page
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.fixed_settings import FIXED, WITHOUT_EFFECT
+from onceflow.broker.fixed_settings import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.properties import parse_properties
 from onceflow.broker.setting_kinds import SettingRefused
 from onceflow.broker.setting_sources import Source, from_environment, from_file, resolve, variable_of
@@ -108,6 +108,10 @@ def test_each_setting_reads_back_what_it_says_of_itself() -> None:
         ("log.retention.policy", "not a path", "is not MODULE:NAME"),
         ("log.dirs", "/a,/b", "is not one directory"),
         ("offsets.topic.replication.factor", "3", "cannot be: it is 1, since there is one broker"),
+        ("remote.log.storage.system.enable", "true", "cannot be: it is false, since all records are on"),
+        ("message.max.bytes", "99999999999", "is not a whole number from 0 to 2147483647"),
+        ("ssl.keystore.location", "/k", "ssl.keystore.location is not for this broker: nobody who connects is asked"),
+        ("super.users", "User:a", "super.users is not for this broker: nobody who connects is asked who they are"),
     ],
 )
 def test_wrong_settings_are_refused_with_what_would_be_right(name: str, text: str, message: str) -> None:
@@ -115,11 +119,36 @@ def test_wrong_settings_are_refused_with_what_would_be_right(name: str, text: st
         resolve(Source(DATA | {name: text}))
 
 
+def test_every_setting_of_kafka_is_honoured_without_effect_or_refused_with_its_reason() -> None:
+    names = (Path(__file__).parent / "kafka_settings.txt").read_text().split()
+    assert len(names) > 300
+    for name in names:
+        answers = [name in SETTINGS, name in FIXED, reason_of(name, WITHOUT_EFFECT), reason_of(name, REFUSED)]
+        assert sum(map(bool, answers)) == 1, name
+
+
+def test_true_and_false_are_read_as_kafka_reads_them() -> None:
+    assert configured(auto_create_topics_enable="False").auto_create_topics is False
+    assert configured(log_cleaner_enable=" TRUE ").cleaner_enabled is True
+
+
+def test_a_mistake_in_a_file_is_told_with_its_place_once(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("log.dirs=/data\nlog.retention.hrs=1\n")
+    with pytest.raises(SettingRefused) as refused:
+        resolve(from_file(file))
+    wanted = f"{file}: log.retention.hrs is no setting of this broker; did you mean log.retention.hours?"
+    assert str(refused.value) == wanted
+
+
 def test_a_variable_that_names_no_setting_is_refused() -> None:
     with pytest.raises(SettingRefused, match="did you mean ONCEFLOW_BROKER_LOG_RETENTION_HOURS"):
         from_environment({"ONCEFLOW_BROKER_LOG_RETENTION_HOUR": "1"})
     with pytest.raises(SettingRefused, match=r"log\.dirs stands twice in the environment"):
         from_environment({"ONCEFLOW_BROKER_DATA": "a", "ONCEFLOW_BROKER_LOG_DIRS": "b"})
+    with pytest.raises(SettingRefused, match="ONCEFLOW_BROKER_SSL_KEYSTORE_LOCATION is not for this broker"):
+        resolve(from_environment({"ONCEFLOW_BROKER_SSL_KEYSTORE_LOCATION": "x"}))
+    assert resolve(Source(DATA), from_environment({"ONCEFLOW_BROKER_NUM_IO_THREADS": "8"})).notes
     assert len({variable_of(name) for name in SETTINGS}) == len(SETTINGS)
 
 
@@ -163,7 +192,7 @@ def test_properties_are_read_as_java_reads_them(text: str, expected: dict[str, s
 def test_every_field_has_a_setting_and_every_setting_a_field() -> None:
     named = {path for setting in SETTINGS.values() for path in setting.paths}
     assert named == set(field_paths())
-    assert not SETTINGS.keys() & (FIXED.keys() | WITHOUT_EFFECT.keys())
+    assert not SETTINGS.keys() & FIXED.keys()
     assert all(setting.documentation for group in GROUPS.values() for setting in group)
 
 

@@ -74,8 +74,7 @@ class Whole:
 
     @property
     def allowed(self) -> str:
-        unbounded = self.largest in (INT32_MAX, INT64_MAX)
-        text = f"a whole number from {self.smallest}" + ("" if unbounded else f" to {self.largest}")
+        text = f"a whole number from {self.smallest}" + ("" if self.largest == INT64_MAX else f" to {self.largest}")
         return text if self.none is None else f"{text}, or {self.none} for none"
 
 
@@ -106,15 +105,17 @@ class Choice:
 
     values: Mapping[str, object]
     kafka_type: int = 2
+    is_any_case: bool = False
 
     @property
     def metavar(self) -> str:
         return "|".join(self.values)
 
     def read(self, text: str) -> object:
-        if text not in self.values:
+        word = text.lower() if self.is_any_case else text
+        if word not in self.values:
             raise ValueError(f"is not {self.allowed}")
-        return self.values[text]
+        return self.values[word]
 
     def write(self, value: object) -> str:
         return next(word for word, each in self.values.items() if each == value)
@@ -124,7 +125,8 @@ class Choice:
         return " or ".join(self.values)
 
 
-BOOLEAN = Choice({"true": True, "false": False}, kafka_type=1)
+BOOLEAN = Choice({"true": True, "false": False}, kafka_type=1, is_any_case=True)
+"""True and TRUE count as well, as in Kafka (ConfigDef.parseType)."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.fixed_settings import FIXED, WITHOUT_EFFECT
+from onceflow.broker.fixed_settings import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.properties import parse_properties
 from onceflow.broker.setting_kinds import SettingRefused
 from onceflow.broker.settings import SETTINGS, Setting
@@ -26,6 +26,12 @@ class Source:
 
     given: Mapping[str, str]
     spell: Callable[[str], str] = str
+    place: str = ""
+    """What stands before a name in a message, such as the file that it is in."""
+
+    def told(self, name: str) -> str:
+        """The name with its place."""
+        return self.place + self.spell(name)
 
 
 @dataclass
@@ -54,8 +60,16 @@ def resolve(*sources: Source) -> Resolved:
 
 def _require_known(source: Source) -> None:
     for name in source.given:
-        if name not in SETTINGS and name not in FIXED and name not in WITHOUT_EFFECT:
-            raise SettingRefused(f"{source.spell(name)} is no setting of this broker{_nearest(name, source.spell)}")
+        if _is_known(name):
+            continue
+        reason = reason_of(name, REFUSED)
+        if reason is not None:
+            raise SettingRefused(f"{source.told(name)} is not for this broker: {reason}")
+        raise SettingRefused(f"{source.told(name)} is no setting of this broker{_nearest(name, source.spell)}")
+
+
+def _is_known(name: str) -> bool:
+    return name in SETTINGS or name in FIXED or reason_of(name, WITHOUT_EFFECT) is not None
 
 
 def _nearest(name: str, spell: Callable[[str], str]) -> str:
@@ -75,7 +89,7 @@ def _read(setting: Setting, source: Source) -> dict[str, object]:
     try:
         return setting.read(text)
     except ValueError as error:
-        raise SettingRefused(f"{source.spell(setting.name)}={text} {error}") from error
+        raise SettingRefused(f"{source.told(setting.name)}={text} {error}") from error
 
 
 def _notes(source: Source) -> Iterable[str]:
@@ -83,12 +97,12 @@ def _notes(source: Source) -> Iterable[str]:
         if name in FIXED:
             value, reason = FIXED[name]
             if text.strip() != value:
-                raise SettingRefused(f"{source.spell(name)}={text} cannot be: it is {value}, since {reason}")
+                raise SettingRefused(f"{source.told(name)}={text} cannot be: it is {value}, since {reason}")
             yield f"{name}={value} is what this broker does anyway: {reason}"
-        elif name in WITHOUT_EFFECT:
-            yield f"{name}={text} has no effect: {WITHOUT_EFFECT[name]}"
         elif name in ("listeners", "advertised.listeners") and "CONTROLLER://" in text.upper():
-            yield f"{name}={text}: nothing listens as CONTROLLER: {WITHOUT_EFFECT['controller.listener.names']}"
+            yield f"{name}={text}: nothing listens as CONTROLLER: {WITHOUT_EFFECT['controller.']}"
+        elif name not in SETTINGS:
+            yield f"{name}={text} has no effect: {reason_of(name, WITHOUT_EFFECT)}"
 
 
 def _config(values: Mapping[str, Any]) -> BrokerConfig:
@@ -103,7 +117,7 @@ def from_file(path: Path) -> Source:
         given = parse_properties(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise SettingRefused(f"--config-file {path} cannot be read: {error}") from error
-    return Source(given, lambda name: f"{path}: {name}")
+    return Source(given, place=f"{path}: ")
 
 
 def from_environment(environment: Mapping[str, str]) -> Source:
@@ -112,8 +126,8 @@ def from_environment(environment: Mapping[str, str]) -> Source:
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_FILE_VARIABLE:
             continue
-        name = _NAMES.get(variable)
-        if name is None:
+        name = _NAMES.get(variable) or _name_of(variable)
+        if not (_is_known(name) or reason_of(name, REFUSED)):
             near = _nearest_of(variable, _NAMES)
             remedy = f"did you mean {near}?" if near else "docs/operating.md lists them all"
             raise SettingRefused(f"{variable} in the environment is no setting of this broker; {remedy}")
@@ -128,7 +142,11 @@ def variable_of(name: str) -> str:
     return ENVIRONMENT_PREFIX + name.upper().replace(".", "_")
 
 
-_NAMES = {variable_of(name): name for name in (*SETTINGS, *FIXED, *WITHOUT_EFFECT)} | {
+def _name_of(variable: str) -> str:
+    return variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", ".")
+
+
+_NAMES = {variable_of(name): name for name in (*SETTINGS, *FIXED)} | {
     variable_of(setting.option.removeprefix("--")): setting.name for setting in SETTINGS.values() if setting.option
 }
 """Environment variable → Kafka's name; `--data` is ONCEFLOW_BROKER_DATA as well as ONCEFLOW_BROKER_LOG_DIRS."""

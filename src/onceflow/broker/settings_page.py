@@ -1,10 +1,10 @@
 """The settings in docs/operating.md: `python -m onceflow.broker.settings_page docs/operating.md` writes them anew."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from onceflow.broker.fixed_settings import FIXED, WITHOUT_EFFECT
+from onceflow.broker.fixed_settings import FIXED, REFUSED, WITHOUT_EFFECT
 from onceflow.broker.settings import GROUPS, Setting
 
 BEGIN = "<!-- settings: written by python -m onceflow.broker.settings_page -->"
@@ -35,10 +35,17 @@ def _lines() -> Iterator[str]:
         yield f"| `{name}` | `{value}` | {reason} |"
     yield "\n### Settings of Kafka's without effect\n"
     yield "They say how Kafka is built. Accepted with any value, and told in the log.\n"
-    yield "| setting | why |\n|---|---|"
-    for name, reason in WITHOUT_EFFECT.items():
-        yield f"| `{name}` | {reason} |"
+    yield from _reasons(WITHOUT_EFFECT)
+    yield "\n### Settings of Kafka's that are refused\n"
+    yield "Who sets one of these relies on it, so the broker does not start.\n"
+    yield from _reasons(REFUSED)
     yield ""
+
+
+def _reasons(table: Mapping[str, str]) -> Iterator[str]:
+    yield "| setting | why |\n|---|---|"
+    for name, reason in table.items():
+        yield f"| `{name}{'*' if name[-1] == '.' else ''}` | {reason} |"
 
 
 def _setting(setting: Setting) -> Iterator[str]:
