@@ -7,13 +7,14 @@ from uuid import UUID
 
 import pytest
 
+from onceflow.log.checkpoint import encode_uuid
 from onceflow.log.config import LogConfig
 from onceflow.log.directory import DataDirectory
 from onceflow.log.disk import RealDisk
 from onceflow.log.errors import DataDirectoryRefused
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock
-from tests.log.partition_logs import NOW_MS, batch, open_log
+from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
 
 
 def open_directory(path: Path, **options: object) -> DataDirectory:
@@ -144,3 +145,54 @@ def test_every_new_directory_on_the_way_is_made_durable(tmp_path: Path) -> None:
 
     DataDirectory.open(tmp_path / "a" / "b" / "c", disk=Watched()).close(clean=True)
     assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)
+
+
+class SyncCount(RealDisk):
+    """Counts the syncs of files and directories."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def sync_directory(self, path: Path) -> None:
+        self.count += 1
+        super().sync_directory(path)
+
+
+def test_thousands_of_logs_are_made_without_a_sync_of_their_names(tmp_path: Path) -> None:
+    disk = SyncCount()
+    logs = [open_log(tmp_path / f"t-{number}", disk=disk) for number in range(20)]
+    assert disk.count == 0
+    logs[3].append(batch(b"a"))
+    sync(logs[3])
+    assert disk.count == 2, "the log's directory and the one above it"
+    logs[3].append(batch(b"b"))
+    sync(logs[3])
+    assert disk.count == 2
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["after its first record", "before"])
+@pytest.mark.parametrize("seed", range(30))
+def test_a_power_cut_of_a_new_log(seed: int, is_written: bool, scratch: Path) -> None:
+    """Its names and its id may be lost or torn until its first record is durable; then nothing is."""
+    disk = FaultyDisk(scratch)
+    topic_id = UUID(int=7)
+
+    def opened() -> PartitionLog:
+        return PartitionLog.open(
+            scratch / "t-0", LogConfig(), disk=disk, clock=ManualClock(), clean=False, topic_id=topic_id
+        )
+
+    log = opened()
+    sent = [b"a"] if is_written else []
+    for value in sent:
+        log.append(batch(value))
+        sync(log)
+    disk.crash(seed, drop_all=seed == 0)
+    log = opened()
+    assert values(log) == sent
+    log.append(batch(b"b"))
+    sync(log)
+    disk.crash(seed, drop_all=True)
+    assert values(opened()) == [*sent, b"b"]
+    assert (scratch / "t-0" / "partition.metadata").read_text() == f"version: 0\ntopic_id: {encode_uuid(topic_id)}"
+    assert (scratch / "t-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"

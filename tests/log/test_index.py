@@ -30,8 +30,8 @@ def test_rule_1_the_bytes_of_both_indexes(tmp_path: Path) -> None:
 
 
 def test_rule_1_entries_in_memory_and_in_the_file_answer_alike(tmp_path: Path) -> None:
-    offsets = OffsetIndex(RealDisk(), tmp_path / "a.index", 1000, bytearray())
-    times = TimeIndex(RealDisk(), tmp_path / "a.timeindex", 1000, bytearray())
+    offsets = OffsetIndex(RealDisk(), tmp_path, 1000, is_new=True)
+    times = TimeIndex(RealDisk(), tmp_path, 1000, is_new=True)
     for number in range(1, 10):
         offsets.append(1000 + 10 * number, 5000 * number)
         times.append_if_later(NOW_MS + 100 * number, 1000 + 10 * number)
@@ -55,15 +55,15 @@ def test_rule_1_entries_in_memory_and_in_the_file_answer_alike(tmp_path: Path) -
 
 
 def test_an_empty_index(tmp_path: Path) -> None:
-    index = OffsetIndex(RealDisk(), tmp_path / "a.index", 5, bytearray())
-    times = TimeIndex(RealDisk(), tmp_path / "a.timeindex", 5, bytearray())
+    index = OffsetIndex(RealDisk(), tmp_path, 5, is_new=True)
+    times = TimeIndex(RealDisk(), tmp_path, 5, is_new=True)
     assert (index.position_for_offset(9), index.position_at_most(9)) == (0, 0)
     assert (times.offset_before(9), times.last()) == (5, (-1, 5))
 
 
 def test_sanity(tmp_path: Path) -> None:
-    index = OffsetIndex(RealDisk(), tmp_path / "a.index", 5, None)
+    index = OffsetIndex(RealDisk(), tmp_path, 5)
     assert not index.is_sane()
     for content, sane in ((b"", True), (bytes(8), True), (bytes(7), False), (b"\xff" + bytes(7), False)):
-        (tmp_path / "a.index").write_bytes(content)
-        assert OffsetIndex(RealDisk(), tmp_path / "a.index", 5, None).is_sane() is sane
+        (tmp_path / f"{5:020d}.index").write_bytes(content)
+        assert OffsetIndex(RealDisk(), tmp_path, 5).is_sane() is sane

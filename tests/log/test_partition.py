@@ -1,7 +1,6 @@
 """Append, sync, read: what a partition's log does while nothing goes wrong, and what it refuses."""
 
 import errno
-import resource
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -352,25 +351,6 @@ def test_a_log_is_not_closed_without_its_indexes(tmp_path: Path) -> None:
     with pytest.raises(errors.StorageFailed, match="too many open files"):
         log.close()
     assert values(open_log(tmp_path / "clicks-0")) == [b"a" * 31, b"b" * 31]
-
-
-@pytest.mark.parametrize("clean", [True, False])
-def test_a_segment_costs_one_descriptor(clean: bool, tmp_path: Path) -> None:
-    log = open_log(tmp_path / "clicks-0", segment_bytes=150, index_interval_bytes=1)
-    for number in range(60):
-        log.append(batch(b"%02d" % number * 16))
-    log.close()
-    del log
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
-    free = [number for number in range(1000) if number not in used]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free[75], limits[1]))
-    try:
-        again = open_log(tmp_path / "clicks-0", clean=clean)
-        assert len(values(again)) == 60
-        assert again.search_timestamp(NOW_MS)() == (NOW_MS, 0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_slice_tells_whether_a_limit_or_its_segments_end_cut_it(tmp_path: Path) -> None:

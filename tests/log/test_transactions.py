@@ -410,7 +410,7 @@ def test_a_coordinators_own_transaction_has_no_sequences(log: PartitionLog) -> N
 # Traps
 
 
-def test_trap_1_sequences_follow_wrap_and_begin_at_zero_with_a_new_epoch(log: PartitionLog) -> None:
+def test_trap_01_sequences_follow_wrap_and_begin_at_zero_with_a_new_epoch(log: PartitionLog) -> None:
     log.append(transactional(b"unknown producers may begin anywhere", sequence=SEQUENCE_MAX - 1))
     log.append(transactional(b"a", b"b", sequence=SEQUENCE_MAX))
     log.append(transactional(b"c", sequence=1))
@@ -423,7 +423,7 @@ def test_trap_1_sequences_follow_wrap_and_begin_at_zero_with_a_new_epoch(log: Pa
     log.append(transactional(b"d", sequence=0, epoch=1))
 
 
-def test_trap_1_after_a_marker_of_a_new_epoch_that_epoch_begins_at_zero(log: PartitionLog) -> None:
+def test_trap_01_after_a_marker_of_a_new_epoch_that_epoch_begins_at_zero(log: PartitionLog) -> None:
     writer = Session(log, 7)
     writer.send()
     log.append_marker(7, 1, commit=False)
@@ -437,7 +437,7 @@ def test_trap_1_after_a_marker_of_a_new_epoch_that_epoch_begins_at_zero(log: Par
     assert Session(log, 7, epoch=1).send() == 2
 
 
-def test_trap_2_a_duplicate_has_the_sequences_of_one_of_the_last_five(log: PartitionLog) -> None:
+def test_trap_02_a_duplicate_has_the_sequences_of_one_of_the_last_five(log: PartitionLog) -> None:
     writer = Session(log, 7)
     for _ in range(6):
         writer.send(b"a", b"b")
@@ -456,7 +456,7 @@ def test_trap_2_a_duplicate_has_the_sequences_of_one_of_the_last_five(log: Parti
         log.append(transactional(b"a", b"b", sequence=10))
 
 
-def test_trap_3_sequences_go_on_over_the_transactions_of_an_epoch(log: PartitionLog) -> None:
+def test_trap_03_sequences_go_on_over_the_transactions_of_an_epoch(log: PartitionLog) -> None:
     writer = Session(log, 7)
     for number in range(6):
         assert writer.send() == 2 * number
@@ -466,7 +466,7 @@ def test_trap_3_sequences_go_on_over_the_transactions_of_an_epoch(log: Partition
         log.append(transactional(b"beginning anew", sequence=0))
 
 
-def test_trap_4_what_is_not_of_the_open_transaction_is_refused(log: PartitionLog) -> None:
+def test_trap_04_what_is_not_of_the_open_transaction_is_refused(log: PartitionLog) -> None:
     writer = Session(log, 7)
     writer.send()
     with pytest.raises(errors.InvalidTransactionState, match="a non-transactional batch of epoch 0 arrived"):

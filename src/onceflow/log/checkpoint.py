@@ -8,10 +8,11 @@ later one of the same name.
 """
 
 import base64
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
-from onceflow.log.disk import Disk, read_file, replace_file
+from onceflow.log.disk import Disk, read_file, replace_file, write_whole
 from onceflow.log.errors import DataDirectoryRefused
 
 LEADER_EPOCH = 0
@@ -30,20 +31,35 @@ def decode_uuid(text: str) -> UUID:
     return UUID(bytes=base64.b64decode(text + "==", altchars=b"-_", validate=True))
 
 
-def write_checkpoints(disk: Disk, directory: Path, topic_id: UUID | None) -> None:
-    """Writes what is missing; raises DataDirectoryRefused where the directory is of a topic with another id."""
-    leader_epochs = directory / _LEADER_EPOCH_FILE
-    if not disk.exists(leader_epochs):
-        replace_file(disk, leader_epochs, f"0\n1\n{LEADER_EPOCH} 0\n".encode())
-    if topic_id is None:
-        return
-    metadata = directory / _METADATA_FILE
-    wanted = f"version: 0\ntopic_id: {encode_uuid(topic_id)}"
-    if not disk.exists(metadata):
-        replace_file(disk, metadata, wanted.encode())
-        return
-    found = read_file(disk, metadata).decode(errors="replace").strip()
-    if found != wanted:
-        raise DataDirectoryRefused(
-            f"{metadata} says {found!r}, the topic's is {wanted!r}; move the directory of the other topic away"
-        )
+def new_checkpoints(disk: Disk, directory: Path, topic_id: UUID | None) -> None:
+    """Writes both, not durably: one that a power cut tore is written again at the next start."""
+    for name, content in _contents(topic_id).items():
+        file = disk.open(directory / name, create=True)
+        try:
+            write_whole(file, content, 0)
+        finally:
+            file.close()
+
+
+def check_checkpoints(disk: Disk, directory: Path, names: Sequence[str], topic_id: UUID | None) -> None:
+    """Writes again what is missing or torn of these files in a directory where there are `names`.
+
+    Raises DataDirectoryRefused where the directory is of a topic with another id.
+    """
+    for name, wanted in _contents(topic_id).items():
+        found = read_file(disk, directory / name) if name in names else b""
+        if found.strip() == wanted.strip():
+            continue
+        if not wanted.startswith(found.rstrip(b"\0")):
+            raise DataDirectoryRefused(
+                f"{directory / name} says {found.decode(errors='replace')!r}, the topic's is {wanted.decode()!r}; move"
+                " the directory of the other topic away"
+            )
+        replace_file(disk, directory / name, wanted)
+
+
+def _contents(topic_id: UUID | None) -> dict[str, bytes]:
+    contents = {_LEADER_EPOCH_FILE: f"0\n1\n{LEADER_EPOCH} 0\n".encode()}
+    if topic_id is not None:
+        contents[_METADATA_FILE] = f"version: 0\ntopic_id: {encode_uuid(topic_id)}".encode()
+    return contents

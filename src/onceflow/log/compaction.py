@@ -246,6 +246,7 @@ class Compaction:
     def _append(self, cleaned: Segment, batch: bytes) -> None:
         header = read_header(batch)
         position = cleaned.size_bytes
+        cleaned.is_unsynced = True
         write_whole(cleaned.file, batch, position)
         max_timestamp = header.max_timestamp if header.record_count else NO_TIMESTAMP
         cleaned.note(position, len(batch), header.last_offset, max_timestamp, self.config.index_interval_bytes)

@@ -55,6 +55,10 @@ class Disk(Protocol):
 
     def exists(self, path: Path) -> bool: ...
 
+    def size_bytes(self, path: Path) -> int:
+        """Of a file, without opening it."""
+        ...
+
     def names(self, directory: Path) -> Sequence[str]:
         """The names in a directory, sorted."""
         ...
@@ -125,6 +129,9 @@ class RealDisk:
     def exists(self, path: Path) -> bool:
         return path.exists()
 
+    def size_bytes(self, path: Path) -> int:
+        return os.stat(path).st_size
+
     def names(self, directory: Path) -> Sequence[str]:
         return sorted(os.listdir(directory))
 
@@ -159,9 +166,9 @@ def _sync_data(descriptor: int) -> None:
         os.fdatasync(descriptor)
 
 
-def modified_ms(file: File) -> int:
-    """When the file was changed last, in milliseconds since 1970."""
-    return os.fstat(file.fileno()).st_mtime_ns // 1_000_000
+def modified_ms(path: Path) -> int:
+    """When a file was changed last, in milliseconds since 1970."""
+    return os.stat(path).st_mtime_ns // 1_000_000
 
 
 def read_file(disk: Disk, path: Path) -> bytes:

@@ -27,23 +27,39 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from onceflow.log.disk import Disk, File, write_file
+from onceflow.log.disk import Disk, File, read_file, write_file
+from onceflow.log.open_files import OPEN_FILES
+
+
+def file_name(offset: int, suffix: str) -> str:
+    """Kafka's name for the file of a segment: the offset in 20 digits."""
+    return f"{offset:020d}{suffix}"
 
 
 class Index:
     """Entries of one struct, in memory while `entries` is one, in the file afterwards."""
 
+    __slots__ = ("_count", "_directory", "_disk", "_file", "_pinned", "_suffix", "base_offset", "entries")
+
     entry = struct.Struct("")
     suffix = ""
 
-    def __init__(self, disk: Disk, path: Path, base_offset: int, entries: bytearray | None) -> None:
-        self.path = path
+    def __init__(
+        self, disk: Disk, directory: Path, base_offset: int, *, suffix: str = "", is_new: bool = False
+    ) -> None:
+        """`suffix` is appended to the file's name; a new one's entries are in memory."""
         self.base_offset = base_offset
-        self.entries = entries
+        self.entries = bytearray() if is_new else None
         self._disk = disk
+        self._directory = directory
+        self._suffix = suffix
         self._file: File | None = None
         self._pinned: File | None = None
         self._count = 0
+
+    @property
+    def path(self) -> Path:
+        return self._directory / (file_name(self.base_offset, self.suffix) + self._suffix)
 
     def __len__(self) -> int:
         entries = self.entries
@@ -65,11 +81,13 @@ class Index:
         self.entries = None
         self._file = None
 
-    def load(self) -> None:
-        """Takes the file's entries into memory, to append to them."""
-        file = self._opened()
-        self.entries = bytearray(file.read(self._count * self.entry.size, 0))
+    def load(self) -> bool:
+        """Takes the file's entries into memory, to append to them; False if the file is missing or not sane."""
+        if not self._disk.exists(self.path):
+            return False
+        self.entries = bytearray(read_file(self._disk, self.path))
         self._file = None
+        return self._is_sane(len(self.entries))
 
     def release(self) -> None:
         """Closes the file until the next search: a log of many segments must not hold three files of each."""
@@ -77,23 +95,30 @@ class Index:
 
     def pin(self) -> None:
         """Before the file's name goes to another index: who still searches this one, in any thread, goes on in it."""
-        if self.entries is None and self._disk.exists(self.path):
-            self._pinned = self._opened()
+        with OPEN_FILES.opening:
+            if self.entries is None and self._disk.exists(self.path):
+                self._pinned = self._opened()
 
     def is_sane(self) -> bool:
         """What can be told without the log: whole entries, none below the base offset (Kafka's sanityCheck)."""
         if not self._disk.exists(self.path):
             return False
         try:
-            size_bytes = self._opened().size_bytes()
-            return size_bytes % self.entry.size == 0 and (not self._count or min(self._at(self._count - 1)) >= 0)
+            return self._is_sane(self._opened().size_bytes())
         finally:
             self.release()
 
+    def _is_sane(self, size_bytes: int) -> bool:
+        return size_bytes % self.entry.size == 0 and (not size_bytes or min(self._at(len(self) - 1)) >= 0)
+
     def _opened(self) -> File:
         # Look-ups by time search in a thread: `release` and `seal` may come at any moment, hence the local names.
-        file = self._pinned or self._file
-        if file is None:
+        return self._pinned or self._file or self._opened_by_name()
+
+    def _opened_by_name(self) -> File:
+        with OPEN_FILES.opening:
+            if self._pinned is not None:
+                return self._pinned
             file = self._disk.open(self.path)
             self._count = file.size_bytes() // self.entry.size
             self._file = file
@@ -122,6 +147,8 @@ class Index:
 
 class OffsetIndex(Index):
     """(relative last offset, position) of every few thousand bytes."""
+
+    __slots__ = ()
 
     entry = struct.Struct(">ii")
     suffix = ".index"
@@ -152,6 +179,8 @@ class OffsetIndex(Index):
 
 class TimeIndex(Index):
     """(largest timestamp so far, relative offset) of every few thousand bytes."""
+
+    __slots__ = ()
 
     entry = struct.Struct(">qi")
     suffix = ".timeindex"

@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
-from onceflow.log.checkpoint import LEADER_EPOCH, write_checkpoints
+from onceflow.log import swap
+from onceflow.log.checkpoint import LEADER_EPOCH, check_checkpoints, new_checkpoints
 from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import Disk, write_whole
 from onceflow.log.errors import OffsetOutOfRange, StorageFailed
 from onceflow.log.producers import LastBatch, ProducerState
-from onceflow.log.recovery import Loaded, Loader
+from onceflow.log.recovery import Loaded, Loader, new_log
 from onceflow.log.segment import NO_TIMESTAMP, Segment, Slice
 from onceflow.log.segments import Segments
 from onceflow.log.sync import Seal, SyncPoint, write_snapshot
@@ -77,6 +78,9 @@ class PartitionLog:
         self._syncing: SyncPoint | None = None
         self._unsynced_since_ms: int | None = None
         self._is_warned = False
+        self._is_new = loaded.is_new
+        self._closed = self._position() if loaded.is_closed else None
+        """Where the log ended when all that a clean start needs was there."""
         self.reconfigure(config)
 
     @classmethod
@@ -91,17 +95,24 @@ class PartitionLog:
         topic_id: UUID | None = None,
         log_start_offset: int = 0,
     ) -> "PartitionLog":
-        """Creates the log, or loads it: by a scan unless `clean`. Blocks for syncs; what it returns is durable.
+        """Creates the log, or loads it: by a scan unless `clean`.
+
+        Loading blocks for syncs, and all that it returns is durable. A new log's names become durable with its first
+        record, so that thousands can be made in a moment: one that a power cut took away was empty and is made anew.
 
         `log_start_offset` is the one that was made durable last; segments wholly below it are removed.
         Raises DataDirectoryRefused where the directory is of a topic with another id, OSError.
         """
         if not disk.exists(directory):
             disk.make_directory(directory)
-        # Synced even where it existed: a crash may have come between the two calls.
-        disk.sync_directory(directory.parent)
-        write_checkpoints(disk, directory, topic_id)
-        loaded = Loader(directory, config, disk, clock, log_start_offset).load(clean=clean)
+            new_checkpoints(disk, directory, topic_id)
+            return cls(directory, config, disk, clock, new_log(directory, config, disk, log_start_offset))
+        names = swap.finish(disk, directory)
+        check_checkpoints(disk, directory, names, topic_id)
+        loaded = Loader(directory, names, config, disk, clock, log_start_offset).load(clean=clean)
+        if not clean:
+            # After a kill its name may still be in the page cache alone.
+            disk.sync_directory(directory.parent)
         return cls(directory, config, disk, clock, loaded)
 
     def reconfigure(self, config: LogConfig) -> None:
@@ -182,15 +193,20 @@ class PartitionLog:
         return Appended(base_offset, last_offset, duplicate=True, timestamp_ms=timestamp_ms)
 
     def append_marker(
-        self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int = 0
+        self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int | None = None
     ) -> Appended:
         """Ends the producer's open transaction here with a control batch; without one the marker is written as well,
         so that it may be repeated. A newer epoch fences the producer.
+
+        Without `coordinator_epoch` it is this broker's own coordinator that speaks, which nobody can replace: the
+        marker gets the epoch of the last one, whoever wrote that.
 
         Raises LogError: InvalidProducerEpoch, TransactionCoordinatorFenced, StorageFailed. Nothing is appended then.
         """
         if self.failure is not None:
             raise StorageFailed(str(self.failure))
+        if coordinator_epoch is None:
+            coordinator_epoch = self._producers.coordinator_epoch(producer_id)
         marker = Marker(commit, coordinator_epoch)
         self._producers.check_marker(producer_id, producer_epoch, marker)
         now_ms = self._clock.now_ms()
@@ -226,9 +242,14 @@ class PartitionLog:
     def _write(self, segment: Segment, batch: bytearray | memoryview, size_bytes: int) -> None:
         position = segment.size_bytes
         try:
-            taken = segment.file.write(batch, position)
+            file = segment.file
+        except OSError as error:
+            raise StorageFailed(f"{self.name}: {segment.path} could not be opened: {error}") from error
+        segment.is_unsynced = True
+        try:
+            taken = file.write(batch, position)
             if taken < size_bytes:
-                write_whole(segment.file, memoryview(batch)[taken:], position + taken)
+                write_whole(file, memoryview(batch)[taken:], position + taken)
         except OSError as error:
             self._undo_write(segment)
             raise StorageFailed(f"{self.name}: {segment.path} could not be written: {error}; free the disk") from error
@@ -287,6 +308,7 @@ class PartitionLog:
             size_bytes=active.size_bytes,
             seals=tuple(self._seals),
             max_timestamp=self._max_timestamp_of([seal.segment for seal in self._seals]),
+            is_first=self._is_new,
         )
         return self._syncing
 
@@ -299,9 +321,13 @@ class PartitionLog:
         self._warn(point)
         if not point.is_durable:
             return
+        self._is_new = False
+        if point.active.size_bytes == point.size_bytes:
+            point.active.is_unsynced = False
         finished = len(point.seals) - point.kept_seals
         for seal in point.seals[:finished]:
             seal.segment.seal()
+            seal.segment.is_unsynced = False
         del self._seals[:finished]
         self.synced_offset = point.offset_end
         if point.offset_end > self.high_watermark:
@@ -496,7 +522,8 @@ class PartitionLog:
         if self.failure is not None:
             return
         try:
-            self._sync_all()
+            if self._closed != self._position():
+                self._sync_all()
         except OSError as error:
             self.fail_sync(error)
             raise StorageFailed(
@@ -504,10 +531,13 @@ class PartitionLog:
             ) from error
         self.failure = StorageFailed(f"{self.name}: the log is closed; start the broker again")
 
+    def _position(self) -> tuple[Segment, int]:
+        return self.segments.active, self.log_end_offset
+
     def close_files(self) -> None:
         """After `close`, when no reader is left: a process that outlives its broker must not wait for its collector."""
         for segment in self.segments:
-            segment.file.close()
+            segment.close()
 
     def _sync_all(self) -> None:
         point = self.begin_sync()

@@ -12,17 +12,17 @@ After a clean shutdown the last `CLEAN_CHECK_BYTES` are checked, the indexes loo
 end taken; if one of them does not fit, the shutdown was not clean after all, and the scan follows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from onceflow.log import swap
 from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
-from onceflow.log.disk import Disk, read_file
-from onceflow.log.index import OffsetIndex, TimeIndex
+from onceflow.log.disk import Disk, read_file, remove_if_there
+from onceflow.log.index import OffsetIndex, TimeIndex, file_name
 from onceflow.log.producers import Producers
-from onceflow.log.segment import LOG_SUFFIX, NO_TIMESTAMP, SNAPSHOT_SUFFIX, Segment, file_name, offsets_of
+from onceflow.log.segment import LOG_SUFFIX, NO_TIMESTAMP, SNAPSHOT_SUFFIX, Segment, offsets_of
 from onceflow.log.transactions import TransactionIndex
 from onceflow.wire.batch import HEADER_BYTES, BatchHeader, check_batch, read_header
 from onceflow.wire.errors import CorruptBatch
@@ -45,27 +45,43 @@ class Loaded:
     log_start_offset: int
     removed_bytes: int = 0
     """What recovery cut off: a torn tail, or damage and all that followed it."""
+    is_new: bool = False
+    """Whether the log was made now and no name of it is durable."""
+    is_closed: bool = False
+    """Whether everything is on the disk that closing the log would write."""
+
+
+def new_log(directory: Path, config: LogConfig, disk: Disk, log_start_offset: int) -> Loaded:
+    """The first segment of a log, whose name becomes durable with its first record."""
+    segment = Segment(disk, directory, log_start_offset, create=True)
+    producers = Producers(directory.name, config.producer_id_expiration_ms)
+    return Loaded([segment], log_start_offset, producers, log_start_offset, is_new=True, is_closed=not log_start_offset)
 
 
 class Loader:
     """Loads the log in one directory, which exists."""
 
-    def __init__(self, directory: Path, config: LogConfig, disk: Disk, clock: Clock, log_start_offset: int = 0) -> None:
+    def __init__(
+        self, directory: Path, names: Sequence[str], config: LogConfig, disk: Disk, clock: Clock, log_start_offset: int
+    ) -> None:
+        """`names`: those in the directory, after `swap.finish`."""
         self._directory = directory
         self._config = config
         self._disk = disk
         self._now_ms = clock.now_ms()
         self._producers = Producers(directory.name, config.producer_id_expiration_ms)
         self._log_start_offset = log_start_offset
-        swap.finish(disk, directory)
-        self._names = disk.names(directory)
-        self._compaction_end = swap.read_compaction_end(disk, directory)
+        self._names = names
+        self._compaction_end = swap.read_compaction_end(disk, directory) if swap.COMPACTION_END_FILE in names else 0
 
     def load(self, *, clean: bool) -> Loaded:
         loaded = self._load_clean() if clean else None
         if loaded is None:
             loaded = self._recover()
+            self._names = self._disk.names(self._directory)
         self._remove_strays(loaded)
+        if not loaded.is_closed:
+            self._disk.sync_directory(self._directory)
         return loaded
 
     def _open_segments(self) -> list[Segment]:
@@ -90,16 +106,21 @@ class Loader:
 
     def _load_clean(self) -> Loaded | None:
         segments = self._open_segments()
-        if not segments or not all(segment.indexes_are_sane() for segment in segments):
+        if not segments:
+            return None
+        active = segments[-1]
+        if not active.size_bytes and not active.base_offset and not self._log_start_offset:
+            # What was never written has no indexes and no producers.
+            active.forget_indexes()
+            return Loaded(segments, 0, self._producers, 0, is_closed=True)
+        if not all(segment.indexes_are_sane() for segment in segments[:-1]) or not active.load_active():
             return None
         for segment in segments[:-1]:
             segment.load_sealed()
-        active = segments[-1]
-        active.load_active()
         end = self._checked_end(segments)
         if end is None or end < self._log_start_offset or active.is_indexed_beyond(end) or not self._load_snapshot(end):
             return None
-        return Loaded(segments, end, self._producers, self._start_of(segments))
+        return Loaded(segments, end, self._producers, self._start_of(segments), is_closed=True)
 
     def _checked_end(self, segments: list[Segment]) -> int | None:
         """The log's end after its last megabyte was checked, or None if that is damaged."""
@@ -123,8 +144,8 @@ class Loader:
         return offset
 
     def _load_snapshot(self, offset: int) -> bool:
-        path = self._directory / file_name(offset, SNAPSHOT_SUFFIX)
-        return self._disk.exists(path) and self._producers.load(read_file(self._disk, path))
+        name = file_name(offset, SNAPSHOT_SUFFIX)
+        return name in self._names and self._producers.load(read_file(self._disk, self._directory / name))
 
     def _recover(self) -> Loaded:
         segments = self._open_segments()
@@ -142,8 +163,6 @@ class Loader:
             segment.note_max_timestamp()
             segment.write_indexes()
             segment.seal()
-        for segment in segments[first:]:
-            segment.file.sync_data()
         removed_bytes = size_bytes - sum(segment.size_bytes for segment in segments)
         return Loaded(segments, end, self._producers, self._start_of(segments), removed_bytes)
 
@@ -159,7 +178,8 @@ class Loader:
         return 0
 
     def _scan(self, segments: list[Segment], first: int) -> int:
-        """Checks `segments` from `first` on and shortens the list at the first bad batch; returns the log's end."""
+        """Checks `segments` from `first` on, makes what is good durable and shortens the list at the first bad batch;
+        returns the log's end."""
         offset = segments[first].base_offset
         for number in range(first, len(segments)):
             segment = segments[number]
@@ -171,7 +191,9 @@ class Loader:
                 self._remove_segments(segments, number + 1)
                 segment.file.truncate(size_bytes)
                 segment.size_bytes = size_bytes
+                segment.file.sync_data()
                 break
+            segment.file.sync_data()
         return offset
 
     def _rebuild(self, segment: Segment) -> tuple[int, int]:
@@ -211,10 +233,9 @@ class Loader:
         bases = {segment.base_offset for segment in loaded.segments}
         known = {file_name(base, suffix) for base in bases for suffix in _SUFFIXES}
         known.add(file_name(loaded.log_end_offset, SNAPSHOT_SUFFIX))
-        for name in self._disk.names(self._directory):
+        for name in self._names:
             if name not in known and name.endswith((*_SUFFIXES, ".tmp")):
-                self._disk.remove(self._directory / name)
-        self._disk.sync_directory(self._directory)
+                remove_if_there(self._disk, self._directory / name)
 
 
 def good_batches(

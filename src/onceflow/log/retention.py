@@ -124,6 +124,6 @@ def decide(log: PartitionLog, policy: RetentionPolicy, now_ms: int) -> Decision:
 
 
 def _facts(segment: Segment, offset_end: int) -> SegmentFacts:
-    changed_ms = modified_ms(segment.file)
+    changed_ms = modified_ms(segment.path)
     latest_ms = segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else changed_ms
     return SegmentFacts(segment.base_offset, offset_end, segment.size_bytes, latest_ms, changed_ms)

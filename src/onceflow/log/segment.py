@@ -13,7 +13,8 @@ from pathlib import Path
 
 from onceflow.log.disk import Disk, File, remove_if_there
 from onceflow.log.errors import CorruptBatch
-from onceflow.log.index import OffsetIndex, TimeIndex
+from onceflow.log.index import OffsetIndex, TimeIndex, file_name
+from onceflow.log.open_files import OPEN_FILES
 from onceflow.log.transactions import TransactionIndex
 from onceflow.wire.batch import HEADER_BYTES, BatchHeader, read_header, record_times
 from onceflow.wire.errors import WireError
@@ -27,11 +28,6 @@ _POSITION_MAX = 2**31 - 1
 _SCAN_BYTES = 16 * 1024
 _SPAN = struct.Struct(">qi11xi")
 _LENGTH_OVERHEAD_BYTES = 12
-
-
-def file_name(offset: int, suffix: str) -> str:
-    """Kafka's name for the file of a segment: the offset in 20 digits."""
-    return f"{offset:020d}{suffix}"
 
 
 def offsets_of(names: Iterable[str], suffix: str) -> list[int]:
@@ -57,6 +53,26 @@ class Slice:
 class Segment:
     """A .log file with its indexes; positions are bytes in the file, offsets are the partition's."""
 
+    __slots__ = (
+        "__weakref__",
+        "_disk",
+        "_file",
+        "_is_pinned",
+        "_unindexed_bytes",
+        "_was_used",
+        "base_offset",
+        "first_timestamp_ms",
+        "index_bytes",
+        "is_unsynced",
+        "max_timestamp_ms",
+        "max_timestamp_offset",
+        "offset_index",
+        "path",
+        "size_bytes",
+        "time_index",
+        "transaction_index",
+    )
+
     def __init__(
         self, disk: Disk, directory: Path, base_offset: int, *, create: bool = False, suffix: str = ""
     ) -> None:
@@ -64,24 +80,58 @@ class Segment:
         self._disk = disk
         self.base_offset = base_offset
         self.path = directory / (file_name(base_offset, LOG_SUFFIX) + suffix)
-        self.file = disk.open(self.path, create=create)
+        self.is_unsynced = False
+        """Whether the file may have bytes that are not durable; it stays open until they are."""
+        self._file: File | None = None
+        self._was_used = False
+        self._is_pinned = False
+        self.size_bytes = 0
+        self.offset_index = OffsetIndex(disk, directory, base_offset, suffix=suffix, is_new=create)
+        self.time_index = TimeIndex(disk, directory, base_offset, suffix=suffix, is_new=create)
+        self.transaction_index = TransactionIndex(disk, directory, base_offset, suffix=suffix, is_new=create)
         if create:
-            self.file.truncate(0)
-        self.size_bytes = self.file.size_bytes()
-        entries = bytearray() if create else None
-        path = directory / (file_name(base_offset, OffsetIndex.suffix) + suffix)
-        self.offset_index = OffsetIndex(disk, path, base_offset, entries)
-        entries = bytearray() if create else None
-        path = directory / (file_name(base_offset, TimeIndex.suffix) + suffix)
-        self.time_index = TimeIndex(disk, path, base_offset, entries)
-        entries = bytearray() if create else None
-        path = directory / (file_name(base_offset, TransactionIndex.suffix) + suffix)
-        self.transaction_index = TransactionIndex(disk, path, base_offset, entries)
+            self._create()
+        else:
+            self.size_bytes = disk.size_bytes(self.path)
         self.first_timestamp_ms = NO_TIMESTAMP
         self.max_timestamp_ms, self.max_timestamp_offset = NO_TIMESTAMP, base_offset
         self._unindexed_bytes = 0
         self.index_bytes = 0
         """Size of the larger index."""
+
+    def _create(self) -> None:
+        with OPEN_FILES.opening:
+            file = self._file = self._disk.open(self.path, create=True)
+            OPEN_FILES.opened(self)
+        if file.size_bytes():
+            file.truncate(0)
+
+    @property
+    def file(self) -> File:
+        """The .log file, opened if it is not. Raises OSError."""
+        self._was_used = True
+        return self._file or self._opened()
+
+    def _opened(self) -> File:
+        with OPEN_FILES.opening:
+            file = self._file
+            if file is None:
+                file = self._file = self._disk.open(self.path)
+                OPEN_FILES.opened(self)
+            return file
+
+    def let_go(self) -> bool:
+        """Lets go of the file, unless it was used since it was last asked, is unsynced or has lost its name."""
+        if self._was_used or self.is_unsynced or self._is_pinned:
+            self._was_used = False
+        else:
+            self._file = None
+        return self._file is None
+
+    def close(self) -> None:
+        """Closes the file under whoever still holds it."""
+        if self._file is not None:
+            self._file.close()
 
     def indexes_are_sane(self) -> bool:
         return self.offset_index.is_sane() and self.time_index.is_sane() and self.transaction_index.is_sane()
@@ -100,15 +150,15 @@ class Segment:
         self.max_timestamp_ms, self.max_timestamp_offset = self.time_index.last()
         self.transaction_index.load_sealed()
 
-    def load_active(self) -> None:
-        """Takes the indexes into memory, to append to them."""
-        self.offset_index.load()
-        self.time_index.load()
+    def load_active(self) -> bool:
+        """Takes the indexes into memory, to append to them; False where one is missing or not sane."""
+        if not (self.offset_index.load() and self.time_index.load() and self.transaction_index.load()):
+            return False
         self.max_timestamp_ms, self.max_timestamp_offset = self.time_index.last()
-        self.transaction_index.load()
         self._measure_indexes()
         if self.size_bytes:
             self.first_timestamp_ms = self.header_at(0).max_timestamp
+        return True
 
     def forget_indexes(self) -> None:
         """Before the indexes are built anew, from position 0, by `note`."""
@@ -126,7 +176,10 @@ class Segment:
         return self.offset_index.entries is None
 
     def pin(self) -> None:
-        """Before its files lose their names: who still reads it goes on in them."""
+        """Before its files lose their names: who still reads it goes on in them. Raises OSError."""
+        with OPEN_FILES.opening:
+            self._opened()
+            self._is_pinned = True
         for index in (self.offset_index, self.time_index, self.transaction_index):
             index.pin()
 

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from onceflow.log.disk import Disk, read_file, replace_file
 from onceflow.log.errors import CorruptBatch, DataDirectoryRefused
-from onceflow.log.index import OffsetIndex, TimeIndex
-from onceflow.log.segment import LOG_SUFFIX, SNAPSHOT_SUFFIX, Segment, file_name, offsets_of
+from onceflow.log.index import OffsetIndex, TimeIndex, file_name
+from onceflow.log.segment import LOG_SUFFIX, SNAPSHOT_SUFFIX, Segment, offsets_of
 from onceflow.log.transactions import TransactionIndex
 
 CLEANED_SUFFIX = ".cleaned"
@@ -34,7 +34,7 @@ DELETED_SUFFIX = ".deleted"
 SEGMENT_SUFFIXES = (OffsetIndex.suffix, TimeIndex.suffix, TransactionIndex.suffix, LOG_SUFFIX)
 """The log comes last: it is what the others are built from."""
 
-_COMPACTION_END_FILE = "compaction-end-checkpoint"
+COMPACTION_END_FILE = "compaction-end-checkpoint"
 _VERSION = "0"
 
 
@@ -96,10 +96,13 @@ def _rename_all(disk: Disk, directory: Path, base: int, source_suffix: str, targ
             disk.rename(source, directory / (name + target_suffix))
 
 
-def finish(disk: Disk, directory: Path) -> None:
+def finish(disk: Disk, directory: Path) -> Sequence[str]:
     """At the start, before the segments are looked at: every deletion and replacement that was begun is ended, or
-    what was not begun is forgotten. Blocks; raises OSError. May be interrupted and called again."""
+    what was not begun is forgotten. Returns the names in the directory. Blocks; raises OSError. May be interrupted
+    and called again."""
     names = disk.names(directory)
+    if not any(name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)) for name in names):
+        return names
     swapped = offsets_of((name.removesuffix(SWAP_SUFFIX) for name in names if name.endswith(SWAP_SUFFIX)), LOG_SUFFIX)
     for base in swapped:
         path = directory / (file_name(base, LOG_SUFFIX) + SWAP_SUFFIX)
@@ -112,6 +115,7 @@ def finish(disk: Disk, directory: Path) -> None:
         disk.sync_directory(directory)
     strays = [name for name in names if name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX))]
     remove_retired(disk, [directory / name for name in strays])
+    return disk.names(directory)
 
 
 def _offset_end(disk: Disk, directory: Path, base: int) -> int:
@@ -128,7 +132,7 @@ def _offset_end(disk: Disk, directory: Path, base: int) -> int:
 
 def read_compaction_end(disk: Disk, directory: Path) -> int:
     """The offset below which offsets may be missing. Raises DataDirectoryRefused, OSError."""
-    path = directory / _COMPACTION_END_FILE
+    path = directory / COMPACTION_END_FILE
     if not disk.exists(path):
         return 0
     content = read_file(disk, path).decode(errors="replace").split()
@@ -139,4 +143,4 @@ def read_compaction_end(disk: Disk, directory: Path) -> int:
 
 def _write_compaction_end(disk: Disk, directory: Path, offset_end: int) -> None:
     if offset_end > read_compaction_end(disk, directory):
-        replace_file(disk, directory / _COMPACTION_END_FILE, f"{_VERSION}\n{offset_end}\n".encode())
+        replace_file(disk, directory / COMPACTION_END_FILE, f"{_VERSION}\n{offset_end}\n".encode())

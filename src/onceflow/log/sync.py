@@ -7,7 +7,8 @@ What a round has to sync is more than the active file after a roll:
 
 1. the sealed segments' files, oldest first, and the active one: an acknowledged batch may be in each;
 2. the index files of the sealed segments, which are written now;
-3. the directory, or a power cut takes the new files' names away, and with them what was acknowledged;
+3. the directory, or a power cut takes the new files' names away, and with them what was acknowledged; in a log's
+   first round the data directory too, for a new log's own name is as mortal (creating a log syncs nothing);
 4. then only the snapshots of the sealed segments are written: one that is whole says that everything below its offset
    is durable, names included, and recovery may begin there. Its own name waits for the next roll's round; if it is
    lost, recovery begins earlier.
@@ -21,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onceflow.log.disk import Disk, SyncNotBegun, write_file
-from onceflow.log.segment import SNAPSHOT_SUFFIX, Segment, file_name
+from onceflow.log.index import file_name
+from onceflow.log.segment import SNAPSHOT_SUFFIX, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class SyncPoint:
     seals: tuple[Seal, ...]
     max_timestamp: tuple[int, int]
     """(timestamp, last offset of its batch) of the latest batch below `offset_end`."""
+    is_first: bool = False
+    """Whether the log is new: neither its files' names nor its own is durable."""
     kept_seals: int = 0
     """After `run`: how many of the last seals the next round has to finish."""
     is_durable: bool = True
@@ -57,11 +61,13 @@ class SyncPoint:
         for seal in self.seals:
             seal.segment.file.sync_data()
         self.active.file.sync_data()
-        if not self.seals:
+        if not self.seals and not self.is_first:
             return
         written = self._write_indexes()
         try:
             self.disk.sync_directory(self.directory)
+            if self.is_first:
+                self.disk.sync_directory(self.directory.parent)
         except SyncNotBegun as error:
             self.problem, self.is_durable, self.kept_seals = error, False, len(self.seals)
             return

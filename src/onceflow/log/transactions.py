@@ -46,6 +46,8 @@ class AbortedTransaction(NamedTuple):
 class OpenTransactions:
     """First offsets of the transactions that make offsets unstable."""
 
+    __slots__ = ("_ended", "_open", "first_unstable_offset")
+
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
         """Producer id → first offset; in the order of the first offsets, for a transaction begins at the log's end."""
@@ -89,11 +91,15 @@ class OpenTransactions:
 class TransactionIndex(Index):
     """The aborted transactions of one segment; see the module."""
 
+    __slots__ = ("count",)
+
     entry = struct.Struct(">hqqqq")
     suffix = ".txnindex"
 
-    def __init__(self, disk: Disk, path: Path, base_offset: int, entries: bytearray | None) -> None:
-        super().__init__(disk, path, base_offset, entries)
+    def __init__(
+        self, disk: Disk, directory: Path, base_offset: int, *, suffix: str = "", is_new: bool = False
+    ) -> None:
+        super().__init__(disk, directory, base_offset, suffix=suffix, is_new=is_new)
         self.count = 0
         """How many entries there are, known without a look at the file."""
 
@@ -106,12 +112,13 @@ class TransactionIndex(Index):
         """As for the other indexes, but no file is no entry."""
         return not self._disk.exists(self.path) or super().is_sane()
 
-    def load(self) -> None:
-        if self._disk.exists(self.path):
-            super().load()
-        else:
-            self.entries = bytearray()
+    def load(self) -> bool:
+        """As for the other indexes, but no file is no entry."""
+        is_sane = super().load()
+        if self.entries is None:
+            self.entries, is_sane = bytearray(), True
         self.count = len(self)
+        return is_sane
 
     def load_sealed(self) -> None:
         """Counts the entries, which stay in the file."""

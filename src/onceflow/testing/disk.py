@@ -137,6 +137,9 @@ class FaultyDisk:
     def exists(self, path: Path) -> bool:
         return self._disk.exists(path)
 
+    def size_bytes(self, path: Path) -> int:
+        return self._disk.size_bytes(path)
+
     def names(self, directory: Path) -> Sequence[str]:
         return self._disk.names(directory)
 

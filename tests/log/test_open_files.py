@@ -1,0 +1,114 @@
+"""Segments without number in a few descriptors."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from onceflow.log import swap
+from onceflow.log.disk import RealDisk
+from onceflow.log.errors import StorageFailed
+from onceflow.testing import FaultyDisk
+from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
+from tests.log.test_partition import ShortDisk
+
+
+@contextmanager
+def descriptors_max(count: int) -> Iterator[None]:
+    """So many more than are in use now."""
+    used = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
+    free = [number for number in range(1000) if number not in used]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[count], limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_log_of_many_segments_needs_few_descriptors(clean: bool, tmp_path: Path) -> None:
+    log = open_log(tmp_path / "clicks-0", segment_bytes=150, index_interval_bytes=1)
+    for number in range(150):
+        log.append(batch(b"%03d" % number * 10))
+        sync(log)
+    log.close()
+    del log
+    with descriptors_max(60):
+        again = open_log(tmp_path / "clicks-0", clean=clean)
+        assert len(values(again)) == 150
+        assert again.search_timestamp(NOW_MS)() == (NOW_MS, 0)
+
+
+def test_many_logs_are_made_written_and_loaded_with_few_descriptors(tmp_path: Path) -> None:
+    with descriptors_max(60):
+        logs = [open_log(tmp_path / f"clicks-{number}") for number in range(120)]
+        for _ in range(2):
+            for log in logs:
+                log.append(batch(b"x" * 31))
+                sync(log)
+        for log in logs:
+            log.close()
+        again = [open_log(tmp_path / f"clicks-{number}", clean=True) for number in range(120)]
+        assert all(len(values(log)) == 2 for log in again)
+
+
+def test_a_file_with_unsynced_bytes_is_not_let_go(tmp_path: Path) -> None:
+    """A later descriptor might not be told that the write failed."""
+    disk = FaultyDisk(tmp_path)
+    log = open_log(tmp_path / "clicks-0", disk=disk)
+    active = log.segments.active
+    log.append(batch(b"a"))
+    written = active.file
+    point = log.begin_sync()
+    assert point is not None
+    assert not active.let_go()
+    assert not active.let_go()
+    point.run()
+    log.append(batch(b"b"))
+    log.end_sync(point)
+    assert not active.let_go(), "the second batch came during the round"
+    assert active.file is written
+    sync(log)
+    assert not active.let_go(), "it was used"
+    assert active.let_go()
+    assert values(log) == [b"a", b"b"]
+    assert active.file is not written
+
+
+def test_who_reads_a_segment_that_lost_its_name_goes_on_in_it(tmp_path: Path) -> None:
+    """Although another file has the name since."""
+    log = open_log(tmp_path / "clicks-0", segment_bytes=150)
+    for value in (b"a" * 31, b"b" * 31):
+        log.append(batch(value))
+    sync(log)
+    found, search = log.read(0, 1000), log.search_timestamp(NOW_MS)
+    assert found is not None
+    sealed = log.segments.in_order[0]
+    while not sealed.let_go():
+        pass
+    retired = swap.retire(RealDisk(), log.directory, [sealed])
+    for path in (sealed.path, sealed.offset_index.path, sealed.time_index.path):
+        path.write_bytes(b"another's")
+    assert not sealed.let_go()
+    swap.remove_retired(RealDisk(), retired)
+    assert search() == (NOW_MS, 0)
+    assert b"a" * 31 in found.read()
+
+
+def test_a_log_that_finds_no_descriptor_refuses_and_goes_on(tmp_path: Path) -> None:
+    disk = ShortDisk()
+    log = open_log(tmp_path / "clicks-0", disk=disk)
+    log.append(batch(b"a"))
+    sync(log)
+    while not log.segments.active.let_go():
+        pass
+    disk.refused = (".log",)
+    with pytest.raises(StorageFailed, match="could not be opened"):
+        log.append(batch(b"b"))
+    disk.refused = ()
+    log.append(batch(b"b"))
+    sync(log)
+    assert values(log) == [b"a", b"b"]
