@@ -31,6 +31,7 @@ from onceflow.broker.listener import Listener
 from onceflow.broker.loop_watch import LoopWatch
 from onceflow.broker.node import BrokerConfig, Node
 from onceflow.broker.request import Request
+from onceflow.broker.transactions import admin_handlers as transaction_admin
 from onceflow.broker.transactions import handlers as transactions
 from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.disk import Disk
@@ -55,6 +56,7 @@ HANDLERS: Mapping[int, Handler] = {
     **group_offsets.HANDLERS,
     **group_admin.HANDLERS,
     **transactions.HANDLERS,
+    **transaction_admin.HANDLERS,
 }
 """API key → what serves it; each module of handlers says which are its own."""
 

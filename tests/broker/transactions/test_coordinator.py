@@ -136,6 +136,8 @@ def test_trap_10_the_last_epoch_is_followed_by_a_new_producer_id(names_its_epoch
     assert scene.init(*(exhausted if names_its_epoch else (-1, -1))) == ErrorCode.none
     assert scene.producer == (before[0] + 1, 0)
     assert scene.transaction.previous_producer_id == before[0]
+    assert scene.coordinator.of_producer(before[0]) is None
+    assert scene.coordinator.of_producer(before[0] + 1) is scene.transaction
     if names_its_epoch:
         rotated = scene.producer
         assert scene.init(*exhausted) == ErrorCode.none, "the request again, whose answer was lost"
@@ -343,5 +345,7 @@ def test_an_unused_id_expires_between_transactions_alone() -> None:
     scene.complete()
     scene.clock.advance_ms(EXPIRATION_MS)
     assert list(scene.coordinator.expired()) == ["x"]
+    producer_id = scene.transaction.producer_id
     scene.put("x")
+    assert scene.coordinator.of_producer(producer_id) is None
     assert scene.replayed().transactions == {}

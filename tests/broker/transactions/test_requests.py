@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from onceflow.broker.groups.records import GroupRemoval, OffsetCommit
 from onceflow.broker.transactions.coordinator import InitRequest, ProducerRequest
 from onceflow.broker.transactions.requests import ENDED_AT_ONCE, MarkerRequest
 from onceflow.broker.transactions.transaction import Event, TransactionState
@@ -177,6 +178,27 @@ def test_a_partition_that_cannot_be_synced_keeps_the_commit_from_being_decided(s
     assert scene.world.committed(AT) == []
 
 
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_groups_that_cannot_be_loaded_keep_nobody_from_the_end_of_a_transaction(scene: Scene, is_loaded: bool) -> None:
+    scene.begin(AT, GROUP_OFFSETS)
+    scene.produce()
+    scene.world.group_requests._on_loaded = None if is_loaded else []
+    scene.world.group_requests.fail_loading()
+    ended = scene.end()
+    scene.sync()
+    assert ended == [NONE]
+    assert scene.world.committed(AT) == [b"v"]
+    end = scene.log_end(GROUP_OFFSETS)
+    for _ in range(3):
+        scene.world.clock.advance_ms(1001)
+        scene.world.transactions.tick()
+        scene.sync()
+    assert scene.log_end(GROUP_OFFSETS) == end, "no marker again and again"
+    scene.world.crash(power=True)
+    scene.sync()
+    assert scene.state() is TransactionState.COMPLETE_COMMIT
+
+
 def test_a_marker_that_the_disk_has_no_room_for_is_written_later(scene: Scene) -> None:
     scene.begin(AT, ("b", 0))
     scene.produce()
@@ -212,7 +234,7 @@ def test_after_a_failed_sync_of_its_own_log_every_answer_is_an_error(scene: Scen
     assert scene.produce(at=("b", 0)) == [ErrorCode.not_enough_replicas]
 
 
-def test_a_restart_finishes_a_decided_commit_and_never_aborts_it(scene: Scene) -> None:
+def test_trap_16_a_restart_finishes_a_decided_commit_and_never_aborts_it(scene: Scene) -> None:
     scene.begin(AT, GROUP_OFFSETS)
     scene.produce()
     scene.world.commit_offset(scene.who, 7, lambda _code: None)
@@ -225,6 +247,21 @@ def test_a_restart_finishes_a_decided_commit_and_never_aborts_it(scene: Scene) -
     assert scene.state() is TransactionState.COMPLETE_COMMIT
     assert scene.world.committed(AT) == [b"v"]
     assert scene.world.groups.groups["x"].offsets["a", 0].offset == 7
+
+
+def test_trap_17_a_committed_offset_does_not_expire_while_another_is_pending_in_its_place(scene: Scene) -> None:
+    world = scene.world
+    world.group_requests.record(
+        [OffsetCommit("x", "a", 0, 5, commit_timestamp_ms=world.clock.now_ms())], lambda _code: None
+    )
+    scene.begin(GROUP_OFFSETS)
+    world.commit_offset(scene.who, 7, lambda _code: None)
+    world.clock.advance_ms(8 * 24 * 3600 * 1000)
+    assert world.groups.decide_expire(world.groups.groups["x"]) == []
+    scene.end(Event.ABORT)
+    scene.sync()
+    gone = world.groups.decide_expire(world.groups.groups["x"])
+    assert gone == [OffsetCommit("x", "a", 0, None), GroupRemoval("x")]
 
 
 def test_an_epoch_raised_outside_transactions_does_not_hang_the_end(scene: Scene) -> None:

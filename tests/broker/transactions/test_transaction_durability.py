@@ -156,10 +156,12 @@ def test_nobody_is_told_what_a_power_cut_could_take_back(tmp_path: Path) -> None
                 pool.submit(somebody(old).end, commit=True),
                 pool.submit(somebody(old).add, ("t", 0)),
             ]
-            told_early = wait([produced, described, *fenced], timeout=0.3).done
+            shown = pool.submit(somebody(old).state)
+            told_early = wait([produced, described, shown, *fenced], timeout=0.3).done
             assert not told_early
         assert produced.result() == NONE
         assert described.result() == [(*old, 0)]
+        assert shown.result() == "PrepareAbort"
         assert [each.result() for each in fenced] == [
             ErrorCode.concurrent_transactions,
             ErrorCode.invalid_producer_epoch,

@@ -13,8 +13,9 @@ from onceflow.broker.transactions.transaction import PRODUCER_EPOCH_MAX, Transac
 from onceflow.testing import FaultyDisk
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
+from onceflow.wire.produce import encode_request
 from tests.broker.driven_broker import DrivenBroker, eventually
-from tests.broker.raw_client import RawClient, connected, milliseconds
+from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 from tests.broker.transactions.answers import offset_fetch
 from tests.broker.transactions.transactional_client import TransactionalClient, committed_values, patiently
 
@@ -60,6 +61,21 @@ def test_trap_04_a_transactional_batch_needs_its_id_and_a_plain_one_is_refused_m
     assert producer.produce(topic, b"b", transactional=False, named=False) == ErrorCode.invalid_txn_state
     assert producer.end(commit=True) == NONE
     assert committed_values(producer.client, topic) == [b"a"]
+
+
+def test_trap_04_a_partition_takes_one_batch_of_a_request(producer: TransactionalClient, topic: str) -> None:
+    """Of two the second would be checked against nothing."""
+    assert producer.add((topic, 0)) == NONE
+    numbers = {"producer_id": producer.producer[0], "producer_epoch": producer.producer[1], "transactional": True}
+    two = b"".join(batch_of(b"%d" % number, base_sequence=number, **numbers) for number in (0, 1))
+    pieces = encode_request(
+        9, 7, "raw", transactional_id=producer.transactional_id, acks=-1, timeout_ms=1000, topics=[(topic, [(0, two)])]
+    )
+    producer.client.socket.sendall(b"".join(map(bytes, pieces)))
+    assert producer.client.receive_produced().error_code == ErrorCode.invalid_record
+    assert producer.produce(topic, b"v") == NONE
+    assert producer.end(commit=True) == NONE
+    assert committed_values(producer.client, topic) == [b"v"]
 
 
 def test_trap_05_only_the_first_protocol_of_transactions_is_served(client: RawClient) -> None:
@@ -290,9 +306,9 @@ def test_the_state_topic_is_internal_and_closed_to_producers(producer: Transacti
 
 
 def test_the_traps_are_all_here() -> None:
-    """1 to 17, each with a test that has its number."""
+    """01 to 17, each with a test that has its number."""
     folder = Path(__file__).parents[2]
     files = [*folder.glob("log/*.py"), *folder.glob("broker/transactions/*.py")]
     text = "\n".join(path.read_text() for path in files)
-    missing = [number for number in range(1, 18) if not re.search(rf"def test_trap_0?{number}_", text)]
+    missing = [number for number in range(1, 18) if not re.search(f"def test_trap_{number:02}_", text)]
     assert not missing

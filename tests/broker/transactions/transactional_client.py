@@ -182,10 +182,10 @@ def patiently(ask: Any) -> ErrorCode:
     return code
 
 
-def committed_values(client: RawClient, topic: str, partition: int = 0) -> list[bytes]:
+def committed_values(client: RawClient, topic: str, partition: int = 0, *, begin: int = 0) -> list[bytes]:
     """What a reader of committed data sees up to the last stable offset."""
     values: list[bytes] = []
-    offset = 0
+    offset = begin
     while True:
         (fetched,) = client.fetch([(topic, partition, offset)], isolation_level=READ_COMMITTED)
         assert fetched.error_code == 0, fetched

@@ -64,6 +64,8 @@ class TransactionCoordinator:
         """By transactional id, in the order of their last change: that of the log, which compaction keeps."""
         self.unfinished: dict[str, None] = {}
         """Ids with a transaction that is ongoing or prepared, few among hundreds of thousands."""
+        self._ids_of_producers: dict[int, str] = {}
+        """Producer id → transactional id."""
         self.ending: set[str] = set()
         """Ids whose partitions are being synced for a commit: until it is prepared, nothing else may happen to them."""
         self._timeout_max_ms = timeout_max_ms
@@ -72,11 +74,14 @@ class TransactionCoordinator:
     def replay(self, record: TransactionRecord) -> None:
         """Apply one record."""
         transactional_id = record if isinstance(record, str) else record.transactional_id
-        self.transactions.pop(transactional_id, None)
+        before = self.transactions.pop(transactional_id, None)
+        if before is not None:
+            self._ids_of_producers.pop(before.producer_id, None)
         self.unfinished.pop(transactional_id, None)
         if isinstance(record, str):
             return
         self.transactions[transactional_id] = record
+        self._ids_of_producers[record.producer_id] = transactional_id
         if record.state in UNFINISHED:
             self.unfinished[transactional_id] = None
 
@@ -174,8 +179,8 @@ class TransactionCoordinator:
         return ErrorCode.none
 
     def of_producer(self, producer_id: int) -> Transaction | None:
-        """The transactional id that has this producer id now. Looks at all: for admins."""
-        return next((each for each in self.transactions.values() if each.producer_id == producer_id), None)
+        """The state of the transactional id that has this producer id now."""
+        return self.transactions.get(self._ids_of_producers.get(producer_id, ""))
 
     # Time
 

@@ -54,6 +54,11 @@ NextProducerId = Callable[[Callable[[ErrorCode, int], None]], None]
 class GroupOffsets(Protocol):
     """What is asked of the groups: to end a transaction in their own partition."""
 
+    @property
+    def error_code(self) -> ErrorCode:
+        """`coordinator_not_available`: their log takes nothing more until the next start."""
+        ...
+
     def complete_transaction(self, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
         """Append the marker, and make the transaction's offsets real or drop them. Raises LogError."""
         ...
@@ -328,12 +333,13 @@ class Transactions:
         if partition is None:
             completion.unmarked.discard(at)
             return
-        if partition.log.failure is not None:
+        is_groups = at[0] == GROUP_OFFSETS_TOPIC
+        if partition.log.failure or (is_groups and self._groups.error_code is ErrorCode.coordinator_not_available):
             # It was told when it failed, and takes no marker before the next start.
             return
         producer = transaction.producer_id, transaction.producer_epoch
         try:
-            if at[0] == GROUP_OFFSETS_TOPIC:
+            if is_groups:
                 self._groups.complete_transaction(*producer, commit=transaction.commits)
             else:
                 partition.log.append_marker(*producer, commit=transaction.commits)
@@ -350,7 +356,7 @@ class Transactions:
             if error_code in (ErrorCode.none, ErrorCode.unknown_topic_or_partition):
                 completion.unmarked.discard(at)
 
-        if at[0] == GROUP_OFFSETS_TOPIC:
+        if is_groups:
             # Not the partition's: while the groups are being loaded, the marker is not in the log yet.
             self._groups.when_synced(syncs.expect(synced))
         else:
