@@ -6,7 +6,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-from benchmarks import against_kafka, in_process, memory, pipeline, start
+from benchmarks import against_kafka, in_process, memory, pipeline, start, stored
 
 README = Path(__file__).with_name("README.md")
 MARK = "<!-- figures: written by make bench -->"
@@ -28,6 +28,7 @@ def main() -> None:
     sections = [MARK, f"Measured {machine()}."]
     tables = (
         ("The broker beside Apache Kafka", against_kafka.table),
+        ("What is stored", stored.table),
         ("Memory", memory.table),
         ("Start to the first Metadata answer", start.table),
         ("A broker in the test's process", in_process.table),

@@ -59,10 +59,15 @@ class KafkaProcess:
         return f"127.0.0.1:{self.port}"
 
     @property
-    def pid(self) -> int:
+    def process(self) -> subprocess.Popen[bytes]:
         """The JVM."""
         assert self._process is not None
-        return self._process.pid
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        """Of the JVM."""
+        return self.process.pid
 
     def format(self) -> None:
         """Make the data directory."""
