@@ -113,6 +113,7 @@ def test_reset_shows_first_and_does_it_with_execute(
     [
         (["--topic", "{0}"], "say once where to reset to"),
         (["--topic", "{0}", "--to-earliest", "--to-offset", "1"], "say once where to reset to"),
+        (["--topic", "{0}", "--to-earliest", "--to-latest"], "say once where to reset to"),
         (["--to-earliest"], "say which offsets to reset"),
         (["--topic", "{0}:7", "--to-earliest"], "'7' is none"),
         (["--topic", "{0}", "--by-duration", "soon"], "'soon' is no duration"),

@@ -48,6 +48,12 @@ def test_what_is_no_offset_is_refused(text: str) -> None:
         to_offset_range(None, None, text)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("text", ["100:50", "@1700000000:1600000000", "@2026-02-14:2026-02-13"])
+def test_a_range_that_ends_before_it_begins_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=f"'{text}' ends before it begins"):
+        to_offset_range(None, None, text)  # type: ignore[arg-type]
+
+
 def test_durations_and_moments() -> None:
     assert duration_ms("1d2h3m4s5ms") == 93_784_005
     assert [duration_ms(text) for text in ("90m", "5ms", "", "5", "2h1d")] == [5_400_000, 5, None, None, None]

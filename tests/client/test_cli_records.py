@@ -32,6 +32,15 @@ def test_nothing_in_nothing_out(run: Run, topic: str) -> None:
     assert run("consume", topic, "--exit-at-end").stdout == ""
 
 
+def test_a_line_as_long_as_allowed_arrives(run: Run, topic: str) -> None:
+    run("topic", "create", topic)
+    line = "x" * 1_000_000
+    produced = run("produce", topic, "--key-separator", ":", stdin=f"key:{line[4:]}\n")
+    assert produced.returncode == 0, produced.stderr
+    assert run("produce", topic, stdin=line).stderr.startswith("1 record acknowledged")
+    assert len(run("consume", topic, "--exit-at-end").stdout) == 2 * 1_000_000 - 4 + 2
+
+
 def test_keys_from_a_json_field(run: Run, topic: str) -> None:
     run("topic", "create", topic, "--partitions", "3")
     run("produce", topic, "--key-field", "uid", stdin='{"uid": "ada"}\n{"uid": 7}\n{"uid": "ada", "n": 2}\n')
@@ -51,6 +60,8 @@ def test_keys_from_a_json_field(run: Run, topic: str) -> None:
         (["--key-field", "uid"], b'{"uid": true}', "line 2 has no text or whole number"),
         (["--key-field", "uid"], b'{"uid": 1.5}', "line 2 has no text or whole number"),
         (["--key-field", "uid"], b"\xff", "line 2 is not JSON"),
+        (["--key-field", "uid"], b"[" * 100_000, "line 2 is not JSON"),
+        (["--key-field", "uid"], b'{"uid": "\\ud800"}', "line 2 has no text or whole number"),
         (["--key-separator", "->"], b"a:b", "line 2 has no '->' between a key and a value: a:b"),
         ([], b"x" * 1_000_001, "line 2 is longer than 1000000 bytes"),
     ],

@@ -80,6 +80,11 @@ def test_an_unknown_topic(run: Run, topic: str, words: list[str]) -> None:
         (["topic", "create", "x", "--partitions", "0"], 2, "0 is not in the range x>=1"),
         (["topic", "create", "no/slash"], 1, "onceflow: topic 'no/slash' was not created: the broker says invalid_"),
         (["topic", "describe"], 2, "Missing argument 'NAME...'"),
+        (["topic", "descibe", "x"], 2, "No such command 'descibe'. Did you mean 'describe'?"),
+        (["config", "xyzzy"], 2, "No such command 'xyzzy'. There are "),
+        (["topic", "describe", "\udcff"], 1, "onceflow: "),
+        (["topic", "create", "\udcff"], 1, "onceflow: "),
+        (["group", "describe", "\udcff"], 1, "onceflow: "),
     ],
 )
 def test_wrong_usage_and_failures_differ(run: Run, words: list[str], code: int, says: str) -> None:

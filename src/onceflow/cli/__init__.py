@@ -6,13 +6,13 @@ become exit codes: 0 done or equal, 1 the answer is no or something failed (one 
 usage or "cannot say", 130 interrupted.
 """
 
-import difflib
 import importlib
 import sys
 
 import click
 
 from onceflow import __version__
+from onceflow.cli.commands import Commands
 from onceflow.errors import OnceflowError
 
 COMMANDS = {
@@ -56,8 +56,10 @@ SUMMARIES: dict[str, str] = {
     "reset": "Forget the demo's data and counts.",
 }
 
+SHOWN_CHARACTERS_MAX = 80
 
-class LazyCommands(click.Group):
+
+class LazyCommands(Commands):
     """A group whose commands are imported when they are called; `--help` needs only the summaries."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -74,15 +76,6 @@ class LazyCommands(click.Group):
             raise missing_extra(name, error) from error
         assert isinstance(command, click.Command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS:
-            near = difflib.get_close_matches(args[0], COMMANDS, 1)
-            meant = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(COMMANDS)}."
-            ctx.fail(f"No such command '{args[0]}'. {meant}")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -120,6 +113,11 @@ def main() -> None:
         sys.exit(130)
     except ModuleNotFoundError as error:
         print(f"onceflow: {missing_extra(sys.argv[1] if len(sys.argv) > 1 else '', error)}", file=sys.stderr)
+        sys.exit(1)
+    except UnicodeEncodeError as error:
+        # A name that was typed in another encoding, or a terminal that has not the letters to print one.
+        shown = ascii(error.object[:SHOWN_CHARACTERS_MAX])
+        print(f"onceflow: {shown} cannot be written as {error.encoding}: {error.reason}", file=sys.stderr)
         sys.exit(1)
     except (OnceflowError, OSError) as error:
         # An OSError names the file or address that it is about.

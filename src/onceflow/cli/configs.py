@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onceflow.cli.commands import Commands
 from onceflow.cli.options import bootstrap_option, json_option
 from onceflow.cli.output import stdout_may_close, table
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from onceflow.client.admin_answers import ConfigEntry
 
 
-@click.group()
+@click.group(cls=Commands)
 def config() -> None:
     """Show and change the settings of topics; show those of brokers.
 

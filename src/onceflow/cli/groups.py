@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onceflow.cli.commands import Commands
 from onceflow.cli.moments import duration_ms, moment_ms
 from onceflow.cli.options import bootstrap_option, json_option
 from onceflow.cli.output import counted, stdout_may_close, table
@@ -22,7 +23,7 @@ class GroupInUse(OnceflowError):
     """A group with members cannot be changed from outside."""
 
 
-@click.group()
+@click.group(cls=Commands)
 def group() -> None:
     """List, describe, reset and delete consumer groups.
 
@@ -171,8 +172,8 @@ def _print_description(shown: Mapping[str, Any]) -> None:
 @click.argument("name", metavar="GROUP")
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC[:N,...]", help="Which partitions; may be given again.")
 @click.option("--all-topics", is_flag=True, help="All topics of which the group has committed offsets.")
-@click.option("--to-earliest", "target", flag_value="earliest", help="To the log's start.")
-@click.option("--to-latest", "target", flag_value="latest", help="To the log's end.")
+@click.option("--to-earliest", flag_value="earliest", help="To the log's start.")
+@click.option("--to-latest", flag_value="latest", help="To the log's end.")
 @click.option("--to-offset", type=click.IntRange(min=0), metavar="N", help="To this offset.")
 @click.option("--shift-by", type=int, metavar="N", help="So many further, or back if negative.")
 @click.option("--to-datetime", metavar="TIME", help="To the first record of this time or later, as 2026-02-14T10:00.")
@@ -184,7 +185,8 @@ def reset(
     name: str,
     topics: Sequence[str],
     all_topics: bool,
-    target: str | None,
+    to_earliest: str | None,
+    to_latest: str | None,
     to_offset: int | None,
     shift_by: int | None,
     to_datetime: str | None,
@@ -203,15 +205,14 @@ def reset(
       onceflow group reset counting --all-topics --by-duration 1h --execute
     """
     given = {
-        "--to-earliest or --to-latest": target,
+        "--to-earliest": to_earliest,
+        "--to-latest": to_latest,
         "--to-offset": to_offset,
         "--shift-by": shift_by,
         "--to-datetime": to_datetime,
         "--by-duration": by_duration,
     }
-    chosen = [(option, value) for option, value in given.items() if value is not None]
-    if len(chosen) != 1:
-        raise click.UsageError(f"say once where to reset to: one of {', '.join(given)}")
+    option, value = _one_of(given)
     if bool(topics) == all_topics:
         raise click.UsageError("say which offsets to reset: --topic NAME or --all-topics")
     from onceflow.client.admin import Admin
@@ -221,7 +222,7 @@ def reset(
         admin = Admin(cluster)
         committed = {place: each.offset for place, each in admin.group_offsets(name).items()}
         places = sorted(committed) if all_topics else _places(cluster, topics)
-        targets = _targets(cluster, places, committed, *chosen[0])
+        targets = _targets(cluster, places, committed, option, value)
         members = admin.describe_group(name).members
         if members and execute:
             raise GroupInUse(
@@ -239,6 +240,14 @@ def reset(
             return
         table([("TOPIC", "PARTITION", "BEFORE", "AFTER"), *(tuple(row.values()) for row in rows)])
         click.echo("done" if execute else "nothing was changed: add --execute to do it", err=not execute)
+
+
+def _one_of(given: Mapping[str, Any]) -> tuple[str, Any]:
+    """The option that says where to reset to, and its value."""
+    chosen = [(option, value) for option, value in given.items() if value is not None]
+    if len(chosen) != 1:
+        raise click.UsageError(f"say once where to reset to: one of {', '.join(given)}")
+    return chosen[0]
 
 
 def _places(cluster: "Cluster", topics: Sequence[str]) -> list[TopicPartition]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onceflow.cli.commands import Commands
 from onceflow.cli.output import counted, readable, stdout_may_close
 from onceflow.errors import OnceflowError
 
@@ -24,7 +25,7 @@ Row = Mapping[str, Any]
 _PARTITION_DIRECTORY = re.compile(r"(?P<topic>.+)-[0-9]+")
 
 
-@click.group()
+@click.group(cls=Commands)
 def log() -> None:
     """Look into the files of a log, without a broker."""
 

@@ -47,6 +47,14 @@ class OffsetRange:
 
 def to_offset_range(context: click.Context, parameter: click.Parameter, value: str) -> OffsetRange:
     """The callback of `--offset`."""
+    asked = _range(value)
+    begin, end = asked.begin, asked.end
+    if end is not None and begin.kind == end.kind != "end" and end.number < begin.number:
+        raise click.BadParameter(f"'{value}' ends before it begins")
+    return asked
+
+
+def _range(value: str) -> OffsetRange:
     if value.startswith("@") and value not in ("@", "@:"):
         return _time_range(value[1:])
     begin, colon, end = value.partition(":")

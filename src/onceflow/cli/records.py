@@ -1,8 +1,10 @@
 """`onceflow produce` and `onceflow consume`: lines into a topic, records out of it, on any Kafka."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import IO
 
@@ -15,7 +17,7 @@ from onceflow.cli.record_layout import Layout, to_layout
 from onceflow.errors import OnceflowError
 
 LINE_BYTES_MAX = 1_000_000
-"""librdkafka's message.max.bytes, which a line above it would only meet later and with less to say."""
+"""A longer line would not fit into a batch of a broker's default size, and be refused later with less to say."""
 
 
 class InvalidLine(OnceflowError):
@@ -69,7 +71,7 @@ def _key_and_value(
     if key_field is not None:
         return _key_of_json(line, number, key_field), line
     if key_separator is not None:
-        key, separator, value = line.partition(key_separator.encode())
+        key, separator, value = line.partition(os.fsencode(key_separator))
         if not separator:
             raise InvalidLine(f"line {number} has no '{key_separator}' between a key and a value: {_shown(line)}")
         return key, value
@@ -79,14 +81,13 @@ def _key_and_value(
 def _key_of_json(line: bytes, number: int, field: str) -> bytes:
     try:
         event = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidLine(f"line {number} is not JSON, which --key-field needs ({error}): {_shown(line)}") from error
     key = event.get(field) if isinstance(event, dict) else None
-    if isinstance(key, bool) or not isinstance(key, str | int):
-        raise InvalidLine(
-            f"line {number} has no text or whole number in the field '{field}' to be its key: {_shown(line)}"
-        )
-    return str(key).encode()
+    if isinstance(key, str | int) and not isinstance(key, bool):
+        with suppress(UnicodeEncodeError):
+            return str(key).encode()
+    raise InvalidLine(f"line {number} has no text or whole number in the field '{field}' to be its key: {_shown(line)}")
 
 
 def _shown(line: bytes) -> str:

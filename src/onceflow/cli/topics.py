@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onceflow.cli.commands import Commands
 from onceflow.cli.configs import to_settings
 from onceflow.cli.offset_range import OffsetRange, resolve, to_offset_range, wanted_partitions
 from onceflow.cli.options import bootstrap_option, json_option
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from onceflow.client.metadata import TopicMetadata
 
 
-@click.group()
+@click.group(cls=Commands)
 def topic() -> None:
     """Create, list, describe, alter, trim and delete topics.
 

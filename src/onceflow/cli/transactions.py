@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import click
 
+from onceflow.cli.commands import Commands
 from onceflow.cli.options import bootstrap_option, json_option
 from onceflow.cli.output import stdout_may_close, table
 
 
-@click.group()
+@click.group(cls=Commands)
 def transaction() -> None:
     """List, describe and abort transactions.
 

@@ -15,6 +15,8 @@ Config = str | int | float | bool
 
 DELIVERY_TIMEOUT_MS = 120_000
 """Java's delivery.timeout.ms: an event not acknowledged by then has failed."""
+MESSAGE_BYTES_MAX = 1_040_000
+"""An event of 1,000,000 bytes and what a batch adds to it, within a broker's default of 1,048,588."""
 QUEUE_EVENTS_MAX = 100_000
 QUEUE_KBYTES_MAX = 65_536
 _POLL_S = 0.1
@@ -34,6 +36,7 @@ def producer(bootstrap: str, **config: Config) -> confluent_kafka.Producer:
         "bootstrap.servers": bootstrap,
         "client.id": "onceflow",
         "partitioner": "murmur2_random",
+        "message.max.bytes": MESSAGE_BYTES_MAX,
         "acks": "all",
         "enable.idempotence": True,
         "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
