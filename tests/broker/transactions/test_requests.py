@@ -199,6 +199,28 @@ def test_groups_that_cannot_be_loaded_keep_nobody_from_the_end_of_a_transaction(
     assert scene.state() is TransactionState.COMPLETE_COMMIT
 
 
+def test_a_time_out_while_the_groups_are_loaded_is_finished_after_that(scene: Scene) -> None:
+    scene.begin(AT, GROUP_OFFSETS)
+    scene.produce()
+    scene.world.commit_offset(scene.who, 7, lambda _code: None)
+    scene.sync()
+    requests = scene.world.group_requests
+    requests._on_loaded, requests._slices = [], iter(())
+    scene.world.clock.advance_ms(TIMEOUT_MS + 1)
+    scene.world.transactions.tick()
+    scene.sync()
+    assert scene.state() is TransactionState.PREPARE_ABORT
+    assert scene.world.committed(AT) == []
+    assert scene.log_end() == 2, "readers of the other partitions do not wait for the groups"
+    again = scene.init()
+    scene.sync()
+    assert [each[0] for each in again] == [ErrorCode.concurrent_transactions]
+    assert not requests.load_slice()
+    scene.sync()
+    assert scene.state() is TransactionState.COMPLETE_ABORT
+    assert not scene.world.groups.has_pending("x", "a", 0)
+
+
 def test_a_marker_that_the_disk_has_no_room_for_is_written_later(scene: Scene) -> None:
     scene.begin(AT, ("b", 0))
     scene.produce()
