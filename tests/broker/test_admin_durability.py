@@ -1,6 +1,8 @@
 """What an administrator was told is done survives a power cut, a kill and a restart; what fails is said."""
 
 import logging
+import select
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -94,6 +96,55 @@ def test_no_answer_tells_of_what_a_power_cut_could_take_back(powered: PoweredBro
     with connected(powered.bootstrap) as again:
         assert (partition_count(again, "t"), topic_ids(again).keys()) == (1, before)
         assert configured(again, "t", "cleanup.policy") == ("delete", 5)
+
+
+ASKED_CONFIGS = {
+    "resources": [{"resource_type": TOPIC, "resource_name": "new", "configuration_keys": ("segment.ms",)}],
+    "include_synonyms": False,
+    "include_documentation": False,
+}
+REVEALING: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "exists already": (
+        apis.CREATE_TOPICS,
+        2,
+        {
+            "topics": [{"name": "new", "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}],
+            "timeout": milliseconds(5000),
+            "validate_only": True,
+        },
+    ),
+    "configs": (apis.DESCRIBE_CONFIGS, 4, ASKED_CONFIGS),
+    "metadata of all": (apis.METADATA, 1, {"topics": None}),
+    "metadata of one": (apis.METADATA, 4, {"topics": [{"name": "new"}], "allow_auto_topic_creation": False}),
+    "partitions": (
+        apis.CREATE_PARTITIONS,
+        0,
+        {
+            "topics": [{"name": "new", "count": 2, "assignments": None}],
+            "timeout": milliseconds(5000),
+            "validate_only": True,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("asked", REVEALING.values(), ids=REVEALING)
+def test_nobody_learns_of_a_topic_before_it_is_durable(
+    powered: PoweredBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch, asked: tuple[int, int, dict[str, Any]]
+) -> None:
+    api_key, version, fields = asked
+    disk_writes = threading.Event()
+    monkeypatch.setattr("onceflow.testing.disk._FaultyFile.sync_data", lambda _file: disk_writes.wait(10))
+    new = {"name": "new", "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
+    client.send(apis.CREATE_TOPICS, 2, topics=[new], timeout=milliseconds(5000), validate_only=False)
+    with connected(powered.bootstrap) as other, connected(powered.bootstrap) as third:
+        third.ask(apis.API_VERSIONS, 0)
+        other.send(api_key, version, **fields)
+        third.ask(apis.API_VERSIONS, 0)
+        assert select.select([client.socket, other.socket], [], [], 0) == ([], [], []), "both have been read by now"
+        disk_writes.set()
+        assert client.receive(apis.CREATE_TOPICS, 2).topics[0].error_code == 0
+        other.receive(api_key, version)
 
 
 def test_a_killed_broker_remembers_partitions_and_configs(tmp_path: Path) -> None:

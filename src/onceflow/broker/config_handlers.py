@@ -163,7 +163,8 @@ def _wanted(node: Node, resource: Any, counts: Mapping[tuple[int, str], int], ch
     try:
         _check_resource(resource, counts[key])
         if resource.resource_type != TOPIC:
-            raise _unchangeable(node, resource)
+            _check_unchanged(node, resource)
+            return _Wanted(*key)
         if not resource.resource_name:
             raise TopicRefused(ErrorCode.invalid_request, "Default topic resources are not allowed.")
         topic = _topic(node, resource.resource_name)
@@ -183,18 +184,15 @@ def _check_resource(resource: Any, count: int) -> None:
             raise TopicRefused(ErrorCode.invalid_request, f"Null value not supported for : {each.name[:100]}")
 
 
-def _unchangeable(node: Node, resource: Any) -> TopicRefused:
+def _check_unchanged(node: Node, resource: Any) -> None:
+    """A broker that is asked to change nothing is asked for nothing wrong."""
     if resource.resource_type != BROKER:
-        return _unknown_type(resource.resource_type)
-    try:
-        _check_broker(node, resource.resource_name, "Node id", ",")
-    except TopicRefused as error:
-        return error
+        raise _unknown_type(resource.resource_type)
+    _check_broker(node, resource.resource_name, "Node id", ",")
     names = ", ".join(each.name for each in resource.configs)[:1000]
-    return TopicRefused(
-        ErrorCode.invalid_request,
-        f"Cannot update these configs dynamically: {names}; set them in the broker's file or options and restart it",
-    )
+    if names:
+        remedy = "set them in the broker's file or options and restart it"
+        raise TopicRefused(ErrorCode.invalid_request, f"Cannot update these configs dynamically: {names}; {remedy}")
 
 
 def _replaced(_node: Node, _topic: Topic, resource: Any) -> dict[str, str | None]:

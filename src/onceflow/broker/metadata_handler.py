@@ -13,7 +13,7 @@ from onceflow.broker.node import Node
 from onceflow.broker.request import Request
 from onceflow.broker.sliced_answers import Element, answer_in_slices
 from onceflow.broker.topic_operations import Created
-from onceflow.broker.topics import NewTopic, Topic, TopicRefused, check_name
+from onceflow.broker.topics import INTERNAL_TOPICS, NewTopic, Topic, TopicRefused, check_name
 from onceflow.wire import apis, metadata
 from onceflow.wire.apis import APIS
 from onceflow.wire.errors import ErrorCode
@@ -64,15 +64,15 @@ def handle_metadata(node: Node, request: Request) -> None:
 
 def _creatable(node: Node, asked: Any) -> list[NewTopic]:
     names = dict.fromkeys(each.name for each in asked.topics or () if each.name is not None)
-    return [NewTopic(name, -1) for name in names if name not in node.topics.by_name and _is_legal(name)]
+    wanted = [name for name in names if name not in node.topics.by_name and name not in INTERNAL_TOPICS]
+    return [NewTopic(name, -1) for name in wanted if _is_legal(name)]
 
 
 def _is_legal(name: str) -> bool:
     try:
         check_name(name)
-    except TopicRefused as error:
-        # The broker's own metadata cannot be created, and yet its name is none that could not be.
-        return error.error_code != ErrorCode.invalid_topic_exception
+    except TopicRefused:
+        return False
     return True
 
 

@@ -17,7 +17,7 @@ from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.housekeeping import Housekeeping
 from onceflow.broker.metadata_entries import MetadataEntries
 from onceflow.broker.metadata_records import MetadataRecord
-from onceflow.broker.partitions import Partition, Partitions, Synced, partition_count_max
+from onceflow.broker.partitions import Partition, Partitions, Synced
 from onceflow.broker.record_checks import RecordChecks
 from onceflow.broker.state_log import StateLog
 from onceflow.broker.topic_configs import log_config
@@ -25,7 +25,6 @@ from onceflow.broker.topic_operations import Created, TopicOperations
 from onceflow.broker.topics import (
     CLUSTER_METADATA_TOPIC,
     GROUP_OFFSETS_TOPIC,
-    PARTITIONS_MAX,
     TRANSACTION_STATE_TOPIC,
     NewTopic,
     Topic,
@@ -70,7 +69,6 @@ class Node:
         self.cluster_id = directory.cluster_id
         self.advertised_host, self.advertised_port = config.advertised or (config.host, config.port)
         self.topics = Topics(self.node_id, config.partition_count_default)
-        self.topics.partition_count_max = partition_count_max(PARTITIONS_MAX)
         self.partitions = Partitions()
         self.groups = GroupCoordinator(clock, config)
         self.group_commit = GroupCommit()
@@ -197,12 +195,12 @@ class Node:
 
         Until that is durable, nobody can make a topic with one of the names in `gone`.
         """
-        orphans = self.groups.decide_forget(lambda topic: topic not in self.topics.by_name)
-        if orphans and self.group_requests.append_in_batches(orphans):
-            raise UnfinishedDeletion(
-                f"{GROUP_OFFSETS_TOPIC}: the offsets of deleted topics could not be taken away from {len(orphans)}"
-                " partitions; look for the reason above, free the disk and start the broker again"
-            )
+        for orphans in self.groups.decide_forget(lambda topic: topic not in self.topics.by_name):
+            if orphans and self.group_requests.append_in_batches(orphans):
+                raise UnfinishedDeletion(
+                    f"{GROUP_OFFSETS_TOPIC}: the offsets of deleted topics could not be taken away; look for the reason"
+                    " above, free the disk and start the broker again"
+                )
 
         def synced(error_code: ErrorCode) -> None:
             if not error_code:
@@ -242,16 +240,7 @@ class Node:
 
     def forget_offsets(self, names: set[str], forgotten: Callable[[ErrorCode], None]) -> None:
         """Take away every group's offsets of these topics, durably."""
-
-        def forget() -> None:
-            records = self.groups.decide_forget(names.__contains__)
-            error_code = self.group_requests.append_in_batches(records)
-            if error_code or not records:
-                forgotten(error_code)
-            else:
-                self.group_requests.when_synced(forgotten)
-
-        self.group_requests.when_loaded(forget)
+        self.group_requests.when_loaded(lambda: self.group_requests.forget(names.__contains__, forgotten))
 
     def in_background(
         self, work: Callable[[], Result], done: Callable[[Result], None], failed: Callable[[str], None]

@@ -1,7 +1,6 @@
 """The open partitions of this broker, and who waits for what in each."""
 
 import logging
-import resource
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,18 +9,8 @@ from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
-FILES_FOR_PARTITIONS = 3 / 4
-"""The part of the process's file descriptors that logs may take; each holds one open per segment, the others are for
-connections and for segments that are no longer written."""
-
 Synced = Callable[[ErrorCode], None]
 Watcher = Callable[[], None]
-
-
-def partition_count_max(wanted: int) -> int:
-    """How many partitions the limit of open files allows, at most `wanted`."""
-    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if soft == resource.RLIM_INFINITY else min(wanted, int(soft * FILES_FOR_PARTITIONS))
 
 
 class Partition:

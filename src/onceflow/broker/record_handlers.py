@@ -61,12 +61,11 @@ def _decide(node: Node, topic: str, asked: Any, log_starts: dict[Partition, int]
 
 
 def _refusal(topic: str, partition: Partition | None, offset: int) -> ErrorCode:
-    if topic in INTERNAL_TOPICS:
-        return ErrorCode.invalid_topic_exception
     if partition is None:
         return ErrorCode.unknown_topic_or_partition
-    config = partition.log.config
-    if config.cleanup_compact and not config.cleanup_delete:
+    if topic in INTERNAL_TOPICS:
+        return ErrorCode.invalid_topic_exception
+    if not partition.log.config.cleanup_delete:
         return ErrorCode.policy_violation
     if not HIGH_WATERMARK <= offset <= partition.log.high_watermark:
         return ErrorCode.offset_out_of_range

@@ -29,7 +29,7 @@ INTERNAL_TOPICS = (GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, CLUSTER_METADAT
 NAME_CHARACTERS_MAX = 249
 PRODUCER_IDS_IN_A_BLOCK = 1000
 PARTITIONS_MAX = 20_000
-"""Partitions of all topics together, where the process may hold enough files open (`Topics.partition_count_max`)."""
+"""Of all topics together."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -98,13 +98,15 @@ class Topics:
         self.next_producer_id = 0
         self.partition_count = 0
         """Of all topics together."""
-        self.partition_count_max = PARTITIONS_MAX
         self._by_metric_name: dict[str, str] = {}
         self._make_uuid = make_uuid
 
     def decide_create(self, new: NewTopic) -> list[MetadataRecord]:
         """Records of a new topic, all to be appended in one batch."""
         check_name(new.name)
+        if new.name == CLUSTER_METADATA_TOPIC:
+            message = f"Creation of internal topic {CLUSTER_METADATA_TOPIC} is prohibited."
+            raise TopicRefused(ErrorCode.invalid_request, message)
         if new.name in self.by_name:
             raise TopicRefused(ErrorCode.topic_already_exists, f"Topic '{new.name}' already exists.")
         if new.name in self.being_deleted:
@@ -179,12 +181,11 @@ class Topics:
         raise TopicRefused(ErrorCode.invalid_replica_assignment, message)
 
     def _check_room(self, name: str, partition_count: int) -> None:
-        if self.partition_count + partition_count > self.partition_count_max:
+        if self.partition_count + partition_count > PARTITIONS_MAX:
             raise TopicRefused(
                 ErrorCode.invalid_partitions,
                 f"topic {name}: {partition_count} partitions beside the {self.partition_count} that exist are more than"
-                f" the {self.partition_count_max} that this broker serves; ask for fewer, delete topics or allow it"
-                " more open files (ulimit -n)",
+                f" the {PARTITIONS_MAX} that this broker serves; ask for fewer or delete topics",
             )
 
     def decide_more_partitions(self, wanted: MorePartitions) -> list[MetadataRecord]:
@@ -281,9 +282,6 @@ def check_name(name: str) -> None:
     what = _wrong_name(name)
     if what is not None:
         raise TopicRefused(ErrorCode.invalid_topic_exception, f"Topic name is invalid: {what}")
-    if name == CLUSTER_METADATA_TOPIC:
-        message = f"Creation of internal topic {CLUSTER_METADATA_TOPIC} is prohibited."
-        raise TopicRefused(ErrorCode.invalid_request, message)
 
 
 def _wrong_name(name: str) -> str | None:

@@ -54,10 +54,11 @@ class Scene:
         instance: str | None = None,
         skip: bool = False,
         note: str = "",
+        rebalance_ms: int = REBALANCE_MS,
     ) -> JoinAnswer | None:
         """`note` makes the member's metadata another."""
         request = JoinRequest(
-            "g", member_id, name, "/host", SESSION_MS, REBALANCE_MS, "consumer",
+            "g", member_id, name, "/host", SESSION_MS, rebalance_ms, "consumer",
             tuple((each, f"{name} {each}{note}".encode()) for each in protocols), known, instance, skip,
         )  # fmt: skip
         self.answers.pop(name, None)

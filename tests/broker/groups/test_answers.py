@@ -191,6 +191,57 @@ def test_several_groups_offsets_in_one_answer_and_in_old_versions(group: RawGrou
         assert answer.topics[0].partitions[0].committed_offset == 3
 
 
+def test_offsets_and_groups_in_every_version(group: RawGroup, topic: str) -> None:
+    group.commit(topic, 3, metadata="note")
+    group.commit(topic, 4, partition=2, metadata=None)
+    asked = [{"name": topic, "partition_indexes": [2, 0, 7]}]
+    for version in range(1, 9):
+        fields = {"group_id": group.group_id, "topics": asked}
+        answer = group.client().ask(apis.OFFSET_FETCH, version, **({"groups": [fields]} if version == 8 else fields))
+        found = answer.groups[0] if version == 8 else answer
+        assert getattr(found, "error_code", NONE) == NONE
+        assert [each.name for each in found.topics] == [topic]
+        partitions = found.topics[0].partitions
+        assert {each.error_code for each in partitions} == {NONE}
+        assert {getattr(each, "committed_leader_epoch", -1) for each in partitions} == {-1}
+        places = [(each.partition_index, each.committed_offset, each.metadata) for each in partitions]
+        assert places == [(2, 4, ""), (0, 3, "note"), (7, -1, "")]
+    for version in range(5):
+        answer = group.client().ask(apis.LIST_GROUPS, version)
+        assert answer.error_code == NONE
+        (listed,) = (each for each in answer.groups if each.group_id == group.group_id)
+        assert (listed.protocol_type, getattr(listed, "group_state", "Empty")) == ("", "Empty")
+    for version in range(6):
+        authorized = {"include_authorized_operations": False} if version >= 3 else {}
+        asked_groups = [group.group_id, "none"]
+        groups = group.client().ask(apis.DESCRIBE_GROUPS, version, groups=asked_groups, **authorized).groups
+        assert [(each.group_id, each.group_state) for each in groups] == [(group.group_id, "Empty"), ("none", "Dead")]
+
+
+def test_what_somebody_may_do_with_a_group_is_told_when_asked_for(group: RawGroup) -> None:
+    asked = {"groups": [group.group_id], "include_authorized_operations": True}
+    for version in range(3, 6):
+        answer = group.client().ask(apis.DESCRIBE_GROUPS, version, **asked)
+        assert answer.groups[0].authorized_operations == 3400
+
+
+def test_a_member_id_that_was_handed_out_is_for_a_member_without_an_instance_id(group: RawGroup) -> None:
+    pending = group.join().member_id
+    assert group.join(pending, instance="i").error_code == ErrorCode.unknown_server_error
+    assert group.join(pending).generation_id == 1
+
+
+def test_a_group_that_all_leave_is_empty_though_a_member_id_is_not_used_yet(group: RawGroup, topic: str) -> None:
+    member_id = alone(group)
+    pending = group.join(on="p").member_id
+    assert group.leave((member_id, None)) == [(member_id, None, NONE)]
+    while group.describe().group_state == "PreparingRebalance":
+        pass
+    assert group.describe().group_state == "Empty"
+    assert group.commit(topic) == NONE
+    assert group.join(pending, on="p").generation_id == 3
+
+
 def test_a_rebalance_of_two(group: RawGroup, topic: str) -> None:
     first = alone(group)
     second = group.enter(on="b")
@@ -214,6 +265,20 @@ def test_a_rebalance_of_two(group: RawGroup, topic: str) -> None:
         (second, "instance", ErrorCode.unknown_member_id),
     ]
     assert group.beat(2, second) == ErrorCode.rebalance_in_progress
+
+
+def test_a_rebalance_before_the_assignment_leaves_nobody_with_an_old_one(group: RawGroup) -> None:
+    member_id = alone(group)
+    group.join(member_id)
+    assert [each.member_assignment for each in group.describe().members] == [b"assigned"], (
+        "that of the generation before"
+    )
+    group.send_join(on="b", version=3)
+    while group.describe().group_state != "PreparingRebalance":
+        pass
+    assert {each.member_assignment for each in group.describe().members} == {b""}
+    group.join(member_id)
+    assert group.joined(on="b", version=3).generation_id == 3
 
 
 def two_static(group: RawGroup) -> tuple[str, str]:

@@ -64,6 +64,27 @@ def test_a_silent_leader_is_replaced() -> None:
     assert (joined.leader, joined.generation) == (second, 3)
 
 
+def test_the_longest_of_the_members_rebalance_time_outs_counts() -> None:
+    scene = Scene()
+    scene.join("a", rebalance_ms=5000)
+    scene.sync("a", scene.member_id("a"), 1)
+    assert scene.join("b", rebalance_ms=8000) is None
+    scene.advance(5000)
+    assert "b" not in scene.answers
+    scene.advance(3000)
+    assert scene.joined("b").generation == 2
+
+
+def test_a_commit_keeps_a_member_alive() -> None:
+    scene = Scene()
+    first, second = scene.two_members()
+    scene.advance(SESSION_MS - 1)
+    assert scene.groups.commit_error("g", first, 2) == ErrorCode.none
+    assert scene.groups.commit_error("g", second, 1) == ErrorCode.illegal_generation
+    scene.advance(SESSION_MS - 1)
+    assert list(scene.group.members) == [first], "one that is refused is none"
+
+
 def test_who_does_not_join_in_time_is_left_behind() -> None:
     scene = Scene()
     _first, second = scene.two_members()
@@ -131,11 +152,45 @@ def test_a_member_id_that_is_never_used_is_forgotten_with_its_group() -> None:
     assert late.error_code == ErrorCode.unknown_member_id
 
 
+def test_a_group_that_all_leave_is_empty_though_a_member_id_is_not_used_yet() -> None:
+    scene = Scene()
+    first, second = scene.two_members()
+    assert scene.join("c", known=True) is not None
+    scene.leave(Leaving(first), Leaving(second))
+    scene.advance(0)
+    assert (scene.group.state, scene.group.generation) == (GroupState.EMPTY, 3)
+    assert scene.groups.commit_error("g", "", -1) == ErrorCode.none
+
+
+def test_a_new_group_that_all_leave_while_it_waits_for_more_is_empty_in_the_end() -> None:
+    scene = Scene(group_initial_rebalance_delay_ms=3000)
+    assert scene.join("a") is None
+    scene.leave(Leaving(scene.member_id("a")))
+    assert scene.groups.delete_error("g") == ErrorCode.non_empty_group
+    for _ in range(REBALANCE_MS // 3000):
+        scene.advance(3000)
+    assert scene.group.state is GroupState.EMPTY
+    assert scene.groups.delete_error("g") == ErrorCode.none
+
+
+def test_a_member_id_that_was_handed_out_cannot_become_a_static_members() -> None:
+    scene = Scene()
+    scene.two_members(instance="i")
+    required = scene.join("c", known=True)
+    assert required is not None
+    for instance in ("i", "another"):
+        refused = scene.join("c", required.member_id, instance=instance)
+        assert refused is not None
+        assert refused.error_code == ErrorCode.unknown_server_error
+    assert len(scene.group.members) == 2
+
+
 def test_deleting_a_topic_takes_its_offsets_out_of_every_group() -> None:
     scene = Scene()
     commits: list[GroupRecord] = [OffsetCommit(group, topic, 0, 1) for group in "gh" for topic in ("gone", "kept")]
     scene.carry_out(Outcome(records=commits))
-    scene.carry_out(Outcome(records=scene.groups.decide_forget(lambda topic: topic == "gone")))
+    for records in scene.groups.decide_forget(lambda topic: topic == "gone"):
+        scene.carry_out(Outcome(records=records))
     for coordinator in (scene.groups, scene.replayed()):
         assert [list(coordinator.groups[group].offsets) for group in "gh"] == [[("kept", 0)]] * 2
 

@@ -1,15 +1,20 @@
 """Between coordinator and log: loading in slices, time-outs, what is too large, expiry."""
 
+import asyncio
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from onceflow.broker.groups import coordinator
 from onceflow.broker.groups.group import JoinAnswer, SyncAnswer
 from onceflow.broker.groups.outcome import JoinRequest, SyncRequest
 from onceflow.broker.groups.records import GroupMetadata, OffsetCommit
 from onceflow.broker.groups.states import GroupState
+from onceflow.broker.state_log import StateLog
 from onceflow.log.config import LogConfig
+from onceflow.log.errors import StorageFailed
 from onceflow.wire.errors import ErrorCode
 from tests.broker.groups.stored import Stored, commits, run
 
@@ -56,6 +61,56 @@ def test_sessions_begin_when_the_groups_are_loaded(tmp_path: Path) -> None:
         stored.clock.advance_ms(10_000)
         stored.requests.expire()
         assert stored.state.value == "Empty"
+        await stored.group_commit.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "error", [None, StorageFailed("full"), ZeroDivisionError("unforeseen")], ids=["well", "full", "bug"]
+)
+def test_the_offsets_of_a_deleted_topic_go_some_in_each_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    async def test() -> None:
+        stored = Stored(tmp_path)
+        monkeypatch.setattr(coordinator, "OFFSETS_FORGOTTEN_AT_ONCE", 10)
+        for number in range(50):
+            await stored.record(*commits(1, 2, group=f"g{number}"), OffsetCommit(f"g{number}", "kept", 0, 3))
+        told: list[ErrorCode] = []
+        stored.requests.forget(lambda topic: topic == "t", told.append)
+        left = []
+        while not told:
+            left.append(sum(len(group.offsets) > 1 for group in stored.groups.groups.values()))
+            await asyncio.sleep(0)
+            if error is not None and len(left) == 3:
+                monkeypatch.setattr(StateLog, "append", Mock(side_effect=error))
+        if error is None:
+            assert left[:6] == [50, 45, 40, 35, 30, 25]
+            assert told == [ErrorCode.none]
+            await stored.crash()
+            assert {place for group in stored.groups.groups.values() for place in group.offsets} == {("kept", 0)}
+        else:
+            assert told != [ErrorCode.none]
+            assert len(left) == 4, "nothing is tried after the error"
+        await stored.group_commit.close()
+
+    run(test)
+
+
+def test_offsets_that_expire_at_once_go_some_in_each_call(tmp_path: Path) -> None:
+    async def test() -> None:
+        stored = Stored(tmp_path, offsets_retention_ms=1000)
+        for number in range(1000):
+            await stored.record(*commits(1, group=f"g{number}", at_ms=stored.clock.now_ms()))
+        stored.clock.advance_ms(stored.config.offsets_retention_check_interval_ms)
+        calls = 0
+        while stored.groups.groups:
+            before = len(stored.groups.groups)
+            stored.requests.expire()
+            assert 0 < before - len(stored.groups.groups) <= 500
+            calls += 1
+        assert calls > 2
         await stored.group_commit.close()
 
     run(test)

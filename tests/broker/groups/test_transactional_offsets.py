@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from onceflow.broker.groups.outcome import Outcome
 from onceflow.broker.groups.records import GroupRemoval, OffsetCommit
 from onceflow.wire.errors import ErrorCode
 from tests.broker.groups.scene import Scene
@@ -91,8 +92,8 @@ def test_a_deleted_topic_takes_pending_offsets_along() -> None:
     scene = Scene()
     scene.groups.replay_transactional(P, OffsetCommit("g", "gone", 0, 5))
     scene.groups.replay_transactional(P, OffsetCommit("g", "kept", 0, 6))
-    for record in scene.groups.decide_forget(lambda topic: topic == "gone"):
-        scene.groups.replay(record)
+    for records in scene.groups.decide_forget(lambda topic: topic == "gone"):
+        scene.carry_out(Outcome(records=records))
     scene.groups.replay_marker(P, commit=True)
     assert list(scene.group.offsets) == [("kept", 0)]
 

@@ -6,7 +6,7 @@ outcome's records, replays them, and sends its answers when they are synced.
 """
 
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.groups.expiry import expired
@@ -29,6 +29,9 @@ from onceflow.wire.errors import ErrorCode
 
 NAME_BYTES_MAX = 1000
 """Bound of group ids, protocol names and the client id's share of a member id: a record's strings end at 32,767."""
+OFFSETS_FORGOTTEN_AT_ONCE = 1000
+OFFSETS_SEEN_AT_ONCE = 10_000
+"""When the offsets of deleted topics are taken away: what one turn of the event loop may cost."""
 
 
 class GroupCoordinator:
@@ -41,6 +44,8 @@ class GroupCoordinator:
         self.groups: dict[str, Group] = {}
         self.pending = PendingOffsets()
         self._rebalance = Rebalance(config, clock)
+        self._timed: dict[str, Group] = {}
+        """Where a time-out may come; all others need no look, and there may be many."""
 
     # Replay
 
@@ -48,12 +53,16 @@ class GroupCoordinator:
         """Apply one record: after its append, and for each record of the log at start-up."""
         if isinstance(record, GroupRemoval):
             group = self.groups.pop(record.group, None)
+            self._timed.pop(record.group, None)
             if group is not None:
                 group.move(GroupState.DEAD)
         elif isinstance(record, OffsetCommit):
             self._replay_offset(record)
         else:
-            self._group(record.group).replay_metadata(record, self.clock.monotonic())
+            group = self._group(record.group)
+            group.replay_metadata(record, self.clock.monotonic())
+            if group.may_time_out:
+                self._timed[group.group_id] = group
 
     def _replay_offset(self, record: OffsetCommit) -> None:
         if record.offset is not None:
@@ -104,7 +113,7 @@ class GroupCoordinator:
             member_id = "" if error_code == ErrorCode.group_max_size_reached else request.member_id
             outcome.answer_join(reply, JoinAnswer(error_code, member_id))
             return outcome
-        group = self._group(request.group_id)
+        group = self._timed[request.group_id] = self._group(request.group_id)
         if request.member_id == "":
             self._join_new(group, request, reply, outcome)
         elif request.member_id in group.pending_deadlines:
@@ -135,9 +144,10 @@ class GroupCoordinator:
             return ErrorCode.group_max_size_reached
         if not group.accepts(request.protocol_type, request.protocols):
             return ErrorCode.inconsistent_group_protocol
-        if request.member_id and request.member_id not in group.pending_deadlines:
-            return group.member_error(request.member_id, request.group_instance_id)
-        return ErrorCode.none
+        if request.member_id in group.pending_deadlines:
+            # A member that has an instance id is never given a member id first: for Kafka it is a wrong state, too.
+            return ErrorCode.none if request.group_instance_id is None else ErrorCode.unknown_server_error
+        return group.member_error(request.member_id, request.group_instance_id) if request.member_id else ErrorCode.none
 
     def _is_full(self, group: Group, member_id: str) -> bool:
         """Whether `group.max.size` leaves no place (Kafka's acceptJoiningMember): who joined first stays."""
@@ -322,9 +332,9 @@ class GroupCoordinator:
     def expire(self) -> list[Outcome]:
         """Act on every time-out of a member that is over by now."""
         now_seconds = self.clock.monotonic()
-        alive = [group for group in self.groups.values() if group.members or group.pending_deadlines]
-        outcomes = [self._expire_group(group, now_seconds) for group in alive]
-        for group in alive:
+        outcomes = [self._expire_group(group, now_seconds) for group in self._timed.values()]
+        for group in [each for each in self._timed.values() if not each.may_time_out]:
+            del self._timed[group.group_id]
             if group.is_void and not self.pending.of_group(group.group_id):
                 del self.groups[group.group_id]
         return outcomes
@@ -343,7 +353,7 @@ class GroupCoordinator:
             self._rebalance.take_out(group, member_id, outcome)
         if silent or (unused and group.state is GroupState.PREPARING_REBALANCE):
             self._rebalance.begin(group, outcome)
-        if group.members and group.deadline_seconds <= now_seconds:
+        if group.deadline_seconds <= now_seconds:
             self._rebalance.go_on(group, outcome)
         return outcome
 
@@ -361,8 +371,6 @@ class GroupCoordinator:
             return _stranger_error(group_id, generation)
         if generation < 0 and group.state is GroupState.EMPTY:
             return ErrorCode.none
-        if generation < 0 and not member_id and group_instance_id is None:
-            return ErrorCode.unknown_member_id
         error_code = self._member_error(group_id, member_id, group_instance_id, generation)
         if error_code == ErrorCode.none and group.state is GroupState.COMPLETING_REBALANCE:
             return ErrorCode.rebalance_in_progress
@@ -431,14 +439,21 @@ class GroupCoordinator:
         gone = [place for place, code in error_codes.items() if not code and place in present]
         return [OffsetCommit(group_id, *place, None) for place in gone], error_codes
 
-    def decide_forget(self, is_gone: Callable[[str], bool]) -> list[GroupRecord]:
-        """Records that take away every group's offsets in the topics that are gone, pending ones too."""
-        places = [(group.group_id, *place) for group in self.groups.values() for place in group.offsets]
-        return [
-            OffsetCommit(group_id, topic, partition, None)
-            for group_id, topic, partition in dict.fromkeys((*places, *self.pending))
-            if is_gone(topic)
-        ]
+    def decide_forget(self, is_gone: Callable[[str], bool]) -> Iterator[list[GroupRecord]]:
+        """Records that take away every group's offsets in the topics that are gone, pending ones first.
+
+        They come in lists, each to be replayed before the next is asked for: some offsets are looked at for each.
+        """
+        yield [OffsetCommit(*place, None) for place in self.pending if is_gone(place[1])]
+        records: list[GroupRecord] = []
+        seen = 0
+        for group in list(self.groups.values()):
+            records += [OffsetCommit(group.group_id, *place, None) for place in group.offsets if is_gone(place[0])]
+            seen += 1 + len(group.offsets)
+            if len(records) >= OFFSETS_FORGOTTEN_AT_ONCE or seen >= OFFSETS_SEEN_AT_ONCE:
+                yield records
+                records, seen = [], 0
+        yield records
 
 
 def _stranger_error(group_id: str, generation: int) -> ErrorCode:

@@ -124,6 +124,11 @@ class Group:
         return joined and not self.pending_deadlines
 
     @property
+    def may_time_out(self) -> bool:
+        """Whether there is a member, an id that was handed out, or a rebalance that all members have left."""
+        return bool(self.members or self.pending_deadlines) or self.state is GroupState.PREPARING_REBALANCE
+
+    @property
     def is_void(self) -> bool:
         """Whether nothing ever came of this group: its only members never joined with the id that they were given."""
         return not (self.members or self.pending_deadlines or self.offsets or self.recorded_ms >= 0)

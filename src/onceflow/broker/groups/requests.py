@@ -4,6 +4,7 @@ At start-up the log is replayed in slices, so that a long one delays nobody but 
 COORDINATOR_LOAD_IN_PROGRESS until it is done. What must come after that waits for `when_loaded`.
 """
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,8 @@ LOADED_AT_ONCE_BYTES = 4 * SLICE_BYTES
 RECORDS_IN_A_BATCH = 1000
 """Of those that take offsets away: at most some 1.3 KB each, so a batch stays far below the log's bound."""
 OFFSETS_CHECKED_AT_ONCE = 5000
-"""When old offsets are looked for: what one turn of the event loop may cost."""
+COST_OF_RECORD = 10
+"""When old offsets are looked for: what one turn of the event loop may cost, a record that takes one away included."""
 
 _TOO_LARGE = (ErrorCode.message_too_large, ErrorCode.record_list_too_large)
 
@@ -156,6 +158,33 @@ class GroupRequests:
                 return error_code
         return ErrorCode.none
 
+    def forget(self, is_gone: Callable[[str], bool], settled: Settled) -> None:
+        """Take away all offsets in the topics that are gone, some in each turn of the loop; nobody commits there now.
+
+        `settled` is told once that is durable, or the error.
+        """
+        slices = self._groups.decide_forget(is_gone)
+        found = False
+
+        def turn() -> None:
+            nonlocal found
+            try:
+                records = next(slices, None)
+                error_code = self.append_in_batches(records or ())
+            except Exception:
+                logger.exception("the offsets of deleted topics could not be taken away")
+                settled(ErrorCode.unknown_server_error)
+                return
+            found = found or bool(records)
+            if error_code or (records is None and not found):
+                settled(error_code)
+            elif records is None:
+                self.when_synced(settled)
+            else:
+                asyncio.get_running_loop().call_soon(turn)
+
+        turn()
+
     def _append(self, records: Sequence[GroupRecord]) -> ErrorCode:
         if self.error_code or not records:
             return self.error_code
@@ -262,8 +291,9 @@ class GroupRequests:
         while seen < OFFSETS_CHECKED_AT_ONCE and (group_id := next(self._unchecked, None)) is not None:
             group = self._groups.groups.get(group_id)
             if group is not None:
-                seen += 1 + len(group.offsets)
-                self.append_in_batches(self._groups.decide_expire(group))
+                records = self._groups.decide_expire(group)
+                seen += 1 + len(group.offsets) + COST_OF_RECORD * len(records)
+                self.append_in_batches(records)
 
 
 def _placed(records: Sequence[GroupRecord], offset: int) -> Iterator[GroupRecord]:
