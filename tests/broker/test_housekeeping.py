@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from onceflow.broker.topics import GROUP_OFFSETS_TOPIC
 from onceflow.log.config import LogConfig
+from onceflow.log.disk import RealDisk, RealFile
 from onceflow.log.retention import RetentionPolicyUnusable, SegmentFacts, load_policy
 from onceflow.testing import FaultyDisk, ManualClock
 from onceflow.wire import apis
@@ -21,7 +23,7 @@ from onceflow.wire.batch import Record, encode_batch
 from onceflow.wire.codecs import Codec
 from onceflow.wire.errors import ErrorCode
 from tests.broker.driven_broker import DrivenBroker, eventually
-from tests.broker.raw_client import RawClient
+from tests.broker.raw_client import RawClient, connected
 from tests.log.compactions import keyed, offsets, stored, table
 from tests.log.partition_logs import records
 
@@ -348,3 +350,87 @@ def test_records_dated_too_early_are_refused(broker: DrivenBroker, client: RawCl
     early = encode_batch([Record(0, NOW_MS, b"k", b"v"), Record(1, NOW_MS - HOUR_MS - 1, b"k", b"v")])
     assert client.produce("clicks", 0, early).error_code == ErrorCode.invalid_timestamp
     assert not client.produce("clicks", 0, keyed(("k", "v"), timestamp_ms=NOW_MS - HOUR_MS)).error_code
+
+
+class HeldFile(RealFile):
+    """Its sync waits."""
+
+    held: threading.Event
+
+    def sync_data(self) -> None:
+        assert self.held.wait(20)
+        super().sync_data()
+
+
+class HeldDisk(RealDisk):
+    """The syncs of compacted segments wait until `free` is set, as those of gigabytes would."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.is_reached = threading.Event()
+
+    def open(self, path: Path, *, create: bool = False) -> RealFile:
+        file = super().open(path, create=create)
+        if path.name.endswith(".log.cleaned"):
+            self.is_reached.set()
+            held = HeldFile(os.dup(file.fileno()))
+            held.held = self.free
+            return held
+        return file
+
+
+def test_a_long_compaction_holds_up_neither_topics_nor_retention(tmp_path: Path) -> None:
+    disk = HeldDisk()
+    with DrivenBroker(tmp_path / "data", disk=disk, log=SMALL) as broker, connected(broker.bootstrap) as client:
+        client.create_topic("old", retention_ms=str(DAY_MS))
+        client.create_topic("table", cleanup_policy="compact")
+        produce(client, "old", 20, timestamp_ms=NOW_MS)
+        produce(client, "table", 30)
+        try:
+            assert eventually(lambda: after(broker, 15_000) and disk.is_reached.is_set(), "a compaction")
+            client.create_topic("new")
+            produce(client, "new", 1)
+            old = broker.log("old")
+            eventually(lambda: after(broker, 2 * DAY_MS) and old.log_start_offset > 0, "old segments go")
+        finally:
+            disk.free.set()
+        log = broker.log("table")
+        eventually(lambda: len(offsets(log)) < 30, "compacted")
+        assert set(table(log)) == {"k0", "k1", "k2"}
+
+
+def test_records_below_a_new_start_leave_when_the_compaction_of_their_log_is_over(tmp_path: Path) -> None:
+    disk = HeldDisk()
+    with DrivenBroker(tmp_path / "data", disk=disk, log=SMALL) as broker, connected(broker.bootstrap) as client:
+        client.create_topic("table", cleanup_policy="compact,delete")
+        for n in range(30):
+            assert not client.produce("table", 0, keyed((f"k{n:02}", "value"), timestamp_ms=NOW_MS)).error_code
+        log = broker.log("table")
+        try:
+            assert eventually(lambda: after(broker, 15_000) and disk.is_reached.is_set(), "a compaction")
+            assert delete_records(client, "table", 20) == (ErrorCode.none, 20)
+            after(broker, CHECK_MS)
+            eventually(lambda: broker.call(lambda node: bool(node.housekeeping._leftovers)), "they are put off")
+            assert log.segments.bases[0] == 0
+        finally:
+            disk.free.set()
+        eventually(lambda: log.segments.bases[0] > 0, "the segments below the new start go")
+        assert sorted(table(log)) == [f"k{n}" for n in range(20, 30)]
+
+
+def test_a_topic_that_is_made_again_during_a_compaction_is_left_alone(tmp_path: Path) -> None:
+    disk = HeldDisk()
+    with DrivenBroker(tmp_path / "data", disk=disk, log=SMALL) as broker, connected(broker.bootstrap) as client:
+        client.create_topic("table", cleanup_policy="compact")
+        produce(client, "table", 30)
+        try:
+            assert eventually(lambda: after(broker, 15_000) and disk.is_reached.is_set(), "a compaction")
+            assert not client.ask(apis.DELETE_TOPICS, 5, topic_names=["table"], timeout=TIMEOUT).responses[0].error_code
+            client.create_topic("table")
+            produce(client, "table", 30)
+        finally:
+            disk.free.set()
+        eventually(lambda: broker.call(lambda node: node.housekeeping._cleaner.compacting is None), "it is given up")
+        broker.stop()
+        broker.start()
+        assert offsets(broker.log("table")) == list(range(30))

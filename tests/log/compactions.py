@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from onceflow.log.compaction import Compactable, Compaction, measure
 from onceflow.log.disk import Disk, RealDisk
 from onceflow.log.partition import PartitionLog
-from onceflow.log.swap import remove_retired
+from onceflow.log.swap import remove_retired, replace
 from onceflow.wire.batch import BatchHeader, Record, batches, decode_batch, encode_batch
 from tests.log.partition_logs import NOW_MS
 
@@ -46,11 +46,12 @@ def compact(
     running = Compaction(
         dirt, disk=disk, now_ms=now_ms, keys_max=keys_max, aborted=aborted, last_batches=log.last_batches()
     )
-    for replacement in running.run():
-        if replacement is not None:
-            log.replace_segments(replacement.old, replacement.new)
+    for cleaned in running.run():
+        if cleaned is not None:
+            new, retired = replace(disk, log.directory, cleaned.old, cleaned.offset_end)
+            log.replace_segments(cleaned.old, new)
             if removes:
-                remove_retired(disk, replacement.retired)
+                remove_retired(disk, retired)
     return running.offset_end
 
 

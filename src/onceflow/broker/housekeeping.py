@@ -1,20 +1,19 @@
-"""What happens to the logs by themselves: retention, compaction, and the removal of files that nobody needs any more.
+"""What happens to the logs by themselves: retention, and the removal of files that nobody needs any more.
 
 One task on the loop looks at the clock four times a second and goes through the logs when their time has come. It
 decides and changes the logs; whatever reads or writes files runs in the node's housekeeping thread, in slices between
-which a new topic gets its turn there. Nothing here changes a segment that somebody may be reading: segments leave a
+which a new topic gets its turn there. Compaction, which may take hours, has a task and a thread of its own
+(`onceflow.broker.log_cleaner`). Nothing here changes a segment that somebody may be reading: segments leave a
 log's list or are replaced in it in one step, and their files stay for `file.delete.delay.ms`.
 
 The order that keeps a crash from taking what it should not: a new log start is durable in
 `log-start-offset-checkpoint` before anybody is told of it and before a file goes (the next start of the broker removes
-what lies wholly below it); a compacted segment is in its place on the disk before the list has it
-(`onceflow.log.swap`).
+what lies wholly below it).
 """
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
@@ -22,11 +21,10 @@ from typing import TypeVar
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.group_commit import GroupCommit
+from onceflow.broker.log_cleaner import LogCleaner
 from onceflow.broker.partitions import Partition, Partitions
-from onceflow.errors import OnceflowError
-from onceflow.log import compaction, retention, swap
+from onceflow.log import retention, swap
 from onceflow.log.clock import Clock
-from onceflow.log.compaction import Compactable, Compaction, Dirt, Replacement
 from onceflow.log.directory import DataDirectory
 from onceflow.log.disk import Disk
 from onceflow.log.errors import LogError
@@ -38,11 +36,6 @@ TICK_S = 0.25
 FIRST_CHECK_MS = 30_000
 """Kafka's initial delay: a broker that just started has other things to do."""
 LOGS_PER_SLICE = 64
-SLICE_S = 0.01
-PAUSE_S = 0.005
-"""Between two slices of a compaction, whose Python work shares one interpreter lock with the loop."""
-PASSES_MAX = 1000
-"""In one go; a log that is larger than its map needs several."""
 
 Result = TypeVar("Result")
 Decisions = Sequence[tuple[Partition, retention.Decision]]
@@ -65,7 +58,6 @@ class Housekeeping:
         """Raises RetentionPolicyUnusable."""
         self._config = config
         self._policy = retention.load_policy(config.retention_policy)
-        self._keys_max = max(1, config.cleaner_dedupe_bytes // compaction.BYTES_PER_KEY)
         self._partitions = partitions
         self._directory = directory
         self._disk = disk
@@ -74,18 +66,28 @@ class Housekeeping:
         self._thread = thread
         self._task: asyncio.Task[None] | None = None
         self._next_retention = self._after(min(FIRST_CHECK_MS, config.retention_check_interval_ms))
-        self._next_compaction = self._after(config.cleaner_interval_ms)
         self._leftovers: set[Partition] = set()
         """Logs whose start has passed a segment that is not synced yet."""
         self._retired: list[tuple[float, Sequence[Path]]] = []
         """(when, files): to be removed."""
-        self._uncompactable: set[Partition] = set()
+        self._cleaner = LogCleaner(
+            config,
+            partitions,
+            directory,
+            disk=disk,
+            clock=clock,
+            housekeeping_thread=thread,
+            remove_later=self._remove_later,
+        )
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="housekeeping")
+        if self._config.cleaner_enabled:
+            self._cleaner.start()
 
     async def close(self) -> None:
-        """Stop after the slice that is under way; what it began on the disk, the next start finishes."""
+        """Stop after what is under way on the disk."""
+        await self._cleaner.close()
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -105,9 +107,6 @@ class Housekeeping:
         if now >= self._next_retention:
             self._next_retention = self._after(self._config.retention_check_interval_ms)
             await self._retain()
-        if self._config.cleaner_enabled and now >= self._next_compaction:
-            self._next_compaction = self._after(self._config.cleaner_interval_ms)
-            await self._compact()
         for partition in list(self._leftovers):
             self._leftovers.discard(partition)
             await self._leave_needless(partition)
@@ -183,6 +182,9 @@ class Housekeeping:
         """Let segments wholly below the log's start go, with their files."""
         if not self._is_served(partition):
             return
+        if partition is self._cleaner.compacting:
+            self._leftovers.add(partition)
+            return
         log = partition.log
         gone = log.leave_needless()
         if log.segments.has_below(log.log_start_offset) and log.failure is None:
@@ -216,95 +218,3 @@ class Housekeeping:
     async def delete_records(self, log_starts: Mapping[Partition, int]) -> None:
         """Let logs begin at these offsets, at most their high watermarks; durable when it returns. Raises OSError."""
         await self._advance(log_starts)
-
-    # Compaction
-
-    async def _compact(self) -> None:
-        """Compacts every log that is due, the dirtiest first."""
-        self._uncompactable = {each for each in self._uncompactable if self._is_served(each)}
-        for _ in range(PASSES_MAX):
-            found = await self._dirtiest()
-            if found is None:
-                return
-            await self._compact_one(*found)
-
-    async def _dirtiest(self) -> tuple[Partition, Dirt] | None:
-        candidates = [
-            (partition, self._compactable(partition))
-            for partition in self._partitions
-            if partition.log.config.cleanup_compact and partition not in self._uncompactable
-        ]
-        now_ms = self._clock.now_ms()
-
-        def measure_all() -> list[tuple[Partition, Dirt]]:
-            return [(partition, compaction.measure(log, now_ms)) for partition, log in candidates]
-
-        due = [found for found in await self._in_thread(measure_all) if found[1].is_due]
-        return max(due, key=lambda found: found[1].dirty_ratio, default=None)
-
-    def _compactable(self, partition: Partition) -> Compactable:
-        log = partition.log
-        segments = log.segments.finished()
-        segments_end = log.segments.end_of(len(segments) - 1, log.log_end_offset)
-        offset_begin = self._directory.cleaner_offsets.get(partition.topic, partition.index)
-        if not log.log_start_offset <= offset_begin <= segments_end:
-            offset_begin = log.log_start_offset
-        return Compactable(
-            log.name, log.directory, log.config, segments, segments_end, offset_begin, log.last_stable_offset
-        )
-
-    async def _compact_one(self, partition: Partition, dirt: Dirt) -> None:
-        log = partition.log
-        indexes = [segment.transaction_index for segment in log.segments]
-        now_ms, last_batches = self._clock.now_ms(), log.last_batches()
-        try:
-            aborted = await self._in_thread(lambda: [each for index in indexes for each in index.since(0)])
-            compacting = Compaction(
-                dirt,
-                disk=self._disk,
-                now_ms=now_ms,
-                keys_max=self._keys_max,
-                aborted=aborted,
-                last_batches=last_batches,
-            )
-            if await self._run_slices(partition, compacting.run()):
-                key = (partition.topic, partition.index)
-                await self._in_thread(lambda: self._directory.cleaner_offsets.advance({key: compacting.offset_end}))
-                logger.info("%s: compacted up to offset %d", partition, compacting.offset_end)
-        except (OSError, OnceflowError) as error:
-            await self._give_up(partition, error)
-
-    async def _run_slices(self, partition: Partition, steps: Iterator[Replacement | None]) -> bool:
-        """False where the topic was deleted meanwhile."""
-        while True:
-            is_over, replacement = await self._in_thread(lambda: _slice(steps))
-            if not self._is_served(partition):
-                return False
-            if replacement is not None:
-                partition.log.replace_segments(replacement.old, replacement.new)
-                self._remove_later(partition, replacement.retired)
-            if is_over:
-                return True
-            await asyncio.sleep(PAUSE_S)
-
-    async def _give_up(self, partition: Partition, error: Exception) -> None:
-        """Kafka's "uncleanable" partitions: the log serves on and only grows."""
-        if not self._is_served(partition):
-            return
-        logger.error("%s is not compacted any more until the next start: %s", partition, error)
-        self._uncompactable.add(partition)
-        try:
-            await self._in_thread(lambda: swap.remove_cleaned(self._disk, partition.log.directory))
-        except OSError as unremoved:
-            logger.error("%s: unfinished files stay until the next start: %s", partition, unremoved)
-
-
-def _slice(steps: Iterator[Replacement | None]) -> tuple[bool, Replacement | None]:
-    """Some steps of a compaction: (whether it is over, a replacement for the log)."""
-    began = time.monotonic()
-    for replacement in steps:
-        if replacement is not None or time.monotonic() - began > SLICE_S:
-            return False, replacement
-        # Lets the loop have the interpreter now rather than after the switch interval.
-        time.sleep(0)
-    return True, None

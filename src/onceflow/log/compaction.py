@@ -101,13 +101,11 @@ def measure(log: Compactable, now_ms: int) -> Dirt:
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
-    """One segment that is in place on the disk; whoever owns the log puts it into the list."""
+class Cleaned:
+    """Neighbours of which a compacted copy is durable in `.cleaned` files; `swap.replace` puts that in their place."""
 
     old: Sequence[Segment]
-    new: Segment
-    retired: Sequence[Path]
-    """The old segments' files, to be removed later."""
+    offset_end: int
 
 
 class Compaction:
@@ -138,11 +136,10 @@ class Compaction:
         self._last_offset = -1
         """Of the last batch that stayed."""
 
-    def run(self) -> Iterator[Replacement | None]:
+    def run(self) -> Iterator[Cleaned | None]:
         """Does the pass, one batch a step. Raises CorruptBatch where a batch cannot be read, OSError.
 
-        What it raises leaves the log as it was, with files that end in `.cleaned`, or with a replacement that the
-        next start finishes.
+        It writes nothing but files that end in `.cleaned`.
         """
         yield from self._read_keys()
         number_end = sum(segment.base_offset < self.offset_end for segment in self.log.segments)
@@ -157,8 +154,10 @@ class Compaction:
                     yield None
             if self._last_offset != end - 1:
                 raise CorruptBatch(f"{group[-1].path} ends at {self._last_offset}, the next segment begins at {end}")
-            new, retired = swap.replace(self._disk, self.log.directory, cleaned, group)
-            yield Replacement(group, new, retired)
+            cleaned.note_max_timestamp()
+            cleaned.write_indexes()
+            cleaned.file.sync_data()
+            yield Cleaned(group, end)
 
     def _read_keys(self) -> Iterator[None]:
         """Fills the map from the dirty part; where it gets full, the pass ends there."""

@@ -61,18 +61,16 @@ def remove_retired(disk: Disk, paths: Iterable[Path]) -> None:
             disk.remove(path)
 
 
-def replace(disk: Disk, directory: Path, cleaned: Segment, old: Sequence[Segment]) -> tuple[Segment, list[Path]]:
-    """Puts `cleaned`, whose files end in `.cleaned`, in the place of neighbours; the module says how.
+def replace(disk: Disk, directory: Path, old: Sequence[Segment], offset_end: int) -> tuple[Segment, list[Path]]:
+    """Puts the durable `.cleaned` files at the base offset of `old`, which are neighbours, in their place; the module
+    says how. `offset_end` is where both end.
 
-    `old` can still be read afterwards by who holds them. Blocks; raises OSError, after which the next start finishes
-    what was begun. Returns the new segment, and the old files' new names.
+    `old` can still be read afterwards by who holds them. Blocks for renames and syncs of names alone, however large
+    the segments are; raises OSError, after which the next start finishes what was begun. Returns the new segment, and
+    the old files' new names.
     """
-    base = cleaned.base_offset
-    cleaned.note_max_timestamp()
-    cleaned.write_indexes()
-    cleaned.file.sync_data()
-    last_offset = max(last for _position, _size_bytes, last in cleaned.spans(0, cleaned.size_bytes))
-    _write_compaction_end(disk, directory, last_offset + 1)
+    base = old[0].base_offset
+    _write_compaction_end(disk, directory, offset_end)
     _rename_all(disk, directory, base, CLEANED_SUFFIX, SWAP_SUFFIX)
     disk.sync_directory(directory)
     retired = retire(disk, directory, old, kept_snapshot=base)
