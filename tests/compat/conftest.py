@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import kafka
+from onceflow.testing import BrokerProcess
 from tests.compat.java_programs import JavaPrograms
+from tests.compat.kafka_tools import KafkaTools, Peers
 
 CLIENT_VERSIONS = (kafka.VERSION, "3.9.1")
 
@@ -53,3 +55,18 @@ def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka.Kaf
     tool("java", "apt install default-jdk-headless")
     with kafka.KafkaProcess(tmp_path_factory.mktemp("apache") / "kafka", kafka_jars(kafka.VERSION)) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def tools_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """Ours with the one setting that the peer has otherwise than by default and that TopicCommand shows."""
+    data = tmp_path_factory.mktemp("ours") / "data"
+    with BrokerProcess(data, 0, "--log-segment-delete-delay-ms", "0") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def peers(apache_kafka: kafka.KafkaProcess, tools_broker: BrokerProcess) -> Peers:
+    """Kafka's own tools on Apache Kafka and on ours."""
+    jars = kafka_jars(kafka.VERSION)
+    return Peers(KafkaTools(apache_kafka.bootstrap, jars), KafkaTools(tools_broker.bootstrap, jars))

@@ -1,0 +1,121 @@
+"""Kafka's DumpLogSegments prints the same lines for our files as for Apache Kafka's, after the same records."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from benchmarks import kafka
+from onceflow.testing import BrokerProcess
+from tests.compat.kafka_tools import KafkaTools, Peers
+from tests.compat.known_differences import KNOWN_DIFFERENCES
+
+WAIT_SECONDS = 30
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+SEGMENT_BYTES = 1 << 20
+
+OF_EACH_BROKER = (
+    (re.compile(r"Dumping \S+/"), "Dumping "),
+    (re.compile(r"producerId: \d+"), "producerId: ID"),
+    (re.compile(r"(isControl: true .*)CreateTime: \d+(.*)crc: \d+"), r"\1CreateTime: TIME\2crc: CRC"),
+    (re.compile(r"(isTransactional: true .*)crc: \d+"), r"\1crc: CRC"),
+    (re.compile(r"CreateTime: \d+(.*endTxnMarker)"), r"CreateTime: TIME\1"),
+)
+"""The broker gives producer ids and dates its markers, so the CRC over them differs too; all else is the client's."""
+
+
+def fill(bootstrap: str, topic: str, begin_ms: int) -> None:
+    """Batches of each codec, three transactions, and enough behind them to close a segment."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    wanted = NewTopic(topic, 1, 1, config={"segment.bytes": str(SEGMENT_BYTES)})
+    admin.create_topics([wanted])[topic].result(WAIT_SECONDS)
+    admin.list_topics(topic, WAIT_SECONDS)
+    settings = {"bootstrap.servers": bootstrap, "linger.ms": 500, "topic.metadata.refresh.interval.ms": 100}
+    times_ms = iter(range(begin_ms, begin_ms + 10_000))
+    for codec in CODECS:
+        producer = Producer({**settings, "compression.type": codec})
+        for number in range(10):
+            headers = [("header", b"x"), ("null", None)]
+            producer.produce(topic, b"value" * number, b"key", headers=headers, timestamp=next(times_ms))
+        assert producer.flush(WAIT_SECONDS) == 0
+    producer = Producer({**settings, "transactional.id": topic})
+    producer.init_transactions(WAIT_SECONDS)
+    for commit in (True, False, True):
+        producer.begin_transaction()
+        for _ in range(5):
+            producer.produce(topic, b"x" * 5000, timestamp=next(times_ms))
+        assert producer.flush(WAIT_SECONDS) == 0
+        producer.commit_transaction() if commit else producer.abort_transaction()
+    producer = Producer(settings)
+    for _ in range(30):
+        for _ in range(5):
+            producer.produce(topic, b"y" * 9000, timestamp=next(times_ms))
+        assert producer.flush(WAIT_SECONDS) == 0
+
+
+@pytest.fixture(scope="module")
+def folders(peers: Peers, apache_kafka: kafka.KafkaProcess, tools_broker: BrokerProcess) -> tuple[Path, Path]:
+    """Theirs and ours, with the same records."""
+    topic, begin_ms = "dumped", int(time.time() * 1000)
+    for bootstrap in (apache_kafka.bootstrap, tools_broker.bootstrap):
+        fill(bootstrap, topic, begin_ms)
+    return apache_kafka.directory / "data" / f"{topic}-0", tools_broker.data / f"{topic}-0"
+
+
+def dumped(tools: KafkaTools, file: Path) -> list[str]:
+    options = ("--print-data-log",) if file.suffix == ".log" else ()
+    printed = tools.run("DumpLogSegments", "--files", str(file), *options)
+    assert printed.code == 0, printed
+    lines = []
+    for line in printed.lines:
+        for pattern, replacement in OF_EACH_BROKER:
+            line = pattern.sub(replacement, line)
+        lines.append(line)
+    return lines
+
+
+def names(folder: Path, suffix: str) -> list[str]:
+    return sorted(path.name for path in folder.glob(f"*{suffix}"))
+
+
+def test_records_and_markers(peers: Peers, folders: tuple[Path, Path]) -> None:
+    """Every batch, record, header and marker of both segments, with sizes, positions and checksums."""
+    theirs, ours = folders
+    logs = names(ours, ".log")
+    assert logs == names(theirs, ".log")
+    assert len(logs) == 2
+    for log in logs:
+        assert dumped(peers.ours, ours / log) == dumped(peers.theirs, theirs / log)
+
+
+@pytest.mark.parametrize("suffix", ["index", "timeindex", "txnindex"])
+def test_indexes_of_a_closed_segment(peers: Peers, folders: tuple[Path, Path], suffix: str) -> None:
+    """The same entries for the same batches; where a marker is the newest record its time is the broker's own."""
+    theirs, ours = folders
+    assert "indexes of the open segment" in KNOWN_DIFFERENCES
+    told, expected = (
+        dumped(tools, folder / f"{0:020}.{suffix}") for tools, folder in ((peers.ours, ours), (peers.theirs, theirs))
+    )
+    marker_time = re.compile(r"timestamp: \d+ offset: (55|61|67)$")
+    assert [marker_time.sub(r"offset: \1", line) for line in told] == [
+        marker_time.sub(r"offset: \1", line) for line in expected
+    ]
+    assert len(told) > 1
+
+
+def test_snapshots(peers: Peers, folders: tuple[Path, Path]) -> None:
+    """Ours has all five batches of a producer, Kafka's the last one: a line for each, the last one the same."""
+    theirs, ours = folders
+    assert "five batches in a snapshot" in KNOWN_DIFFERENCES
+    (name,) = names(ours, ".snapshot")
+    assert [name] == names(theirs, ".snapshot")
+    told, expected = (
+        [re.sub(r"imestamp: \d+", "imestamp: TIME", line) for line in dumped(tools, folder / name)]
+        for tools, folder in ((peers.ours, ours), (peers.theirs, theirs))
+    )
+    assert told[0] == expected[0]
+    assert told[-1] == expected[-1]
+    assert len(told) == 4

@@ -1,0 +1,110 @@
+"""kcat: metadata, produce with keys, headers and codecs, consume from any place, groups, queries, transactions."""
+
+import json
+import subprocess
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.compat.conftest import tool
+
+RECORDS = 200
+
+
+def kcat(bootstrap: str, *arguments: str, stdin: str = "") -> str:
+    """What `kcat -b BROKER arguments…` prints; its failure is the test's."""
+    program = tool("kcat", "apt install kcat")
+    command = [program, "-b", bootstrap, *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def create(bootstrap: str, topic: str, partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(10)
+    admin.list_topics(topic, 10)
+
+
+def as_json(printed: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def test_metadata(bootstrap: str, topic: str) -> None:
+    """-L names one broker, the controller, and a topic's partitions with their leader."""
+    create(bootstrap, topic, 3)
+    told = json.loads(kcat(bootstrap, "-L", "-J", "-t", topic))
+    assert told["brokers"] == [{"id": 1, "name": bootstrap}]
+    assert told["controllerid"] == 1
+    (described,) = told["topics"]
+    assert described["topic"] == topic
+    assert [each["partition"] for each in described["partitions"]] == [0, 1, 2]
+    for partition in described["partitions"]:
+        assert (partition["leader"], partition["replicas"], partition["isrs"]) == (1, [{"id": 1}], [{"id": 1}])
+    assert topic in kcat(bootstrap, "-L")
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_keys_headers_and_codecs(bootstrap: str, topic: str, codec: str) -> None:
+    """Each record comes back with key, value, headers and offset; an empty value is null with -Z."""
+    create(bootstrap, topic, 1)
+    lines = "".join(f"key {number}:value {number}\n" for number in range(RECORDS))
+    send = ("-P", "-t", topic, "-K:", "-H", "name=text", "-H", "empty=", "-z", codec, "-X", "enable.idempotence=true")
+    kcat(bootstrap, *send, stdin=lines)
+    kcat(bootstrap, "-P", "-t", topic, "-K:", "-Z", stdin="deleted:\n")
+    *records, deleted = as_json(kcat(bootstrap, "-C", "-t", topic, "-o", "beginning", "-e", "-q", "-J"))
+    assert [(each["offset"], each["key"], each["payload"]) for each in records] == [
+        (number, f"key {number}", f"value {number}") for number in range(RECORDS)
+    ]
+    assert all(each["headers"] == ["name", "text", "empty", ""] for each in records)
+    assert (deleted["key"], deleted["payload"]) == ("deleted", None)
+
+
+def test_every_kind_of_offset(bootstrap: str, topic: str) -> None:
+    """Beginning, a number, a number from the end, a stored time from and to, the end."""
+    create(bootstrap, topic, 1)
+    kcat(bootstrap, "-P", "-t", topic, stdin="one\ntwo\n")
+    time.sleep(0.05)
+    between_ms = int(time.time() * 1000)
+    kcat(bootstrap, "-P", "-t", topic, stdin="three\nfour\n")
+
+    def read(*offset: str) -> list[str]:
+        places = [word for each in offset for word in ("-o", each)]
+        return kcat(bootstrap, "-C", "-t", topic, *places, "-e", "-q").splitlines()
+
+    assert read("beginning") == ["one", "two", "three", "four"]
+    assert read("1") == ["two", "three", "four"]
+    assert read("-3") == ["two", "three", "four"]
+    assert read(f"s@{between_ms}") == ["three", "four"]
+    assert read("s@0", f"e@{between_ms}") == ["one", "two"]
+    assert read("end") == []
+    assert kcat(bootstrap, "-C", "-t", topic, "-o", "beginning", "-c", "1", "-q") == "one\n"
+
+
+def test_offsets_by_time(bootstrap: str, topic: str) -> None:
+    """-Q answers with the first offset at or after a time, and with the log's two ends."""
+    create(bootstrap, topic, 1)
+    kcat(bootstrap, "-P", "-t", topic, stdin="one\ntwo\n")
+    for asked, offset in (("0", 0), ("-2", 0), ("-1", 2)):
+        assert kcat(bootstrap, "-Q", "-t", f"{topic}:0:{asked}") == f"{topic} [0] offset {offset}\n"
+
+
+def test_a_group_goes_on_where_it_was(bootstrap: str, topic: str) -> None:
+    """-G reads all partitions; the second run of the group has only what came since."""
+    create(bootstrap, topic, 2)
+    group = ("-G", topic, "-X", "auto.offset.reset=earliest", "-e", "-q", topic)
+    kcat(bootstrap, "-P", "-t", topic, "-p", "0", stdin="one\n")
+    kcat(bootstrap, "-P", "-t", topic, "-p", "1", stdin="two\n")
+    assert sorted(kcat(bootstrap, *group).splitlines()) == ["one", "two"]
+    kcat(bootstrap, "-P", "-t", topic, "-p", "1", stdin="three\n")
+    assert kcat(bootstrap, *group).splitlines() == ["three"]
+
+
+def test_a_transaction(bootstrap: str, topic: str) -> None:
+    """With a transactional id kcat commits its whole input, which a reader of the committed sees."""
+    create(bootstrap, topic, 1)
+    kcat(bootstrap, "-P", "-t", topic, "-X", f"transactional.id={topic}", stdin="one\ntwo\n")
+    read = ("-C", "-t", topic, "-o", "beginning", "-e", "-q", "-X", "isolation.level=read_committed")
+    assert kcat(bootstrap, *read) == "one\ntwo\n"
