@@ -1,16 +1,23 @@
 """`SimpleConsumer`: reads one broker's partitions at offsets that the caller chooses. Our own requests, no group."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from onceflow.client import requests
 from onceflow.client.classic.messages import MessageAndOffset
 from onceflow.client.cluster import EARLIEST, LATEST, Fetched
 from onceflow.client.connection import Connection
-from onceflow.client.errors import OffsetOutOfRange, RequestRefused, ResponseTooLarge, UnknownTopic, UnsupportedBroker
+from onceflow.client.errors import (
+    ConnectionLost,
+    OffsetOutOfRange,
+    RequestRefused,
+    ResponseTooLarge,
+    UnknownTopic,
+    UnsupportedBroker,
+)
 from onceflow.client.records import committed_records, next_offset
 from onceflow.wire import apis
 from onceflow.wire import fetch as wire_fetch
@@ -18,6 +25,8 @@ from onceflow.wire.batch import batches
 from onceflow.wire.errors import ErrorCode
 
 FETCH_BYTES_MAX = 64 * 1024 * 1024
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,8 @@ class SimpleConsumer:
     A message larger than `max_size` is read by doubling the size up to `fetch_bytes_max`; then ResponseTooLarge says
     so. With `on_out_of_range` "fail" an offset that the log does not have raises OffsetOutOfRange; "earliest" and
     "latest" read on from the log's start or end. Transactions that were aborted are not seen, open ones not yet.
-    Raises BrokerUnreachable, ConnectionLost, RequestTimedOut, UnknownTopic, RequestRefused.
+    A connection that broke is made again, once for each request. Raises BrokerUnreachable, ConnectionLost,
+    RequestTimedOut, UnknownTopic, RequestRefused.
     """
 
     def __init__(
@@ -81,7 +91,9 @@ class SimpleConsumer:
     ) -> None:
         if on_out_of_range not in ("fail", "earliest", "latest"):
             raise ValueError(f"on_out_of_range={on_out_of_range!r}: one of fail, earliest, latest is needed")
-        self._connection = Connection(host, port, timeout_ms=timeout_ms, client_id=client_id)
+        self._connect = partial(Connection, host, port, timeout_ms=timeout_ms, client_id=client_id)
+        self._connection = self._connect()
+        self._is_closed = False
         self._client_id = client_id
         self._wait_ms = wait_ms
         self._min_bytes = min_bytes
@@ -97,8 +109,22 @@ class SimpleConsumer:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; what is asked afterwards raises ConnectionLost."""
+        self._is_closed = True
         self._connection.close()
+
+    def _asked(self, ask: Callable[[Connection], _T]) -> _T:
+        """The answer; asks once more, over a new connection, where the old one is gone: reading twice changes nothing.
+
+        That is what Kafka's class did (SimpleConsumer.sendRequest).
+        """
+        if self._is_closed:
+            raise ConnectionLost(f"the consumer of {self._connection.address} was closed: make a new one")
+        try:
+            return ask(self._connection)
+        except ConnectionLost:
+            self._connection = self._connect()
+            return ask(self._connection)
 
     def fetch(self, request: FetchRequest) -> MessageSet:
         """Messages from `request.offset` on; none where the log ends there."""
@@ -127,16 +153,16 @@ class SimpleConsumer:
         those segments begin that hold nothing later. Apache Kafka 4 tells the end and the start alone: raises
         UnsupportedBroker for more.
         """
-        connection = self._connection
-        if not connection.serves(apis.LIST_OFFSETS, 0):
+        if not self._connection.serves(apis.LIST_OFFSETS, 0):
             if max_number == 1 and time in (EARLIEST, LATEST):
                 return [self._offset_at(topic, partition, time)]
             raise UnsupportedBroker(
-                f"{connection.address} does not tell where the segments of {topic}-{partition} begin, as Apache Kafka "
-                "does not from 4.0 on: ask for one offset at LATEST or EARLIEST"
+                f"{self._connection.address} does not tell where the segments of {topic}-{partition} begin, as Apache "
+                "Kafka does not from 4.0 on: ask for one offset at LATEST or EARLIEST"
             )
         build = requests.offsets_before(topic, partition, time, max_number)
-        entry = connection.request_version(apis.LIST_OFFSETS, 0, build).topics[0].partitions[0]
+        answer = self._asked(lambda connection: connection.request_version(apis.LIST_OFFSETS, 0, build))
+        entry = answer.topics[0].partitions[0]
         self._check_offsets(topic, partition, entry.error_code)
         return [int(offset) for offset in entry.old_style_offsets]
 
@@ -147,8 +173,6 @@ class SimpleConsumer:
             raise RequestRefused(f"{topic}-{partition}: its offsets cannot be had: {code.name}", code)
 
     def _ask(self, asked: Sequence[FetchRequest]) -> list[wire_fetch.FetchedPartition]:
-        connection = self._connection
-        version = connection.version_of(apis.FETCH)
         topics: dict[str, list[wire_fetch.FetchPartition]] = {}
         for each in asked:
             partition = wire_fetch.FetchPartition(each.partition, -1, each.offset, -1, each.max_size)
@@ -163,13 +187,17 @@ class SimpleConsumer:
             session_epoch=-1,
             topics=list(topics.items()),
         )
-        response = connection.exchange(
+        response = self._asked(partial(self._fetch_over, request))
+        answers = {(each.topic, each.partition): each for each in response.partitions}
+        return [answers[(each.topic, each.partition)] for each in asked]
+
+    def _fetch_over(self, request: wire_fetch.FetchRequest, connection: Connection) -> wire_fetch.FetchResponse:
+        version = connection.version_of(apis.FETCH)
+        return connection.exchange(
             lambda correlation_id: wire_fetch.encode_request(version, correlation_id, self._client_id, request),
             partial(wire_fetch.parse_response, version),
             extra_wait_ms=self._wait_ms,
         )
-        answers = {(each.topic, each.partition): each for each in response.partitions}
-        return [answers[(each.topic, each.partition)] for each in asked]
 
     def _settle(self, asked: FetchRequest, answer: wire_fetch.FetchedPartition) -> MessageSet:
         """The messages of one answer; asks again from another offset or for more bytes where that is called for."""
@@ -207,10 +235,11 @@ class SimpleConsumer:
         return start if self._on_out_of_range == "earliest" else end
 
     def _offset_at(self, topic: str, partition: int, time: int) -> int:
-        answer = self._connection.request(
-            apis.LIST_OFFSETS,
-            requests.list_offsets(topic, {partition: time}, wire_fetch.READ_COMMITTED),
-            version_min=requests.LIST_OFFSETS_VERSION_MIN,
+        build = requests.list_offsets(topic, {partition: time}, wire_fetch.READ_COMMITTED)
+        answer = self._asked(
+            lambda connection: connection.request(
+                apis.LIST_OFFSETS, build, version_min=requests.LIST_OFFSETS_VERSION_MIN
+            )
         )
         entry = answer.topics[0].partitions[0]
         self._check_offsets(topic, partition, entry.error_code)
