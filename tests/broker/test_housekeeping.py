@@ -434,3 +434,20 @@ def test_a_topic_that_is_made_again_during_a_compaction_is_left_alone(tmp_path: 
         broker.stop()
         broker.start()
         assert offsets(broker.log("table")) == list(range(30))
+
+
+def test_a_compaction_that_finds_no_room_is_tried_again(tmp_path: Path) -> None:
+    data = tmp_path / "disk"
+    data.mkdir()
+    disk = FaultyDisk(data)
+    with DrivenBroker(data, disk=disk, log=SMALL) as broker, connected(broker.bootstrap) as client:
+        client.create_topic("table", cleanup_policy="compact")
+        produce(client, "table", 30)
+        log = broker.log("table")
+        disk.space_bytes = 100
+        eventually(lambda: after(broker, 15_000) and disk.space_bytes == 0, "the disk is full")
+        eventually(lambda: broker.call(lambda node: node.housekeeping._cleaner.compacting is None), "it is given up")
+        disk.space_bytes = None
+        eventually(lambda: after(broker, 15_000) and len(offsets(log)) < 30, "it is compacted")
+        assert set(table(log)) == {"k0", "k1", "k2"}
+        assert not names(broker, "table", ".cleaned")

@@ -80,7 +80,7 @@ def test_clean_is_true_once(tmp_path: Path) -> None:
     directory.close(clean=False)
 
 
-def test_the_clean_file_is_gone_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_rule_4_the_clean_file_is_gone_before_anything_is_loaded(tmp_path: Path) -> None:
     root = tmp_path / "data"
     root.mkdir()
     disk = FaultyDisk(root)

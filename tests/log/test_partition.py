@@ -218,6 +218,17 @@ def test_segments_without_timestamps_roll_by_the_clock(tmp_path: Path) -> None:
     assert names(log, ".log") == [0, 2]
 
 
+def test_rule_1_a_segments_offsets_fit_into_int32(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "clicks-0", index_interval_bytes=0)
+    log.append(batch(b"first"))
+    log.log_end_offset = 2**31 - 2
+    for value in (b"a", b"b", b"c"):
+        log.append(batch(value))
+    assert names(log, ".log") == [0, 2**31]
+    sync(log)
+    assert [record.value for record in (*records(log),)][-2:] == [b"b", b"c"]
+
+
 def test_segments_roll_when_an_index_is_full(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", index_interval_bytes=0, segment_index_bytes=12)
     for number in range(6):

@@ -26,7 +26,7 @@ def log(tmp_path: Path) -> PartitionLog:
     return open_log(tmp_path / "clicks-0")
 
 
-def test_the_last_five_batches_are_known(log: PartitionLog) -> None:
+def test_rule_6_the_last_five_batches_are_known(log: PartitionLog) -> None:
     assert [send(log, 2 * number, 2) for number in range(6)] == [(2 * number, False) for number in range(6)]
     for number in (1, 3, 5, 2):
         assert send(log, 2 * number, 2) == (2 * number, True)
@@ -46,7 +46,7 @@ def test_producers_do_not_mix(log: PartitionLog) -> None:
     assert send(log, 1, producer_id=2) == (6, True)
 
 
-def test_a_new_epoch_begins_at_zero_and_ends_the_old(log: PartitionLog) -> None:
+def test_rule_6_a_new_epoch_begins_at_zero_and_ends_the_old(log: PartitionLog) -> None:
     send(log, 0)
     with pytest.raises(OutOfOrderSequence, match="sequence 1 of epoch 1 arrived, 0 was next"):
         send(log, 1, epoch=1)
@@ -56,12 +56,12 @@ def test_a_new_epoch_begins_at_zero_and_ends_the_old(log: PartitionLog) -> None:
         send(log, 1)
 
 
-def test_an_unknown_producer_begins_anywhere(log: PartitionLog) -> None:
+def test_rule_6_an_unknown_producer_begins_anywhere(log: PartitionLog) -> None:
     assert send(log, 41) == (0, False)
     assert send(log, 42) == (1, False)
 
 
-def test_sequences_wrap(log: PartitionLog) -> None:
+def test_rule_6_sequences_wrap(log: PartitionLog) -> None:
     assert send(log, SEQUENCE_MAX - 1) == (0, False)
     assert send(log, SEQUENCE_MAX, 3) == (1, False)
     assert send(log, 2) == (4, False)
@@ -73,7 +73,7 @@ def test_sequences_wrap(log: PartitionLog) -> None:
 
 @pytest.mark.parametrize("segment_bytes", [250, 1 << 30])
 @pytest.mark.parametrize("clean", [True, False])
-def test_all_five_are_known_after_a_restart(tmp_path: Path, clean: bool, segment_bytes: int) -> None:
+def test_rule_6_all_five_are_known_after_a_restart(tmp_path: Path, clean: bool, segment_bytes: int) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=segment_bytes)
     for number in range(9):
         send(log, 2 * number, 2)
@@ -92,7 +92,7 @@ def test_all_five_are_known_after_a_restart(tmp_path: Path, clean: bool, segment
     assert send(log, 18) == (27, False)
 
 
-def test_silent_producers_are_forgotten_by_the_brokers_clock(tmp_path: Path) -> None:
+def test_rule_6_silent_producers_are_forgotten_by_the_brokers_clock(tmp_path: Path) -> None:
     clock = ManualClock(NOW_MS)
     log = open_log(tmp_path / "clicks-0", clock=clock, producer_id_expiration_ms=EXPIRATION_CHECK_MS)
     old_event = batch(b"0", timestamp_ms=1_000, producer_id=7)

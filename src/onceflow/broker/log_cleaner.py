@@ -63,6 +63,8 @@ class LogCleaner:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-cleaner")
         self._remove_later = remove_later
         self._uncompactable: set[Partition] = set()
+        self._put_off: set[Partition] = set()
+        """Logs whose compaction found no room, for instance: they are tried again the next time."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -102,6 +104,7 @@ class LogCleaner:
     async def _compact(self) -> None:
         """Compacts every log that is due, the dirtiest first."""
         self._uncompactable = {each for each in self._uncompactable if self._is_served(each)}
+        self._put_off.clear()
         for _ in range(PASSES_MAX):
             found = await self._dirtiest()
             if found is None:
@@ -112,7 +115,7 @@ class LogCleaner:
         candidates = [
             (partition, self._compactable(partition))
             for partition in self._partitions
-            if partition.log.config.cleanup_compact and partition not in self._uncompactable
+            if partition.log.config.cleanup_compact and partition not in self._uncompactable | self._put_off
         ]
         now_ms = self._clock.now_ms()
 
@@ -175,9 +178,12 @@ class LogCleaner:
         if not self._is_served(partition):
             return False
         log = partition.log
+        # Where it fails in the middle, the next start finishes it.
+        self._uncompactable.add(partition)
         new, retired = await self._in_turn(
             lambda: swap.replace(self._disk, log.directory, cleaned.old, cleaned.offset_end)
         )
+        self._uncompactable.discard(partition)
         if not self._is_served(partition):
             return False
         log.replace_segments(cleaned.old, new)
@@ -188,11 +194,15 @@ class LogCleaner:
         return self._directory.cleaner_offsets.get(partition.topic, partition.index)
 
     async def _give_up(self, partition: Partition, error: Exception) -> None:
-        """Kafka's "uncleanable" partitions: the log serves on and only grows."""
+        """The log serves on and only grows, where it is damaged until the next start (Kafka's "uncleanable")."""
         if not self._is_served(partition):
             return
-        logger.error("%s is not compacted any more until the next start: %s", partition, error)
-        self._uncompactable.add(partition)
+        if isinstance(error, OSError) and partition not in self._uncompactable:
+            logger.error("%s is compacted later: %s", partition, error)
+            self._put_off.add(partition)
+        else:
+            logger.error("%s is not compacted any more until the next start: %s", partition, error)
+            self._uncompactable.add(partition)
         try:
             await self._in_turn(lambda: swap.remove_cleaned(self._disk, partition.log.directory))
         except OSError as unremoved:
