@@ -174,6 +174,29 @@ def test_a_changed_config_holds_for_the_next_record(client: RawClient) -> None:
     assert client.produce("t", 1, batch_of(b"x" * 600)).error_code == 0
 
 
+def test_a_config_that_changes_while_partitions_are_opened_holds_for_them(
+    powered: PoweredBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client, "t")
+    is_changed, opens = threading.Event(), threading.Event()
+    open_or_say = TopicOperations._open_or_say
+
+    def open_later(operations: TopicOperations, opening: Any) -> Any:
+        opens.set()
+        assert is_changed.wait(10)
+        return open_or_say(operations, opening)
+
+    monkeypatch.setattr(TopicOperations, "_open_or_say", open_later)
+    more = {"topics": [{"name": "t", "count": 2, "assignments": None}], "timeout": milliseconds(5000)}
+    client.send(apis.CREATE_PARTITIONS, 3, validate_only=False, **more)
+    assert opens.wait(10)
+    with connected(powered.bootstrap) as other:
+        assert alter(other, (TOPIC, "t", [("max.message.bytes", SET, "500")])) == [0]
+    is_changed.set()
+    assert client.receive(apis.CREATE_PARTITIONS, 3).results[0].error_code == 0
+    assert client.produce("t", 1, batch_of(b"x" * 600)).error_code == ErrorCode.message_too_large
+
+
 def test_partitions_added_while_a_topic_is_deleted_are_not_served(client: RawClient) -> None:
     create(client, "t")
     more = {"topics": [{"name": "t", "count": 3, "assignments": None}], "timeout": milliseconds(5000)}

@@ -173,6 +173,17 @@ def test_a_new_group_that_all_leave_while_it_waits_for_more_is_empty_in_the_end(
     assert scene.groups.delete_error("g") == ErrorCode.none
 
 
+def test_a_deleted_group_takes_the_member_ids_that_it_handed_out_along() -> None:
+    scene = Scene()
+    assert scene.join("a", known=True) is not None
+    scene.carry_out(Outcome(records=scene.groups.decide_delete("g")))
+    scene.carry_out(Outcome(records=[OffsetCommit("g", "t", 0, 1)]))
+    scene.advance(SESSION_MS)
+    assert list(scene.group.offsets) == [("t", 0)]
+    scene.carry_out(Outcome(records=scene.groups.decide_delete("g")))
+    assert scene.groups.expire() == []
+
+
 def test_a_member_id_that_was_handed_out_cannot_become_a_static_members() -> None:
     scene = Scene()
     scene.two_members(instance="i")
