@@ -41,8 +41,8 @@ $(ARCHIVE): $(VENV)/.installed  # Spark's classes, so that the tests' JVMs start
 browser:        ## Debian's chromium for the page's test, where there is none and apt may be used
 	@./tests/install-chromium.sh
 
-campaign: install   ## the long kill and damage runs, bounded; prints their figures
-	$(BIN)/python -m pytest -m campaign --timeout=3000 -s
+campaign: install   ## the long kill and damage runs, bounded; ends with their figures
+	$(BIN)/python -m pytest -m campaign --timeout=3000
 
 compat: install  ## strangers' clients and Kafka's own tools against the broker, those that are found
 	$(BIN)/python -m pytest -m compat tests/compat

@@ -53,6 +53,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkTogethe
     return SparkTogether(config, log)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """End a campaign with the figures that its runs printed."""
+    reports = [each for each in terminalreporter.getreports("passed") if "campaign" in each.keywords]
+    figures = [report.capstdout.strip() for report in reports if report.when == "call" and report.capstdout.strip()]
+    if figures:
+        terminalreporter.section("figures")
+        terminalreporter.write_line("\n".join(figures))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest, so that no worker waits for another at the end."""
     items.sort(key=_place)

@@ -189,7 +189,7 @@ def test_redis_killed_and_back(
     page.goto(serve_page(counted.addresses()).url)
     expect(page.locator("#clicks")).to_have_text("41")
     server.kill()
-    expect(page.locator(".banner.bad strong")).to_contain_text("Redis is down since")
+    expect(page.locator(".banner.bad strong")).to_contain_text("Redis is down, seen since")
     expect(page.locator("#clicks")).to_have_text("41")
     body_is(page, "stale", "counts lag")
     # The server rests while nobody looks, and still has the last numbers.
@@ -227,7 +227,7 @@ def test_lag_a_stopped_stream_and_the_broker_killed_and_back(
         expect(page.locator(".banner strong")).to_have_text("No micro-batch for 1 min.")
         expect(page.locator(".banner")).to_contain_text("has stopped or is starting again")
         broker.kill()
-        expect(page.locator(".banner strong")).to_contain_text("The broker is down since")
+        expect(page.locator(".banner strong")).to_contain_text("The broker is down, seen since")
         expect(page.locator("#lag")).to_have_text("\N{EN DASH}")
         counted.micro_batch({("ann", "iOS"): 1}, offsets={0: 2})
         expect(page.locator("#clicks")).to_have_text("2")

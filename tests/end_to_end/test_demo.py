@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from onceflow.client.admin import Admin
+from onceflow.client.cluster import Cluster
 from tests.end_to_end.pipeline import ONCEFLOW
 
 WITHIN_S = 150
@@ -35,6 +37,12 @@ def processes_of(mark: str) -> list[str]:
     return found
 
 
+def retention_ms(port: int) -> str | None:
+    """How long the demo's broker keeps its events."""
+    with Cluster(f"127.0.0.1:{port}") as cluster:
+        return Admin(cluster).describe_topic_configs("user_events")["retention.ms"].value
+
+
 @pytest.mark.timeout(400)
 def test_the_demo_counts_stops_with_all_its_children_and_goes_on(tmp_path: Path) -> None:
     mark = f"demo-{uuid.uuid4()}"
@@ -48,6 +56,7 @@ def test_the_demo_counts_stops_with_all_its_children_and_goes_on(tmp_path: Path)
         assert first.poll() is None, printed.read_text()
         second = subprocess.run(demo, capture_output=True, text=True, env=environment, check=False, timeout=30)
         assert (second.returncode, f"already running, pid {first.pid}" in second.stderr) == (1, True)
+        assert retention_ms(json.loads((tmp_path / "data" / "demo.json").read_text())["ports"]["broker"]) == "-1"
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait()

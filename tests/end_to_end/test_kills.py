@@ -62,7 +62,7 @@ def keep_driver(pipeline: Pipeline) -> None:
         pipeline.start_driver()
 
 
-def wait_until(done: Callable[[], bool], pipeline: Pipeline, within_s: float = 90) -> None:
+def wait_until(done: Callable[[], bool], pipeline: Pipeline, within_s: float = 240) -> None:
     deadline = time.monotonic() + within_s
     while not done():
         assert time.monotonic() < deadline, pipeline.log.read_text()[-4000:]
@@ -108,5 +108,5 @@ def test_the_difference_is_zero_after_each_part_was_killed(tmp_path: Path, java_
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(3))
 def test_the_difference_is_zero_after_ten_kills(tmp_path: Path, java_home: str, seed: int) -> None:
-    chance = random.Random(seed)
-    count_through_kills(tmp_path, java_home, [chance.choice(VICTIMS) for _ in range(10)], seed)
+    rounds = random.Random(seed).sample(VICTIMS * 2, 10)  # So that each part is killed at least twice.
+    count_through_kills(tmp_path, java_home, rounds, seed)

@@ -4,8 +4,11 @@ Spark syncs nothing of its checkpoint; the sink syncs what a batch rests on befo
 cut the run must go on from what is left, and the recount must find no difference.
 """
 
+import fcntl
+import os
 import random
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +24,8 @@ from onceflow.clicks.verify import verify
 from onceflow.client.cluster import Cluster
 from onceflow.client.producer import EventWriter
 from onceflow.errors import OnceflowError
-from onceflow.spark import redis_batch, redis_scripts, redis_sink
-from onceflow.spark.checkpoint import LocalCheckpoint, sync_path
+from onceflow.spark import redis_batch, redis_scripts
+from onceflow.spark.checkpoint import LocalCheckpoint
 from tests.conftest import RedisProcess
 
 EVENTS = 60
@@ -39,16 +42,24 @@ STEPS = [
 
 
 class SyncedDirectory:
-    """What a power cut would leave of a directory: files as they were last synced, under names that were synced."""
+    """What a power cut would leave of a directory: files as they were last synced, under names that were synced.
 
-    def __init__(self, root: Path) -> None:
+    It believes the system call alone, not what the sink says of itself.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
         self.root = root
         self._contents: dict[Path, bytes] = {}
         self._names: dict[Path, set[str]] = {}
+        fsync = os.fsync
 
-    def sync(self, path: Path) -> None:
-        """Stands in for fsync: does it, and remembers what was on disk then."""
-        sync_path(path)
+        def watched_fsync(descriptor: int) -> None:
+            fsync(descriptor)
+            self._synced(path_of(descriptor))
+
+        monkeypatch.setattr(os, "fsync", watched_fsync)
+
+    def _synced(self, path: Path) -> None:
         if path.is_dir():
             self._names[path] = {entry.name for entry in path.iterdir()}
         else:
@@ -86,6 +97,13 @@ class Cut:
         return self.checkpoint | {name: content if chance.random() < 0.5 else b"" for name, content in left.items()}
 
 
+def path_of(descriptor: int) -> Path:
+    """The file that a descriptor is open on."""
+    if sys.platform == "darwin":
+        return Path(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0").decode())
+    return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+
 def dump(client: Any) -> dict[bytes, bytes]:
     return {key: client.dump(key) for key in client.scan_iter()}
 
@@ -95,15 +113,13 @@ class PowerCuts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, checkpoint: Path, client: Any) -> None:
         self.cuts: list[Cut] = []
-        self._disk = SyncedDirectory(checkpoint)
+        self._disk = SyncedDirectory(monkeypatch, checkpoint)
         self._client = client
-        local = LocalCheckpoint(checkpoint, sync=self._disk.sync)
-        monkeypatch.setattr(redis_sink, "checkpoint_at", lambda *_: local)
-        prepare, run = local.prepare, redis_scripts.run
+        prepare, run = LocalCheckpoint.prepare, redis_scripts.run
 
-        def watched_prepare(number: int) -> None:
+        def watched_prepare(local: LocalCheckpoint, number: int) -> None:
             self._take(f"before the syncs of batch {number}")
-            prepare(number)
+            prepare(local, number)
             self._take(f"after the syncs of batch {number}")
 
         def watched_run(client: Any, name: str, keys: Any, arguments: Any) -> list[str]:
@@ -112,7 +128,7 @@ class PowerCuts:
             self._take(f"after script {name}")
             return answer
 
-        monkeypatch.setattr(local, "prepare", watched_prepare)
+        monkeypatch.setattr(LocalCheckpoint, "prepare", watched_prepare)
         monkeypatch.setattr(redis_batch.redis_scripts, "run", watched_run)
 
     def _take(self, step: str) -> None:

@@ -9,7 +9,7 @@ What is in the demo's folder:
 | `broker/` | the log |
 | `redis/` | the counts, an append-only file synced before each answer |
 | `checkpoint/` | Spark's checkpoint |
-| `logs/` | one log per child |
+| `logs/` | one log per child, and `jvm.log`, what Spark itself has to say |
 """
 
 import contextlib
@@ -97,7 +97,8 @@ class Laptop:
         self._say_where_it_is()
         with self._step("broker"):
             data = str(self.directory / "broker")
-            self._onceflow("broker", "broker", "--data", data, "--listen", self.bootstrap)
+            # Without an age limit: the recount needs the log from its first record, however long the demo stood still.
+            self._onceflow("broker", "broker", "--data", data, "--listen", self.bootstrap, "--log-retention-ms", "-1")
             self._ready("broker", lambda: services.answers(self.ports["broker"]))
         with self._step("redis"):
             self._start_redis()
@@ -128,10 +129,11 @@ class Laptop:
 
     def _start_spark(self) -> None:
         java_home = services.find_java((self.directory / "java").resolve())
-        checkpoint = str(self.directory / "checkpoint")
+        checkpoint, log = str(self.directory / "checkpoint"), str(self.directory.resolve() / "logs" / "jvm.log")
         self._onceflow(
             "spark",
-            *("run", *self._where(), "--checkpoint", checkpoint, "--trigger", TRIGGER, "--master", "local[2]"),
+            *("run", *self._where(), "--checkpoint", checkpoint, "--spark-log", log),
+            *("--trigger", TRIGGER, "--master", "local[2]"),
             environment={"JAVA_HOME": str(java_home)},
         )
 
@@ -174,8 +176,8 @@ class Laptop:
                     first_counted = time.monotonic()
                     self.console.print(f"first micro-batch committed after {first_counted - started:.0f} s")
                 if first_counted is None and time.monotonic() - started > FIRST_COUNT_WAIT_S:
-                    log = self.supervisor.children["spark"].log
-                    raise OnceflowError(f"nothing was counted within {FIRST_COUNT_WAIT_S:.0f} s: see {log}")
+                    logs = f"{self.supervisor.children['spark'].log} and jvm.log beside it"
+                    raise OnceflowError(f"nothing was counted within {FIRST_COUNT_WAIT_S:.0f} s: see {logs}")
                 if first_counted is not None:
                     status.update(f"{snapshot.events:,} events · {snapshot.clicks:,} clicks · batch {_batch(snapshot)}")
                     if seconds is not None and time.monotonic() - first_counted >= seconds:
@@ -229,7 +231,7 @@ class Laptop:
 
     def _say_what_to_do(self) -> None:
         say = self.console.print
-        say(f"  logs       {self.directory}/logs/{{{','.join(self.supervisor.children)}}}.log")
+        say(f"  logs       {self.directory}/logs/{{{','.join([*self.supervisor.children, 'jvm'])}}}.log")
         say()
         say(f"  the page   http://127.0.0.1:{self.ports['page']}")
         onceflow = _command()

@@ -123,10 +123,10 @@ function troubles() {
   const { services, bootstrap, counted, lag, topic, stopped_since_ms: stopped } = state.snapshot;
   if (services.redis.state === "down") {
     const kept = counted ? "The numbers below are the last ones read." : "Counts appear when it is back.";
-    found.push(["bad", `Redis is down since ${clock(services.redis.since_ms)}.`, `${sentence(services.redis.error)} ${kept}`]);
+    found.push(["bad", `Redis is down, seen since ${clock(services.redis.since_ms)}.`, `${sentence(services.redis.error)} ${kept}`]);
   }
   if (services.broker.state === "down") {
-    found.push(["warn", `The broker is down since ${clock(services.broker.since_ms)}.`, `${sentence(services.broker.error)} Lag is unknown until it is back.`]);
+    found.push(["warn", `The broker is down, seen since ${clock(services.broker.since_ms)}.`, `${sentence(services.broker.error)} Lag is unknown until it is back.`]);
   }
   if (services.broker.state === "up" && counted && lag && !lag.topic_exists) {
     found.push(["warn", `Topic ${topic} is not there.`, `The broker at ${bootstrap} has no such topic; start with --topic to name another.`]);
@@ -182,7 +182,7 @@ function showStart({ services, lag, topic, bootstrap, redis, hash_key }) {
   if (unknown) { put($("start-lead"), "The counts appear here as soon as it answers."); return; }
   const waiting = lag && lag.messages > 0 ? lag.messages : 0;
   put($("start-lead"), waiting
-    ? `${plural(waiting, "event is", "events are")} in the log, and nothing counts them yet.`
+    ? `${plural(waiting, "event is", "events are")} in the log, and none of them is counted yet.`
     : "Two commands away from live numbers; onceflow demo does all of it at once.");
   $("step-events").dataset.done = String(waiting > 0);
   put($("step-events-note"), services.broker.state === "up"
