@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from onceflow.cli import onceflow
+from onceflow.clicks.results import snapshot
+from tests.clicks.counted import GOOD_AND_BAD, count
+from tests.conftest import RedisProcess
 
 FIELDS = ["--field", "uid=user"]
 
@@ -64,3 +67,36 @@ def test_a_folder_that_cannot_be_made_is_one_sentence() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert "/dev/null/demo" in done.stderr
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "a+")
+fcntl.lockf(file, fcntl.LOCK_EX)
+file.write("JVM with pid 7 on here")
+file.flush()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_reset_removes_nothing_while_a_driver_runs(tmp_path: Path, redis_server: RedisProcess, topic: str) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "metadata").write_text('{"id":"query"}')
+    count(redis_server.url, topic, "t", GOOD_AND_BAD)
+    command = ["reset", "--redis", redis_server.url, "--hash-key", topic, "--yes"]
+
+    def reset(*options: str) -> Result:
+        return CliRunner().invoke(onceflow, [*command, *options], standalone_mode=False)
+
+    holder = [sys.executable, "-c", HOLD, str(checkpoint / "onceflow.lock")]
+    with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None and driver.stdout.readline() == b"held\n"
+        refused = reset("--checkpoint", str(checkpoint))
+        driver.communicate()
+    assert "is in use by JVM with pid 7 on here" in str(refused.exception)
+    assert snapshot(redis_server.url, topic).events == 9
+    assert "checkpoint is still there" in reset().stderr
+    assert reset("--checkpoint", str(checkpoint)).exception is None
+    assert not checkpoint.exists()
