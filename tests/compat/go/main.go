@@ -1,0 +1,269 @@
+// Command compat BOOTSTRAP TOPIC CASE [CODEC]: what franz-go sees of a broker, one JSON object a line.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"sort"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+const records = 200
+
+var (
+	bootstrap, topic = os.Args[1], os.Args[2]
+	ctx, _           = context.WithTimeout(context.Background(), 60*time.Second)
+	admin            = kadm.NewClient(client())
+)
+
+type fields map[string]any
+
+func answer(all fields) {
+	line, err := json.Marshal(all)
+	check(err)
+	fmt.Println(string(line))
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func client(options ...kgo.Opt) *kgo.Client {
+	made, err := kgo.NewClient(append(options, kgo.SeedBrokers(bootstrap))...)
+	check(err)
+	return made
+}
+
+func create(partitions int32, topics ...string) {
+	made, err := admin.CreateTopics(ctx, partitions, 1, nil, topics...)
+	check(err)
+	check(made.Error())
+}
+
+func text(bytes []byte) any {
+	if bytes == nil {
+		return nil
+	}
+	return string(bytes)
+}
+
+func read(from *kgo.Client, count int) []*kgo.Record {
+	var all []*kgo.Record
+	for len(all) < count {
+		fetches := from.PollFetches(ctx)
+		check(fetches.Err0())
+		for _, each := range fetches.Errors() {
+			check(each.Err)
+		}
+		all = append(all, fetches.Records()...)
+	}
+	return all
+}
+
+func values(all []*kgo.Record) []string {
+	var found []string
+	for _, each := range all {
+		found = append(found, string(each.Value))
+	}
+	sort.Strings(found)
+	return found
+}
+
+var codecs = map[string]kgo.CompressionCodec{
+	"none": kgo.NoCompression(), "gzip": kgo.GzipCompression(), "snappy": kgo.SnappyCompression(),
+	"lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression(),
+}
+
+func roundTrip() {
+	create(2, topic)
+	producer := client(kgo.ProducerBatchCompression(codecs[os.Args[4]]), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.ProducerLinger(20*time.Millisecond))
+	var all []*kgo.Record
+	for number := 0; number < records; number++ {
+		record := &kgo.Record{Topic: topic, Partition: int32(number % 2), Headers: []kgo.RecordHeader{
+			{Key: "number", Value: []byte(fmt.Sprint(number))}, {Key: "nothing"}}}
+		if number%5 != 0 {
+			record.Key = []byte(fmt.Sprintf("key %d", number))
+		}
+		if number%7 != 0 {
+			record.Value = []byte(fmt.Sprintf("value %d", number))
+		}
+		all = append(all, record)
+	}
+	check(producer.ProduceSync(ctx, all...).FirstErr())
+	producer.Close()
+	consumer := client(kgo.ConsumerGroup(topic), kgo.ConsumeTopics(topic),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	for _, each := range read(consumer, records) {
+		answer(fields{"partition": each.Partition, "offset": each.Offset, "key": text(each.Key),
+			"value": text(each.Value), "number": text(each.Headers[0].Value), "nothing": text(each.Headers[1].Value)})
+	}
+	check(consumer.CommitUncommittedOffsets(ctx))
+	consumer.Close()
+	committed, err := admin.FetchOffsets(ctx, topic)
+	check(err)
+	sum := int64(0)
+	committed.Each(func(each kadm.OffsetResponse) { sum += each.At })
+	answer(fields{"committed": sum})
+}
+
+// Polls until each member holds `share` partitions; says what they hold together.
+func settle(step string, share int, members ...*kgo.Client) {
+	for {
+		held, even := []int{}, true
+		for _, member := range members {
+			turn, done := context.WithTimeout(ctx, 20*time.Millisecond)
+			member.PollFetches(turn)
+			done()
+			group, generation := member.GroupMetadata()
+			described, err := admin.DescribeGroups(ctx, topic)
+			check(err)
+			mine := 0
+			for _, each := range described[topic].Members {
+				if assigned, ok := each.Assigned.AsConsumer(); ok && each.MemberID == group && generation > 0 {
+					for _, of := range assigned.Topics {
+						mine += len(of.Partitions)
+						for _, partition := range of.Partitions {
+							held = append(held, int(partition))
+						}
+					}
+				}
+			}
+			even = even && mine == share && described[topic].State == "Stable"
+		}
+		if even {
+			sort.Ints(held)
+			answer(fields{"step": step, "held": held})
+			return
+		}
+		check(ctx.Err())
+	}
+}
+
+func group() {
+	create(4, topic)
+	member := func() *kgo.Client {
+		return client(kgo.ConsumerGroup(topic), kgo.ConsumeTopics(topic), kgo.HeartbeatInterval(200*time.Millisecond))
+	}
+	first := member()
+	settle("one", 4, first)
+	second := member()
+	settle("two", 2, first, second)
+	first.Close()
+	settle("one left", 4, second)
+	second.Close()
+}
+
+func transactions() {
+	output := topic + "-output"
+	create(1, topic, output)
+	plain := client()
+	for number := 0; number < 10; number++ {
+		check(plain.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: []byte(fmt.Sprint(number))}).FirstErr())
+	}
+	session, err := kgo.NewGroupTransactSession(kgo.SeedBrokers(bootstrap), kgo.TransactionalID(topic),
+		kgo.ConsumerGroup(topic), kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.RequireStableFetchOffsets())
+	check(err)
+	for _, commit := range []kgo.TransactionEndTry{kgo.TryAbort, kgo.TryCommit} {
+		check(session.Begin())
+		for done := 0; done < 10; {
+			fetches := session.PollFetches(ctx)
+			check(fetches.Err0())
+			fetches.EachRecord(func(each *kgo.Record) {
+				value := fmt.Sprintf("%v %s", bool(commit), each.Value)
+				session.Produce(ctx, &kgo.Record{Topic: output, Value: []byte(value)}, nil)
+				done++
+			})
+		}
+		check(session.Client().Flush(ctx))
+		committed, err := session.End(ctx, commit)
+		check(err)
+		offsets, err := admin.FetchOffsets(ctx, topic)
+		check(err)
+		at, found := offsets.Lookup(topic, 0)
+		answer(fields{"committed": committed, "found": found, "offset": at.At})
+	}
+	session.Close()
+	for _, isolation := range []kgo.IsolationLevel{kgo.ReadCommitted(), kgo.ReadUncommitted()} {
+		count := 10
+		if isolation == kgo.ReadUncommitted() {
+			count = 20
+		}
+		reader := client(kgo.ConsumeTopics(output), kgo.FetchIsolationLevel(isolation),
+			kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+		answer(fields{"values": values(read(reader, count))})
+		reader.Close()
+	}
+}
+
+func administer() {
+	create(2, topic)
+	listed, err := admin.ListTopics(ctx)
+	check(err)
+	answer(fields{"listed": listed.Has(topic), "partitions": len(listed[topic].Partitions)})
+	grown, err := admin.CreatePartitions(ctx, 1, topic)
+	check(err)
+	check(grown.Error())
+	plain := client(kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	for number := 0; number < 3; number++ {
+		check(plain.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: []byte("value")}).FirstErr())
+	}
+	ends, err := admin.ListEndOffsets(ctx, topic)
+	check(err)
+	end, _ := ends.Lookup(topic, 0)
+	after, err := admin.ListOffsetsAfterMilli(ctx, 1, topic)
+	check(err)
+	first, _ := after.Lookup(topic, 0)
+	latest, err := admin.ListMaxTimestampOffsets(ctx, topic)
+	check(err)
+	newest, _ := latest.Lookup(topic, 0)
+	answer(fields{"topicPartitions": len(ends[topic]), "end": end.Offset, "after": first.Offset, "newest": newest.Offset})
+	value := "123456"
+	_, err = admin.AlterTopicConfigs(ctx, []kadm.AlterConfig{{Name: "retention.ms", Value: &value}}, topic)
+	check(err)
+	configs, err := admin.DescribeTopicConfigs(ctx, topic)
+	check(err)
+	for _, each := range configs[0].Configs {
+		if each.Key == "retention.ms" {
+			answer(fields{"retention": each.MaybeValue(), "source": each.Source.String()})
+		}
+	}
+	until := kadm.Offsets{}
+	until.AddOffset(topic, 0, 2, -1)
+	deleted, err := admin.DeleteRecords(ctx, until)
+	check(err)
+	low, _ := deleted.Lookup(topic, 0)
+	answer(fields{"low": low.LowWatermark})
+	check(admin.CommitAllOffsets(ctx, topic, until))
+	lag, err := admin.Lag(ctx, topic)
+	check(err)
+	answer(fields{"lag": lag[topic].Lag.Total(), "state": lag[topic].State})
+	dropped, err := admin.DeleteGroups(ctx, topic)
+	check(err)
+	check(dropped.Error())
+	metadata, err := admin.BrokerMetadata(ctx)
+	check(err)
+	dirs, err := admin.DescribeAllLogDirs(ctx, nil)
+	check(err)
+	answer(fields{"brokers": len(metadata.Brokers), "controller": metadata.Controller, "dirs": len(dirs)})
+	gone, err := admin.DeleteTopics(ctx, topic)
+	check(err)
+	check(gone.Error())
+	left, err := kadm.NewClient(client()).ListTopics(ctx) // the other one remembers
+	check(err)
+	answer(fields{"listed": left.Has(topic)})
+}
+
+func main() {
+	cases := map[string]func(){"records": roundTrip, "group": group, "transactions": transactions, "admin": administer}
+	cases[os.Args[3]]()
+}

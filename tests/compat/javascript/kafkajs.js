@@ -1,0 +1,151 @@
+// kafkajs.js BOOTSTRAP TOPIC CASE: one JSON object a line.
+const { CompressionCodecs, CompressionTypes, Kafka, ConfigResourceTypes, logLevel } = require("kafkajs");
+CompressionCodecs[CompressionTypes.Snappy] = require("kafkajs-snappy");
+
+const RECORDS = 200;
+const WAIT_MS = 30000;
+const [bootstrap, topic, name, codec] = process.argv.slice(2);
+const kafka = new Kafka({ clientId: "kafkajs", brokers: [bootstrap], logLevel: logLevel.ERROR });
+const admin = kafka.admin();
+
+const answer = (fields) => console.log(JSON.stringify(fields));
+const text = (bytes) => (bytes === null || bytes === undefined ? null : bytes.toString());
+const create = (wanted, numPartitions) => admin.createTopics({ topics: [{ topic: wanted, numPartitions }] });
+
+async function until(met, wanted) {
+  const deadline = Date.now() + WAIT_MS;
+  while (!met()) {
+    if (Date.now() > deadline) throw new Error("wanted: " + wanted);
+    await new Promise((resolve) => setTimeout(resolve, 20));
+  }
+}
+
+// A running consumer of `topics`; `seen` has its messages, `owned` its partitions by topic.
+async function consumer(topics, settings = {}) {
+  const running = kafka.consumer({ groupId: topic, heartbeatInterval: 200, rebalanceTimeout: 5000, ...settings });
+  running.seen = [];
+  running.owned = {};
+  running.on(running.events.GROUP_JOIN, (event) => (running.owned = event.payload.memberAssignment));
+  await running.connect();
+  await running.subscribe({ topics, fromBeginning: true });
+  await running.run({ eachMessage: async ({ partition, message }) => running.seen.push({ partition, ...message }) });
+  return running;
+}
+
+const cases = {
+  async records() {
+    await create(topic, 2);
+    const producer = kafka.producer({ idempotent: true, maxInFlightRequests: 1 });
+    await producer.connect();
+    const messages = [];
+    for (let number = 0; number < RECORDS; number++) {
+      messages.push({
+        key: number % 5 ? `key ${number}` : null,
+        value: number % 7 ? `value ${number}` : null,
+        headers: { number: String(number), twice: ["a", "b"] },
+        partition: number % 2,
+      });
+    }
+    await producer.send({ topic, messages, compression: CompressionTypes[codec] });
+    await producer.disconnect();
+    const reader = await consumer([topic]);
+    await until(() => reader.seen.length >= RECORDS, "all records");
+    for (const each of reader.seen) {
+      answer({
+        partition: each.partition,
+        offset: Number(each.offset),
+        key: text(each.key),
+        value: text(each.value),
+        number: text(each.headers.number),
+        twice: each.headers.twice.map(text),
+      });
+    }
+    await reader.disconnect();
+  },
+
+  async group() {
+    await create(topic, 4);
+    const owned = (each) => each.owned[topic] || [];
+    const first = await consumer([topic]);
+    await until(() => owned(first).length === 4, "one member with all partitions");
+    const second = await consumer([topic]);
+    await until(() => owned(first).length === 2 && owned(second).length === 2, "two members with two partitions each");
+    answer({ shared: [...owned(first), ...owned(second)].sort() });
+    await first.disconnect();
+    await until(() => owned(second).length === 4, "the second with all partitions");
+    answer({ alone: [...owned(second)].sort() });
+    await second.disconnect();
+  },
+
+  async transactions() {
+    const output = topic + "-output";
+    await create(topic, 1);
+    await create(output, 1);
+    const producer = kafka.producer({ transactionalId: topic, idempotent: true, maxInFlightRequests: 1 });
+    await producer.connect();
+    for (const outcome of ["abort", "commit"]) {
+      const transaction = await producer.transaction();
+      await transaction.send({ topic: output, messages: [{ value: outcome + " 1" }, { value: outcome + " 2" }] });
+      const offsets = { consumerGroupId: topic, topics: [{ topic, partitions: [{ partition: 0, offset: "7" }] }] };
+      await transaction.sendOffsets(offsets);
+      await transaction[outcome]();
+      const [found] = await admin.fetchOffsets({ groupId: topic, topics: [topic] });
+      answer({ outcome, offset: found.partitions[0].offset });
+    }
+    await producer.disconnect();
+    for (const readUncommitted of [false, true]) {
+      const reader = await consumer([output], { groupId: topic + readUncommitted, readUncommitted });
+      const count = readUncommitted ? 4 : 2;
+      await until(() => reader.seen.length >= count, count + " records");
+      answer({ readUncommitted, values: reader.seen.map((each) => text(each.value)) });
+      await reader.disconnect();
+    }
+  },
+
+  async admin() {
+    answer({ created: await create(topic, 2), again: await create(topic, 2) });
+    answer({ listed: (await admin.listTopics()).includes(topic) });
+    await admin.createPartitions({ topicPartitions: [{ topic, count: 3 }] });
+    const metadata = await admin.fetchTopicMetadata({ topics: [topic] });
+    answer({ partitions: metadata.topics[0].partitions.map((each) => [each.partitionId, each.leader]).sort() });
+    const producer = kafka.producer();
+    await producer.connect();
+    await producer.send({ topic, messages: [1, 2, 3].map((n) => ({ value: "" + n, partition: 0, timestamp: "" + (Date.now() + n) })) });
+    await producer.disconnect();
+    const at = (all, wanted) => all.find((each) => each.partition === wanted);
+    answer({ ends: at(await admin.fetchTopicOffsets(topic), 0) });
+    answer({ byTime: at(await admin.fetchTopicOffsetsByTimestamp(topic, 1), 0).offset });
+    const resource = { type: ConfigResourceTypes.TOPIC, name: topic };
+    await admin.alterConfigs({
+      validateOnly: false,
+      resources: [{ ...resource, configEntries: [{ name: "retention.ms", value: "123456" }] }],
+    });
+    const described = await admin.describeConfigs({
+      includeSynonyms: false,
+      resources: [{ ...resource, configNames: ["retention.ms"] }],
+    });
+    answer({ config: described.resources[0].configEntries.map((each) => [each.configName, each.configValue]) });
+    await admin.deleteTopicRecords({ topic, partitions: [{ partition: 0, offset: "2" }] });
+    answer({ low: at(await admin.fetchTopicOffsets(topic), 0).low });
+    await admin.setOffsets({ groupId: topic, topic, partitions: [{ partition: 0, offset: "3" }] });
+    const [committed] = await admin.fetchOffsets({ groupId: topic, topics: [topic] });
+    answer({ committed: at(committed.partitions, 0).offset });
+    const { groups } = await admin.listGroups();
+    const { groups: states } = await admin.describeGroups([topic]);
+    answer({ group: groups.filter((each) => each.groupId === topic), state: states[0].state });
+    answer({ deleted: await admin.deleteGroups([topic]) });
+    const cluster = await admin.describeCluster();
+    answer({ brokers: cluster.brokers.length, controller: cluster.controller });
+    await admin.deleteTopics({ topics: [topic] });
+    answer({ listed: (await admin.listTopics()).includes(topic) });
+  },
+};
+
+admin
+  .connect()
+  .then(() => cases[name]())
+  .then(() => admin.disconnect())
+  .catch((error) => {
+    console.error(error);
+    process.exit(1);
+  });

@@ -1,0 +1,87 @@
+"""franz-go, a client of Go: every codec, a group, transactions, admin calls."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import kafka
+from tests.compat.conftest import tool
+
+SOURCE = Path(__file__).with_name("go")
+VERSION = "1.22.2"
+PROGRAM = kafka.JARS.with_name(f"franz-go-{VERSION}") / "compat"
+RECORDS = 200
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def run(bootstrap: str) -> Run:
+    """`run(topic, case, …)` returns the program's lines; go.mod and go.sum beside it say what it is built from."""
+    go = tool("go", "from https://go.dev/dl, 1.26 or newer, or an older one that may fetch it")
+    assert f"franz-go v{VERSION}" in (SOURCE / "go.mod").read_text()
+    if subprocess.run([go, "mod", "download"], cwd=SOURCE, check=False, timeout=170).returncode != 0:
+        pytest.skip(f"no franz-go {VERSION}: let go reach its module proxy once")
+    build = [go, "build", "-o", str(PROGRAM), "."]
+    built = subprocess.run(build, cwd=SOURCE, capture_output=True, text=True, check=False, timeout=170)
+    assert built.returncode == 0, built.stderr
+
+    def answer(topic: str, *arguments: str) -> list[dict[str, Any]]:
+        command = [str(PROGRAM), bootstrap, topic, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return answer
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_records(run: Run, topic: str, codec: str) -> None:
+    """Idempotent, with keys, headers and nulls; a group reads all of it back and commits."""
+    *read, committed = run(topic, "records", codec)
+    assert committed == {"committed": RECORDS}
+    assert sorted(read, key=lambda each: int(each["number"])) == [
+        {
+            "partition": number % 2,
+            "offset": number // 2,
+            "key": f"key {number}" if number % 5 else None,
+            "value": f"value {number}" if number % 7 else None,
+            "number": str(number),
+            "nothing": None,
+        }
+        for number in range(RECORDS)
+    ]
+
+
+def test_a_group(run: Run, topic: str) -> None:
+    """Cooperative-sticky members share four partitions, and one takes over."""
+    every = [0, 1, 2, 3]
+    assert run(topic, "group") == [{"step": step, "held": every} for step in ("one", "two", "one left")]
+
+
+def test_transactions(run: Run, topic: str) -> None:
+    """Consume, transform, produce in a session: the aborted attempt leaves neither offsets nor committed records."""
+    committed = [f"true {number}" for number in range(10)]
+    assert run(topic, "transactions") == [
+        {"committed": False, "found": False, "offset": 0},
+        {"committed": True, "found": True, "offset": 10},
+        {"values": committed},
+        {"values": [f"false {number}" for number in range(10)] + committed},
+    ]
+
+
+def test_admin(run: Run, topic: str) -> None:
+    """Topics, partitions, offsets, configs, deleted records, lag, groups, the cluster."""
+    assert run(topic, "admin") == [
+        {"listed": True, "partitions": 2},
+        {"topicPartitions": 3, "end": 3, "after": 0, "newest": 2},
+        {"retention": "123456", "source": "DYNAMIC_TOPIC_CONFIG"},
+        {"low": 2},
+        {"lag": 1, "state": "Empty"},
+        {"brokers": 1, "controller": 1, "dirs": 1},
+        {"listed": False},
+    ]

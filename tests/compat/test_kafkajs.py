@@ -1,0 +1,90 @@
+"""kafkajs, the client of Node: codecs that need no native module, a group, transactions, admin calls."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import kafka
+from tests.compat.conftest import tool
+
+PROGRAM = Path(__file__).with_name("javascript") / "kafkajs.js"
+PACKAGES = ("kafkajs@2.2.4", "kafkajs-snappy@1.1.0")
+FOLDER = kafka.JARS.with_name("kafkajs-2.2.4")
+RECORDS = 200
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def run(bootstrap: str) -> Run:
+    """`run(topic, case, …)` returns the program's lines."""
+    node = tool("node", "apt install nodejs")
+    if not FOLDER.is_dir():
+        install = [tool("npm", "apt install npm"), "install", "--silent", "--no-audit", "--no-fund", "--prefix"]
+        if subprocess.run([*install, str(FOLDER), *PACKAGES], check=False, timeout=120).returncode != 0:
+            pytest.skip(f"no kafkajs: let npm reach its registry, or put {' '.join(PACKAGES)} into {FOLDER}")
+    environment = {**os.environ, "NODE_PATH": str(FOLDER / "node_modules"), "KAFKAJS_NO_PARTITIONER_WARNING": "1"}
+
+    def answer(topic: str, *arguments: str) -> list[dict[str, Any]]:
+        command = [node, str(PROGRAM), bootstrap, topic, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=90, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return answer
+
+
+@pytest.mark.parametrize("codec", ["None", "GZIP", "Snappy"])
+def test_records(run: Run, topic: str, codec: str) -> None:
+    """Idempotent, with keys, headers of two values and nulls; a group reads all of it back."""
+    read = run(topic, "records", codec)
+    assert sorted(read, key=lambda each: int(each["number"])) == [
+        {
+            "partition": number % 2,
+            "offset": number // 2,
+            "key": f"key {number}" if number % 5 else None,
+            "value": f"value {number}" if number % 7 else None,
+            "number": str(number),
+            "twice": ["a", "b"],
+        }
+        for number in range(RECORDS)
+    ]
+
+
+def test_a_group(run: Run, topic: str) -> None:
+    """Two members share four partitions, and one takes over."""
+    assert run(topic, "group") == [{"shared": [0, 1, 2, 3]}, {"alone": [0, 1, 2, 3]}]
+
+
+def test_transactions(run: Run, topic: str) -> None:
+    """Records and offsets of the committed one; a reader of everything sees both."""
+    committed = ["commit 1", "commit 2"]
+    assert run(topic, "transactions") == [
+        {"outcome": "abort", "offset": "-1"},
+        {"outcome": "commit", "offset": "7"},
+        {"readUncommitted": False, "values": committed},
+        {"readUncommitted": True, "values": ["abort 1", "abort 2", *committed]},
+    ]
+
+
+def test_admin(run: Run, topic: str) -> None:
+    """Topics, partitions, offsets, configs, deleted records, groups, the cluster."""
+    assert run(topic, "admin") == [
+        {"created": True, "again": False},
+        {"listed": True},
+        {"partitions": [[0, 1], [1, 1], [2, 1]]},
+        {"ends": {"partition": 0, "offset": "3", "high": "3", "low": "0"}},
+        {"byTime": "0"},
+        {"config": [["retention.ms", "123456"]]},
+        {"low": "2"},
+        {"committed": "3"},
+        {"group": [{"groupId": topic, "protocolType": "consumer"}], "state": "Empty"},
+        {"deleted": [{"groupId": topic, "errorCode": 0}]},
+        {"brokers": 1, "controller": 1},
+        {"listed": False},
+    ]
