@@ -76,7 +76,7 @@ class LogCleaner:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+        self._thread.shutdown()
 
     async def _run(self) -> None:
         next_time = self._clock.monotonic()
