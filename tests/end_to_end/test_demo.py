@@ -14,6 +14,7 @@ import pytest
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from tests.end_to_end.pipeline import ONCEFLOW
+from tests.processes import MARK, processes_of
 
 WITHIN_S = 150
 
@@ -25,18 +26,6 @@ def eventually(what: Callable[[], bool], within_s: float = WITHIN_S) -> None:
         time.sleep(0.1)
 
 
-def processes_of(mark: str) -> list[str]:
-    """The command lines of all processes that carry `mark` in their environment."""
-    found = []
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name.isdigit() and mark.encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-    return found
-
-
 def retention_ms(port: int) -> str | None:
     """How long the demo's broker keeps its events."""
     with Cluster(f"127.0.0.1:{port}") as cluster:
@@ -46,7 +35,7 @@ def retention_ms(port: int) -> str | None:
 @pytest.mark.timeout(400)
 def test_the_demo_counts_stops_with_all_its_children_and_goes_on(tmp_path: Path) -> None:
     mark = f"demo-{uuid.uuid4()}"
-    environment = {**os.environ, "ONCEFLOW_TEST_MARK": mark}
+    environment = {**os.environ, MARK: mark}
     demo = [*ONCEFLOW, "demo", "--data", str(tmp_path / "data"), "--port", "0", "--lively"]
     printed = tmp_path / "printed"
     with printed.open("wb") as output:

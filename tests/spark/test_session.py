@@ -1,5 +1,11 @@
-"""The session: its settings, where it listens, and the sentence that is taken out of Spark's errors."""
+"""The session: its settings, its addresses, an interrupted start, and the sentence in Spark's errors."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -7,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from onceflow.spark import session
 from onceflow.spark.failure import sentence
+from tests.processes import MARK, processes_of
 
 
 def test_the_running_session_has_the_settings(spark: SparkSession) -> None:
@@ -56,3 +63,25 @@ def test_the_log_settings_are_there() -> None:
 )
 def test_the_sentence_of_a_failed_query(text: str, expected: str) -> None:
     assert sentence(ValueError(text)) == expected
+
+
+def test_an_interrupt_while_the_jvm_starts_leaves_no_jvm(java_home: str, tmp_path: Path) -> None:
+    mark, log = f"session-{uuid.uuid4()}", tmp_path / "spark.log"
+    program = f"""
+import pathlib, sys
+from onceflow.spark.session import build_session
+print("starting", flush=True)
+build_session("interrupted", java_home={java_home!r}, log_file=pathlib.Path({str(log)!r}))
+"""
+    environment = {**os.environ, MARK: mark}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as driver:
+        assert driver.stdout is not None and driver.stdout.readline() == b"starting\n"
+        deadline = time.monotonic() + 60
+        while not any("SparkSubmit" in command for command in processes_of(mark)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        driver.send_signal(signal.SIGINT)
+        assert driver.wait(timeout=120) != 0
+    while processes_of(mark):
+        assert time.monotonic() < deadline + 60, log.read_text()
+        time.sleep(0.1)

@@ -9,12 +9,16 @@ Each setting has its measurement, milliseconds per micro-batch on two cores:
 - 200 shuffle partitions, Spark's default: 6 s a batch, against 0.1 s with two.
 """
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
@@ -91,11 +95,37 @@ def _threads(master: str) -> int:
 
 def _launch(conf: SparkConf, log_file: Path | None) -> None:
     """Starts the JVM with its output in `log_file`; it ends by itself when this process ends."""
-    if log_file is None:
-        gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]
-    else:
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        with log_file.open("ab") as log:
-            output = {"stdout": log, "stderr": subprocess.STDOUT}
-            gateway = launch_gateway(conf, output)  # type: ignore[no-untyped-call]
-    SparkContext._ensure_initialized(gateway=gateway)
+    with contextlib.ExitStack() as files, _first_interrupt_held():
+        output = None
+        if log_file is not None:
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+            output = {"stdout": files.enter_context(log_file.open("ab")), "stderr": subprocess.STDOUT}
+        gateway = launch_gateway(conf, output)  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)
+
+
+@contextlib.contextmanager
+def _first_interrupt_held() -> Iterator[None]:
+    """Holds the first Ctrl-C back until the block has ended; a second one goes through.
+
+    An interrupted `launch_gateway` takes away the folder in which the JVM is about to say where it listens. Such a JVM
+    never gets to watching for this process's end, and stays for ever.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    is_held = False
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        nonlocal is_held
+        is_held = True
+        signal.signal(signal.SIGINT, handler)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if is_held:
+        handler(signal.SIGINT, None)
