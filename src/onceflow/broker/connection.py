@@ -121,11 +121,13 @@ class Connection:
         "_memory",
         "_on_closed",
         "_pending",
+        "_pending_max",
         "_plain_bytes_max",
         "_reserved_bytes",
         "_socket",
         "_turn_bytes_left",
         "_unsent",
+        "_unsent_bytes_max",
         "_view",
         "is_open",
         "peer",
@@ -152,6 +154,8 @@ class Connection:
         self._plain_bytes_max = min(
             config.produce_request_bytes_max, config.group_request_bytes_max, config.other_request_bytes_max
         )
+        self._pending_max = config.queued_requests_max
+        self._unsent_bytes_max = config.unsent_bytes_per_connection_max
         self._memory = memory
         self._answers = answers
         self._clock = clock
@@ -209,7 +213,7 @@ class Connection:
             handled_bytes += size_bytes
             self._begin = frame_begin + size_bytes
             self._handle_frame(self._view[frame_begin : self._begin])
-            if self._is_reading and self._is_overloaded():
+            if len(self._pending) >= self._pending_max and self._is_reading:
                 self._pause_reading()
         if self._begin == self._end and self.is_open:
             self._begin = self._end = 0
@@ -294,18 +298,9 @@ class Connection:
         if self.is_open and self._is_reading:
             self._loop.add_reader(self._socket.fileno(), self._on_readable)
 
-    def _is_overloaded(self) -> bool:
-        config = self._config
-        return (
-            len(self._pending) >= config.queued_requests_max
-            or self.unsent_bytes >= config.unsent_bytes_per_connection_max
-        )
-
     def _is_relaxed(self) -> bool:
-        config = self._config
         return (
-            len(self._pending) < (config.queued_requests_max + 1) // 2
-            and self.unsent_bytes < (config.unsent_bytes_per_connection_max + 1) // 2
+            len(self._pending) < (self._pending_max + 1) // 2 and self.unsent_bytes < (self._unsent_bytes_max + 1) // 2
         )
 
     def _pause_reading(self) -> None:
@@ -323,22 +318,23 @@ class Connection:
 
     def take_answer(self, pieces: Sequence[Piece]) -> None:
         """An answer is there, if not yet its turn: count what it costs in memory from now on."""
-        if self.is_open:
-            self.write_soon()
-            size_bytes = 0
-            for piece in pieces:
-                if isinstance(piece, bytes):
-                    size_bytes += len(piece)
-            self._count_unsent(size_bytes)
-            if self._is_reading and self.unsent_bytes >= self._config.unsent_bytes_per_connection_max:
-                self._pause_reading()
-
-    def _count_unsent(self, size_bytes: int) -> None:
+        if not self.is_open:
+            return
+        if not self._is_write_scheduled:
+            # At the end of this turn of the loop, so that answers that become ready together go out together.
+            self._is_write_scheduled = True
+            self._loop.call_soon(self._write)
+        size_bytes = 0
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                size_bytes += len(piece)
         self.unsent_bytes += size_bytes
         self._answers.add(size_bytes)
+        if self.unsent_bytes >= self._unsent_bytes_max and self._is_reading:
+            self._pause_reading()
 
     def write_soon(self) -> None:
-        """Send at the end of this turn of the loop, so that answers that become ready together go out together."""
+        """Go on sending in the next turn of the loop."""
         if not self._is_write_scheduled:
             self._is_write_scheduled = True
             self._loop.call_soon(self._write)
@@ -349,12 +345,11 @@ class Connection:
             self._collect()
             if not self._is_blocked:
                 self._send()
-            self._written()
+            if self.is_open and (self._is_finishing or not self._is_reading):
+                self._written()
 
     def _written(self) -> None:
-        """Answers went out, which may make room for requests; or sending failed."""
-        if not self.is_open:
-            return
+        """Answers went out, which may make room for requests."""
         if self._is_finishing:
             self._close_if_finished()
         elif not self._is_reading and self._is_relaxed():
@@ -398,7 +393,8 @@ class Connection:
             return
         flags = _MSG_MORE if len(self._unsent) > 1 else 0
         count = self._socket.send(piece, flags)
-        self._count_unsent(-count)
+        self.unsent_bytes -= count
+        self._answers.used_bytes -= count
         self._turn_bytes_left -= count
         if count == len(piece):
             self._unsent.popleft()
@@ -411,7 +407,8 @@ class Connection:
         except OSError:
             # A file that is not the operating system's (a test's disk) has no descriptor to send from.
             self._unsent[0] = piece.file.read(piece.size_bytes, piece.position)
-            self._count_unsent(piece.size_bytes)
+            self.unsent_bytes += piece.size_bytes
+            self._answers.add(piece.size_bytes)
             return
         wanted = min(piece.size_bytes, self._turn_bytes_left)
         count = os.sendfile(self._socket.fileno(), descriptor, piece.position, wanted)
@@ -493,7 +490,8 @@ class Connection:
                 reply.on_abandoned()
         self._pending.clear()
         self._unsent.clear()
-        self._count_unsent(-self.unsent_bytes)
+        self._answers.add(-self.unsent_bytes)
+        self.unsent_bytes = 0
         self._reserve(BUFFER_BYTES_FIRST)
         self._on_closed(self)
 

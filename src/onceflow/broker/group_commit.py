@@ -84,9 +84,13 @@ class GroupCommit:
             self._is_running = False
             self._idle.set()
             return
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._thread, _run, [point for _partition, point in points])
-        future.add_done_callback(lambda done: self._end_round(points, done.result()))
+        # Not the loop's run_in_executor, whose two futures cost each round several microseconds more.
+        self._thread.submit(self._run, points, asyncio.get_running_loop())
+
+    def _run(self, points: Round, loop: asyncio.AbstractEventLoop) -> None:
+        """In the thread."""
+        results = [_run_one(point) for _partition, point in points]
+        loop.call_soon_threadsafe(self._end_round, points, results)
 
     def _begin_one(self, partition: Partition) -> SyncPoint | None:
         try:
@@ -148,10 +152,6 @@ class GroupCommit:
         self._timers.clear()
         await self._idle.wait()
         self._thread.shutdown()
-
-
-def _run(points: Sequence[SyncPoint]) -> Results:
-    return [_run_one(point) for point in points]
 
 
 def _run_one(point: SyncPoint) -> OSError | None:

@@ -134,7 +134,8 @@ class Broker:
         reply.is_long_wait = api.key in LONG_WAITS
         request = Request(header, frame, reply, connection.peer_host, self.config.request_elements_max)
         if self._watch is None:
-            HANDLERS[api.key](self.node, request)
+            assert self._node is not None
+            HANDLERS[api.key](self._node, request)
             return
         with self._watch.measured(api.name, connection.peer):
             HANDLERS[api.key](self.node, request)
