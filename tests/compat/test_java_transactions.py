@@ -1,6 +1,7 @@
 """The Java client's transactions: commit, abort, offsets, fencing, time-outs, and what its admin client tells."""
 
 from tests.compat.java_programs import JavaPrograms
+from tests.compat.known_differences import KNOWN_DIFFERENCES
 
 
 def numbered(prefix: str, count: int = 4) -> list[str]:
@@ -45,7 +46,8 @@ def test_offsets_of_an_earlier_generation(java: JavaPrograms, topic: str) -> Non
 
 
 def test_a_transaction_that_times_out(java: JavaPrograms, topic: str) -> None:
-    """The broker aborts it, and its producer learns so: with Kafka's second transaction version by InvalidTxnState."""
+    """The broker aborts it, and its producer learns so."""
+    assert "commit after a time-out" in KNOWN_DIFFERENCES
     (answer,) = java.run("Transactions", topic, "timed-out")
     assert answer["committed"] == []
     assert answer["stable"]
