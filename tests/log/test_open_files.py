@@ -1,8 +1,9 @@
 """Segments without number in a few descriptors."""
 
+import multiprocessing
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,45 +15,52 @@ from onceflow.testing import FaultyDisk
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
 from tests.log.test_partition import ShortDisk
 
+DESCRIPTORS = 70
+SEGMENTS = 150
+LOGS = 120
 
-@contextmanager
-def descriptors_max(count: int) -> Iterator[None]:
-    """So many more than are in use now."""
-    used = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
-    free = [number for number in range(1000) if number not in used]
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free[count], limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+def with_few_descriptors(run: Callable[..., None], *arguments: object) -> None:
+    """In a process of its own, where nothing else has files open."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=limit_descriptors) as pool:
+        pool.submit(run, *arguments).result(60)
+
+
+def limit_descriptors() -> None:
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
+
+
+def read_many_segments(directory: Path, clean: bool) -> None:
+    log = open_log(directory, clean=clean)
+    assert len(values(log)) == SEGMENTS
+    assert log.search_timestamp(NOW_MS)() == (NOW_MS, 0)
 
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_log_of_many_segments_needs_few_descriptors(clean: bool, tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=150, index_interval_bytes=1)
-    for number in range(150):
+    for number in range(SEGMENTS):
         log.append(batch(b"%03d" % number * 10))
         sync(log)
     log.close()
-    del log
-    with descriptors_max(60):
-        again = open_log(tmp_path / "clicks-0", clean=clean)
-        assert len(values(again)) == 150
-        assert again.search_timestamp(NOW_MS)() == (NOW_MS, 0)
+    with_few_descriptors(read_many_segments, tmp_path / "clicks-0", clean)
+
+
+def write_many_logs(directory: Path) -> None:
+    logs = [open_log(directory / f"clicks-{number}") for number in range(LOGS)]
+    for _ in range(2):
+        for log in logs:
+            log.append(batch(b"x" * 31))
+            sync(log)
+    for log in logs:
+        log.close()
+    again = [open_log(directory / f"clicks-{number}", clean=True) for number in range(LOGS)]
+    assert all(len(values(log)) == 2 for log in again)
 
 
 def test_many_logs_are_made_written_and_loaded_with_few_descriptors(tmp_path: Path) -> None:
-    with descriptors_max(60):
-        logs = [open_log(tmp_path / f"clicks-{number}") for number in range(120)]
-        for _ in range(2):
-            for log in logs:
-                log.append(batch(b"x" * 31))
-                sync(log)
-        for log in logs:
-            log.close()
-        again = [open_log(tmp_path / f"clicks-{number}", clean=True) for number in range(120)]
-        assert all(len(values(log)) == 2 for log in again)
+    with_few_descriptors(write_many_logs, tmp_path)
 
 
 def test_a_file_with_unsynced_bytes_is_not_let_go(tmp_path: Path) -> None:
