@@ -2,6 +2,8 @@
 
 import random
 import resource
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -170,3 +172,9 @@ def test_an_api_versions_response_has_no_tags_in_its_header() -> None:
     assert encode_response(API_VERSIONS, 3, 1, message)[4:] == b"\x00\x00\x00\x01" + body(message)
     metadata = random_message(response_class(METADATA, 12), random.Random(1))
     assert encode_response(METADATA, 12, 1, metadata)[4:] == b"\x00\x00\x00\x01\x00" + body(metadata)
+
+
+def test_a_program_does_not_load_hypothesis_because_it_is_installed() -> None:
+    script = "import sys, onceflow.wire.frames; print('hypothesis' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert shown.stdout == "False\n"

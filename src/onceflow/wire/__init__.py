@@ -1,1 +1,17 @@
 """Kafka's protocol and record formats as values: bytes in, values out; no socket, no file, no clock."""
+
+import contextlib
+import sys
+
+import kio.static
+
+# kio teaches its types to hypothesis wherever that is installed: 0.15 s at each start, and a folder `.hypothesis` where
+# the command was typed. Hidden while one small module loads; another thread that imports hypothesis in these
+# milliseconds is told that there is none.
+if "hypothesis" not in sys.modules:
+    sys.modules["hypothesis"] = None  # type: ignore[assignment]
+    try:
+        with contextlib.suppress(ModuleNotFoundError):
+            import kio.static._phantom  # noqa: F401
+    finally:
+        del sys.modules["hypothesis"]
