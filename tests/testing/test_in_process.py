@@ -16,6 +16,7 @@ from onceflow.broker.setting_kinds import SettingRefused
 from onceflow.errors import OnceflowError
 from onceflow.log.errors import DataDirectoryRefused
 from onceflow.testing import Broker, BrokerNotUsable, BrokerProcess
+from onceflow.wire import apis
 from onceflow.wire.batch import decode_batch
 from tests.broker.raw_client import batch_of, connected
 
@@ -105,6 +106,24 @@ def test_settings_are_kafkas_and_unknown_ones_are_refused() -> None:
         Broker(settings={"num.partition": "3"}).start()
     with pytest.raises(BrokerNotUsable, match=r"settings may not have log\.dirs"):
         Broker(settings={"log.dirs": "/elsewhere"})
+
+
+def test_settings_may_be_pythons_numbers_and_truth_values(tmp_path: Path) -> None:
+    values = {"num.partitions": 4, "log.cleaner.enable": False, "log.cleaner.min.cleanable.ratio": 0.25}
+    with Broker(tmp_path, settings=values) as broker, connected(broker.bootstrap_servers) as client:
+        asked = [{"resource_type": 4, "resource_name": "1", "configuration_keys": list(values)}]
+        (result,) = client.ask(apis.DESCRIBE_CONFIGS, 4, resources=asked).results
+    assert {each.name: each.value for each in result.configs} == {
+        "num.partitions": "4",
+        "log.cleaner.enable": "false",
+        "log.cleaner.min.cleanable.ratio": "0.25",
+    }
+    with pytest.raises(BrokerNotUsable, match=r"num\.partitions=\[4\] .* list"):
+        Broker(settings={"num.partitions": [4]})  # type: ignore[dict-item]
+
+
+def test_a_broker_process_takes_a_path_as_text(tmp_path: Path) -> None:
+    assert BrokerProcess(str(tmp_path / "data")).log_path == tmp_path / "data.log"
 
 
 IN_A_LOOP = """

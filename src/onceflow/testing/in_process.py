@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from onceflow.errors import OnceflowError
 
@@ -36,6 +36,7 @@ HOST = "127.0.0.1"
 STOP_SECONDS_MAX = 60.0
 CREATE_SECONDS_MAX = 30.0
 EXIT_SECONDS_MAX = 5.0
+Setting: TypeAlias = str | int | float | bool
 _OWN_SETTINGS = {"log.dir", "log.dirs", "listeners", "advertised.listeners"}
 
 logger = logging.getLogger(__name__)
@@ -49,8 +50,8 @@ class Broker:
     """One Kafka-protocol broker on 127.0.0.1; `start` and `stop` may be called again, and the port stays the same.
 
     `path` is the data directory, made if it is not there and kept; None takes a temporary one that `stop` removes.
-    `port` 0 takes any free port. `settings` are the broker's, by Kafka's names. `disk` and `clock` are for tests that
-    own them (`FaultyDisk`, `ManualClock`).
+    `port` 0 takes any free port. `settings` are the broker's, by Kafka's names, as text or Python's values. `disk` and
+    `clock` are for tests that own them (`FaultyDisk`, `ManualClock`).
     """
 
     def __init__(
@@ -58,11 +59,11 @@ class Broker:
         path: str | os.PathLike[str] | None = None,
         *,
         port: int = 0,
-        settings: Mapping[str, str] | None = None,
+        settings: Mapping[str, Setting] | None = None,
         disk: "Disk | None" = None,
         clock: "Clock | None" = None,
     ) -> None:
-        self._settings = dict(settings or {})
+        self._settings = {name: _text(name, value) for name, value in (settings or {}).items()}
         own = sorted(_OWN_SETTINGS & self._settings.keys())
         if own:
             raise BrokerNotUsable(f"settings may not have {', '.join(own)}: give Broker its path and port instead")
@@ -130,6 +131,17 @@ class Broker:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _text(name: str, value: Setting) -> str:
+    """As it would stand in a file of settings. Raises BrokerNotUsable."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str | int | float):
+        raise BrokerNotUsable(
+            f"settings {name}={value!r} is a {type(value).__name__}: give text, a number, True or False"
+        )
+    return str(value)
 
 
 _runs: "weakref.WeakSet[_Run]" = weakref.WeakSet()

@@ -1,5 +1,6 @@
 """`onceflow broker` in a process of its own, for tests that kill it."""
 
+import os
 import select
 import signal
 import subprocess
@@ -14,10 +15,10 @@ class BrokerProcess:
     command line as they are. What the broker logs is in `BESIDE_DATA.log`.
     """
 
-    def __init__(self, data: Path, port: int = 0, *arguments: str) -> None:
-        self.data = data
+    def __init__(self, data: str | os.PathLike[str], port: int = 0, *arguments: str) -> None:
+        self.data = Path(data)
         self.port = port
-        self.log_path = data.with_name(data.name + ".log")
+        self.log_path = self.data.with_name(self.data.name + ".log")
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -26,6 +26,7 @@ from onceflow.client.classic.settings import InvalidSetting, Setting
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import BrokerUnreachable, UnknownTopic
 from onceflow.client.records import read_records
+from onceflow.testing import Broker
 
 
 def written(bootstrap: str, topic: str) -> list[tuple[int, bytes | None, bytes | None]]:
@@ -338,6 +339,22 @@ def test_a_wrong_address_and_a_missing_topic_are_said() -> None:
 def test_a_topic_that_may_not_exist_is_said(bootstrap: str) -> None:
     with Producer({"metadata.broker.list": bootstrap}) as producer, pytest.raises(UnknownTopic, match="a/b"):
         producer.send(KeyedMessage("a/b", b"x"))
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_topic_that_does_not_exist_yet_is_made_by_the_first_send(bootstrap: str, topic: str, kind: str) -> None:
+    with Producer(settings(bootstrap, producer_type=kind)) as producer:
+        producer.send(KeyedMessage(topic, "first", "k"))
+    assert [value for _, _, value in written(bootstrap, topic)] == [b"first"]
+
+
+def test_a_topic_that_no_client_may_make_is_said_in_time() -> None:
+    with (
+        Broker(settings={"auto.create.topics.enable": False}) as broker,
+        Producer(settings(broker.bootstrap_servers, delivery_timeout_ms=200)) as producer,
+        pytest.raises(UnknownTopic, match=r"'visits' does not exist at .* 'onceflow topic create visits"),
+    ):
+        producer.send(KeyedMessage("visits", "x"))
 
 
 @pytest.mark.parametrize("acks", ["0", "1", "-1"])

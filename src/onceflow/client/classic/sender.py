@@ -13,6 +13,10 @@ from onceflow.client.producer import producer
 
 METADATA_AGE_S_MAX = 60.0
 """How long a topic's partitions are believed, so that added ones are found."""
+CREATION_S_MAX = 10.0
+"""How long a topic may take to be there that is created because it was asked for."""
+# What a broker answers meanwhile, by its version. librdkafka calls neither retriable.
+_NOT_THERE_YET = (KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART)
 _POLL_S = 0.1
 _METADATA_PAUSE_S = 0.05
 
@@ -54,7 +58,7 @@ class Sender:
 
     def _ask_partitions(self, topic: str) -> list[int]:
         """Waits for a topic that the broker is creating because it was asked for."""
-        deadline = time.monotonic() + self._timeout_ms / 1000
+        deadline = time.monotonic() + min(self._timeout_ms / 1000, CREATION_S_MAX)
         while True:
             try:
                 found = self._producer.list_topics(topic, timeout=self._timeout_ms / 1000).topics[topic]
@@ -65,7 +69,7 @@ class Sender:
                 ) from error
             if found.error is None and found.partitions:
                 return sorted(found.partitions)
-            if found.error is None or not found.error.retriable() or time.monotonic() > deadline:
+            if found.error is None or found.error.code() not in _NOT_THERE_YET or time.monotonic() > deadline:
                 raise UnknownTopic(
                     f"topic '{topic}' does not exist at {self._bootstrap} and was not created: "
                     f"'onceflow topic create {topic} --partitions N' makes it"
