@@ -7,6 +7,9 @@ from onceflow.client import ConsumerConnector
 from onceflow.client.classic import ConsumerTimeout, StringDecoder
 from onceflow.client.classic.streams import MessageStream
 
+if len(sys.argv) != 3:
+    print(f"usage: {str(__doc__).rpartition(': ')[2]}", file=sys.stderr)
+    sys.exit(2)
 bootstrap, topic = sys.argv[1:]
 config = {
     "metadata.broker.list": bootstrap,

@@ -6,6 +6,9 @@ from onceflow.client import KeyedMessage, Producer
 from onceflow.client.classic import CallbackHandler
 from onceflow.client.classic.handlers import Messages
 
+if len(sys.argv) != 3:
+    print(f"usage: {str(__doc__).rpartition(': ')[2]}", file=sys.stderr)
+    sys.exit(2)
 bootstrap, topic = sys.argv[1:]
 
 

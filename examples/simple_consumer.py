@@ -4,6 +4,9 @@ import sys
 
 from onceflow.client import FetchRequest, SimpleConsumer
 
+if len(sys.argv) != 3:
+    print(f"usage: {str(__doc__).rpartition(': ')[2]}", file=sys.stderr)
+    sys.exit(2)
 bootstrap, topic = sys.argv[1:]
 host, _, port = bootstrap.rpartition(":")
 with SimpleConsumer(host, int(port), on_out_of_range="earliest") as consumer:

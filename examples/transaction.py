@@ -1,10 +1,12 @@
-"""Write in a transaction that another object, or another process, commits:
-python examples/transaction.py HOST:PORT TOPIC"""
+"""Write in a transaction that another process may commit: python examples/transaction.py HOST:PORT TOPIC"""
 
 import sys
 
 from onceflow.client import TransactionalProducer
 
+if len(sys.argv) != 3:
+    print(f"usage: {str(__doc__).rpartition(': ')[2]}", file=sys.stderr)
+    sys.exit(2)
 bootstrap, topic = sys.argv[1:]
 producer = TransactionalProducer(bootstrap, "example-transaction")
 producer.begin()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from onceflow import client
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.records import read_records
 
@@ -17,6 +18,19 @@ SAYS = {
     "consumer_group.py": "committed",
     "transaction.py": "committed the transaction of producer",
 }
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: str(path.name))
+def test_an_example_without_its_arguments_says_how_it_is_used(path: Path) -> None:
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"usage: python examples/{path.name} HOST:PORT TOPIC\n"
+
+
+def test_a_star_import_gives_every_name_of_the_client() -> None:
+    names: dict[str, object] = {}
+    exec("from onceflow.client import *", names)
+    assert {name for name in names if not name.startswith("__")} == client._HOMES.keys()
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: str(path.name))

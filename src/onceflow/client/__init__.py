@@ -13,15 +13,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onceflow.client.classic import Blacklist as Blacklist
-    from onceflow.client.classic import ConsumerConnector as ConsumerConnector
-    from onceflow.client.classic import FetchRequest as FetchRequest
-    from onceflow.client.classic import KeyedMessage as KeyedMessage
-    from onceflow.client.classic import Producer as Producer
-    from onceflow.client.classic import SimpleConsumer as SimpleConsumer
-    from onceflow.client.classic import Whitelist as Whitelist
-    from onceflow.client.cluster import Cluster as Cluster
-    from onceflow.client.transactional import TransactionalProducer as TransactionalProducer
+    from onceflow.client.classic import (
+        Blacklist,
+        ConsumerConnector,
+        FetchRequest,
+        KeyedMessage,
+        Producer,
+        SimpleConsumer,
+        Whitelist,
+    )
+    from onceflow.client.cluster import Cluster
+    from onceflow.client.transactional import TransactionalProducer
+
+__all__ = [
+    "Blacklist",
+    "Cluster",
+    "ConsumerConnector",
+    "FetchRequest",
+    "KeyedMessage",
+    "Producer",
+    "SimpleConsumer",
+    "TransactionalProducer",
+    "Whitelist",
+]
 
 _HOMES = {
     "Blacklist": "onceflow.client.classic",
