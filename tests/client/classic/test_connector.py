@@ -23,6 +23,7 @@ from onceflow.client.classic.streams import MessageStream
 from onceflow.client.classic.topic_filter import InvalidFilter
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import BrokerUnreachable
+from onceflow.client.transactional import TransactionalProducer
 
 Message = MessageAndMetadata[Any, Any]
 
@@ -148,6 +149,34 @@ def test_the_periodic_commit_leaves_out_the_message_that_is_being_worked_on(boot
         assert [next(stream).offset for _ in range(3)] == [0, 1, 2]
         wait_until(lambda: committed(bootstrap, topic, topic) == {0: 2})
     assert committed(bootstrap, topic, topic) == {0: 3}
+
+
+def test_all_that_was_read_leaves_no_lag_behind_a_transactions_marker(bootstrap: str, topic: str) -> None:
+    """Offsets 0 and 1 are messages, 2 is their commit; 3 was aborted by 4, so that 5 is where to read on."""
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(topic, 1)
+    with TransactionalProducer(bootstrap, topic) as producer:
+        producer.begin()
+        producer.send(topic, b"m0")
+        producer.send(topic, b"m1")
+        producer.commit()
+    with ConsumerConnector(settings(bootstrap, topic, consumer_timeout_ms=1000)) as connector:
+        stream = connector.create_message_streams({topic: 1})[topic][0]
+        assert [next(stream).offset, next(stream).offset] == [0, 1]
+        connector.commit_offsets()
+        assert committed(bootstrap, topic, topic) == {0: 2}, "nobody asked for what comes behind message 1"
+        with pytest.raises(ConsumerTimeout):
+            next(stream)
+        connector.commit_offsets()
+        assert committed(bootstrap, topic, topic) == {0: 3}
+        with TransactionalProducer(bootstrap, topic) as producer:
+            producer.begin()
+            producer.send(topic, b"never seen")
+            producer.flush()
+            producer.abort()
+        with pytest.raises(ConsumerTimeout):
+            next(stream)
+    assert committed(bootstrap, topic, topic) == {0: 5}
 
 
 def test_a_filter_picks_up_topics_made_later(bootstrap: str, topic: str) -> None:

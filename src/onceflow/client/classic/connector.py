@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
-from confluent_kafka import Consumer, KafkaException, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as Position
 
 from onceflow.client.addresses import parse_bootstrap
@@ -246,8 +246,11 @@ class ConsumerConnector:
                 next_commit = now + self._commit_interval_s
             self._give_held()
             first = self._consumer.poll(_POLL_S_WHILE_HOLDING if self._held else _POLL_S)
-            for message in () if first is None else (first, *self._consumer.consume(_MESSAGES_AT_ONCE, 0)):
-                self._give(message)
+            if first is not None:
+                # Before more is asked for, since that may rebalance: after it the message would be out of its turn.
+                self._give(first)
+                for message in self._consumer.consume(_MESSAGES_AT_ONCE, 0):
+                    self._give(message)
 
     def _carry_out_orders(self) -> None:
         while not self._orders.empty():
@@ -314,7 +317,7 @@ class ConsumerConnector:
 
     def _give(self, message: Message) -> None:
         error = message.error()
-        if error is not None:
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
             if error.fatal() or (not error.retriable() and error.name() != "UNKNOWN_TOPIC_OR_PART"):
                 raise KafkaException(error)
             return
@@ -383,6 +386,8 @@ def _librdkafka(settings: Mapping[str, Any]) -> dict[str, Any]:
         "auto.offset.reset": settings["auto.offset.reset"],
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
+        # Comes behind a partition's last message and knows the offset behind a transaction's marker.
+        "enable.partition.eof": True,
         "isolation.level": "read_committed",
         "fetch.message.max.bytes": settings["fetch.message.max.bytes"],
         "fetch.min.bytes": settings["fetch.min.bytes"],

@@ -28,7 +28,7 @@ def place_of(message: Message) -> TopicPartition:
 
 
 def offset_of(message: Message) -> int:
-    """The message's offset."""
+    """The message's offset; of a partition's end the one that comes next."""
     offset = message.offset()
     assert offset is not None
     return offset
@@ -68,7 +68,9 @@ class MessageStream:
                 if time.monotonic() >= deadline:
                     raise ConsumerTimeout(f"{self.topics}: no message within {self._timeout_ms} ms") from None
                 continue
-            if self._hand_out(message):
+            if message.error() is not None:
+                self._pass_end(message)
+            elif self._hand_out(message):
                 return self._decode(message)
         if self._error is not None:
             raise self._error
@@ -89,6 +91,13 @@ class MessageStream:
             self._handed_out[place] = end
             self._last = (place, end)
             return True
+
+    def _pass_end(self, partition_end: Message) -> None:
+        """All before it was handed out and is done with, since the next message was asked for."""
+        place, end = place_of(partition_end), offset_of(partition_end)
+        with self._lock:
+            if place in self._owned:
+                self._handed_out[place] = self._asked_beyond[place] = end
 
     def _decode(self, message: Message) -> MessageAndMetadata[Any, Any]:
         key, value = message.key(), message.value()
@@ -120,7 +129,7 @@ class MessageStream:
                 return
 
     def offer(self, message: Message) -> bool:
-        """Queue a message; False where there is no room."""
+        """Queue a message, or a partition's end, which has an error and an offset; False where there is no room."""
         try:
             self._messages.put_nowait(message)
         except queue.Full:
