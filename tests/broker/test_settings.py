@@ -242,8 +242,30 @@ def test_the_settings_that_are_listed_are_a_file_that_is_taken(tmp_path: Path) -
     listed = run("--list-settings")
     assert listed.exit_code == 0
     given = parse_properties(listed.stdout)
-    assert given.keys() == SETTINGS.keys() - {"log.dir", "log.dirs", "advertised.listeners"}
+    stronger = {"node.id", "log.retention.minutes", "log.retention.ms", "log.roll.ms"}
+    assert given.keys() == SETTINGS.keys() - {"log.dir", "log.dirs", "advertised.listeners"} - stronger
+    assert {f"#{name}={SETTINGS[name].default}" for name in stronger} <= set(listed.stdout.splitlines())
     assert resolve(Source(DATA | given)).config == BrokerConfig(Path("/data"))
+
+
+def test_a_listed_setting_that_is_edited_has_its_effect() -> None:
+    listed = run("--list-settings").stdout
+    for old, new in (("log.retention.hours=168", "log.retention.hours=24"), ("log.roll.hours=168", "log.roll.hours=1")):
+        assert old in listed
+        listed = listed.replace(old, new)
+    log = resolve(Source(DATA | parse_properties(listed))).config.log
+    assert (log.retention_ms, log.segment_ms) == (24 * 3_600_000, 3_600_000)
+
+
+def test_a_setting_that_a_stronger_one_hides_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("log.retention.hours=24\nlog.retention.ms=5\nlog.roll.hours=1\nlog.roll.ms=3600000\n")
+    resolved = resolve(from_file(file), Source(DATA | {"log.retention.minutes": "7"}))
+    assert resolved.warnings == [
+        f"{file}: log.retention.hours=24 has no effect: log.retention.ms=5 in the same place is stronger"
+    ]
+    with BrokerProcess(tmp_path / "data", 0, "--config-file", str(file)) as broker:
+        assert f"WARNING {resolved.warnings[0]}" in broker.log_path.read_text()
 
 
 def test_help_is_short_and_still_every_setting_has_an_option() -> None:

@@ -40,12 +40,14 @@ class Resolved:
 
     config: BrokerConfig
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def resolve(*sources: Source) -> Resolved:
     """The configuration; `sources` are the weakest first. Raises SettingRefused."""
     values: dict[str, object] = {}
     notes: list[str] = []
+    warnings: list[str] = []
     for source in sources:
         _require_known(source)
         # In the table's order: of the names that set one field the strongest is the last.
@@ -53,9 +55,10 @@ def resolve(*sources: Source) -> Resolved:
             if setting.name in source.given:
                 values.update(_read(setting, source))
         notes += _notes(source)
+        warnings += _warnings(source)
     if "data" not in values:
         raise SettingRefused("the broker needs a directory for its data: --data DIRECTORY, or log.dirs in its file")
-    return Resolved(_config(values), notes)
+    return Resolved(_config(values), notes, warnings)
 
 
 def _require_known(source: Source) -> None:
@@ -103,6 +106,16 @@ def _notes(source: Source) -> Iterable[str]:
             yield f"{name}={text}: nothing listens as CONTROLLER: {WITHOUT_EFFECT['controller.']}"
         elif name not in SETTINGS:
             yield f"{name}={text} has no effect: {reason_of(name, WITHOUT_EFFECT)}"
+
+
+def _warnings(source: Source) -> Iterable[str]:
+    """What is given, and hidden by a stronger name that says something else."""
+    given = [setting for setting in SETTINGS.values() if setting.name in source.given]
+    for number, weak in enumerate(given):
+        stronger = [setting for setting in given[number + 1 :] if setting.field == weak.field]
+        if stronger and _read(stronger[-1], source) != _read(weak, source):
+            hidden, strong = (f"{source.spell(each.name)}={source.given[each.name]}" for each in (weak, stronger[-1]))
+            yield f"{source.place}{hidden} has no effect: {strong} in the same place is stronger"
 
 
 def _config(values: Mapping[str, Any]) -> BrokerConfig:

@@ -8,6 +8,7 @@ is that field's.
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
 
@@ -505,6 +506,12 @@ SETTINGS: dict[str, Setting] = {setting.name: setting for group in GROUPS.values
 """Name → row, in the table's order."""
 
 DEFAULTS = BrokerConfig(Path())
+
+
+def weaker_than(setting: Setting) -> list[Setting]:
+    """Those that set the same field, and have no effect where `setting` is given in the same place."""
+    earlier = takewhile(lambda other: other is not setting, SETTINGS.values())
+    return [other for other in earlier if other.field == setting.field]
 
 
 @dataclass(frozen=True)

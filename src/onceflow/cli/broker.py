@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onceflow.broker.settings import GROUPS, SETTINGS, Setting
+from onceflow.broker.settings import GROUPS, SETTINGS, Setting, weaker_than
 from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ def _print_settings(ctx: click.Context, _parameter: click.Parameter, is_wanted: 
         for title, group in GROUPS.items():
             click.echo(f"# {title}")
             for setting in group:
-                click.echo(f"{setting.name}={setting.default}" if setting.default else f"#{setting.name}=")
+                # A stronger name would hide what is edited in the weaker one's line.
+                is_given = setting.default and not weaker_than(setting)
+                click.echo(f"{'' if is_given else '#'}{setting.name}={setting.default or ''}")
         ctx.exit()
 
 
@@ -121,6 +123,8 @@ def broker(config_file: Path | None, **options: str | None) -> None:
         )
     for note in resolved.notes:
         logger.info("%s", note)
+    for warning in resolved.warnings:
+        logger.warning("%s", warning)
     if not _is_this_machine_alone(config.host):
         logger.warning(
             "%s:%d is open to other machines, and nobody who connects is asked who they are: anybody who reaches it"

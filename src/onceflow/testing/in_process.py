@@ -266,6 +266,8 @@ class _Run:
         resolved = resolve(Source({**self._settings, "log.dirs": str(self.path)}))
         for note in resolved.notes:
             logger.info("%s", note)
+        for warning in resolved.warnings:
+            logger.warning("%s", warning)
         return replace(resolved.config, host=HOST, port=self.port)
 
 
