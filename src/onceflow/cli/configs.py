@@ -1,7 +1,8 @@
 """`onceflow config`: the settings of a topic or a broker, on our broker or any Kafka."""
 
+import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,10 @@ import click
 from onceflow.cli.commands import Commands
 from onceflow.cli.options import bootstrap_option, json_option
 from onceflow.cli.output import stdout_may_close, table
+from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
+    from onceflow.client.admin import Admin
     from onceflow.client.admin_answers import ConfigEntry
 
 
@@ -62,7 +65,12 @@ def of_broker(broker_id: int | None, show_all: bool, bootstrap: str, as_json: bo
 
     with Cluster(bootstrap) as cluster:
         admin = Admin(cluster)
-        chosen = admin.describe_cluster().controller_id if broker_id is None else broker_id
+        there = admin.describe_cluster()
+        chosen = there.controller_id if broker_id is None else broker_id
+        known = sorted(broker.broker_id for broker in there.brokers)
+        if chosen not in known:
+            which = ("broker " if len(known) == 1 else "brokers ") + ", ".join(map(str, known))
+            raise OnceflowError(f"broker {chosen} is not in the cluster at {bootstrap}, which has {which}")
         _show(admin.describe_broker_configs(chosen), show_all, as_json)
 
 
@@ -93,7 +101,9 @@ def set_configs(name: str, settings: Sequence[str], bootstrap: str) -> None:
 
     values = to_settings(settings, "NAME=VALUE")
     with Cluster(bootstrap) as cluster:
-        Admin(cluster).alter_topic_configs(name, set=values)
+        admin = Admin(cluster)
+        require_known(admin, name, values)
+        admin.alter_topic_configs(name, set=values)
     click.echo(f"topic {name}: set {', '.join(settings)}")
 
 
@@ -112,8 +122,22 @@ def unset_configs(name: str, settings: Sequence[str], bootstrap: str) -> None:
     from onceflow.client.cluster import Cluster
 
     with Cluster(bootstrap) as cluster:
-        Admin(cluster).alter_topic_configs(name, delete=settings)
+        admin = Admin(cluster)
+        require_known(admin, name, settings)
+        admin.alter_topic_configs(name, delete=settings)
     click.echo(f"topic {name}: default again for {', '.join(settings)}")
+
+
+def require_known(admin: "Admin", topic: str, names: Iterable[str]) -> None:
+    """Raises OnceflowError for a name that is no config of topics there: a broker "unsets" any word without a word."""
+    known = admin.describe_topic_configs(topic)
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            remedy = f"did you mean {near[0]}?" if near else f"'onceflow config topic {topic} --all' shows them"
+            raise OnceflowError(
+                f"the configs of topic '{topic}' were not changed: no config is named '{name}': {remedy}"
+            )
 
 
 def to_settings(texts: Sequence[str], hint: str) -> dict[str, str]:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import click
 
+from onceflow.cli.answers import require_yes
 from onceflow.cli.results import checked_redis, not_empty
 from onceflow.errors import OnceflowError
 
 DIRECTORY = ".onceflow"
+CHECKPOINTS = "checkpoints"
+"""Where `onceflow run` keeps its checkpoints, in the same folder."""
 
 
 @click.command()
@@ -72,7 +75,7 @@ def demo(seconds: int | None, directory: Path, lively: bool, max_bytes: int, por
     type=click.Path(file_okay=False, path_type=Path),
     default=DIRECTORY,
     show_default=True,
-    help="The demo's folder, removed whole.",
+    help="The demo's folder, removed but for checkpoints/, which 'onceflow run' keeps there.",
 )
 @click.option(
     "--redis",
@@ -133,9 +136,24 @@ def _reset_demo(directory: Path, yes: bool) -> list[str]:
             "what 'onceflow run' counted"
         )
     if not yes:
-        click.confirm(f"Remove {directory.resolve()} with its log, counts and checkpoint?", abort=True)
-    shutil.rmtree(directory)
-    return [str(directory)]
+        require_yes(f"Remove {directory.resolve()} with its log, counts and checkpoint?", "removed")
+    return _remove_but_checkpoints(directory)
+
+
+def _remove_but_checkpoints(directory: Path) -> list[str]:
+    """Remove the folder, or what is in it but CHECKPOINTS: their counts are in a Redis that is not the demo's."""
+    if not any(directory.glob(f"{CHECKPOINTS}/*")):
+        shutil.rmtree(directory)
+        return [str(directory)]
+    # demo.json goes last: while it is there, the same command goes on after a stop.
+    removed = [each for each in sorted(directory.iterdir()) if each.name != CHECKPOINTS]
+    for each in sorted(removed, key=lambda path: path.name == "demo.json"):
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+        else:
+            each.unlink()
+    click.echo(f"{directory / CHECKPOINTS} stays: it belongs to 'onceflow run', with counts in its own Redis", err=True)
+    return [str(each) for each in removed]
 
 
 def _reset_pipeline(redis_url: str, hash_key: str, checkpoint: Path | None, yes: bool) -> list[str]:
@@ -147,7 +165,7 @@ def _reset_pipeline(redis_url: str, hash_key: str, checkpoint: Path | None, yes:
         what = "is no Spark checkpoint (no file 'metadata' in it)" if checkpoint.exists() else "does not exist here"
         raise OnceflowError(f"{checkpoint} {what}: nothing was removed; without --checkpoint the counts alone are")
     if not yes:
-        click.confirm(f"Remove the counts {hash_key} and their marker from {shown(redis_url)}?", abort=True)
+        require_yes(f"Remove the counts {hash_key} and their marker from {shown(redis_url)}?", "removed")
     if checkpoint is None:
         removed = forget(redis_url, hash_key)
         if removed:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onceflow.cli.options import bootstrap_option, json_option
-from onceflow.cli.output import stdout_may_close
+from onceflow.cli.output import counted, stdout_may_close
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,7 +95,7 @@ def generate(
     if as_json:
         click.echo(json.dumps({"topic": topic, "sent": writer.delivered, "complete": is_complete}))
     else:
-        click.echo(f"{writer.delivered:,} events acknowledged by {bootstrap} in topic {topic}", err=True)
+        click.echo(f"{counted(writer.delivered, 'event')} acknowledged by {bootstrap} in topic {topic}", err=True)
     if not is_complete:
         click.get_current_context().exit(INTERRUPTED)
 
@@ -283,7 +283,7 @@ def _told(progress: "Progress", wait: "Callable[[float], bool]") -> "Callable[[f
         nonlocal told_at
         if progress.sent % 1000 == 0 and time.monotonic() - told_at > 5:
             told_at = time.monotonic()
-            click.echo(f"{progress.position:,} events so far", err=True)
+            click.echo(f"{counted(progress.position, 'event')} so far", err=True)
         return wait(pause_s)
 
     return wait_and_tell
@@ -305,12 +305,13 @@ def _replayed(progress: "Progress", rejects: "Rejects", topic: str, seconds: flo
 def _summary(document: "dict[str, object]", progress: "Progress") -> str:
     seconds = float(str(document["seconds"]))
     rate = progress.sent / max(seconds, 0.001)
-    lines = [
-        f"{progress.sent:,} events sent to {document['topic']} in {seconds:.1f} s ({rate:,.0f}/s), all acknowledged"
-    ]
+    sent = f"{counted(progress.sent, 'event')} sent to {document['topic']}"
+    lines = [f"{sent} in {seconds:.1f} s ({rate:,.0f}/s), all acknowledged"]
     if progress.skipped:
-        lines.append(f"{progress.skipped:,} events passed over")
+        lines.append(f"{counted(progress.skipped, 'event')} passed over")
     if document["rejected"]:
-        lines.append(f"{document['rejected']:,} rows rejected: {document['rejects_file']} says which and why")
+        lines.append(
+            f"{counted(int(str(document['rejected'])), 'row')} rejected: {document['rejects_file']} says which and why"
+        )
     lines.append("replaying the same files again would count them twice")
     return "\n".join(lines)

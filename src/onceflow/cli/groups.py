@@ -7,16 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onceflow.cli.answers import in_words, require_yes
 from onceflow.cli.commands import Commands
 from onceflow.cli.moments import duration_ms, moment_ms
-from onceflow.cli.options import bootstrap_option, json_option
+from onceflow.cli.options import bootstrap_option, json_option, states_option
 from onceflow.cli.output import counted, stdout_may_close, table
 from onceflow.errors import OnceflowError
+from onceflow.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     from onceflow.client.cluster import Cluster
 
 TopicPartition = tuple[str, int]
+
+STATES = (
+    "Empty",
+    "PreparingRebalance",
+    "CompletingRebalance",
+    "Stable",
+    "Dead",
+    "Assigning",
+    "Reconciling",
+    "NotReady",
+)
+"""org.apache.kafka.common.GroupState, of groups of all kinds."""
 
 
 class GroupInUse(OnceflowError):
@@ -35,7 +49,7 @@ def group() -> None:
 
 
 @group.command("list")
-@click.option("--state", "states", multiple=True, metavar="STATE", help="Only groups in this state, such as Stable.")
+@states_option(STATES, "Stable")
 @bootstrap_option
 @json_option
 def list_groups(states: Sequence[str], bootstrap: str, as_json: bool) -> None:
@@ -340,13 +354,23 @@ def delete(names: Sequence[str], topic: str | None, yes: bool, bootstrap: str) -
     what = "the offsets" + (f" of {topic}" if topic else "")
     with Cluster(bootstrap) as cluster:
         admin = Admin(cluster)
-        if not yes and not click.confirm(f"Delete {what} of {', '.join(names)} at {bootstrap}?"):
-            click.echo("nothing was deleted", err=True)
-            raise click.exceptions.Exit(1)
+        if not yes:
+            require_yes(f"Delete {what} of {', '.join(names)} at {bootstrap}?", "deleted")
         for name in names:
-            if topic is None:
-                admin.delete_group(name)
-                click.echo(f"deleted group {name}")
-            else:
-                admin.delete_group_offsets(name, topic, cluster.require_topic(topic).partitions)
-                click.echo(f"deleted {what} of group {name}")
+            with in_words(_why_not_deleted(name, topic, bootstrap)):
+                if topic is None:
+                    admin.delete_group(name)
+                    click.echo(f"deleted group {name}")
+                else:
+                    admin.delete_group_offsets(name, topic, cluster.require_topic(topic).partitions)
+                    click.echo(f"deleted {what} of group {name}")
+
+
+def _why_not_deleted(name: str, topic: str | None, bootstrap: str) -> dict[ErrorCode, str]:
+    shows = f"'onceflow group describe {name}' shows them"
+    return {
+        ErrorCode.group_id_not_found: f"there is no group '{name}' at {bootstrap}: 'onceflow group list' shows what "
+        "is there",
+        ErrorCode.non_empty_group: f"group '{name}' has members: stop them first, {shows}",
+        ErrorCode.group_subscribed_to_topic: f"group '{name}' reads {topic}: stop its members first, {shows}",
+    }

@@ -10,12 +10,14 @@ What is in the demo's folder:
 | `redis/` | the counts, an append-only file synced before each answer |
 | `checkpoint/` | Spark's checkpoint |
 | `logs/` | one log per child, and `jvm.log`, what Spark itself has to say |
+| `checkpoints/` | not the demo's: what `onceflow run` keeps in the default folder |
 """
 
 import contextlib
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -30,6 +32,7 @@ import click
 from rich.console import Console
 
 from onceflow import services
+from onceflow.cli.demo import DIRECTORY
 from onceflow.clicks.results import Results, Snapshot, lag
 from onceflow.errors import OnceflowError
 
@@ -240,7 +243,8 @@ class Laptop:
             say(f"             (no redis-cli here: {onceflow} clicks --redis {self.redis_url})")
         say(f"  the log    {onceflow} consume {TOPIC} --bootstrap {self.bootstrap} --count 5")
         say(f"  recount    {onceflow} verify --bootstrap {self.bootstrap} --redis {self.redis_url}")
-        say(f"  Ctrl-C     stops everything; the next start goes on from here; '{onceflow} reset' forgets it")
+        reset = reset_command(onceflow, self.directory)
+        say(f"  Ctrl-C     stops everything; the next start goes on from here; '{reset}' forgets it")
         say()
 
     @contextlib.contextmanager
@@ -288,6 +292,11 @@ def _command() -> str:
     if found and Path(found).resolve() == Path(sys.argv[0]).resolve():
         return "onceflow"
     return f"{Path(sys.executable).name} -m onceflow" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
+
+
+def reset_command(onceflow: str, directory: Path) -> str:
+    """The command that forgets the demo in `directory`."""
+    return f"{onceflow} reset" + ("" if directory == Path(DIRECTORY) else f" --data {shlex.quote(str(directory))}")
 
 
 def running_demo(directory: Path) -> int | None:

@@ -73,7 +73,7 @@ def dump(
     Examples:
       onceflow log dump ./broker/visits-0/00000000000000000000.log --records --count 10
       onceflow log dump ./broker/__consumer_offsets-0/*.log --records --json
-      onceflow log dump --verify ./broker/visits-0/*.log ./broker/visits-0/*.index
+      onceflow log dump --verify ./broker/visits-0/*.log
     """
     if verify and (records or count is not None or offset is not None):
         raise click.UsageError(

@@ -4,10 +4,11 @@
     47, 47:                 that offset
     +47, -47                so many after the start, so many before the end
     :end, :47               from the start up to the end as it is now, up to that offset
-    10:47                   from offset 10 up to offset 47
+    10:47, 47:end           from offset 10 up to offset 47, from 47 up to the present end
     @TIME, @TIME:           the first record of that time or later
     @:TIME                  from the start up to a time
-    @TIME:TIME, @TIME:end   from one time up to another; a duration in the second place counts from the first
+    @TIME:TIME, @TIME:end   from one time up to another; a duration in the second place counts from the first, one
+                            with a minus from now
 
 What an end names is not read any more. TIME as in `onceflow.cli.moments`.
 """
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 DIGITS_MAX = 18
 
 
+class _NoOffset(ValueError):
+    """A word that is none of the forms."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """One end of a range: `kind` is start, end, exact, after_start, before_end or timestamp (ms)."""
@@ -47,10 +52,25 @@ class OffsetRange:
 
 def to_offset_range(context: click.Context, parameter: click.Parameter, value: str) -> OffsetRange:
     """The callback of `--offset`."""
-    asked = _range(value)
+    try:
+        asked = _range(value)
+    except _NoOffset:
+        forms = "start, end, 47, +47, -47, :end, :47, 10:47, 47:end, @TIME, @TIME:TIME, @TIME:end or @:TIME"
+        raise click.BadParameter(f"'{value}' is no offset: write {forms}") from None
     begin, end = asked.begin, asked.end
     if end is not None and begin.kind == end.kind != "end" and end.number < begin.number:
         raise click.BadParameter(f"'{value}' ends before it begins")
+    return asked
+
+
+def to_place(context: click.Context, parameter: click.Parameter, value: str) -> OffsetRange:
+    """The callback of `--before`: as `--offset`, without an end."""
+    try:
+        asked = _range(value)
+    except _NoOffset:
+        raise click.BadParameter(f"'{value}' is no offset: write end, 47, +47, -47 or @TIME") from None
+    if asked.end is not None:
+        raise click.BadParameter(f"'{value}': --before takes one place, not a range")
     return asked
 
 
@@ -59,34 +79,31 @@ def _range(value: str) -> OffsetRange:
         return _time_range(value[1:])
     begin, colon, end = value.partition(":")
     if not colon or (begin and not end):
-        return OffsetRange(_place(begin, value))
-    return OffsetRange(_place(begin, value) if begin else Place("start"), _exact_or_end(end, value))
+        return OffsetRange(_place(begin))
+    return OffsetRange(_place(begin) if begin else Place("start"), _exact_or_end(end))
 
 
-def _place(text: str, value: str) -> Place:
+def _place(text: str) -> Place:
     if text in ("start", "end"):
         return Place(text)
     kind = {"+": "after_start", "-": "before_end"}.get(text[:1], "exact")
-    return Place(kind, _number(text if kind == "exact" else text[1:], value))
+    return Place(kind, _number(text if kind == "exact" else text[1:]))
 
 
-def _exact_or_end(text: str, value: str) -> Place:
-    return Place("end") if text == "end" else Place("exact", _number(text, value))
+def _exact_or_end(text: str) -> Place:
+    return Place("end") if text == "end" else Place("exact", _number(text))
 
 
-def _number(digits: str, value: str) -> int:
+def _number(digits: str) -> int:
     if not (digits.isascii() and digits.isdigit() and len(digits) <= DIGITS_MAX):
-        raise click.BadParameter(
-            f"'{value}' is no offset: write start, end, 47, +47, -47, :end, :47, 10:47, @TIME, @TIME:TIME, @TIME:end "
-            "or @:TIME"
-        )
+        raise _NoOffset
     return int(digits)
 
 
 def _time_range(text: str) -> OffsetRange:
     now_ms = time.time_ns() // 1_000_000
     begin, end = _split_times(text)
-    begins_ms = moment_ms(begin, now_ms) if begin else None
+    begins_ms = _asked_ms(begin, now_ms) if begin else None
     place = Place("start") if begins_ms is None else Place("timestamp", begins_ms)
     if not end:
         return OffsetRange(place)
@@ -95,7 +112,14 @@ def _time_range(text: str) -> OffsetRange:
     length_ms = duration_ms(end)
     if begins_ms is not None and length_ms is not None:
         return OffsetRange(place, Place("timestamp", begins_ms + length_ms))
-    return OffsetRange(place, Place("timestamp", moment_ms(end, now_ms)))
+    return OffsetRange(place, Place("timestamp", _asked_ms(end, now_ms)))
+
+
+def _asked_ms(text: str, now_ms: int) -> int:
+    """A day or a number may lie in the future, as records may that are dated so; a duration does by a lost minus."""
+    if duration_ms(text):
+        raise click.BadParameter(f"{text} lies in the future: -{text} is that long ago")
+    return moment_ms(text, now_ms)
 
 
 def _split_times(text: str) -> tuple[str, str]:

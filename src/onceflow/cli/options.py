@@ -1,6 +1,6 @@
 """Options that several commands have, so that they look and behave the same everywhere."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -46,4 +46,25 @@ def json_option(command: _Command) -> _Command:
     """`--json`: the result for programs, as the parameter `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document, for programs.")(
         command
+    )
+
+
+def states_option(known: Sequence[str], example: str) -> Callable[[_Command], _Command]:
+    """`--state` of a list command, in any case, several with commas or given again: the parameter `states`."""
+    by_lower = {state.lower(): state for state in known}
+
+    def checked(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> list[str]:
+        words = [word.strip() for value in values for word in value.split(",")]
+        for word in words:
+            if word.lower() not in by_lower:
+                raise click.BadParameter(f"'{word}' is no state: there are {', '.join(known)}")
+        return [by_lower[word.lower()] for word in words]
+
+    return click.option(
+        "--state",
+        "states",
+        multiple=True,
+        callback=checked,
+        metavar="STATE[,...]",
+        help=f"Only those in this state, such as {example}; several with commas. There are {', '.join(known)}.",
     )

@@ -148,12 +148,15 @@ def consume(
     \b
     OFFSET is one of
       start, end            the log's start, or its end: only what comes from now on
-      47, +47, -47          that offset, so many after the start, the last so many
-      :end, :47, 10:47      up to the present end, or up to an offset (which is not read)
+      47, +47, -47          that offset, so many after the start, the last so many offsets, of which
+                            transaction markers and aborted records show nothing
+      :end, :47             up to the present end, or up to an offset (which is not read)
+      10:47, 47:end         from an offset up to another, or up to the present end
       @TIME, @TIME:TIME     from a time on, from one time up to another
       @TIME:end, @:TIME     from a time up to the present end, from the start up to a time
-    TIME is ms or s (10 digits) since 1970, 2026-02-14, 2026-02-14T10:00:00Z, or a duration before now
-    like -2h30m; a second TIME that is a duration counts from the first. A range with an end stops there.
+    TIME is ms or s (9 or 10 digits) since 1970, 2026-02-14, 2026-02-14T10:00:00Z, or a duration before
+    now like -2h30m. As the second TIME, 2h30m counts from the first and -2h30m from now. A range with an
+    end stops there.
 
     \b
     Examples:

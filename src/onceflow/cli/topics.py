@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onceflow.cli.answers import require_yes
 from onceflow.cli.commands import Commands
-from onceflow.cli.configs import to_settings
-from onceflow.cli.offset_range import OffsetRange, resolve, to_offset_range, wanted_partitions
+from onceflow.cli.configs import require_known, to_settings
+from onceflow.cli.offset_range import OffsetRange, resolve, to_place, wanted_partitions
 from onceflow.cli.options import bootstrap_option, json_option
 from onceflow.cli.output import counted, stdout_may_close, table
+from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
     from onceflow.client.cluster import Cluster
@@ -159,6 +161,7 @@ def alter(name: str, partitions: int | None, configs: Sequence[str], defaults: S
     with Cluster(bootstrap) as cluster:
         admin = Admin(cluster)
         if settings or defaults:
+            require_known(admin, name, [*settings, *defaults])
             admin.alter_topic_configs(name, set=settings, delete=defaults)
             click.echo(f"topic {name}: {', '.join([*configs, *(f'{each} by default' for each in defaults)])}")
         if partitions is not None:
@@ -171,10 +174,11 @@ def alter(name: str, partitions: int | None, configs: Sequence[str], defaults: S
 @click.option(
     "--before",
     "asked",
-    callback=to_offset_range,
+    callback=to_place,
     metavar="OFFSET",
     required=True,
-    help="Delete what lies before this: an offset, end, or @TIME; as in 'onceflow consume --offset'.",
+    help="Delete what lies before this: an offset, +47 or -47 from start or end, end, or @TIME; as in 'onceflow "
+    "consume --offset'.",
 )
 @click.option(
     "--partition", "partitions", type=click.IntRange(min=0), multiple=True, metavar="N", help="Only this one."
@@ -189,18 +193,22 @@ def trim(name: str, asked: OffsetRange, partitions: Sequence[int], yes: bool, bo
       onceflow topic trim user_events --before @-7d
       onceflow topic trim user_events --before 1000 --partition 0 --yes
     """
-    if asked.end is not None:
-        raise click.UsageError("--before takes one place, not a range")
     from onceflow.client.admin import Admin
     from onceflow.client.cluster import Cluster
+    from onceflow.client.errors import OffsetOutOfRange
 
     with Cluster(bootstrap) as cluster:
         wanted = wanted_partitions(cluster.require_topic(name), partitions)
-        before, _, _ = resolve(cluster, name, wanted, asked, read_committed=False)
+        try:
+            before, _, _ = resolve(cluster, name, wanted, asked, read_committed=False)
+        except OffsetOutOfRange as error:
+            raise OnceflowError(
+                f"nothing was deleted: {error.offset} is not within {name}-{error.partition}, which has the offsets "
+                f"from {error.log_start_offset} up to its end {error.offset_end}; --before end deletes all"
+            ) from error
         places = ", ".join(f"{partition} before {offset}" for partition, offset in before.items())
-        if not yes and not click.confirm(f"Delete the records of {name} in partition {places}?"):
-            click.echo("nothing was deleted", err=True)
-            raise click.exceptions.Exit(1)
+        if not yes:
+            require_yes(f"Delete the records of {name} in partition {places}?", "deleted")
         for partition, start in Admin(cluster).delete_records(name, before).items():
             click.echo(f"{name}-{partition} begins at {start}")
 
@@ -221,9 +229,8 @@ def delete(names: Sequence[str], yes: bool, bootstrap: str) -> None:
     with Cluster(bootstrap) as cluster:
         for name in names:
             cluster.require_topic(name)
-        if not yes and not click.confirm(f"Delete {', '.join(names)} at {bootstrap} with all records?"):
-            click.echo("nothing was deleted", err=True)
-            raise click.exceptions.Exit(1)
+        if not yes:
+            require_yes(f"Delete {', '.join(names)} at {bootstrap} with all records?", "deleted")
         for name in names:
             cluster.delete_topic(name)
             click.echo(f"deleted topic {name}")

@@ -3,12 +3,23 @@
 import json
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import click
 
+from onceflow.cli.answers import in_words, require_yes
 from onceflow.cli.commands import Commands
-from onceflow.cli.options import bootstrap_option, json_option
+from onceflow.cli.options import bootstrap_option, json_option, states_option
 from onceflow.cli.output import stdout_may_close, table
+from onceflow.wire.errors import ErrorCode
+
+ENDED = {
+    "Ongoing": "what was open is aborted",
+    "PrepareCommit": "it was being committed already, which is done",
+    "PrepareAbort": "what was open is aborted",
+}
+"""What shutting the producer out did, by the state before. These are the states in which a transaction is open, and
+holds readers of committed records back; in any other its start is history."""
 
 
 @click.group(cls=Commands)
@@ -23,7 +34,7 @@ def transaction() -> None:
 
 
 @transaction.command("list")
-@click.option("--state", "states", multiple=True, metavar="STATE", help="Only those in this state, such as Ongoing.")
+@states_option(("Empty", *ENDED, "CompleteCommit", "CompleteAbort", "PrepareEpochFence", "Dead"), "Ongoing")
 @bootstrap_option
 @json_option
 def list_transactions(states: Sequence[str], bootstrap: str, as_json: bool) -> None:
@@ -64,9 +75,9 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     from onceflow.client.admin import Admin
     from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster:
+    with Cluster(bootstrap) as cluster, _known(name, bootstrap):
         found = Admin(cluster).describe_transaction(name)
-    is_open = found.start_time_ms >= 0
+    is_open = found.state in ENDED and found.start_time_ms >= 0
     age_seconds = round(max(time.time() - found.start_time_ms / 1000, 0), 1) if is_open else None
     shown = {
         "transactional_id": name,
@@ -107,15 +118,22 @@ def abort(name: str, yes: bool, bootstrap: str, as_json: bool) -> None:
     from onceflow.client.admin import Admin
     from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster:
+    with Cluster(bootstrap) as cluster, _known(name, bootstrap):
         admin = Admin(cluster)
         state = admin.describe_transaction(name).state
-        if not yes and not click.confirm(f"Abort the transaction of {name} at {bootstrap} (it is {state})?"):
-            click.echo("nothing was aborted", err=True)
-            raise click.exceptions.Exit(1)
+        if not yes:
+            require_yes(f"Abort the transaction of {name} at {bootstrap} (it is {state})?", "aborted")
         producer_id, epoch = admin.fence_producer(name)
     if as_json:
         shown = {"transactional_id": name, "state_before": state, "producer_id": producer_id, "producer_epoch": epoch}
         click.echo(json.dumps(shown))
     else:
-        click.echo(f"{name} was {state}; what was open is aborted, producer {producer_id} is at epoch {epoch} now")
+        done = ENDED.get(state, "nothing was open, so nothing was aborted")
+        click.echo(
+            f"{name} was {state}: {done}; producer {producer_id} is at epoch {epoch} now, older ones are shut out"
+        )
+
+
+def _known(name: str, bootstrap: str) -> AbstractContextManager[None]:
+    unknown = f"there is no transactional id '{name}' at {bootstrap}: 'onceflow transaction list' shows what is there"
+    return in_words({ErrorCode.transactional_id_not_found: unknown})

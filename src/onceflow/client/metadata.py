@@ -49,6 +49,11 @@ def read_metadata(answer: Any) -> ClusterMetadata:
 def _topic(entry: Any) -> TopicMetadata:
     if entry.error_code == ErrorCode.leader_not_available:
         raise LeaderUnavailable(f"topic {entry.name} is still being created: try again")
+    if entry.error_code == ErrorCode.invalid_topic_exception:
+        raise RequestRefused(
+            f"'{entry.name}' can be no topic's name: ASCII letters, digits, '.', '_' and '-' make one, at most 249",
+            entry.error_code,
+        )
     if entry.error_code != ErrorCode.none:
         raise RequestRefused(
             f"the broker refuses metadata of topic '{entry.name}': {entry.error_code.name}", entry.error_code

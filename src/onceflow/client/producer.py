@@ -112,8 +112,8 @@ class EventWriter:
         self._raise_failure()
         if waiting:
             raise ProduceFailed(
-                f"{waiting} events for {self.topic} were not acknowledged by {self.bootstrap} within {allowed_s:g} s, "
-                f"{self.delivered} were: is the broker up?"
+                f"{_events(waiting)} for {self.topic} not acknowledged by {self.bootstrap} within {allowed_s:g} s, "
+                f"{self.delivered} acknowledged: is the broker up?"
             )
 
     def _wait_for_room(self, deadline: float) -> None:
@@ -138,6 +138,10 @@ class EventWriter:
 
     def _failure(self, error: KafkaError) -> ProduceFailed:
         return ProduceFailed(
-            f"{self._failed or 1} events for {self.topic} at {self.bootstrap} were not acknowledged, "
-            f"{self.delivered} were: {error.str()}"
+            f"{_events(self._failed or 1)} for {self.topic} at {self.bootstrap} not acknowledged, "
+            f"{self.delivered} acknowledged: {error.str()}"
         )
+
+
+def _events(count: int) -> str:
+    return "1 event" if count == 1 else f"{count} events"

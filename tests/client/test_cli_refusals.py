@@ -1,0 +1,138 @@
+"""What the command line says where nothing can be done, or nothing was: sentences with a remedy, no bare codes."""
+
+import json
+import subprocess
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Consumer
+
+from onceflow.client.cluster import EARLIEST, Cluster
+from onceflow.client.transactional import TransactionalProducer
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Fill = Callable[..., str]
+
+
+def refused(run: Run, *words: str, code: int = 1) -> str:
+    """The sentence on standard error, of a command that ends with `code` and prints nothing else."""
+    ended = run(*words)
+    assert (ended.returncode, ended.stdout) == (code, ""), ended
+    return ended.stderr
+
+
+def test_a_finished_transaction_is_not_open(run: Run, bootstrap: str, cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, 1)
+    with TransactionalProducer(bootstrap, topic) as producer:
+        producer.begin()
+        producer.send(topic, b"committed", partition=0)
+        producer.commit()
+        shown = json.loads(run("transaction", "describe", topic, "--json").stdout)
+        assert shown["state"] in ("PrepareCommit", "CompleteCommit")
+        # A commit that came back is decided; its markers may still be on their way.
+        while shown["state"] != "CompleteCommit":
+            shown = json.loads(run("transaction", "describe", topic, "--json").stdout)
+        assert (shown["age_seconds"], shown["start_time_ms"]) == (None, None)
+        assert "none open" in run("transaction", "describe", topic).stdout
+    done = run("transaction", "abort", topic, "--yes")
+    assert done.returncode == 0, done.stderr
+    assert f"{topic} was CompleteCommit: nothing was open, so nothing was aborted; producer " in done.stdout
+
+
+@pytest.mark.parametrize("words", [("describe",), ("abort", "--yes")])
+def test_an_unknown_transactional_id_is_told_as_such(run: Run, topic: str, words: tuple[str, ...]) -> None:
+    told = refused(run, "transaction", words[0], topic, *words[1:])
+    assert f"there is no transactional id '{topic}' at" in told
+    assert "'onceflow transaction list'" in told
+    assert "not_found" not in told
+
+
+def test_a_group_that_is_not_there_or_in_use_is_not_deleted(
+    run: Run, bootstrap: str, filled: Fill, cluster: Cluster
+) -> None:
+    topic = filled([b"one"])
+    told = refused(run, "group", "delete", f"{topic}-unknown", "--yes")
+    assert f"there is no group '{topic}-unknown' at" in told
+    assert "'onceflow group list'" in told
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic})
+    try:
+        consumer.subscribe([topic])
+        for _ in range(300):
+            consumer.poll(0.1)
+            if consumer.assignment():
+                break
+        used = refused(run, "group", "delete", topic, "--yes")
+        assert f"group '{topic}' has members" in used
+        assert f"'onceflow group describe {topic}' shows them" in used
+        of_topic = refused(run, "group", "delete", topic, "--topic", topic, "--yes")
+        assert f"group '{topic}' reads {topic}: stop its members first" in of_topic
+    finally:
+        consumer.close()
+
+
+def test_an_impossible_topic_name_is_told_in_words(run: Run) -> None:
+    told = run("produce", "bad topic", stdin="a\n").stderr
+    assert "'bad topic' can be no topic's name: ASCII letters, digits, '.', '_' and '-' make one" in told
+    assert "invalid_topic" not in told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("config", "unset", "TOPIC", "retentoin.ms"), ("topic", "alter", "TOPIC", "--delete-config", "retentoin.ms")],
+)
+def test_a_misspelt_config_has_no_default(run: Run, cluster: Cluster, topic: str, words: tuple[str, ...]) -> None:
+    cluster.create_topic(topic, 1)
+    told = refused(run, *(topic if word == "TOPIC" else word for word in words))
+    assert "no config is named 'retentoin.ms': did you mean retention.ms?" in told
+
+
+def test_a_misspelt_config_that_is_set_gets_the_suggestion_too(run: Run, cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, 1)
+    assert "did you mean retention.ms?" in refused(run, "config", "set", topic, "retentoin.ms=1")
+    assert "did you mean retention.ms?" in refused(run, "topic", "alter", topic, "--config", "retentoin.ms=1")
+
+
+def test_states_are_taken_in_any_case_and_unknown_ones_refused(run: Run, cluster: Cluster, filled: Fill) -> None:
+    topic = filled([b"one"])
+    cluster.commit_offsets(topic, topic, {0: 1})
+    assert topic in run("group", "list", "--state", "stable,EMPTY").stdout
+    for noun, known in (("group", "PreparingRebalance"), ("transaction", "CompleteAbort")):
+        told = refused(run, noun, "list", "--state", "Empty,foo", code=2)
+        assert "'foo' is no state" in told
+        assert known in told
+
+
+@pytest.mark.parametrize("asked", ["@1h", "@1h:end", "@1h:2h", "@:1h"])
+def test_a_duration_without_its_minus_is_refused(run: Run, filled: Fill, asked: str) -> None:
+    told = refused(run, "consume", filled([b"one"]), "--offset", asked, "--exit-at-end", code=2)
+    assert "1h lies in the future: -1h is that long ago" in told
+
+
+def test_a_trim_beyond_the_end_is_told_in_words_of_trimming(run: Run, filled: Fill, cluster: Cluster) -> None:
+    topic = filled([b"one", b"two"])
+    told = refused(run, "topic", "trim", topic, "--before", "500", "--yes")
+    assert f"nothing was deleted: 500 is not within {topic}-0, which has the offsets from 0 up to its end 2" in told
+    assert "--before end deletes all" in told
+    assert cluster.list_offsets(topic, {0: EARLIEST})[0].offset == 0
+    no_place = refused(run, "topic", "trim", topic, "--before", "foo", code=2)
+    assert "'foo' is no offset: write end, 47, +47, -47 or @TIME\n" in no_place
+    assert "takes one place, not a range" in refused(run, "topic", "trim", topic, "--before", ":1", code=2)
+
+
+def test_an_unknown_broker_is_told_with_those_there_are(run: Run, bootstrap: str) -> None:
+    assert f"broker 7 is not in the cluster at {bootstrap}, which has broker 1" in refused(run, "config", "broker", "7")
+
+
+@pytest.mark.parametrize("answer", ["", "n\n"])
+def test_without_a_yes_nothing_is_done(run: Run, filled: Fill, cluster: Cluster, answer: str) -> None:
+    topic = filled([b"one"])
+    cluster.commit_offsets(topic, topic, {0: 1})
+    for words in (("topic", "delete", topic), ("topic", "trim", topic, "--before", "1"), ("group", "delete", topic)):
+        ended = run(*words, stdin=answer)
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert ended.stderr.endswith("onceflow: nothing was deleted; --yes skips the question\n")
+    assert run("consume", topic, "--exit-at-end").stdout == "one\n"
+
+
+def test_one_event_is_not_called_events(run: Run) -> None:
+    assert "1 event for __consumer_offsets" in run("produce", "__consumer_offsets", stdin="a\n").stderr
