@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Callable
 
+import click
 import pytest
 from confluent_kafka import Consumer
 
@@ -136,3 +137,16 @@ def test_without_a_yes_nothing_is_done(run: Run, filled: Fill, cluster: Cluster,
 
 def test_one_event_is_not_called_events(run: Run) -> None:
     assert "1 event for __consumer_offsets" in run("produce", "__consumer_offsets", stdin="a\n").stderr
+
+
+def test_an_interrupt_at_a_question_stays_an_interrupt(
+    run: Run, cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_topic(topic, 1)
+
+    def interrupted(prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(click.termui, "visible_prompt_func", interrupted)
+    ended = run("topic", "delete", topic)
+    assert (ended.returncode, ended.stderr.strip().endswith("onceflow: interrupted")) == (130, True)

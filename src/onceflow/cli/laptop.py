@@ -33,6 +33,7 @@ from rich.console import Console
 
 from onceflow import services
 from onceflow.cli.demo import DIRECTORY
+from onceflow.cli.output import counted
 from onceflow.clicks.results import Results, Snapshot, lag
 from onceflow.errors import OnceflowError
 
@@ -182,7 +183,7 @@ class Laptop:
                     logs = f"{self.supervisor.children['spark'].log} and jvm.log beside it"
                     raise OnceflowError(f"nothing was counted within {FIRST_COUNT_WAIT_S:.0f} s: see {logs}")
                 if first_counted is not None:
-                    status.update(f"{snapshot.events:,} events · {snapshot.clicks:,} clicks · batch {_batch(snapshot)}")
+                    status.update(f"{_totals(snapshot)} · batch {_batch(snapshot)}")
                     if seconds is not None and time.monotonic() - first_counted >= seconds:
                         return
                 time.sleep(0.25)
@@ -198,9 +199,7 @@ class Laptop:
         )
         snapshot = self._snapshot()
         batches = _batch(snapshot) - self.batch_before
-        self.console.print(
-            f"{snapshot.events:,} events · {batches} micro-batches in this run · {snapshot.clicks:,} clicks in Redis"
-        )
+        self.console.print(f"{_totals(snapshot)} in Redis · {counted(batches, 'micro-batch')} in this run")
         if verified.returncode == 0 and (snapshot.events == 0 or batches < 2 or snapshot.clicks == 0):
             raise OnceflowError(
                 "too little was counted to say that it works: events, 2 micro-batches, clicks are needed"
@@ -276,6 +275,10 @@ def _last_ports(state: Path) -> dict[str, int]:
         return {str(name): int(port) for name, port in json.loads(state.read_text())["ports"].items()}
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _totals(snapshot: Snapshot) -> str:
+    return f"{counted(snapshot.events, 'event')} · {counted(snapshot.clicks, 'click')}"
 
 
 def _batch(snapshot: Snapshot) -> int:

@@ -289,4 +289,4 @@ def _verified_log(path: Path) -> str:
     content = inspection.mapped(path)
     for found in inspection.verified_batches(path, content):
         count, last = count + 1, inspection.offset_range(found.header)[1]
-    return f"{len(content)} bytes, {count} batches, the last offset is {last}"
+    return f"{len(content)} bytes, {counted(count, 'batch')}, the last offset is {last}"

@@ -21,8 +21,8 @@ def stdout_may_close() -> Iterator[None]:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 record`, `2,000 records`."""
-    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
+    """`1 record`, `2,000 records`, `2 batches`."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def readable(name: str, content: bytes | None) -> dict[str, str | None]:
