@@ -8,9 +8,9 @@ partition, since the kernel may have dropped the pages (`PartitionLog.fail_sync`
 import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from onceflow.broker.partitions import Partition
+from onceflow.broker.work_thread import WorkThread
 from onceflow.log.config import INT64_MAX
 from onceflow.log.sync import SyncPoint
 from onceflow.wire.errors import ErrorCode
@@ -35,7 +35,7 @@ class GroupCommit:
         self._put_off: dict[Partition, int] = {}
         self._timers: dict[Partition, asyncio.TimerHandle] = {}
         """Of partitions with `flush.ms`: when what is unsynced now gets synced."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="group-commit")
+        self._thread = WorkThread("group-commit")
         self._is_running = False
         self._idle = asyncio.Event()
         self._idle.set()

@@ -11,13 +11,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.partitions import Partition, Partitions
+from onceflow.broker.work_thread import WorkThread
 from onceflow.errors import OnceflowError
 from onceflow.log import compaction, swap
 from onceflow.log.clock import Clock
@@ -60,7 +61,7 @@ class LogCleaner:
         self._disk = disk
         self._clock = clock
         self._housekeeping_thread = housekeeping_thread
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-cleaner")
+        self._thread = WorkThread("log-cleaner")
         self._remove_later = remove_later
         self._uncompactable: set[Partition] = set()
         self._put_off: set[Partition] = set()

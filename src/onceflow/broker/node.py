@@ -4,7 +4,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
@@ -32,6 +31,7 @@ from onceflow.broker.topics import (
 )
 from onceflow.broker.transactions.coordinator import TransactionCoordinator
 from onceflow.broker.transactions.requests import Transactions
+from onceflow.broker.work_thread import WorkThread
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.config import LogConfig
@@ -77,8 +77,8 @@ class Node:
         self.metadata_entries = MetadataEntries(self.node_id)
         self.topic_operations = TopicOperations(self)
         self._disk = disk
-        self._housekeeping_thread = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
-        self._searches = ThreadPoolExecutor(1, thread_name_prefix="time-search")
+        self._housekeeping_thread = WorkThread("housekeeping")
+        self._searches = WorkThread("time-search")
         self.housekeeping = Housekeeping(
             config,
             self.partitions,
