@@ -226,6 +226,29 @@ def test_a_program_that_forgets_to_stop_ends_and_leaves_no_temporary_data(tmp_pa
         broker.create_topic("visits")
 
 
+AFTER_MAIN = """
+import os, sys, threading
+from onceflow.testing import Broker
+sys.path.insert(0, os.getcwd())
+from tests.testing.test_in_process import produce, stored
+
+broker = Broker().start()
+broker.create_topic("before")
+
+def work():
+    threading.main_thread().join()
+    produce(broker.bootstrap_servers, broker.create_topic("after"), b"ann")
+    print(stored(broker.bootstrap_servers, "after"))
+
+threading.Thread(target=work).start()
+"""
+
+
+def test_threads_that_outlive_the_main_one_have_a_broker_that_works() -> None:
+    done = run_script(AFTER_MAIN)
+    assert (done.stdout, done.stderr, done.returncode) == ("b'ann'\n", "", 0)
+
+
 FIRST_RECORD = """
 import sys
 from confluent_kafka import Producer
