@@ -11,7 +11,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+)
 
 from benchmarks import kafka
 from onceflow.testing import BrokerProcess
@@ -59,6 +67,9 @@ def fresh_topic(peer: Peer, name: str, config: Mapping[str, str]) -> Iterator[st
     admin = AdminClient({"bootstrap.servers": peer.bootstrap})
     settings = {"file.delete.delay.ms": "0", **config}
     admin.create_topics([NewTopic(name, 1, 1, config=settings)])[name].result(30)
+    # Kafka answers a little before the topic can be written; librdkafka asks again until its leader is there.
+    place = TopicPartition(name, 0)
+    admin.list_offsets({place: OffsetSpec.latest()})[place].result(30)
     try:
         yield name
     finally:
