@@ -6,12 +6,13 @@ Kafka's JVM is warmed up, and the topics of a run are deleted at its end.
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -67,13 +68,25 @@ def fresh_topic(peer: Peer, name: str, config: Mapping[str, str]) -> Iterator[st
     admin = AdminClient({"bootstrap.servers": peer.bootstrap})
     settings = {"file.delete.delay.ms": "0", **config}
     admin.create_topics([NewTopic(name, 1, 1, config=settings)])[name].result(30)
-    # Kafka answers a little before the topic can be written; librdkafka asks again until its leader is there.
-    place = TopicPartition(name, 0)
-    admin.list_offsets({place: OffsetSpec.latest()})[place].result(30)
+    wait_for_leader(admin, name)
     try:
         yield name
     finally:
         admin.delete_topics([name])[name].result(30)
+
+
+def wait_for_leader(admin: AdminClient, topic: str) -> None:
+    """Kafka answers CreateTopics a little before the topic can be written."""
+    place = TopicPartition(topic, 0)
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            admin.list_offsets({place: OffsetSpec.latest()})[place].result(30)
+            return
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def configure_topic(peer: Peer, topic: str, config: Mapping[str, str]) -> None:
