@@ -1,4 +1,4 @@
-"""A broker in this process on a real socket, whose clock and disk a test holds."""
+"""A broker in this process on a real socket, whose clock or disk a test holds."""
 
 import asyncio
 import threading
@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from onceflow.broker.node import BrokerConfig, Node
 from onceflow.broker.server import Broker
+from onceflow.log.clock import Clock
 from onceflow.log.disk import Disk
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock, PowerCut
@@ -19,13 +20,13 @@ T = TypeVar("T")
 WAIT_SECONDS = 20.0
 
 
-class DrivenBroker:
-    """Starts and stops in a `with`; `settings` are fields of BrokerConfig."""
+class InnerBroker:
+    """Starts and stops in a `with`, its event loop in a thread of its own; `settings` are fields of BrokerConfig."""
 
-    def __init__(self, data: Path, *, disk: Disk | None = None, clock: ManualClock | None = None, **settings: Any):
+    def __init__(self, data: Path, *, disk: Disk | None, clock: Clock | None = None, **settings: Any) -> None:
         self.data = data
-        self.clock = clock or ManualClock()
         self.disk = disk
+        self.clock = clock
         self.bootstrap = ""
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -86,12 +87,32 @@ class DrivenBroker:
 
         return self.call(find)
 
-    def __enter__(self) -> "DrivenBroker":
+    def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, *_exception: object) -> None:
         self.stop()
+
+
+class DrivenBroker(InnerBroker):
+    """Under a manual clock."""
+
+    clock: ManualClock
+
+    def __init__(
+        self, data: Path, *, disk: Disk | None = None, clock: ManualClock | None = None, **settings: Any
+    ) -> None:
+        super().__init__(data, disk=disk, clock=clock or ManualClock(), **settings)
+
+
+class PoweredBroker(InnerBroker):
+    """On a disk that can lose its power, at the time that it is."""
+
+    disk: FaultyDisk
+
+    def __init__(self, disk: FaultyDisk, data: Path) -> None:
+        super().__init__(data, disk=disk)
 
 
 def eventually(condition: Callable[[], T], what: str) -> T:

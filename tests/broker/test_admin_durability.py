@@ -14,22 +14,15 @@ from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.node import Node, UnfinishedDeletion
 from onceflow.broker.topic_operations import TopicOperations
 from onceflow.log.directory import DataDirectory
-from onceflow.testing import BrokerProcess, FaultyDisk
+from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
+from tests.broker.driven_broker import PoweredBroker
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 from tests.broker.test_admin_answers import DELETE, SET, TOPIC, add, alter, configured, create, partition_count
-from tests.broker.test_durability import PoweredBroker, commit, committed, stored_values, topic_ids
+from tests.broker.test_durability import commit, committed, stored_values, topic_ids
 
 POLICY = ("cleanup.policy", SET, "compact")
-
-
-@pytest.fixture
-def powered(tmp_path: Path) -> Iterator[PoweredBroker]:
-    data = tmp_path / "disk"
-    data.mkdir()
-    with PoweredBroker(FaultyDisk(data), data) as broker:
-        yield broker
 
 
 @pytest.fixture

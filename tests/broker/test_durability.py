@@ -1,9 +1,6 @@
 """What was acknowledged is there after a killed broker, a power cut and a failed sync; once."""
 
-import asyncio
-import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,13 +8,12 @@ from typing import Any, TypeVar
 import pytest
 from confluent_kafka import Producer
 
-from onceflow.broker.node import BrokerConfig
-from onceflow.broker.server import Broker
 from onceflow.errors import OnceflowError
-from onceflow.testing import BrokerProcess, FaultyDisk, PowerCut
+from onceflow.testing import BrokerProcess, FaultyDisk
 from onceflow.wire import apis
 from onceflow.wire.batch import batches, decode_batch
 from onceflow.wire.errors import ErrorCode, WireError
+from tests.broker.driven_broker import PoweredBroker
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 
 WAIT_SECONDS = 30
@@ -153,77 +149,6 @@ def committed(client: RawClient, group: str, topic: str) -> int:
 def producer_id(client: RawClient) -> int:
     answer = client.ask(apis.INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout=milliseconds(1000))
     return int(answer.producer_id)
-
-
-class PoweredBroker:
-    """An in-process broker on a disk that can lose its power, with an event loop in a thread of its own."""
-
-    def __init__(self, disk: FaultyDisk, data: Path) -> None:
-        self.disk = disk
-        self.data = data
-        self.bootstrap = ""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._broker: Broker | None = None
-
-    def start(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(lambda _loop, _context: None)
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self._broker = Broker(BrokerConfig(self.data, port=0), disk=self.disk)
-        try:
-            asyncio.run_coroutine_threadsafe(self._broker.start(), self._loop).result(WAIT_SECONDS)
-        except BaseException:
-            self._end_loop()
-            raise
-        self.bootstrap = f"127.0.0.1:{self._broker.port}"
-
-    def stop(self) -> None:
-        """A clean stop, or what is left of one without power."""
-        assert self._loop is not None
-        assert self._broker is not None
-        try:
-            with suppress(PowerCut):
-                asyncio.run_coroutine_threadsafe(self._broker.stop(), self._loop).result(WAIT_SECONDS)
-        finally:
-            self._end_loop()
-
-    def _end_loop(self) -> None:
-        assert self._loop is not None
-        assert self._thread is not None
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def call(self, function: Callable[[], T]) -> T:
-        """What the function returns, called in the broker's loop."""
-
-        async def called() -> T:
-            return function()
-
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(WAIT_SECONDS)
-
-    def power_cycle(self, seed: int, *, drop_all: bool) -> None:
-        self.stop()
-        self.disk.crash(seed, drop_all=drop_all)
-        self.start()
-
-    def __enter__(self) -> "PoweredBroker":
-        self.start()
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.stop()
-
-
-@pytest.fixture
-def powered(tmp_path: Path) -> Iterator[PoweredBroker]:
-    data = tmp_path / "disk"
-    data.mkdir()
-    with PoweredBroker(FaultyDisk(data), data) as broker:
-        yield broker
 
 
 class OneProducer:

@@ -14,18 +14,11 @@ from onceflow.testing import FaultyDisk, disk
 from onceflow.wire import apis, produce
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import encode_request, request_class
+from tests.broker.driven_broker import PoweredBroker
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
-from tests.broker.test_durability import PoweredBroker, committed, topic_ids
+from tests.broker.test_durability import committed, topic_ids
 
 TIMEOUT = milliseconds(5000)
-
-
-@pytest.fixture
-def powered(tmp_path: Path) -> Iterator[PoweredBroker]:
-    data = tmp_path / "disk"
-    data.mkdir()
-    with PoweredBroker(FaultyDisk(data), data) as broker:
-        yield broker
 
 
 @pytest.fixture

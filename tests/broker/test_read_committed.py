@@ -17,15 +17,15 @@ from confluent_kafka import TopicPartition as RdkafkaPartition
 
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition
-from onceflow.broker.server import Broker
 from onceflow.log.segment import Segment
 from onceflow.testing import FaultyDisk
 from onceflow.wire import apis
 from onceflow.wire.batch import batches, patch_offset
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.fetch import READ_COMMITTED, READ_UNCOMMITTED
+from tests.broker.driven_broker import PoweredBroker
 from tests.broker.raw_client import FETCH_VERSION, RawClient, batch_of, connected
-from tests.broker.test_durability import WAIT_SECONDS, PoweredBroker
+from tests.broker.test_durability import WAIT_SECONDS
 from tests.log import golden_transactions as golden
 
 Result = TypeVar("Result")
@@ -36,17 +36,8 @@ COMMITTED = [b"v0", b"v1", b"v0", b"v0"]
 """At offsets 0, 1, 10, 11."""
 
 
-class InnerBroker(PoweredBroker):
-    """A broker whose parts a test can reach: on its loop, where they belong."""
-
-    def on_loop(self, work: Callable[[Node], Result]) -> Result:
-        assert self._loop is not None
-
-        async def run() -> Result:
-            assert isinstance(self._broker, Broker)
-            return work(self._broker.node)
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(WAIT_SECONDS)
+class ChangedBroker(PoweredBroker):
+    """A broker whose partitions a test can change."""
 
     def change(self, topic: str, work: Callable[[Partition], Result]) -> Result:
         """Do something to partition 0 and sync it."""
@@ -58,19 +49,19 @@ class InnerBroker(PoweredBroker):
             node.group_commit.request(partition)
             return result
 
-        return self.on_loop(changed)
+        return self.call(changed)
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[InnerBroker]:
+def broker(tmp_path: Path) -> Iterator[ChangedBroker]:
     data = tmp_path / "disk"
     data.mkdir()
-    with InnerBroker(FaultyDisk(data), data) as running:
+    with ChangedBroker(FaultyDisk(data), data) as running:
         yield running
 
 
 @pytest.fixture
-def client(broker: InnerBroker) -> Iterator[RawClient]:
+def client(broker: ChangedBroker) -> Iterator[RawClient]:
     with connected(broker.bootstrap) as connection:
         connection.create_topic("g")
         broker.change("g", append_golden)
@@ -134,7 +125,7 @@ def test_list_offsets_as_kafka(
     assert list_offset(client, timestamp, READ_COMMITTED) == committed
 
 
-def test_a_search_by_time_ends_at_the_last_stable_offset(broker: InnerBroker, client: RawClient) -> None:
+def test_a_search_by_time_ends_at_the_last_stable_offset(broker: ChangedBroker, client: RawClient) -> None:
     later_ms = 4 * LAST_MS // 5
     client.create_topic("open")
     broker.change("open", lambda partition: partition.log.append(batch_of(b"0", timestamp_ms=1000)))
@@ -171,7 +162,7 @@ def is_answered(client: RawClient, within_seconds: float) -> bool:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_rule_15_a_marker_wakes_a_committed_fetch(broker: InnerBroker, client: RawClient, commit: bool) -> None:
+def test_rule_15_a_marker_wakes_a_committed_fetch(broker: ChangedBroker, client: RawClient, commit: bool) -> None:
     client.send_fetch([("g", 0, 14)], isolation_level=READ_COMMITTED, wait_ms=WAIT_SECONDS * 1000)
     with connected(broker.bootstrap) as other:
         assert other.produce("g", 0, batch_of(b"plain")).base_offset == 15
@@ -187,7 +178,7 @@ def test_rule_15_a_marker_wakes_a_committed_fetch(broker: InnerBroker, client: R
 
 @pytest.mark.parametrize("wait_ms", [WAIT_SECONDS * 1000, 50], ids=["woken", "expired"])
 def test_a_waiting_fetch_that_fails_closes_its_connection(
-    broker: InnerBroker, client: RawClient, wait_ms: int, monkeypatch: pytest.MonkeyPatch
+    broker: ChangedBroker, client: RawClient, wait_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_arguments: object, **_options: object) -> None:
         raise RuntimeError("nobody foresaw this")
@@ -205,11 +196,11 @@ def test_a_waiting_fetch_that_fails_closes_its_connection(
         assert client.receive_frame() == b""
         monkeypatch.undo()
         assert other.fetch([("g", 0, 0)])[0].error_code == 0
-    assert not broker.on_loop(lambda node: node.partitions.get("g", 0).watchers)  # type: ignore[union-attr]
+    assert not broker.call(lambda node: node.partitions.get("g", 0).watchers)  # type: ignore[union-attr]
 
 
 def test_searches_by_time_leave_the_loop_alone(
-    broker: InnerBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+    broker: ChangedBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found_in: list[str] = []
     may_go_on = threading.Event()
@@ -303,7 +294,7 @@ def read_with_aiokafka(bootstrap: str) -> list[bytes]:
 @pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")
 @pytest.mark.parametrize("read", [read_with_librdkafka, read_with_kafka_python, read_with_aiokafka])
 def test_strangers_see_what_was_committed(
-    broker: InnerBroker, client: RawClient, read: Callable[[str], list[bytes]]
+    broker: ChangedBroker, client: RawClient, read: Callable[[str], list[bytes]]
 ) -> None:
     assert client.fetch([("g", 0, 0)])[0].error_code == 0
     assert read(broker.bootstrap) == COMMITTED

@@ -1,28 +1,18 @@
 """What a group's requests were answered is so after a power cut, and nothing is revealed that one could take back."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from onceflow.broker.node import Node
-from onceflow.testing import FaultyDisk
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
+from tests.broker.driven_broker import PoweredBroker
 from tests.broker.groups.raw_group import RawGroup
-from tests.broker.test_durability import PoweredBroker
 
 NONE = ErrorCode.none
-
-
-@pytest.fixture
-def powered(tmp_path: Path) -> Iterator[PoweredBroker]:
-    data = tmp_path / "disk"
-    data.mkdir()
-    with PoweredBroker(FaultyDisk(data), data) as broker:
-        yield broker
 
 
 class Steps:
@@ -217,7 +207,6 @@ def test_while_the_groups_load_the_broker_serves_all_others(
     monkeypatch.setattr(Node, "load_groups", lambda node: nodes.append(node))
     powered.power_cycle(1, drop_all=True)
     with RawGroup(powered.bootstrap, "g") as group:
-        node = nodes[0]
         assert group.commit("t", 1) == loading
         assert group.join().error_code == loading
         assert group.sync(1, "m").error_code == loading
@@ -230,7 +219,7 @@ def test_while_the_groups_load_the_broker_serves_all_others(
         fetched = group.client().ask(apis.OFFSET_FETCH, 8, groups=[{"group_id": "g", "topics": None}])
         assert fetched.groups[0].error_code == loading
         group.client().create_topic("made meanwhile".replace(" ", "-"))
-        steps = powered.call(lambda: _steps(node))
+        steps = powered.call(lambda _: _steps(nodes[0]))
         assert steps > 2
         assert group.offsets() == {("t", 0): (299, 0)}
         assert group.commit("t", 300) == NONE

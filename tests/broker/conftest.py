@@ -1,0 +1,18 @@
+"""What several of the broker's tests start from."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onceflow.testing import FaultyDisk
+from tests.broker.driven_broker import PoweredBroker
+
+
+@pytest.fixture
+def powered(tmp_path: Path) -> Iterator[PoweredBroker]:
+    """A broker on a disk that can lose its power."""
+    data = tmp_path / "disk"
+    data.mkdir()
+    with PoweredBroker(FaultyDisk(data), data) as broker:
+        yield broker
