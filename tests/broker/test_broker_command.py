@@ -94,6 +94,20 @@ def test_the_options_of_topics_and_addresses_are_honoured(tmp_path: Path) -> Non
         assert len(topic.partitions) == 3
 
 
+def test_a_directory_of_another_cluster_is_refused_and_the_id_stays(tmp_path: Path) -> None:
+    """Mission C13."""
+    data = tmp_path / "data"
+    for options in (("--cluster-id", "clicks-of_2026"), ()):
+        with BrokerProcess(data, 0, *options) as broker, connected(broker.bootstrap) as client:
+            told = client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False)
+            assert told.cluster_id == "clicks-of_2026"
+    refused = run("--data", str(data), "--listen", "127.0.0.1:0", "--cluster-id", "another")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
+    assert "belongs to cluster clicks-of_2026, not to another" in refused.stderr
+    wrong = run("--data", str(data), "--cluster-id", "23-characters-are-too-many")
+    assert (wrong.returncode, "is not 1 to 22 of the characters" in wrong.stderr) == (2, True)
+
+
 def test_a_data_directory_that_cannot_be_is_told_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused = run("--data", str(tmp_path / "file" / "data"), "--listen", "127.0.0.1:0")

@@ -243,7 +243,7 @@ def test_the_settings_that_are_listed_are_a_file_that_is_taken(tmp_path: Path) -
     assert listed.exit_code == 0
     given = parse_properties(listed.stdout)
     stronger = {"node.id", "log.retention.minutes", "log.retention.ms", "log.roll.ms"}
-    assert given.keys() == SETTINGS.keys() - {"log.dir", "log.dirs", "advertised.listeners"} - stronger
+    assert given.keys() == SETTINGS.keys() - {"log.dir", "log.dirs", "advertised.listeners", "cluster.id"} - stronger
     assert {f"#{name}={SETTINGS[name].default}" for name in stronger} <= set(listed.stdout.splitlines())
     assert resolve(Source(DATA | given)).config == BrokerConfig(Path("/data"))
 

@@ -24,6 +24,8 @@ class BrokerConfig:
     partition_count_default: int = 1
     log: LogConfig = field(default_factory=LogConfig)
     node_id: int = 1
+    cluster_id: str | None = None
+    """The cluster that the data directory must belong to; None: the one that it says, or one made up for a new one."""
 
     # Connections and requests (broker.connection, broker.server)
     connections_max: int = 10_000

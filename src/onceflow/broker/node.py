@@ -101,7 +101,7 @@ class Node:
     def open(cls, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> "Node":
         """Lock the data directory, recover what is in it. Blocks; raises DataDirectoryRefused, OSError."""
         disk = disk or RealDisk()
-        directory = DataDirectory.open(config.data, disk=disk, node_id=config.node_id)
+        directory = DataDirectory.open(config.data, disk=disk, node_id=config.node_id, cluster_id=config.cluster_id)
         try:
             return cls(config, disk, clock or SystemClock(), directory)
         except BaseException:

@@ -172,6 +172,26 @@ class ImportPath:
 
 
 @dataclass(frozen=True)
+class ClusterId:
+    """The id of a cluster, as long as the text of a UUID in base64 or shorter."""
+
+    kafka_type = 2
+    metavar = "ID"
+
+    def read(self, text: str) -> str:
+        if not re.fullmatch(r"[a-zA-Z0-9_-]{1,22}", text):
+            raise ValueError(f"is not {self.allowed}")
+        return text
+
+    def write(self, value: object) -> str | None:
+        return None if value is None else str(value)
+
+    @property
+    def allowed(self) -> str:
+        return "1 to 22 of the characters a-z, A-Z, 0-9, - and _"
+
+
+@dataclass(frozen=True)
 class Directory:
     """One directory; Kafka takes several, this broker has one."""
 

@@ -20,6 +20,7 @@ from onceflow.broker.setting_kinds import (
     Address,
     Choice,
     CleanupPolicy,
+    ClusterId,
     Directory,
     Fraction,
     ImportPath,
@@ -117,6 +118,13 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "node_id",
             Whole(0, INT32_MAX),
             "The id that clients see for this broker. Written into a new data directory; another one's is refused.",
+        ),
+        Setting(
+            "cluster.id",
+            "cluster_id",
+            ClusterId(),
+            "The id of the cluster. Written into a new data directory, where a random one is made up if none is given,"
+            " and the same ever after: a directory of another cluster is refused. Kafka is given it by kafka-storage.",
         ),
     ),
     "Topics": (

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from onceflow.log.checkpoint import decode_uuid, encode_uuid
+from onceflow.log.checkpoint import encode_uuid
 from onceflow.log.disk import Disk, read_file, replace_file
 from onceflow.log.errors import DataDirectoryRefused
 from onceflow.log.offset_checkpoint import CLEANER_FILE, LOG_START_FILE, OffsetCheckpoint
@@ -27,6 +27,7 @@ _LOCK_FILE = ".lock"
 _META_FILE = "meta.properties"
 _CLEAN_FILE = ".kafka_cleanshutdown"
 _DELETE_SUFFIX = "-delete"
+_CLUSTER_ID = re.compile(r"[a-zA-Z0-9_-]{1,22}")
 _PARTITION_NAME = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9][0-9]{0,9})")
 
 
@@ -163,7 +164,8 @@ def _parse_properties(meta: Path, content: bytes) -> dict[str, str]:
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     properties = {name.strip(): value.strip() for name, _, value in pairs}
     try:
-        decode_uuid(properties["cluster.id"])
+        if not _CLUSTER_ID.fullmatch(properties["cluster.id"]):
+            raise ValueError(f"cluster.id {properties['cluster.id']!r} is none")
         int(properties["node.id"])
         if properties["version"] != "1":
             raise ValueError(f"version {properties['version']} is not 1")
