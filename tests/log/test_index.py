@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from onceflow.log.disk import RealDisk
 from onceflow.log.index import OffsetIndex, TimeIndex
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync
@@ -52,6 +54,31 @@ def test_rule_1_entries_in_memory_and_in_the_file_answer_alike(tmp_path: Path) -
             [1000, 1000, 1010, 1010, 1020, 1090]
         )
         assert times.last() == (NOW_MS + 900, 1090)
+
+
+def test_a_sealed_index_is_mapped_once_however_often_it_is_searched(tmp_path: Path) -> None:
+    index = OffsetIndex(RealDisk(), tmp_path, 0, is_new=True)
+    for number in range(1, 1000):
+        index.append(number, 5000 * number)
+    index.write()
+    index.seal()
+    assert index.position_for_offset(500) == 2_500_000
+    index.path.unlink()
+    assert [index.position_for_offset(number) for number in range(1000)] == [5000 * number for number in range(1000)]
+    assert not index.let_go(), "it was searched"
+    assert index.let_go()
+    with pytest.raises(FileNotFoundError):
+        index.position_for_offset(500)
+
+
+def test_the_end_of_an_index_is_told_without_a_mapping(tmp_path: Path) -> None:
+    """A start asks it of every segment."""
+    index = OffsetIndex(RealDisk(), tmp_path, 1000, is_new=True)
+    index.append(1010, 5000)
+    index.write()
+    index.seal()
+    assert (len(index), index.size_bytes(), index.last_entry(), index.is_sane()) == (1, 8, (10, 5000), True)
+    assert index.let_go()
 
 
 def test_an_empty_index(tmp_path: Path) -> None:

@@ -35,6 +35,10 @@ def read_many_segments(directory: Path, clean: bool) -> None:
     log = open_log(directory, clean=clean)
     assert len(values(log)) == SEGMENTS
     assert log.search_timestamp(NOW_MS)() == (NOW_MS, 0)
+    for offset in range(SEGMENTS):
+        found = log.read(offset, 1)
+        assert found is not None
+        assert b"%03d" % offset * 10 in found.read()
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -7,6 +7,7 @@ does the other's work.
 """
 
 import fcntl
+import mmap
 import os
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,10 @@ class File(Protocol):
 
     def read(self, size_bytes: int, position: int) -> bytes:
         """At most `size_bytes` from `position`; fewer only at the end of the file."""
+        ...
+
+    def mapped(self) -> memoryview:
+        """All bytes of a file that does not change any more, mapped until nobody holds the view."""
         ...
 
     def write(self, data: Buffer, position: int) -> int:
@@ -103,6 +108,11 @@ class RealFile:
             return data
         # Linux hands out at most 2 GiB at once, and a signal may cut a read short.
         return data + self.read(size_bytes - len(data), position + len(data))
+
+    def mapped(self) -> memoryview:
+        if not self.size_bytes():
+            return memoryview(b"")
+        return memoryview(mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ))
 
     def write(self, data: Buffer, position: int) -> int:
         return os.pwrite(self._descriptor, data, position)

@@ -17,17 +17,16 @@ largest timestamp is written too.
 
 Neither file has a checksum, and neither is needed: both are rebuilt from the log by recovery. The indexes of the
 active segment live in memory and are written when the segment is sealed or the log is closed (Kafka maps a
-preallocated file and trims it then). A sealed index is searched in its file, 18 small reads for a full segment, and
-closed again, so that old segments cost neither memory nor descriptors.
+preallocated file and trims it then). A sealed index is mapped when it is first searched, so that a search costs the
+same however large the log is; the mapping is let go like a segment's file (`onceflow.log.open_files`).
 """
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from onceflow.log.disk import Disk, File, read_file, write_file
+from onceflow.log.disk import Disk, read_file, write_file
 from onceflow.log.open_files import OPEN_FILES
 
 
@@ -39,7 +38,17 @@ def file_name(offset: int, suffix: str) -> str:
 class Index:
     """Entries of one struct, in memory while `entries` is one, in the file afterwards."""
 
-    __slots__ = ("_count", "_directory", "_disk", "_file", "_pinned", "_suffix", "base_offset", "entries")
+    __slots__ = (
+        "__weakref__",
+        "_directory",
+        "_disk",
+        "_is_pinned",
+        "_mapped",
+        "_suffix",
+        "_was_used",
+        "base_offset",
+        "entries",
+    )
 
     entry = struct.Struct("")
     suffix = ""
@@ -53,23 +62,20 @@ class Index:
         self._disk = disk
         self._directory = directory
         self._suffix = suffix
-        self._file: File | None = None
-        self._pinned: File | None = None
-        self._count = 0
+        self._mapped: memoryview | None = None
+        self._was_used = False
+        self._is_pinned = False
 
     @property
     def path(self) -> Path:
         return self._directory / (file_name(self.base_offset, self.suffix) + self._suffix)
 
     def __len__(self) -> int:
-        entries = self.entries
-        if entries is not None:
-            return len(entries) // self.entry.size
-        self._opened()
-        return self._count
+        return self.size_bytes() // self.entry.size
 
     def size_bytes(self) -> int:
-        return len(self) * self.entry.size
+        held = self._held()
+        return self._disk.size_bytes(self.path) if held is None else len(held)
 
     def write(self) -> None:
         """Writes the entries, which must not grow meanwhile, and makes them durable."""
@@ -79,70 +85,75 @@ class Index:
     def seal(self) -> None:
         """Forgets the entries in memory: from now on the file is searched."""
         self.entries = None
-        self._file = None
 
     def load(self) -> bool:
         """Takes the file's entries into memory, to append to them; False if the file is missing or not sane."""
         if not self._disk.exists(self.path):
             return False
         self.entries = bytearray(read_file(self._disk, self.path))
-        self._file = None
-        return self._is_sane(len(self.entries))
+        return self.is_sane()
 
-    def release(self) -> None:
-        """Closes the file until the next search: a log of many segments must not hold three files of each."""
-        self._file = None
+    def let_go(self) -> bool:
+        """Unmaps the file, unless it was searched since it was last asked or has lost its name."""
+        if self._was_used or self._is_pinned:
+            self._was_used = False
+        else:
+            self._mapped = None
+        return self._mapped is None
 
     def pin(self) -> None:
         """Before the file's name goes to another index: who still searches this one, in any thread, goes on in it."""
         with OPEN_FILES.opening:
             if self.entries is None and self._disk.exists(self.path):
-                self._pinned = self._opened()
+                self._map()
+                self._is_pinned = True
 
     def is_sane(self) -> bool:
         """What can be told without the log: whole entries, none below the base offset (Kafka's sanityCheck)."""
-        if not self._disk.exists(self.path):
+        if self.entries is None and not self._disk.exists(self.path):
             return False
-        try:
-            return self._is_sane(self._opened().size_bytes())
-        finally:
-            self.release()
+        if self.size_bytes() % self.entry.size:
+            return False
+        last = self.last_entry()
+        return last is None or min(last) >= 0
 
-    def _is_sane(self, size_bytes: int) -> bool:
-        return size_bytes % self.entry.size == 0 and (not size_bytes or min(self._at(len(self) - 1)) >= 0)
+    def last_entry(self) -> tuple[Any, ...] | None:
+        """None while there is none. A file that is not mapped is not mapped for it: a start asks each segment's."""
+        held, size_bytes = self._held(), self.entry.size
+        if held is not None:
+            return self.entry.unpack_from(held, len(held) - size_bytes) if held else None
+        file = self._disk.open(self.path)
+        end = file.size_bytes()
+        return self.entry.unpack(file.read(size_bytes, end - size_bytes)) if end else None
 
-    def _opened(self) -> File:
-        # Look-ups by time search in a thread: `release` and `seal` may come at any moment, hence the local names.
-        return self._pinned or self._file or self._opened_by_name()
+    # Look-ups by time search in a thread: `seal` and `let_go` may come at any moment, hence the local names below.
 
-    def _opened_by_name(self) -> File:
-        with OPEN_FILES.opening:
-            if self._pinned is not None:
-                return self._pinned
-            file = self._disk.open(self.path)
-            self._count = file.size_bytes() // self.entry.size
-            self._file = file
-        return file
+    def _held(self) -> bytearray | memoryview | None:
+        entries = self.entries
+        return self._mapped if entries is None else entries
 
-    def _at(self, number: int) -> tuple[Any, ...]:
-        entries, size_bytes = self.entries, self.entry.size
-        if entries is not None:
-            return self.entry.unpack_from(entries, number * size_bytes)
-        return self.entry.unpack(self._opened().read(size_bytes, number * size_bytes))
-
-    def _bytes_at(self, position: int, size_bytes: int) -> bytes | bytearray:
+    def _content(self) -> bytearray | memoryview:
         entries = self.entries
         if entries is not None:
-            return entries[position : position + size_bytes]
-        return self._opened().read(size_bytes, position)
+            return entries
+        self._was_used = True
+        mapped = self._mapped
+        return self._map() if mapped is None else mapped
 
-    def _last_up_to(self, value: int, column: Callable[[tuple[Any, ...]], int]) -> tuple[Any, ...] | None:
+    def _map(self) -> memoryview:
+        with OPEN_FILES.opening:
+            mapped = self._mapped
+            if mapped is None:
+                mapped = self._mapped = self._disk.open(self.path).mapped()
+                OPEN_FILES.opened(self)
+            return mapped
+
+    def _last_up_to(self, value: int, column: struct.Struct) -> tuple[Any, ...] | None:
         """The last entry whose `column` is ≤ `value`."""
-        try:
-            found = bisect_right(range(len(self)), value, key=lambda number: column(self._at(number)))
-            return self._at(found - 1) if found else None
-        finally:
-            self.release()
+        content, size_bytes, column_at = self._content(), self.entry.size, column.unpack_from
+        count = len(content) // size_bytes
+        found = bisect_right(range(count), value, key=lambda number: column_at(content, number * size_bytes)[0])
+        return self.entry.unpack_from(content, (found - 1) * size_bytes) if found else None
 
 
 class OffsetIndex(Index):
@@ -159,22 +170,27 @@ class OffsetIndex(Index):
 
     def position_for_offset(self, offset: int) -> int:
         """Where to begin a scan for the batch that holds `offset`: never behind that batch."""
-        found = self._last_up_to(offset - self.base_offset, lambda entry: int(entry[0]))
+        found = self._last_up_to(offset - self.base_offset, _OFFSET)
         return int(found[1]) if found else 0
 
     def position_at_most(self, position: int) -> int:
         """The largest indexed beginning of a batch that is ≤ `position`."""
-        found = self._last_up_to(position, lambda entry: int(entry[1]))
+        found = self._last_up_to(position, _POSITION)
         return int(found[1]) if found else 0
+
+    def last_position(self) -> int:
+        """The last indexed beginning of a batch; 0 where there is none."""
+        last = self.last_entry()
+        return int(last[1]) if last else 0
 
     def offset_for_position(self, position: int) -> int | None:
         """The last offset of the first indexed batch that begins at `position` or later, if there is one."""
-        try:
-            count = len(self)
-            found = bisect_left(range(count), position, key=lambda number: int(self._at(number)[1]))
-            return int(self._at(found)[0]) + self.base_offset if found < count else None
-        finally:
-            self.release()
+        content, size_bytes = self._content(), self.entry.size
+        count = len(content) // size_bytes
+        found = bisect_left(
+            range(count), position, key=lambda number: int(_POSITION.unpack_from(content, number * size_bytes)[0])
+        )
+        return int(_OFFSET.unpack_from(content, found * size_bytes)[0]) + self.base_offset if found < count else None
 
 
 class TimeIndex(Index):
@@ -193,15 +209,16 @@ class TimeIndex(Index):
 
     def last(self) -> tuple[int, int]:
         """(largest timestamp, offset); (-1, base offset) while there is none."""
-        try:
-            if not len(self):
-                return -1, self.base_offset
-            timestamp_ms, offset = self._at(len(self) - 1)
-            return timestamp_ms, offset + self.base_offset
-        finally:
-            self.release()
+        last = self.last_entry()
+        return (-1, self.base_offset) if last is None else (int(last[0]), int(last[1]) + self.base_offset)
 
     def offset_before(self, timestamp_ms: int) -> int:
         """An offset up to which every timestamp is ≤ `timestamp_ms`: where to begin a scan for it."""
-        found = self._last_up_to(timestamp_ms - 1, lambda entry: int(entry[0]))
+        found = self._last_up_to(timestamp_ms - 1, _TIMESTAMP)
         return int(found[1]) + self.base_offset if found else self.base_offset
+
+
+_OFFSET = struct.Struct(">i")
+_POSITION = struct.Struct(">4xi")
+_TIMESTAMP = struct.Struct(">q")
+"""One column of an entry, read at the entry's beginning."""

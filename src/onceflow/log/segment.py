@@ -24,7 +24,6 @@ LOG_SUFFIX = ".log"
 SNAPSHOT_SUFFIX = ".snapshot"
 NO_TIMESTAMP = -1
 
-_POSITION_MAX = 2**31 - 1
 _SCAN_BYTES = 16 * 1024
 _SPAN = struct.Struct(">qi11xi")
 _LENGTH_OVERHEAD_BYTES = 12
@@ -138,7 +137,7 @@ class Segment:
 
     def is_indexed_beyond(self, offset_end: int) -> bool:
         """True where the indexes name batches that the log does not have."""
-        indexed = self.offset_index.position_at_most(_POSITION_MAX)
+        indexed = self.offset_index.last_position()
         return (
             indexed > max(0, self.size_bytes - HEADER_BYTES)
             or self.time_index.last()[1] > max(self.base_offset, offset_end - 1)

@@ -31,6 +31,7 @@ NO_OFFSET = -1
 
 _VERSION = 0
 _ENTRIES_PER_READ = 1024
+_LAST_OFFSET = struct.Struct(">18xq")
 
 
 class AbortedTransaction(NamedTuple):
@@ -123,7 +124,6 @@ class TransactionIndex(Index):
     def load_sealed(self) -> None:
         """Counts the entries, which stay in the file."""
         self.count = len(self) if self._disk.exists(self.path) else 0
-        self.release()
 
     def forget(self) -> None:
         """Before the index is built anew."""
@@ -139,22 +139,22 @@ class TransactionIndex(Index):
 
     def last_offset(self) -> int:
         """The last marker's offset; -1 where there is none."""
-        try:
-            return int(self._at(self.count - 1)[3]) if self.count else NO_OFFSET
-        finally:
-            self.release()
+        last = self.last_entry() if self.count else None
+        return int(last[3]) if last else NO_OFFSET
 
     def since(self, offset: int) -> Iterator[AbortedTransaction]:
         """The transactions whose marker is at `offset` or later, in the order of the markers."""
         count, size_bytes = self.count, self.entry.size
-        try:
-            first = bisect_left(range(count), offset, key=lambda number: int(self._at(number)[3]))
-            for number in range(first, count, _ENTRIES_PER_READ):
-                length_bytes = min(_ENTRIES_PER_READ, count - number) * size_bytes
-                block = self._bytes_at(number * size_bytes, length_bytes)
-                yield from map(AbortedTransaction._make, self.entry.iter_unpack(block))
-        finally:
-            self.release()
+        if not count:
+            return
+        content = self._content()
+        first = bisect_left(
+            range(count), offset, key=lambda number: int(_LAST_OFFSET.unpack_from(content, number * size_bytes)[0])
+        )
+        for number in range(first, count, _ENTRIES_PER_READ):
+            # A copy, for entries in memory may grow before the next one is asked for.
+            block = content[number * size_bytes : min(number + _ENTRIES_PER_READ, count) * size_bytes]
+            yield from map(AbortedTransaction._make, self.entry.iter_unpack(block))
 
 
 def aborted_between(indexes: Iterable[TransactionIndex], offset_begin: int, offset_end: int) -> list[tuple[int, int]]:

@@ -223,6 +223,9 @@ class _FaultyFile:
         self._require_power()
         return self._file.read(size_bytes, position)
 
+    def mapped(self) -> memoryview:
+        return memoryview(self.read(self.size_bytes(), 0))
+
     def write(self, data: Buffer, position: int) -> int:
         with self._disk._lock:
             self._require_power()
