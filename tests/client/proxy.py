@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from onceflow.client.addresses import Address
 from onceflow.wire import apis, fetch
+from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import RequestHeader, decode_request, decode_response, encode_response, read_request_header
 
 NOT_LEADER = 6
@@ -20,7 +21,8 @@ NOT_LEADER = 6
 class FaultyProxy:
     """Forwards between a client and `upstream`; `faults` are used up in order, each by the first request of its API.
 
-    Faults: "close" the connection instead of answering, "silent": never answer, "not_leader": the partition's error.
+    Faults: "close" the connection instead of answering, "silent": never answer, "not_leader": the partition's error,
+    "not_coordinator": the error of a commit to a broker that was the group's coordinator once.
     With `cut_batches` a fetch gets exactly the bytes asked for, as from a broker older than KIP-74.
     """
 
@@ -30,6 +32,7 @@ class FaultyProxy:
         self.cut_batches = False
         self.asked_bytes: list[int] = []
         self.isolation_levels: list[int] = []
+        self.coordinators_asked = 0
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._listener.bind(("127.0.0.1", port))
@@ -103,6 +106,10 @@ class FaultyProxy:
             return self._with_own_address(header, answer)
         if header.api.key == apis.FETCH:
             return self._spoiled_fetch(header, request, answer, fault)
+        if header.api.key == apis.FIND_COORDINATOR:
+            return self._as_coordinator(header, answer)
+        if fault == "not_coordinator":
+            return _moved_away(header, answer)
         return struct.pack(">i", len(answer)) + answer
 
     def _with_own_address(self, header: RequestHeader, answer: bytes) -> bytes:
@@ -113,6 +120,18 @@ class FaultyProxy:
         return encode_response(
             apis.METADATA, header.version, correlation_id, dataclasses.replace(payload, brokers=brokers)
         )
+
+    def _as_coordinator(self, header: RequestHeader, answer: bytes) -> bytes:
+        self.coordinators_asked += 1
+        correlation_id, payload = decode_response(header.api.key, header.version, answer)
+        own = {"host": self.address.host, "port": self.address.port}
+        if hasattr(payload, "coordinators"):
+            found = dataclasses.replace(
+                payload, coordinators=tuple(dataclasses.replace(each, **own) for each in payload.coordinators)
+            )
+        else:
+            found = dataclasses.replace(payload, **own)
+        return encode_response(header.api.key, header.version, correlation_id, found)
 
     def _spoiled_fetch(self, header: RequestHeader, request: bytes, answer: bytes, fault: str | None) -> bytes:
         asked = fetch.parse_request(memoryview(request), header).topics[0][1][0]
@@ -133,6 +152,22 @@ class FaultyProxy:
         )
         pieces = fetch.encode_response(header.version, response.correlation_id, [(got.topic, [spoiled])])
         return bytes(records).join(pieces) if len(records) else pieces[0]
+
+
+def _moved_away(header: RequestHeader, answer: bytes) -> bytes:
+    """The answer to an OffsetCommit with every partition refused."""
+    correlation_id, payload = decode_response(header.api.key, header.version, answer)
+    topics = tuple(
+        dataclasses.replace(
+            topic,
+            partitions=tuple(
+                dataclasses.replace(each, error_code=ErrorCode.not_coordinator) for each in topic.partitions
+            ),
+        )
+        for topic in payload.topics
+    )
+    spoiled = dataclasses.replace(payload, topics=topics)
+    return encode_response(header.api.key, header.version, correlation_id, spoiled)
 
 
 def _receive_frame(source: socket.socket) -> bytes | None:

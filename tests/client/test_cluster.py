@@ -86,6 +86,19 @@ def test_group_offsets_survive_another_cluster_object(cluster: Cluster, bootstra
         assert other.committed_offsets(topic, topic) == {0: 7, 2: 0}
 
 
+def test_a_coordinator_that_moved_is_found_again(proxy: FaultyProxy, topic: str) -> None:
+    """Mission C10."""
+    with Cluster(str(proxy.address)) as cluster:
+        cluster.create_topic(topic, 1)
+        cluster.commit_offsets(topic, topic, {0: 1})
+        assert cluster.committed_offsets(topic, topic) == {0: 1}
+        assert proxy.coordinators_asked == 1
+        proxy.faults = [(apis.OFFSET_COMMIT, "not_coordinator")] * 2
+        cluster.commit_offsets(topic, topic, {0: 2})
+        assert proxy.coordinators_asked == 3
+        assert cluster.committed_offsets(topic, topic) == {0: 2}
+
+
 # Fetches
 
 

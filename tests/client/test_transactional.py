@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.errors import InvalidTransaction, ProducerFenced, RequestRefused
 from onceflow.client.records import read_records
 from onceflow.client.transactional import TransactionalProducer
+from onceflow.testing import Broker
 from onceflow.wire.codecs import Codec
 
 
@@ -154,6 +156,55 @@ def test_a_resumed_transaction_that_was_fenced_says_so(bootstrap: str, cluster: 
     resumed.close()
     first.close()
     assert visible(cluster, topic) == []
+
+
+def test_a_resumed_transaction_that_timed_out_says_so() -> None:
+    with Broker(settings={"transaction.abort.timed.out.transaction.cleanup.interval.ms": 20}) as broker:
+        broker.create_topic("clicks")
+        first = TransactionalProducer(broker.bootstrap_servers, "job", transaction_timeout_ms=50)
+        first.begin()
+        first.send("clicks", b"x", partition=0)
+        first.flush()
+        with Cluster(broker.bootstrap_servers) as cluster:
+            while Admin(cluster).describe_transaction("job").state != "CompleteAbort":
+                time.sleep(0.01)
+            resumed = TransactionalProducer.resume(broker.bootstrap_servers, "job", first.producer_id, first.epoch)
+            with pytest.raises(ProducerFenced, match="its transaction timed out and was aborted"):
+                resumed.commit()
+            assert visible(cluster, "clicks") == []
+        resumed.close()
+        first.close()
+
+
+def test_a_transaction_is_resumed_as_often_as_it_takes_and_ends_once(
+    bootstrap: str, cluster: Cluster, topic: str
+) -> None:
+    """Who resumed it may be killed, too, and not know whether its commit arrived."""
+    cluster.create_topic(topic, 1)
+    first = TransactionalProducer(bootstrap, topic)
+    first.begin()
+    first.send(topic, b"x", partition=0)
+    first.flush()
+    for _ in range(2):
+        with TransactionalProducer.resume(bootstrap, topic, first.producer_id, first.epoch) as resumed:
+            resumed.commit()
+            with pytest.raises(InvalidTransaction, match="the producer is closed"):
+                resumed.commit()
+    with (
+        TransactionalProducer.resume(bootstrap, topic, first.producer_id, first.epoch) as resumed,
+        pytest.raises(InvalidTransaction, match="it has ended already"),
+    ):
+        resumed.abort()
+    with TransactionalProducer.resume(bootstrap, topic, first.producer_id, first.epoch):
+        """Leaving without a word ends nothing: that is not this process's to decide."""
+    first.close()
+    with (
+        TransactionalProducer(bootstrap, topic) as other,
+        TransactionalProducer.resume(bootstrap, topic, other.producer_id, other.epoch) as resumed,
+        pytest.raises(InvalidTransaction, match="it has ended already, or never began"),
+    ):
+        resumed.commit()
+    assert visible(cluster, topic) == [b"x"]
 
 
 def test_after_a_failure_only_an_abort_is_possible_and_then_all_is_well(

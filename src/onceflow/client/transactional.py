@@ -106,7 +106,9 @@ class TransactionalProducer:
         """Another process's transaction, to be ended by `commit()` or `abort()`; nothing is fenced by this.
 
         That process has called `flush()` and kept `producer_id` and `epoch`. If the transaction has timed out since,
-        `commit` raises ProducerFenced: what it wrote was aborted, and the work has to be done again.
+        `commit` raises ProducerFenced: what it wrote was aborted, and the work has to be done again. Ending it once
+        more in the same way succeeds, so that whoever was killed in between may repeat it; ending it otherwise, or
+        what never began, raises InvalidTransaction. Leaving the context without either ends nothing.
         """
         resumed = cls.__new__(cls)
         resumed._prepare(bootstrap, transactional_id, timeout_ms, Codec.NONE, BATCH_BYTES)

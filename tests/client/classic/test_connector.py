@@ -24,6 +24,7 @@ from onceflow.client.classic.topic_filter import InvalidFilter
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import BrokerUnreachable
 from onceflow.client.transactional import TransactionalProducer
+from onceflow.testing import Broker
 
 Message = MessageAndMetadata[Any, Any]
 
@@ -196,6 +197,25 @@ def test_a_filter_picks_up_topics_made_later(bootstrap: str, topic: str) -> None
             assert {name for name, _ in stream.owned} == {f"{topic}-a", f"{topic}-b"}
 
 
+def test_a_blacklist_follows_all_other_topics_in_several_streams() -> None:
+    with Broker() as broker, Cluster(broker.bootstrap_servers) as cluster:
+        config = settings(broker.bootstrap_servers, "group", topic_metadata_refresh_interval_ms=50)
+        with ConsumerConnector(config) as connector:
+            streams = connector.create_message_streams_by_filter(Blacklist("secret.*"), 2)
+            readers = [Reader(stream) for stream in streams]
+            for name in ("clicks", "secrets", "views"):
+                cluster.create_topic(name, 2)
+                produce(broker.bootstrap_servers, name, [("0", f"{name} 0"), ("1", f"{name} 1")])
+            wait_until(lambda: sum(len(reader.messages) for reader in readers) >= 4)
+            assert [len(stream.owned) for stream in streams] == [2, 2]
+        for reader in readers:
+            reader.thread.join(30)
+    assert {(each.topic, each.partition) for reader in readers for each in reader.messages} == {
+        (name, partition) for name in ("clicks", "views") for partition in (0, 1)
+    }
+    assert "secrets" not in {name for stream in streams for name, _ in stream.owned}
+
+
 def test_a_stream_that_nobody_reads_holds_up_no_other(bootstrap: str, topic: str) -> None:
     with Cluster(bootstrap) as cluster:
         cluster.create_topic(topic, 2)
@@ -227,6 +247,8 @@ def test_what_cannot_be_is_refused(bootstrap: str, where: str) -> None:
             ConsumerConnector({"metadata.broker.list": bootstrap, "auto.offset.rest": "smallest"})
         with pytest.raises(InvalidSetting, match=r"metadata\.broker\.list is needed"):
             ConsumerConnector({})
+        with pytest.raises(InvalidSetting, match=r"librdkafka refuses .*ssl\.nothing"):
+            ConsumerConnector({**settings(bootstrap, "group"), "ssl.nothing": "1"})
     elif where == "streams":
         with (
             ConsumerConnector(settings(bootstrap, "group")) as connector,

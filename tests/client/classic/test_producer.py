@@ -168,9 +168,15 @@ def test_the_callbacks_come_in_their_order(bootstrap: str, made: str) -> None:
 
 def test_an_async_producer_sends_when_the_queue_time_is_over(bootstrap: str, made: str) -> None:
     sent = threading.Event()
+    stages: list[object] = []
 
     class Sent(CallbackHandler):
+        def after_dequeuing_existing_data(self, message: KeyedMessage[Any, Any] | None) -> Messages:
+            stages.append(message and message.message)
+            return super().after_dequeuing_existing_data(message)
+
         def before_sending_data(self, messages: Messages) -> Messages:
+            stages.append([each.message for each in messages])
             sent.set()
             return messages
 
@@ -178,6 +184,9 @@ def test_an_async_producer_sends_when_the_queue_time_is_over(bootstrap: str, mad
     with Producer(config) as producer:
         producer.send(KeyedMessage(made, "alone", "k"))
         assert sent.wait(10)
+    first = stages.index("alone")
+    assert stages[first : first + 3] == ["alone", None, ["alone"]]
+    assert set(map(str, stages[:first])) <= {"None"}, "a wait that ends without a message sends nothing"
     assert [value for _, _, value in written(bootstrap, made)] == [b"alone"]
 
 
@@ -313,6 +322,8 @@ def test_the_default_encoder_takes_bytes_alone(bootstrap: str, made: str) -> Non
         ({"serializer.class": "kafka.serializer.AvroEncoder"}, "one of DefaultEncoder, StringEncoder"),
         ({"serializer.class": "no.such.module:Encoder"}, "cannot be imported"),
         ({"partitioner.class": StringEncoder}, "it has no method partition"),
+        ({"ssl.nothing": "1"}, "librdkafka refuses the producer's settings"),
+        ({"acks": "1", "enable.idempotence": "true"}, "librdkafka refuses the producer's settings"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(bootstrap: str, config: dict[str, Any], sentence: str) -> None:

@@ -97,7 +97,10 @@ class ConsumerConnector:
         self._commits_by_itself = settings["auto.commit.enable"]
         self._commit_interval_s = settings["auto.commit.interval.ms"] / 1000
         self._refresh_interval_s = settings["topic.metadata.refresh.interval.ms"] / 1000
-        self._consumer = Consumer({**security_settings(config), **_librdkafka(settings)}, logger=_log)
+        try:
+            self._consumer = Consumer({**security_settings(config), **_librdkafka(settings)}, logger=_log)
+        except KafkaException as error:
+            raise InvalidSetting(f"librdkafka refuses the consumer's settings: {error.args[0].str()}") from error
         self._streams: list[MessageStream] = []
         self._streams_by_topic: dict[str, list[MessageStream]] | None = None
         self._filter: TopicFilter | None = None

@@ -23,6 +23,7 @@ from onceflow.client.classic.settings import (
     security_settings,
     text,
 )
+from onceflow.client.errors import ProduceFailed
 
 INT_MAX = 2**31 - 1
 ENCODERS = {"DefaultEncoder": DefaultEncoder, "StringEncoder": StringEncoder}
@@ -80,11 +81,14 @@ class Producer:
         self._handler: EventHandler = settings["event.handler"] or DefaultEventHandler(
             settings["partitioner.class"], settings["key.serializer.class"] or self._encoder
         )
-        self._sender = Sender(
-            require(settings, "metadata.broker.list"),
-            {**security_settings(config), **_librdkafka(settings)},
-            timeout_ms=settings["delivery.timeout.ms"],
-        )
+        try:
+            self._sender = Sender(
+                require(settings, "metadata.broker.list"),
+                {**security_settings(config), **_librdkafka(settings)},
+                timeout_ms=settings["delivery.timeout.ms"],
+            )
+        except ProduceFailed as error:
+            raise InvalidSetting(str(error)) from error
         self._handler.init(settings["event.handler.props"])
         self._queue = self._make_queue(settings) if is_async else None
         self._is_open = True
