@@ -1,5 +1,8 @@
 """Options: Spark's names, read at once; what is not understood is refused with the way out."""
 
+import re
+from pathlib import Path
+
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -15,6 +18,11 @@ def test_the_defaults_are_sparks_but_for_the_isolation_level() -> None:
     stream = read_options(LEAST, "stream")
     assert stream == SourceOptions("127.0.0.1:9092", ("clicks",), "latest", "latest", None, True, True)
     assert read_options(LEAST, "batch").starting == "earliest"
+
+
+def test_the_page_has_every_option_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    assert tuple(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)) == NAMES
 
 
 def test_every_option_is_read_in_any_case() -> None:

@@ -1,0 +1,77 @@
+"""Mission A2: the source beside a TCP socket and files in one query; union and join are plain DataFrames."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
+
+from onceflow.client.cluster import Cluster
+
+WITHIN_S = 60
+
+
+@contextlib.contextmanager
+def lines_over_tcp(*lines: str) -> Iterator[int]:
+    """A port where whoever connects gets the lines and then waits."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connected: list[socket.socket] = []
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connected.append(server.accept()[0])
+                    connected[-1].sendall("".join(f"{line}\n" for line in lines).encode())
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+            for each in connected:
+                each.close()
+
+
+def test_union_with_a_socket_and_files_and_a_join_with_a_table(
+    spark: SparkSession,
+    bootstrap: str,
+    cluster: Cluster,
+    topic: str,
+    send: Callable[..., None],
+    tmp_path: Path,
+    checkpoint: Path,
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["ada", "bob"])
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "one.txt").write_text("ada\neve\n")
+    names = spark.createDataFrame([("ada", "Ada Lovelace"), ("bob", "Bob")], "uid string, name string")
+    seen: list[tuple[str, str | None]] = []
+    all_there = threading.Event()
+
+    def keep(frame: DataFrame, batch_id: int) -> None:
+        seen.extend((row.uid, row.name) for row in frame.collect())
+        if len(seen) >= 5:
+            all_there.set()
+
+    with lines_over_tcp("ada") as port:
+        reader = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
+        events = reader.option("subscribe", topic).option("startingOffsets", "earliest").load()
+        lines = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", port).load()
+        texts = spark.readStream.text(str(files))
+        uids = events.select(col("value").cast("string").alias("uid"))
+        uids = uids.union(lines.toDF("uid")).union(texts.toDF("uid"))
+        joined = uids.join(names, "uid", "left").select("uid", names["name"].alias("name"))
+        writer = joined.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(processingTime="100 milliseconds").start()
+        try:
+            assert all_there.wait(WITHIN_S), (seen, query.exception())
+        finally:
+            query.stop()
+    assert sorted(seen, key=str) == [("ada", "Ada Lovelace")] * 3 + [("bob", "Bob"), ("eve", None)]
