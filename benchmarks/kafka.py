@@ -3,7 +3,9 @@
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from onceflow import services
 
@@ -47,7 +49,8 @@ class KafkaProcess:
 
     name = "Apache Kafka " + VERSION
 
-    def __init__(self, directory: Path, classpath: Path) -> None:
+    def __init__(self, directory: Path, classpath: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.settings = settings
         self.port = services.free_port()
         self.directory = directory
         self.classpath = f"{classpath}/*"
@@ -73,7 +76,8 @@ class KafkaProcess:
         """Make the data directory."""
         data = self.directory / "data"
         data.mkdir(parents=True)
-        self._properties.write_text(PROPERTIES.format(port=self.port, controller=services.free_port(), directory=data))
+        text = PROPERTIES.format(port=self.port, controller=services.free_port(), directory=data)
+        self._properties.write_text(text + "".join(f"{name}={value}\n" for name, value in self.settings.items()))
         self._run("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(self._properties)).wait()
 
     def launch(self) -> subprocess.Popen[bytes]:
@@ -92,8 +96,8 @@ class KafkaProcess:
                 [java, "-Xms1g", "-Xmx1g", "-cp", self.classpath, *arguments], stdout=log, stderr=log
             )
 
-    def __enter__(self) -> "KafkaProcess":
-        self.format()
+    def start(self) -> "KafkaProcess":
+        """Start, a second time too after `stop` or `kill`, and wait until it listens."""
         process = self.launch()
         deadline = time.monotonic() + 60
         while not services.answers(self.port):
@@ -103,7 +107,19 @@ class KafkaProcess:
             time.sleep(0.1)
         return self
 
+    def stop(self) -> None:
+        """SIGTERM, and wait for the clean end."""
+        self.process.terminate()
+        self.process.wait(timeout=60)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> "KafkaProcess":
+        self.format()
+        return self.start()
+
     def __exit__(self, *_: object) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(timeout=60)
+        self.stop()

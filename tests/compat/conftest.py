@@ -15,8 +15,8 @@ CLIENT_VERSIONS = (kafka.VERSION, "3.9.1")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Every test of this folder runs under `make compat` alone."""
-    if item.path.is_relative_to(Path(__file__).parent):
+    """Every test of this folder runs under `make compat` alone, or under `make campaign` where it is long."""
+    if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("campaign") is None:
         item.add_marker(pytest.mark.compat)
 
 

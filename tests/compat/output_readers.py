@@ -1,0 +1,117 @@
+"""Readers of a topic with a value for each (partition, offset): Kafka's ConsoleConsumer and librdkafka's consumer."""
+
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from tests.compat.copiers import END_SECONDS, JavaTool
+
+Position = tuple[int, int]
+Read = list[tuple[Position, int]]
+
+
+class ConsoleReader(JavaTool):
+    """ConsoleConsumer in a group of its own, reading the committed while it is written."""
+
+    def __init__(self, bootstrap: str, topic: str, jars: Path, directory: Path) -> None:
+        shown = [word for name in ("partition", "offset") for word in ("--property", f"print.{name}=true")]
+        where = ("--bootstrap-server", bootstrap, "--topic", topic, "--group", "concurrent", "--from-beginning")
+        arguments = (*where, "--isolation-level", "read_committed", *shown)
+        super().__init__("concurrent", jars, directory, "consumer.ConsoleConsumer", *arguments)
+
+    @property
+    def count(self) -> int:
+        return self.printed.read_bytes().count(b"\n")
+
+    @property
+    def read(self) -> Read:
+        """In the order it came."""
+        rows = [line.split("\t") for line in self.printed.read_text().splitlines()]
+        return [((int(row[0].partition(":")[2]), int(row[1].partition(":")[2])), int(row[2])) for row in rows]
+
+
+def open_consumer(bootstrap: str, topic: str, partitions: int, isolation: str) -> Consumer:
+    """From the beginning of every partition, told where each ends."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"reader-{isolation}",
+            "isolation.level": isolation,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "reconnect.backoff.max.ms": 500,
+            "log_level": 0,
+        }
+    )
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    return consumer
+
+
+class UncommittedReader(threading.Thread):
+    """Reads everything as it is written, through every restart of the broker."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        super().__init__()
+        self.read: Read = []
+        self.error: KafkaError | None = None
+        self._consumer = open_consumer(bootstrap, topic, partitions, "read_uncommitted")
+        self._end = threading.Event()
+
+    def run(self) -> None:
+        while not self._end.is_set():
+            self._take(self._consumer.consume(1000, timeout=0.1))
+        self._consumer.close()
+
+    def _take(self, messages: list[Message]) -> None:
+        for message in messages:
+            error = message.error()
+            if error is None:
+                self.read.append(((message.partition(), message.offset()), int(message.value())))
+            elif error.code() not in (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+                self.error = error
+
+    def finish(self) -> Read:
+        """What it has read; whoever calls has seen that it has all."""
+        self._end.set()
+        self.join()
+        assert self.error is None, self.error
+        return self.read
+
+
+def read_to_end(bootstrap: str, topic: str, partitions: int, isolation: str) -> tuple[Read, dict[int, int]]:
+    """All there is for this isolation, and where each partition ends for it."""
+    consumer = open_consumer(bootstrap, topic, partitions, isolation)
+    read: Read = []
+    ends: dict[int, int] = {}
+    try:
+        deadline = time.monotonic() + END_SECONDS
+        while len(ends) < partitions:
+            assert time.monotonic() < deadline, f"{isolation}: of {partitions} partitions only {sorted(ends)} ended"
+            for message in consumer.consume(1000, timeout=0.1):
+                if message.error() is None:
+                    read.append(((message.partition(), message.offset()), int(message.value())))
+                    continue
+                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                ends[message.partition()] = message.offset()
+    finally:
+        consumer.close()
+    return read, ends
+
+
+def by_partition(read: Read) -> dict[int, list[int]]:
+    """The values of each partition in the order they came, having seen that no offset came twice or backwards."""
+    values: dict[int, list[int]] = {}
+    last: dict[int, int] = {}
+    for (partition, offset), value in read:
+        assert offset > last.get(partition, -1), (partition, last[partition], offset)
+        last[partition] = offset
+        values.setdefault(partition, []).append(value)
+    return values
+
+
+def twice(read: Read) -> list[int]:
+    """Values that came more than once."""
+    return [value for value, count in Counter(value for _, value in read).items() if count > 1]

@@ -1,0 +1,60 @@
+"""Kafka's test of transactions with its own copier: whatever is bounced, the output is the input, once, in order."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from benchmarks import kafka
+from onceflow.testing import BrokerProcess
+from tests.compat.conftest import kafka_jars, tool
+from tests.compat.transactional_copy import BROKER_BOUNCES_AT, CLIENT_BOUNCES, SOONER, Cell, Copy, Figures
+
+CELLS = [
+    Cell(hard, bounced, ordered, group_metadata)
+    for hard, bounced, ordered, group_metadata in itertools.product(
+        (True, False), ("broker", "clients"), (True, False), (True, False)
+    )
+]
+GROUP_CELLS = [Cell(True, bounced, False, True, group_mode=True) for bounced in ("broker", "clients")]
+CELLS_ON_KAFKA = [cell for cell in CELLS if cell.hard and cell.group_metadata and not cell.ordered]
+SMALL_CELLS = [
+    Cell(True, "broker", False, True, messages=6000, transaction_size=100),
+    Cell(True, "clients", True, False, messages=6000, transaction_size=100),
+]
+
+
+@pytest.fixture
+def jars() -> Path:
+    tool("java", "apt install default-jdk-headless")
+    return kafka_jars(kafka.VERSION)
+
+
+def copy(cell: Cell, jars: Path, directory: Path) -> Figures:
+    options = [word for name, value in SOONER.items() for word in ("--" + name.replace(".", "-"), value)]
+    with BrokerProcess(directory / "data", 0, *options) as broker:
+        return Copy(cell, broker, jars, directory).run()
+
+
+@pytest.mark.parametrize("cell", SMALL_CELLS, ids=lambda cell: cell.name)
+def test_a_short_copy(cell: Cell, jars: Path, tmp_path: Path) -> None:
+    figures = copy(cell, jars, tmp_path)
+    print(figures)
+    assert figures.bounces > 0 and figures.committed > 0, figures
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("cell", CELLS + GROUP_CELLS, ids=lambda cell: cell.name)
+def test_the_whole_copy(cell: Cell, jars: Path, tmp_path: Path) -> None:
+    figures = copy(cell, jars, tmp_path)
+    print(figures)
+    bounces = len(BROKER_BOUNCES_AT) if cell.bounced == "broker" else CLIENT_BOUNCES * cell.copiers
+    assert figures.aborted > 0 and figures.bounces in range(1 if cell.group_mode else bounces, bounces + 1), figures
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("cell", CELLS_ON_KAFKA, ids=lambda cell: cell.name)
+def test_the_whole_copy_on_apache_kafka(cell: Cell, jars: Path, tmp_path: Path) -> None:
+    """What is asked of ours is not more than what Kafka does."""
+    with kafka.KafkaProcess(tmp_path / "kafka", jars, SOONER) as broker:
+        print("Apache Kafka:", Copy(cell, broker, jars, tmp_path).run())
