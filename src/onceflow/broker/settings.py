@@ -403,7 +403,8 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "socket.send.buffer.bytes",
             "socket_send_buffer_bytes",
             _SOCKET_BUFFER,
-            "The sockets' send buffer; -1 leaves it to the operating system. Kafka's default is 102400.",
+            "The sockets' send buffer; -1 leaves it to the operating system, which lets it grow. Raise it, or give -1,"
+            " for consumers so far away that so many bytes are less than a round trip's.",
         ),
         Setting(
             "socket.receive.buffer.bytes",
