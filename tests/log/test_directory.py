@@ -196,3 +196,23 @@ def test_a_power_cut_of_a_new_log(seed: int, is_written: bool, scratch: Path) ->
     assert values(opened()) == [*sent, b"b"]
     assert (scratch / "t-0" / "partition.metadata").read_text() == f"version: 0\ntopic_id: {encode_uuid(topic_id)}"
     assert (scratch / "t-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"
+
+
+def test_what_was_closed_before_it_was_written_keeps_its_first_record(scratch: Path) -> None:
+    """A clean stop of an empty log syncs none of its names: the first record after the next start has to."""
+    disk = FaultyDisk(scratch)
+    open_log(scratch / "t-0", disk=disk).close()
+    log = open_log(scratch / "t-0", disk=disk, clean=True)
+    log.append(batch(b"a"))
+    sync(log)
+    disk.crash(0, drop_all=True)
+    assert values(open_log(scratch / "t-0", disk=disk)) == [b"a"]
+
+
+def test_epochs_that_are_not_this_nodes_are_written_anew(scratch: Path) -> None:
+    log = open_log(scratch / "t-0")
+    log.append(batch(b"a"))
+    log.close()
+    (scratch / "t-0" / "leader-epoch-checkpoint").write_text("0\n1\n0  \n")
+    assert values(open_log(scratch / "t-0")) == [b"a"]
+    assert (scratch / "t-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"

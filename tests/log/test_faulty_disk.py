@@ -141,3 +141,42 @@ def test_the_manual_clock_stands_still() -> None:
     clock = ManualClock(5)
     clock.advance_ms(1500)
     assert (clock.now_ms(), clock.monotonic()) == (1505, 1.5)
+
+
+def test_an_unsynced_write_to_a_log_may_survive_with_a_bit_flipped(root: Path) -> None:
+    def change(name: str) -> set[object]:
+        found = set()
+        for seed in range(300):
+            (root / name).unlink(missing_ok=True)
+            disk = FaultyDisk(root)
+            write_file(disk, root / name, b"old")
+            disk.sync_directory(root)
+            disk.open(root / name).write(b"NEW", 0)
+            disk.crash(seed)
+            found.add((root / name).read_bytes())
+        return found
+
+    assert {b"old", b"NEW", b"OEW"} <= change("0.log")
+    assert b"OEW" not in change("meta.properties")
+
+
+def test_a_full_disk_creates_nothing(root: Path) -> None:
+    disk = FaultyDisk(root)
+    disk.space_bytes = 0
+    with pytest.raises(OSError, match="no space left"):
+        disk.open(root / "new", create=True)
+    with pytest.raises(OSError, match="no space left"):
+        disk.make_directory(root / "directory")
+    assert disk.names(root) == ["old"]
+    disk.space_bytes = 1
+    disk.open(root / "new", create=True)
+
+
+def test_a_directory_that_cannot_be_synced_keeps_nothing_for_sure(root: Path) -> None:
+    disk = FaultyDisk(root)
+    disk.fail_next_directory_syncs()
+    write_file(disk, root / "new", b"content")
+    with pytest.raises(OSError, match="could not sync a directory"):
+        disk.sync_directory(root)
+    disk.crash(0, drop_all=True)
+    assert disk.names(root) == ["old"]

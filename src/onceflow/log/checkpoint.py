@@ -42,7 +42,8 @@ def new_checkpoints(disk: Disk, directory: Path, topic_id: UUID | None) -> None:
 
 
 def check_checkpoints(disk: Disk, directory: Path, names: Sequence[str], topic_id: UUID | None) -> None:
-    """Writes again what is missing or torn of these files in a directory where there are `names`.
+    """Writes again what is missing or torn of these files in a directory where there are `names`, and epochs that are
+    not this node's, for nothing is lost with them.
 
     Raises DataDirectoryRefused where the directory is of a topic with another id.
     """
@@ -50,7 +51,7 @@ def check_checkpoints(disk: Disk, directory: Path, names: Sequence[str], topic_i
         found = read_file(disk, directory / name) if name in names else b""
         if found.strip() == wanted.strip():
             continue
-        if not wanted.startswith(found.rstrip(b"\0")):
+        if name == _METADATA_FILE and not wanted.startswith(found.rstrip(b"\0")):
             raise DataDirectoryRefused(
                 f"{directory / name} says {found.decode(errors='replace')!r}, the topic's is {wanted.decode()!r}; move"
                 " the directory of the other topic away"

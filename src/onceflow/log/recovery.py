@@ -46,7 +46,7 @@ class Loaded:
     removed_bytes: int = 0
     """What recovery cut off: a torn tail, or damage and all that followed it."""
     is_new: bool = False
-    """Whether the log was made now and no name of it is durable."""
+    """Whether no name of it may be durable: it was made now, or closed before anything was written to it."""
     is_closed: bool = False
     """Whether everything is on the disk that closing the log would write."""
 
@@ -112,7 +112,7 @@ class Loader:
         if not active.size_bytes and not active.base_offset and not self._log_start_offset:
             # What was never written has no indexes and no producers.
             active.forget_indexes()
-            return Loaded(segments, 0, self._producers, 0, is_closed=True)
+            return Loaded(segments, 0, self._producers, 0, is_new=True, is_closed=True)
         if not all(segment.indexes_are_sane() for segment in segments[:-1]) or not active.load_active():
             return None
         for segment in segments[:-1]:

@@ -48,7 +48,7 @@ class SyncPoint:
     max_timestamp: tuple[int, int]
     """(timestamp, last offset of its batch) of the latest batch below `offset_end`."""
     is_first: bool = False
-    """Whether the log is new: neither its files' names nor its own is durable."""
+    """Whether the log is new: neither its files' names nor its own need be durable."""
     kept_seals: int = 0
     """After `run`: how many of the last seals the next round has to finish."""
     is_durable: bool = True

@@ -12,6 +12,8 @@ from typing_extensions import Buffer
 
 from onceflow.log.disk import File, RealDisk
 
+FLIPPED_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
+
 
 class PowerCut(Exception):
     """The machine is off: every change on a `FaultyDisk` raises this from the cut until `crash` or `kill`."""
@@ -29,9 +31,9 @@ class _FileNode:
             _apply(self.durable, position, data)
         self.pending.clear()
 
-    def crash(self, seed: random.Random, drop_all: bool) -> None:
+    def crash(self, seed: random.Random, drop_all: bool, *, may_flip: bool) -> None:
         for position, data in [] if drop_all else _survivors(seed, self.pending):
-            _apply(self.durable, position, data if data is None else _torn(seed, data))
+            _apply(self.durable, position, data if data is None else _torn(seed, data, may_flip=may_flip))
         self.pending.clear()
 
 
@@ -57,8 +59,11 @@ class _DirectoryNode:
             _rename(self.durable, changes)
         self.live = dict(self.durable)
         self.pending.clear()
-        for node in self.live.values():
-            node.crash(seed, drop_all)
+        for name, node in self.live.items():
+            if isinstance(node, _FileNode):
+                node.crash(seed, drop_all, may_flip=name.endswith(FLIPPED_SUFFIXES))
+            else:
+                node.crash(seed, drop_all)
 
 
 _Node: TypeAlias = _FileNode | _DirectoryNode
@@ -72,7 +77,8 @@ class FaultyDisk:
     survive: a file's bytes and length as of its last `sync_data`, a directory's names as of its last
     `sync_directory`; one does not do the other's work. `crash` puts `root` into a state that a power cut could have
     left: of the unsynced writes, truncations, creations, renames and removals none, all, the first few or any
-    selection, and of a surviving write perhaps a first part or zeros only.
+    selection, and of a surviving write perhaps a first part, zeros only, or all with one bit flipped. A bit is flipped
+    only in a log's own files (`FLIPPED_SUFFIXES`): a small text file is one sector, which is there or not.
     """
 
     def __init__(self, root: Path) -> None:
@@ -84,10 +90,11 @@ class FaultyDisk:
         self._off = False
         self._operations_left: int | None = None
         self._sync_failures = 0
+        self._directory_sync_failures = 0
         self.operations = 0
         """How many changes and syncs there have been; `cut_power_after` counts the same."""
         self.space_bytes: int | None = None
-        """How many more bytes can be written before ENOSPC; None: any number."""
+        """How many more bytes can be written before ENOSPC; at 0 nothing can be created either. None: any number."""
         self.ignores_sync_data = False
         """A file's sync does nothing: what a test shows with this, it would show of a forgotten fdatasync."""
         self.ignores_sync_directory = False
@@ -99,6 +106,19 @@ class FaultyDisk:
     def fail_next_syncs(self, count: int = 1) -> None:
         """The next `count` file syncs raise EIO and, as a kernel does, forget the writes that they were for."""
         self._sync_failures = count
+
+    def fail_next_directory_syncs(self, count: int = 1) -> None:
+        """The next `count` directory syncs raise EIO; what they were for may still survive a crash, or not."""
+        self._directory_sync_failures = count
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the power is cut: what a broker still says has reached nobody."""
+        return self._off
+
+    def durable_bytes(self, path: Path) -> int:
+        """How many bytes of a file are durable; each of them can be damaged by `flip_bit`."""
+        return len(self._file(path).durable)
 
     def flip_bit(self, path: Path, position: int, bit: int = 0) -> None:
         """Damages a durable byte."""
@@ -131,6 +151,7 @@ class FaultyDisk:
             name, parent = path.name, self._directory(path.parent)
             if create and name not in parent.live:
                 self._step()
+                self._require_room()
                 parent.change({name: _FileNode()})
             return _FaultyFile(self, self._disk.open(path, create=create), self._file(path))
 
@@ -146,6 +167,7 @@ class FaultyDisk:
     def make_directory(self, path: Path) -> None:
         with self._lock:
             self._step()
+            self._require_room()
             self._disk.make_directory(path)
             self._directory(path.parent).change({path.name: _DirectoryNode()})
 
@@ -175,7 +197,14 @@ class FaultyDisk:
             self._step()
             if path == self._root.parent or self.ignores_sync_directory:
                 return
+            if self._directory_sync_failures:
+                self._directory_sync_failures -= 1
+                raise OSError(errno.EIO, "the faulty disk could not sync a directory")
             self._directory(path).sync()
+
+    def _require_room(self) -> None:
+        if self.space_bytes == 0:
+            raise OSError(errno.ENOSPC, "no space left on the faulty disk")
 
     def _step(self) -> None:
         """One change or sync is about to happen."""
@@ -278,13 +307,17 @@ def _survivors(seed: random.Random, pending: list[_Change]) -> list[_Change]:
             return [change for change in pending if seed.random() < 0.5]
 
 
-def _torn(seed: random.Random, data: bytes) -> bytes:
-    """A surviving write: mostly whole, sometimes a first part, sometimes its length alone."""
+def _torn(seed: random.Random, data: bytes, *, may_flip: bool) -> bytes:
+    """A surviving write: mostly whole, sometimes a first part, its length alone, or whole with one bit flipped."""
     match seed.randrange(8):
         case 0:
             return data[: seed.randrange(len(data) + 1)]
         case 1:
             return bytes(len(data))
+        case 2 if data and may_flip:
+            flipped = bytearray(data)
+            flipped[seed.randrange(len(data))] ^= 1 << seed.randrange(8)
+            return bytes(flipped)
         case _:
             return data
 
