@@ -26,6 +26,20 @@ def test_every_option_says_what_it_is_for(words: tuple[str, ...]) -> None:
     assert not silent
 
 
+PRINT_NO_RESULT = {("broker",), ("dashboard",), ("produce",)}
+PRINT_RECORDS = {("consume",)}
+"""Their --format has json."""
+
+
+def test_every_result_can_be_had_as_json() -> None:
+    without = {
+        path[1:]
+        for path, command in reference.commands(onceflow, ("onceflow",))
+        if not isinstance(command, click.Group) and not any("--json" in option.opts for option in command.params)
+    }
+    assert without == PRINT_NO_RESULT | PRINT_RECORDS
+
+
 def shown_commands(page: Path) -> list[str]:
     """The `onceflow …` lines of a page's code blocks, continued lines joined, comments and pipes cut away."""
     blocks = re.findall(r"```(?:console|sh|bash|shell)\n(.*?)```", page.read_text(), re.DOTALL)

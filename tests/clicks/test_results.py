@@ -1,6 +1,8 @@
 """The read model as its readers see it: in Python, and by `onceflow clicks` and `onceflow dead`."""
 
 import base64
+import csv
+import io
 import json
 from collections.abc import Callable
 
@@ -10,7 +12,15 @@ from click.testing import CliRunner, Result
 
 from onceflow.cli import onceflow
 from onceflow.clicks import results
-from onceflow.clicks.results import DeadPointer, HistoryEntry, Lag, NothingCounted, RedisUnreachable, Results
+from onceflow.clicks.results import (
+    DeadPointer,
+    HistoryEntry,
+    Lag,
+    NeverStill,
+    NothingCounted,
+    RedisUnreachable,
+    Results,
+)
 from onceflow.client.cluster import Cluster
 from onceflow.services import free_port
 from onceflow.spark.redis_address import RedisAddressInvalid
@@ -110,6 +120,47 @@ def test_clicks_for_people_and_programs(redis_server: RedisProcess, hash_key: st
     assert ("has no event that counts" in nobody.stdout, nobody.exit_code) == (True, 1)
     assert json.loads(run("clicks", "mallory", "--json", *where).stdout) == {"uid": "mallory", "clicks": None}
     assert "nothing counted yet" in run("clicks", "--redis", redis_server.url, "--hash-key", "none").stdout
+
+
+def test_every_user_goes_into_a_file(redis_server: RedisProcess, hash_key: str) -> None:
+    """Mission A7: exported for offline statistics."""
+    count(redis_server.url, hash_key, "t", GOOD_AND_BAD)
+    where = ["--redis", redis_server.url, "--hash-key", hash_key]
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.hset(hash_key, 'comma, "quote"\nand é', "5")
+    as_csv = run("clicks", *where, "--export", "csv")
+    expected = [("bob", 8), ('comma, "quote"\nand é', 5), ("ada", 3), ("eve", 0)]
+    rows = list(csv.reader(io.StringIO(as_csv.stdout)))
+    assert rows == [["uid", "clicks"], *([uid, str(clicks)] for uid, clicks in expected)]
+    assert as_csv.stderr == "4 users as micro-batch 1 left them, " + '{"t": {"0": 4, "1": 5}}\n'
+    lines = run("clicks", *where, "--export", "jsonl").stdout.splitlines()
+    assert [(row["uid"], row["clicks"]) for row in map(json.loads, lines)] == expected
+    for more in (["ada"], ["--top", "10"], ["--json"]):
+        assert run("clicks", *where, "--export", "csv", *more).exit_code == 2
+    empty = run("clicks", "--redis", redis_server.url, "--hash-key", "none", "--export", "csv")
+    assert (empty.stdout, type(empty.exception)) == ("", NothingCounted)
+
+
+def test_a_file_is_of_one_micro_batch(
+    redis_server: RedisProcess, hash_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "STANDSTILL_PAUSE_S", 0)
+    count(redis_server.url, hash_key, "t", GOOD_AND_BAD, complete="0")
+    with Results(redis_server.url, hash_key) as reading, redis.Redis.from_url(redis_server.url) as client:
+        with pytest.raises(NeverStill, match="no micro-batch stood complete"):
+            reading.users()
+        looks = iter([(2, "0"), (3, "1"), (4, "1"), (4, "1"), (4, "1")])
+        look = reading.require_marker
+
+        def moving() -> results.MarkerView:
+            batch, complete = next(looks)
+            client.hset(reading.keys.marker, mapping={"batch": batch, "complete": complete})
+            client.hset(hash_key, "ada", batch)
+            return look()
+
+        monkeypatch.setattr(reading, "require_marker", moving)
+        marker, users = reading.users()
+    assert (marker.batch, users["ada"], next(looks, None)) == (4, 4, None)
 
 
 def test_dead_reads_the_events_from_the_log(

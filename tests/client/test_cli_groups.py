@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Consumer
 
+from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -33,6 +34,26 @@ def test_list_shows_groups_and_filters_by_state(run: Run, group: str) -> None:
     assert [group, "Empty"] in [line.split() for line in run("group", "list").stdout.splitlines()]
     assert group not in run("group", "list", "--state", "Stable").stdout
     assert group in run("group", "list", "--state", "Empty", "--state", "Stable").stdout
+
+
+def test_list_tells_the_lag_and_who_is_behind_most_comes_first(
+    run: Run, bootstrap: str, cluster: Cluster, group: str
+) -> None:
+    """A group that has read nothing of one topic and all of another, and one whose topic is gone."""
+    cluster.create_topic(f"{group}-2", 1)
+    cluster.commit_offsets(f"{group}-ahead", group, {1: 5})
+    cluster.commit_offsets(f"{group}-behind", group, {0: 0, 1: 0})
+    cluster.commit_offsets(f"{group}-behind", f"{group}-2", {0: 0})
+    cluster.commit_offsets(f"{group}-trimmed", group, {1: 1})
+    Admin(cluster).delete_records(group, {1: 3})
+    listed = json.loads(run("group", "list", "--lag", "--json").stdout)
+    assert [each["lag"] for each in listed] == sorted((each["lag"] for each in listed), reverse=True)
+    ours = {each["group"]: each["lag"] for each in listed if each["group"].startswith(group)}
+    # Offsets 0 to 2 are deleted, so that nobody has more than 3 and 4 to read.
+    assert ours == {group: 2, f"{group}-ahead": 0, f"{group}-behind": 2, f"{group}-trimmed": 2}
+    told = [line.split() for line in run("group", "list", "--lag").stdout.splitlines()]
+    assert told[0] == ["GROUP", "STATE", "LAG"]
+    assert [group, "Empty", "2"] in told
 
 
 def test_describe_tells_the_lag_in_messages_and_seconds(run: Run, group: str) -> None:
@@ -136,7 +157,8 @@ def test_delete_takes_a_topics_offsets_or_the_whole_group(run: Run, cluster: Clu
     cluster.create_topic(f"{group}-2", 1)
     cluster.commit_offsets(group, f"{group}-2", {0: 0})
     assert run("group", "delete", group, stdin="n\n").returncode == 1
-    assert run("group", "delete", group, "--topic", group, "--yes").returncode == 0
+    deleted = run("group", "delete", group, "--topic", group, "--yes", "--json")
+    assert json.loads(deleted.stdout) == {"deleted": [group], "topic": group}
     assert cluster.committed_offsets(group, group) == {}
     assert cluster.committed_offsets(group, f"{group}-2") == {0: 0}
     assert run("group", "delete", group, "--yes").stdout == f"deleted group {group}\n"

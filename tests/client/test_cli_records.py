@@ -128,6 +128,7 @@ def test_one_partition_and_a_count(run: Run, filled: Fill) -> None:
     topic = filled([b"a", b"b", b"c"], partitions=3, partition=1)
     assert run("consume", topic, "--count", "2").stdout == "a\nb\n"
     assert run("consume", topic, "--partition", "1", "--count", "1").stdout == "a\n"
+    assert run("consume", topic, "-o", "+1", "-p", "1", "-n", "1", "-f", "%o %v;").stdout == "1 b;"
     assert run("consume", topic, "--partition", "0", "--partition", "2", "--exit-at-end").stdout == ""
 
 

@@ -34,8 +34,17 @@ def test_the_same_for_programs(run: Run, topic: str) -> None:
     (described,) = json.loads(run("topic", "describe", topic, "--json").stdout)
     assert described["topic_id"] == created["topic_id"]
     assert sum(each["offset_end"] - each["offset_start"] for each in described["partitions"]) == 1
+    altered = run("topic", "alter", topic, "--partitions", "3", "--config", "retention.ms=7", "--json")
+    assert json.loads(altered.stdout) == {"topic": topic, "partitions": 3, "set": {"retention.ms": "7"}, "unset": []}
+    changed = run("config", "set", topic, "retention.ms=8", "--json")
+    assert json.loads(changed.stdout) == {"topic": topic, "set": {"retention.ms": "8"}, "unset": []}
+    changed = run("config", "unset", topic, "retention.ms", "--json")
+    assert json.loads(changed.stdout) == {"topic": topic, "set": {}, "unset": ["retention.ms"]}
+    trimmed = run("topic", "trim", topic, "--before", "end", "--partition", "2", "--yes", "--json")
+    assert json.loads(trimmed.stdout) == {"topic": topic, "partitions": [{"partition": 2, "offset_start": 0}]}
     listed = json.loads(run("topic", "list", "--json").stdout)
-    assert {"topic": topic, "topic_id": created["topic_id"], "internal": False, "partitions": 2} in listed
+    assert {"topic": topic, "topic_id": created["topic_id"], "internal": False, "partitions": 3} in listed
+    assert json.loads(run("topic", "delete", topic, "--yes", "--json").stdout) == {"deleted": [topic]}
 
 
 def test_internal_topics_are_listed_when_asked_for(run: Run, cluster: Cluster, topic: str) -> None:

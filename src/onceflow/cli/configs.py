@@ -89,7 +89,8 @@ def _show(entries: Mapping[str, "ConfigEntry"], show_all: bool, as_json: bool) -
 @click.argument("name", metavar="TOPIC")
 @click.argument("settings", metavar="NAME=VALUE...", nargs=-1, required=True)
 @bootstrap_option
-def set_configs(name: str, settings: Sequence[str], bootstrap: str) -> None:
+@json_option
+def set_configs(name: str, settings: Sequence[str], bootstrap: str, as_json: bool) -> None:
     """Set configs of TOPIC; the others stay as they are.
 
     \b
@@ -104,14 +105,18 @@ def set_configs(name: str, settings: Sequence[str], bootstrap: str) -> None:
         admin = Admin(cluster)
         require_known(admin, name, values)
         admin.alter_topic_configs(name, set=values)
-    click.echo(f"topic {name}: set {', '.join(settings)}")
+    if as_json:
+        click.echo(json.dumps({"topic": name, "set": values, "unset": []}))
+    else:
+        click.echo(f"topic {name}: set {', '.join(settings)}")
 
 
 @config.command("unset")
 @click.argument("name", metavar="TOPIC")
 @click.argument("settings", metavar="NAME...", nargs=-1, required=True)
 @bootstrap_option
-def unset_configs(name: str, settings: Sequence[str], bootstrap: str) -> None:
+@json_option
+def unset_configs(name: str, settings: Sequence[str], bootstrap: str, as_json: bool) -> None:
     """Give configs of TOPIC their defaults again.
 
     \b
@@ -125,7 +130,10 @@ def unset_configs(name: str, settings: Sequence[str], bootstrap: str) -> None:
         admin = Admin(cluster)
         require_known(admin, name, settings)
         admin.alter_topic_configs(name, delete=settings)
-    click.echo(f"topic {name}: default again for {', '.join(settings)}")
+    if as_json:
+        click.echo(json.dumps({"topic": name, "set": {}, "unset": list(settings)}))
+    else:
+        click.echo(f"topic {name}: default again for {', '.join(settings)}")
 
 
 def require_known(admin: "Admin", topic: str, names: Iterable[str]) -> None:

@@ -16,6 +16,7 @@ from onceflow.errors import OnceflowError
 from onceflow.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from onceflow.client.admin_answers import CommittedOffset
     from onceflow.client.cluster import Cluster
 
 TopicPartition = tuple[str, int]
@@ -50,28 +51,68 @@ def group() -> None:
 
 @group.command("list")
 @states_option(STATES, "Stable")
+@click.option(
+    "--lag", "with_lag", is_flag=True, help="Also how many messages each has not read; those behind most come first."
+)
 @bootstrap_option
 @json_option
-def list_groups(states: Sequence[str], bootstrap: str, as_json: bool) -> None:
+def list_groups(states: Sequence[str], with_lag: bool, bootstrap: str, as_json: bool) -> None:
     """List the groups with their state.
 
     \b
-    Example:
+    Examples:
       onceflow group list --state Stable
+      onceflow group list --lag
     """
     from onceflow.client.admin import Admin
     from onceflow.client.cluster import Cluster
 
     with Cluster(bootstrap) as cluster:
-        found = sorted(Admin(cluster).list_groups(states), key=lambda each: each.group_id)
+        admin = Admin(cluster)
+        found = sorted(admin.list_groups(states), key=lambda each: each.group_id)
+        rows: list[dict[str, Any]] = [
+            {"group": each.group_id, "state": each.state, "protocol_type": each.protocol_type} for each in found
+        ]
+        if with_lag:
+            ranges = _Ranges(cluster)
+            for row in rows:
+                row["lag"] = ranges.lag(admin.group_offsets(row["group"]))
+            rows.sort(key=lambda row: -row["lag"])
     with stdout_may_close():
         if as_json:
-            shown = [
-                {"group": each.group_id, "state": each.state, "protocol_type": each.protocol_type} for each in found
-            ]
-            click.echo(json.dumps(shown))
-        else:
-            table([("GROUP", "STATE"), *((each.group_id, each.state) for each in found)])
+            click.echo(json.dumps(rows))
+            return
+        names = ("group", "state", "lag") if with_lag else ("group", "state")
+        table([[name.upper() for name in names], *([row[name] for name in names] for row in rows)])
+
+
+class _Ranges:
+    """From where to where each topic's partitions reach, asked for once however many groups read them."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster = cluster
+        self._topics: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def lag(self, offsets: "Mapping[TopicPartition, CommittedOffset]") -> int:
+        """Messages beyond the committed offsets; topics that are gone hold none."""
+        lag = 0
+        for (topic, partition), committed in offsets.items():
+            start, end = self._of(topic).get(partition, (0, 0))
+            lag += max(end - max(committed.offset, start), 0)
+        return lag
+
+    def _of(self, topic: str) -> dict[int, tuple[int, int]]:
+        from onceflow.client.cluster import EARLIEST, LATEST
+
+        if topic not in self._topics:
+            there = self._cluster.topics(topic)
+            partitions = there[topic].partitions if topic in there else {}
+            starts, ends = (
+                self._cluster.list_offsets(topic, dict.fromkeys(partitions, at)) if partitions else {}
+                for at in (EARLIEST, LATEST)
+            )
+            self._topics[topic] = {each: (starts[each].offset, ends[each].offset) for each in partitions}
+        return self._topics[topic]
 
 
 @group.command()
@@ -340,7 +381,8 @@ def _timestamp_ms(option: str, value: str) -> int:
 @click.option("--topic", metavar="TOPIC", help="Only the group's offsets of this topic.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @bootstrap_option
-def delete(names: Sequence[str], topic: str | None, yes: bool, bootstrap: str) -> None:
+@json_option
+def delete(names: Sequence[str], topic: str | None, yes: bool, bootstrap: str, as_json: bool) -> None:
     """Delete groups without members, with their committed offsets; asks first.
 
     \b
@@ -360,10 +402,12 @@ def delete(names: Sequence[str], topic: str | None, yes: bool, bootstrap: str) -
             with in_words(_why_not_deleted(name, topic, bootstrap)):
                 if topic is None:
                     admin.delete_group(name)
-                    click.echo(f"deleted group {name}")
                 else:
                     admin.delete_group_offsets(name, topic, cluster.require_topic(topic).partitions)
-                    click.echo(f"deleted {what} of group {name}")
+            if not as_json:
+                click.echo(f"deleted group {name}" if topic is None else f"deleted {what} of group {name}")
+    if as_json:
+        click.echo(json.dumps({"deleted": list(names), "topic": topic}))
 
 
 def _why_not_deleted(name: str, topic: str | None, bootstrap: str) -> dict[ErrorCode, str]:

@@ -98,6 +98,7 @@ def _shown(line: bytes) -> str:
 @click.command()
 @click.argument("topic")
 @click.option(
+    "-o",
     "--offset",
     "asked",
     callback=to_offset_range,
@@ -107,6 +108,7 @@ def _shown(line: bytes) -> str:
     help="Where to begin and end, in each partition; see below.",
 )
 @click.option(
+    "-p",
     "--partition",
     "partitions",
     type=click.IntRange(min=0),
@@ -114,9 +116,10 @@ def _shown(line: bytes) -> str:
     metavar="N",
     help="Only this partition; may be given again. Without it all.",
 )
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
+@click.option("-n", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
 @click.option("--exit-at-end", is_flag=True, help="Stop at what is the end now, instead of waiting for more.")
 @click.option(
+    "-f",
     "--format",
     "layout",
     default="text",

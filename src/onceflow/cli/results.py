@@ -1,17 +1,20 @@
 """`onceflow clicks` and `onceflow dead`: what has been counted, and what could not be."""
 
 import base64
+import csv
 import json
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from onceflow.cli.options import bootstrap_option, json_option
-from onceflow.cli.output import stdout_may_close
+from onceflow.cli.output import counted, stdout_may_close
 
 if TYPE_CHECKING:
-    from onceflow.clicks.results import DeadPointer, Snapshot
+    from onceflow.clicks.results import DeadPointer, Results, Snapshot
     from onceflow.wire.batch import Record
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -62,10 +65,25 @@ def checked_redis(context: click.Context, parameter: click.Parameter, value: str
 @click.command()
 @click.argument("uid", required=False)
 @click.option("--top", default=10, show_default=True, type=click.IntRange(1, 100_000), help="How many users to list.")
+@click.option(
+    "--export",
+    "layout",
+    type=click.Choice(["csv", "jsonl"]),
+    help="Print every user instead, most clicks first, as one complete micro-batch left them.",
+)
 @json_option
 @redis_options
-def clicks(uid: str | None, top: int, as_json: bool, redis_url: str, hash_key: str) -> None:
-    """Show the clicks counted so far: one user's, or the totals and the top users.
+@click.pass_context
+def clicks(
+    context: click.Context,
+    uid: str | None,
+    top: int,
+    layout: str | None,
+    as_json: bool,
+    redis_url: str,
+    hash_key: str,
+) -> None:
+    """Show the clicks counted so far: one user's, the totals and the top users, or all users for a file.
 
     Reads Redis only. Exit code 1 when the user has no event that counts.
 
@@ -73,10 +91,17 @@ def clicks(uid: str | None, top: int, as_json: bool, redis_url: str, hash_key: s
     Examples:
       onceflow clicks
       onceflow clicks 068b746ed4620d25e26055a9f804385f --json
+      onceflow clicks --export csv > clicks.csv
     """
     from onceflow.clicks.results import Results
 
+    is_top_given = context.get_parameter_source("top") is not ParameterSource.DEFAULT
+    if layout is not None and (uid is not None or as_json or is_top_given):
+        raise click.UsageError("--export prints every user: leave UID, --top and --json out")
     with Results(redis_url, hash_key) as results, stdout_may_close():
+        if layout is not None:
+            _export(results, layout)
+            return
         if uid is None:
             snapshot = results.snapshot(top=top)
             click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot))
@@ -88,6 +113,22 @@ def clicks(uid: str | None, top: int, as_json: bool, redis_url: str, hash_key: s
         click.echo(f"{uid} has no event that counts under {hash_key}" if count is None else str(count))
     if count is None:
         click.get_current_context().exit(1)
+
+
+def _export(results: "Results", layout: str) -> None:
+    """All users to standard output; which micro-batch that was, to standard error."""
+    marker, found = results.users()
+    click.echo(
+        f"{counted(len(found), 'user')} as micro-batch {marker.batch} left them, {json.dumps(marker.offsets)}", err=True
+    )
+    ordered = sorted(found.items(), key=lambda entry: (-entry[1], entry[0]))
+    if layout == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(("uid", "clicks"))
+        writer.writerows(ordered)
+        return
+    for uid, clicks_of in ordered:
+        click.echo(json.dumps({"uid": uid, "clicks": clicks_of}, ensure_ascii=False))
 
 
 def totals(snapshot: "Snapshot") -> str:

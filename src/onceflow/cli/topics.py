@@ -143,7 +143,15 @@ def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
     "--delete-config", "defaults", multiple=True, metavar="NAME", help="Back to its default; may be repeated."
 )
 @bootstrap_option
-def alter(name: str, partitions: int | None, configs: Sequence[str], defaults: Sequence[str], bootstrap: str) -> None:
+@json_option
+def alter(
+    name: str,
+    partitions: int | None,
+    configs: Sequence[str],
+    defaults: Sequence[str],
+    bootstrap: str,
+    as_json: bool,
+) -> None:
     """Change the topic NAME: more partitions, other settings.
 
     With more partitions a key may go to another one than before; the records that are there stay where they are.
@@ -163,10 +171,14 @@ def alter(name: str, partitions: int | None, configs: Sequence[str], defaults: S
         if settings or defaults:
             require_known(admin, name, [*settings, *defaults])
             admin.alter_topic_configs(name, set=settings, delete=defaults)
-            click.echo(f"topic {name}: {', '.join([*configs, *(f'{each} by default' for each in defaults)])}")
+            if not as_json:
+                click.echo(f"topic {name}: {', '.join([*configs, *(f'{each} by default' for each in defaults)])}")
         if partitions is not None:
             admin.create_partitions(name, partitions)
-            click.echo(f"topic {name}: {counted(partitions, 'partition')}")
+            if not as_json:
+                click.echo(f"topic {name}: {counted(partitions, 'partition')}")
+    if as_json:
+        click.echo(json.dumps({"topic": name, "partitions": partitions, "set": settings, "unset": list(defaults)}))
 
 
 @topic.command()
@@ -185,7 +197,8 @@ def alter(name: str, partitions: int | None, configs: Sequence[str], defaults: S
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @bootstrap_option
-def trim(name: str, asked: OffsetRange, partitions: Sequence[int], yes: bool, bootstrap: str) -> None:
+@json_option
+def trim(name: str, asked: OffsetRange, partitions: Sequence[int], yes: bool, bootstrap: str, as_json: bool) -> None:
     """Delete the first records of the topic NAME; asks first.
 
     \b
@@ -209,15 +222,21 @@ def trim(name: str, asked: OffsetRange, partitions: Sequence[int], yes: bool, bo
         places = ", ".join(f"{partition} before {offset}" for partition, offset in before.items())
         if not yes:
             require_yes(f"Delete the records of {name} in partition {places}?", "deleted")
-        for partition, start in Admin(cluster).delete_records(name, before).items():
-            click.echo(f"{name}-{partition} begins at {start}")
+        starts = Admin(cluster).delete_records(name, before)
+    if as_json:
+        trimmed = [{"partition": partition, "offset_start": start} for partition, start in starts.items()]
+        click.echo(json.dumps({"topic": name, "partitions": trimmed}))
+        return
+    for partition, start in starts.items():
+        click.echo(f"{name}-{partition} begins at {start}")
 
 
 @topic.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @bootstrap_option
-def delete(names: Sequence[str], yes: bool, bootstrap: str) -> None:
+@json_option
+def delete(names: Sequence[str], yes: bool, bootstrap: str, as_json: bool) -> None:
     """Delete topics with everything in them; asks first.
 
     \b
@@ -233,7 +252,10 @@ def delete(names: Sequence[str], yes: bool, bootstrap: str) -> None:
             require_yes(f"Delete {', '.join(names)} at {bootstrap} with all records?", "deleted")
         for name in names:
             cluster.delete_topic(name)
-            click.echo(f"deleted topic {name}")
+            if not as_json:
+                click.echo(f"deleted topic {name}")
+    if as_json:
+        click.echo(json.dumps({"deleted": list(names)}))
 
 
 def _summary(found: "TopicMetadata") -> dict[str, Any]:

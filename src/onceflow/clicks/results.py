@@ -36,6 +36,9 @@ REDIS_URL = "redis://127.0.0.1:6379/1"
 HISTORY_LENGTH = 600
 DEAD_LENGTH = 10_000
 SOCKET_TIMEOUT_S = 5.0
+SCAN_FIELDS = 5_000
+STANDSTILL_ATTEMPTS = 100
+STANDSTILL_PAUSE_S = 0.1
 FIRST_RECORD_BYTES = 4096
 """A broker sends a first batch that is larger all the same."""
 
@@ -46,6 +49,10 @@ class RedisUnreachable(OnceflowError):
 
 class NothingCounted(OnceflowError):
     """There is no marker: no pipeline has written under this hash key."""
+
+
+class NeverStill(OnceflowError):
+    """No micro-batch stood complete for as long as it took to read what it had counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +257,25 @@ class Results:
         """Return one user's sum, or None for a user without any event."""
         value = self._ask(self._redis.hget, self.hash_key, uid)
         return None if value is None else int(value)
+
+    def users(self) -> tuple[MarkerView, dict[str, int]]:
+        """Return every user's sum as of one complete micro-batch, and that batch's marker; all of it is in memory.
+
+        Read in parts, so that Redis serves others meanwhile, between two looks at the marker that found the same batch.
+        Raises NothingCounted, NeverStill.
+        """
+        for _ in range(STANDSTILL_ATTEMPTS):
+            before = self.require_marker()
+            if before.complete:
+                found = self._ask(lambda: dict(self._redis.hscan_iter(self.hash_key, count=SCAN_FIELDS)))
+                after = self.require_marker()
+                if (after.query, after.batch, after.complete) == (before.query, before.batch, True):
+                    return before, {_text(uid): int(clicks) for uid, clicks in found.items()}
+            time.sleep(STANDSTILL_PAUSE_S)
+        raise NeverStill(
+            f"no micro-batch stood complete while '{self.hash_key}' was read, in {STANDSTILL_ATTEMPTS} attempts: if "
+            "the stream stopped in the middle of a batch start it again, else give it a longer --trigger"
+        )
 
     def dead_pointers(self, count: int = DEAD_LENGTH) -> list[DeadPointer]:
         """Return up to `count` bad events, newest first."""
