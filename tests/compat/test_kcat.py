@@ -1,8 +1,11 @@
 """kcat: metadata, produce with keys, headers and codecs, consume from any place, groups, queries, transactions."""
 
 import json
+import re
 import subprocess
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +103,67 @@ def test_a_group_goes_on_where_it_was(bootstrap: str, topic: str) -> None:
     assert sorted(kcat(bootstrap, *group).splitlines()) == ["one", "two"]
     kcat(bootstrap, "-P", "-t", topic, "-p", "1", stdin="three\n")
     assert kcat(bootstrap, *group).splitlines() == ["three"]
+
+
+class Member:
+    """`kcat -G` that stays until it is told to leave."""
+
+    def __init__(self, bootstrap: str, group: str, directory: Path, number: int) -> None:
+        self._records = directory / f"records-{number}"
+        self._told = directory / f"told-{number}"
+        command = [tool("kcat", "apt install kcat"), "-b", bootstrap, "-X", "heartbeat.interval.ms=200", "-u"]
+        command += ["-X", "auto.offset.reset=earliest", "-G", group, group]
+        with self._records.open("wb") as records, self._told.open("wb") as told:
+            self._process = subprocess.Popen(command, stdout=records, stderr=told)
+
+    @property
+    def values(self) -> list[str]:
+        return self._records.read_text().splitlines()
+
+    @property
+    def partitions(self) -> list[str]:
+        """Of its last assignment."""
+        words = self._told.read_text().rpartition("rebalanced ")[2].partition("\n")[0]
+        return re.findall(r"\[(\d+)\]", words.partition(": assigned: ")[2])
+
+    def leave(self) -> None:
+        self._process.terminate()
+        assert self._process.wait(timeout=30) == 0, self._told.read_text()
+
+
+def test_members_share_a_group_and_one_takes_over(bootstrap: str, topic: str, tmp_path: Path) -> None:
+    """Each record goes to one member; who leaves has committed what it has read."""
+    create(bootstrap, topic, 2)
+    sent: list[str] = []
+
+    def send_to_both() -> None:
+        for partition in ("0", "1"):
+            sent.append(f"record {len(sent)}")
+            kcat(bootstrap, "-P", "-t", topic, "-p", partition, stdin=sent[-1] + "\n")
+
+    first = Member(bootstrap, topic, tmp_path, 1)
+    second = None
+    try:
+        wait_until(lambda: first.partitions == ["0", "1"])
+        second = Member(bootstrap, topic, tmp_path, 2)
+        wait_until(lambda: sorted(first.partitions + second.partitions) == ["0", "1"] and second.partitions)
+        send_to_both()
+        wait_until(lambda: len(first.values) == len(second.values) == 1)
+        first.leave()
+        wait_until(lambda: second.partitions == ["0", "1"])
+        send_to_both()
+        wait_until(lambda: len(second.values) >= 3)
+    finally:
+        for member in filter(None, (first, second)):
+            member.leave()
+    assert sorted(first.values + second.values) == sent
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_transaction(bootstrap: str, topic: str) -> None:

@@ -1,0 +1,133 @@
+"""docs/compatibility.md says of each client what it was tried with, and every mark there is a test.
+
+`python -m tests.test_compatibility` prints the table.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent
+PAGE = ROOT.parent / "docs" / "compatibility.md"
+
+CAPABILITIES = ("codecs", "idempotent", "transactional", "group, members come and go", "read_committed", "admin")
+GO, JAVASCRIPT = "compat/test_franz_go.py", "compat/test_kafkajs.py"
+RECORDS, GROUPS, JAVA_TRANSACTIONS = (
+    "compat/test_java_records.py",
+    "compat/test_java_groups.py",
+    "compat/test_java_transactions.py",
+)
+CODECS = "broker/test_codecs_of_clients.py::test_each_codec_is_read_by_every_client"
+MEMBERS = "broker/groups/test_clients.py::test_each_record_goes_to_one_member_while_members_come_and_go"
+COMMITTED = "broker/test_read_committed.py::test_strangers_see_what_was_committed"
+TRANSACTIONS = "broker/transactions/test_clients.py"
+ADMIN = "broker/test_admin_clients.py"
+
+Cell = tuple[str, str]
+"""(what passes, the test that says so); nothing passes where there is no test."""
+
+CLIENTS: dict[str, tuple[Cell, ...]] = {
+    "confluent-kafka (librdkafka)": (
+        ("all", f"{CODECS}[write_with_librdkafka]"),
+        ("yes", f"{CODECS}[write_with_librdkafka]"),
+        ("yes", f"{TRANSACTIONS}::test_consume_transform_produce_is_exact_over_killed_brokers"),
+        ("yes", f"{MEMBERS}[librdkafka-cooperative-sticky]"),
+        ("yes", f"{COMMITTED}[read_with_librdkafka]"),
+        ("yes", f"{ADMIN}::test_librdkafka_configures_a_topic"),
+    ),
+    "kafka-python": (
+        ("all", f"{CODECS}[write_with_kafka_python]"),
+        ("yes", f"{CODECS}[write_with_kafka_python]"),
+        ("yes", f"{TRANSACTIONS}::test_kafka_python_commits_aborts_and_is_fenced"),
+        ("yes", f"{MEMBERS}[kafka-python-cooperative-sticky]"),
+        ("yes", f"{COMMITTED}[read_with_kafka_python]"),
+        ("yes", f"{ADMIN}::test_kafka_python_administers"),
+    ),
+    "aiokafka": (
+        ("all", f"{CODECS}[write_with_aiokafka]"),
+        ("yes", f"{CODECS}[write_with_aiokafka]"),
+        ("yes", f"{TRANSACTIONS}::test_aiokafka_commits_aborts_and_sends_offsets"),
+        ("yes", f"{MEMBERS}[aiokafka-sticky]"),
+        ("yes", f"{COMMITTED}[read_with_aiokafka]"),
+        ("yes", f"{ADMIN}::test_aiokafka_administers"),
+    ),
+    "Java client": (
+        ("all", f"{RECORDS}::test_idempotent_produce_in_every_codec"),
+        ("yes", f"{RECORDS}::test_idempotent_produce_in_every_codec"),
+        ("yes", f"{JAVA_TRANSACTIONS}::test_offsets_move_with_the_transaction"),
+        ("yes", f"{GROUPS}::test_sticky"),
+        ("yes", f"{JAVA_TRANSACTIONS}::test_many_transactions_with_a_reader_behind_them"),
+        ("yes", "compat/test_java_admin.py::test_topics"),
+    ),
+    "kcat": (
+        ("all", "compat/test_kcat.py::test_keys_headers_and_codecs"),
+        ("yes", "compat/test_kcat.py::test_keys_headers_and_codecs"),
+        ("yes", "compat/test_kcat.py::test_a_transaction"),
+        ("yes", "compat/test_kcat.py::test_members_share_a_group_and_one_takes_over"),
+        ("yes", "compat/test_kcat.py::test_a_transaction"),
+        ("it has none", ""),
+    ),
+    "kafkajs": (
+        ("none, gzip, snappy: the others need native modules", f"{JAVASCRIPT}::test_records"),
+        ("yes", f"{JAVASCRIPT}::test_records"),
+        ("yes", f"{JAVASCRIPT}::test_transactions"),
+        ("yes", f"{JAVASCRIPT}::test_a_group"),
+        ("yes", f"{JAVASCRIPT}::test_transactions"),
+        ("yes", f"{JAVASCRIPT}::test_admin"),
+    ),
+    "franz-go": (
+        ("all", f"{GO}::test_records"),
+        ("yes", f"{GO}::test_records"),
+        ("yes", f"{GO}::test_transactions"),
+        ("yes", f"{GO}::test_a_group"),
+        ("yes", f"{GO}::test_transactions"),
+        ("yes", f"{GO}::test_admin"),
+    ),
+}
+
+TOOLS = (
+    "TopicCommand",
+    "ConsoleProducer",
+    "ConsoleConsumer",
+    "ConsumerGroupCommand",
+    "GetOffsetShell",
+    "DeleteRecordsCommand",
+    "ConfigCommand",
+    "LogDirsCommand",
+    "TransactionsCommand",
+    "ProducerPerformance",
+    "ConsumerPerformance",
+    "VerifiableProducer",
+    "VerifiableConsumer",
+    "DumpLogSegments",
+)
+"""Kafka's, each run on Kafka and on ours; none may be dropped."""
+
+
+def table() -> str:
+    rows = [("client", *CAPABILITIES), ("---",) * (1 + len(CAPABILITIES))]
+    rows += [(name, *(passes for passes, _test in cells)) for name, cells in CLIENTS.items()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def test_the_page_has_the_table() -> None:
+    assert table() in PAGE.read_text(), "print it with python -m tests.test_compatibility"
+
+
+def test_every_mark_in_the_table_is_a_test() -> None:
+    assert all(len(cells) == len(CAPABILITIES) for cells in CLIENTS.values())
+    assert all(bool(test) == (passes != "it has none") for cells in CLIENTS.values() for passes, test in cells)
+    tests = sorted({str(ROOT / test) for cells in CLIENTS.values() for _passes, test in cells if test})
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(collect, capture_output=True, text=True, cwd=ROOT.parent, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout[-2000:]
+
+
+def test_every_tool_is_run_and_named() -> None:
+    run = "".join((ROOT / "compat" / f"test_{name}.py").read_text() for name in ("kafka_tools", "dump_log_segments"))
+    page = PAGE.read_text()
+    assert [tool for tool in TOOLS if f'"{tool}"' not in run or tool not in page] == []
+
+
+if __name__ == "__main__":
+    print(table())
