@@ -8,6 +8,7 @@ usage or "cannot say", 130 interrupted.
 
 import importlib
 import sys
+from pathlib import Path
 
 import click
 
@@ -92,11 +93,24 @@ def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
 
 @click.command(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="onceflow")
-def onceflow() -> None:
+@click.option(
+    "--config-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="ONCEFLOW_CONFIG_FILE",
+    show_envvar=True,
+    metavar="FILE",
+    help="A file with lines like bootstrap=HOST:PORT and redis=URL, for every command that takes --bootstrap or "
+    "--redis; options and their environment variables are stronger.  [default: onceflow.conf in the user's folder for "
+    "settings, as ~/.config/onceflow, if it is there]",
+)
+def onceflow(config_file: Path | None) -> None:
     """Count events exactly once, in real time: events → log → Spark → Redis → a live page.
 
     Start with 'onceflow demo'.
     """
+    from onceflow.cli.config_file import use
+
+    use(config_file)
 
 
 def main() -> None:
