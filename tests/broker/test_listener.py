@@ -287,6 +287,27 @@ def test_one_connection_has_a_share_of_each_turn(monkeypatch: pytest.MonkeyPatch
     assert max(per_turn) <= 4, "two from the buffer, and two more where new ones arrive in the same turn"
 
 
+def test_answers_that_are_there_at_once_go_out_together_in_the_turn_of_their_requests() -> None:
+    arrived: list[bytes] = []
+
+    async def scenario(server: Served) -> None:
+        answer = server.listener._handle
+
+        def handle(frame: memoryview, reply: Reply, connection: Connection) -> None:
+            if not arrived:
+                asyncio.get_running_loop().call_soon(lambda: arrived.append(client.recv(100)))
+            assert answer is not None
+            answer(frame, reply, connection)
+
+        server.listener._handle = handle
+        client = await server.connect()
+        await send(client, frame(apis.PRODUCE) * 2)
+        await turns(5)
+
+    served(scenario)
+    assert [len(each) for each in arrived] == [16]
+
+
 def test_a_large_answer_goes_out_by_sendfile_in_slices_and_no_byte_of_it_enters_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,7 +196,18 @@ class Connection:
             return
         self._end += count
         self._active_at = self._clock.monotonic()
-        self._handle_frames()
+        self._handle_and_answer()
+
+    def _handle_and_answer(self) -> None:
+        """Handle what is in the buffer; the answers that are there at once go out together, still in this turn."""
+        if self._is_write_scheduled:
+            self._handle_frames()
+            return
+        self._is_write_scheduled = True
+        try:
+            self._handle_frames()
+        finally:
+            self._write()
 
     def _handle_frames(self) -> None:
         handled_bytes = 0
@@ -256,7 +267,7 @@ class Connection:
     def _handle_later(self) -> None:
         self._is_handling_scheduled = False
         if self.is_open:
-            self._handle_frames()
+            self._handle_and_answer()
 
     def _make_room(self) -> bool:
         """The buffer is full and has no whole request: move what is there to its front, or to a larger one's.

@@ -44,7 +44,8 @@ class GroupCommit:
         """Sync the partition in the next round, or when its flush policy says so."""
         if partition.log.has_flush_policy and not self._is_flush_due(partition):
             # What was appended is visible already: wake who waits for it.
-            asyncio.get_running_loop().call_soon(partition.settle)
+            if partition.is_awaited:
+                asyncio.get_running_loop().call_soon(partition.settle)
         else:
             self.flush(partition)
 

@@ -29,6 +29,11 @@ class Partition:
     def __str__(self) -> str:
         return f"{self.topic}-{self.index}"
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anybody has to be told when more of it becomes visible."""
+        return bool(self.watchers or self._waiting or self._waiting_for_disk)
+
     def when_synced(self, offset_end: int, synced: Synced) -> None:
         """Call `synced(none)` once everything below `offset_end` is durable, or with the error that prevents it."""
         if offset_end <= self.log.high_watermark:
