@@ -63,7 +63,7 @@ def test_a_second_broker_on_the_directory_is_refused_with_a_sentence(tmp_path: P
         for _ in range(2):
             with pytest.raises(DataDirectoryRefused, match=f"in use by another broker \\(pid {os.getpid()}\\)"):
                 Broker(tmp_path / "data").start()
-        with pytest.raises(RuntimeError, match="in use by another broker"):
+        with pytest.raises(BrokerNotUsable, match="in use by another broker"):
             BrokerProcess(tmp_path / "data").start()
         assert first.create_topic("still_served") == "still_served"
     with Broker(tmp_path / "data") as second:
@@ -124,6 +124,39 @@ def test_settings_may_be_pythons_numbers_and_truth_values(tmp_path: Path) -> Non
 
 def test_a_broker_process_takes_a_path_as_text(tmp_path: Path) -> None:
     assert BrokerProcess(str(tmp_path / "data")).log_path == tmp_path / "data.log"
+
+
+def test_a_broker_process_is_started_once_and_says_when_it_is_not_there(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        pid = broker.pid
+        with pytest.raises(BrokerNotUsable, match=f"runs already, with pid {pid}"):
+            broker.start()
+        assert broker.pid == pid
+    assert broker.stop() == 0
+    with pytest.raises(BrokerNotUsable, match="is not running"):
+        assert broker.pid
+    with pytest.raises(BrokerNotUsable, match=r"did not start: .*num\.partition is no setting"):
+        BrokerProcess(tmp_path / "data", 0, "--config-file", str(_wrong_file(tmp_path))).start()
+
+
+def _wrong_file(directory: Path) -> Path:
+    file = directory / "server.properties"
+    file.write_text("num.partition=3\n")
+    return file
+
+
+def test_a_topic_that_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onceflow.testing import in_process
+
+    monkeypatch.setattr(in_process, "CREATE_SECONDS_MAX", 0.05)
+    held = threading.Event()
+    with Broker() as broker:
+        broker._running()._loop.call_soon_threadsafe(held.wait, 20)  # type: ignore[union-attr]
+        try:
+            with pytest.raises(BrokerNotUsable, match=r"topic slow was not created on .* within 0\.05 s"):
+                broker.create_topic("slow")
+        finally:
+            held.set()
 
 
 IN_A_LOOP = """

@@ -86,6 +86,9 @@ class Cluster:
 
     `batch_bytes_max` bounds the memory for one answer's records.
 
+    Making one connects to nobody; it raises InvalidAddress. Every method that asks raises a ClientError:
+    BrokerUnreachable, ConnectionLost, RequestTimedOut, NotKafka, UnsupportedBroker, and what its own docstring names.
+
     Belongs to one thread and does not survive a fork.
     """
 
@@ -190,7 +193,10 @@ class Cluster:
         return self.retried(attempt)
 
     def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
-        """The group's committed offset of each partition that has one."""
+        """The group's committed offset of each partition that has one: that of the next record to read.
+
+        Offsets of an open transaction are waited for. Raises UnknownTopic, CoordinatorUnavailable, RequestRefused.
+        """
         partitions = list(self.require_topic(topic).partitions)
 
         def attempt() -> dict[int, int]:

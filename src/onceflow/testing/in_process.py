@@ -49,6 +49,8 @@ class BrokerNotUsable(OnceflowError):
 class Broker:
     """One Kafka-protocol broker on 127.0.0.1; `start` and `stop` may be called again, and the port stays the same.
 
+    Making one starts nothing; it raises BrokerNotUsable for settings of another type, or that name its path or port.
+
     `path` is the data directory, made if it is not there and kept; None takes a temporary one that `stop` removes.
     `port` 0 takes any free port. `settings` are the broker's, by Kafka's names, as text or Python's values. `disk` and
     `clock` are for tests that own them (`FaultyDisk`, `ManualClock`).
@@ -76,8 +78,8 @@ class Broker:
     def start(self) -> "Broker":
         """Recover what is in the directory and listen; returns when clients can connect.
 
-        Raises BrokerNotUsable if it runs already, DataDirectoryRefused where another broker has the directory,
-        CannotListen, OSError.
+        Raises BrokerNotUsable if it runs already, SettingRefused, RetentionPolicyUnusable, DataDirectoryRefused where
+        another broker has the directory or it belongs to another cluster, CannotListen, OSError.
         """
         if self._run is not None:
             raise BrokerNotUsable(f"the broker on {self._run.path} runs already, on {self._run.address}; stop it first")
@@ -91,25 +93,28 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """Sync and close every log, end the thread, remove a temporary directory. Nothing if it does not run."""
+        """Sync and close every log, end the thread, remove a temporary directory. Nothing if it does not run.
+
+        Raises BrokerNotUsable if that takes more than 60 s.
+        """
         run, self._run = self._run, None
         if run is not None and run.is_here:
             run.stop(STOP_SECONDS_MAX)
 
     @property
     def bootstrap_servers(self) -> str:
-        """HOST:PORT for clients."""
+        """HOST:PORT for clients. Raises BrokerNotUsable if the broker does not run."""
         return self._running().address
 
     @property
     def path(self) -> Path:
-        """The data directory."""
+        """The data directory. Raises BrokerNotUsable if the broker does not run."""
         return self._running().path
 
     def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
         """Create a topic, ready when this returns; `configs` by Kafka's names. Returns `name`.
 
-        Raises BrokerNotUsable where the topic is refused; it says why.
+        Raises BrokerNotUsable where the topic is refused or not there within 30 s; it says why.
         """
         run = self._running()
         if not run.is_here:
@@ -207,7 +212,12 @@ class _Run:
             return (await done)[0]
 
         assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(create(), self._loop).result(CREATE_SECONDS_MAX)
+        try:
+            return asyncio.run_coroutine_threadsafe(create(), self._loop).result(CREATE_SECONDS_MAX)
+        except TimeoutError as error:
+            raise BrokerNotUsable(
+                f"topic {name} was not created on {self.path} within {CREATE_SECONDS_MAX:g} s; is its disk stuck?"
+            ) from error
 
     def close_descriptors_in_child(self) -> None:
         if self._server is not None:

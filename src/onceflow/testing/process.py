@@ -7,12 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from onceflow.testing.in_process import BrokerNotUsable
+
+START_SECONDS_MAX = 30.0
+STOP_SECONDS_MAX = 30.0
+
 
 class BrokerProcess:
     """`onceflow broker` in a process of its own, on 127.0.0.1; `start` may be called again after `stop` or `kill`.
 
     The first start picks a port, later ones use the same, as a broker that comes back does. `arguments` go to the
-    command line as they are. What the broker logs is in `BESIDE_DATA.log`.
+    command line as they are. What the broker logs is in `log_path`, beside the data.
     """
 
     def __init__(self, data: str | os.PathLike[str], port: int = 0, *arguments: str) -> None:
@@ -29,22 +34,24 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
-        """The running broker's process id."""
+        """The running broker's process id. Raises BrokerNotUsable if it does not run."""
         if self._process is None:
-            raise RuntimeError(f"the broker on {self.data} is not running")
+            raise BrokerNotUsable(f"the broker on {self.data} is not running; call start()")
         return self._process.pid
 
     def start(self) -> "BrokerProcess":
-        """Start and wait until it listens, at most 30 s."""
+        """Start and wait until it listens, at most 30 s. Raises BrokerNotUsable: it runs already, or what it logged."""
+        if self._process is not None:
+            raise BrokerNotUsable(f"the broker on {self.data} runs already, with pid {self.pid}; stop it first")
         listen = ("--listen", f"127.0.0.1:{self.port}")
         command = [sys.executable, "-m", "onceflow", "broker", "--data", str(self.data), *listen, *self._arguments]
         self.data.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
-        line = self._first_line(30.0)
+        line = self._first_line(START_SECONDS_MAX)
         if not line.startswith("listening on "):
             self.kill()
-            raise RuntimeError(f"the broker on {self.data} did not start: {self.log_path.read_text()[-2000:]}")
+            raise BrokerNotUsable(f"the broker on {self.data} did not start: {self.log_path.read_text()[-2000:]}")
         self.port = int(line.rpartition(":")[2])
         return self
 
@@ -59,7 +66,10 @@ class BrokerProcess:
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """SIGTERM, and wait for the clean end; returns the exit code."""
+        """SIGTERM, and wait for the clean end, at most 30 s; returns the exit code, 0 if it does not run.
+
+        Raises subprocess.TimeoutExpired, after it has killed the process.
+        """
         return self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> int:
@@ -68,7 +78,7 @@ class BrokerProcess:
             return 0
         process.send_signal(number)
         try:
-            return process.wait(timeout=30)
+            return process.wait(timeout=STOP_SECONDS_MAX)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

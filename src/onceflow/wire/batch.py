@@ -44,6 +44,8 @@ _CRC_POSITION = 17
 _CRC_BEGIN = 21
 _MAX_TIMESTAMP_POSITION = 35
 _EPOCH_POSITION = 12
+_PRODUCER = struct.Struct(">qhi")
+_PRODUCER_POSITION = 43
 
 _CODEC_MASK = 0x07
 _LOG_APPEND_TIME = 0x08
@@ -56,7 +58,7 @@ _SEQUENCE_MODULUS = 2**31
 
 
 class BatchHeader(NamedTuple):
-    """The 61 bytes in front of a batch's records; immutable."""
+    """The 61 bytes in front of a batch's records; immutable. Timestamps in ms since 1970, as the table above says."""
 
     base_offset: int
     batch_length: int
@@ -79,6 +81,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_offset(self) -> int:
+        """Offset of the last record that the batch was made with; compaction may have taken that record out."""
         return self.base_offset + self.last_offset_delta
 
     @property
@@ -98,14 +101,17 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_log_append_time(self) -> bool:
+        """Whether the broker dated the records (KIP-32): each has `max_timestamp`."""
         return bool(self.attributes & _LOG_APPEND_TIME)
 
     @property
     def is_transactional(self) -> bool:
+        """Whether the batch is part of a transaction (KIP-98); a marker is, too."""
         return bool(self.attributes & _TRANSACTIONAL)
 
     @property
     def is_control(self) -> bool:
+        """Whether its record is for readers' libraries and not for their users (`onceflow.wire.markers`)."""
         return bool(self.attributes & _CONTROL)
 
     @property
@@ -223,6 +229,43 @@ def encode_batch(
     return batch
 
 
+def unsealed_batch(
+    packed: Buffer, *, codec: Codec, record_count: int, base_timestamp_ms: int, max_timestamp_ms: int
+) -> bytearray:
+    """A batch around records that are encoded already, packed by `codec`, without producer and CRC: `patch_producer`
+    completes it."""
+    view = memoryview(packed)
+    batch = bytearray(
+        _HEADER.pack(
+            0,
+            HEADER_BYTES - _LENGTH_OVERHEAD_BYTES + view.nbytes,
+            -1,
+            MAGIC,
+            0,
+            codec,
+            record_count - 1,
+            base_timestamp_ms,
+            max_timestamp_ms,
+            -1,
+            -1,
+            -1,
+            record_count,
+        )
+    )
+    batch += view
+    return batch
+
+
+def patch_producer(
+    batch: bytearray, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool
+) -> None:
+    """Puts a producer into a whole batch of records, in place, and seals it with the CRC that fits."""
+    attributes = struct.unpack_from(">H", batch, _CRC_BEGIN)[0] & ~_TRANSACTIONAL
+    struct.pack_into(">H", batch, _CRC_BEGIN, attributes | _TRANSACTIONAL * transactional)
+    _PRODUCER.pack_into(batch, _PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
+    write_crc(batch, 0)
+
+
 def encode_retained(
     header: BatchHeader, records: Sequence[Record], *, delete_horizon_ms: int | None = None
 ) -> bytearray:
@@ -302,7 +345,7 @@ def decode_batch(buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZ
 def record_times(
     buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZE_BYTES_MAX
 ) -> Iterator[tuple[int, int]]:
-    """(timestamp, offset) of each record of the batch at `position`, keys and values passed over.
+    """(timestamp in ms, offset) of each record of the batch at `position`, keys and values passed over.
 
     Raises MalformedBatch, DecompressionTooLarge, as far as it is read.
     """
@@ -323,7 +366,7 @@ def record_times(
 
 
 def record_heads(buffer: Buffer, position: int = 0, *, size_bytes_max: int) -> Iterator[tuple[int, bool]]:
-    """(timestamp, whether it has a key) of each record of the batch at `position`, without copying any.
+    """(timestamp in ms, whether it has a key) of each record of the batch at `position`, without copying any.
 
     Raises MalformedBatch where the bytes are not as the header says, DecompressionTooLarge above `size_bytes_max`.
     """

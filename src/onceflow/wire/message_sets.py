@@ -75,6 +75,7 @@ class EntryHeader(NamedTuple):
 
     @property
     def is_log_append_time(self) -> bool:
+        """Whether the broker dated the message (KIP-32); format 1 alone."""
         return self.magic > 0 and bool(self.attributes & _LOG_APPEND_TIME)
 
 

@@ -24,5 +24,8 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """The partition where Java's default partitioner puts `key`."""
+    """The partition, from 0 to `partition_count` - 1, where Java's default partitioner puts `key`.
+
+    Kafka's BuiltInPartitioner.partitionForKey; a key of no bytes is a key. ZeroDivisionError without partitions.
+    """
     return (murmur2(key) & 0x7FFFFFFF) % partition_count

@@ -26,7 +26,7 @@ class Decoder(Protocol):
 
 
 class DefaultEncoder:
-    """Bytes as they are."""
+    """Bytes as they are; raises EncodingFailed for anything else."""
 
     def to_message(self, event: Any) -> bytes:
         if isinstance(event, bytes | bytearray | memoryview):
@@ -38,7 +38,7 @@ class DefaultEncoder:
 
 
 class StringEncoder:
-    """Text as UTF-8; numbers as their decimal text."""
+    """Text as UTF-8; whole numbers as their decimal text; raises EncodingFailed for anything else."""
 
     def to_message(self, event: Any) -> bytes:
         if isinstance(event, str | int) and not isinstance(event, bool):

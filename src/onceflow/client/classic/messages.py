@@ -27,7 +27,7 @@ class KeyedMessage(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class MessageAndOffset:
-    """One message of a fetch: `offset` is its own, `next_offset` where to read on."""
+    """One message of a fetch; `timestamp_ms` is since 1970, UTC."""
 
     offset: int
     key: bytes | None
@@ -36,12 +36,13 @@ class MessageAndOffset:
 
     @property
     def next_offset(self) -> int:
+        """Where to read on behind this message; `MessageSet.next_offset` is behind the whole fetch."""
         return self.offset + 1
 
 
 @dataclass(frozen=True, slots=True)
 class MessageAndMetadata(Generic[K, V]):
-    """One message of a stream, decoded, and where it stood."""
+    """One message of a stream, decoded, and where it stood; `timestamp_ms` is since 1970, UTC."""
 
     topic: str
     partition: int

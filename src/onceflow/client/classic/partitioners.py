@@ -19,7 +19,8 @@ class DefaultPartitioner:
     """The hash of the key modulo the number of partitions; the hash is Java's murmur2 over the key's bytes.
 
     So a key stays on its partition whoever produces it (Kafka's BuiltInPartitioner).
-    Text counts as UTF-8 and an int as its decimal text, as StringEncoder sends them.
+    Text counts as UTF-8 and an int as its decimal text, as StringEncoder sends them; a key of any other type raises
+    EncodingFailed.
     """
 
     def partition(self, key: object, num_partitions: int) -> int:
