@@ -90,8 +90,7 @@ def test_segments_older_than_retention_ms_go_consumed_or_not(broker: DrivenBroke
     assert f"clicks 0 {first_young}" in (broker.data / "log-start-offset-checkpoint").read_text().splitlines()
     assert client.fetch([("clicks", 0, first_young - 1)])[0].error_code == ErrorCode.offset_out_of_range
     assert not client.fetch([("clicks", 0, first_young)])[0].error_code
-    broker.clock.advance_ms(60_000)
-    eventually(lambda: not names(broker, "clicks", ".deleted"), "the files are removed")
+    eventually(lambda: after(broker, 60_000) and not names(broker, "clicks", ".deleted"), "the files are removed")
 
 
 def test_when_all_is_too_old_the_active_segment_goes_too(broker: DrivenBroker, client: RawClient) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.log import recovery
+from onceflow.log import recovery, swap
+from onceflow.log.errors import OutOfOrderSequence
 from onceflow.log.partition import PartitionLog
+from onceflow.testing import FaultyDisk, PowerCut
 from onceflow.wire.batch import patch_offset
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
 
@@ -221,3 +223,84 @@ def test_rule_4_the_scan_begins_at_a_snapshot(
     scanned.clear()
     assert values(open_log(directory)) == many_segments.values
     assert scanned == bases[-3:]
+
+
+def send(log: PartitionLog, sequence: int) -> None:
+    log.append(batch(b"%d" % sequence, producer_id=7, sequence=sequence))
+
+
+def is_known(log: PartitionLog) -> bool:
+    """Whether the log knows that producer 7 sent sequence 0: of a stranger it takes any sequence."""
+    try:
+        send(log, 5)
+    except OutOfOrderSequence:
+        return True
+    return False
+
+
+def let_go(log: PartitionLog, disk: FaultyDisk) -> None:
+    """What DeleteRecords does with all that is in finished segments."""
+    log.log_start_offset = log.segments.active.base_offset
+    swap.retire(disk, log.directory, log.leave_needless())
+
+
+def test_a_producer_is_known_when_its_segment_goes_in_a_power_cut(scratch: Path) -> None:
+    """The snapshot behind the segment must be durable before the segment's files lose their names."""
+    was_cut, operation = True, 0
+    while was_cut:
+        for seed in range(20):
+            root = scratch / f"{operation}-{seed}"
+            root.mkdir()
+            disk = FaultyDisk(root)
+            log = open_log(root / "t-0", disk=disk)
+            send(log, 0)
+            log.roll()
+            log.append(batch(b"other"))
+            sync(log)
+            disk.cut_power_after(operation)
+            try:
+                let_go(log, disk)
+                was_cut = False
+            except PowerCut:
+                was_cut = True
+            disk.crash(seed)
+            assert is_known(open_log(root / "t-0", disk=disk, log_start_offset=1)), (operation, seed)
+        operation += 1
+    assert operation > 5
+
+
+def test_a_segment_stays_until_the_snapshot_behind_it_can_be_written(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_arguments: object) -> None:
+        raise OSError(28, "no space left")
+
+    disk = FaultyDisk(scratch)
+    log = open_log(scratch / "t-0", disk=disk)
+    send(log, 0)
+    log.roll()
+    log.append(batch(b"other"))
+    with monkeypatch.context() as full:
+        full.setattr("onceflow.log.sync.write_snapshot", no_room)
+        sync(log)
+        assert log.high_watermark == 2
+        let_go(log, disk)
+    sync(log)
+    let_go(log, disk)
+    assert len(log.segments.in_order) == 1
+    disk.crash(0, drop_all=True)
+    assert is_known(open_log(scratch / "t-0", disk=disk, log_start_offset=1))
+
+
+def test_a_recovery_leaves_snapshots_behind_the_segments_that_it_scanned(scratch: Path) -> None:
+    disk = FaultyDisk(scratch)
+    log = open_log(scratch / "t-0", disk=disk)
+    send(log, 0)
+    log.roll()
+    log.append(batch(b"other"))
+    disk.kill()
+    log = open_log(scratch / "t-0", disk=disk)
+    let_go(log, disk)
+    assert len(log.segments.in_order) == 1
+    disk.crash(0, drop_all=True)
+    assert is_known(open_log(scratch / "t-0", disk=disk, log_start_offset=1))

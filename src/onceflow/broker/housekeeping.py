@@ -81,6 +81,7 @@ class Housekeeping:
         )
 
     def start(self) -> None:
+        self._leftovers |= {each for each in self._partitions if each.log.segments.has_below(each.log.log_start_offset)}
         self._task = asyncio.get_running_loop().create_task(self._run(), name="housekeeping")
         if self._config.cleaner_enabled:
             self._cleaner.start()

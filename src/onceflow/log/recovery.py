@@ -23,6 +23,7 @@ from onceflow.log.disk import Disk, read_file, remove_if_there
 from onceflow.log.index import OffsetIndex, TimeIndex, file_name
 from onceflow.log.producers import Producers
 from onceflow.log.segment import LOG_SUFFIX, NO_TIMESTAMP, SNAPSHOT_SUFFIX, Segment, offsets_of
+from onceflow.log.sync import write_snapshot
 from onceflow.log.transactions import TransactionIndex
 from onceflow.wire.batch import HEADER_BYTES, BatchHeader, check_batch, read_header
 from onceflow.wire.errors import CorruptBatch
@@ -72,6 +73,8 @@ class Loader:
         self._producers = Producers(directory.name, config.producer_id_expiration_ms)
         self._log_start_offset = log_start_offset
         self._names = names
+        self._snapshots: dict[int, bytes] = {}
+        """The producers' state at the beginning of each segment that was scanned."""
         self._compaction_end = swap.read_compaction_end(disk, directory) if swap.COMPACTION_END_FILE in names else 0
 
     def load(self, *, clean: bool) -> Loaded:
@@ -85,11 +88,16 @@ class Loader:
         return loaded
 
     def _open_segments(self) -> list[Segment]:
-        """Those that hold the log's start or are after it; a crash may have come between its end and the others'."""
+        """Those that hold the log's start or are after it; a crash may have come between its end and the others'.
+
+        Earlier ones stay where they alone say what the producers sent: there is no snapshot behind them.
+        """
         bases = offsets_of(self._names, LOG_SUFFIX)
         segments = [Segment(self._disk, self._directory, base) for base in bases]
         ends = bases[1:]
         below = sum(end <= self._log_start_offset for end in ends)
+        while below and not self._load_snapshot(bases[below]):
+            below -= 1
         for segment in segments[:below]:
             segment.remove()
         return segments[below:]
@@ -159,12 +167,20 @@ class Loader:
         if end < self._log_start_offset:
             self._remove_segments(segments, 0)
             return self._begun_anew()
-        for segment in segments[first:-1]:
+        self._seal(segments[first:])
+        removed_bytes = size_bytes - sum(segment.size_bytes for segment in segments)
+        return Loaded(segments, end, self._producers, self._start_of(segments), removed_bytes)
+
+    def _seal(self, scanned: list[Segment]) -> None:
+        """What a group commit does after a roll: indexes, names, and then the snapshot at the next segment's begin."""
+        for segment in scanned[:-1]:
             segment.note_max_timestamp()
             segment.write_indexes()
             segment.seal()
-        removed_bytes = size_bytes - sum(segment.size_bytes for segment in segments)
-        return Loaded(segments, end, self._producers, self._start_of(segments), removed_bytes)
+        if len(scanned) > 1:
+            self._disk.sync_directory(self._directory)
+        for segment in scanned[1:]:
+            write_snapshot(self._disk, self._directory, segment.base_offset, self._snapshots[segment.base_offset])
 
     def _first_to_scan(self, segments: list[Segment]) -> int:
         """The number of the segment where the scan begins; its snapshot, if it has one, is loaded."""
@@ -186,6 +202,7 @@ class Loader:
             if segment.base_offset != offset:
                 self._remove_segments(segments, number)
                 break
+            self._snapshots[offset] = self._producers.encode()
             size_bytes, offset = self._rebuild(segment)
             if size_bytes < segment.size_bytes:
                 self._remove_segments(segments, number + 1)

@@ -1,5 +1,8 @@
 """How segments lose their files, and how compacted segments take their place, so that a crash leaves one or the other.
 
+Before any file goes, the directory is synced: what the next segment's snapshot says of producers must be durable before
+the batches that say it too are gone.
+
 A **deleted** segment's files are renamed to `NNN.log.deleted` and so on, and removed after `file.delete.delay.ms` or
 at the next start: who still reads them holds them open.
 
@@ -42,6 +45,7 @@ def retire(disk: Disk, directory: Path, segments: Sequence[Segment], *, kept_sna
     """Renames the files of sealed segments, and the snapshots at their beginnings but for `kept_snapshot`'s, oldest
     first. Blocks; raises OSError. Returns the new paths, for `remove_retired` when nobody reads them any more."""
     retired = []
+    disk.sync_directory(directory)
     for segment in segments:
         segment.pin()
         suffixes = SEGMENT_SUFFIXES if segment.base_offset == kept_snapshot else (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX)

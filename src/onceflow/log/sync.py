@@ -11,11 +11,11 @@ What a round has to sync is more than the active file after a roll:
    first round the data directory too, for a new log's own name is as mortal (creating a log syncs nothing);
 4. then only the snapshots of the sealed segments are written: one that is whole says that everything below its offset
    is durable, names included, and recovery may begin there. Its own name waits for the next roll's round; if it is
-   lost, recovery begins earlier.
+   lost, recovery begins earlier. Before what is earlier goes, it is made durable (`onceflow.log.swap`).
 
-A failed sync of 1 or 3 is final. What can be made again is not: if an index cannot be written (a full disk, no free
-descriptor), its seal and the later ones are kept for the next round, and a directory that could not be opened for
-its sync keeps the whole round. A snapshot that cannot be written is left out.
+A failed sync of 1 or 3 is final. What can be made again is not: if an index or a snapshot cannot be written (a full
+disk, no free descriptor), its seal and the later ones are kept for the next round, and a directory that could not be
+opened for its sync keeps the whole round.
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class SyncPoint:
     is_durable: bool = True
     """After `run`: whether the new files' names are durable too, without which nothing more becomes visible."""
     problem: OSError | None = None
-    """After `run`: why something was put off, or a snapshot left out."""
+    """After `run`: why something was put off."""
 
     def run(self) -> None:
         """Blocks; any thread. Raises OSError, after which nothing is known about what is durable."""
@@ -71,8 +71,7 @@ class SyncPoint:
         except SyncNotBegun as error:
             self.problem, self.is_durable, self.kept_seals = error, False, len(self.seals)
             return
-        self.kept_seals = len(self.seals) - written
-        self._write_snapshots(written)
+        self.kept_seals = len(self.seals) - self._write_snapshots(written)
 
     def _write_indexes(self) -> int:
         """How many seals' indexes were written. In order: a snapshot promises every index below its offset."""
@@ -84,12 +83,15 @@ class SyncPoint:
                 return number
         return len(self.seals)
 
-    def _write_snapshots(self, count: int) -> None:
-        for seal in self.seals[:count]:
+    def _write_snapshots(self, count: int) -> int:
+        """How many of the first `count` seals have their snapshots; a segment cannot leave before."""
+        for number, seal in enumerate(self.seals[:count]):
             try:
                 write_snapshot(self.disk, self.directory, seal.offset_end, seal.snapshot)
             except OSError as error:
                 self.problem = error
+                return number
+        return count
 
 
 def write_snapshot(disk: Disk, directory: Path, offset_end: int, snapshot: bytes) -> None:
