@@ -444,6 +444,14 @@ class Cluster:
             self._coordinators[key_type, key] = Address(found.host, found.port)
         return self._coordinators[key_type, key]
 
+    def any_connection(self) -> Connection:
+        """A connection to whichever broker answers. Raises BrokerUnreachable."""
+        return self._any_connection()
+
+    def connection_to(self, address: Address) -> Connection:
+        """The connection to a broker that a coordinator's address names. Raises BrokerUnreachable."""
+        return self._connection(address)
+
     def leader_connection(self, topic: str, partition: int) -> Connection:
         """A connection to the partition's leader. Raises UnknownTopic, LeaderUnavailable, BrokerUnreachable."""
         return self._broker(self._leader(topic, partition))

@@ -4,11 +4,12 @@ A connection on which anything went wrong is closed at once, because a late answ
 next request. Reconnecting and retrying are the cluster's business.
 """
 
+import contextlib
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from onceflow.client.addresses import Address
@@ -121,12 +122,28 @@ class Connection:
 
         The frame given to `parse` belongs to this answer alone; views of it may be kept.
         """
-        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         deadline = time.monotonic() + (self.timeout_ms + extra_wait_ms) / 1000
+        with self._closing(extra_wait_ms):
+            return parse(self._receive_frame(self._send(encode, deadline), deadline))
+
+    def send(self, encode: Callable[[int], bytes]) -> int:
+        """Send the frame that `encode(correlation id)` makes without waiting for its answer; returns that id.
+
+        `receive` must follow, in the same order, before anything else is asked on this connection.
+        """
+        with self._closing(0):
+            return self._send(encode, time.monotonic() + self.timeout_ms / 1000)
+
+    def receive(self, correlation_id: int, parse: Callable[[memoryview], _T]) -> _T:
+        """The answer to an earlier `send`, which waits up to the connection's time-out from now on."""
+        with self._closing(0):
+            return parse(self._receive_frame(correlation_id, time.monotonic() + self.timeout_ms / 1000))
+
+    @contextlib.contextmanager
+    def _closing(self, extra_wait_ms: int) -> Iterator[None]:
+        """Closes the connection, and says why in a sentence, when anything goes wrong."""
         try:
-            self._socket.settimeout(_left_s(deadline))
-            self._socket.sendall(encode(self._correlation_id))
-            return parse(self._receive_frame(deadline))
+            yield
         except TimeoutError as error:
             self.close()
             raise RequestTimedOut(
@@ -142,6 +159,12 @@ class Connection:
         except BaseException:
             self.close()
             raise
+
+    def _send(self, encode: Callable[[int], bytes], deadline: float) -> int:
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        self._socket.settimeout(_left_s(deadline))
+        self._socket.sendall(encode(self._correlation_id))
+        return self._correlation_id
 
     def _connect(self) -> socket.socket:
         timeout_s = min(self.timeout_ms, CONNECT_MS_MAX) / 1000
@@ -169,7 +192,7 @@ class Connection:
             lambda frame: decode_response(api_key, version, frame)[1],
         )
 
-    def _receive_frame(self, deadline: float) -> memoryview:
+    def _receive_frame(self, correlation_id: int, deadline: float) -> memoryview:
         (size_bytes,) = _SIZE.unpack(self._receive(4, deadline))
         if not 4 <= size_bytes <= self.response_bytes_max:
             raise ResponseTooLarge(
@@ -177,10 +200,10 @@ class Connection:
                 f"{self.response_bytes_max} are taken: allow more with batch_bytes_max"
             )
         frame = self._receive(size_bytes, deadline)
-        (correlation_id,) = _SIZE.unpack_from(frame)
-        if correlation_id != self._correlation_id:
+        (answered_id,) = _SIZE.unpack_from(frame)
+        if answered_id != correlation_id:
             raise NotKafka(
-                f"{self.address} answered request {correlation_id} where {self._correlation_id} was asked: "
+                f"{self.address} answered request {answered_id} where {correlation_id} was asked: "
                 "a broker answers in the order it is asked"
             )
         return frame
