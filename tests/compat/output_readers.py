@@ -62,7 +62,7 @@ class UncommittedReader(threading.Thread):
 
     def run(self) -> None:
         while not self._end.is_set():
-            self._take(self._consumer.consume(1000, timeout=0.1))
+            self._take(self._consumer.consume(1000, timeout=0.01))
         self._consumer.close()
 
     def _take(self, messages: list[Message]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import kafka
 from onceflow.testing import BrokerProcess
-from tests.compat.conftest import kafka_jars, tool
+from tests.compat.conftest import CLIENT_VERSIONS, kafka_jars, tool
 from tests.compat.transactional_copy import BROKER_BOUNCES_AT, CLIENT_BOUNCES, SOONER, Cell, Copy, Figures
 
 CELLS = [
@@ -22,12 +22,13 @@ SMALL_CELLS = [
     Cell(True, "broker", False, True, messages=6000, transaction_size=100),
     Cell(True, "clients", True, False, messages=6000, transaction_size=100),
 ]
+"""One for each version of the Java client."""
 
 
 @pytest.fixture
-def jars() -> Path:
+def jars(request: pytest.FixtureRequest) -> Path:
     tool("java", "apt install default-jdk-headless")
-    return kafka_jars(kafka.VERSION)
+    return kafka_jars(getattr(request, "param", kafka.VERSION))
 
 
 def copy(cell: Cell, jars: Path, directory: Path) -> Figures:
@@ -36,7 +37,9 @@ def copy(cell: Cell, jars: Path, directory: Path) -> Figures:
         return Copy(cell, broker, jars, directory).run()
 
 
-@pytest.mark.parametrize("cell", SMALL_CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    ("jars", "cell"), [*zip(CLIENT_VERSIONS, SMALL_CELLS, strict=True)], ids=str, indirect=["jars"]
+)
 def test_a_short_copy(cell: Cell, jars: Path, tmp_path: Path) -> None:
     figures = copy(cell, jars, tmp_path)
     print(figures)
@@ -44,7 +47,7 @@ def test_a_short_copy(cell: Cell, jars: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("cell", CELLS + GROUP_CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", CELLS + GROUP_CELLS, ids=str)
 def test_the_whole_copy(cell: Cell, jars: Path, tmp_path: Path) -> None:
     figures = copy(cell, jars, tmp_path)
     print(figures)
@@ -53,7 +56,7 @@ def test_the_whole_copy(cell: Cell, jars: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("cell", CELLS_ON_KAFKA, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", CELLS_ON_KAFKA, ids=str)
 def test_the_whole_copy_on_apache_kafka(cell: Cell, jars: Path, tmp_path: Path) -> None:
     """What is asked of ours is not more than what Kafka does."""
     with kafka.KafkaProcess(tmp_path / "kafka", jars, SOONER) as broker:

@@ -62,8 +62,7 @@ class Cell:
     messages: int = 100_000
     transaction_size: int = 750
 
-    @property
-    def name(self) -> str:
+    def __str__(self) -> str:
         group = "group mode" if self.group_mode else ("" if self.group_metadata else "no ") + "group metadata"
         parts = f"{self.partitions} partition" + ("s" if self.partitions > 1 else "")
         return f"{'hard' if self.hard else 'clean'}, {self.bounced}, {parts}, {group}"
@@ -95,7 +94,7 @@ class Figures:
 
     def __str__(self) -> str:
         return (
-            f"{self.cell.name}: {self.cell.messages:,} messages, {self.committed:,} transactions committed,"
+            f"{self.cell}: {self.cell.messages:,} messages, {self.committed:,} transactions committed,"
             f" {self.aborted:,} aborted with {self.aborted_messages:,} messages,"
             f" {self.bounces} bounces, {self.seconds:.1f} s"
         )
@@ -157,7 +156,7 @@ class Copy:
         """Seed, copy, bounce, read and compare."""
         source = seed(self.broker.bootstrap, self.cell)
         begun = time.monotonic()
-        uncommitted = UncommittedReader(self.broker.bootstrap, OUTPUT, self.cell.partitions)
+        self._uncommitted = uncommitted = UncommittedReader(self.broker.bootstrap, OUTPUT, self.cell.partitions)
         uncommitted.start()
         try:
             self._copy()
@@ -195,16 +194,20 @@ class Copy:
         return copier.name, copier.code, copier.progress, copier.log.read_text()[-3000:]
 
     def _wait_for(self, copier: Copier, share: float, moments: random.Random) -> None:
-        """Until it has done this share or all, and then some moment within a transaction."""
+        """Until it has done this share or all; then some moment within a transaction, or while its records arrive."""
 
         def far_enough() -> bool:
             return copier.is_done or ((progress := copier.progress) is not None and progress.share >= share)
 
         until(far_enough, PROGRESS_SECONDS, lambda: self._state(copier))
-        time.sleep(moments.uniform(0, WITHIN_A_TRANSACTION_SECONDS))
+        if moments.random() < 0.5:
+            time.sleep(moments.uniform(0, WITHIN_A_TRANSACTION_SECONDS))
+        elif not copier.is_done:
+            count = len(self._uncommitted.read)
+            until(lambda: len(self._uncommitted.read) > count or copier.is_done, PROGRESS_SECONDS, lambda: count)
 
     def _bounce_broker(self) -> None:
-        moments = random.Random(self.cell.name)
+        moments = random.Random(str(self.cell))
         for place, share in enumerate(BROKER_BOUNCES_AT):
             self._wait_for(self._copiers[place % len(self._copiers)], share, moments)
             self.bounces += not all(each.is_done for each in self._copiers)
@@ -220,7 +223,7 @@ class Copy:
 
     def _bounce_copier(self, copier: Copier) -> int:
         """How often it was bounced; a copier of a group may have nothing to do."""
-        moments = random.Random(copier.name + self.cell.name)
+        moments = random.Random(copier.name + str(self.cell))
         for bounces in range(CLIENT_BOUNCES):
             self._wait_for(copier, CLIENT_BOUNCES_AT, moments)
             if copier.is_done:
