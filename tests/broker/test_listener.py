@@ -356,6 +356,52 @@ def test_a_large_answer_goes_out_by_sendfile_in_slices_and_no_byte_of_it_enters_
     assert max(by_turn.values()) <= 300_000
 
 
+def test_small_slices_are_read_and_no_more_of_them_than_go_out_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = os.urandom(600_000)
+    (tmp_path / "file").write_bytes(content)
+    file = RealDisk().open(tmp_path / "file")
+    slices = [Slice(file, position, 3_000) for position in range(0, 600_000, 3_000)]
+    answer = [piece for each in slices for piece in (b"between", each)]
+
+    def not_sent(*_arguments: object) -> int:
+        raise AssertionError("a small slice is one call with what stands around it")
+
+    async def scenario(server: Served) -> None:
+        server.is_silent = True
+        client = await server.connect(receive_buffer_bytes=4096)
+        await send(client, frame(apis.FETCH))
+        await turns(5)
+        server.replies[0].send(answer)
+        await turns(5)
+        (connection,) = server.listener._connections
+        assert 0 < connection.unsent_bytes < 200 * 7 + 2 * connections.JOINED_BYTES_MAX
+        expected = b"".join(piece if isinstance(piece, bytes) else piece.read() for piece in answer)
+        assert await receive(client, len(expected)) == expected
+        assert connection.unsent_bytes == server.listener._answers.used_bytes == 0
+
+    monkeypatch.setattr(os, "sendfile", not_sent)
+    served(scenario)
+    file.close()
+
+
+def test_a_small_slice_that_the_file_does_not_have_closes_the_connection(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"half")
+    file = RealDisk().open(tmp_path / "file")
+
+    async def scenario(server: Served) -> None:
+        server.is_silent = True
+        client = await server.connect()
+        await send(client, frame(apis.FETCH))
+        await turns(5)
+        server.replies[0].send([b"head", Slice(file, 0, 8), b"tail"])
+        assert await is_closed(client)
+
+    served(scenario)
+    file.close()
+
+
 def test_accepting_pauses_without_descriptors_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
 

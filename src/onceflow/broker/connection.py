@@ -3,7 +3,8 @@
 A connection owns its non-blocking socket and is called by the event loop. It reads into one buffer that begins at
 4 KiB and grows as a frame's bytes really arrive; a request sees its frame as a view of that buffer, which is valid
 only until the handler returns. An answer is a list of pieces, bytes or slices of a segment; the slices go out by
-sendfile, resumed when the socket is writable again, and no byte of them enters this process.
+sendfile, resumed when the socket is writable again, and no byte of them enters this process. Only small ones are read:
+in one call with what stands around them they cost less, and they wake their reader once.
 
 What one connection may cost the others is bounded: bytes read, handled and sent in one turn of the loop, unanswered
 requests, unsent answers, and, over all connections in sum, the memory of requests that are being received and of
@@ -40,6 +41,8 @@ READ_BYTES_PER_TURN = 4 * 1024 * 1024
 REQUEST_BYTES_PER_TURN = 1024 * 1024
 """After requests of so many bytes other connections have their turn; a single larger one is handled whole."""
 SENT_BYTES_PER_TURN = 4 * 1024 * 1024
+SLICE_BYTES_SMALL = 32 * 1024
+JOINED_BYTES_MAX = 64 * 1024
 DRAINED_BYTES_MAX = 1024 * 1024
 
 _GROUP_REQUESTS = frozenset((apis.JOIN_GROUP, apis.SYNC_GROUP, apis.OFFSET_COMMIT, apis.TXN_OFFSET_COMMIT))
@@ -398,6 +401,8 @@ class Connection:
             self._active_at = self._clock.monotonic()
 
     def _send_first(self) -> None:
+        if len(self._unsent) > 1:
+            self._join_small()
         piece = self._unsent[0]
         if isinstance(piece, _Sending):
             self._send_file(piece)
@@ -412,14 +417,37 @@ class Connection:
         else:
             self._unsent[0] = memoryview(piece)[count:]
 
+    def _join_small(self) -> None:
+        """Make one piece of those at the front that are small."""
+        joined = bytearray()
+        unsent = self._unsent
+        while unsent and len(joined) < JOINED_BYTES_MAX:
+            piece = unsent[0]
+            if isinstance(piece, _Sending):
+                if piece.size_bytes > SLICE_BYTES_SMALL:
+                    break
+                piece = self._read(piece)
+            elif len(piece) > JOINED_BYTES_MAX:
+                break
+            joined += piece
+            unsent.popleft()
+        if joined:
+            unsent.appendleft(bytes(joined))
+
+    def _read(self, piece: _Sending) -> bytes:
+        data = piece.file.read(piece.size_bytes, piece.position)
+        if len(data) < piece.size_bytes:
+            raise OSError(f"the file ended {piece.size_bytes - len(data)} bytes too early")
+        self.unsent_bytes += len(data)
+        self._answers.add(len(data))
+        return data
+
     def _send_file(self, piece: _Sending) -> None:
         try:
             descriptor = piece.file.fileno()
         except OSError:
             # A file that is not the operating system's (a test's disk) has no descriptor to send from.
-            self._unsent[0] = piece.file.read(piece.size_bytes, piece.position)
-            self.unsent_bytes += piece.size_bytes
-            self._answers.add(piece.size_bytes)
+            self._unsent[0] = self._read(piece)
             return
         wanted = min(piece.size_bytes, self._turn_bytes_left)
         count = os.sendfile(self._socket.fileno(), descriptor, piece.position, wanted)
