@@ -159,9 +159,34 @@ def test_each_range_has_a_task_of_its_own_where_there_is_much_and_shares_one_whe
     assert offsets.share_out([], 1000) == []
 
 
-@given(st.lists(st.integers(0, 1000), max_size=12), st.integers(1, 500))
-def test_every_range_is_read_by_exactly_one_task(sizes: list[int], least: int) -> None:
-    parts = [OffsetRange("t", number, 0, size) for number, size in enumerate(sizes)]
-    tasks = offsets.share_out(parts, least)
-    assert sorted(part for task in tasks for part in task) == [part for part in parts if part.size]
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 1000), max_size=12),
+    st.integers(1, 500),
+    st.none() | st.integers(1, 40),
+    st.none() | st.integers(1, 300),
+)
+def test_every_offset_is_read_by_exactly_one_task(
+    sizes: list[int], least: int, tasks_min: int | None, most: int | None
+) -> None:
+    parts = [OffsetRange("t", number, 5, 5 + size) for number, size in enumerate(sizes)]
+    tasks = offsets.share_out(parts, least, tasks_min=tasks_min, offsets_per_task_max=most)
+    read = sorted((part.partition, offset) for task in tasks for part in task for offset in range(part.begin, part.end))
+    assert read == [(part.partition, offset) for part in parts for offset in range(part.begin, part.end)]
+    assert all(part.size for task in tasks for part in task)
     assert all(tasks)
+    assert len(tasks) >= min(tasks_min or 0, sum(sizes))
+    assert most is None or all(sum(part.size for part in task) <= most for task in tasks)
+    if tasks_min is None and most is None:
+        assert sorted(part for task in tasks for part in task) == [part for part in parts if part.size]
+
+
+def test_a_range_is_cut_in_proportion_to_what_each_has() -> None:
+    parts = [OffsetRange("t", 0, 0, 300), OffsetRange("t", 1, 0, 100)]
+    tasks = offsets.share_out(parts, 10_000, tasks_min=4)
+    assert sorted(part for task in tasks for part in task) == [
+        OffsetRange("t", 0, 0, 100),
+        OffsetRange("t", 0, 100, 200),
+        OffsetRange("t", 0, 200, 300),
+        OffsetRange("t", 1, 0, 100),
+    ]

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -135,6 +137,42 @@ def test_available_now_restarted_counts_what_is_there_in_that_same_run(
     forget_commit(checkpoint, 2)
     send(["d"])
     assert drain(startingOffsets="latest") == {2: ["b", "c"], 3: ["d"]}, "the checkpoint wins over the option"
+
+
+MODES: dict[str, tuple[dict[str, str], list[str]]] = {
+    "earliest": ({"startingOffsets": "earliest"}, ["0", "1", "2", "3"]),
+    "latest": ({}, []),
+    "committed": ({"groupId": "GROUP"}, ["2", "3"]),
+    "timestamp": ({"startingTimestamp": "TIME_2"}, ["2", "3"]),
+    "timestamp of each": ({"startingOffsetsByTimestamp": '{"TOPIC": {"0": TIME_3}}'}, ["3"]),
+    "offsets": ({"startingOffsets": '{"TOPIC": {"0": 1}}'}, ["1", "2", "3"]),
+}
+
+
+def everything(batches: Batches) -> list[str]:
+    return [value for values in batches.values() for value in values]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_start_mode_is_for_a_fresh_query_and_a_checkpoint_wins(
+    mode: str, drain: Drain, cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 1)
+    base_ms = time.time_ns() // 1_000_000
+    for number in range(4):
+        send([str(number)], timestamp=base_ms + number)
+    cluster.commit_offsets(f"of-{topic}", topic, {0: 2})
+    given, first = MODES[mode]
+    words = {"TOPIC": topic, "GROUP": f"of-{topic}", "TIME_2": str(base_ms + 2), "TIME_3": str(base_ms + 3)}
+    pattern = re.compile("|".join(words))
+    options = {name: pattern.sub(lambda word: words[word[0]], value) for name, value in given.items()}
+    assert everything(drain(**options)) == first
+    send(["new"], timestamp=base_ms + 4)
+    # Whatever the options say by now: a group that went back, a time or an offset that is another.
+    cluster.commit_offsets(f"of-{topic}", topic, {0: 0})
+    assert everything(drain(**{"startingOffsets": "earliest"} if mode == "latest" else options)) == ["new"]
+    committed = cluster.committed_offsets(f"of-{topic}", topic)
+    assert committed == ({0: 5} if mode == "committed" else {0: 0}), "the last batch of available-now too"
 
 
 def test_a_driver_killed_in_batch_0_loses_nothing(

@@ -13,6 +13,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.spark import connections, positions
 from onceflow.spark.options import SourceOptions
 from onceflow.spark.stream import StreamReader
+from onceflow.spark.subscription import subscribed
 from onceflow.testing import BrokerProcess
 
 
@@ -32,7 +33,7 @@ def test_a_broker_that_is_away_for_a_moment_ends_no_query(tmp_path: Path, monkey
     with BrokerProcess(tmp_path / "data") as broker:
         with Cluster(broker.bootstrap) as cluster:
             cluster.create_topic("t", 1)
-        reader = StreamReader(SourceOptions(broker.bootstrap, ("t",), "latest"))
+        reader = StreamReader(SourceOptions(broker.bootstrap, subscribed("t"), "latest"))
         start = reader.initialOffset()
         reader.partitions(start, start)
         producer = Producer({"bootstrap.servers": broker.bootstrap})
@@ -43,7 +44,7 @@ def test_a_broker_that_is_away_for_a_moment_ends_no_query(tmp_path: Path, monkey
             end = reader.latestOffset(start, ReadAllAvailable())
             (task,) = reader.partitions(start, end)
 
-        as_in_a_new_worker = dict[str, Cluster]()
+        as_in_a_new_worker = dict[tuple[str, int], Cluster]()
         monkeypatch.setattr(connections, "_clusters", as_in_a_new_worker)
         with away_for_a_moment(broker):
             rows = [value for batch in reader.read(task) for value in batch["value"].to_pylist()]

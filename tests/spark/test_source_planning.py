@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from onceflow.client.cluster import Cluster
 from onceflow.spark import positions, read_task
@@ -14,6 +14,7 @@ from onceflow.spark.data_loss import DataLost
 from onceflow.spark.offsets import IDS_KEY, OffsetRange
 from onceflow.spark.options import SourceOptions
 from onceflow.spark.stream import StreamReader, TopicNotSubscribed
+from onceflow.spark.subscription import read_subscription, subscribed
 
 Send = Callable[..., None]
 Start = dict[str, Any]
@@ -28,7 +29,7 @@ def _each_question_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def options(bootstrap: str, topic: str) -> SourceOptions:
-    return SourceOptions(bootstrap, (topic,), "earliest")
+    return SourceOptions(bootstrap, subscribed(topic), "earliest")
 
 
 def begin(options: SourceOptions) -> tuple[StreamReader, Start]:
@@ -81,7 +82,7 @@ def test_nothing_new_gives_back_the_same_text_and_no_tasks(
 
 def test_the_limit_of_a_trigger_is_what_spark_is_told(options: SourceOptions, bootstrap: str) -> None:
     assert StreamReader(options).getDefaultReadLimit() == ReadAllAvailable()
-    limited = SourceOptions(bootstrap, ("t",), "latest", offsets_per_trigger_max=7)
+    limited = SourceOptions(bootstrap, subscribed("t"), "latest", offsets_per_trigger_max=7)
     assert StreamReader(limited).getDefaultReadLimit() == ReadMaxRows(7)
 
 
@@ -160,8 +161,8 @@ def test_a_topic_that_is_no_longer_subscribed_stops_the_query(
 ) -> None:
     cluster.create_topic(topic, 1)
     _, start = begin(options)
-    reader = StreamReader(replace(options, topics=("other",)))
-    with pytest.raises(TopicNotSubscribed, match=f"reads topic {topic}, which option subscribe does not name"):
+    reader = StreamReader(replace(options, subscription=subscribed("other")))
+    with pytest.raises(TopicNotSubscribed, match=f"reads {topic}-0, which option subscribe does not name"):
         reader.latestOffset(start, EVERYTHING)
 
 
@@ -181,9 +182,113 @@ def test_an_available_now_run_reads_to_the_ends_of_its_first_moment(
     assert batch(reader, end) == (end, [])
 
 
-def test_little_data_makes_one_task_and_much_makes_one_for_each_partition() -> None:
+def test_little_data_makes_one_task_and_much_makes_one_for_each_partition(options: SourceOptions) -> None:
     little = [OffsetRange("t", number, 0, 100) for number in range(4)]
     much = [OffsetRange("t", number, 0, 100_000) for number in range(4)]
-    assert [len(task.ranges) for task in read_task.plan(little, {"t": "id"})] == [4]
-    assert [task.ranges for task in read_task.plan(much, {"t": "id"})] == [(part,) for part in much]
-    assert read_task.plan(little, {"t": "id", "u": "other"})[0].topic_ids == {"t": "id"}
+    assert [len(task.ranges) for task in read_task.plan(little, {"t": "id"}, options)] == [4]
+    assert [task.ranges for task in read_task.plan(much, {"t": "id"}, options)] == [(part,) for part in much]
+    assert read_task.plan(little, {"t": "id", "u": "other"}, options)[0].topic_ids == {"t": "id"}
+    three = replace(options, tasks_min=3)
+    assert [task.ranges for task in read_task.plan([OffsetRange("t", 0, 0, 9)], {}, three)] == [
+        (OffsetRange("t", 0, begin, begin + 3),) for begin in (0, 3, 6)
+    ]
+    small = replace(options, offsets_per_task_max=100)
+    assert [sum(part.size for part in task.ranges) for task in read_task.plan(little, {}, small)] == [100] * 4
+
+
+def test_a_pattern_finds_topics_that_appear_while_the_query_runs(
+    bootstrap: str, cluster: Cluster, topic: str, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(positions, "TOPICS_AGE_MS_MAX", 0)
+    cluster.create_topic(topic, 1)
+    wanted = read_subscription({"subscribepattern": f"{topic}(-later)?"})
+    reader, start = begin(SourceOptions(bootstrap, wanted, "latest"))
+    assert set(start) == {topic, IDS_KEY}
+    cluster.create_topic(f"{topic}-later", 1)
+    cluster.create_topic(f"{topic}-other", 1)
+    send(["first"], topic=f"{topic}-later")
+    end, values = batch(reader, start)
+    assert (end[f"{topic}-later"], values) == ({"0": 0}, [])
+    end, values = batch(reader, end)
+    assert (set(end), values) == ({topic, f"{topic}-later", IDS_KEY}, [b"first"])
+
+
+def test_assigned_partitions_alone_are_read(bootstrap: str, cluster: Cluster, topic: str, send: Send) -> None:
+    cluster.create_topic(topic, 3)
+    for partition in range(3):
+        send([f"of {partition}"], partition=partition)
+    both = read_subscription({"assign": json.dumps({topic: [0, 2]})})
+    reader, start = begin(SourceOptions(bootstrap, both, "earliest"))
+    end, values = batch(reader, start)
+    assert (end[topic], sorted(values)) == ({"0": 1, "2": 1}, [b"of 0", b"of 2"])
+    fewer = read_subscription({"assign": json.dumps({topic: [0]})})
+    with pytest.raises(TopicNotSubscribed, match=f"reads {topic}-2, which option assign does not name"):
+        StreamReader(SourceOptions(bootstrap, fewer, "earliest")).latestOffset(end, EVERYTHING)
+
+
+def test_a_batch_waits_for_enough_offsets_but_not_for_ever(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 1)
+    now = [100.0]
+    patient = replace(options, offsets_per_trigger_min=3, trigger_delay_max_ms=60_000)
+    reader = StreamReader(patient, lambda: now[0])
+    start = reader.initialOffset()
+    reader.partitions(start, start)
+    assert reader.getDefaultReadLimit() == ReadMinRows(3)
+    assert batch(reader, start) == (start, [])
+    send(["a"])
+    end, values = batch(reader, start)
+    assert values == [b"a"], "the first batch waits for nothing, as in Spark's own source"
+    send(["b", "c"])
+    assert batch(reader, end) == (end, [])
+    send(["d"])
+    end, values = batch(reader, end)
+    assert values == [b"b", b"c", b"d"]
+    send(["e"])
+    assert batch(reader, end) == (end, [])
+    now[0] += 60
+    end, values = batch(reader, end)
+    assert values == [b"e"]
+    send(["f"])
+    reader.prepareForTriggerAvailableNow()
+    assert batch(reader, end)[1] == [b"f"], "an available-now run reads what is there"
+
+
+def test_a_group_follows_the_query_and_shows_what_is_complete(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send
+) -> None:
+    """Mission B1 and B2: last processed 3, so 4 is committed and comes next; never the current position."""
+    cluster.create_topic(topic, 1)
+    send(["0", "1", "2", "3"])
+    group = f"of-{topic}"
+    committing = replace(options, commits_to=group)
+    reader, start = begin(committing)
+    end, values = batch(reader, start)
+    assert values == [b"0", b"1", b"2", b"3"]
+    assert cluster.committed_offsets(group, topic) == {0: 0}, "the batch is planned and not complete"
+    send(["4"])
+    following = reader.latestOffset(end, EVERYTHING)
+    assert cluster.committed_offsets(group, topic) == {0: 4}
+    restarted = StreamReader(committing)
+    assert restarted.partitions(end, following)[0].ranges == (OffsetRange(topic, 0, 4, 5),)
+    assert restarted.latestOffset(following, EVERYTHING) == following
+    assert cluster.committed_offsets(group, topic) == {0: 5}
+    silent, _ = begin(replace(options, commits_to=None))
+    silent.latestOffset(start, EVERYTHING)
+    assert cluster.committed_offsets(group, topic) == {0: 5}
+
+
+def test_a_commit_that_fails_is_a_warning_and_not_tried_at_every_poll(
+    options: SourceOptions, cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create_topic(topic, 1)
+    now = [100.0]
+    # A group whose name no broker takes.
+    reader = StreamReader(replace(options, commits_to="g" * 40_000), lambda: now[0])
+    start = reader.initialOffset()
+    reader.partitions(start, start)
+    for _ in range(3):
+        assert reader.latestOffset(start, EVERYTHING) == start
+    told = [record.message for record in caplog.records if "does not show where the query stands" in record.message]
+    assert len(told) == 1

@@ -1,14 +1,19 @@
 """Positions against a real broker, without Spark: what start and end options mean, how often the broker is asked."""
 
+import json
 from collections.abc import Callable
 
 import pytest
 
 from onceflow.client.cluster import Cluster
+from onceflow.client.errors import UnknownTopic
 from onceflow.spark.data_loss import DataLost
 from onceflow.spark.offsets import Offsets
-from onceflow.spark.options import Position, SourceOptions, WrongOption
+from onceflow.spark.options import SourceOptions
+from onceflow.spark.position_options import AtCommitted, AtTimestamp, Position
 from onceflow.spark.positions import ENDS_AGE_MS_MAX, TOPICS_AGE_MS_MAX, LogPositions
+from onceflow.spark.subscription import read_subscription, subscribed
+from onceflow.spark.wrong_option import WrongOption
 
 Send = Callable[..., None]
 NO_ID = "00000000-0000-0000-0000-000000000000"
@@ -31,7 +36,7 @@ def watch() -> Watch:
 @pytest.fixture
 def positions(cluster: Cluster, topic: str, bootstrap: str, watch: Watch) -> LogPositions:
     cluster.create_topic(topic, 2)
-    return LogPositions(cluster, SourceOptions(bootstrap, (topic,), "latest"), watch)
+    return LogPositions(cluster, SourceOptions(bootstrap, subscribed(topic), "latest"), watch)
 
 
 def resolved(positions: LogPositions, topic: str, position: Position) -> dict[int, int]:
@@ -101,5 +106,75 @@ def test_a_start_that_is_gone_from_the_log_follows_fail_on_data_loss(
     assert positions._resolve_offset("startingOffsets", topic, 0, 7, begin=7, end=9) == 7
     with pytest.raises(DataLost, match=r"-0 \[5, 7\) is gone from the log: the partition now begins at 7"):
         positions._resolve_offset("startingOffsets", topic, 0, 5, begin=7, end=9)
-    lenient = LogPositions(cluster, SourceOptions(bootstrap, (topic,), "latest", fail_on_data_loss=False))
+    lenient = LogPositions(cluster, SourceOptions(bootstrap, subscribed(topic), "latest", fail_on_data_loss=False))
     assert lenient._resolve_offset("startingOffsets", topic, 0, 5, begin=7, end=9) == 7
+
+
+def test_a_partition_that_is_assigned_and_not_there_is_refused(
+    positions: LogPositions, cluster: Cluster, bootstrap: str, topic: str
+) -> None:
+    wanted = read_subscription({"assign": json.dumps({topic: [0, 5]})})
+    with pytest.raises(WrongOption, match=f"option assign names {topic}-5, which does not exist"):
+        LogPositions(cluster, SourceOptions(bootstrap, wanted, "latest")).resolve("startingOffsets", "latest")
+
+
+def test_a_pattern_that_nothing_matches_is_told(cluster: Cluster, bootstrap: str, topic: str) -> None:
+    wanted = read_subscription({"subscribepattern": f"{topic}-.*"})
+    with pytest.raises(UnknownTopic, match=r"no topic at .* has such a name"):
+        LogPositions(cluster, SourceOptions(bootstrap, wanted, "latest")).resolve("startingOffsets", "latest")
+
+
+def test_a_pattern_finds_no_internal_topic(cluster: Cluster, bootstrap: str, topic: str) -> None:
+    cluster.create_topic(topic, 1)
+    cluster.commit_offsets(f"of-{topic}", topic, {0: 0})
+    everything = LogPositions(
+        cluster, SourceOptions(bootstrap, read_subscription({"subscribepattern": ".*"}), "latest")
+    )
+    found = everything.ends().by_topic
+    assert topic in found
+    assert not [name for name in found if name.startswith("__")]
+
+
+@pytest.fixture
+def dated(positions: LogPositions, topic: str, send: Send) -> LogPositions:
+    """Partition 0 has records of second 10, 20 and 30, partition 1 of second 10 alone."""
+    for seconds in (10, 20, 30):
+        send(["x"], timestamp=seconds * 1000)
+    send(["x"], partition=1, timestamp=10_000)
+    return positions
+
+
+def at(topic: str, *, times: dict[int, int] | None = None, everywhere: int | None = None, fails: bool) -> AtTimestamp:
+    return AtTimestamp("startingTimestamp", everywhere, {topic: times} if times else {}, fails)
+
+
+def test_times_are_the_first_records_dated_then_or_later(dated: LogPositions, topic: str) -> None:
+    assert resolved(dated, topic, at(topic, everywhere=5_000, fails=True)) == {0: 0, 1: 0}
+    assert resolved(dated, topic, at(topic, times={0: 20_000, 1: 10_000}, fails=True)) == {0: 1, 1: 0}
+    assert resolved(dated, topic, at(topic, everywhere=10_001, fails=False)) == {0: 1, 1: 1}, "partition 1's end"
+    with pytest.raises(WrongOption, match=r"no record of .*-1 is dated 10001 ms or later; startingOffsetsByTimestampS"):
+        dated.resolve("startingTimestamp", at(topic, everywhere=10_001, fails=True))
+    with pytest.raises(WrongOption, match="-1 is not given; name each partition"):
+        dated.resolve("startingTimestamp", at(topic, times={0: 5}, fails=False))
+
+
+def test_a_time_beyond_a_fixed_end_is_that_end(positions: LogPositions, topic: str, send: Send) -> None:
+    send(["x"], timestamp=10_000)
+    fixed = positions.ends(fresh=True)
+    send(["late", "later"], timestamp=20_000)
+    asked = at(topic, everywhere=20_000, fails=False)
+    assert dict(positions.resolve("startingTimestamp", asked, fixed).by_topic[topic]) == {0: 1, 1: 0}
+
+
+def test_a_group_stands_where_it_committed(positions: LogPositions, cluster: Cluster, topic: str, send: Send) -> None:
+    send(["a", "b", "c"], partition=0)
+    send(["a", "b"], partition=1)
+    group = f"of-{topic}"
+    cluster.commit_offsets(group, topic, {0: 2})
+    assert resolved(positions, topic, AtCommitted(group, "earliest")) == {0: 2, 1: 0}
+    assert resolved(positions, topic, AtCommitted(group, "latest")) == {0: 2, 1: 2}
+    with pytest.raises(WrongOption, match=f"group {group} has committed no offset of {topic}-1; option"):
+        positions.resolve("startingOffsets", AtCommitted(group, "fail"))
+    cluster.commit_offsets(group, topic, {0: 4})
+    with pytest.raises(WrongOption, match=f"group {group}: offset 4 of {topic}-0 lies beyond its end, 3"):
+        positions.resolve("startingOffsets", AtCommitted(group, "latest"))

@@ -1,6 +1,7 @@
 """The reading half against a real broker, without Spark: exact ranges as Arrow, and what is gone from the log."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow
@@ -15,14 +16,15 @@ from onceflow.spark.data_loss import DataLost
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.options import SourceOptions
 from onceflow.spark.read_task import ReadTask, TopicReplaced
-from onceflow.spark.source import SCHEMA
+from onceflow.spark.source import SCHEMA, columns
+from onceflow.spark.subscription import subscribed
 
 Send = Callable[..., None]
 
 
 @pytest.fixture
 def options(bootstrap: str, topic: str) -> SourceOptions:
-    return SourceOptions(bootstrap, (topic,), "latest")
+    return SourceOptions(bootstrap, subscribed(topic), "latest")
 
 
 def rows_of(options: SourceOptions, *parts: OffsetRange) -> list[dict[str, Any]]:
@@ -37,6 +39,18 @@ def test_the_arrow_schema_is_exactly_what_spark_expects(
     send(["a"])
     (batch,) = read_task.read(options, ReadTask((OffsetRange(topic, 0, 0, 1),), {}))
     assert batch.schema.equals(to_arrow_schema(SCHEMA, timezone="UTC"))
+
+
+def test_headers_come_along_where_they_are_asked_for(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["a"], headers=[("h", b"1"), ("h", None)])
+    send(["b"])
+    with_headers = replace(options, include_headers=True)
+    (batch,) = read_task.read(with_headers, ReadTask((OffsetRange(topic, 0, 0, 2),), {}))
+    assert batch.schema.equals(to_arrow_schema(columns(with_headers), timezone="UTC"))
+    assert batch["headers"].to_pylist() == [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], []]
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -86,7 +100,7 @@ def test_a_range_that_the_log_does_not_have_is_data_loss_or_skipped(
         DataLost, match=r"-0 \[5, 9\) is gone from the log: .* begins at 0 and ends at 2; .*failOnDataLoss"
     ):
         rows_of(options, beyond)
-    lenient = SourceOptions(bootstrap, (topic,), "latest", fail_on_data_loss=False)
+    lenient = SourceOptions(bootstrap, subscribed(topic), "latest", fail_on_data_loss=False)
     assert [row["value"] for row in rows_of(lenient, beyond, OffsetRange(topic, 0, 1, 2))] == [b"b"]
 
 
@@ -96,7 +110,7 @@ def test_a_range_that_the_log_does_not_have_is_data_loss_or_skipped(
     ids=["the first are gone", "all are gone", "the log went back"],
 )
 def test_reading_goes_on_after_what_is_gone(offset: int, log_start: int, log_end: int, goes_on_at: int) -> None:
-    options = SourceOptions("127.0.0.1:9092", ("t",), "latest", fail_on_data_loss=False)
+    options = SourceOptions("127.0.0.1:9092", subscribed("t"), "latest", fail_on_data_loss=False)
     error = OffsetOutOfRange("t", 0, offset, log_start, log_end)
     assert read_task._skip_gone(options, OffsetRange("t", 0, 5, 10), error) == goes_on_at
 

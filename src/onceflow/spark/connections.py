@@ -4,15 +4,20 @@ import atexit
 
 from onceflow.client.cluster import Cluster
 
-_clusters: dict[str, Cluster] = {}
+TIMEOUT_MS = 30_000
+
+_clusters: dict[tuple[str, int], Cluster] = {}
 
 
-def connect(bootstrap: str, *, first_contact_ms: int = 0) -> Cluster:
-    """This process's way to a cluster, closed when the process ends.
+def connect(bootstrap: str, *, first_contact_ms: int = 0, timeout_ms: int = TIMEOUT_MS) -> Cluster:
+    """This process's way to a cluster, closed when the process ends; one for each time-out.
 
     `first_contact_ms` is how long the first connection of all may take: 0 where an address may be wrong.
     """
-    if bootstrap not in _clusters:
-        _clusters[bootstrap] = Cluster(bootstrap, client_id="onceflow-spark", first_contact_ms=first_contact_ms)
-        atexit.register(_clusters[bootstrap].close)
-    return _clusters[bootstrap]
+    found = _clusters.get((bootstrap, timeout_ms))
+    if found is None:
+        found = _clusters[bootstrap, timeout_ms] = Cluster(
+            bootstrap, client_id="onceflow-spark", first_contact_ms=first_contact_ms, timeout_ms=timeout_ms
+        )
+        atexit.register(found.close)
+    return found

@@ -17,8 +17,10 @@ other. Batch k covers `ranges(offsets/k-1, offsets/k)`; batch 0 covers `ranges(N
 in it: `offsets/0` says where the query starts.
 """
 
+import heapq
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,20 +201,46 @@ def limit(start: Offsets, end: Offsets, offsets_max: int) -> Offsets:
     return Offsets(limited, end.topic_ids)
 
 
-def share_out(parts: Iterable[OffsetRange], offsets_per_task_min: int) -> list[list[OffsetRange]]:
-    """One list of ranges per read task. Empty ranges get none; a range is never cut.
+def share_out(
+    parts: Iterable[OffsetRange],
+    offsets_per_task_min: int,
+    *,
+    tasks_min: int | None = None,
+    offsets_per_task_max: int | None = None,
+) -> list[list[OffsetRange]]:
+    """One list of ranges per read task. Empty ranges get none.
 
     As many tasks as ranges where each has much to read; where there is little, one task reads several, since a
-    task costs some 30 ms however little it does.
+    task costs some 30 ms however little it does. A range is cut where there shall be at least `tasks_min` tasks, in
+    proportion to what each has, or no task may have more than `offsets_per_task_max` offsets.
     """
-    present = sorted((part for part in parts if part.size), key=lambda part: part.size, reverse=True)
+    present = _cut([part for part in parts if part.size], tasks_min or 1, offsets_per_task_max)
+    present.sort(key=lambda part: part.size, reverse=True)
     total = sum(part.size for part in present)
-    task_count = min(len(present), max(1, total // offsets_per_task_min))
+    task_count = min(len(present), max(1, total // offsets_per_task_min, tasks_min or 1))
     tasks: list[list[OffsetRange]] = [[] for _ in range(task_count)]
+    smallest = [(0, number) for number in range(task_count)]
     for part in present:
-        min(tasks, key=_size).append(part)
+        size, number = smallest[0]
+        if offsets_per_task_max is not None and size + part.size > max(offsets_per_task_max, part.size):
+            number = len(tasks)
+            tasks.append([part])
+            heapq.heappush(smallest, (part.size, number))
+        else:
+            tasks[number].append(part)
+            heapq.heapreplace(smallest, (size + part.size, number))
     return tasks
 
 
-def _size(parts: Sequence[OffsetRange]) -> int:
-    return sum(part.size for part in parts)
+def _cut(present: list[OffsetRange], tasks_min: int, offsets_max: int | None) -> list[OffsetRange]:
+    total = sum(part.size for part in present)
+    pieces = []
+    for part in present:
+        count = 1
+        if tasks_min > len(present):
+            count = min(part.size, -(-tasks_min * part.size // total))
+        if offsets_max is not None:
+            count = max(count, -(-part.size // offsets_max))
+        cuts = [part.begin + part.size * number // count for number in range(count + 1)]
+        pieces += [OffsetRange(part.topic, part.partition, *ends) for ends in itertools.pairwise(cuts)]
+    return pieces

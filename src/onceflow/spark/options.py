@@ -7,42 +7,63 @@ from dataclasses import dataclass
 from typing import Literal
 
 from onceflow.client.addresses import InvalidAddress, parse_bootstrap
-from onceflow.errors import OnceflowError
-from onceflow.spark.offsets import MalformedOffsets, Offsets, parse
+from onceflow.spark import position_options as positions
+from onceflow.spark import subscription
+from onceflow.spark.offsets import Offsets
+from onceflow.spark.position_options import EARLIEST, LATEST, Position, read_ending, read_starting
+from onceflow.spark.subscription import Subscription, read_subscription
+from onceflow.spark.wrong_option import WrongOption
 
 BOOTSTRAP_SERVERS = "kafka.bootstrap.servers"
-SUBSCRIBE = "subscribe"
-STARTING_OFFSETS = "startingOffsets"
-ENDING_OFFSETS = "endingOffsets"
+COMMIT_OFFSETS = "commitOffsets"
 MAX_OFFSETS_PER_TRIGGER = "maxOffsetsPerTrigger"
+MIN_OFFSETS_PER_TRIGGER = "minOffsetsPerTrigger"
+MAX_TRIGGER_DELAY = "maxTriggerDelay"
+MIN_PARTITIONS = "minPartitions"
+MAX_RECORDS_PER_PARTITION = "maxRecordsPerPartition"
 FAIL_ON_DATA_LOSS = "failOnDataLoss"
+INCLUDE_HEADERS = "includeHeaders"
 ISOLATION_LEVEL = "isolation.level"
 
+STREAM_ONLY = (COMMIT_OFFSETS, MAX_OFFSETS_PER_TRIGGER, MIN_OFFSETS_PER_TRIGGER, MAX_TRIGGER_DELAY)
+BATCH_ONLY = positions.ENDING
 NAMES = (
     BOOTSTRAP_SERVERS,
-    SUBSCRIBE,
-    STARTING_OFFSETS,
-    ENDING_OFFSETS,
+    *subscription.WAYS,
+    *positions.STARTING,
+    positions.STARTING_STRATEGY,
+    positions.GROUP_ID,
+    positions.NONE_COMMITTED,
+    COMMIT_OFFSETS,
+    *positions.ENDING,
     MAX_OFFSETS_PER_TRIGGER,
+    MIN_OFFSETS_PER_TRIGGER,
+    MAX_TRIGGER_DELAY,
+    MIN_PARTITIONS,
+    MAX_RECORDS_PER_PARTITION,
     FAIL_ON_DATA_LOSS,
+    INCLUDE_HEADERS,
     ISOLATION_LEVEL,
 )
-STREAM_ONLY = (MAX_OFFSETS_PER_TRIGGER,)
-BATCH_ONLY = (ENDING_OFFSETS,)
+_ALIASES = {"kafka.isolation.level": ISOLATION_LEVEL}
+"""Spark's connector hands every option that begins with "kafka." to its consumer; this one means the same here."""
+_WITHOUT_MEANING = {
+    "kafka.group.id": f"it shares nothing with other readers; {positions.GROUP_ID} names the group that it commits to",
+    "groupidprefix": f"there are no groups to name; {positions.GROUP_ID} names the group that it commits to",
+    "fetchoffset.numretries": "offsets are asked for until the client's time-out",
+    "fetchoffset.retryintervalms": "offsets are asked for until the client's time-out",
+    "kafkaconsumer.polltimeoutms": "a read ends with an error when a partition gives nothing for 30 s",
+}
+"""Options of Spark's connector that this source has no use for, in lower case, and why."""
 
-EARLIEST = -2
-"""In offsets given as JSON: the partition's first record. The number is Kafka's, in ListOffsets."""
-LATEST = -1
-"""In offsets given as JSON: the partition's end."""
+MAX_TRIGGER_DELAY_MS = 15 * 60_000
+"""Spark's default."""
+_DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|min|h|d)?")
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-
-Position = Literal["earliest", "latest"] | Offsets
 Mode = Literal["stream", "batch"]
 
-
-class WrongOption(OnceflowError):
-    """An option is missing, unknown, or has a value that means nothing; the sentence says what would be right."""
+__all__ = ["EARLIEST", "LATEST", "Position", "SourceOptions", "WrongOption", "read_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +71,18 @@ class SourceOptions:
     """Every option of a source, understood."""
 
     bootstrap: str
-    topics: tuple[str, ...]
+    subscription: Subscription
     starting: Position
     ending: Position = "latest"
+    commits_to: str | None = None
+    """The group whose offsets follow the query."""
     offsets_per_trigger_max: int | None = None
+    offsets_per_trigger_min: int | None = None
+    trigger_delay_max_ms: int = MAX_TRIGGER_DELAY_MS
+    tasks_min: int | None = None
+    offsets_per_task_max: int | None = None
     fail_on_data_loss: bool = True
+    include_headers: bool = False
     read_committed: bool = True
 
 
@@ -66,39 +94,69 @@ def read_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOp
     """
     for name in given:
         _require_known(name)
-    values = {name.lower(): value.strip() for name, value in given.items()}
+    values = _by_lower_name(given)
     for name in STREAM_ONLY if mode == "batch" else BATCH_ONLY if mode == "stream" else ():
         if name.lower() in values:
             raise WrongOption(f"option {name} means nothing in a {mode} read; take it out")
-    topics = _topics(_required(values, SUBSCRIBE, "a topic, or several with commas between"))
+    wanted = read_subscription(values)
     options = SourceOptions(
         bootstrap=_servers(_required(values, BOOTSTRAP_SERVERS, "host:port, or several with commas between")),
-        topics=topics,
-        starting=_position(values, STARTING_OFFSETS, "earliest" if mode == "batch" else "latest", topics),
-        ending=_position(values, ENDING_OFFSETS, "latest", topics),
+        subscription=wanted,
+        starting=read_starting(values, wanted, "earliest" if mode == "batch" else "latest"),
+        ending=read_ending(values, wanted),
+        commits_to=_group_to_commit_to(values, mode),
         offsets_per_trigger_max=_count(values, MAX_OFFSETS_PER_TRIGGER),
-        fail_on_data_loss=_choice(values, FAIL_ON_DATA_LOSS, "true", "false") == "true",
+        offsets_per_trigger_min=_count(values, MIN_OFFSETS_PER_TRIGGER),
+        trigger_delay_max_ms=_duration_ms(values, MAX_TRIGGER_DELAY, MAX_TRIGGER_DELAY_MS),
+        tasks_min=_count(values, MIN_PARTITIONS),
+        offsets_per_task_max=_count(values, MAX_RECORDS_PER_PARTITION),
+        fail_on_data_loss=_flag(values, FAIL_ON_DATA_LOSS, default=True),
+        include_headers=_flag(values, INCLUDE_HEADERS, default=False),
         read_committed=_choice(values, ISOLATION_LEVEL, "read_committed", "read_uncommitted") == "read_committed",
     )
+    _require_sense(options, values)
     if mode == "batch":
         _require_rows(options)
     return options
 
 
+def _by_lower_name(given: Mapping[str, str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for name, value in given.items():
+        lower = _ALIASES.get(name.lower(), name).lower()
+        if values.setdefault(lower, value.strip()) != value.strip():
+            raise WrongOption(f"option {name}={value.strip()!r} was given as {values[lower]!r} under its other name")
+    return values
+
+
 def _require_known(name: str) -> None:
     by_lower = {known.lower(): known for known in NAMES}
-    if name.lower() in by_lower:
+    if name.lower() in by_lower or name.lower() in _ALIASES:
         return
+    if name.lower() in _WITHOUT_MEANING:
+        raise WrongOption(f"option {name} means nothing to source onceflow: {_WITHOUT_MEANING[name.lower()]}")
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     remedy = f"did you mean {by_lower[nearest[0]]}?" if nearest else f"the options are {', '.join(NAMES)}"
     raise WrongOption(f"unknown option {name} of source onceflow; {remedy}")
 
 
+def _require_sense(options: SourceOptions, values: Mapping[str, str]) -> None:
+    least, most = options.offsets_per_trigger_min, options.offsets_per_trigger_max
+    if least is not None and most is not None and least > most:
+        raise WrongOption(f"option {MIN_OFFSETS_PER_TRIGGER}={least} is more than {MAX_OFFSETS_PER_TRIGGER}={most}")
+    if MAX_TRIGGER_DELAY.lower() in values and least is None:
+        raise WrongOption(f"option {MAX_TRIGGER_DELAY} is of use with {MIN_OFFSETS_PER_TRIGGER}")
+
+
 def _require_rows(options: SourceOptions) -> None:
     if options.starting == "latest" or _mentions(options.starting, LATEST):
-        raise WrongOption(f"option {STARTING_OFFSETS} is latest in a batch read, where nothing comes after it")
+        raise WrongOption(
+            f"option {positions.STARTING_OFFSETS} is latest in a batch read, where nothing comes after it"
+        )
     if options.ending == "earliest" or _mentions(options.ending, EARLIEST):
-        raise WrongOption(f"option {ENDING_OFFSETS} is earliest in a batch read, where nothing comes before it")
+        raise WrongOption(
+            f"option {positions.ENDING_OFFSETS} is earliest in a batch read, where nothing comes before it"
+        )
 
 
 def _mentions(position: Position, sought: int) -> bool:
@@ -107,23 +165,19 @@ def _mentions(position: Position, sought: int) -> bool:
     )
 
 
+def _group_to_commit_to(values: Mapping[str, str], mode: Mode | None) -> str | None:
+    group = values.get(positions.GROUP_ID.lower())
+    if group == "":
+        raise WrongOption(f"option {positions.GROUP_ID} is empty; it takes a group's name")
+    if group is None and COMMIT_OFFSETS.lower() in values:
+        raise WrongOption(f"option {COMMIT_OFFSETS} needs option {positions.GROUP_ID}: to which group?")
+    return group if _flag(values, COMMIT_OFFSETS, default=True) and mode != "batch" else None
+
+
 def _required(values: Mapping[str, str], name: str, meaning: str) -> str:
     if not values.get(name.lower()):
         raise WrongOption(f"option {name} of source onceflow is missing; it takes {meaning}")
     return values[name.lower()]
-
-
-def _topics(value: str) -> tuple[str, ...]:
-    topics = tuple(topic.strip() for topic in value.split(","))
-    for topic in topics:
-        if not _TOPIC.fullmatch(topic):
-            raise WrongOption(
-                f"option {SUBSCRIBE}={value!r}: {topic!r} is not a topic's name, which has letters, digits, "
-                "'.', '_' and '-', 249 at most"
-            )
-    if len(set(topics)) < len(topics):
-        raise WrongOption(f"option {SUBSCRIBE}={value!r} names a topic twice")
-    return topics
 
 
 def _servers(value: str) -> str:
@@ -133,28 +187,6 @@ def _servers(value: str) -> str:
         raise WrongOption(f"option {BOOTSTRAP_SERVERS}={value!r}: {error}") from error
 
 
-def _position(values: Mapping[str, str], name: str, default: str, topics: tuple[str, ...]) -> Position:
-    value = values.get(name.lower(), default)
-    if value.lower() == "earliest":
-        return "earliest"
-    if value.lower() == "latest":
-        return "latest"
-    try:
-        offsets = parse(value)
-    except MalformedOffsets as error:
-        raise WrongOption(f"option {name}={value!r} is neither earliest nor latest nor offsets: {error}") from error
-    for topic in set(topics) ^ set(offsets.by_topic):
-        has, lacks = (SUBSCRIBE, name) if topic in topics else (name, SUBSCRIBE)
-        raise WrongOption(f"topic {topic} is in option {has} and not in {lacks}; both must name the same topics")
-    for topic, partitions in offsets.by_topic.items():
-        for partition, offset in partitions.items():
-            if offset < EARLIEST:
-                raise WrongOption(
-                    f"option {name}: offset {offset} of {topic}-{partition}; {EARLIEST} is earliest, {LATEST} is latest"
-                )
-    return offsets
-
-
 def _count(values: Mapping[str, str], name: str) -> int | None:
     value = values.get(name.lower())
     if value is None:
@@ -162,6 +194,20 @@ def _count(values: Mapping[str, str], name: str) -> int | None:
     if not (value.isascii() and value.isdecimal() and 0 < int(value) < 2**63):
         raise WrongOption(f"option {name}={value!r} is not a whole number above 0")
     return int(value)
+
+
+def _duration_ms(values: Mapping[str, str], name: str, default_ms: int) -> int:
+    value = values.get(name.lower())
+    if value is None:
+        return default_ms
+    found = _DURATION.fullmatch(value.lower())
+    if found is None:
+        raise WrongOption(f"option {name}={value!r} is not a time like 500ms, 30s, 15m, 2h or 1d")
+    return int(found[1]) * _UNIT_MS[found[2] or "ms"]
+
+
+def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
+    return _choice(values, name, str(default).lower(), str(not default).lower()) == "true"
 
 
 def _choice(values: Mapping[str, str], name: str, default: str, other: str) -> str:

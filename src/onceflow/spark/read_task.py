@@ -28,7 +28,7 @@ FIRST_CONTACT_MS = 30_000
 STALL_SECONDS_MAX = 30
 """How long a partition may give nothing below an end that it had when the batch was planned."""
 
-_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 
 class ReadStalled(OnceflowError):
@@ -47,11 +47,17 @@ class ReadTask(InputPartition):
     topic_ids: Mapping[str, str]
 
 
-def plan(parts: Iterable[OffsetRange], topic_ids: Mapping[str, str]) -> list[ReadTask]:
+def plan(parts: Iterable[OffsetRange], topic_ids: Mapping[str, str], options: SourceOptions) -> list[ReadTask]:
     """The tasks of one batch; none where no range holds an offset."""
+    tasks = share_out(
+        parts,
+        OFFSETS_PER_TASK_MIN,
+        tasks_min=options.tasks_min,
+        offsets_per_task_max=options.offsets_per_task_max,
+    )
     return [
         ReadTask(tuple(shared), {part.topic: topic_ids[part.topic] for part in shared if part.topic in topic_ids})
-        for shared in share_out(parts, OFFSETS_PER_TASK_MIN)
+        for shared in tasks
     ]
 
 
@@ -74,7 +80,13 @@ def _read_range(cluster: Cluster, options: SourceOptions, part: OffsetRange) -> 
         except OffsetOutOfRange as error:
             offset = _skip_gone(options, part, error)
             continue
-        decoded = decode_columns(fetched.records, offset_begin=offset, offset_end=part.end, aborted=fetched.aborted)
+        decoded = decode_columns(
+            fetched.records,
+            offset_begin=offset,
+            offset_end=part.end,
+            aborted=fetched.aborted,
+            include_headers=options.include_headers,
+        )
         offset = _next_offset(part, offset, fetched, decoded)
         if decoded.columns.num_rows:
             yield _with_origin(decoded.columns, part)
@@ -124,11 +136,11 @@ def _next_offset(part: OffsetRange, offset: int, fetched: Fetched, decoded: Deco
 
 def _with_origin(columns: pyarrow.RecordBatch, part: OffsetRange) -> pyarrow.RecordBatch:
     rows = columns.num_rows
-    key, value, offset, timestamp, timestamp_type = columns.columns
+    key, value, offset, timestamp, timestamp_type, *headers = columns.columns
     topic = pyarrow.repeat(pyarrow.scalar(part.topic, pyarrow.string()), rows)
     partition = pyarrow.repeat(pyarrow.scalar(part.partition, pyarrow.int32()), rows)
-    arrays = [key, value, topic, partition, offset, timestamp, timestamp_type]
-    return pyarrow.RecordBatch.from_arrays(arrays, names=_COLUMNS)
+    arrays = [key, value, topic, partition, offset, timestamp, timestamp_type, *headers]
+    return pyarrow.RecordBatch.from_arrays(arrays, names=_COLUMNS[: len(arrays)])
 
 
 def _require_same_topics(cluster: Cluster, task: ReadTask) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     IntegerType,
     LongType,
@@ -19,7 +20,8 @@ from pyspark.sql.types import (
 )
 
 from onceflow.errors import OnceflowError
-from onceflow.spark.options import ENDING_OFFSETS, STARTING_OFFSETS, SourceOptions, read_options
+from onceflow.spark.options import SourceOptions, read_options
+from onceflow.spark.position_options import ENDING_OFFSETS, STARTING_OFFSETS
 
 if TYPE_CHECKING:
     import pyarrow
@@ -39,6 +41,11 @@ SCHEMA = StructType(
     ]
 )
 
+HEADERS = StructField(
+    "headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+)
+"""The column that option includeHeaders adds."""
+
 
 class WrongSchema(OnceflowError):
     """The user gave a schema; the source has one of its own."""
@@ -54,20 +61,21 @@ class OnceflowDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns. Spark asks this first, so wrong options are told at `load()`."""
-        read_options(self.options)
-        return SCHEMA
+        return columns(read_options(self.options))
 
     def reader(self, schema: StructType) -> "BatchReader":
         """For `spark.read`."""
-        _require_schema(schema)
-        return BatchReader(read_options(self.options, "batch"))
+        options = read_options(self.options, "batch")
+        _require_schema(options, schema)
+        return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name
         """For `spark.readStream`."""
         from onceflow.spark.stream import StreamReader
 
-        _require_schema(schema)
-        return StreamReader(read_options(self.options, "stream"))
+        options = read_options(self.options, "stream")
+        _require_schema(options, schema)
+        return StreamReader(options)
 
 
 class BatchReader(DataSourceReader):
@@ -87,7 +95,7 @@ class BatchReader(DataSourceReader):
         now = log.ends(fresh=True)
         start = log.resolve(STARTING_OFFSETS, self._options.starting, now)
         end = log.resolve(ENDING_OFFSETS, self._options.ending, now)
-        return read_task.plan(ranges(start, end), end.topic_ids)
+        return read_task.plan(ranges(start, end), end.topic_ids, self._options)
 
     def read(self, partition: Any) -> "Iterator[pyarrow.RecordBatch]":
         """Runs in Spark's workers, on a copy of this reader."""
@@ -96,8 +104,14 @@ class BatchReader(DataSourceReader):
         return read_task.read(self._options, partition) if isinstance(partition, read_task.ReadTask) else iter(())
 
 
-def _require_schema(schema: StructType) -> None:
-    if schema != SCHEMA:
+def columns(options: SourceOptions) -> StructType:
+    """The columns that these options ask for."""
+    return StructType([*SCHEMA.fields, HEADERS]) if options.include_headers else SCHEMA
+
+
+def _require_schema(options: SourceOptions, schema: StructType) -> None:
+    own = columns(options)
+    if schema != own:
         raise WrongSchema(
-            f"source onceflow has the columns {SCHEMA.simpleString()}, not {schema.simpleString()}; take .schema(…) out"
+            f"source onceflow has the columns {own.simpleString()}, not {schema.simpleString()}; take .schema(…) out"
         )

@@ -12,7 +12,9 @@ So `initialOffset` arms the reader and `partitions` disarms it, and while it is 
 then on.
 """
 
-from collections.abc import Iterator
+import logging
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader
@@ -20,58 +22,73 @@ from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
 from onceflow.errors import OnceflowError
 from onceflow.spark import data_loss, offsets, read_task
 from onceflow.spark.connections import connect
+from onceflow.spark.group_commits import COMMIT_TIMEOUT_MS, GroupCommits
 from onceflow.spark.offsets import Loss, Offsets
-from onceflow.spark.options import STARTING_OFFSETS, SUBSCRIBE, SourceOptions
+from onceflow.spark.options import SourceOptions
+from onceflow.spark.position_options import STARTING_OFFSETS
 from onceflow.spark.positions import LogPositions
 
 if TYPE_CHECKING:
     import pyarrow
 
+_logger = logging.getLogger(__name__)
+
 
 class TopicNotSubscribed(OnceflowError):
-    """The checkpoint reads a topic that the options no longer name."""
+    """The checkpoint reads a partition that the options no longer name."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Offsets in, offsets out; nothing is remembered that a restart would need."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._options = options
+        self._monotonic = monotonic
         self._positions: LogPositions | None = None
+        self._commits: GroupCommits | None = None
         self._armed = False
+        self._has_begun = False
+        self._batch_due_at = monotonic()
         self._target: Offsets | None = None
         self._told: set[Loss] = set()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a fresh query begins."""
-        self._armed = True
+        self._armed = self._has_begun = True
         starting = self._log.resolve(STARTING_OFFSETS, self._options.starting, ends=self._target)
         return starting.as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Option maxOffsetsPerTrigger, as Spark asks for it."""
-        most = self._options.offsets_per_trigger_max
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        """Options maxOffsetsPerTrigger and minOffsetsPerTrigger, as Spark asks for them."""
+        least, most = self._options.offsets_per_trigger_min, self._options.offsets_per_trigger_max
+        if most is not None:
+            return ReadMaxRows(most)
+        return ReadAllAvailable() if least is None else ReadMinRows(least)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """The ends of this moment are all that this run reads to."""
         self._target = self._log.ends(fresh=True)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the batch after `start` ends; `start` itself when there is nothing."""
+        """Where the batch after `start` ends; `start` itself when there is nothing, or too little."""
         if self._armed:
             return start
+        self._tell_that_the_checkpoint_wins()
         known = offsets.parse(start)
         self._require_subscribed(known)
+        self._commit(known)
         ends = self._ends_for(known)
         begins = self._log.begins(offsets.entering(known, ends))
         found = offsets.following(known, ends, begins)
+        if self._is_held_back(sum(part.size for part in offsets.ranges(known, found))):
+            return start
         if isinstance(limit, ReadMaxRows):
             found = offsets.limit(known, found, limit.max_rows)
         return found.as_json()
@@ -83,6 +100,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[read_task.ReadTask]:
         """The read tasks of a batch, new or repeated; none where it has no rows."""
         self._armed = False
+        self._tell_that_the_checkpoint_wins()
         batch_end = offsets.parse(end)
         parts = [part for part in offsets.ranges(offsets.parse(start), batch_end) if part.size]
         if not parts:
@@ -90,7 +108,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = self._log.ends(fresh=True)
         self._report(offsets.losses(batch_end, now))
         there = [part for part in parts if part.topic in now.by_topic and now.same_topic(batch_end, part.topic)]
-        return read_task.plan(there, batch_end.topic_ids)
+        return read_task.plan(there, batch_end.topic_ids, self._options)
 
     def read(self, partition: Any) -> "Iterator[pyarrow.RecordBatch]":
         """Runs in Spark's workers, on a copy of this reader."""
@@ -116,9 +134,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told.update(lost)
 
     def _require_subscribed(self, known: Offsets) -> None:
-        for topic in known.by_topic:
-            if topic not in self._options.topics:
-                raise TopicNotSubscribed(
-                    f"the checkpoint reads topic {topic}, which option {SUBSCRIBE} does not name; name it, or begin "
-                    "with a new checkpoint"
-                )
+        subscription = self._options.subscription
+        for topic, partitions in known.by_topic.items():
+            for partition in partitions:
+                if not subscription.covers(topic, partition):
+                    raise TopicNotSubscribed(
+                        f"the checkpoint reads {topic}-{partition}, which option {subscription.option} does not name; "
+                        "name it, or begin with a new checkpoint"
+                    )
+
+    def _commit(self, reached: Offsets) -> None:
+        """Spark asks what follows `reached` only when the batch that ends there is complete, the last one too."""
+        group = self._options.commits_to
+        if group is None:
+            return
+        if self._commits is None:
+            cluster = connect(self._options.bootstrap, timeout_ms=COMMIT_TIMEOUT_MS)
+            self._commits = GroupCommits(cluster, group, self._monotonic)
+        self._commits.commit(reached)
+
+    def _is_held_back(self, waiting: int) -> bool:
+        """Whether `waiting` offsets are too few for a batch, and not yet overdue (Spark's delayBatch)."""
+        least = self._options.offsets_per_trigger_min
+        if least is None or self._target is not None or not waiting:
+            return False
+        if waiting < least and self._monotonic() < self._batch_due_at:
+            return True
+        self._batch_due_at = self._monotonic() + self._options.trigger_delay_max_ms / 1000
+        return False
+
+    def _tell_that_the_checkpoint_wins(self) -> None:
+        if not self._has_begun and self._options.starting != "latest":
+            _logger.warning(
+                "the query goes on where its checkpoint says; what the options say is where a fresh one begins"
+            )
+        self._has_begun = True
