@@ -173,6 +173,7 @@ class Node:
             self.group_commit,
             self.group_requests,
             self.next_producer_id,
+            self.when_metadata_synced,
             abort_interval_ms=self.config.transaction_abort_interval_ms,
             expiration_interval_ms=self.config.transactional_id_expiration_interval_ms,
         )

@@ -138,6 +138,7 @@ class World:
             group_commit,
             self.group_requests,
             self._next_producer_id,
+            lambda synced: synced(ErrorCode.none),
             abort_interval_ms=1000,
             expiration_interval_ms=10**9,
         )

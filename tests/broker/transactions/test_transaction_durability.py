@@ -11,9 +11,10 @@ import pytest
 
 from onceflow.broker.transactions.transaction import TransactionState
 from onceflow.testing import FaultyDisk
+from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
-from tests.broker.driven_broker import DrivenBroker, eventually
-from tests.broker.raw_client import RawClient, connected
+from tests.broker.driven_broker import DrivenBroker, PoweredBroker, eventually
+from tests.broker.raw_client import RawClient, connected, milliseconds
 from tests.broker.transactions.answers import offset_fetch
 from tests.broker.transactions.transactional_client import TransactionalClient, committed_values, patiently
 
@@ -203,3 +204,22 @@ def test_a_topic_with_a_flush_policy_is_synced_for_transactions_all_the_same(tmp
         with connected(broker.bootstrap) as client:
             assert committed_values(client, "lazy") == [b"answered early?"]
             assert patiently(TransactionalClient(client, "x").init) == NONE
+
+
+def test_a_topic_whose_deletion_was_lost_comes_back_without_an_open_transaction(powered: PoweredBroker) -> None:
+    with connected(powered.bootstrap) as client:
+        client.create_topic("t")
+        producer = TransactionalClient(client, "x")
+        producer.init_until_done()
+        assert patiently(lambda: producer.add(("t", 0))) == ErrorCode.none
+        assert producer.produce("t", b"aborted") == ErrorCode.none
+        powered.disk.fail_next_syncs()
+        deleted = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
+        assert deleted.responses[0].error_code == ErrorCode.kafka_storage_error
+        assert producer.end(commit=False) == ErrorCode.none
+    powered.power_cycle(1, drop_all=True)
+    with connected(powered.bootstrap) as client:
+        producer = TransactionalClient(client, "x")
+        eventually(lambda: producer.state() == "CompleteAbort", "the transaction is over")
+        assert producer.open_transactions("t") == []
+        assert committed_values(client, "t") == []

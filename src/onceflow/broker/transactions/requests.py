@@ -9,7 +9,9 @@ The order of a commit, which a crash may cut anywhere:
    CompleteCommit is recorded.
 
 An abort begins at 2 with PrepareAbort. Kafka answers after 2; this broker's clients rarely meet the
-CONCURRENT_TRANSACTIONS that follows from it. A partition whose topic was deleted has nothing left to sync or mark.
+CONCURRENT_TRANSACTIONS that follows from it. A partition whose topic was deleted has nothing left to sync or mark, but
+only once the deletion is durable: a topic that comes back with the next start must not hold an open transaction that
+the coordinator has forgotten.
 
 A produce request is let in by `check_produce`, on the loop that decides everything else, and only where the record
 that added its partition is durable: after any crash the coordinator knows of every transaction that a log holds.
@@ -48,6 +50,7 @@ ENDED_AT_ONCE = 100
 
 Answer = Callable[[ErrorCode], None]
 InitAnswer = Callable[[ErrorCode, int, int], None]
+WhenTopicsSynced = Callable[[Answer], None]
 NextProducerId = Callable[[Callable[[ErrorCode, int], None]], None]
 
 
@@ -146,6 +149,7 @@ class Transactions:
         group_commit: GroupCommit,
         groups: GroupOffsets,
         next_producer_id: NextProducerId,
+        when_topics_synced: WhenTopicsSynced,
         *,
         abort_interval_ms: int,
         expiration_interval_ms: int,
@@ -156,6 +160,7 @@ class Transactions:
         self._group_commit = group_commit
         self._groups = groups
         self._next_producer_id = next_producer_id
+        self._when_topics_synced = when_topics_synced
         self._being_added: set[tuple[str, str, int]] = set()
         """Partitions that were added by a record that is in the log and not durable yet, or never will be."""
         self._completions: dict[str, Completion] = {}
@@ -292,7 +297,9 @@ class Transactions:
         syncs = Syncs(synced)
         for topic, index in sorted(transaction.partitions):
             partition = self._partitions.get(topic, index)
-            if partition is not None:
+            if partition is None:
+                self._when_topics_synced(syncs.expect(lambda _code: None))
+            else:
                 self._group_commit.flush(partition)
                 syncs.wait_for(partition)
         syncs.settle()
@@ -331,7 +338,7 @@ class Transactions:
     def _mark(self, transaction: Transaction, at: TopicPartition, completion: Completion, syncs: Syncs) -> None:
         partition = self._partitions.get(*at)
         if partition is None:
-            completion.unmarked.discard(at)
+            self._forget(at, completion, syncs)
             return
         is_groups = at[0] == GROUP_OFFSETS_TOPIC
         if partition.log.failure or (is_groups and self._groups.error_code is ErrorCode.coordinator_not_available):
@@ -353,8 +360,10 @@ class Transactions:
             return
 
         def synced(error_code: ErrorCode) -> None:
-            if error_code in (ErrorCode.none, ErrorCode.unknown_topic_or_partition):
+            if error_code == ErrorCode.none:
                 completion.unmarked.discard(at)
+            elif error_code == ErrorCode.unknown_topic_or_partition:
+                self._forget(at, completion, syncs)
 
         if is_groups:
             # Not the partition's: while the groups are being loaded, the marker is not in the log yet.
@@ -362,6 +371,15 @@ class Transactions:
         else:
             self._group_commit.flush(partition)
             syncs.wait_for(partition, synced)
+
+    def _forget(self, at: TopicPartition, completion: Completion, syncs: Syncs) -> None:
+        """The partition's topic was deleted: it needs no marker once that is durable."""
+
+        def synced(error_code: ErrorCode) -> None:
+            if not error_code:
+                completion.unmarked.discard(at)
+
+        self._when_topics_synced(syncs.expect(synced))
 
     def _marked(self, transaction: Transaction, completion: Completion) -> None:
         """A round of markers is over: record the end, or leave what is missing to `tick` or the next start."""
