@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 import uuid
@@ -32,6 +33,27 @@ def retention_ms(port: int) -> str | None:
         return Admin(cluster).describe_topic_configs("user_events")["retention.ms"].value
 
 
+def test_ctrl_c_stops_all_that_has_started_and_a_taken_port_is_said(tmp_path: Path) -> None:
+    mark = f"demo-{uuid.uuid4()}"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        demo = [*ONCEFLOW, "demo", "--data", str(tmp_path / "data"), "--port", str(port)]
+        printed = tmp_path / "printed"
+        with printed.open("wb") as output:
+            started = subprocess.Popen(demo, stdout=output, stderr=output, env={**os.environ, MARK: mark})
+        try:
+            eventually(lambda: "the page   http" in printed.read_text() or started.poll() is not None)
+            assert len(processes_of(mark)) >= 6, printed.read_text()
+            started.send_signal(signal.SIGINT)
+            assert started.wait(60) == 0
+        finally:
+            started.kill()
+            started.wait()
+    assert f"port {port} is taken: page listens on " in printed.read_text()
+    assert "Traceback" not in printed.read_text()
+    assert not processes_of(mark)
+
+
 @pytest.mark.timeout(400)
 def test_the_demo_counts_stops_with_all_its_children_and_goes_on(tmp_path: Path) -> None:
     mark = f"demo-{uuid.uuid4()}"
@@ -45,6 +67,12 @@ def test_the_demo_counts_stops_with_all_its_children_and_goes_on(tmp_path: Path)
         assert first.poll() is None, printed.read_text()
         second = subprocess.run(demo, capture_output=True, text=True, env=environment, check=False, timeout=30)
         assert (second.returncode, f"already running, pid {first.pid}" in second.stderr) == (1, True)
+        said = printed.read_text()
+        ports = json.loads((tmp_path / "data" / "demo.json").read_text())["ports"]
+        assert f"redis-cli -p {ports['redis']} -n 1 HGETALL app::users::click" in said
+        assert f"the page   http://127.0.0.1:{ports['page']}" in said
+        assert "/logs/{broker,redis,generator,page,spark,jvm}.log" in said
+        assert "WARN" not in said, "Spark's own noise goes into its log"
         assert retention_ms(json.loads((tmp_path / "data" / "demo.json").read_text())["ports"]["broker"]) == "-1"
     finally:
         first.send_signal(signal.SIGKILL)

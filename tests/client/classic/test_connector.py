@@ -18,6 +18,7 @@ from onceflow.client.classic import (
     StringDecoder,
     Whitelist,
 )
+from onceflow.client.classic.connector import ConsumerFailed
 from onceflow.client.classic.settings import InvalidSetting
 from onceflow.client.classic.streams import MessageStream
 from onceflow.client.classic.topic_filter import InvalidFilter
@@ -178,6 +179,32 @@ def test_all_that_was_read_leaves_no_lag_behind_a_transactions_marker(bootstrap:
         with pytest.raises(ConsumerTimeout):
             next(stream)
     assert committed(bootstrap, topic, topic) == {0: 5}
+
+
+@pytest.mark.parametrize("committed_offset", [99, None], ids=["beyond", "none"])
+@pytest.mark.parametrize("reset", ["smallest", "largest", "fail"])
+def test_an_offset_that_is_not_there_is_reset_or_fails_as_asked(
+    bootstrap: str, topic: str, reset: str, committed_offset: int | None
+) -> None:
+    """Mission C7."""
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(topic, 1)
+        if committed_offset is not None:
+            cluster.commit_offsets(topic, topic, {0: committed_offset})
+    produce(bootstrap, topic, [("0", f"m{number}") for number in range(3)])
+    with ConsumerConnector(settings(bootstrap, topic, auto_offset_reset=reset)) as connector:
+        stream = connector.create_message_streams({topic: 1})[topic][0]
+        if reset == "fail":
+            with pytest.raises(ConsumerFailed, match=r"the consumer ended: .*[Oo]ffset"):
+                next(stream)
+            return
+        reader = Reader(stream)
+        for _ in range(100):
+            produce(bootstrap, topic, [("0", "late")])
+            reader.thread.join(0.1)
+            if reader.messages:
+                break
+        assert reader.messages[0].message == (b"m0" if reset == "smallest" else b"late")
 
 
 def test_a_filter_picks_up_topics_made_later(bootstrap: str, topic: str) -> None:
