@@ -1,45 +1,63 @@
-"""Runs every benchmark and writes the tables into README.md beside this file, with machine and date."""
+"""Measures the tables of README.md beside this file: all, or the rows in whose names a word of the command line occurs.
 
-import datetime
-import os
-import platform
-import subprocess
-from pathlib import Path
+python -m benchmarks                       everything
+python -m benchmarks "Memory" "fetch, raw" these
+python -m benchmarks --list                the names
+"""
 
-from benchmarks import against_kafka, in_process, memory, pipeline, start, stored
+import logging
+import sys
+import time
+from collections.abc import Sequence
 
-README = Path(__file__).with_name("README.md")
-MARK = "<!-- figures: written by make bench -->"
+from benchmarks import against_kafka, in_process, memory, pipeline, queues, start, stored
+from benchmarks.figures import Figures, Table
+
+TABLES = (
+    against_kafka.TABLE,
+    stored.TABLE,
+    queues.TABLE,
+    memory.TABLE,
+    start.TABLE,
+    in_process.TABLE,
+    pipeline.TABLE,
+)
+logger = logging.getLogger("benchmarks")
 
 
-def machine() -> str:
-    """Cores, memory, system and the commit measured."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return (
-        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {os.cpu_count()} cores, {memory:.0f} GiB, "
-        f"{platform.system()} {platform.machine()}, CPython {platform.python_version()}, "
-        f"commit {commit.stdout.strip() or 'unknown'}"
-    )
+def run(table: Table, names: Sequence[str], figures: Figures) -> bool:
+    """Measure, print and write each row; False where the table did not come to its end."""
+    figures.begin(table, names)
+    print(f"\n## {table.title}\n\n{table.head}", flush=True)
+    begin = time.perf_counter()
+    try:
+        for line in table.measure(names):
+            print(line.text, flush=True)
+            figures.add(table, line, time.perf_counter() - begin)
+            figures.write(TABLES)
+            begin = time.perf_counter()
+    except (Exception, SystemExit):
+        logger.exception("%s: cut short", table.title)
+        return False
+    return True
 
 
-def main() -> None:
-    """Measure, print, write."""
-    sections = [MARK, f"Measured {machine()}."]
-    tables = (
-        ("The broker beside Apache Kafka", against_kafka.table),
-        ("What is stored", stored.table),
-        ("Memory", memory.table),
-        ("Start to the first Metadata answer", start.table),
-        ("A broker in the test's process", in_process.table),
-        ("The pipeline", pipeline.table),
-    )
-    for title, table in tables:
-        sections.append(f"## {title}\n\n{table()}")
-        print(sections[-1], flush=True)
-    before = README.read_text().split(MARK)[0].rstrip()
-    README.write_text(before + "\n\n" + "\n\n".join(sections) + "\n")
+def main(words: Sequence[str]) -> int:
+    """The exit code: 1 where a table was cut short, 2 for a word that names nothing."""
+    if list(words) == ["--list"]:
+        print(*(f"{table.title}: {name}" for table in TABLES for name in table.names), sep="\n")
+        return 0
+    strange = [word for word in words if not any(table.chosen([word]) for table in TABLES)]
+    if strange:
+        print(f"no row has {' or '.join(map(repr, strange))} in its name; see --list", file=sys.stderr)
+        return 2
+    figures = Figures()
+    chosen = [(table, names) for table in TABLES if (names := table.chosen(words))]
+    failed = [table.title for table, names in chosen if not run(table, names, figures)]
+    if failed:
+        print(f"cut short, run again by name: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -3,7 +3,9 @@
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
+from benchmarks.figures import Line
 from benchmarks.peers import OURS, Peer, fresh_topic, touch_memory
 
 RUNS = 5
@@ -12,34 +14,66 @@ Measure = Callable[[Peer, str], Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Figure:
-    """What is read off a run, and what is asked of it: of ratios ours / theirs the least (for a time: the most)."""
+class Goal:
+    """What is asked of a ratio ours / theirs: the least, and the aim; of a time or a cost the most."""
 
-    name: str
-    unit: str
     at_least: float
     aim: float
-    is_time: bool = False
+    is_cost: bool = False
 
     def verdict(self, ratio: float) -> str:
         """Where a ratio stands between what is asked and what is aimed at."""
-        sign = -1 if self.is_time else 1
+        sign = -1 if self.is_cost else 1
         if sign * ratio >= sign * self.aim:
             return "aim"
         return "yes" if sign * ratio >= sign * self.at_least else "**no**"
 
+    def __str__(self) -> str:
+        return f"{self.at_least:g}, {self.aim:g}"
+
+
+CPU_GOAL = Goal(1.0, 0.6, is_cost=True)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What is read off a run, and what is asked of it, if anything."""
+
+    name: str
+    unit: str
+    goal: Goal | None
+
+
+class Durability(Enum):
+    """What has happened to a record before it is acknowledged."""
+
+    NONE = "none"
+    SYNCED = "fsync"
+    OWN_DEFAULT = "own default: fsync, theirs none"
+
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of work; `is_synced`: whether acknowledged records are on the disk, on both brokers."""
+    """One kind of work, at one durability on both brokers, or at what each has by default."""
 
     measure: Measure
     figures: tuple[Figure, ...]
-    is_synced: bool = False
+    durability: Durability = Durability.NONE
+
+    @property
+    def name(self) -> str:
+        """The first figure's."""
+        return self.line_name(self.figures[0])
+
+    def line_name(self, figure: Figure) -> str:
+        """Of all lines this one's."""
+        return f"{figure.name}, {self.durability.value}"
 
     def config(self, peer: Peer) -> Mapping[str, str]:
-        """Topic settings for equal durability."""
-        return peer.synced if self.is_synced else peer.unsynced
+        """Topic settings for that durability."""
+        if self.durability is Durability.OWN_DEFAULT:
+            return {}
+        return peer.synced if self.durability is Durability.SYNCED else peer.unsynced
 
 
 @dataclass(frozen=True)
@@ -84,28 +118,46 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):{digits}} ({min(values):{digits}} to {max(values):{digits}})"
 
 
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the ratios of runs that stood side by side."""
-    return statistics.median(mine / its for mine, its in zip(ours, theirs, strict=True))
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Of runs that stood side by side."""
+    return [mine / its for mine, its in zip(ours, theirs, strict=True)]
 
 
-def lines(row: Row, found: Mapping[str, list[Run]]) -> Iterator[str]:
+def lines(row: Row, found: Mapping[str, list[Run]]) -> Iterator[Line]:
     """The table's lines for one row."""
     theirs = next((runs for name, runs in found.items() if name != OURS), None)
     for place, figure in enumerate(row.figures):
         mine = [run.values[place] for run in found[OURS]]
-        cells = [figure.name, "fsync" if row.is_synced else "none", f"{spread(mine)} {figure.unit}"]
+        cells = [figure.name, row.durability.value, f"{spread(mine)} {figure.unit}"]
         if theirs is None:
-            yield f"| {' | '.join(cells)} | | | | |"
-            continue
-        its = [run.values[place] for run in theirs]
-        ratio = ratios(mine, its)
-        asked = f"{figure.at_least:g}, {figure.aim:g}"
-        cpu = ratios([run.cpu_seconds for run in found[OURS]], [run.cpu_seconds for run in theirs])
-        cells += [f"{spread(its)} {figure.unit}", f"{ratio:.2f}", asked, figure.verdict(ratio), f"{cpu:.2f}"]
-        yield f"| {' | '.join(cells)} |"
+            cells += [""] * 5
+        else:
+            its = [run.values[place] for run in theirs]
+            cpu = ratios([run.cpu_seconds for run in found[OURS]], [run.cpu_seconds for run in theirs])
+            cells += [f"{spread(its)} {figure.unit}", *judged(ratios(mine, its), figure.goal), judged_cpu(row, cpu)]
+        yield Line(row.line_name(figure), f"| {' | '.join(cells)} |")
 
 
-HEAD = """\
-| what | before the answer | onceflow | Apache Kafka | ours / its | at least, aim | reached | CPU, ours / its |
-|---|---|---|---|---|---|---|---|"""
+def judged(found: Sequence[float], goal: Goal | None) -> tuple[str, str, str]:
+    """Cells: the ratio, what is asked, what is reached."""
+    if goal is None:
+        return spread(found), "not judged", ""
+    return spread(found), str(goal), goal.verdict(statistics.median(found))
+
+
+def judged_cpu(row: Row, found: Sequence[float]) -> str:
+    """One cell; other durability is other work, and not judged."""
+    verdict = "" if row.durability is Durability.OWN_DEFAULT else f" {CPU_GOAL.verdict(statistics.median(found))}"
+    return f"{spread(found)}{verdict}"
+
+
+COLUMNS = (
+    "what",
+    "before the answer",
+    "onceflow",
+    "Apache Kafka",
+    "ours / its",
+    "at least, aim",
+    "reached",
+    f"CPU, ours / its (at most, aim: {CPU_GOAL})",
+)

@@ -14,10 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onceflow
 from benchmarks import kafka
+from benchmarks.figures import Line, Table, row
 
 RUNS = 15
 GOAL_MS = 300
@@ -56,17 +58,18 @@ def in_a_process(count: int) -> list[tuple[float, ...]]:
     return [tuple(run) for run in json.loads(subprocess.check_output(command, text=True))]
 
 
-def row(name: str, runs: list[tuple[float, ...]]) -> str:
+def cells(runs: list[tuple[float, ...]]) -> list[str]:
     """Medians, and the worst acknowledgement."""
     listening, acknowledged, cpu = (statistics.median(column) * 1000 for column in zip(*runs, strict=True))
     worst = max(run[1] for run in runs) * 1000
-    return f"| {name} | {listening:.0f} | {acknowledged:.0f} | {worst:.0f} | {cpu:.0f} |"
+    return [f"{milliseconds:.0f}" for milliseconds in (listening, acknowledged, worst, cpu)]
 
 
-def kafkas_row() -> list[str]:
+def kafkas_line() -> Iterator[Line]:
+    """None without Kafka's jars."""
     classpath = kafka.jars()
     if classpath is None:
-        return []
+        return
     with tempfile.TemporaryDirectory() as directory:
         started = time.perf_counter()
         with kafka.KafkaProcess(Path(directory) / "kafka", classpath) as broker:
@@ -77,27 +80,25 @@ def kafkas_row() -> list[str]:
             producer.produce("visits", b"ann")
             assert not producer.flush(60)
             acknowledged = time.perf_counter() - started
-            name = "Apache Kafka 4.1.1, its directory formatted and started, one run"
-            return [f"| {name} | {listening * 1000:.0f} | {acknowledged * 1000:.0f} | | |"]
+            name = f"Apache Kafka {kafka.VERSION}, its directory formatted and started, one run"
+            yield row(name, f"{listening * 1000:.0f}", f"{acknowledged * 1000:.0f}", "", "")
 
 
-def table() -> str:
-    """Measured now, as Markdown."""
+def measured(_names: Sequence[str]) -> Iterator[Line]:
+    """Warm, cold, Kafka."""
     # As pip does when it installs: a checkout may have no byte code, or old one.
     compileall.compile_dir(Path(onceflow.__file__).parent, quiet=1)
     cold = [in_a_process(1)[0] for _ in range(RUNS)]
     warm = in_a_process(RUNS + 1)[1:]
-    lines = [
-        f"From `Broker(path)`, ms, median of {RUNS}; the goal for the first acknowledged record is {GOAL_MS}.",
-        "",
-        "| | clients can connect | first record acknowledged | worst | CPU |",
-        "|---|---|---|---|---|",
-        row("a further broker of a process (warm)", warm),
-        row("the first of a fresh process (cold)", cold),
-        *kafkas_row(),
-    ]
-    return "\n".join(lines)
+    yield row("a further broker of a process (warm)", *cells(warm))
+    yield row("the first of a fresh process (cold)", *cells(cold))
+    yield from kafkas_line()
 
 
-if __name__ == "__main__":
-    print(table())
+TABLE = Table(
+    "A broker in the test's process",
+    ("what", "clients can connect", "first record acknowledged", "worst", "CPU"),
+    ["all"],
+    measured,
+    says=f"From `Broker(path)`, ms, median of {RUNS}; the goal for the first acknowledged record is {GOAL_MS}.",
+)

@@ -5,14 +5,15 @@ its own scripts, so what it takes says more about that setting than about what i
 """
 
 import socket
-import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks import kafka
+from benchmarks.comparison import spread
+from benchmarks.figures import Line, Table, row
 from benchmarks.librdkafka import consume, produce
 from benchmarks.peers import Peer
 from onceflow.testing import BrokerProcess
@@ -59,22 +60,26 @@ def measure(name: str, bootstrap: str, pid: int) -> tuple[float, float, float]:
     return idle, connected, resident_mb(pid)
 
 
-def table() -> str:
-    """Measure and give the table as Markdown."""
+def measured(_names: Sequence[str]) -> Iterator[Line]:
+    """A line for each broker."""
     found: dict[str, list[tuple[float, float, float]]] = {}
     for _ in range(RUNS):
         with tempfile.TemporaryDirectory() as directory, brokers(Path(directory)) as peers:
             for name, bootstrap, pid in peers:
                 found.setdefault(name, []).append(measure(name, bootstrap, pid))
-    lines = [
-        f"| broker | idle, MB | {CONNECTIONS:,} idle connections, MB more | after {RECORDS:,} records in and out, MB |",
-        "|---|---|---|---|",
-    ]
     for name, runs in found.items():
-        idle, connected, used = (statistics.median(column) for column in zip(*runs, strict=True))
-        lines.append(f"| {name} | {idle:.0f} | {connected:.1f} | {used:.0f} |")
-    return "\n".join(lines)
+        yield row(name, *(spread(column) for column in zip(*runs, strict=True)))
 
 
-if __name__ == "__main__":
-    print(table())
+TABLE = Table(
+    "Memory",
+    (
+        "broker",
+        "idle, MB",
+        f"{CONNECTIONS:,} idle connections, MB more",
+        f"after {RECORDS:,} records in and out, MB",
+    ),
+    ["both brokers"],
+    measured,
+    says=f"Median of {RUNS} runs (least to most).",
+)

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.figures import Line, Table, row
 from onceflow import services
 from onceflow.testing import BrokerProcess
 
@@ -51,15 +53,17 @@ def measure(directory: Path) -> dict[str, float]:
     return steps
 
 
-def table() -> str:
-    """Measure and give the table as Markdown."""
+def measured(_names: Sequence[str]) -> Iterator[Line]:
+    """One run of all steps."""
     with tempfile.TemporaryDirectory() as directory:
-        steps = measure(Path(directory))
-    lines = [f"{EVENTS:,} events, {USERS:,} users, 4 partitions.", "", "| step | seconds | events/s |", "|---|---|---|"]
-    for step, seconds in steps.items():
-        lines.append(f"| {step} | {seconds:.1f} | {EVENTS / seconds:,.0f} |")
-    return "\n".join(lines)
+        for step, seconds in measure(Path(directory)).items():
+            yield row(step, f"{seconds:.1f}", f"{EVENTS / seconds:,.0f}")
 
 
-if __name__ == "__main__":
-    print(table())
+TABLE = Table(
+    "The pipeline",
+    ("step", "seconds", "events/s"),
+    ["all"],
+    measured,
+    says=f"{EVENTS:,} events, {USERS:,} users, 4 partitions; one run.",
+)

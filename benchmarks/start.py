@@ -4,21 +4,22 @@ Apache Kafka's directory is formatted before the clock starts. Both are asked ev
 """
 
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import kafka
+from benchmarks.comparison import Goal, judged, ratios, spread
+from benchmarks.figures import Line, Table, row
 from onceflow import services
 from onceflow.wire import apis
 from onceflow.wire.frames import encode_request, request_class
 
-RUNS = 7
-KAFKA_RUNS = 3
+RUNS = 5
+GOAL = Goal(0.25, 0.05, is_cost=True)
 METADATA_VERSION = 5
 ASK_AGAIN_SECONDS = 0.002
 SECONDS_MAX = 60
@@ -65,19 +66,22 @@ def kafkas_start(directory: Path, classpath: Path) -> float:
     return seconds_until_it_answers(broker.launch, broker.port)
 
 
-def table() -> str:
-    """Measure and give the table as Markdown."""
+def measured(_names: Sequence[str]) -> Iterator[Line]:
+    """Runs in turns, on new directories."""
+    ours, theirs = [], []
+    classpath = kafka.jars()
     with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory)
-        rows = [("onceflow", [our_start(root / f"ours-{number}") for number in range(RUNS)])]
-        classpath = kafka.jars()
-        if classpath is not None:
-            theirs = [kafkas_start(root / f"kafka-{number}", classpath) for number in range(KAFKA_RUNS)]
-            rows.append((f"Apache Kafka {kafka.VERSION}", theirs))
-    lines = ["| broker | seconds, median | min to max |", "|---|---|---|"]
-    lines += [f"| {name} | {statistics.median(runs):.2f} | {min(runs):.2f} to {max(runs):.2f} |" for name, runs in rows]
-    return "\n".join(lines)
+        for number in range(RUNS):
+            ours.append(our_start(Path(directory) / f"ours-{number}"))
+            if classpath is not None:
+                theirs.append(kafkas_start(Path(directory) / f"kafka-{number}", classpath))
+    beside = (f"{spread(theirs)} s", *judged(ratios(ours, theirs), GOAL)) if theirs else ("", "", "", "")
+    yield row("start", f"{spread(ours)} s", *beside)
 
 
-if __name__ == "__main__":
-    print(table())
+TABLE = Table(
+    "Start to the first Metadata answer",
+    ("what", "onceflow", "Apache Kafka", "ours / its", "at most, aim", "reached"),
+    ["start"],
+    measured,
+)

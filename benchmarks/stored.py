@@ -1,26 +1,33 @@
 """What does it cost that much is stored: recovery after kill -9, reads at random offsets, many partitions?
 
 Recovery: from the start of the process until the log's last offset is told again, on both brokers, after 1 GB of real
-batches and SIGKILL. Reads: one Fetch of 64 KiB at a time, at random offsets, of a log of 1 GB and of one twenty times
-as large on the same broker, in turns; what the page cache holds is part of the answer, so the sizes are said.
+batches and SIGKILL. Reads: one Fetch of 64 KiB at a time, at random offsets, of a log of 1 GB and of a larger one on
+the same broker, in turns: from the page cache with 8 GB, which is what it surely holds here, and with 20 GB after the
+page cache was told to forget both, since a log that is cached in part would compare the cache and not the broker.
+
+Up to 1 TB: logs of sparse segments (`benchmarks.sparse`), a broker for each size, started in turns; the time from the
+start of the process until it listens, and of a produced record.
 """
 
+import os
 import random
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from benchmarks import kafka
+from benchmarks import kafka, sparse
+from benchmarks.comparison import Goal, ratios, spread
+from benchmarks.figures import Line, Table, row
 from benchmarks.peers import NEVER, Peer, fresh_topic, touch_memory
-from benchmarks.raw_connection import FETCH_VERSION, RawConnection, produce_request, stream
+from benchmarks.raw_connection import FETCH_VERSION, RawConnection, one_at_a_time, produce_request, stream
 from onceflow.testing import BrokerProcess
 from onceflow.wire import fetch
 from onceflow.wire.fetch import FetchPartition, FetchRequest
@@ -29,11 +36,20 @@ GB = 10**9
 BATCH_RECORDS, VALUE_BYTES = 64, 1000
 READ_BYTES = 64 << 10
 READS = 4_000
+READS_EVICTED = 1_000
+READS_BETWEEN_EVICTIONS = 50
+READ_ROUNDS = 6
 LARGER = 20
+LARGER_CACHED = 8
 PARTITIONS = 10_000
+RECOVERIES = STARTS = SPARSE_TURNS = 5
+SPARSE_GB = {"1 GB": 1, "100 GB": 100, "1 TB": 1000}
+SPARSE_APPENDS = 2_000
 TOPIC = "stored"
 SECONDS_MAX = 120
 QUICK = {"socket.timeout.ms": 1000, "log_level": 0}
+NO_GROWTH = Goal(1.10, 1.0, is_cost=True)
+RECOVERY_GOAL = Goal(0.33, 0.08, is_cost=True)
 
 
 def fill(bootstrap: str, topic: str, size_bytes: int) -> int:
@@ -94,11 +110,23 @@ def create(bootstrap: str, partitions: int) -> float:
     return time.perf_counter() - begin
 
 
-def read_times_ms(connection: RawConnection, topic: str, records: int, seed: int) -> list[float]:
-    """Each of `READS` fetches at random offsets."""
+def evict(directory: Path) -> None:
+    """Have the page cache forget the logs of a topic, synced before."""
+    for path in directory.glob("*.log"):
+        with path.open("rb") as file:
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_times_ms(
+    connection: RawConnection, topic: str, records: int, seed: int, reads: int, evicted: Path | None = None
+) -> list[float]:
+    """Each of so many fetches at random offsets, of a log whose directory is evicted again and again if it is given."""
     chance = random.Random(seed)
     taken = []
-    for _ in range(READS):
+    for number in range(reads):
+        if evicted is not None and number % READS_BETWEEN_EVICTIONS == 0:
+            evict(evicted)
         asked = FetchPartition(0, -1, chance.randrange(records), -1, READ_BYTES)
         request = FetchRequest(-1, 0, 1, READ_BYTES, 0, 0, -1, [(topic, [asked])])
         encoded = fetch.encode_request(FETCH_VERSION, 1, "raw", request)
@@ -109,77 +137,146 @@ def read_times_ms(connection: RawConnection, topic: str, records: int, seed: int
     return taken
 
 
-def random_reads() -> list[str]:
-    """Lines for a small and a large log, and how the medians compare."""
+def read_medians_ms(broker: BrokerProcess, records: dict[str, int], *, is_evicted: bool) -> list[list[float]]:
+    """For each topic, given with its number of records, the median of each round; the rounds in turns."""
+    medians: dict[str, list[float]] = {topic: [] for topic in records}
+    reads = READS_EVICTED if is_evicted else READS
+    with RawConnection(broker.bootstrap) as connection:
+        for seed in range(READ_ROUNDS):
+            for topic in sorted(records, reverse=seed % 2 == 0):
+                evicted = broker.data / f"{topic}-0" if is_evicted else None
+                times = read_times_ms(connection, topic, records[topic], seed, reads, evicted)
+                medians[topic].append(statistics.median(times))
+    return list(medians.values())
+
+
+def grown(name: str, unit: str, found: dict[str, list[float]]) -> Iterator[Line]:
+    """A line for each size; those after the first beside it."""
+    (first, smallest), *others = found.items()
+    yield row(f"{name}, {first} stored", f"{spread(smallest)} {unit}", "", "", "")
+    for size, runs in others:
+        ratio = ratios(runs, smallest)
+        beside = f"{spread(ratio)} of the time with {first}"
+        verdict = NO_GROWTH.verdict(statistics.median(ratio))
+        yield row(f"{name}, {size} stored", f"{spread(runs)} {unit}", beside, f"at most {NO_GROWTH}", verdict)
+
+
+def random_reads() -> Iterator[Line]:
+    """Of a small and a large log: what the page cache holds, then what it was told to forget."""
+    settings = {"flush.messages": NEVER}
     with tempfile.TemporaryDirectory() as directory, BrokerProcess(Path(directory) / "data") as broker:
         peer = Peer("onceflow", broker.bootstrap, broker.pid)
         touch_memory()
-        with (
-            fresh_topic(peer, "small", {"flush.messages": NEVER}),
-            fresh_topic(peer, "large", {"flush.messages": NEVER}),
-        ):
-            records = {"small": fill(peer.bootstrap, "small", GB), "large": fill(peer.bootstrap, "large", LARGER * GB)}
-            medians: dict[str, list[float]] = {topic: [] for topic in records}
-            with RawConnection(peer.bootstrap) as connection:
-                for seed in range(6):
-                    for topic in sorted(records, reverse=seed % 2 == 0):
-                        medians[topic].append(statistics.median(read_times_ms(connection, topic, records[topic], seed)))
-    ratio = statistics.median(large / small for large, small in zip(medians["large"], medians["small"], strict=True))
-    small, large = (statistics.median(medians[topic]) for topic in ("small", "large"))
-    return [
-        f"| read 64 KiB at random offsets, 1 GB stored, p50 | {small:.3f} ms | | |",
-        f"| the same, {LARGER} GB stored | {large:.3f} ms | {ratio:.2f} of the time with 1 GB | at most 1.10 |",
-    ]
+        with fresh_topic(peer, "small", settings), fresh_topic(peer, "large", settings):
+            records = {"small": fill(peer.bootstrap, "small", GB)}
+            for name, size, is_evicted in (
+                ("from the page cache", LARGER_CACHED, False),
+                ("page cache emptied", LARGER, True),
+            ):
+                more = size * GB - (LARGER_CACHED * GB if is_evicted else 0)
+                records["large"] = records.get("large", 0) + fill(peer.bootstrap, "large", more)
+                medians = read_medians_ms(broker, records, is_evicted=is_evicted)
+                sizes = dict(zip(("1 GB", f"{size} GB"), medians, strict=True))
+                yield from grown(f"read 64 KiB at random offsets, p50, {name}", "ms", sizes)
 
 
-def many_partitions() -> list[str]:
-    """Lines for creation and start with many partitions."""
+def many_partitions() -> Iterator[Line]:
+    """Creation and start with many partitions."""
     with tempfile.TemporaryDirectory() as directory:
         broker = BrokerProcess(Path(directory) / "data")
         broker.start()
         created = create(broker.bootstrap, PARTITIONS)
         broker.stop()
         started = []
-        for _ in range(3):
+        for _ in range(STARTS):
             begin = time.perf_counter()
             broker.start()
             assert end_offset(broker.bootstrap, TOPIC) == 0
             started.append(time.perf_counter() - begin)
             broker.stop()
-    start = statistics.median(started)
-    return [
-        f"| create a topic of {PARTITIONS:,} partitions | {created:.1f} s | | |",
-        f"| start with {PARTITIONS:,} partitions after a clean stop | {start:.2f} s | | at most 2 s |",
-    ]
+    verdict = "yes" if statistics.median(started) <= 2 else "**no**"
+    yield row(f"create a topic of {PARTITIONS:,} partitions", f"{created:.1f} s", "", "", "")
+    yield row(
+        f"start with {PARTITIONS:,} partitions after a clean stop", f"{spread(started)} s", "", "at most 2 s", verdict
+    )
 
 
-def recoveries() -> list[str]:
-    """The line for 1 GB after kill -9."""
+def recoveries() -> Iterator[Line]:
+    """1 GB after kill -9."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         classpath = kafka.jars()
         ours, theirs = [], []
-        for number in range(3):
+        for number in range(RECOVERIES):
             touch_memory()
             ours.append(our_recovery(root / f"ours-{number}" / "data"))
             if classpath is not None:
                 theirs.append(kafkas_recovery(root / f"kafka-{number}", classpath))
-    cell = f"| recovery of 1 GB after kill -9 | {statistics.median(ours):.2f} s "
-    if not theirs:
-        return [cell + "| | |"]
-    ratio = statistics.median(mine / its for mine, its in zip(ours, theirs, strict=True))
-    return [cell + f"| {ratio:.2f} of Kafka's {statistics.median(theirs):.2f} s | at most 0.33, aim 0.08 |"]
+    name = "recovery of 1 GB after kill -9"
+    if theirs:
+        ratio = ratios(ours, theirs)
+        beside = f"{spread(ratio)} of Kafka's {spread(theirs)} s"
+        verdict = RECOVERY_GOAL.verdict(statistics.median(ratio))
+        yield row(name, f"{spread(ours)} s", beside, f"at most {RECOVERY_GOAL}", verdict)
+    else:
+        yield row(name, f"{spread(ours)} s", "", "", "")
 
 
-def table() -> str:
-    """Measure and give the table as Markdown."""
-    lines = ["| what | onceflow | beside | asked |", "|---|---|---|---|"]
-    for part in (recoveries, random_reads, many_partitions):
-        lines += part()
-    return "\n".join(lines)
+def sparse_broker(directory: Path, segments: int) -> BrokerProcess:
+    """A stopped broker with that many segments of 1 GB."""
+    broker = BrokerProcess(directory)
+    with broker:
+        create(broker.bootstrap, 1)
+    sparse.fill(directory / f"{TOPIC}-0", segments)
+    return broker
 
 
-if __name__ == "__main__":
-    parts = {part.__name__: part for part in (recoveries, random_reads, many_partitions)}
-    for name in sys.argv[1:] or parts:
-        print(*parts[name](), sep="\n", flush=True)
+def append_ms(broker: BrokerProcess, segments: int) -> float:
+    """The median; what was stored before is all there."""
+    end = end_offset(broker.bootstrap, TOPIC)
+    assert end >= segments * sparse.SEGMENT_BATCHES, f"the log ends at {end}: a part was lost"
+    return one_at_a_time(Peer("onceflow", broker.bootstrap, broker.pid), TOPIC, SPARSE_APPENDS)[0]
+
+
+def seconds_to_listen(broker: BrokerProcess) -> float:
+    """One start."""
+    begin = time.perf_counter()
+    broker.start()
+    return time.perf_counter() - begin
+
+
+def up_to_a_terabyte() -> Iterator[Line]:
+    """Start after a clean stop and after kill -9, and append, in turns on logs of growing size."""
+    clean, killed, append = found = [{size: list[float]() for size in SPARSE_GB} for _ in range(3)]
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as exits:
+        sizes = {size: sparse_broker(Path(directory) / size, segments) for size, segments in SPARSE_GB.items()}
+        for broker in sizes.values():
+            exits.callback(broker.stop)
+        touch_memory()
+        for turn in range(SPARSE_TURNS):
+            for size, broker in sorted(sizes.items(), reverse=turn % 2 == 0):
+                clean[size].append(seconds_to_listen(broker))
+                append[size].append(append_ms(broker, SPARSE_GB[size]))
+                broker.kill()
+                killed[size].append(seconds_to_listen(broker))
+                broker.stop()
+    names = ("start after a clean stop", "start after kill -9", "append one record, p50")
+    for name, unit, sizes_found in zip(names, ("s", "s", "ms"), found, strict=True):
+        yield from grown(f"{name}, sparse segments", unit, sizes_found)
+
+
+PARTS = {
+    "recovery": recoveries,
+    "random reads": random_reads,
+    "up to 1 TB": up_to_a_terabyte,
+    "many partitions": many_partitions,
+}
+
+
+def measure(names: Sequence[str]) -> Iterator[Line]:
+    """Those parts."""
+    for name in names:
+        yield from PARTS[name]()
+
+
+TABLE = Table("What is stored", ("what", "onceflow", "beside", "asked", "reached"), list(PARTS), measure)

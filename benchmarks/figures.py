@@ -1,0 +1,118 @@
+"""The measured tables in README.md beside this file, between two marks, and at which commit each row was measured.
+
+`figures.json` is what they are written from, so that rows can be measured again by name while the others stay. What
+stands outside the marks is written by hand and kept.
+"""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+README, STORE = HERE / "README.md", HERE / "figures.json"
+BEGIN, END = "<!-- figures: written by make bench -->", "<!-- end of the figures -->"
+
+
+class Line(NamedTuple):
+    """A row of a table by its name; `text` that does not begin with "|" is a paragraph below the table."""
+
+    name: str
+    text: str
+
+
+def row(name: str, *cells: str) -> Line:
+    """A row of the table, whose first cell is `name` itself."""
+    return Line(name, f"| {' | '.join((name, *cells))} |")
+
+
+@dataclass(frozen=True)
+class Table:
+    """What one module of this folder measures. `names`: the parts that can be measured alone; a part may give several
+    lines. `says`: a paragraph above the table."""
+
+    title: str
+    columns: Sequence[str]
+    names: Sequence[str]
+    measure: Callable[[Sequence[str]], Iterator[Line]]
+    says: str = ""
+
+    def chosen(self, words: Sequence[str]) -> list[str]:
+        """The parts in whose name, or in the table's, one of `words` occurs; all without words."""
+        return [name for name in self.names if not words or any(word in f"{self.title}: {name}" for word in words)]
+
+    @property
+    def head(self) -> str:
+        """The first two lines."""
+        return f"| {' | '.join(self.columns)} |\n|{'---|' * len(self.columns)}"
+
+
+def machine() -> str:
+    """Cores, memory, system."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    system = f"{platform.system()} {platform.machine()}, CPython {platform.python_version()}"
+    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {system}"
+
+
+def day_and_commit() -> str:
+    """Of what is measured now; "with changes" where sources differ from the commit."""
+    commit = _git("rev-parse", "--short", "HEAD") or "unknown"
+    changes = " with changes" if _git("status", "--porcelain", "--", "src", "benchmarks/*.py") else ""
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d} at commit {commit}{changes}"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(HERE.parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+class Figures:
+    """All that was measured so far; written after each row, so that a run that is cut loses nothing."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, Any] = json.loads(STORE.read_text())["tables"] if STORE.exists() else {}
+
+    def begin(self, table: Table, names: Sequence[str]) -> None:
+        """A table that is measured whole is begun anew."""
+        before = self._tables.get(table.title, {})
+        rows = {} if len(names) == len(table.names) else before.get("rows", {})
+        self._tables[table.title] = {"says": table.says, "head": table.head, "rows": rows}
+
+    def add(self, table: Table, line: Line, seconds: float) -> None:
+        """Put a row in the place of its predecessor, and write everything."""
+        measured = {"text": line.text, "measured": day_and_commit(), "seconds": round(seconds, 1)}
+        self._tables[table.title]["rows"][line.name] = measured
+
+    def write(self, order: Sequence[Table]) -> None:
+        """Into both files, tables in this order."""
+        here = machine()
+        STORE.write_text(json.dumps({"machine": here, "tables": self._tables}, indent=1, ensure_ascii=False) + "\n")
+        known = [table.title for table in order if table.title in self._tables]
+        sections = [f"Measured on: {here}.", *(section(title, self._tables[title]) for title in known)]
+        before, _, rest = README.read_text().partition(BEGIN)
+        _, _, after = rest.partition(END)
+        README.write_text("\n\n".join([before + BEGIN, *sections, END]) + after)
+
+
+def section(title: str, table: dict[str, Any]) -> str:
+    """One table as Markdown."""
+    texts = [each["text"] for each in table["rows"].values()]
+    rows = [text for text in texts if text.startswith("|")]
+    paragraphs = [text for text in texts if not text.startswith("|")]
+    grid = "\n".join([table["head"], *rows])
+    return "\n\n".join([f"## {title}", *filter(None, [table["says"]]), grid, *paragraphs, provenance(table["rows"])])
+
+
+def provenance(rows: dict[str, Any]) -> str:
+    """When and at which commits; names the rows that are not of the latest."""
+    groups: dict[str, list[str]] = {}
+    for name, each in rows.items():
+        groups.setdefault(each["measured"], []).append(name)
+    first, *others = sorted(groups, key=lambda when: -len(groups[when]))
+    told = "".join(f"; {when}: {', '.join(groups[when])}" for when in others)
+    return f"Measured {first}, in {sum(each['seconds'] for each in rows.values()):.0f} s{told}."

@@ -1,0 +1,320 @@
+"""A queue, filled and emptied: ours, Redis and RabbitMQ, each at its durabilities.
+
+After the comparison in the article on Kafka: enqueue and dequeue apart, in seconds per 100,000 messages of one size,
+one producer and then one consumer. Each gets the fastest client there is here: ours librdkafka, the others pipelined
+requests that were encoded beforehand. Dequeued is what the program has and the queue was told to forget: an offset
+committed every 10,000 records at most; RPOP; an acknowledgement every 500 messages.
+
+A fresh queue in each turn, all kinds in turns. The article puts 1,000,000 messages of each size into the queue; here
+they are fewer in each turn, which the table says.
+"""
+
+import os
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+from benchmarks import amqp, librdkafka
+from benchmarks.comparison import spread
+from benchmarks.figures import HERE, Line, Table
+from benchmarks.grouped_bars import Group, picture
+from benchmarks.peers import NEVER, OURS, Peer, fresh_topic, touch_memory
+from onceflow import services
+from onceflow.testing import BrokerProcess
+
+TURNS = 5
+PER = 100_000
+PICTURE_TITLE = f"Seconds per {PER:,} messages (each step of the scale is ten times the one before)"
+PICTURE = HERE.parent / "docs" / "images" / "queues.svg"
+ENQUEUE, DEQUEUE = OPERATIONS = ("enqueue", "dequeue")
+LARGE_BYTES = 10 << 10
+FAR = 0.5
+"""RabbitMQ is "far" behind where Redis takes at most this part of its time."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a message, and how many of them there are in a turn."""
+
+    name: str
+    value_bytes: int
+    count: int
+
+    @property
+    def value(self) -> bytes:
+        """A message."""
+        return librdkafka.value_of(self.value_bytes)
+
+    @property
+    def column(self) -> str:
+        """Says how many were measured where it is not the number that the time is given for."""
+        return self.name if self.count == PER else f"{self.name} ({self.count:,} measured)"
+
+
+SIZES = (
+    Size("128 B", 128, PER),
+    Size("512 B", 512, PER),
+    Size("1 KB", 1 << 10, PER),
+    Size("10 KB", 10 << 10, 10_000),
+    Size("100 KB", 100 << 10, 1_000),
+)
+"""The last one is not the article's: half of its first finding is about messages larger than 10 KB."""
+
+Work = Callable[[Size, str], tuple[float, float]]
+"""Fills and empties a fresh queue of that name; the seconds of each."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A queue at one durability: what has happened to a message that is acknowledged."""
+
+    name: str
+    durability: str
+    is_synced: bool
+    work: Work
+    seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    """(operation, size) → of each turn, per 100,000."""
+
+    def measure(self, size: Size, turn: int) -> None:
+        """One turn; what others left to be written is written before."""
+        os.sync()
+        for operation, seconds in zip(OPERATIONS, self.work(size, f"queue-{size.value_bytes}-{turn}"), strict=True):
+            self.seconds.setdefault((operation, size.name), []).append(seconds * PER / size.count)
+
+    def median(self, operation: str, size: Size) -> float:
+        """Seconds per 100,000."""
+        return statistics.median(self.seconds[operation, size.name])
+
+
+def timed(work: Callable[[], None]) -> float:
+    """Seconds."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def ours(peer: Peer, config: Mapping[str, str], size: Size, name: str) -> tuple[float, float]:
+    """Through librdkafka, which has found the partition's leader and the group's coordinator before the time runs."""
+    settings = {"bootstrap.servers": peer.bootstrap, "log_level": 0}
+    with fresh_topic(peer, name, config) as topic:
+        producer = Producer({**settings, "acks": "all", "linger.ms": 5, "queue.buffering.max.messages": 2 * PER})
+        producer.list_topics(topic, 30)
+        consumer = Consumer({**settings, "group.id": name, "enable.auto.commit": False, **librdkafka.NO_PAUSE})
+        try:
+            consumer.list_topics(topic, 30)
+            consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+            return timed(partial(put, producer, topic, size)), timed(partial(take, consumer, topic, size.count))
+        finally:
+            consumer.close()
+
+
+def put(producer: Producer, topic: str, size: Size) -> None:
+    """Until the last acknowledgement."""
+    value = size.value
+    for number in range(size.count):
+        producer.produce(topic, value, partition=0)
+        if number % 1000 == 0:
+            producer.poll(0)
+    left = producer.flush(120)
+    assert left == 0, f"{left} records were not acknowledged"
+
+
+def take(consumer: Consumer, topic: str, count: int) -> None:
+    """So many records, the offset behind them committed."""
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    while count:
+        messages = consumer.consume(min(count, 10_000), timeout=30)
+        assert messages, f"{count} records did not come"
+        consumer.commit(asynchronous=False)
+        count -= len(messages)
+
+
+def redis(port: int, size: Size, name: str) -> tuple[float, float]:
+    """Of one list, through one connection."""
+    key, value = name.encode(), size.value
+    popped = encoded(value).partition(b"\r\n")[2]
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
+        connection.makefile("rb", 1 << 20) as answers,
+    ):
+
+        def was_pushed(count: int) -> None:
+            for _ in range(count):
+                assert answers.readline().startswith(b":"), "Redis did not take a message"
+
+        def was_popped(count: int) -> None:
+            assert answers.read(count * len(popped)) == popped * count, "Redis gave something else than was put in"
+
+        push = partial(pipelined, connection, encoded(b"LPUSH", key, value), was_pushed, size)
+        pop = partial(pipelined, connection, encoded(b"RPOP", key), was_popped, size)
+        return timed(push), timed(pop)
+
+
+def pipelined(connection: socket.socket, command: bytes, answered: Callable[[int], None], size: Size) -> None:
+    """Once for each message, until the last answer; one chunk is sent while the one before it is answered."""
+    chunk = amqp.chunk_of(size.value_bytes)
+    unsent, under_way = size.count, 0
+    while unsent or under_way:
+        sent = min(unsent, chunk)
+        connection.sendall(command * sent)
+        unsent -= sent
+        under_way += sent
+        while under_way > (chunk if unsent else 0):
+            more = min(under_way, chunk)
+            answered(more)
+            under_way -= more
+
+
+def encoded(*words: bytes) -> bytes:
+    """A request to Redis."""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+
+
+def rabbit(port: int, is_persistent: bool, size: Size, name: str) -> tuple[float, float]:
+    """Of one classic queue, through one channel with confirmations."""
+    message = amqp.publishing(name, size.value, is_persistent=is_persistent)
+    with amqp.Channel(port) as channel:
+        channel.declare(name, is_durable=is_persistent)
+        channel.confirm()
+        enqueued = timed(partial(channel.publish, message, size.count))
+        dequeued = timed(partial(channel.consume, name, size.value, size.count))
+        left = channel.left(name)
+        assert not left, f"{left} messages are still in RabbitMQ's queue"
+        channel.delete(name)
+        return enqueued, dequeued
+
+
+def kinds(directory: Path, exits: ExitStack) -> list[Kind]:
+    """All that are found here, running."""
+    broker = exits.enter_context(BrokerProcess(directory / "onceflow"))
+    peer = Peer(OURS, broker.bootstrap, broker.pid)
+    found = [
+        Kind(OURS, "fsync before each answer", True, partial(ours, peer, {})),
+        Kind(OURS, "page cache", False, partial(ours, peer, {"flush.messages": NEVER})),
+    ]
+    for policy, durability in (("always", "fsync before each answer"), ("everysec", "fsync once a second")):
+        port = redis_server(directory / policy, policy, exits)
+        found.append(Kind("Redis", f"{durability} (`appendfsync {policy}`)", policy == "always", partial(redis, port)))
+    server = amqp.find_server()
+    if server is None:
+        print("no rabbitmq-server here: without its rows")
+        return found
+    port = exits.enter_context(amqp.RabbitProcess(directory / "rabbit", server)).port
+    for is_persistent, durability in ((True, "fsync before each answer (persistent)"), (False, "memory (transient)")):
+        found.append(Kind("RabbitMQ", durability, is_persistent, partial(rabbit, port, is_persistent)))
+    return found
+
+
+def redis_server(directory: Path, policy: str, exits: ExitStack) -> int:
+    """The port of a new one."""
+    directory.mkdir()
+    port = services.free_port()
+    command = services.redis_arguments(services.find_redis_server(), directory, port, appendfsync=policy)
+    with (directory / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    exits.callback(amqp.ended, process)
+    deadline = time.monotonic() + 30
+    while not services.redis_answers(port):
+        assert time.monotonic() < deadline, f"Redis did not start: {directory / 'server.log'}"
+        time.sleep(0.05)
+    return port
+
+
+def lines(found: Sequence[Kind]) -> Iterator[Line]:
+    """Two rows for each kind."""
+    for operation in OPERATIONS:
+        for kind in found:
+            cells = [operation, kind.name, kind.durability]
+            cells += [spread(kind.seconds[operation, size.name]) for size in SIZES]
+            yield Line(", ".join(cells[:3]), f"| {' | '.join(cells)} |")
+
+
+def findings(found: Sequence[Kind]) -> Iterator[Line]:
+    """The article's two, for Redis and RabbitMQ that both sync before they answer, and for both that do not."""
+    for is_synced, label in ((True, "with fsync before each answer"), (False, "without")):
+        ratios = {operation: redis_of_rabbit(found, operation, is_synced) for operation in OPERATIONS}
+        small = [ratio for size, ratio in ratios[ENQUEUE].items() if size.value_bytes < LARGE_BYTES]
+        large = [ratio for size, ratio in ratios[ENQUEUE].items() if size.value_bytes >= LARGE_BYTES]
+        taken_out = [ratio for size, ratio in ratios[DEQUEUE].items() if size.value_bytes <= LARGE_BYTES]
+        yield Line(
+            f"first finding, {label}",
+            f"Finding 1, {label}. Small messages go into Redis faster than into RabbitMQ: {holds(max(small) < 1)}; "
+            f"large ones, from 10 KB on, unbearably slowly, slower than into RabbitMQ: {holds(min(large) > 1)}. "
+            f"Redis's time of RabbitMQ's, by size: {told(ratios[ENQUEUE])}.",
+        )
+        yield Line(
+            f"second finding, {label}",
+            f"Finding 2, {label}. Taking out is fast with Redis at every size of the article's, and RabbitMQ far "
+            f"behind (Redis needs at most {FAR:g} of its time): {holds(max(taken_out) <= FAR)}. "
+            f"Redis's time of RabbitMQ's, by size: {told(ratios[DEQUEUE])}.",
+        )
+
+
+def redis_of_rabbit(found: Sequence[Kind], operation: str, is_synced: bool) -> dict[Size, float]:
+    """Redis's time as a part of RabbitMQ's."""
+    (redis_kind, rabbit_kind) = (
+        next(kind for kind in found if kind.name == name and kind.is_synced == is_synced)
+        for name in ("Redis", "RabbitMQ")
+    )
+    return {size: redis_kind.median(operation, size) / rabbit_kind.median(operation, size) for size in SIZES}
+
+
+def told(ratios: Mapping[Size, float]) -> str:
+    """All of them."""
+    return ", ".join(f"{size.name} {ratio:.2f}" for size, ratio in ratios.items())
+
+
+def holds(is_so: bool) -> str:
+    """In words."""
+    return "**still so**" if is_so else "**not so here**"
+
+
+def measure(_names: Sequence[str]) -> Iterator[Line]:
+    """All of it: the lines, the findings and the picture belong together."""
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as exits:
+        found = kinds(Path(directory), exits)
+        touch_memory()
+        for turn in range(-1, TURNS):
+            for size in SIZES:
+                for kind in found if turn % 2 else reversed(found):
+                    kind.measure(size, turn)
+            if turn < 0:
+                for kind in found:
+                    # The first turn warmed them.
+                    kind.seconds.clear()
+    yield from lines(found)
+    if any(kind.name == "RabbitMQ" for kind in found):
+        yield from findings(found)
+    PICTURE.write_text(picture(PICTURE_TITLE, groups(found)))
+
+
+def groups(found: Sequence[Kind]) -> list[Group]:
+    """What the picture shows."""
+    names = {f"{kind.name}, {kind.durability}".replace("`", ""): kind for kind in found}
+    return [
+        Group(f"{operation}, {size.name}", {name: kind.median(operation, size) for name, kind in names.items()})
+        for operation in OPERATIONS
+        for size in SIZES
+    ]
+
+
+TABLE = Table(
+    "A queue, beside Redis and RabbitMQ",
+    ("operation", "queue", "an acknowledged message is safe by", *(size.column for size in SIZES)),
+    ["queues"],
+    measure,
+    says=(
+        f"Seconds per {PER:,} messages, median of {TURNS} turns (least to most). The article has 1,000,000 of each "
+        f"size; here each turn has {PER:,}, or fewer where the column says so.\n\n"
+        "![the medians of this table as bars](../docs/images/queues.svg)"
+    ),
+)
