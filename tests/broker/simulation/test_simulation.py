@@ -1,0 +1,150 @@
+"""Seeded simulations of the whole broker: what it acknowledged is there, in order, once; a failure names its seed.
+
+One seed is the life of one broker with its clients on a disk that loses unsynced writes, tears them, flips their bits,
+fails to sync and is full, and that is killed and loses its power at any moment, its own start included. Plain,
+idempotent and transactional producers, members of groups and an administrator act in an order that the seed decides;
+so do the event loop's turns, the work of its threads and the clock. Logs are a few small segments, so that they roll,
+are deleted and are compacted all the time.
+
+What must hold after each crash and at the end:
+- each acknowledged record is at its offset, once, its producer's records in order; so is each that a reader saw;
+- what was refused, and what nobody sent, is nowhere;
+- high watermark, last stable offset and log start never go back; nothing is deleted that retention keeps;
+- a transaction is whole or gone, as its producer was told, and none hangs; so are its offsets;
+- committed offsets never go back, and a generation that is over commits nothing;
+- topics and partitions are as they were acknowledged.
+"""
+
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker.simulation.clients import Admin, Committer, IdempotentProducer, PlainProducer, Reader
+from tests.broker.simulation.members import Attempt, Member, TransactionalProducer
+from tests.broker.simulation.stepped_broker import Unexpected
+from tests.broker.simulation.transactions import check_attempts, end_transactions
+from tests.broker.simulation.world import Steps, World
+
+STEPS = 500
+SEEDS = 300
+CAMPAIGN_SEEDS = 10_000
+SEEDS_AT_ONCE = 100
+IN_MEMORY = Path("/dev/shm")
+"""What a power cut takes is the faulty disk's business: the real one below it only costs time."""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
+        yield Path(name)
+
+
+def simulate(number: int, root: Path) -> Counter[str]:
+    """Run one seed; returns how much happened. Raises AssertionError where a promise was broken."""
+    with Unexpected().listening() as unexpected:
+        return live(World(number, root, unexpected))
+
+
+def live(world: World) -> Counter[str]:
+    attempts: list[Attempt] = []
+    generations: dict[int, int] = {}
+    lives = [
+        Admin(world).life(),
+        PlainProducer(world, 1).life(),
+        IdempotentProducer(world, 2).life(),
+        IdempotentProducer(world, 3).life(),
+        TransactionalProducer(world, 4, "x", attempts).life(),
+        TransactionalProducer(world, 5, world.seed.choice("xy"), attempts).life(),
+        Reader(world).life(),
+        Committer(world, "alone").life(),
+        Member(world, "group", generations).life(),
+        Member(world, "group", generations).life(),
+    ]
+    for _ in range(STEPS):
+        step(world, world.seed, lives)
+        world.check_unexpected()
+        if world.disk.is_off:
+            world.crash(power=True)
+    world.make_well()
+    world.crash(power=True)
+    end_transactions(world)
+    check_attempts(world, attempts)
+    world.audit()
+    world.end()
+    told = sum(attempt.was_told for attempt in attempts)
+    return Counter(
+        {
+            "records": world.records,
+            "crashes": world.crashes,
+            "transactions": told,
+            "commits": sum(world.committed.values()),
+        }
+    )
+
+
+def step(world: World, seed: random.Random, lives: list[Steps[None]]) -> None:
+    chance = seed.random()
+    if chance < 0.55:
+        next(seed.choice(lives))
+    elif chance < 0.92:
+        busy = world.broker.busy_threads()
+        if busy:
+            seed.choice(busy).step()
+    elif chance < 0.984:
+        world.clock.advance_ms(seed.choice((50, 100, 300, 1000)))
+    else:
+        fault(world, seed)
+    if not world.disk.is_off and seed.random() < 0.7:
+        world.broker.loop.turn()
+
+
+def fault(world: World, seed: random.Random) -> None:
+    chance = seed.random()
+    if chance < 0.20:
+        world.crash(power=False)
+    elif chance < 0.50:
+        world.disk.cut_power_after(seed.randrange(40))
+    elif chance < 0.60:
+        world.stop()
+    elif chance < 0.68:
+        world.disk.fail_next_syncs()
+        world.needs_power_cut = True
+    elif chance < 0.72:
+        world.disk.fail_next_directory_syncs()
+        world.needs_power_cut = True
+    elif chance < 0.86:
+        world.disk.space_bytes = seed.randrange(600)
+    else:
+        world.disk.space_bytes = None
+
+
+def run(seeds: range, directory: Path) -> Counter[str]:
+    """How much happened in all seeds."""
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        root = directory / str(seed)
+        root.mkdir()
+        try:
+            counts += simulate(seed, root)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+        shutil.rmtree(root)
+    return counts
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_ONCE))
+def test_what_was_acknowledged_is_there(first: int, directory: Path) -> None:
+    counts = run(range(first, first + SEEDS_AT_ONCE), directory)
+    assert min(counts.values()) > SEEDS_AT_ONCE, counts
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("first", range(0, CAMPAIGN_SEEDS, 10 * SEEDS_AT_ONCE))
+def test_what_was_acknowledged_is_there_in_many_more_seeds(first: int, directory: Path) -> None:
+    counts = run(range(first, first + 10 * SEEDS_AT_ONCE), directory)
+    print(f"seeds {first} to {first + 10 * SEEDS_AT_ONCE - 1}: {dict(counts)}")
