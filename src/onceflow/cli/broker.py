@@ -107,9 +107,10 @@ def broker(config_file: Path | None, **options: str | None) -> None:
     killed broker and a power cut. The first line printed is "listening on HOST:PORT"; messages go to standard error.
     Ctrl-C or SIGTERM stops it cleanly.
 
-    Every setting has Kafka's name and can be given in three ways: log.retention.ms is --log-retention-ms here,
-    ONCEFLOW_BROKER_LOG_RETENTION_MS in the environment and log.retention.ms in --config-file. Options beat the
-    environment, which beats the file. The common ones are below, docs/operating.md explains all of them.
+    Every setting has Kafka's name, where Kafka has it, and can be given in three ways: log.retention.ms is
+    --log-retention-ms here, ONCEFLOW_BROKER_LOG_RETENTION_MS in the environment and log.retention.ms in
+    --config-file. Options beat the environment, which beats the file. The common ones are below, docs/operating.md
+    explains all of them.
 
     Example: onceflow broker --data ./broker --listen 127.0.0.1:9092
     """

@@ -1,5 +1,6 @@
 """The consumer connector: streams, filters, commits, and groups that share or do not share messages."""
 
+import contextlib
 import re
 import threading
 from collections import Counter
@@ -251,6 +252,22 @@ def test_a_stream_that_nobody_reads_holds_up_no_other(bootstrap: str, topic: str
         idle, busy = connector.create_message_streams({topic: 2})[topic]
         assert [next(busy).offset for _ in range(1000)] == list(range(1000))
         assert [next(idle).offset for _ in range(1000)] == list(range(1000)), "nothing was lost while it waited"
+
+
+def test_a_topic_is_not_made_by_reading_it_and_is_found_when_it_is_there(bootstrap: str, topic: str) -> None:
+    config = settings(bootstrap, topic, consumer_timeout_ms=500, topic_metadata_refresh_interval_ms=50)
+    with Cluster(bootstrap) as cluster, ConsumerConnector(config) as connector:
+        stream = connector.create_message_streams({topic: 1})[topic][0]
+        with pytest.raises(ConsumerTimeout):
+            next(stream)
+        assert topic not in cluster.topics()
+        cluster.create_topic(topic, 1)
+        produce(bootstrap, topic, [("0", "first")])
+        for _ in range(60):
+            with contextlib.suppress(ConsumerTimeout):
+                assert next(stream).message == b"first"
+                return
+    raise AssertionError("not within 30 s")
 
 
 def test_a_consumer_timeout_and_an_end(bootstrap: str, topic: str) -> None:
