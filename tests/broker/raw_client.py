@@ -10,7 +10,7 @@ from typing import Any
 
 from onceflow.broker.request import build
 from onceflow.wire import apis, fetch, produce
-from onceflow.wire.batch import Record, encode_batch
+from onceflow.wire.batch import BatchHeader, Record, batches, encode_batch
 from onceflow.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 from onceflow.wire.frames import decode_response, encode_request, request_class
 from onceflow.wire.produce import PartitionResponse
@@ -148,3 +148,10 @@ def connected(bootstrap: str) -> Iterator[RawClient]:
         yield client
     finally:
         client.close()
+
+
+def stored_batches(bootstrap: str, topic: str, partition: int = 0) -> list[BatchHeader]:
+    """A partition's first batches as the broker keeps them; a client may well have packed nothing."""
+    with connected(bootstrap) as client:
+        (fetched,) = client.fetch([(topic, partition, 0)])
+        return [header for _, header in batches(fetched.records)]

@@ -12,9 +12,8 @@ import cramjam
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from onceflow.wire.batch import batches
 from onceflow.wire.codecs import Codec
-from tests.broker.raw_client import connected
+from tests.broker.raw_client import connected, stored_batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")
 """kafka-python's imports."""
@@ -151,10 +150,10 @@ def test_each_codec_is_read_by_every_client(bootstrap: str, topic: str, write: C
     wanted = [row(codec, number) for codec in Codec for number in range(RECORDS)]
     with connected(bootstrap) as client:
         client.create_topic(topic, len(Codec))
-        write(bootstrap, topic)
-        for fetched in client.fetch([(topic, codec, 0) for codec in Codec]):
-            headers = [header for _, header in batches(fetched.records)]
-            assert {header.codec for header in headers} == {Codec(fetched.partition)}, "as the client was told"
-            assert all(header.producer_id >= 0 for header in headers), "idempotent"
+    write(bootstrap, topic)
+    for codec in Codec:
+        headers = stored_batches(bootstrap, topic, codec)
+        assert {header.codec for header in headers} == {codec}, "as the client was told"
+        assert all(header.producer_id >= 0 for header in headers), "idempotent"
     for read in (read_with_librdkafka, read_with_kafka_python, read_with_aiokafka):
         assert sorted(read(bootstrap, topic), key=lambda each: each[:2]) == wanted, read.__name__

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks import kafka
+from onceflow.wire.codecs import Codec
+from tests.broker.raw_client import stored_batches
 from tests.compat.conftest import tool
 
 SOURCE = Path(__file__).with_name("go")
@@ -40,9 +42,10 @@ def run(bootstrap: str) -> Run:
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_records(run: Run, topic: str, codec: str) -> None:
+def test_records(run: Run, bootstrap: str, topic: str, codec: str) -> None:
     """Idempotent, with keys, headers and nulls; a group reads all of it back and commits."""
     *read, committed = run(topic, "records", codec)
+    assert {each.codec for each in stored_batches(bootstrap, topic)} == {Codec[codec.upper()]}
     assert committed == {"committed": RECORDS}
     assert sorted(read, key=lambda each: int(each["number"])) == [
         {

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from onceflow.wire.codecs import Codec
+from tests.broker.raw_client import stored_batches
 from tests.compat.conftest import tool
 
 RECORDS = 200
@@ -56,6 +58,7 @@ def test_keys_headers_and_codecs(bootstrap: str, topic: str, codec: str) -> None
     lines = "".join(f"key {number}:value {number}\n" for number in range(RECORDS))
     send = ("-P", "-t", topic, "-K:", "-H", "name=text", "-H", "empty=", "-z", codec, "-X", "enable.idempotence=true")
     kcat(bootstrap, *send, stdin=lines)
+    assert {each.codec for each in stored_batches(bootstrap, topic)} == {Codec[codec.upper()]}
     kcat(bootstrap, "-P", "-t", topic, "-K:", "-Z", stdin="deleted:\n")
     *records, deleted = as_json(kcat(bootstrap, "-C", "-t", topic, "-o", "beginning", "-e", "-q", "-J"))
     assert [(each["offset"], each["key"], each["payload"]) for each in records] == [

@@ -1,6 +1,17 @@
 // kafkajs.js BOOTSTRAP TOPIC CASE: one JSON object a line.
 const { CompressionCodecs, CompressionTypes, Kafka, ConfigResourceTypes, logLevel } = require("kafkajs");
+const LZ4 = require("kafkajs-lz4");
+const { ZstdCodec } = require("zstd-codec");
+
+// As kafkajs's documentation has them: a codec for each type that the client does not bring along.
 CompressionCodecs[CompressionTypes.Snappy] = require("kafkajs-snappy");
+CompressionCodecs[CompressionTypes.LZ4] = new LZ4().codec;
+CompressionCodecs[CompressionTypes.ZSTD] = () => ({
+  compress: (encoder) => withZstd((zstd) => zstd.compress(encoder.buffer)),
+  decompress: (packed) => withZstd((zstd) => zstd.decompress(packed)),
+});
+const withZstd = (work) =>
+  new Promise((resolve) => ZstdCodec.run(({ Simple }) => resolve(Buffer.from(work(new Simple())))));
 
 const RECORDS = 200;
 const WAIT_MS = 30000;
