@@ -39,6 +39,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from onceflow.errors import OnceflowError
+from onceflow.spark import json_text
+from onceflow.spark.json_text import DEPTH_MAX, is_json, is_too_deep, parse_number
 
 KEY_FIELD = "uid"
 VALUE_FIELD = "click_count"
@@ -48,21 +50,18 @@ TIME_FIELD = "event_time"
 UID_BYTES_MAX = 1024
 OS_BYTES_MAX = 1024
 COUNT_MAX = 2**53
-DEPTH_MAX = 200
 OS_UNKNOWN = "unknown"
 
-_NUMBER = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?")
 _INTEGER = re.compile(rb"-?[0-9]+")
-_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 
 
 class Reason(StrEnum):
     """Why an event is not counted; the text is the field in Redis. The module's docstring defines each."""
 
-    NO_VALUE = "no-value"
-    NOT_UTF8 = "not-utf8"
-    NOT_JSON = "not-json"
-    NOT_OBJECT = "not-object"
+    NO_VALUE = json_text.NO_VALUE
+    NOT_UTF8 = json_text.NOT_UTF8
+    NOT_JSON = json_text.NOT_JSON
+    NOT_OBJECT = json_text.NOT_OBJECT
     NO_UID = "no-uid"
     UID_NOT_TEXT = "uid-not-text"
     UID_EMPTY = "uid-empty"
@@ -108,7 +107,7 @@ class Rules:
             text = value.decode()
         except UnicodeDecodeError:
             return Reason.NOT_UTF8
-        if len(text) > DEPTH_MAX and _is_too_deep(text):
+        if len(text) > DEPTH_MAX and is_too_deep(text):
             return Reason.NOT_JSON
         return self._judge_common(text) or self._judge_raw(text)
 
@@ -130,7 +129,7 @@ class Rules:
         try:
             event = self._decode_raw(text)
         except msgspec.ValidationError:
-            return _not_an_object(text)
+            return Reason.NOT_OBJECT if is_json(text) else Reason.NOT_JSON
         except msgspec.DecodeError:
             return Reason.NOT_JSON
         uid = uid_of(bytes(event.uid))
@@ -169,32 +168,19 @@ def count_of(raw: bytes) -> int | Reason:
 
 def count_of_text(text: str) -> int | Reason:
     """Return the clicks that a number's text means; never through a float, so 2^53 + 1 is not 2^53."""
-    number = _NUMBER.fullmatch(text)
+    number = parse_number(text)
     if number is None:
         return Reason.COUNT_NOT_A_NUMBER
-    sign, whole, fraction, exponent = number.groups()
-    digits = (whole + (fraction or "")).lstrip("0")
-    significant = digits.rstrip("0")
-    if not significant:
+    if not number.digits:
         return 0
-    if sign:
+    if number.negative:
         return Reason.COUNT_NEGATIVE
-    power = len(digits) - len(significant) + _power(exponent) - len(fraction or "")
-    if power < 0:
+    if number.power < 0:
         return Reason.COUNT_FRACTIONAL
-    if len(significant) + power > len(str(COUNT_MAX)):
+    if number.places > len(str(COUNT_MAX)):
         return Reason.COUNT_TOO_LARGE
-    count = int(significant) * 10**power
+    count = int(number.digits) * 10**number.power
     return Reason.COUNT_TOO_LARGE if count > COUNT_MAX else count
-
-
-def _power(exponent: str | None) -> int:
-    """Read an exponent; one of more than 18 digits is out of all reach, whatever it is exactly."""
-    if exponent is None:
-        return 0
-    digits = exponent.lstrip("+-").lstrip("0")
-    size = int(digits or "0") if len(digits) <= 18 else 10**18
-    return -size if exponent.startswith("-") else size
 
 
 def _text_of(raw: bytes) -> str | None:
@@ -202,31 +188,6 @@ def _text_of(raw: bytes) -> str | None:
     if raw.startswith(b'"'):
         return msgspec.json.decode(raw, type=str)
     return raw.decode() if _INTEGER.fullmatch(raw) else None
-
-
-def _is_too_deep(text: str) -> bool:
-    """Say whether brackets outside of strings nest deeper than `DEPTH_MAX`, counted up to any syntax error."""
-    if text.count("[") + text.count("{") <= DEPTH_MAX:
-        return False
-    depth = 0
-    for token in _STRING_OR_BRACKET.finditer(text):
-        first = token[0][0]
-        if first in "[{":
-            depth += 1
-            if depth > DEPTH_MAX:
-                return True
-        elif first != '"':
-            depth -= 1
-    return False
-
-
-def _not_an_object(text: str) -> Reason:
-    """Tell JSON that is no object from text that is no JSON: the decoder stops at the first character of both."""
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except msgspec.DecodeError:
-        return Reason.NOT_JSON
-    return Reason.NOT_OBJECT
 
 
 def _event_class(names: dict[str, str], kind: Any) -> type[Any]:
