@@ -50,6 +50,19 @@ def test_of_each_key_the_last_record_stays(tmp_path: Path) -> None:
     assert [log.read(offset, 1) is not None for offset in range(11)] == [True] * 10 + [False]
 
 
+def test_where_a_reader_waited_before_a_compaction_is_found_anew(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_bytes=10_000)
+    fill(log, *(keyed((f"k{n % 3}", f"v{n}")) for n in range(10)))
+    assert log.read(10, 1000) is None
+    fill(log, *(keyed((f"k{n}", f"v{n}")) for n in range(10, 20)))
+    end = seal(log)
+    compact(log)
+    found = log.read(10, 1 << 20)
+    assert end == 20
+    assert found is not None
+    assert read_header(found.read()).base_offset == 10
+
+
 def test_offsets_timestamps_and_headers_of_what_stays_are_what_they_were(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=10_000)
     records = [Record(n, NOW_MS + n, b"k%d" % (n % 2), b"v%d" % n, (("h", b"x"),)) for n in range(4)]

@@ -11,6 +11,7 @@ from crc32c import crc32c
 
 from onceflow.log import errors
 from onceflow.log.disk import File, RealDisk, SyncNotBegun
+from onceflow.log.index import OffsetIndex
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock
 from onceflow.wire.batch import Record, decode_batch, encode_batch, encode_retained, read_header, write_crc
@@ -107,6 +108,41 @@ def test_reading_all_in_pieces_of_any_size(tmp_path: Path, segment_bytes: int, s
         assert header.base_offset <= offset <= header.last_offset
 
 
+@pytest.mark.parametrize("segment_bytes", [200, 1 << 30])
+def test_who_waited_at_the_end_is_given_what_came_next(tmp_path: Path, segment_bytes: int) -> None:
+    log = open_log(tmp_path / "clicks-0", segment_bytes=segment_bytes)
+    for number in range(20):
+        assert log.read(log.high_watermark, 1 << 20) is None
+        offset = log.log_end_offset
+        log.append(batch(b"%d" % number))
+        log.append(batch(b"unsynced", b"beside it"))
+        assert log.read(offset, 1 << 20) is None
+        sync(log)
+        found = log.read(offset, 1)
+        assert found is not None
+        assert read_header(found.read()).base_offset == offset
+        for nearby in (offset + 1, max(offset - 1, 0)):
+            found = log.read(nearby, 1)
+            assert found is not None
+            header = read_header(found.read())
+            assert header.base_offset <= nearby <= header.last_offset
+
+
+def test_what_came_after_the_end_is_found_without_a_search(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_searched(*_arguments: object) -> int:
+        raise AssertionError("the index was asked")
+
+    log.append(batch(b"a"))
+    sync(log)
+    assert log.read(1, 1000) is None
+    log.append(batch(b"b"))
+    sync(log)
+    monkeypatch.setattr(OffsetIndex, "position_for_offset", not_searched)
+    found = log.read(1, 1000)
+    assert found is not None
+    assert read_header(found.read()).base_offset == 1
+
+
 def test_a_slice_outlives_its_log(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0")
     log.append(batch(b"a"))
@@ -134,9 +170,9 @@ def put(position: int, value: bytes) -> Callable[[bytearray], None]:
     ("kind", "change"),
     [
         refusal(errors.InvalidRecord, put(0, bytes([0, 0, 0, 0, 0, 0, 0, 1]))),
-        refusal(errors.InvalidRecord, put(8, bytes([0, 0, 0, 9]))),
-        refusal(errors.InvalidRecord, put(8, bytes([0xFF, 0, 0, 9]))),
-        refusal(errors.InvalidRecord, put(16, b"\x01")),
+        refusal(errors.CorruptBatch, put(8, bytes([0, 0, 0, 9]))),
+        refusal(errors.CorruptBatch, put(8, bytes([0xFF, 0, 0, 9]))),
+        refusal(errors.NotOneBatch, put(16, b"\x01")),
         refusal(errors.CorruptBatch, put(17, bytes(4))),
         refusal(errors.CorruptBatch, put(70, b"\xaa")),
         refusal(errors.InvalidRecord, put(21, b"\x00\x05")),
@@ -148,9 +184,9 @@ def put(position: int, value: bytes) -> Callable[[bytearray], None]:
         refusal(errors.InvalidTimestamp, put(35, b"\x7f")),
         refusal(errors.InvalidRecord, put(43, bytes(8))),
         refusal(errors.InvalidRecord, put(57, bytes(4))),
-        refusal(errors.InvalidRecord, lambda data: data.extend(batch(b"second"))),
-        refusal(errors.InvalidRecord, lambda data: data.__delitem__(slice(60, None))),
-        refusal(errors.InvalidRecord, lambda data: data.clear()),
+        refusal(errors.NotOneBatch, lambda data: data.extend(batch(b"second"))),
+        refusal(errors.NotOneBatch, lambda data: data.__delitem__(slice(60, None))),
+        refusal(errors.NotOneBatch, lambda data: data.clear()),
         refusal(errors.MessageTooLarge, lambda data: data.__setitem__(slice(None), batch(bytes(1000)))),
         refusal(errors.RecordListTooLarge, lambda data: data.__setitem__(slice(None), batch(bytes(800)))),
     ],

@@ -43,6 +43,7 @@ from onceflow.wire.markers import Marker, encode_marker
 logger = logging.getLogger(__name__)
 
 _RELATIVE_OFFSET_MAX = 2**31 - 1
+_NOBODY_WAITED = (-1, -1, 0)
 
 
 class Appended(NamedTuple):
@@ -75,6 +76,8 @@ class PartitionLog:
         self._visible_bytes_of_active = self._visible_active.size_bytes
         self._seals: list[Seal] = []
         self._visible_max_timestamp = self._max_timestamp_of_all()
+        self._waited_at = _NOBODY_WAITED
+        """(offset, its segment's base offset, its position) where a reader last came to the end: it asks there again."""
         self._syncing: SyncPoint | None = None
         self._unsynced_since_ms: int | None = None
         self._is_warned = False
@@ -107,9 +110,9 @@ class PartitionLog:
             disk.make_directory(directory)
             new_checkpoints(disk, directory, topic_id)
             return cls(directory, config, disk, clock, new_log(directory, config, disk, log_start_offset))
-        names = swap.finish(disk, directory)
-        check_checkpoints(disk, directory, names, topic_id)
-        loaded = Loader(directory, names, config, disk, clock, log_start_offset).load(clean=clean)
+        sizes = swap.finish(disk, directory)
+        check_checkpoints(disk, directory, sizes, topic_id)
+        loaded = Loader(directory, sizes, config, disk, clock, log_start_offset).load(clean=clean)
         if not clean:
             # After a kill its name may still be in the page cache alone.
             disk.sync_directory(directory.parent)
@@ -393,6 +396,8 @@ class PartitionLog:
             raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.log_end_offset)
         visible = self.high_watermark if offset_end is None else min(offset_end, self.high_watermark)
         if offset >= visible:
+            if offset == self.high_watermark:
+                self._waited_at = (offset, self._visible_active.base_offset, self._visible_bytes_of_active)
             return None
         number = self.segments.number_at(offset)
         segment = self.segments.in_order[number]
@@ -400,7 +405,9 @@ class PartitionLog:
         if visible < self.high_watermark:
             beyond = segment.find(visible, end)
             end = beyond[0] if beyond is not None else end
-        found = segment.find(offset, end)
+        waited_offset, waited_base, position = self._waited_at
+        is_known = offset == waited_offset and segment.base_offset == waited_base
+        found = segment.find(offset, end, begin=position if is_known else None)
         if found is None:
             return None
         begin, first_bytes = found
@@ -507,6 +514,7 @@ class PartitionLog:
     def replace_segments(self, old: Sequence[Segment], new: Segment) -> None:
         """Puts a compacted segment in the place of its neighbours `old`. Raises ValueError where they left the log."""
         self.segments.replace(old, new)
+        self._waited_at = _NOBODY_WAITED
         self._visible_max_timestamp = self._max_timestamp_of_all()
 
     def _max_timestamp_of_all(self) -> tuple[int, int]:

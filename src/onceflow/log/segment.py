@@ -7,7 +7,7 @@ or sealed (it never changes again).
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,31 +54,42 @@ class Segment:
 
     __slots__ = (
         "__weakref__",
+        "_directory",
         "_disk",
         "_file",
+        "_is_dated",
         "_is_pinned",
+        "_max_timestamp_ms",
+        "_max_timestamp_offset",
+        "_suffix",
         "_unindexed_bytes",
         "_was_used",
         "base_offset",
         "first_timestamp_ms",
         "index_bytes",
         "is_unsynced",
-        "max_timestamp_ms",
-        "max_timestamp_offset",
         "offset_index",
-        "path",
         "size_bytes",
         "time_index",
         "transaction_index",
     )
 
     def __init__(
-        self, disk: Disk, directory: Path, base_offset: int, *, create: bool = False, suffix: str = ""
+        self,
+        disk: Disk,
+        directory: Path,
+        base_offset: int,
+        *,
+        create: bool = False,
+        suffix: str = "",
+        size_bytes: int | None = None,
     ) -> None:
-        """`suffix` is appended to the names of all its files (`onceflow.log.swap`)."""
+        """`suffix` is appended to the names of all its files (`onceflow.log.swap`); `size_bytes` is what the file has,
+        where that is known."""
         self._disk = disk
+        self._directory = directory
+        self._suffix = suffix
         self.base_offset = base_offset
-        self.path = directory / (file_name(base_offset, LOG_SUFFIX) + suffix)
         self.is_unsynced = False
         """Whether the file may have bytes that are not durable; it stays open until they are."""
         self._file: File | None = None
@@ -91,9 +102,9 @@ class Segment:
         if create:
             self._create()
         else:
-            self.size_bytes = disk.size_bytes(self.path)
+            self.size_bytes = disk.size_bytes(self.path) if size_bytes is None else size_bytes
         self.first_timestamp_ms = NO_TIMESTAMP
-        self.max_timestamp_ms, self.max_timestamp_offset = NO_TIMESTAMP, base_offset
+        self._date(NO_TIMESTAMP, base_offset)
         self._unindexed_bytes = 0
         self.index_bytes = 0
         """Size of the larger index."""
@@ -104,6 +115,29 @@ class Segment:
             OPEN_FILES.opened(self)
         if file.size_bytes():
             file.truncate(0)
+
+    @property
+    def path(self) -> Path:
+        return self._directory / (file_name(self.base_offset, LOG_SUFFIX) + self._suffix)
+
+    @property
+    def max_timestamp_ms(self) -> int:
+        """The largest; -1 where there is none. Of a sealed segment it is read when it is first asked for, or a start
+        would read a file of each. Any thread. Raises OSError."""
+        if not self._is_dated:
+            self._date(*self.time_index.last())
+        return self._max_timestamp_ms
+
+    @property
+    def max_timestamp_offset(self) -> int:
+        """The last offset of the batch that carried it. Any thread. Raises OSError."""
+        if not self._is_dated:
+            self._date(*self.time_index.last())
+        return self._max_timestamp_offset
+
+    def _date(self, max_timestamp_ms: int, offset: int) -> None:
+        self._max_timestamp_ms, self._max_timestamp_offset = max_timestamp_ms, offset
+        self._is_dated = True
 
     @property
     def file(self) -> File:
@@ -132,8 +166,14 @@ class Segment:
         if self._file is not None:
             self._file.close()
 
-    def indexes_are_sane(self) -> bool:
-        return self.offset_index.is_sane() and self.time_index.is_sane() and self.transaction_index.is_sane()
+    def has_indexes(self, sizes: Mapping[str, int]) -> bool:
+        """Whether they are among these files of its directory, with whole entries; what they say was durable when a
+        snapshot at their end, or a clean end, was written. No file of aborted transactions is none of these."""
+        return (
+            sizes.get(self.offset_index.name, -1) % self.offset_index.entry.size == 0
+            and sizes.get(self.time_index.name, -1) % self.time_index.entry.size == 0
+            and sizes.get(self.transaction_index.name, 0) % self.transaction_index.entry.size == 0
+        )
 
     def is_indexed_beyond(self, offset_end: int) -> bool:
         """True where the indexes name batches that the log does not have."""
@@ -144,16 +184,16 @@ class Segment:
             or self.transaction_index.last_offset() >= offset_end
         )
 
-    def load_sealed(self) -> None:
-        """Takes the largest timestamp from the time index; the indexes stay in their files."""
-        self.max_timestamp_ms, self.max_timestamp_offset = self.time_index.last()
-        self.transaction_index.load_sealed()
+    def load_sealed(self, sizes: Mapping[str, int]) -> None:
+        """The indexes stay in their files, which have these sizes."""
+        self._is_dated = False
+        self.transaction_index.load_sealed(sizes.get(self.transaction_index.name, 0))
 
     def load_active(self) -> bool:
         """Takes the indexes into memory, to append to them; False where one is missing or not sane."""
         if not (self.offset_index.load() and self.time_index.load() and self.transaction_index.load()):
             return False
-        self.max_timestamp_ms, self.max_timestamp_offset = self.time_index.last()
+        self._date(*self.time_index.last())
         self._measure_indexes()
         if self.size_bytes:
             self.first_timestamp_ms = self.header_at(0).max_timestamp
@@ -167,7 +207,7 @@ class Segment:
         self.index_bytes = 0
         self._unindexed_bytes = 0
         self.first_timestamp_ms = NO_TIMESTAMP
-        self.max_timestamp_ms, self.max_timestamp_offset = NO_TIMESTAMP, self.base_offset
+        self._date(NO_TIMESTAMP, self.base_offset)
 
     @property
     def is_sealed(self) -> bool:
@@ -195,14 +235,14 @@ class Segment:
 
     def note(self, position: int, size_bytes: int, last_offset: int, max_timestamp: int, interval_bytes: int) -> None:
         """Takes note of a batch at `position` that is in the file: timestamps, and an index entry where one is due."""
-        if max_timestamp > self.max_timestamp_ms:
-            self.max_timestamp_ms = max_timestamp
-            self.max_timestamp_offset = last_offset
+        if max_timestamp > self._max_timestamp_ms:
+            self._max_timestamp_ms = max_timestamp
+            self._max_timestamp_offset = last_offset
         if not position:
             self.first_timestamp_ms = max_timestamp
         if self._unindexed_bytes > interval_bytes:
             self.offset_index.append(last_offset, position)
-            self.time_index.append_if_later(self.max_timestamp_ms, self.max_timestamp_offset)
+            self.time_index.append_if_later(self._max_timestamp_ms, self._max_timestamp_offset)
             self._unindexed_bytes = 0
             self._measure_indexes()
         self._unindexed_bytes += size_bytes
@@ -249,9 +289,13 @@ class Segment:
             yield position, length + _LENGTH_OVERHEAD_BYTES, base_offset + last_offset_delta
             position += length + _LENGTH_OVERHEAD_BYTES
 
-    def find(self, offset: int, end: int) -> tuple[int, int] | None:
-        """(position, size in bytes) of the first batch that reaches `offset`, among those before position `end`."""
-        begin = self.offset_index.position_for_offset(offset)
+    def find(self, offset: int, end: int, *, begin: int | None = None) -> tuple[int, int] | None:
+        """(position, size in bytes) of the first batch that reaches `offset`, among those before position `end`.
+
+        `begin` is a batch's beginning that is not behind it; the index is asked where it is not given.
+        """
+        if begin is None:
+            begin = self.offset_index.position_for_offset(offset)
         for position, size_bytes, last_offset in self.spans(begin, end):
             if last_offset >= offset:
                 return position, size_bytes
