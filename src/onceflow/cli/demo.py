@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from onceflow.cli.answers import require_yes
+from onceflow.cli.options import refuse_together
 from onceflow.cli.results import checked_redis, not_empty
 from onceflow.errors import OnceflowError
 
@@ -53,6 +54,8 @@ def demo(seconds: int | None, directory: Path, lively: bool, max_bytes: int, por
     onceflow demo --lively        with thousands of users
     onceflow demo --seconds 20    for scripts: exit code 0 only if every event was counted exactly once
     """
+    if seconds is None:
+        refuse_together(["as_json"], "--json prints what verify found at the end: it goes with --seconds")
     from onceflow.cli.laptop import Laptop
 
     with Laptop(directory, lively=lively, max_bytes=max_bytes, page_port=port, quiet=as_json) as laptop:
@@ -111,10 +114,11 @@ def reset(
     onceflow reset --redis redis://127.0.0.1:6379/1 --checkpoint ./checkpoint
     """
     if redis_url is None:
-        if checkpoint is not None:
-            raise click.UsageError("--checkpoint goes with --redis: the demo's checkpoint is inside its folder")
+        refuse_together(["checkpoint"], "--checkpoint goes with --redis: the demo's checkpoint is inside its folder")
+        refuse_together(["hash_key"], "--hash-key goes with --redis: the demo's counts are inside its folder")
         removed = _reset_demo(directory, yes)
     else:
+        refuse_together(["directory"], "--data is the demo's folder, --redis another pipeline's counts: choose one")
         removed = _reset_pipeline(redis_url, hash_key, checkpoint, yes)
     if as_json:
         click.echo(json.dumps({"removed": removed}))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onceflow.cli.commands import Commands
+from onceflow.cli.options import refuse_together
 from onceflow.cli.output import counted, readable, stdout_may_close
 from onceflow.errors import OnceflowError
 
@@ -78,6 +79,11 @@ def dump(
     if verify and (records or count is not None or offset is not None):
         raise click.UsageError(
             "--verify looks at whole files and shows no lines: leave --records, --offset, --count out"
+        )
+    if format_name == "first":
+        refuse_together(
+            ["records", "offset", "topic"],
+            "--format first has messages without offsets and of no topic: leave --records, --offset, --topic out",
         )
     if verify:
         _verify_all(files, format_name, as_json)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from onceflow.client.addresses import Address, InvalidAddress, parse_address, parse_bootstrap
 
@@ -40,6 +41,13 @@ def bootstrap_option(command: _Command) -> _Command:
         show_envvar=True,
         help="Where a broker listens: 'onceflow broker' or any Apache Kafka. One of a cluster is enough.",
     )(command)
+
+
+def refuse_together(names: Sequence[str], sentence: str) -> None:
+    """Raises click.UsageError if one of these parameters of the present command was given: it would have no effect."""
+    context = click.get_current_context()
+    if any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in names):
+        raise click.UsageError(sentence)
 
 
 def json_option(command: _Command) -> _Command:

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
-from onceflow.cli.options import bootstrap_option, json_option
+from onceflow.cli.options import bootstrap_option, json_option, refuse_together
 from onceflow.cli.output import counted, stdout_may_close
 
 if TYPE_CHECKING:
@@ -73,9 +72,7 @@ def checked_redis(context: click.Context, parameter: click.Parameter, value: str
 )
 @json_option
 @redis_options
-@click.pass_context
 def clicks(
-    context: click.Context,
     uid: str | None,
     top: int,
     layout: str | None,
@@ -95,9 +92,10 @@ def clicks(
     """
     from onceflow.clicks.results import Results
 
-    is_top_given = context.get_parameter_source("top") is not ParameterSource.DEFAULT
-    if layout is not None and (uid is not None or as_json or is_top_given):
-        raise click.UsageError("--export prints every user: leave UID, --top and --json out")
+    if layout is not None:
+        refuse_together(["uid", "top", "as_json"], "--export prints every user: leave UID, --top and --json out")
+    if uid is not None:
+        refuse_together(["top"], "--top lists users, UID asks for one: choose one")
     with Results(redis_url, hash_key) as results, stdout_may_close():
         if layout is not None:
             _export(results, layout)
