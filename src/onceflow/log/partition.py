@@ -77,7 +77,7 @@ class PartitionLog:
         self._seals: list[Seal] = []
         self._visible_max_timestamp = self._max_timestamp_of_all()
         self._waited_at = _NOBODY_WAITED
-        """(offset, its segment's base offset, its position) where a reader last came to the end: it asks there again."""
+        """(offset, base offset of its segment, position) where a reader last came to the end: it asks there again."""
         self._syncing: SyncPoint | None = None
         self._unsynced_since_ms: int | None = None
         self._is_warned = False
