@@ -1,0 +1,62 @@
+"""How `onceflow demo --seconds` ends: with 0 only if something was counted, in several micro-batches, and all equal."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from onceflow import services
+from onceflow.cli.laptop import HASH_KEY, TOPIC, Laptop
+from onceflow.errors import OnceflowError
+from onceflow.testing import Broker
+from tests.clicks.counted import GOOD_AND_BAD, Values, count, write
+from tests.conftest import RedisProcess
+
+ONLY_ZEROS: Values = {0: [b'{"uid":"ada","click_count":0}'], 1: []}
+EndOf = Callable[..., int]
+
+
+@pytest.fixture
+def end_of(tmp_path: Path, new_redis: Callable[..., RedisProcess]) -> Iterator[EndOf]:
+    """What a demo's end says of a log with `values` and of what is counted of it, with stand-ins for its children."""
+    server = new_redis()
+    with Broker(tmp_path / "broker") as broker:
+
+        def conclude(values: Values, *, batch_before: int = -1, by_hand: int = 0) -> int:
+            laptop = Laptop(tmp_path, lively=False, max_bytes=1 << 20, page_port=0, quiet=True)
+            laptop.ports |= {"broker": int(broker.bootstrap_servers.split(":")[1]), "redis": server.port}
+            laptop.batch_before = batch_before
+            write(laptop.bootstrap, TOPIC, values)
+            count(laptop.redis_url, HASH_KEY, TOPIC, values)
+            if by_hand:
+                with redis.Redis.from_url(server.url) as client:
+                    client.hincrby(HASH_KEY, "ada", by_hand)
+            with services.Supervisor() as laptop.supervisor:
+                for name in ("generator", "spark"):
+                    laptop.supervisor.start(name, ["sleep", "60"], tmp_path / f"{name}.log", None)
+                return laptop.conclude(as_json=True)
+
+        yield conclude
+
+
+def test_all_equal_in_two_micro_batches_is_0(end_of: EndOf, capfd: pytest.CaptureFixture[str]) -> None:
+    assert end_of(GOOD_AND_BAD) == 0
+    printed = capfd.readouterr()
+    assert '"differences": []' in printed.out
+    assert "9 events · 11 clicks in Redis · 2 micro-batches in this run" in printed.err
+    assert "equal: every event in the log is counted exactly once" in printed.err
+
+
+def test_a_difference_is_1(end_of: EndOf) -> None:
+    assert end_of(GOOD_AND_BAD, by_hand=1) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "batch_before"),
+    [(ONLY_ZEROS, -1), (GOOD_AND_BAD, 0)],
+    ids=["no clicks", "one micro-batch"],
+)
+def test_equal_but_too_little_is_no_proof(end_of: EndOf, values: Values, batch_before: int) -> None:
+    with pytest.raises(OnceflowError, match="too little was counted to say that it works"):
+        end_of(values, batch_before=batch_before)
