@@ -115,16 +115,26 @@ class Marker:
 
     def offsets_after(self, batch: Batch) -> PartitionOffsets:
         """The marker's offsets once `batch` is written; partitions that the batch does not name stay."""
-        return _joined(self.offsets, {(part.topic, part.partition): part.end for part in batch.ranges})
+        return offsets_after(self.offsets, batch)
 
     def since_after(self, batch: Batch) -> PartitionOffsets:
         """The first offsets once `batch` is written: partitions not known before enter where they begin."""
-        new = {
-            (part.topic, part.partition): part.begin
-            for part in batch.ranges
-            if str(part.partition) not in self.since.get(part.topic, {})
-        }
-        return _joined(self.since, new)
+        return since_after(self.since, batch)
+
+
+def offsets_after(offsets: PartitionOffsets, batch: Batch) -> PartitionOffsets:
+    """`offsets` moved on to where `batch` ends; partitions that the batch does not name stay."""
+    return _joined(offsets, {(part.topic, part.partition): part.end for part in batch.ranges})
+
+
+def since_after(since: PartitionOffsets, batch: Batch) -> PartitionOffsets:
+    """`since` with the partitions that `batch` is the first to name, each where it begins there."""
+    new = {
+        (part.topic, part.partition): part.begin
+        for part in batch.ranges
+        if str(part.partition) not in since.get(part.topic, {})
+    }
+    return _joined(since, new)
 
 
 def _joined(known: PartitionOffsets, more: Mapping[tuple[str, int], int]) -> PartitionOffsets:

@@ -1,0 +1,107 @@
+"""The eight steps of a transaction: which version each request has and what each error code means there.
+
+The table of docs/kafka-sink.md is drawn from `STEPS`. A code that a step does not name stops the query: nobody has
+thought about what it would mean to go on.
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+from onceflow.errors import OnceflowError
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
+
+
+class AttemptEnded(OnceflowError):
+    """This attempt at the batch cannot be finished; whether it was committed all the same, the marker tells."""
+
+    def __init__(self, sentence: str, code: int = 0) -> None:
+        super().__init__(sentence)
+        self.code = code
+        """Kafka's error code that ended it, 0 where there was none."""
+
+
+class Verdict(Enum):
+    """What an answer's error code means at one step."""
+
+    DONE = "done"
+    AGAIN = "the same request again"
+    ENDS = "the attempt has ended"
+    STOPS = "the query stops"
+
+
+class Step(NamedTuple):
+    """One step; `version` is the highest that is asked for, `version_min` the lowest that will do."""
+
+    number: int
+    name: str
+    api_key: int
+    version_min: int
+    version: int
+    again: frozenset[int]
+    ends: frozenset[int]
+
+    def verdict(self, code: int) -> Verdict:
+        """What to do about an error code."""
+        if code == 0:
+            return Verdict.DONE
+        if code in self.again:
+            return Verdict.AGAIN
+        return Verdict.ENDS if code in self.ends else Verdict.STOPS
+
+
+def _step(
+    number: int, api_key: int, versions: tuple[int, int], again: tuple[int, ...], ends: tuple[int, ...] = ()
+) -> Step:
+    return Step(number, apis.APIS[api_key].name, api_key, *versions, frozenset(again), frozenset(ends))
+
+
+FIND_COORDINATOR = _step(1, apis.FIND_COORDINATOR, (2, 2), (14, 15))
+INIT_PRODUCER_ID = _step(2, apis.INIT_PRODUCER_ID, (4, 4), (51, 14, 15, 16))
+OFFSET_FETCH = _step(3, apis.OFFSET_FETCH, (7, 7), (88, 51, 14, 15, 16))
+ADD_PARTITIONS = _step(4, apis.ADD_PARTITIONS_TO_TXN, (3, 3), (51, 14, 15, 16, 3), (90,))
+ADD_OFFSETS = _step(5, apis.ADD_OFFSETS_TO_TXN, (3, 3), (51, 14, 15, 16), (90,))
+PRODUCE = _step(6, apis.PRODUCE, (9, 11), (3, 5, 6, 7, 13, 19, 20, 51), (45, 47, 48, 49, 59, 90, 120))
+TXN_OFFSET_COMMIT = _step(7, apis.TXN_OFFSET_COMMIT, (3, 3), (51, 14, 15, 16, 3), (47, 48, 90))
+END_TXN = _step(8, apis.END_TXN, (3, 3), (51, 14, 15, 16), (48, 90))
+
+STEPS = (
+    FIND_COORDINATOR,
+    INIT_PRODUCER_ID,
+    OFFSET_FETCH,
+    ADD_PARTITIONS,
+    ADD_OFFSETS,
+    PRODUCE,
+    TXN_OFFSET_COMMIT,
+    END_TXN,
+)
+
+COORDINATOR_MOVED = frozenset({14, 15, 16})
+"""After these the coordinator is looked for anew."""
+FENCED = frozenset({47, 90})
+"""A newer epoch exists: another driver took it, or the coordinator did when the transaction timed out."""
+
+_HINTS = {
+    10: "the topic's max.message.bytes was lowered while the batch was written: start the query again",
+    12: "the broker's offset.metadata.max.bytes is below 4096: raise it",
+    18: "the topic's segment.bytes is smaller than a batch: raise it, or lower batch_bytes",
+    29: "the sink's user may not write to the topic: grant WRITE and DESCRIBE on it",
+    30: "the sink's user may not use the marker's group: grant READ on it",
+    35: "the broker is too old: use Apache Kafka 2.8 or newer",
+    50: "lower transaction_timeout_ms to the broker's transaction.max.timeout.ms, or raise that",
+    53: "the sink's user may not use the transactional id: grant WRITE and DESCRIBE on it",
+    87: "the topic takes no such records (a compacted one needs keys, timestamps must be near the broker's clock)",
+}
+
+
+def code_name(code: int) -> str:
+    """Kafka's name of a code with its number."""
+    try:
+        return f"{ErrorCode(code).name} ({code})"
+    except ValueError:
+        return f"error {code}"
+
+
+def remedy(code: int) -> str:
+    """What a user can do about a code that stopped the query."""
+    return _HINTS.get(code, "nothing of the batch is visible; look at the broker's log, then start the query again")

@@ -1,0 +1,158 @@
+"""A driver of the Kafka sink without Spark, which can die at any named point, and what a reader sees of its output."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import numpy as np
+import pyarrow as pa
+
+from onceflow.client.cluster import LATEST, Cluster
+from onceflow.client.records import read_records
+from onceflow.spark.kafka_marker import Place
+from onceflow.spark.kafka_sender import Blob, TopicPartition
+from onceflow.spark.kafka_transaction import Settings, TransactionalWriter
+from onceflow.spark.marker import Batch
+from onceflow.spark.offsets import OffsetRange
+from onceflow.wire.codecs import Codec
+from onceflow.wire.column_batches import RecordColumns, encode_columns
+
+MARKER_TOPIC = "onceflow-markers-of-tests"
+QUERY = "5f3c2a10-0000-4000-8000-000000000001"
+ROWS = 30
+PARTITIONS = 3
+
+Values = Mapping[int, Sequence[bytes]]
+"""Partition → the values that are written there, in order."""
+
+
+class Killed(BaseException):
+    """The driver's process ends here: nothing more is done, nothing is cleaned up."""
+
+
+@dataclass
+class Rows:
+    """Encoded rows in memory, handed out in pulls of so many blobs."""
+
+    topic: str
+    values: Values
+    codec: Codec = Codec.LZ4
+    blobs_per_pull: int = 4
+    partition_count: int = PARTITIONS
+    pulls: int = 0
+
+    def records(self) -> Mapping[TopicPartition, int]:
+        return {(self.topic, partition): len(held) for partition, held in self.values.items() if held}
+
+    def partition_counts(self) -> Mapping[str, int]:
+        return {self.topic: self.partition_count}
+
+    def blobs(self) -> Iterator[Sequence[Blob]]:
+        turns = zip_longest(*(self._encoded(partition, held) for partition, held in self.values.items()))
+        made = [blob for turn in turns for blob in turn if blob is not None]
+        for begin in range(0, len(made), self.blobs_per_pull):
+            self.pulls += 1
+            yield made[begin : begin + self.blobs_per_pull]
+
+    def _encoded(self, partition: int, held: Sequence[bytes]) -> list[Blob]:
+        if not held:
+            return []
+        column = pa.array(held, pa.binary())
+        rows = RecordColumns(column, column, np.full(len(held), time.time_ns() // 1_000_000))
+        partitions = np.full(len(held), partition)
+        # Small batches, so that a partition has several.
+        found = encode_columns(rows, partitions, codec=self.codec, batch_bytes=200, batch_bytes_max=1_000_000)
+        return [Blob(self.topic, each.partition, each.record_count, each.data) for each in found]
+
+
+def batch(number: int, *, plan: str = "plan", version: int = 1, begin: int | None = None) -> Batch:
+    """Micro-batch `number`, of ROWS offsets but for batch 0, which has none."""
+    end = ROWS * number
+    first = max(end - ROWS, 0) if begin is None else begin
+    return Batch(QUERY, number, (OffsetRange("in", 0, first, end),), plan, version)
+
+
+def values_of(number: int) -> Values:
+    """What batch `number` writes; nothing to the last partition."""
+    spread: dict[int, list[bytes]] = {partition: [] for partition in range(PARTITIONS)}
+    if number > 0:
+        for row in range(ROWS):
+            spread[row % (PARTITIONS - 1)].append(b"%d of batch %d" % (row, number))
+    return spread
+
+
+@dataclass
+class Driver:
+    """One start of the query. `dies_at` names the point, and which of its visits, where it is killed."""
+
+    bootstrap: str
+    topic: str
+    owner: str = "owner-1"
+    dies_at: tuple[str, int] | None = None
+    accepted: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
+    visits: Counter[str] = field(default_factory=Counter)
+    timeout_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        self.cluster = Cluster(self.bootstrap, timeout_ms=self.timeout_ms)
+        self.place = Place(f"onceflow-{self.topic}", MARKER_TOPIC, 0)
+        settings = Settings(**{"again_ms": 10_000, "sleep": quick_sleep, "at": self._at, **self.settings})  # type: ignore[arg-type]
+        self.writer = TransactionalWriter(
+            self.cluster, self.place, sink="kafka", owner=self.owner, settings=settings, accepted=self.accepted
+        )
+        self.encoded = 0
+
+    def write(self, number: int, rows: Rows | None = None, of: Batch | None = None) -> bool:
+        def encode() -> Rows:
+            self.encoded += 1
+            return rows or Rows(self.topic, values_of(number))
+
+        return self.writer.write(of or batch(number), encode)
+
+    def close(self) -> None:
+        self.cluster.close()
+
+    def _at(self, point: str) -> None:
+        self.visits[point] += 1
+        if self.dies_at == (point, self.visits[point]):
+            raise Killed(point)
+
+
+def quick_sleep(seconds: float) -> None:
+    time.sleep(min(seconds, 0.02))
+
+
+def make_topics(bootstrap: str, topic: str) -> None:
+    with Cluster(bootstrap) as cluster:
+        if MARKER_TOPIC not in cluster.topics(MARKER_TOPIC):
+            cluster.create_topic(MARKER_TOPIC, 1, configs={"cleanup.policy": "compact"})
+        cluster.create_topic(topic, PARTITIONS)
+
+
+def visible(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> dict[int, list[bytes | None]]:
+    """What a reader of committed records sees in each partition, in order."""
+    found = {}
+    with Cluster(bootstrap) as cluster:
+        ends = cluster.list_offsets(topic, dict.fromkeys(range(partitions), LATEST))
+        for partition, end in ends.items():
+            found[partition] = [record.value for record in read_records(cluster, topic, partition, 0, end.offset)]
+    return found
+
+
+def expect(bootstrap: str, topic: str, batches: int) -> None:
+    """Batches 0 to `batches` - 1 are there, each record once and in order; Kafka writes its markers a moment later."""
+    wanted = {partition: [] for partition in range(PARTITIONS)}  # type: dict[int, list[bytes | None]]
+    for number in range(batches):
+        for partition, held in values_of(number).items():
+            wanted[partition] += held
+    eventually(lambda: sum(map(len, visible(bootstrap, topic).values())) >= sum(map(len, wanted.values())))
+    assert visible(bootstrap, topic) == wanted
+
+
+def eventually(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.02)

@@ -1,0 +1,355 @@
+"""The driver's transaction without Spark: each step's codes, each lost answer, a death at each named point."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from onceflow.client.addresses import parse_address
+from onceflow.client.admin import Admin
+from onceflow.client.cluster import Cluster
+from onceflow.client.transactional import TransactionalProducer
+from onceflow.spark import kafka_steps
+from onceflow.spark.kafka_marker import SinkStopped
+from onceflow.spark.kafka_steps import STEPS, Step
+from onceflow.wire import apis
+from tests.spark.answer_proxy import DROPPED, LOST, AnswerProxy
+from tests.spark.kafka_driver import (
+    MARKER_TOPIC,
+    Driver,
+    Killed,
+    Rows,
+    batch,
+    eventually,
+    expect,
+    make_topics,
+    values_of,
+    visible,
+)
+
+POINTS = [f"{side} {step.name}" for step in STEPS for side in ("before", "after")]
+STOPPING = (10, 12, 18, 29, 30, 50, 53, 87)
+
+NewDriver = Callable[..., Driver]
+
+
+@pytest.fixture
+def new_driver(bootstrap: str, topic: str) -> Iterator[NewDriver]:
+    make_topics(bootstrap, topic)
+    made: list[Driver] = []
+
+    def make(at: str | None = None, **options: object) -> Driver:
+        made.append(Driver(at or bootstrap, topic, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for driver in made:
+        driver.close()
+
+
+@pytest.fixture
+def proxy(bootstrap: str) -> Iterator[AnswerProxy]:
+    with AnswerProxy(parse_address(bootstrap)) as running:
+        yield running
+
+
+def test_batches_are_visible_whole_and_once(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    driver = new_driver()
+    for number in range(4):
+        assert driver.write(number)
+    assert not driver.write(3)
+    assert driver.encoded == 4
+    expect(bootstrap, topic, 4)
+    again = new_driver(owner="owner-2")
+    assert not again.write(3)
+    assert again.encoded == 0
+    assert again.write(4)
+    expect(bootstrap, topic, 5)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_driver_that_dies_anywhere_is_followed_by_one_that_goes_on(
+    point: str, new_driver: NewDriver, bootstrap: str, topic: str
+) -> None:
+    new_driver().write(0)
+    visit = 0
+    for number in range(1, 4):
+        # Each time at a later visit of the point: later answers of one step are other states of the transaction.
+        visit += 1
+        dying = new_driver(owner=f"dying-{number}", dies_at=(point, visit))
+        try:
+            dying.write(number)
+        except Killed:
+            dying.close()
+        else:
+            visit = 0
+        following = new_driver(owner=f"following-{number}")
+        following.write(number)
+        expect(bootstrap, topic, number + 1)
+        assert not following.write(number)
+    new_driver(owner="last").write(4)
+    expect(bootstrap, topic, 5)
+
+
+every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: str(step.name))
+
+
+@every_step
+def test_codes_that_pass_are_waited_out(
+    step: Step, new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str
+) -> None:
+    driver = new_driver(proxy.bootstrap)
+    driver.write(0)
+    for number, code in enumerate(sorted(step.again), start=1):
+        if step is kafka_steps.FIND_COORDINATOR:
+            driver = new_driver(proxy.bootstrap, owner=f"owner-{number}")
+        proxy.faults = [(step.api_key, code), (step.api_key, code)]
+        before = driver.visits["after InitProducerId"]
+        driver.write(number)
+        assert proxy.faults == []
+        attempts = driver.visits["after InitProducerId"] - before
+        assert attempts == (3 if step is kafka_steps.INIT_PRODUCER_ID else 1), "no second attempt was needed"
+    expect(bootstrap, topic, len(step.again) + 1)
+
+
+@every_step
+def test_codes_that_end_the_attempt_lead_to_another_or_to_a_stop(
+    step: Step, new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str
+) -> None:
+    driver = new_driver(proxy.bootstrap)
+    driver.write(0)
+    for number, code in enumerate(sorted(step.ends), start=1):
+        proxy.faults = [(step.api_key, code)]
+        if code in kafka_steps.FENCED:
+            with pytest.raises(SinkStopped, match="was taken over by another driver"):
+                driver.write(number)
+            driver = new_driver(proxy.bootstrap, owner=f"owner-{number}")
+        before = driver.visits["after InitProducerId"]
+        driver.write(number)
+        assert driver.visits["after InitProducerId"] - before == (1 if code in kafka_steps.FENCED else 2)
+    expect(bootstrap, topic, len(step.ends) + 1)
+
+
+@every_step
+def test_every_other_code_stops_the_query(
+    step: Step, new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str
+) -> None:
+    new_driver(proxy.bootstrap).write(0)
+    codes = sorted(set(STOPPING) - step.again - step.ends)
+    for number, code in enumerate(codes):
+        proxy.faults = [(step.api_key, code)]
+        with pytest.raises(SinkStopped, match=rf"\({code}\)"):
+            new_driver(proxy.bootstrap, owner=f"owner-{number}").write(1)
+    expect(bootstrap, topic, 1)
+    new_driver(owner="last").write(1)
+    expect(bootstrap, topic, 2)
+
+
+@every_step
+def test_an_answer_that_is_lost_changes_nothing(
+    step: Step, new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str
+) -> None:
+    driver = new_driver(proxy.bootstrap)
+    driver.write(0)
+    for number, faults in enumerate(([LOST], [DROPPED], [LOST, LOST], [DROPPED, LOST]), start=1):
+        proxy.faults = [(step.api_key, fault) for fault in faults]
+        driver.write(number)
+    driver.write(5)
+    expect(bootstrap, topic, 6)
+
+
+def test_codes_that_do_not_pass_in_time_stop_the_query(
+    new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str
+) -> None:
+    for step in STEPS[1:]:
+        driver = new_driver(proxy.bootstrap, settings={"again_ms": 100}, owner=step.name)
+        proxy.faults = [(step.api_key, min(step.again))] * 1000
+        with pytest.raises(SinkStopped, match="100 ms"):
+            driver.write(0)
+        proxy.faults = []
+    new_driver(owner="last").write(0)
+    expect(bootstrap, topic, 1)
+
+
+def test_the_sixth_attempt_is_not_made(new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str) -> None:
+    driver = new_driver(proxy.bootstrap)
+    driver.write(0)
+    proxy.faults = [(apis.PRODUCE, 48)] * 5
+    with pytest.raises(SinkStopped, match="could not be written in 5 attempts"):
+        driver.write(1)
+    assert proxy.faults == []
+    expect(bootstrap, topic, 1)
+    driver.write(1)
+    expect(bootstrap, topic, 2)
+
+
+def test_the_first_batch_of_a_partition_is_answered_before_the_next_is_sent(
+    new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str
+) -> None:
+    driver = new_driver(proxy.bootstrap)
+    driver.write(0)
+    proxy.produced.clear()
+    # The first batch is refused: were the second sent already, the leader would take it as the first.
+    proxy.faults = [(apis.PRODUCE, 7)]
+    driver.write(1, Rows(topic, values_of(1), blobs_per_pull=100))
+    expect(bootstrap, topic, 2)
+    assert proxy.in_flight_max > 1
+    firsts = [sequence for place, sequence in proxy.produced if place == (topic, 0)]
+    assert firsts[:3] == [0, 0, firsts[2]] and firsts[2] > 0
+
+
+def test_batches_behind_a_refused_one_are_sent_again_in_order(
+    new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str
+) -> None:
+    driver = new_driver(proxy.bootstrap)
+    driver.write(0)
+    for number, spared in enumerate((1, 2, 3, 4), start=1):
+        proxy.faults = [(apis.PRODUCE, None)] * spared + [(apis.PRODUCE, 19), (apis.PRODUCE, LOST)]
+        driver.write(number, Rows(topic, values_of(number), blobs_per_pull=100))
+        assert proxy.faults == []
+        assert driver.visits["after InitProducerId"] == number + 1, "no second attempt was needed"
+    expect(bootstrap, topic, 5)
+
+
+def test_a_transaction_that_timed_out_is_made_anew(
+    new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str
+) -> None:
+    """Told by the driver's own clock, which is moved on here; the broker answers as after a time-out."""
+    now = [0.0]
+    driver = new_driver(proxy.bootstrap, settings={"clock": lambda: now[0], "transaction_timeout_ms": 30_000})
+    driver.write(0)
+    rows = Rows(topic, values_of(1))
+    blobs = rows.blobs
+
+    def slowly() -> Iterator[object]:
+        yield from blobs()
+        now[0] += 31
+
+    rows.blobs = slowly  # type: ignore[assignment, method-assign]
+    proxy.faults = [(apis.TXN_OFFSET_COMMIT, 90)]
+    driver.write(1, rows)
+    assert driver.visits["before InitProducerId"] == 3
+    expect(bootstrap, topic, 2)
+
+
+def test_rows_that_were_lost_between_encoding_and_sending_are_noticed(
+    new_driver: NewDriver, bootstrap: str, topic: str
+) -> None:
+    class Losing(Rows):
+        def blobs(self) -> Iterator[object]:  # type: ignore[override]
+            for number, pull in enumerate(super().blobs()):
+                if number != 1:
+                    yield pull
+
+    driver = new_driver()
+    driver.write(0)
+    with pytest.raises(SinkStopped, match=r"5 attempts, .* \d+ records were acknowledged and 30 encoded"):
+        driver.write(1, Losing(topic, values_of(1), blobs_per_pull=2))
+    expect(bootstrap, topic, 1)
+
+
+def test_a_second_driver_ends_the_first(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    first = new_driver()
+    first.write(0)
+    second = new_driver(owner="owner-2")
+    rows = Rows(topic, values_of(1))
+    blobs = rows.blobs
+
+    def interrupted() -> Iterator[object]:
+        for number, pull in enumerate(blobs()):
+            if number == 1:
+                second.write(1)
+            yield pull
+
+    rows.blobs = interrupted  # type: ignore[assignment, method-assign]
+    with pytest.raises(SinkStopped, match="taken over by another driver"):
+        first.write(1, rows)
+    expect(bootstrap, topic, 2)
+    with pytest.raises(SinkStopped, match=r"was written by another driver \(owner owner-2\)"):
+        first.write(2)
+    second.write(2)
+    expect(bootstrap, topic, 3)
+
+
+def test_a_target_with_more_partitions_is_refused_until_that_is_accepted(
+    new_driver: NewDriver, bootstrap: str, topic: str
+) -> None:
+    driver = new_driver()
+    driver.write(0)
+    driver.write(1)
+    grown = Rows(topic, values_of(2), partition_count=8)
+    with pytest.raises(SinkStopped, match=rf"had 3 partitions .* has 8 now.*accept_partitions={{'{topic}': 8}}"):
+        driver.write(2, grown)
+    new_driver(owner="owner-2", accepted={topic: 8}).write(2, grown)
+    # From then on it is the new count.
+    with pytest.raises(SinkStopped, match=r"had 8 partitions .* has 3 now"):
+        new_driver(owner="owner-3").write(3)
+    expect(bootstrap, topic, 3)
+
+
+# The marker and its two copies
+
+
+def test_a_marker_that_does_not_fit_stops_the_query(new_driver: NewDriver, topic: str) -> None:
+    with pytest.raises(SinkStopped, match=r"there is no marker .* the checkpoint is at batch 2"):
+        new_driver().write(2)
+    driver = new_driver()
+    for number in range(3):
+        driver.write(number)
+    refusals = {
+        "is at batch 2 and the checkpoint at batch 1: the checkpoint is older": batch(1),
+        "is at batch 2 and the checkpoint at batch 4: the cluster has lost": batch(4),
+        "with other offsets": batch(2, begin=31),
+        "ends batch 2 of in-0 at offset 60 and the checkpoint begins batch 3 at 61": batch(3, begin=61),
+        "is of plan 'plan' and this job is 'other'": batch(3, plan="other"),
+    }
+    for sentence, refused in refusals.items():
+        with pytest.raises(SinkStopped, match=sentence):
+            driver.write(refused.number, of=refused)
+    assert not driver.write(2, of=batch(2, version=2))
+    assert driver.write(3, of=batch(3, version=2))
+
+
+def test_either_copy_of_the_marker_is_enough(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    driver = new_driver()
+    driver.write(0)
+    driver.write(1)
+    with Cluster(bootstrap) as cluster:
+        Admin(cluster).delete_group(driver.place.name)
+    following = new_driver(owner="owner-2")
+    assert not following.write(1)
+    following.write(2)
+    expect(bootstrap, topic, 3)
+    # A tombstone, as a compacted topic that lost its record.
+    with TransactionalProducer(bootstrap, f"{topic}-other") as producer:
+        producer.begin()
+        producer.send(MARKER_TOPIC, b"no marker", b"other key", partition=0)
+        producer.commit()
+    last = new_driver(owner="owner-3")
+    last.write(3)
+    expect(bootstrap, topic, 4)
+
+
+def test_copies_that_differ_stop_the_query(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    driver = new_driver()
+    driver.write(0)
+    place = driver.place
+    found = place.read_record(driver.cluster)
+    assert found is not None
+    driver.write(1)
+    with TransactionalProducer(bootstrap, f"{topic}-other") as producer:
+        producer.begin()
+        producer.send(MARKER_TOPIC, found.value(), place.name.encode(), partition=0)
+        producer.commit()
+    eventually(lambda: place.read_record(driver.cluster) == found)
+    with pytest.raises(SinkStopped, match=r"tells of batch 1 .* and the record of batch 0"):
+        new_driver(owner="owner-2").write(2)
+
+
+def test_an_empty_batch_writes_its_marker_alone(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    driver = new_driver()
+    for number in range(3):
+        driver.write(number, Rows(topic, {}))
+    assert visible(bootstrap, topic) == {0: [], 1: [], 2: []}
+    found = driver.place.read_record(driver.cluster)
+    assert found is not None and found.batch == 2
+    assert (found.since, found.offsets) == ({"in": {"0": 0}}, {"in": {"0": 60}})
