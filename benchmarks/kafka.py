@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,10 +17,11 @@ PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=CONTROLLER://127.0.0.1:{controller},{listeners}
+advertised.listeners={listeners}
+inter.broker.listener.name=PLAINTEXT
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL
 log.dirs={directory}
 offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
@@ -49,9 +50,20 @@ class KafkaProcess:
 
     name = "Apache Kafka " + VERSION
 
-    def __init__(self, directory: Path, classpath: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        classpath: Path,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        *,
+        listeners: Mapping[str, int] = MappingProxyType({}),
+        scram: Sequence[str] = (),
+    ) -> None:
+        """`listeners` are more ports by protocol, `scram` users as StorageTool's --add-scram takes them."""
         self.settings = settings
         self.port = services.free_port()
+        self.listeners = {"PLAINTEXT": self.port, **listeners}
+        self.scram = scram
         self.directory = directory
         self.classpath = f"{classpath}/*"
         self._process: subprocess.Popen[bytes] | None = None
@@ -76,9 +88,11 @@ class KafkaProcess:
         """Make the data directory."""
         data = self.directory / "data"
         data.mkdir(parents=True)
-        text = PROPERTIES.format(port=self.port, controller=services.free_port(), directory=data)
+        listeners = ",".join(f"{protocol}://127.0.0.1:{port}" for protocol, port in self.listeners.items())
+        text = PROPERTIES.format(listeners=listeners, controller=services.free_port(), directory=data)
         self._properties.write_text(text + "".join(f"{name}={value}\n" for name, value in self.settings.items()))
-        self._run("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(self._properties)).wait()
+        users = [word for user in self.scram for word in ("--add-scram", user)]
+        self._run("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(self._properties), *users).wait()
 
     def launch(self) -> subprocess.Popen[bytes]:
         """Start the process without waiting for anything."""

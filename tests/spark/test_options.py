@@ -167,6 +167,8 @@ WRONG: list[tuple[Mode, dict[str, str], str]] = [
     ("stream", {"maxTriggerDelay": "5m"}, "maxTriggerDelay is of use with minOffsetsPerTrigger"),
     ("stream", {"minOffsetsPerTrigger": "9", "maxTriggerDelay": "soon"}, "'soon' is not a time like 500ms"),
     ("batch", {"endingTimestamp": "5", "endingOffsets": "latest"}, "both say where the read ends"),
+    ("stream", {"kafka.security.protocol": "TLS"}, "option kafka.security.protocol='TLS' is none of PLAINTEXT, SSL"),
+    ("stream", {"kafka.ssl.key.pasword": "x"}, "did you mean kafka.ssl.key.password"),
     ("stream", {"xyz": "1"}, "unknown option xyz .*the options are kafka.bootstrap.servers, subscribe"),
     ("stream", {"path": "/tmp"}, "unknown option path"),
     ("stream", {"startingOffsets": "lates"}, "'lates' is neither earliest nor latest nor committed nor offsets"),

@@ -10,6 +10,7 @@ from confluent_kafka import Producer
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from onceflow.client.cluster import Cluster
+from onceflow.client.security import Security
 from onceflow.spark import connections, positions
 from onceflow.spark.options import SourceOptions
 from onceflow.spark.stream import StreamReader
@@ -44,7 +45,7 @@ def test_a_broker_that_is_away_for_a_moment_ends_no_query(tmp_path: Path, monkey
             end = reader.latestOffset(start, ReadAllAvailable())
             (task,) = reader.partitions(start, end)
 
-        as_in_a_new_worker = dict[tuple[str, int], Cluster]()
+        as_in_a_new_worker = dict[tuple[str, Security, int], Cluster]()
         monkeypatch.setattr(connections, "_clusters", as_in_a_new_worker)
         with away_for_a_moment(broker):
             rows = [value for batch in reader.read(task) for value in batch["value"].to_pylist()]

@@ -23,6 +23,7 @@ from onceflow.client.errors import (
     UnknownTopic,
 )
 from onceflow.client.metadata import NO_LEADER, ClusterMetadata, TopicMetadata, read_metadata
+from onceflow.client.security import PLAINTEXT, Security
 from onceflow.wire import apis
 from onceflow.wire import fetch as wire_fetch
 from onceflow.wire.errors import ErrorCode
@@ -100,8 +101,10 @@ class Cluster:
         client_id: str = "onceflow",
         first_contact_ms: int = 0,
         batch_bytes_max: int = BATCH_BYTES_MAX,
+        security: Security = PLAINTEXT,
     ) -> None:
         self.bootstrap = bootstrap
+        self.security = security
         self.timeout_ms = timeout_ms
         self.client_id = client_id
         self.batch_bytes_max = batch_bytes_max
@@ -397,6 +400,7 @@ class Cluster:
             client_id=self.client_id,
             timeout_ms=self.timeout_ms,
             response_bytes_max=self.batch_bytes_max + RESPONSE_HEADROOM_BYTES,
+            security=self.security,
         )
         self._connections[address] = connection
         self._reached.add(address)

@@ -6,6 +6,7 @@ next request. Reconnecting and retrying are the cluster's business.
 
 import contextlib
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -13,14 +14,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from onceflow.client.addresses import Address
+from onceflow.client.authentication import authenticate
 from onceflow.client.errors import (
     BrokerUnreachable,
     ConnectionLost,
     NotKafka,
+    NotTrusted,
     RequestTimedOut,
     ResponseTooLarge,
     UnsupportedBroker,
 )
+from onceflow.client.security import PLAINTEXT, Security, Tls
 from onceflow.wire.apis import API_VERSIONS, APIS
 from onceflow.wire.errors import MalformedFrame
 from onceflow.wire.frames import decode_response, encode_request, request_class
@@ -50,27 +54,33 @@ class Connection:
         client_id: str = "onceflow",
         timeout_ms: int = 30_000,
         response_bytes_max: int = RESPONSE_BYTES_MAX,
+        security: Security = PLAINTEXT,
     ) -> None:
         self.address = Address(host, port)
         self.client_id = client_id
+        self.security = security
         self.timeout_ms = timeout_ms
         self.response_bytes_max = response_bytes_max
         self._correlation_id = 0
         self._socket = self._connect()
         try:
             self.timeout_ms = min(timeout_ms, HANDSHAKE_MS_MAX)
+            if security.tls is not None:
+                self._socket = self._encrypted(security.tls)
             self._broker_versions = self._ask_versions()
+            if security.sasl is not None:
+                authenticate(self.request_version, self.address, security.sasl)
             self.timeout_ms = timeout_ms
         except (ConnectionLost, RequestTimedOut) as error:
             raise BrokerUnreachable(
-                f"what listens at {self.address} does not answer as a Kafka broker ({error}): give the port of a "
-                "broker's plain listener",
+                f"what listens at {self.address} does not answer as a Kafka broker ({error}): give the port of "
+                f"{self._listener()}",
                 self.address,
             ) from error
         except ResponseTooLarge as error:
             raise NotKafka(
-                f"what listens at {self.address} does not speak Kafka's protocol in plain text: give the port of a "
-                "broker's plain listener"
+                f"what listens at {self.address} does not speak Kafka's protocol"
+                f"{'' if security.tls else ' in plain text'}: give the port of {self._listener()}"
             ) from error
         except BaseException:
             self.close()
@@ -84,8 +94,9 @@ class Connection:
         """Whether the next request can be sent: brokers close idle connections, which shows only here."""
         try:
             self._socket.setblocking(False)
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
+            # TLS cannot peek; it has messages of its own, which it reads and says that nothing else is there.
+            self._socket.recv(1, 0 if self.security.tls else socket.MSG_PEEK)
+        except (BlockingIOError, ssl.SSLWantReadError):
             return True
         except OSError:
             return False
@@ -178,6 +189,30 @@ class Connection:
             ) from error
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connected
+
+    def _encrypted(self, tls: Tls) -> ssl.SSLSocket:
+        self._socket.settimeout(self.timeout_ms / 1000)
+        try:
+            return tls.wrap(self._socket, self.address.host)
+        except ssl.SSLCertVerificationError as error:
+            raise NotTrusted(
+                f"the certificate of {self.address} is not trusted: {error.verify_message}; ssl.truststore.location "
+                "names the file of the certificates that are"
+            ) from error
+        except ssl.SSLError as error:
+            raise NotKafka(
+                f"what listens at {self.address} does not speak TLS with us ({error.reason or error}): give the port "
+                f"of {self._listener()}"
+            ) from error
+        except OSError as error:
+            raise BrokerUnreachable(
+                f"{self.address} ended the TLS handshake: {_reason(error)}; does it ask for a certificate of ours?",
+                self.address,
+            ) from error
+
+    def _listener(self) -> str:
+        words = ("TLS" if self.security.tls else "plain", " with SASL" if self.security.sasl else "")
+        return f"a broker's {words[0]} listener{words[1]}"
 
     def _ask_versions(self) -> dict[int, tuple[int, int]]:
         # Version 0 is what every broker understands, old or new; later ones tell nothing that is used here.

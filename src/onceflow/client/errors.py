@@ -25,6 +25,10 @@ class NotKafka(ClientError):
     """What came over the connection is not Kafka's protocol, or not in plain text."""
 
 
+class NotTrusted(ClientError):
+    """A broker's certificate was not issued by whom we trust, or is that of another host."""
+
+
 class ResponseTooLarge(ClientError):
     """An answer, or the record batch in it, is larger than the most that this client takes into memory."""
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from onceflow.client import security
 from onceflow.client.addresses import InvalidAddress, parse_bootstrap
+from onceflow.client.security import PLAINTEXT, InvalidSecurity, Security, read_security
 from onceflow.spark import position_options as positions
 from onceflow.spark import subscription
 from onceflow.spark.offsets import Offsets
@@ -27,6 +29,9 @@ ISOLATION_LEVEL = "isolation.level"
 
 STREAM_ONLY = (COMMIT_OFFSETS, MAX_OFFSETS_PER_TRIGGER, MIN_OFFSETS_PER_TRIGGER, MAX_TRIGGER_DELAY)
 BATCH_ONLY = positions.ENDING
+KAFKA = "kafka."
+"""Before the names of Kafka's own client settings, as in Spark's connector."""
+SECURITY_NAMES = tuple(KAFKA + name for name in security.NAMES)
 NAMES = (
     BOOTSTRAP_SERVERS,
     *subscription.WAYS,
@@ -44,6 +49,7 @@ NAMES = (
     FAIL_ON_DATA_LOSS,
     INCLUDE_HEADERS,
     ISOLATION_LEVEL,
+    *SECURITY_NAMES,
 )
 _ALIASES = {"kafka.isolation.level": ISOLATION_LEVEL}
 """Spark's connector hands every option that begins with "kafka." to its consumer; this one means the same here."""
@@ -84,6 +90,7 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     include_headers: bool = False
     read_committed: bool = True
+    security: Security = PLAINTEXT
 
 
 def read_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOptions:
@@ -113,6 +120,7 @@ def read_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOp
         fail_on_data_loss=_flag(values, FAIL_ON_DATA_LOSS, default=True),
         include_headers=_flag(values, INCLUDE_HEADERS, default=False),
         read_committed=_choice(values, ISOLATION_LEVEL, "read_committed", "read_uncommitted") == "read_committed",
+        security=_security(values),
     )
     _require_sense(options, values)
     if mode == "batch":
@@ -185,6 +193,14 @@ def _servers(value: str) -> str:
         return ",".join(str(address) for address in parse_bootstrap(value))
     except InvalidAddress as error:
         raise WrongOption(f"option {BOOTSTRAP_SERVERS}={value!r}: {error}") from error
+
+
+def _security(values: Mapping[str, str]) -> Security:
+    given = {name: values[(KAFKA + name).lower()] for name in security.NAMES if (KAFKA + name).lower() in values}
+    try:
+        return read_security(given)
+    except InvalidSecurity as error:
+        raise WrongOption(f"option {KAFKA}{error}") from error
 
 
 def _count(values: Mapping[str, str], name: str) -> int | None:

@@ -66,7 +66,7 @@ def read(options: SourceOptions, task: ReadTask) -> Iterator[pyarrow.RecordBatch
 
     Raises DataLost, ReadStalled, TopicReplaced and the client's errors.
     """
-    cluster = connect(options.bootstrap, first_contact_ms=FIRST_CONTACT_MS)
+    cluster = connect(options.bootstrap, options.security, first_contact_ms=FIRST_CONTACT_MS)
     for part in task.ranges:
         yield from _read_range(cluster, options, part)
     _require_same_topics(cluster, task)

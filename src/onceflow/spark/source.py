@@ -91,7 +91,7 @@ class BatchReader(DataSourceReader):
         from onceflow.spark.offsets import ranges
         from onceflow.spark.positions import LogPositions
 
-        log = LogPositions(connect(self._options.bootstrap), self._options)
+        log = LogPositions(connect(self._options.bootstrap, self._options.security), self._options)
         now = log.ends(fresh=True)
         start = log.resolve(STARTING_OFFSETS, self._options.starting, now)
         end = log.resolve(ENDING_OFFSETS, self._options.ending, now)

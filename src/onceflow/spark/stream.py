@@ -117,7 +117,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _log(self) -> LogPositions:
         if self._positions is None:
-            self._positions = LogPositions(connect(self._options.bootstrap), self._options)
+            self._positions = LogPositions(connect(self._options.bootstrap, self._options.security), self._options)
         return self._positions
 
     def _ends_for(self, known: Offsets) -> Offsets:
@@ -149,7 +149,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if group is None:
             return
         if self._commits is None:
-            cluster = connect(self._options.bootstrap, timeout_ms=COMMIT_TIMEOUT_MS)
+            cluster = connect(self._options.bootstrap, self._options.security, timeout_ms=COMMIT_TIMEOUT_MS)
             self._commits = GroupCommits(cluster, group, self._monotonic)
         self._commits.commit(reached)
 

@@ -1,0 +1,224 @@
+"""TLS and SASL for connections to a Kafka that asks for them, by the names of Kafka's own client settings.
+
+| setting | what |
+|---|---|
+| `security.protocol` | `PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL` |
+| `sasl.mechanism` | `PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512` |
+| `sasl.jaas.config` | `….PlainLoginModule required username="…" password="…";` or ScramLoginModule |
+| `ssl.truststore.location` | a PEM file with the certificates to trust; those of the system where it is not given |
+| `ssl.truststore.certificates` | the same, as PEM text |
+| `ssl.keystore.location` | a PEM file with the client's own key and its certificates |
+| `ssl.keystore.key`, `ssl.keystore.certificate.chain` | the same, as PEM text |
+| `ssl.key.password` | of an encrypted key |
+| `ssl.truststore.type`, `ssl.keystore.type` | `PEM` |
+| `ssl.endpoint.identification.algorithm` | `https`: the certificate must name the host; empty: any name (KAFKA-4667) |
+
+Java's own key stores (JKS, PKCS12) cannot be read and are refused with the command that turns one into PEM.
+"""
+
+import difflib
+import os
+import re
+import socket
+import ssl
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from onceflow.client.errors import ClientError
+
+SECURITY_PROTOCOL = "security.protocol"
+SASL_MECHANISM = "sasl.mechanism"
+SASL_JAAS_CONFIG = "sasl.jaas.config"
+TRUSTSTORE_LOCATION = "ssl.truststore.location"
+TRUSTSTORE_CERTIFICATES = "ssl.truststore.certificates"
+TRUSTSTORE_TYPE = "ssl.truststore.type"
+KEYSTORE_LOCATION = "ssl.keystore.location"
+KEYSTORE_KEY = "ssl.keystore.key"
+KEYSTORE_CHAIN = "ssl.keystore.certificate.chain"
+KEYSTORE_TYPE = "ssl.keystore.type"
+KEY_PASSWORD = "ssl.key.password"
+ENDPOINT_IDENTIFICATION = "ssl.endpoint.identification.algorithm"
+
+NAMES = (
+    SECURITY_PROTOCOL,
+    SASL_MECHANISM,
+    SASL_JAAS_CONFIG,
+    TRUSTSTORE_LOCATION,
+    TRUSTSTORE_CERTIFICATES,
+    TRUSTSTORE_TYPE,
+    KEYSTORE_LOCATION,
+    KEYSTORE_KEY,
+    KEYSTORE_CHAIN,
+    KEYSTORE_TYPE,
+    KEY_PASSWORD,
+    ENDPOINT_IDENTIFICATION,
+)
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+
+_LOGIN_MODULES = {"PLAIN": "PlainLoginModule", "SCRAM-SHA-256": "ScramLoginModule", "SCRAM-SHA-512": "ScramLoginModule"}
+_JAAS = re.compile(r"\s*([\w.$]+)\s+required((?:\s+\w+\s*=\s*\"(?:[^\"\\]|\\.)*\")*)\s*;\s*", re.DOTALL)
+_JAAS_OPTION = re.compile(r"(\w+)\s*=\s*\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+
+
+class InvalidSecurity(ClientError):
+    """A setting of TLS or SASL is unknown, missing, or cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Whom to trust, and who we are. Texts and files are PEM."""
+
+    trusted_file: str | None = None
+    trusted: str | None = None
+    key_file: str | None = None
+    key: str | None = field(default=None, repr=False)
+    certificates: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+    checks_host: bool = True
+
+    def wrap(self, plain: socket.socket, host: str) -> ssl.SSLSocket:
+        """The socket after TLS's handshake, within its time-out. Raises ssl.SSLError, OSError, InvalidSecurity."""
+        return _context(self).wrap_socket(plain, server_hostname=host)
+
+
+@dataclass(frozen=True, slots=True)
+class Sasl:
+    """Name and password, and how to show that one has it."""
+
+    mechanism: str
+    username: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What a connection needs beside an address."""
+
+    tls: Tls | None = None
+    sasl: Sasl | None = None
+
+
+PLAINTEXT = Security()
+
+
+def read_security(config: Mapping[str, str]) -> Security:
+    """From Kafka's settings by name; other names are refused. Raises InvalidSecurity.
+
+    A setting that would do nothing, such as a truststore without TLS, is refused too.
+    """
+    for name in config:
+        if name not in NAMES:
+            nearest = difflib.get_close_matches(name, NAMES, n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(NAMES)}"
+            raise InvalidSecurity(f"{name} is not a setting of TLS or SASL here: {hint}")
+    protocol = config.get(SECURITY_PROTOCOL, "PLAINTEXT").upper()
+    if protocol not in PROTOCOLS:
+        raise InvalidSecurity(f"{SECURITY_PROTOCOL}={protocol!r} is none of {', '.join(PROTOCOLS)}")
+    uses_tls, uses_sasl = protocol.endswith("SSL"), protocol.startswith("SASL")
+    for name in config:
+        if (name.startswith("ssl.") and not uses_tls) or (name.startswith("sasl.") and not uses_sasl):
+            raise InvalidSecurity(
+                f"{name} does nothing with {SECURITY_PROTOCOL}={protocol}: choose another or take it out"
+            )
+    return Security(_read_tls(config) if uses_tls else None, _read_sasl(config) if uses_sasl else None)
+
+
+def _read_tls(config: Mapping[str, str]) -> Tls:
+    for name, location in ((TRUSTSTORE_TYPE, TRUSTSTORE_LOCATION), (KEYSTORE_TYPE, KEYSTORE_LOCATION)):
+        if config.get(name, "PEM").upper() != "PEM":
+            raise InvalidSecurity(_not_pem(f"{name}={config[name]}"))
+        if location in config:
+            _require_pem(location, config[location])
+    if TRUSTSTORE_LOCATION in config and TRUSTSTORE_CERTIFICATES in config:
+        raise InvalidSecurity(f"{TRUSTSTORE_LOCATION} and {TRUSTSTORE_CERTIFICATES} say the same: give one of them")
+    if KEYSTORE_LOCATION in config and (KEYSTORE_KEY in config or KEYSTORE_CHAIN in config):
+        raise InvalidSecurity(f"{KEYSTORE_LOCATION} holds key and certificates: take {KEYSTORE_KEY} and its chain out")
+    if (KEYSTORE_KEY in config) != (KEYSTORE_CHAIN in config):
+        raise InvalidSecurity(f"{KEYSTORE_KEY} and {KEYSTORE_CHAIN} belong together: give both")
+    identification = config.get(ENDPOINT_IDENTIFICATION, "https").lower()
+    if identification not in ("https", ""):
+        raise InvalidSecurity(f"{ENDPOINT_IDENTIFICATION}={identification!r} is neither https nor empty")
+    tls = Tls(
+        trusted_file=config.get(TRUSTSTORE_LOCATION),
+        trusted=config.get(TRUSTSTORE_CERTIFICATES),
+        key_file=config.get(KEYSTORE_LOCATION),
+        key=config.get(KEYSTORE_KEY),
+        certificates=config.get(KEYSTORE_CHAIN),
+        key_password=config.get(KEY_PASSWORD),
+        checks_host=identification == "https",
+    )
+    _context(tls)
+    return tls
+
+
+def _require_pem(name: str, location: str) -> None:
+    try:
+        with Path(location).open("rb") as file:
+            begins = file.read(1 << 20)
+    except OSError as error:
+        raise InvalidSecurity(f"{name}={location}: {error.strerror}") from error
+    if b"-----BEGIN" not in begins:
+        raise InvalidSecurity(_not_pem(f"{name}={location}"))
+
+
+def _not_pem(what: str) -> str:
+    return (
+        f"{what} is no PEM: 'keytool -importkeystore -srckeystore STORE -destkeystore STORE.p12 -deststoretype PKCS12' "
+        "and 'openssl pkcs12 -in STORE.p12 -out STORE.pem' turn a Java key store into one"
+    )
+
+
+@lru_cache(maxsize=16)
+def _context(tls: Tls) -> ssl.SSLContext:
+    """Raises InvalidSecurity."""
+    try:
+        context = ssl.create_default_context(cafile=tls.trusted_file, cadata=tls.trusted)
+        if tls.key_file is not None:
+            context.load_cert_chain(tls.key_file, password=_password(tls))
+        elif tls.key is not None:
+            _load_texts(context, tls)
+    except (ssl.SSLError, OSError) as error:
+        raise InvalidSecurity(f"ssl.truststore or ssl.keystore cannot be used: {error}") from error
+    context.check_hostname = tls.checks_host
+    return context
+
+
+def _password(tls: Tls) -> str:
+    # Without one OpenSSL would ask on the terminal.
+    return tls.key_password or ""
+
+
+def _load_texts(context: ssl.SSLContext, tls: Tls) -> None:
+    """OpenSSL takes a key from a file alone: one that only we can read, for as long as it is read."""
+    descriptor, path = tempfile.mkstemp(suffix=".pem")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{tls.key}\n{tls.certificates}\n")
+        context.load_cert_chain(path, password=_password(tls))
+    finally:
+        Path(path).unlink()
+
+
+def _read_sasl(config: Mapping[str, str]) -> Sasl:
+    mechanism = config.get(SASL_MECHANISM, "").upper()
+    if mechanism not in MECHANISMS:
+        given = f"{SASL_MECHANISM}={mechanism!r} is none of" if mechanism else f"{SASL_MECHANISM} is needed, one of"
+        raise InvalidSecurity(f"{given} {', '.join(MECHANISMS)}")
+    example = f'org.apache.kafka.common.security….{_LOGIN_MODULES[mechanism]} required username="…" password="…";'
+    found = _JAAS.fullmatch(config.get(SASL_JAAS_CONFIG, ""))
+    # The value is not repeated in the message: there is a password in it.
+    if found is None:
+        raise InvalidSecurity(f"{SASL_JAAS_CONFIG} is not of the form {example}")
+    if not found[1].endswith(_LOGIN_MODULES[mechanism]):
+        raise InvalidSecurity(f"{SASL_JAAS_CONFIG} names {found[1]}, and {SASL_MECHANISM}={mechanism} needs {example}")
+    options = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(found[2])}
+    unknown = set(options) - {"username", "password"}
+    if unknown or len(options) < 2:
+        raise InvalidSecurity(
+            f"{SASL_JAAS_CONFIG} has {', '.join(sorted(options)) or 'no options'}; it needs {example}"
+        )
+    return Sasl(mechanism, options["username"], options["password"])

@@ -1,0 +1,148 @@
+"""TLS with real certificates in front of a real broker, and what the settings of TLS and SASL say when they are wrong.
+SASL itself is tried on Apache Kafka (tests/compat/test_security.py).
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from onceflow.client.addresses import Address
+from onceflow.client.cluster import Cluster
+from onceflow.client.errors import BrokerUnreachable, NotKafka, NotTrusted
+from onceflow.client.security import InvalidSecurity, Sasl, Security, read_security
+from onceflow.testing import BrokerProcess
+from tests.client.tls import Authority, TlsListener
+
+Secured = Callable[..., Cluster]
+
+JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ada" password="a\\"b;";'
+PLAIN = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+TLS = {"security.protocol": "SSL"}
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def listener(authority: Authority) -> Iterator[TlsListener]:
+    with TlsListener(authority.server()) as listening:
+        yield listening
+
+
+@pytest.fixture
+def broker(listener: TlsListener, tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker that its clients reach through the listener alone."""
+    with BrokerProcess(tmp_path / "data", 0, "--advertise", str(listener.address)) as running:
+        listener.upstream = Address("127.0.0.1", running.port)
+        yield running
+
+
+def security(authority: Authority, **settings: str) -> Security:
+    return read_security({**TLS, "ssl.truststore.location": str(authority.trusted), **settings})
+
+
+@pytest.mark.usefixtures("broker")
+def test_everything_goes_through_tls_over_one_connection(listener: TlsListener, authority: Authority) -> None:
+    with Cluster(str(listener.address), security=security(authority)) as cluster:
+        cluster.create_topic("clicks", 2)
+        for _ in range(3):
+            assert cluster.list_offsets("clicks", {0: -1, 1: -2})[0].offset == 0
+    assert listener.accepted == 1
+
+
+@pytest.mark.usefixtures("broker")
+def test_a_certificate_of_a_stranger_is_not_trusted(listener: TlsListener, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path)
+    with pytest.raises(NotTrusted, match=r"certificate of localhost:\d+ is not trusted: .*; ssl.truststore.location"):
+        Cluster(str(listener.address), security=security(stranger)).topics()
+
+
+def test_a_certificate_of_another_host_is_trusted_by_option_alone(authority: Authority, tmp_path: Path) -> None:
+    with (
+        TlsListener(authority.server("elsewhere.test")) as listener,
+        BrokerProcess(tmp_path / "data", 0, "--advertise", str(listener.address)) as running,
+    ):
+        listener.upstream = Address("127.0.0.1", running.port)
+        with pytest.raises(NotTrusted, match="is not trusted: Hostname mismatch"):
+            Cluster(str(listener.address), security=security(authority)).topics()
+        any_name = read_security(
+            {
+                **TLS,
+                "ssl.truststore.certificates": authority.trusted.read_text(),
+                "ssl.endpoint.identification.algorithm": "",
+            }
+        )
+        with Cluster(str(listener.address), security=any_name) as cluster:
+            assert "nothing" not in cluster.topics()
+
+
+def test_a_broker_that_asks_who_we_are_is_shown_our_certificate(authority: Authority, tmp_path: Path) -> None:
+    own = authority.issue("ada@example.test")
+    key, begin, chain = own.read_text().partition("-----BEGIN CERTIFICATE-----")
+    with (
+        TlsListener(authority.server(asks_for_certificates=True)) as listener,
+        BrokerProcess(tmp_path / "data", 0, "--advertise", str(listener.address)) as running,
+    ):
+        listener.upstream = Address("127.0.0.1", running.port)
+        for settings in (
+            {"ssl.keystore.location": str(own)},
+            {"ssl.keystore.key": key, "ssl.keystore.certificate.chain": begin + chain},
+        ):
+            with Cluster(str(listener.address), security=security(authority, **settings)) as cluster:
+                assert "nothing" not in cluster.topics()
+        with pytest.raises(BrokerUnreachable, match=r"(certificate required|does not answer as a Kafka broker)"):
+            Cluster(str(listener.address), security=security(authority)).topics()
+
+
+def test_a_plain_listener_and_a_tls_one_are_told_apart(
+    broker: BrokerProcess, listener: TlsListener, authority: Authority
+) -> None:
+    with pytest.raises((NotKafka, BrokerUnreachable), match="give the port of a broker's plain listener"):
+        Cluster(str(listener.address)).topics()
+    with pytest.raises((NotKafka, BrokerUnreachable), match=r"(TLS listener|ended the TLS handshake)"):
+        Cluster(f"localhost:{broker.port}", security=security(authority)).topics()
+
+
+def test_name_and_password_as_java_quotes_them() -> None:
+    found = read_security({**PLAIN, "sasl.jaas.config": JAAS})
+    assert found == Security(None, Sasl("PLAIN", "ada", 'a"b;'))
+    assert 'a"b' not in repr(found)
+
+
+WRONG: list[tuple[dict[str, str], str]] = [
+    (
+        {"security.protocl": "SSL"},
+        "security.protocl is not a setting of TLS .*: did you mean security.protocol",
+    ),
+    ({"security.protocol": "TLS"}, "security.protocol='TLS' is none of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
+    ({"ssl.key.password": "x"}, "ssl.key.password does nothing with security.protocol=PLAINTEXT"),
+    (TLS | {"sasl.mechanism": "PLAIN"}, "sasl.mechanism does nothing with security.protocol=SSL"),
+    ({"security.protocol": "SASL_PLAINTEXT"}, "sasl.mechanism is needed, one of PLAIN, SCRAM-SHA-256"),
+    (PLAIN | {"sasl.mechanism": "GSSAPI"}, "sasl.mechanism='GSSAPI' is none of PLAIN"),
+    (PLAIN, "sasl.jaas.config is not of the form .*PlainLoginModule required username="),
+    (PLAIN | {"sasl.jaas.config": JAAS[:-1]}, "sasl.jaas.config is not of the form"),
+    (PLAIN | {"sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": JAAS}, "names .*PlainLoginModule, and .* needs"),
+    (PLAIN | {"sasl.jaas.config": JAAS.replace("username", "user")}, "has password, user; it needs"),
+    (TLS | {"ssl.truststore.type": "JKS"}, "ssl.truststore.type=JKS is no PEM: 'keytool -importkeystore"),
+    (TLS | {"ssl.truststore.location": "/nowhere"}, "ssl.truststore.location=/nowhere: No such file"),
+    (TLS | {"ssl.truststore.certificates": "x"}, "ssl.truststore or ssl.keystore cannot be used"),
+    (TLS | {"ssl.keystore.key": "x"}, "ssl.keystore.key and ssl.keystore.certificate.chain belong together"),
+    (TLS | {"ssl.endpoint.identification.algorithm": "x"}, "='x' is neither https nor empty"),
+]
+
+
+@pytest.mark.parametrize(("config", "sentence"), WRONG)
+def test_what_cannot_be_used_is_told_at_once(config: dict[str, str], sentence: str) -> None:
+    with pytest.raises(InvalidSecurity, match=sentence) as caught:
+        read_security(config)
+    assert 'a\\"b' not in str(caught.value), "a password"
+
+
+def test_a_java_key_store_is_refused_with_the_way_out(tmp_path: Path, authority: Authority) -> None:
+    store = tmp_path / "store.jks"
+    store.write_bytes(b"\xfe\xed\xfe\xed" + bytes(100))
+    with pytest.raises(InvalidSecurity, match=r"ssl.keystore.location=.*store.jks is no PEM: 'keytool"):
+        security(authority, **{"ssl.keystore.location": str(store)})

@@ -1,0 +1,121 @@
+"""The source and the client behind TLS and SASL, on an Apache Kafka that asks for them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from benchmarks import kafka
+from onceflow import services
+from onceflow.client.authentication import AuthenticationFailed
+from onceflow.client.cluster import Cluster
+from onceflow.client.security import read_security
+from onceflow.spark.options import read_options
+from onceflow.spark.source import BatchReader
+from tests.client.tls import Authority
+from tests.compat.conftest import kafka_jars, tool
+
+LOGIN = "org.apache.kafka.common.security.{}LoginModule required"
+MECHANISMS = {"PLAIN": "plain.Plain", "SCRAM-SHA-256": "scram.Scram", "SCRAM-SHA-512": "scram.Scram"}
+PASSWORD = "a=b;c d"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka.KafkaProcess]:
+    """A Kafka with a plain listener, one of TLS that asks for certificates, and two of SASL with and without TLS."""
+    tool("java", "apt install default-jdk-headless")
+    store = java_key(authority.issue("127.0.0.1"))
+    settings = {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(store),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(authority.trusted),
+        "listener.name.ssl.ssl.client.auth": "required",
+        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+    }
+    for listener in ("sasl_plaintext", "sasl_ssl"):
+        settings[f"listener.name.{listener}.plain.sasl.jaas.config"] = (
+            f'{LOGIN.format("plain.Plain")} user_ada="{quoted()}";'
+        )
+        for mechanism in ("scram-sha-256", "scram-sha-512"):
+            settings[f"listener.name.{listener}.{mechanism}.sasl.jaas.config"] = f"{LOGIN.format('scram.Scram')};"
+    with kafka.KafkaProcess(
+        tmp_path_factory.mktemp("guarded") / "kafka",
+        kafka_jars(kafka.VERSION),
+        {name: value.replace("\\", "\\\\") for name, value in settings.items()},
+        listeners={protocol: services.free_port() for protocol in ("SSL", "SASL_PLAINTEXT", "SASL_SSL")},
+        scram=[f'{mechanism}=[name="ada",password="{PASSWORD}"]' for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512")],
+    ) as running:
+        producer = Producer({"bootstrap.servers": running.bootstrap})
+        producer.produce("guarded", b"once")
+        assert producer.flush(30) == 0
+        yield running
+
+
+def quoted(password: str = PASSWORD) -> str:
+    return password.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def java_key(store: Path) -> Path:
+    """The file with its key as PKCS#8, the one form that Java reads."""
+    text = store.read_text()
+    key, begin, chain = text.partition("-----BEGIN CERTIFICATE-----")
+    loaded = load_pem_private_key(key.encode(), None)
+    java = store.with_suffix(".java.pem")
+    java.write_text(loaded.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode() + begin + chain)
+    return java
+
+
+def read_through(running: kafka.KafkaProcess, protocol: str, **settings: str) -> list[bytes]:
+    """What the source's planner and its tasks read with these of Kafka's settings."""
+    options = {
+        "kafka.bootstrap.servers": f"127.0.0.1:{running.listeners[protocol]}",
+        "subscribe": "guarded",
+        "kafka.security.protocol": protocol,
+        **{f"kafka.{name}": value for name, value in settings.items()},
+    }
+    reader = BatchReader(read_options(options, "batch"))
+    return [value for task in reader.partitions() for rows in reader.read(task) for value in rows["value"].to_pylist()]
+
+
+def test_tls_with_a_certificate_of_ours(guarded: kafka.KafkaProcess, authority: Authority) -> None:
+    files = {
+        "ssl.truststore.location": str(authority.trusted),
+        "ssl.keystore.location": str(authority.issue("ada@example.test")),
+    }
+    assert read_through(guarded, "SSL", **files) == [b"once"]
+
+
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_name_and_a_password(
+    guarded: kafka.KafkaProcess, authority: Authority, mechanism: str, protocol: str
+) -> None:
+    login = LOGIN.format(MECHANISMS[mechanism])
+    settings = {
+        "sasl.mechanism": mechanism,
+        "sasl.jaas.config": f'{login} username="ada" password="{quoted()}";',
+    }
+    if protocol == "SASL_SSL":
+        settings["ssl.truststore.location"] = str(authority.trusted)
+    assert read_through(guarded, protocol, **settings) == [b"once"]
+    settings["sasl.jaas.config"] = f'{login} username="ada" password="wrong";'
+    security = read_security({"security.protocol": protocol, **settings})
+    with pytest.raises(
+        AuthenticationFailed, match=f"refuses user 'ada' with {mechanism}: .*; look at sasl.jaas.config"
+    ):
+        Cluster(f"127.0.0.1:{guarded.listeners[protocol]}", security=security).topics()
+
+
+def test_a_user_that_is_not_there(guarded: kafka.KafkaProcess) -> None:
+    other = {"sasl.mechanism": "PLAIN", "sasl.jaas.config": f'{LOGIN.format("plain.Plain")} username="a" password="b";'}
+    security = read_security({"security.protocol": "SASL_PLAINTEXT", **other})
+    with pytest.raises(AuthenticationFailed, match="refuses user 'a' with PLAIN: Authentication failed: Invalid user"):
+        Cluster(f"127.0.0.1:{guarded.listeners['SASL_PLAINTEXT']}", security=security).topics()
