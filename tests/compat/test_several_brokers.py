@@ -1,0 +1,134 @@
+"""Our client on an Apache Kafka of two brokers: each partition's leader is asked, and one that dies is replaced."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks import kafka
+from onceflow.client import ConsumerConnector, FetchRequest, KeyedMessage, Producer, SimpleConsumer
+from onceflow.client.admin import Admin
+from onceflow.client.cluster import EARLIEST, LATEST, Cluster
+from onceflow.client.errors import RequestRefused
+from onceflow.client.records import read_partitions
+from onceflow.client.transactional import TransactionalProducer
+from tests.client.classic.test_connector import Reader, wait_until
+from tests.compat.conftest import kafka_jars, tool
+
+PARTITIONS = range(6)
+REPLICATED = {
+    "default.replication.factor": "2",
+    "offsets.topic.replication.factor": "2",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "2",
+    "transaction.state.log.num.partitions": "4",
+    "group.initial.rebalance.delay.ms": "0",
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+}
+
+
+@dataclass(frozen=True)
+class Two:
+    """The first is the controller as well, so that the second may die."""
+
+    first: kafka.KafkaProcess
+    second: kafka.KafkaProcess
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{self.first.bootstrap},{self.second.bootstrap}"
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    tool("java", "apt install default-jdk-headless")
+    jars = kafka_jars(kafka.VERSION)
+    with kafka.KafkaProcess(tmp_path / "first", jars, REPLICATED) as first:
+        second = kafka.KafkaProcess(tmp_path / "second", jars)
+        voters = re.search(r"controller\.quorum\.voters=(\S+)", (tmp_path / "first" / "server.properties").read_text())
+        assert voters is not None
+        second.settings = REPLICATED | {
+            "process.roles": "broker",
+            "node.id": "2",
+            "controller.quorum.voters": voters[1],
+            "listeners": f"PLAINTEXT://{second.bootstrap}",
+            "advertised.listeners": f"PLAINTEXT://{second.bootstrap}",
+        }
+        with second, Cluster(first.bootstrap) as cluster:
+            wait_until(lambda: len(cluster.brokers()) == 2)
+            yield Two(first, second)
+            if second.process.poll() is None:
+                second.kill()
+
+
+def values_of(cluster: Cluster, topic: str) -> Counter[bytes | None]:
+    """All committed records of a topic, by value."""
+    begins, ends = (
+        {partition: at.offset for partition, at in cluster.list_offsets(topic, dict.fromkeys(PARTITIONS, time)).items()}
+        for time in (EARLIEST, LATEST)
+    )
+    return Counter(record.value for _, record in read_partitions(cluster, topic, begins, ends))
+
+
+def send(producer: Producer, topic: str, text: str) -> Counter[bytes | None]:
+    """60 messages, some for each partition."""
+    messages = [f"{text} {number}" for number in range(60)]
+    producer.send([KeyedMessage(topic, message, key=message) for message in messages])
+    return Counter(message.encode() for message in messages)
+
+
+def transact(producer: TransactionalProducer, topic: str, text: str) -> Counter[bytes | None]:
+    """One message in each partition, committed together."""
+    producer.begin()
+    for partition in PARTITIONS:
+        producer.send(topic, f"{text} {partition}".encode(), partition=partition)
+    producer.send_offsets(topic, topic, {0: len(text)})
+    producer.commit()
+    return Counter(f"{text} {partition}".encode() for partition in PARTITIONS)
+
+
+@pytest.mark.timeout(300)
+def test_streams_and_transactions_span_brokers_and_outlive_one(two: Two) -> None:
+    """Mission C3 (a stream may span brokers) and C10 (clients rediscover a coordinator that moved)."""
+    with (
+        Cluster(two.bootstrap) as cluster,
+        Producer({"metadata.broker.list": two.bootstrap, "serializer.class": "StringEncoder"}) as producer,
+        TransactionalProducer(two.bootstrap, "job") as transactional,
+    ):
+        leaders = cluster.create_topic("clicks", len(PARTITIONS)).partitions
+        assert set(leaders.values()) == {1, 2}
+        theirs = next(partition for partition, leader in leaders.items() if leader == 2)
+        address = cluster.brokers()[1]
+        with SimpleConsumer(*address) as simple, pytest.raises(RequestRefused, match="not_leader"):
+            simple.fetch(FetchRequest("clicks", theirs, 0))
+
+        sent = send(producer, "clicks", "before") + transact(transactional, "clicks", "transaction before")
+        wait_until(lambda: values_of(cluster, "clicks") == sent)
+        groups = [f"group-{number}" for number in range(8)]
+        for group in groups:
+            cluster.commit_offsets(group, "clicks", {theirs: 1})
+        coordinators = {Admin(cluster).describe_group(group).coordinator.port for group in groups}
+        assert coordinators == {two.first.port, two.second.port}
+
+        config = {"metadata.broker.list": two.bootstrap, "group.id": "streams", "auto.offset.reset": "smallest"}
+        with ConsumerConnector(config) as connector:
+            (stream,) = connector.create_message_streams({"clicks": 1})["clicks"]
+            reader = Reader(stream)
+            wait_until(lambda: len(reader.messages) == sent.total())
+            assert {message.partition for message in reader.messages} == set(PARTITIONS)
+
+            two.second.kill()
+            sent += send(producer, "clicks", "after")
+            sent += transact(transactional, "clicks", "transaction after")
+            wait_until(lambda: {message.message for message in reader.messages} == sent.keys())
+            connector.commit_offsets()
+        assert Counter(message.message for message in reader.messages) == sent
+        assert values_of(cluster, "clicks") == sent
+        for group in groups:
+            assert cluster.committed_offsets(group, "clicks") == {theirs: 1}
+            cluster.commit_offsets(group, "clicks", {theirs: 2})
+        assert cluster.committed_offsets("clicks", "clicks") == {0: len("transaction after")}
