@@ -1,4 +1,4 @@
-# One word runs everything: make install | demo | test | campaign | compat | bench | lock | clean
+# One word runs everything: make install | demo | test | campaign | compat | conformance | bench | lock | clean
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,7 +6,7 @@ ARCHIVE := $(VENV)/spark.jsa
 SECONDS_OPTION := $(if $(filter command line environment override,$(origin SECONDS)),--seconds $(SECONDS),)
 UV_VERSION := 0.13.8
 
-.PHONY: install demo test lint campaign bench compat lock clean browser
+.PHONY: install demo test lint campaign bench compat conformance lock clean browser
 .DEFAULT_GOAL := help
 
 help:           ## what each word does
@@ -28,7 +28,7 @@ demo: install   ## the whole pipeline with a live page; SECONDS=20 stops by itse
 
 test: install browser   ## lint, strict types, all tests
 	@$(MAKE) --no-print-directory -j2 lint $(ARCHIVE)
-	$(BIN)/python -m pytest -m "not campaign and not compat" -n 3 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not campaign and not compat and not conformance" -n 3 --dist loadscope --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .
@@ -41,11 +41,14 @@ $(ARCHIVE): $(VENV)/.installed  # Spark's classes, so that the tests' JVMs start
 browser:        ## Debian's chromium for the page's test, where there is none and apt may be used
 	@./tests/install-chromium.sh
 
-campaign: install   ## the long kill and damage runs, bounded; ends with their figures
-	$(BIN)/python -m pytest -m campaign --timeout=3000
+campaign: install   ## the long runs of kills, damage and hostile frames; ONLY=word runs some; docs/campaigns.md
+	$(BIN)/python -m pytest -m campaign --timeout=3000 $(if $(ONLY),-k "$(ONLY)",)
 
 compat: install  ## strangers' clients and Kafka's own tools against the broker, those that are found
 	$(BIN)/python -m pytest -m compat tests/compat
+
+conformance: install  ## the same requests to Apache Kafka and to ours, answers compared field by field
+	$(BIN)/python -m pytest -m conformance tests/conformance
 
 bench: install  ## benchmarks/, each paired with a peer where one is found
 	$(BIN)/python -m benchmarks

@@ -20,6 +20,7 @@ class JavaPrograms:
 
     def __init__(self, bootstrap: str, jars: Path, classes: Path) -> None:
         self.bootstrap = bootstrap
+        self.version = jars.name.rpartition("-")[2]
         self._jars = jars
         self._classes = classes
 

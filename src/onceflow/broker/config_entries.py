@@ -31,7 +31,7 @@ def topic_entries(
 
 def _topic_entry(row: TopicConfig, topic: Topic, config: LogConfig, defaults: LogConfig) -> dict[str, Any]:
     default, static = row.write(_DEFAULTS), row.write(defaults)
-    synonyms = [(row.broker_setting, default, DEFAULT)]
+    synonyms = [(row.broker_setting, default, DEFAULT)] if row.broker_setting else []
     if static != default:
         synonyms.insert(0, (row.broker_setting, static, STATIC_BROKER))
     own = topic.configs.get(row.name)
@@ -40,7 +40,7 @@ def _topic_entry(row: TopicConfig, topic: Topic, config: LogConfig, defaults: Lo
         own = row.write(config)
     if own is not None:
         synonyms.insert(0, (row.name, own, DYNAMIC_TOPIC))
-    _name, value, source = synonyms[0]
+    _name, value, source = synonyms[0] if synonyms else (row.name, default, DEFAULT)
     return _entry(row.name, value, source, synonyms, int(row.type), row.documentation, read_only=False)
 
 

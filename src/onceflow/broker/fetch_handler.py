@@ -25,7 +25,11 @@ from onceflow.wire.fetch import FetchPartition, PartitionAnswer
 
 logger = logging.getLogger(__name__)
 
-SESSIONS_FROM = 7
+FULL_SESSION_EPOCHS = (0, -1)
+"""Of a fetch that names all its partitions, to begin a session or without one (KIP-227's FetchMetadata)."""
+
+EMPTY_ABORTED = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_server_error)
+"""Errors with an empty list of aborted transactions; with all others Kafka has null (FetchResponse)."""
 
 
 class Gathered:
@@ -113,6 +117,8 @@ class PendingFetch:
         partition = self._node.partitions.get(topic, asked.partition)
         if partition is None:
             return _error(found, asked, ErrorCode.unknown_topic_or_partition)
+        if self._asked.replica_id >= 0:
+            return _error(found, asked, ErrorCode.not_leader_or_follower)
         if asked.current_leader_epoch > LEADER_EPOCH:
             return _error(found, asked, ErrorCode.unknown_leader_epoch)
         log = partition.log
@@ -149,18 +155,26 @@ class PendingFetch:
 def handle(node: Node, request: Request) -> None:
     """Serve one Fetch request."""
     asked = fetch.parse_request(request.frame, request.header)
-    if asked.session_id != 0 and request.version >= SESSIONS_FROM:
+    if asked.session_epoch not in FULL_SESSION_EPOCHS:
         # Every answer here has session id 0 (KIP-227: "no session"), so this one belongs to another broker.
-        header = request.header
-        code = ErrorCode.fetch_session_id_not_found
-        request.reply.send(fetch.encode_response(header.version, header.correlation_id, [], error_code=code))
-        return
-    PendingFetch(node, request, asked).start()
+        _refuse(request, ErrorCode.fetch_session_id_not_found, [])
+    elif asked.isolation_level not in (fetch.READ_UNCOMMITTED, fetch.READ_COMMITTED):
+        _refuse(request, ErrorCode.unknown_server_error, asked.topics)
+    else:
+        PendingFetch(node, request, asked).start()
+
+
+def _refuse(request: Request, error_code: ErrorCode, topics: Sequence[tuple[str, Sequence[FetchPartition]]]) -> None:
+    """The whole request, with the same error for each of its partitions."""
+    header = request.header
+    answers = [(name, [_error(Gathered(), each, error_code) for each in partitions]) for name, partitions in topics]
+    request.reply.send(fetch.encode_response(header.version, header.correlation_id, answers, error_code=error_code))
 
 
 def _error(found: Gathered, asked: FetchPartition, error_code: ErrorCode) -> PartitionAnswer:
     found.is_final = True
-    return PartitionAnswer(asked.partition, error_code, -1, -1, -1, 0)
+    aborted = () if error_code in EMPTY_ABORTED else None
+    return PartitionAnswer(asked.partition, error_code, -1, -1, -1, 0, aborted)
 
 
 def _interleave(pieces: Sequence[bytes], slices: Sequence[Slice]) -> list[Piece]:

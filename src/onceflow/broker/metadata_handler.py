@@ -4,6 +4,7 @@ A Metadata answer is joined from the bytes of its topics, which are kept (`Metad
 topics is made in slices, a bounded number of topics and partitions in each turn of the loop.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
@@ -13,13 +14,16 @@ from onceflow.broker.node import Node
 from onceflow.broker.request import Request
 from onceflow.broker.sliced_answers import Element, answer_in_slices
 from onceflow.broker.topic_operations import Created
-from onceflow.broker.topics import INTERNAL_TOPICS, NewTopic, Topic, TopicRefused, check_name
+from onceflow.broker.topics import INTERNAL_TOPICS, NewTopic, Topic, is_legal_name
 from onceflow.wire import apis, metadata
 from onceflow.wire.apis import APIS
 from onceflow.wire.errors import ErrorCode
 
 ALL_TOPICS_IS_EMPTY_BEFORE = 1
 BY_ID_FROM = 12
+NAMED_CLIENTS_FROM = 3
+_SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+"""What a client and its version may be called (KIP-511)."""
 
 CLUSTER_OPERATIONS = 8096
 """All of AclOperation that are for a cluster, as bits: Kafka's answer where there is no authorizer."""
@@ -32,12 +36,20 @@ def handle_api_versions(node: Node, request: Request) -> None:
     """Serve one ApiVersions request."""
     if node.answer_cache.send(request):
         return
-    request.decode()
+    asked = request.decode()
+    if request.version >= NAMED_CLIENTS_FROM and not _is_named(asked):
+        request.answer(error_code=ErrorCode.invalid_request, api_keys=())
+        return
     api_keys = [
         {"api_key": api.key, "min_version": api.advertised_min, "max_version": api.version_max} for api in APIS.values()
     ]
     key = cache_key(request)
     node.answer_cache.keep(key, request.answer(error_code=ErrorCode.none, api_keys=api_keys))
+
+
+def _is_named(asked: Any) -> bool:
+    names = (asked.client_software_name, asked.client_software_version)
+    return all(_SOFTWARE_NAME.fullmatch(each) for each in names)
 
 
 def handle_metadata(node: Node, request: Request) -> None:
@@ -65,28 +77,23 @@ def handle_metadata(node: Node, request: Request) -> None:
 def _creatable(node: Node, asked: Any) -> list[NewTopic]:
     names = dict.fromkeys(each.name for each in asked.topics or () if each.name is not None)
     wanted = [name for name in names if name not in node.topics.by_name and name not in INTERNAL_TOPICS]
-    return [NewTopic(name, -1) for name in wanted if _is_legal(name)]
-
-
-def _is_legal(name: str) -> bool:
-    try:
-        check_name(name)
-    except TopicRefused:
-        return False
-    return True
+    return [NewTopic(name, -1) for name in wanted if is_legal_name(name)]
 
 
 def _found_topics(node: Node, asked: Any, version: int, refused: Mapping[str, ErrorCode]) -> Sequence[Topic | bytes]:
     """The topics that are asked for, as they are before the wait for their durability; or an entry with an error."""
     if asked.topics is None or (version < ALL_TOPICS_IS_EMPTY_BEFORE and not asked.topics):
         return list(node.topics.by_name.values())
-    found: list[Topic | bytes] = []
+    found: dict[str | UUID | None, Topic | bytes] = {}
     for name, topic_id in dict.fromkeys((each.name, getattr(each, "topic_id", None)) for each in asked.topics):
         topic, error_code = _found(node, name, topic_id, version)
         code = refused.get(name or "", error_code)
         shown = None if topic_id is not None and version >= BY_ID_FROM else name
-        found.append(topic if topic is not None else metadata.encode_topic(version, code, shown, topic_id))
-    return found
+        if topic is not None:
+            found[topic.name] = topic
+        else:
+            found[topic_id if shown is None else shown] = metadata.encode_topic(version, code, shown, topic_id)
+    return list(found.values())
 
 
 def _answer(node: Node, request: Request, asked: Any, found: Sequence[Topic | bytes]) -> None:
@@ -114,7 +121,7 @@ def _found(node: Node, name: str | None, topic_id: UUID | None, version: int) ->
         return node.topics.by_id.get(topic_id), ErrorCode.unknown_topic_id
     if name is None:
         return None, ErrorCode.invalid_request
-    code = ErrorCode.unknown_topic_or_partition if _is_legal(name) else ErrorCode.invalid_topic_exception
+    code = ErrorCode.unknown_topic_or_partition if is_legal_name(name) else ErrorCode.invalid_topic_exception
     return node.topics.by_name.get(name), code
 
 

@@ -5,9 +5,11 @@ request at a time, while the loop serves the others; its answer follows when eve
 """
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from onceflow.broker.leader_epoch import NO_LEADER_EPOCH, epoch_error
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition
 from onceflow.broker.request import Request, closed_if_unanswered
@@ -16,15 +18,16 @@ from onceflow.log.errors import LogError
 from onceflow.log.time_search import TimeSearch
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
-from onceflow.wire.fetch import READ_COMMITTED
+from onceflow.wire.fetch import READ_COMMITTED, READ_UNCOMMITTED
 
 logger = logging.getLogger(__name__)
 
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
+MAX_TIMESTAMP_FROM = 7
+"""The first version that may ask for it (KIP-734)."""
 NOT_FOUND = (-1, -1)
-NO_LEADER_EPOCH = -1
 NO_OFFSET = -1
 
 
@@ -43,18 +46,8 @@ def handle_list_offsets(node: Node, request: Request) -> None:
     if request.version == 0:
         _answer_offsets_before(node, request, asked)
         return
-    is_committed = getattr(asked, "isolation_level", None) == READ_COMMITTED
-    searches: list[_Search] = []
-    topics = [
-        {
-            "name": topic.name,
-            "partitions": [
-                _offset(node.partitions.get(topic.name, each.partition_index), each, is_committed, searches)
-                for each in topic.partitions
-            ],
-        }
-        for topic in asked.topics
-    ]
+    listing = _Listing(node, request.version, asked)
+    topics, searches = listing.topics, listing.searches
     if not searches:
         request.answer(topics=topics)
         return
@@ -66,6 +59,57 @@ def handle_list_offsets(node: Node, request: Request) -> None:
             request.answer(topics=topics)
 
     node.in_search_thread(lambda: [_run(search) for search in searches], searched)
+
+
+class _Listing:
+    """The answers to one request; a search by time is added to `searches` and fills its answer later."""
+
+    def __init__(self, node: Node, version: int, asked: Any) -> None:
+        self.searches: list[_Search] = []
+        self._node = node
+        self._version = version
+        self._isolation_level = getattr(asked, "isolation_level", READ_UNCOMMITTED)
+        self._times_named = Counter(
+            (topic.name, each.partition_index) for topic in asked.topics for each in topic.partitions
+        )
+        self.topics = [{"name": topic.name, "partitions": self._partitions(topic)} for topic in asked.topics]
+
+    def _partitions(self, topic: Any) -> list[dict[str, Any]]:
+        """One answer for each partition, whose error it is to be named twice."""
+        by_index = {each.partition_index: each for each in topic.partitions}
+        return [self._offset(topic.name, each) for each in by_index.values()]
+
+    def _offset(self, topic: str, asked: Any) -> dict[str, Any]:
+        partition = self._node.partitions.get(topic, asked.partition_index)
+        answer: dict[str, Any] = {"partition_index": asked.partition_index}
+        answer["error_code"] = self._error(topic, partition, asked)
+        if answer["error_code"]:
+            return answer
+        assert partition is not None
+        log = partition.log
+        offset_end = log.last_stable_offset if self._isolation_level == READ_COMMITTED else log.high_watermark
+        if asked.timestamp == LATEST:
+            answer.update(_at(-1, offset_end))
+        elif asked.timestamp == EARLIEST:
+            answer.update(_at(-1, log.log_start_offset))
+        elif asked.timestamp == MAX_TIMESTAMP:
+            self.searches.append(_Search(answer, offset_end, log.search_max_timestamp(), partition))
+        else:
+            self.searches.append(_Search(answer, offset_end, log.search_timestamp(asked.timestamp), partition))
+        return answer
+
+    def _error(self, topic: str, partition: Partition | None, asked: Any) -> ErrorCode:
+        """In Kafka's order (KafkaApis.handleListOffsetRequest, ReplicaManager.fetchOffset)."""
+        if self._isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
+            return ErrorCode.unknown_server_error
+        if self._times_named[topic, asked.partition_index] > 1:
+            return ErrorCode.invalid_request
+        if partition is None:
+            return ErrorCode.unknown_topic_or_partition
+        earliest_kind = MAX_TIMESTAMP if self._version >= MAX_TIMESTAMP_FROM else EARLIEST
+        if asked.timestamp < earliest_kind:
+            return ErrorCode.unsupported_version
+        return epoch_error(getattr(asked, "current_leader_epoch", NO_LEADER_EPOCH))
 
 
 def _answer_offsets_before(node: Node, request: Request, asked: Any) -> None:
@@ -100,28 +144,6 @@ def _offsets_before(partition: Partition | None, asked: Any) -> dict[str, Any]:
         "error_code": ErrorCode.none,
         "old_style_offsets": latest_first[: max(asked.max_num_offsets, 0)],
     }
-
-
-def _offset(partition: Partition | None, asked: Any, is_committed: bool, searches: list[_Search]) -> dict[str, Any]:
-    """The partition's answer; a search by time is added to `searches` and fills the answer later."""
-    answer: dict[str, Any] = {"partition_index": asked.partition_index, "error_code": ErrorCode.none}
-    if partition is None:
-        return {**answer, "error_code": ErrorCode.unknown_topic_or_partition}
-    if getattr(asked, "current_leader_epoch", NO_LEADER_EPOCH) > LEADER_EPOCH:
-        return {**answer, "error_code": ErrorCode.unknown_leader_epoch}
-    log = partition.log
-    offset_end = log.last_stable_offset if is_committed else log.high_watermark
-    if asked.timestamp == LATEST:
-        answer.update(_at(-1, offset_end))
-    elif asked.timestamp == EARLIEST:
-        answer.update(_at(-1, log.log_start_offset))
-    elif asked.timestamp == MAX_TIMESTAMP:
-        searches.append(_Search(answer, offset_end, log.search_max_timestamp(), partition))
-    elif asked.timestamp >= 0:
-        searches.append(_Search(answer, offset_end, log.search_timestamp(asked.timestamp), partition))
-    else:
-        answer["error_code"] = ErrorCode.unsupported_version
-    return answer
 
 
 def _run(search: _Search) -> tuple[int, int] | ErrorCode:
@@ -174,8 +196,8 @@ def _epoch_end(partition: Partition | None, asked: Any) -> dict[str, Any]:
     error_code, leader_epoch, end_offset = ErrorCode.none, NO_LEADER_EPOCH, NO_OFFSET
     if partition is None:
         error_code = ErrorCode.unknown_topic_or_partition
-    elif asked.current_leader_epoch > LEADER_EPOCH:
-        error_code = ErrorCode.unknown_leader_epoch
+    elif epoch_error(asked.current_leader_epoch):
+        error_code = epoch_error(asked.current_leader_epoch)
     elif asked.leader_epoch == LEADER_EPOCH:
         leader_epoch, end_offset = LEADER_EPOCH, partition.log.high_watermark
     elif asked.leader_epoch < NO_LEADER_EPOCH:

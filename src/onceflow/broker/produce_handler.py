@@ -14,6 +14,7 @@ from onceflow.errors import OnceflowError
 from onceflow.log.errors import LogError
 from onceflow.wire import apis, produce
 from onceflow.wire.batch import HEADER_BYTES, read_header
+from onceflow.wire.codecs import Codec
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.produce import PartitionResponse
 
@@ -23,7 +24,10 @@ ACKS_ALL = -1
 
 
 _ATTRIBUTES_LOW_BYTE = 22
+_CODEC_MASK = 0x07
 _TRANSACTIONAL = 0x10
+ZSTD_FROM = 7
+"""The first version that may carry zstd (KIP-110)."""
 
 
 def is_transactional(batch: memoryview) -> bool:
@@ -49,6 +53,10 @@ class PendingProduce:
         self._acks = acks
         self._topics: list[tuple[str, list[PartitionResponse]]] = []
         self._missing = 1
+
+    @property
+    def version(self) -> int:
+        return self._request.version
 
     def add_topic(self, name: str) -> list[PartitionResponse]:
         responses: list[PartitionResponse] = []
@@ -97,12 +105,14 @@ def handle(node: Node, request: Request) -> None:
             try:
                 _append_or_queue(node, asked, name, records, pending, responses)
             except (Refused, LogError) as error:
-                responses[-1] = _refused(index, error)
+                responses[-1] = _refused(index, error, node.partitions.get(name, index))
     pending.done()
 
 
-def _refused(index: int, error: Refused | LogError) -> PartitionResponse:
-    return PartitionResponse(index, error.error_code, -1, error_message=str(error))
+def _refused(index: int, error: Refused | LogError, partition: Partition | None) -> PartitionResponse:
+    is_told = partition is not None and isinstance(error, LogError) and error.tells_log_start
+    log_start_offset = partition.log.log_start_offset if partition is not None and is_told else -1
+    return PartitionResponse(index, error.error_code, -1, log_start_offset=log_start_offset, error_message=str(error))
 
 
 def _append_or_queue(
@@ -116,7 +126,7 @@ def _append_or_queue(
     """Append now, or once a thread has looked at the records; the last one of `responses` is the answer's place."""
     at = len(responses) - 1
     partition = node.partitions.get(name, responses[at].partition)
-    _check(asked, name, partition, records)
+    _check(asked, pending.version, name, partition, records)
     assert partition is not None
     assert records is not None
     if not node.record_checks.must_wait(partition, records):
@@ -132,10 +142,10 @@ def _append_or_queue(
                 raise error
             # The topic may have been deleted meanwhile, and made again.
             current = node.partitions.get(name, partition.index)
-            _check(asked, name, current if current is partition else None, batch)
+            _check(asked, pending.version, name, current if current is partition else None, batch)
             _append(node, asked, partition, batch, pending, responses, at, is_checked=True)
         except (Refused, LogError) as refusal:
-            responses[at] = _refused(partition.index, refusal)
+            responses[at] = _refused(partition.index, refusal, partition)
         finally:
             pending.done()
 
@@ -168,20 +178,30 @@ def _append(
             partition.when_durable(pending.expect(partition, responses, at))
         return
     node.group_commit.request(partition)
-    if asked.acks == ACKS_ALL:
+    if asked.acks == ACKS_ALL and appended.last_offset >= log.high_watermark:
         synced = pending.expect(partition, responses, at)
         partition.when_synced(appended.last_offset + 1, synced)
 
 
-def _check(asked: produce.ProduceRequest, name: str, partition: Partition | None, records: memoryview | None) -> None:
-    if asked.acks not in (ACKS_ALL, 0, 1):
-        raise Refused(ErrorCode.invalid_required_acks, f"acks={asked.acks}; -1, 0 and 1 exist")
-    if name in INTERNAL_TOPICS:
-        raise Refused(ErrorCode.invalid_topic_exception, f"topic {name} is the broker's own; clients cannot write it")
+def _check(
+    asked: produce.ProduceRequest, version: int, name: str, partition: Partition | None, records: memoryview | None
+) -> None:
+    """In Kafka's order: KafkaApis.handleProduceRequest, ProduceRequest.validateRecords, ReplicaManager."""
     if partition is None:
         raise Refused(ErrorCode.unknown_topic_or_partition, f"topic {name[:NAME_CHARACTERS_MAX]} has no such partition")
     if not records:
         raise Refused(ErrorCode.invalid_record, f"{name}: a partition without records")
+    if version < ZSTD_FROM and _codec(records) == Codec.ZSTD:
+        message = f"{name}: zstd in Produce {version}, where readers need not know it; send it in {ZSTD_FROM} or later"
+        raise Refused(ErrorCode.unsupported_compression_type, message)
+    if asked.acks not in (ACKS_ALL, 0, 1):
+        raise Refused(ErrorCode.invalid_required_acks, f"acks={asked.acks}; -1, 0 and 1 exist")
+    if name in INTERNAL_TOPICS:
+        raise Refused(ErrorCode.invalid_topic_exception, f"topic {name} is the broker's own; clients cannot write it")
+
+
+def _codec(batch: memoryview) -> int:
+    return batch[_ATTRIBUTES_LOW_BYTE] & _CODEC_MASK if len(batch) >= HEADER_BYTES else Codec.NONE
 
 
 def _check_transaction(

@@ -75,14 +75,17 @@ def _number(
 
 
 def _one_value(name: str, kind: ConfigType, only: str, documentation: str, setting: str | None = None) -> TopicConfig:
-    """A configuration of Kafka's that has one value here, the one that describes what this broker does."""
+    """A configuration of Kafka's that has one value here, the one that describes what this broker does.
+
+    `setting` is the broker's setting behind it: by default of the same name, "" where there is none.
+    """
 
     def read(text: str) -> Mapping[str, Any]:
         if text.lower() != only.lower():
             raise ValueError(f"this broker has {only} alone, since {documentation[0].lower()}{documentation[1:-1]}")
         return {}
 
-    return TopicConfig(name, kind, setting or name, documentation, read, lambda _config: only)
+    return TopicConfig(name, kind, name if setting is None else setting, documentation, read, lambda _config: only)
 
 
 def _read_ratio(text: str) -> Mapping[str, Any]:
@@ -245,7 +248,7 @@ _ROWS = (
         "segment.jitter.ms", ConfigType.LONG, "0", "Segments end when segment.ms says so.", "log.roll.jitter.ms"
     ),
     _one_value("unclean.leader.election.enable", ConfigType.BOOLEAN, "false", "There is one replica to lead."),
-    _one_value("remote.storage.enable", ConfigType.BOOLEAN, "false", "Records are on this broker's disk."),
+    _one_value("remote.storage.enable", ConfigType.BOOLEAN, "false", "Records are on this broker's disk.", ""),
 )
 
 TOPIC_CONFIGS: Mapping[str, TopicConfig] = {row.name: row for row in _ROWS}

@@ -277,6 +277,15 @@ def _metric_name(topic: str) -> str:
     return topic.replace(".", "_")
 
 
+def is_legal_name(name: str) -> bool:
+    """Whether a topic may be called so."""
+    try:
+        check_name(name)
+    except TopicRefused:
+        return False
+    return True
+
+
 def check_name(name: str) -> None:
     """Raises TopicRefused for a name that Kafka does not allow (org.apache.kafka.common.internals.Topic)."""
     what = _wrong_name(name)

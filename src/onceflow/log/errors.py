@@ -10,18 +10,27 @@ class LogError(OnceflowError):
     """A refusal that a client is told by `error_code`."""
 
     error_code: ClassVar[ErrorCode]
+    tells_log_start: ClassVar[bool] = True
+    """Whether a producer is told with it where the log begins (Kafka's ReplicaManager.appendToLocalLog)."""
 
 
 class CorruptBatch(LogError):
     """The batch is not what its header says: magic, length, CRC-32C or record count."""
 
     error_code = ErrorCode.corrupt_message
+    tells_log_start = False
 
 
 class InvalidRecord(LogError):
     """The batch is whole, but a client may not send it so."""
 
     error_code = ErrorCode.invalid_record
+
+
+class NotOneBatch(InvalidRecord):
+    """Bytes that are not the one whole batch of format 2 that a client may send to a partition."""
+
+    tells_log_start = False
 
 
 class InvalidTransactionState(LogError):
@@ -40,12 +49,14 @@ class MessageTooLarge(LogError):
     """The batch is larger than `max.message.bytes`."""
 
     error_code = ErrorCode.message_too_large
+    tells_log_start = False
 
 
 class RecordListTooLarge(LogError):
     """The batch is larger than a whole segment (`segment.bytes`)."""
 
     error_code = ErrorCode.record_list_too_large
+    tells_log_start = False
 
 
 class OutOfOrderSequence(LogError):
@@ -70,6 +81,7 @@ class StorageFailed(LogError):
     """The disk refused; after a failed sync the partition takes no more writes until it is opened again."""
 
     error_code = ErrorCode.kafka_storage_error
+    tells_log_start = False
 
 
 class OffsetOutOfRange(LogError):

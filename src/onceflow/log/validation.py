@@ -13,6 +13,7 @@ from onceflow.log.errors import (
     InvalidTimestamp,
     LogError,
     MessageTooLarge,
+    NotOneBatch,
     RecordListTooLarge,
 )
 from onceflow.wire import errors as wire_errors
@@ -26,6 +27,8 @@ _CONTROL = 0x20
 _ATTRIBUTES_TAKEN = _CODEC_MASK | _TRANSACTIONAL
 _CODEC_MAX = max(Codec)
 _MAGIC = 2
+_LENGTH_MIN = 14
+"""What the smallest message of any format says of its length (org.apache.kafka.common.record.LegacyRecord)."""
 
 UNCOMPRESSED_BYTES_MAX = 64 * 1024 * 1024
 """What the records of one batch may take unpacked where somebody has to look at them."""
@@ -42,7 +45,7 @@ def validated_header(
     try:
         header = read_header(buffer, position)
     except wire_errors.MalformedBatch as error:
-        raise InvalidRecord(f"{name}: {error}; send one whole batch per partition") from error
+        raise NotOneBatch(f"{name}: {error}; send one whole batch per partition") from error
     size_bytes = len(memoryview(buffer)) - position
     if (
         header.base_offset
@@ -103,10 +106,12 @@ def check_records(name: str, buffer: Buffer, position: int, config: LogConfig, n
 def _refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig, now_ms: int) -> LogError:
     """Which of the checks failed, told in Kafka's order. Apart from the hot path, which only asks whether one did."""
     codec = header.attributes & _CODEC_MASK
+    if header.batch_length < _LENGTH_MIN or not 0 <= header.magic <= _MAGIC:
+        return CorruptBatch(f"{name}: {header.batch_length} bytes of format {header.magic} are no batch")
     if header.magic != _MAGIC:
-        return InvalidRecord(f"{name}: a batch of format {header.magic}; only format {_MAGIC} is stored")
+        return NotOneBatch(f"{name}: a batch of format {header.magic}; only format {_MAGIC} is stored")
     if header.batch_length + 12 != size_bytes:
-        return InvalidRecord(
+        return NotOneBatch(
             f"{name}: a batch of {header.batch_length + 12} bytes in {size_bytes} bytes; send one batch per partition"
         )
     if header.base_offset:

@@ -38,8 +38,14 @@ def test_requests_that_no_group_takes(group: RawGroup) -> None:
     assert group.join("member-1").error_code == ErrorCode.unknown_member_id
     assert group.join(protocols=()).error_code == ErrorCode.inconsistent_group_protocol
     assert group.join(protocol_type="").error_code == ErrorCode.inconsistent_group_protocol
+    invalid = ErrorCode.invalid_group_id
     with RawGroup(group.bootstrap, "") as nameless:
-        assert nameless.join().error_code == ErrorCode.invalid_group_id
+        assert nameless.join().error_code == invalid
+        assert nameless.beat(1, "m") == invalid
+        assert nameless.sync(1, "m").error_code == invalid
+        assert nameless.leave(("m", None)) == [("", None, invalid)]
+        assert nameless.client().ask(apis.LEAVE_GROUP, 2, group_id="", member_id="m").error_code == invalid
+        assert nameless.delete_offsets([("t", [0])]) == (invalid, {})
 
 
 def test_requests_about_a_group_that_does_not_exist(group: RawGroup, topic: str) -> None:
@@ -206,16 +212,33 @@ def test_offsets_and_groups_in_every_version(group: RawGroup, topic: str) -> Non
         assert {getattr(each, "committed_leader_epoch", -1) for each in partitions} == {-1}
         places = [(each.partition_index, each.committed_offset, each.metadata) for each in partitions]
         assert places == [(2, 4, ""), (0, 3, "note"), (7, -1, "")]
-    for version in range(5):
+    for version in range(6):
         answer = group.client().ask(apis.LIST_GROUPS, version)
         assert answer.error_code == NONE
         (listed,) = (each for each in answer.groups if each.group_id == group.group_id)
         assert (listed.protocol_type, getattr(listed, "group_state", "Empty")) == ("", "Empty")
-    for version in range(6):
+        assert getattr(listed, "group_type", "classic") == "classic"
+    for version in range(7):
         authorized = {"include_authorized_operations": False} if version >= 3 else {}
         asked_groups = [group.group_id, "none"]
         groups = group.client().ask(apis.DESCRIBE_GROUPS, version, groups=asked_groups, **authorized).groups
         assert [(each.group_id, each.group_state) for each in groups] == [(group.group_id, "Empty"), ("none", "Dead")]
+
+
+def test_a_group_that_is_not_there_is_told_so_from_version_6_on(group: RawGroup) -> None:
+    for version, code in ((5, NONE), (6, ErrorCode.group_id_not_found)):
+        answer = group.client().ask(apis.DESCRIBE_GROUPS, version, groups=["none"], include_authorized_operations=False)
+        (found,) = answer.groups
+        assert (found.error_code, found.group_state) == (code, "Dead")
+        assert version < 6 or found.error_message
+
+
+def test_groups_are_listed_by_type(group: RawGroup) -> None:
+    alone(group)
+    for types, is_listed in (((), True), (("Classic",), True), (("consumer",), False), (("nonsense",), False)):
+        answer = group.client().ask(apis.LIST_GROUPS, 5, states_filter=(), types_filter=types)
+        assert answer.error_code == NONE
+        assert (group.group_id in [each.group_id for each in answer.groups]) is is_listed
 
 
 def test_what_somebody_may_do_with_a_group_is_told_when_asked_for(group: RawGroup) -> None:

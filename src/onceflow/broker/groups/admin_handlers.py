@@ -17,13 +17,18 @@ from onceflow.wire.primitives import INT16, INT32, append_string
 GROUP_OPERATIONS = 3400
 """All of AclOperation that are for a group, as bits: Kafka's answer where there is no authorizer."""
 OPERATIONS_NOT_ASKED = -(2**31)
+ABSENCE_TOLD_FROM = 6
+"""KIP-1043."""
 STATE_LISTED_FROM = 4
+TYPE_LISTED_FROM = 5
+TYPE = "classic"
+"""Of every group here: KIP-848's are not served."""
 WORK_PER_GROUP = 40
 WORK_PER_LISTED_GROUP = 3
 
 
 def handle_describe_groups(node: Node, request: Request) -> None:
-    """Serve one DescribeGroups request; a group that does not exist is dead, as in Kafka before version 6."""
+    """Serve one DescribeGroups request; a group that does not exist is dead, and an error from version 6 on."""
     asked = request.decode()
     is_authorized = getattr(asked, "include_authorized_operations", False)
     operations = GROUP_OPERATIONS if is_authorized else OPERATIONS_NOT_ASKED
@@ -33,7 +38,9 @@ def handle_describe_groups(node: Node, request: Request) -> None:
 
     def groups() -> Iterator[Element]:
         for group_id in asked.groups:
-            described = {**_described(node, group_id), "authorized_operations": operations}
+            described = _described(node, group_id, is_absence_told=request.version >= ABSENCE_TOLD_FROM)
+            if not described["error_code"]:
+                described["authorized_operations"] = operations
             yield encoded(request, "groups", described), WORK_PER_GROUP * (1 + len(described["members"]))
 
     refusal = node.group_requests.error_code
@@ -48,6 +55,7 @@ def handle_describe_groups(node: Node, request: Request) -> None:
 def _undescribed(group_id: str, error_code: ErrorCode) -> dict[str, Any]:
     return {
         "error_code": error_code,
+        "error_message": None,
         "group_id": group_id,
         "group_state": "",
         "protocol_type": "",
@@ -57,11 +65,14 @@ def _undescribed(group_id: str, error_code: ErrorCode) -> dict[str, Any]:
     }
 
 
-def _described(node: Node, group_id: str) -> dict[str, Any]:
+def _described(node: Node, group_id: str, *, is_absence_told: bool) -> dict[str, Any]:
     found = _undescribed(group_id, ErrorCode.none)
     group = node.groups.groups.get(group_id)
     if group is None:
-        return {**found, "group_state": GroupState.DEAD.value}
+        found["group_state"] = GroupState.DEAD.value
+        if is_absence_told:
+            found |= {"error_code": ErrorCode.group_id_not_found, "error_message": f"Group {group_id} not found."}
+        return found
     is_stable = group.state is GroupState.STABLE
     return {
         **found,
@@ -84,16 +95,18 @@ def _described_member(group: Group, member: Member, *, is_stable: bool) -> dict[
 
 
 def handle_list_groups(node: Node, request: Request) -> None:
-    """Serve one ListGroups request; from version 4 on it may name the states that it wants."""
+    """Serve one ListGroups request; from version 4 on it may name the states that it wants, from 5 on the types."""
     asked = request.decode()
     wanted = {state.lower() for state in getattr(asked, "states_filter", ())}
+    types = {each.lower() for each in getattr(asked, "types_filter", ())}
+    is_type_wanted = not types or TYPE in types
 
     def refuse(error_code: ErrorCode) -> None:
         request.answer(error_code=error_code, groups=())
 
     def groups() -> Iterator[Element]:
         for group in list(node.groups.groups.values()):
-            is_there = group.state is not GroupState.DEAD
+            is_there = is_type_wanted and group.state is not GroupState.DEAD
             is_wanted = is_there and (not wanted or group.state.value.lower() in wanted)
             yield (_listed(request, group) if is_wanted else b""), WORK_PER_LISTED_GROUP
 
@@ -114,6 +127,8 @@ def _listed(request: Request, group: Group) -> bytes:
     append_string(buffer, group.protocol_type, flexible=flexible)
     if request.version >= STATE_LISTED_FROM:
         append_string(buffer, group.state.value, flexible=flexible)
+    if request.version >= TYPE_LISTED_FROM:
+        append_string(buffer, TYPE, flexible=flexible)
     return bytes(buffer + tags)
 
 

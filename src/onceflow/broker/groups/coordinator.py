@@ -269,6 +269,8 @@ class GroupCoordinator:
         return outcome
 
     def _sync_error(self, request: SyncRequest) -> ErrorCode:
+        if not request.group_id:
+            return ErrorCode.invalid_group_id
         error_code = self._member_error(
             request.group_id, request.member_id, request.group_instance_id, request.generation
         )
@@ -295,6 +297,8 @@ class GroupCoordinator:
         self, group_id: str, member_id: str, generation: int, group_instance_id: str | None = None
     ) -> ErrorCode:
         """Keep a member's session alive; says whether it must join again."""
+        if not group_id:
+            return ErrorCode.invalid_group_id
         error_code = self._member_error(group_id, member_id, group_instance_id, generation)
         if error_code != ErrorCode.none:
             return error_code
@@ -423,6 +427,8 @@ class GroupCoordinator:
 
     def offset_delete_error(self, group_id: str) -> ErrorCode:
         """Whether single offsets of a group can be deleted: members that are no consumers may use any of them."""
+        if not group_id:
+            return ErrorCode.invalid_group_id
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.group_id_not_found

@@ -17,6 +17,8 @@ SKIP_ASSIGNMENT_FROM = 9
 LEAVING_MEMBERS_FROM = 3
 PROTOCOL_NAMED_FROM = 5
 BATCHED_FROM_FIND_COORDINATOR = 4
+NO_ERROR = "NONE"
+"""What Kafka's FindCoordinatorResponse says where there is no error."""
 
 
 def handle_find_coordinator(node: Node, request: Request) -> None:
@@ -27,7 +29,7 @@ def handle_find_coordinator(node: Node, request: Request) -> None:
         host, port = node.advertised_host, node.advertised_port
         found = {
             "error_code": ErrorCode.none,
-            "error_message": None,
+            "error_message": "" if request.version >= BATCHED_FROM_FIND_COORDINATOR else NO_ERROR,
             "node_id": node.node_id,
             "host": host,
             "port": port,
@@ -144,6 +146,8 @@ def handle_leave(node: Node, request: Request) -> None:
     has_members = request.version >= LEAVING_MEMBERS_FROM
     leaving = [Leaving(each.member_id, instance_id_of(each)) for each in (asked.members if has_members else (asked,))]
     refusal = node.group_requests.error_code
+    if not asked.group_id:
+        refusal = ErrorCode.invalid_group_id
     if refusal:
         request.answer(error_code=refusal, members=[])
         return

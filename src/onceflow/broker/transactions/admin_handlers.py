@@ -11,6 +11,7 @@ from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition
 from onceflow.broker.request import Request
 from onceflow.broker.sliced_answers import Element, Send, answer_in_slices, encoded
+from onceflow.broker.topics import is_legal_name
 from onceflow.broker.transactions.requests import MarkerRequest, Syncs
 from onceflow.broker.transactions.transaction import TopicPartition, Transaction, TransactionState
 from onceflow.log.producers import ProducerState
@@ -118,7 +119,9 @@ def _append_described_partition(buffer: bytearray, topic: str, index: int, parti
     error_code = ErrorCode.none
     message: str | None = None
     states: Sequence[ProducerState] = ()
-    if partition is None:
+    if not is_legal_name(topic):
+        error_code, message = ErrorCode.invalid_topic_exception, "no topic can be called so"
+    elif partition is None:
         error_code, message = ErrorCode.unknown_topic_or_partition, f"{topic} has no partition {index} here"
     elif partition.log.failure is not None:
         error_code, message = ErrorCode.kafka_storage_error, str(partition.log.failure)

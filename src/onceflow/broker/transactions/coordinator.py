@@ -169,7 +169,7 @@ class TransactionCoordinator:
         """
         transaction = self.transactions.get(transactional_id)
         if transaction is None or transaction.producer_id != producer_id:
-            return ErrorCode.invalid_producer_id_mapping
+            return ErrorCode.invalid_producer_id_mapping if transactional_id else ErrorCode.invalid_request
         if transaction.producer_epoch != producer_epoch:
             return ErrorCode.invalid_producer_epoch
         if transaction.state in PREPARED or transactional_id in self.ending:

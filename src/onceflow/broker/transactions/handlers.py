@@ -180,6 +180,8 @@ def _offset_record(node: Node, group_id: str, topic: str, asked: Any) -> OffsetC
 
 
 def _offset_commit_refusal(node: Node, asked: Any) -> ErrorCode:
+    if not asked.group_id:
+        return ErrorCode.invalid_group_id
     refusal = node.transactions.check_produce(
         asked.producer_id, asked.producer_epoch, asked.transactional_id, *GROUP_OFFSETS
     )

@@ -1,0 +1,1 @@
+"""The same requests sent to Apache Kafka and to our broker, their answers compared field by field."""

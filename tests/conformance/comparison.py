@@ -1,0 +1,84 @@
+"""Where two sides' steps differ, and the figures of a whole run."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from tests.conformance.side import Step
+
+ABSENT = "absent"
+NAMING_FIELDS = ("api_key", "name", "topic", "partition_index", "partition", "index", "key", "group_id")
+
+
+def differences(theirs: Sequence[Step], ours: Sequence[Step]) -> list[str]:
+    """A line for each field that differs: `API VERSION field.0.field: Kafka's → ours`."""
+    assert [each.what for each in theirs] == [each.what for each in ours], "one case, two courses"
+    found = []
+    for their, our in zip(theirs, ours, strict=True):
+        found += [f"{their.what} {path}: {left!r} → {right!r}" for path, left, right in _fields(their.came, our.came)]
+    return found
+
+
+def _fields(theirs: Any, ours: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    left, right = _parts(theirs), _parts(ours)
+    if left is None or right is None:
+        if theirs != ours:
+            yield path, theirs, ours
+        return
+    for key in {**left, **right}:
+        yield from _fields(left.get(key, ABSENT), right.get(key, ABSENT), f"{path}.{key}" if path else str(key))
+
+
+def _parts(value: Any) -> dict[Any, Any] | None:
+    """Fields of an entity, elements of a list by what they are called or else by their places; None: it is plain."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, list):
+        return None
+    for name in NAMING_FIELDS:
+        named = {each[name]: each for each in value if isinstance(each, dict) and name in each}
+        if value and len(named) == len(value):
+            return named
+    return dict(enumerate(value))
+
+
+@dataclass
+class Figures:
+    """Of one run."""
+
+    cases: int = 0
+    answers: int = 0
+    fields: int = 0
+    wanted: int = 0
+    versions: set[str] = field(default_factory=set)
+
+    def count(self, steps: Sequence[Step], different: Sequence[str]) -> None:
+        """Take in one case: its steps and the lines of differences."""
+        self.cases += 1
+        self.answers += len(steps)
+        self.fields += sum(_leaves(each.came) for each in steps)
+        self.wanted += len(different)
+        self.versions |= {each.what for each in steps if isinstance(each.came, dict)}
+
+    def __str__(self) -> str:
+        apis = {each.rpartition(" ")[0] for each in self.versions}
+        return (
+            f"{self.cases} cases, {self.answers} answers of {len(apis)} APIs in {len(self.versions)} versions: "
+            f"{self.fields} fields compared, {self.fields - self.wanted} equal, {self.wanted} different as wanted"
+        )
+
+
+def _leaves(value: Any) -> int:
+    parts = _parts(value)
+    return 1 if parts is None else sum(map(_leaves, parts.values()))
+
+
+def unlisted(lines: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """Those lines that no pattern allows."""
+    return [line for line in lines if not any(fnmatchcase(line, each) for each in patterns)]
+
+
+def idle(lines: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """Those patterns that no line needs."""
+    return [each for each in patterns if not any(fnmatchcase(line, each) for line in lines)]

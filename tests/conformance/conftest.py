@@ -1,0 +1,80 @@
+"""Apache Kafka and ours with the same settings, and the figures at the run's end."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import kafka
+from onceflow.testing import BrokerProcess
+from onceflow.wire import apis
+from tests.compat.conftest import kafka_jars, tool
+from tests.conformance.comparison import Figures
+from tests.conformance.right import begin, commit_fields
+from tests.conformance.side import Side
+
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "log.segment.delete.delay.ms": "0",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "50",
+}
+"""On both."""
+
+KAFKAS = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
+"""What is so with us in any case."""
+
+FIGURES = pytest.StashKey[Figures]()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Every test of this folder runs under `make conformance` alone."""
+    if item.path.is_relative_to(Path(__file__).parent):
+        item.add_marker(pytest.mark.conformance)
+
+
+@pytest.fixture(scope="session")
+def figures(request: pytest.FixtureRequest) -> Figures:
+    return request.config.stash.setdefault(FIGURES, Figures())
+
+
+@pytest.fixture(scope="session")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where Apache Kafka listens."""
+    tool("java", "apt install default-jdk-headless")
+    directory = tmp_path_factory.mktemp("apache") / "kafka"
+    with kafka.KafkaProcess(directory, kafka_jars(kafka.VERSION), {**SETTINGS, **KAFKAS}) as running:
+        _await_coordinators(running.bootstrap)
+        yield running.bootstrap
+
+
+@pytest.fixture(scope="session")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where our broker listens."""
+    options = [word for name, value in SETTINGS.items() for word in (f"--{name.replace('.', '-')}", value)]
+    with BrokerProcess(tmp_path_factory.mktemp("ours") / "data", 0, *options) as running:
+        yield running.bootstrap
+
+
+def _await_coordinators(bootstrap: str) -> None:
+    """Kafka makes the topics of groups and transactions when a coordinator is first looked for."""
+    side = Side(bootstrap, "until the coordinators are there")
+    topic = side.create_topic()
+    for kind in (0, 1):
+        side.until(
+            lambda answer: answer.coordinators[0].error_code == 0,
+            apis.FIND_COORDINATOR,
+            4,
+            key_type=kind,
+            coordinator_keys=[side.topic],
+        )
+    fields = commit_fields(side.group, topic)
+    side.until(lambda answer: answer.topics[0].partitions[0].error_code == 0, apis.OFFSET_COMMIT, 8, **fields)
+    begin(side)
+    side.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The run's figures."""
+    if FIGURES in config.stash:
+        terminalreporter.section("conformance")
+        terminalreporter.write_line(str(config.stash[FIGURES]))

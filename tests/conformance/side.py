@@ -1,0 +1,108 @@
+"""One broker in a case: what it was asked and what it answered, step by step."""
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from onceflow.wire.apis import APIS
+from onceflow.wire.frames import decode_response
+from tests.broker.raw_client import RawClient, milliseconds
+from tests.conformance.normal_form import ORDER_COUNTS, Names, normal_form
+
+PATIENCE_SECONDS = 10
+CLOSED = "closed the connection"
+SILENT = "did not answer"
+TIMEOUT = milliseconds(10_000)
+
+
+class Step(NamedTuple):
+    """One request's API and version, or what was done with a connection, and what came of it."""
+
+    what: str
+    came: Any
+
+
+class Side:
+    """Apache Kafka or ours: what is asked with `ask` is compared, what is asked `quietly` is not."""
+
+    def __init__(self, bootstrap: str, case: str) -> None:
+        self.bootstrap = bootstrap
+        self.topic = re.sub(r"[^a-z0-9-]", "-", case.lower())[:200]
+        self.group = f"group of {self.topic}"
+        self.steps: list[Step] = []
+        self.names = Names()
+        self._clients: dict[str, RawClient] = {}
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    def client(self, on: str = "main") -> RawClient:
+        if on not in self._clients:
+            self._clients[on] = RawClient(self.bootstrap)
+            self._clients[on].socket.settimeout(PATIENCE_SECONDS)
+        return self._clients[on]
+
+    def ask(self, api_key: int, version: int, *, on: str = "main", **fields: Any) -> Any:
+        """The decoded answer, noted for the comparison; None where the connection was closed."""
+        self.send(api_key, version, on=on, **fields)
+        return self.receive(api_key, version, on=on)
+
+    def send(self, api_key: int, version: int, *, on: str = "main", **fields: Any) -> None:
+        self.client(on).send(api_key, version, **fields)
+
+    def receive(self, api_key: int, version: int, *, on: str = "main") -> Any:
+        try:
+            frame = self.client(on).receive_frame()
+        except TimeoutError:
+            frame = None
+        if not frame:
+            self.note(f"{APIS[api_key].name} {version}", CLOSED if frame == b"" else SILENT)
+            self.leave(on)
+            return None
+        answer = decode_response(api_key, version, frame)[1]
+        self._note_answer(api_key, version, answer)
+        return answer
+
+    def ask_about_own(self, api_key: int, version: int, **fields: Any) -> None:
+        """As `ask`, of a list of groups or transactions: those of other cases are left out."""
+        answer = self.quietly(api_key, version, **fields)
+        lists = {
+            each.name: tuple(entity for entity in getattr(answer, each.name) if self.topic in repr(entity))
+            for each in dataclasses.fields(answer)
+            if each.name in ("groups", "transaction_states")
+        }
+        self._note_answer(api_key, version, dataclasses.replace(answer, **lists))
+
+    def _note_answer(self, api_key: int, version: int, answer: Any) -> None:
+        name = APIS[api_key].name
+        self.note(f"{name} {version}", normal_form(answer, self.names, ordered=name in ORDER_COUNTS))
+
+    def note(self, what: str, came: Any) -> None:
+        """Something else that is compared."""
+        self.steps.append(Step(what, came))
+
+    def leave(self, on: str = "main") -> None:
+        """Close a connection; the next request opens another."""
+        self._clients.pop(on).close()
+
+    def quietly(self, api_key: int, version: int, *, on: str = "main", **fields: Any) -> Any:
+        """An answer that is not compared: it prepares the case."""
+        answer = self.client(on).ask(api_key, version, **fields)
+        normal_form(answer, self.names, ordered=True)
+        return answer
+
+    def until(self, wanted: Callable[[Any], bool], api_key: int, version: int, **fields: Any) -> Any:
+        """Ask until the answer is as wanted: what a broker does by and by is not compared."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not wanted(answer := self.quietly(api_key, version, **fields)):
+            assert time.monotonic() < deadline, (self.bootstrap, answer)
+            time.sleep(0.01)
+        return answer
+
+    def create_topic(self, partitions: int = 1, name: str = "", **configs: str) -> str:
+        """The case's topic, there on all partitions; `configs` with underscores."""
+        self.client().create_topic(name or self.topic, partitions, **configs)
+        return name or self.topic
