@@ -15,6 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from onceflow import services
 from onceflow.testing import BrokerProcess
+from tests import campaigns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,10 +61,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if figures:
         terminalreporter.section("figures")
         terminalreporter.write_line("\n".join(figures))
+    campaigns.finish(terminalreporter)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what takes longest, so that no worker waits for another at the end."""
+    campaigns.note_all(config, items)
     items.sort(key=_place)
 
 

@@ -196,12 +196,16 @@ class SteppedBroker:
     def _note(self, _loop: object, context: dict[str, Any]) -> None:
         self.unexpected.note(str(context.get("message")), context.get("exception"))
 
+    def handle(self, frame: memoryview, reply: Reply, connection: Any) -> None:
+        """What a connection calls for each frame."""
+        self._broker._handle(frame, reply, connection)
+
     def send(self, frame: bytes, answer: Callable[[bytes], None]) -> None:
         """A frame with its size; `answer` gets the answer without it, or b"" where the connection is closed."""
         line: Any = Line(answer)
         try:
             with self.loop.running():
-                self._broker._handle(memoryview(bytearray(frame))[4:], Reply(line), line)
+                self.handle(memoryview(bytearray(frame))[4:], Reply(line), line)
         except WireError:
             line.close(None)
         except PowerCut:
