@@ -291,6 +291,12 @@ def test_what_cannot_be_is_refused(bootstrap: str, where: str) -> None:
             ConsumerConnector({"metadata.broker.list": bootstrap, "auto.offset.rest": "smallest"})
         with pytest.raises(InvalidSetting, match=r"metadata\.broker\.list is needed"):
             ConsumerConnector({})
+        with pytest.raises(
+            InvalidSetting, match=r"autocommit\.interval\.ms=5 has no meaning with auto\.commit\.enable=f"
+        ):
+            ConsumerConnector(
+                {**settings(bootstrap, "group"), "autocommit.enable": "false", "autocommit.interval.ms": 5}
+            )
         with pytest.raises(InvalidSetting, match=r"librdkafka refuses .*ssl\.nothing"):
             ConsumerConnector({**settings(bootstrap, "group"), "ssl.nothing": "1"})
     elif where == "streams":

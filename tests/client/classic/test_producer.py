@@ -322,6 +322,17 @@ def test_the_default_encoder_takes_bytes_alone(bootstrap: str, made: str) -> Non
         ({"serializer.class": "kafka.serializer.AvroEncoder"}, "one of DefaultEncoder, StringEncoder"),
         ({"serializer.class": "no.such.module:Encoder"}, "cannot be imported"),
         ({"partitioner.class": StringEncoder}, "it has no method partition"),
+        ({"callback.handler.props": {}}, "has no meaning for producer.type=sync"),
+        ({"producer.type": "async", "callback.handler.props": {}}, "has no meaning without callback.handler"),
+        ({"event.handler.props": {}}, "has no meaning without event.handler"),
+        ({"event.handler": "tests.client.classic.test_producer:Rerouting", "partitioner.class": object()}, "no method"),
+        (
+            {
+                "event.handler": "tests.client.classic.test_producer:Rerouting",
+                "key.serializer.class": "StringEncoder",
+            },
+            "has no meaning with an event.handler of your own",
+        ),
         ({"ssl.nothing": "1"}, "librdkafka refuses the producer's settings"),
         ({"acks": "1", "enable.idempotence": "true"}, "librdkafka refuses the producer's settings"),
     ],

@@ -26,6 +26,7 @@ from onceflow.client.classic.settings import (
     flag,
     number,
     read_settings,
+    refuse_given,
     require,
     security_settings,
     text,
@@ -90,6 +91,8 @@ class ConsumerConnector:
 
     def __init__(self, config: Config) -> None:
         settings = read_settings(SETTINGS, config)
+        if not settings["auto.commit.enable"]:
+            refuse_given(SETTINGS, config, ("auto.commit.interval.ms",), "with auto.commit.enable=false: leave it out")
         self._bootstrap: str = require(settings, "metadata.broker.list")
         self._timeout_s = settings["socket.timeout.ms"] / 1000
         self._stream_messages_max = settings["queued.max.messages"]

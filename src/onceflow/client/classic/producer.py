@@ -19,6 +19,7 @@ from onceflow.client.classic.settings import (
     implementation,
     number,
     read_settings,
+    refuse_given,
     require,
     security_settings,
     text,
@@ -57,7 +58,14 @@ SETTINGS = (
 )
 """Every setting with its default; times in ms. `queue.*`, `batch.size` and the callbacks are the async producer's."""
 
-_ASYNC_ONLY = ("queue.time", "queue.size", "queue.enqueue.timeout.ms", "batch.size", "callback.handler")
+_ASYNC_ONLY = (
+    "queue.time",
+    "queue.size",
+    "queue.enqueue.timeout.ms",
+    "batch.size",
+    "callback.handler",
+    "callback.handler.props",
+)
 
 
 class Producer:
@@ -75,8 +83,7 @@ class Producer:
     def __init__(self, config: Config) -> None:
         settings = read_settings(SETTINGS, config)
         is_async = settings["producer.type"]
-        if not is_async:
-            _refuse_async_settings(config)
+        _refuse_settings_without_effect(config, is_async=is_async)
         self._encoder: Encoder = settings["serializer.class"]
         self._handler: EventHandler = settings["event.handler"] or DefaultEventHandler(
             settings["partitioner.class"], settings["key.serializer.class"] or self._encoder
@@ -140,11 +147,16 @@ class Producer:
             self._sender.close()
 
 
-def _refuse_async_settings(config: Config) -> None:
-    table = [setting for setting in SETTINGS if setting.name in _ASYNC_ONLY]
-    names = [name for setting in table for name in (setting.name, *setting.aliases) if name in config]
-    if names:
-        raise InvalidSetting(f"{names[0]}={config[names[0]]!r} has no meaning for producer.type=sync: set it to async")
+def _refuse_settings_without_effect(config: Config, *, is_async: bool) -> None:
+    if not is_async:
+        refuse_given(SETTINGS, config, _ASYNC_ONLY, "for producer.type=sync: set it to async")
+    if "event.handler" in config:
+        names = ("partitioner.class", "key.serializer.class")
+        refuse_given(SETTINGS, config, names, "with an event.handler of your own, which does that itself")
+    else:
+        refuse_given(SETTINGS, config, ("event.handler.props",), "without event.handler")
+    if "callback.handler" not in config:
+        refuse_given(SETTINGS, config, ("callback.handler.props",), "without callback.handler")
 
 
 def _librdkafka(settings: dict[str, Any]) -> dict[str, Any]:

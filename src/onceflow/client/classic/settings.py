@@ -46,6 +46,15 @@ def read_settings(table: Iterable[Setting], config: Config) -> dict[str, Any]:
     return {name: _read(setting, given) for name, setting in settings.items()}
 
 
+def refuse_given(table: Iterable[Setting], config: Config, names: Iterable[str], why: str) -> None:
+    """Raises InvalidSetting if `config` has one of these settings, by any of its names: it would have no effect."""
+    settings = {setting.name: setting for setting in table}
+    for name in names:
+        for spelled in (name, *settings[name].aliases):
+            if spelled in config:
+                raise InvalidSetting(f"{spelled}={config[spelled]!r} has no meaning {why}")
+
+
 def security_settings(config: Config) -> dict[str, Any]:
     """What `config` says about TLS and SASL, for librdkafka."""
     return {name: value for name, value in config.items() if name.startswith(SECURITY_PREFIXES)}
