@@ -15,11 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.spark.converters import MICROSECONDS, MISSING, TIMESTAMP_MIN, Broken, converter_of
-from onceflow.spark.decode_schema import BITS, Field
+from onceflow.spark.decode_schema import BITS, CORRUPT_REASON, CORRUPT_RECORD, Field
 from onceflow.spark.json_text import DEPTH_MAX, NO_VALUE, NOT_JSON, NOT_OBJECT, NOT_UTF8, is_json, is_too_deep
-
-CORRUPT_RECORD = "_corrupt_record"
-CORRUPT_REASON = "_corrupt_reason"
 
 SLICE_ROWS = 8192
 """Parsed records are Python objects for a moment; so many of them still lie in the processor's cache."""

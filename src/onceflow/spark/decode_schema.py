@@ -10,6 +10,8 @@ from pyspark.sql import types
 from onceflow.spark.wrong_option import WrongOption
 
 DECODE = "decode"
+CORRUPT_RECORD = "_corrupt_record"
+CORRUPT_REASON = "_corrupt_reason"
 
 Kind = Literal[
     "STRING", "TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL", "DOUBLE", "FLOAT", "BOOLEAN", "DATE", "TIMESTAMP"
