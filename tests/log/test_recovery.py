@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from onceflow.log import recovery, swap
+from onceflow.log.disk import RealDisk, RealFile
 from onceflow.log.errors import OutOfOrderSequence
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, PowerCut
@@ -223,6 +224,48 @@ def test_rule_4_the_scan_begins_at_a_snapshot(
     scanned.clear()
     assert values(open_log(directory)) == many_segments.values
     assert scanned == bases[-3:]
+
+
+class LookingDisk(RealDisk):
+    """Counts the looks at single files."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def open(self, path: Path, *, create: bool = False) -> RealFile:
+        self.looks += 1
+        return super().open(path, create=create)
+
+    def exists(self, path: Path) -> bool:
+        self.looks += 1
+        return super().exists(path)
+
+    def size_bytes(self, path: Path) -> int:
+        self.looks += 1
+        return super().size_bytes(path)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_start_looks_at_no_more_files_where_more_is_stored(
+    clean: bool, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "RECHECK_BYTES", 0)
+    monkeypatch.setattr(recovery, "CLEAN_CHECK_BYTES", 100)
+    looks = []
+    for segments in (5, 50):
+        directory = scratch / f"clicks-{segments}"
+        log = open_log(directory, segment_bytes=200)
+        for number in range(segments):
+            log.append(batch(b"x" * 100, timestamp_ms=NOW_MS + number % 4))
+        log.close()
+        disk = LookingDisk()
+        again = open_log(directory, clean=clean, disk=disk)
+        looks.append(disk.looks)
+        assert len(again.segments.in_order) == segments
+        assert again.search_timestamp(NOW_MS + 2)() == (NOW_MS + 2, 2)
+        assert again.search_max_timestamp()() == (NOW_MS + 3, 3)
+        assert disk.looks > looks[-1], "which looks at the time indexes only now"
+    assert looks[0] == looks[1]
 
 
 def send(log: PartitionLog, sequence: int) -> None:

@@ -8,7 +8,7 @@ later one of the same name.
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Container
 from pathlib import Path
 from uuid import UUID
 
@@ -41,7 +41,7 @@ def new_checkpoints(disk: Disk, directory: Path, topic_id: UUID | None) -> None:
             file.close()
 
 
-def check_checkpoints(disk: Disk, directory: Path, names: Sequence[str], topic_id: UUID | None) -> None:
+def check_checkpoints(disk: Disk, directory: Path, names: Container[str], topic_id: UUID | None) -> None:
     """Writes again what is missing or torn of these files in a directory where there are `names`, and epochs that are
     not this node's, for nothing is lost with them.
 

@@ -10,7 +10,8 @@ import fcntl
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -66,6 +67,10 @@ class Disk(Protocol):
 
     def names(self, directory: Path) -> Sequence[str]:
         """The names in a directory, sorted."""
+        ...
+
+    def sizes(self, directory: Path) -> Mapping[str, int]:
+        """The size of each file in a directory by its name, in the order of the names."""
         ...
 
     def make_directory(self, path: Path) -> None: ...
@@ -144,6 +149,10 @@ class RealDisk:
 
     def names(self, directory: Path) -> Sequence[str]:
         return sorted(os.listdir(directory))
+
+    def sizes(self, directory: Path) -> Mapping[str, int]:
+        with os.scandir(directory) as entries:
+            return {entry.name: entry.stat().st_size for entry in sorted(entries, key=attrgetter("name"))}
 
     def make_directory(self, path: Path) -> None:
         os.mkdir(path)

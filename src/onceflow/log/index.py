@@ -67,8 +67,13 @@ class Index:
         self._is_pinned = False
 
     @property
+    def name(self) -> str:
+        """Of the file."""
+        return file_name(self.base_offset, self.suffix) + self._suffix
+
+    @property
     def path(self) -> Path:
-        return self._directory / (file_name(self.base_offset, self.suffix) + self._suffix)
+        return self._directory / self.name
 
     def __len__(self) -> int:
         return self.size_bytes() // self.entry.size

@@ -34,7 +34,7 @@ from onceflow.log.recovery import Loaded, Loader, new_log
 from onceflow.log.segment import NO_TIMESTAMP, Segment, Slice
 from onceflow.log.segments import Segments
 from onceflow.log.sync import Seal, SyncPoint, write_snapshot
-from onceflow.log.time_search import TimeSearch, first_at_or_after, latest_of_batch
+from onceflow.log.time_search import TimeSearch, first_at_or_after, latest
 from onceflow.log.transactions import aborted_between
 from onceflow.log.validation import check_records, looks_into_records, validated_header
 from onceflow.wire.batch import BatchHeader, patch_offset, read_header, stamp_append_time
@@ -75,7 +75,7 @@ class PartitionLog:
         self._visible_active = self.segments.active
         self._visible_bytes_of_active = self._visible_active.size_bytes
         self._seals: list[Seal] = []
-        self._visible_max_timestamp = self._max_timestamp_of_all()
+        self._visible_max_timestamp = self._max_timestamp_of_active()
         self._waited_at = _NOBODY_WAITED
         """(offset, base offset of its segment, position) where a reader last came to the end: it asks there again."""
         self._syncing: SyncPoint | None = None
@@ -467,23 +467,16 @@ class PartitionLog:
 
     def search_timestamp(self, timestamp_ms: int) -> TimeSearch:
         """For the (timestamp, offset) of the first visible record dated `timestamp_ms` or later."""
-        candidates = tuple(
-            (segment, self._visible_bytes(segment))
-            for segment in self.segments
-            if segment.max_timestamp_ms >= timestamp_ms
-        )
-        return partial(first_at_or_after, timestamp_ms, self.log_start_offset, candidates)
+        segments = [(segment, self._visible_bytes(segment)) for segment in self.segments]
+        return partial(first_at_or_after, timestamp_ms, self.log_start_offset, segments)
 
     def search_max_timestamp(self) -> TimeSearch:
         """For the visible record with the latest timestamp (ListOffsets -3), the first of equals."""
-        timestamp_ms, last_offset = self._visible_max_timestamp
-        if timestamp_ms < 0:
-            return partial(first_at_or_after, 0, 0, ())
-        segment = self.segments.at(last_offset)
-        return partial(latest_of_batch, segment, last_offset, self._visible_bytes(segment))
+        segments = [(segment, self._visible_bytes(segment)) for segment in self.segments]
+        return partial(latest, self._visible_max_timestamp, self.high_watermark, segments)
 
     def _max_timestamp_of(self, segments: Sequence[Segment]) -> tuple[int, int]:
-        """The latest of what is visible, of `segments` and of the active one."""
+        """The latest of what became visible since the start, of `segments` and of the active one."""
         latest = [(each.max_timestamp_ms, each.max_timestamp_offset) for each in (*segments, self.segments.active)]
         return max((self._visible_max_timestamp, *latest), key=itemgetter(0))
 
@@ -504,7 +497,7 @@ class PartitionLog:
         """
         gone = self.segments.take_below(self.log_start_offset)
         if gone:
-            self._visible_max_timestamp = self._max_timestamp_of_all()
+            self._visible_max_timestamp = self._max_timestamp_of_active()
         return gone
 
     def last_batches(self) -> dict[int, LastBatch]:
@@ -515,11 +508,13 @@ class PartitionLog:
         """Puts a compacted segment in the place of its neighbours `old`. Raises ValueError where they left the log."""
         self.segments.replace(old, new)
         self._waited_at = _NOBODY_WAITED
-        self._visible_max_timestamp = self._max_timestamp_of_all()
+        self._visible_max_timestamp = self._max_timestamp_of_active()
 
-    def _max_timestamp_of_all(self) -> tuple[int, int]:
-        """As far as it is visible."""
-        return self.segments.max_timestamp_below(self.high_watermark) or (NO_TIMESTAMP, self.log_start_offset)
+    def _max_timestamp_of_active(self) -> tuple[int, int]:
+        """If it is visible; the other segments' are looked at when they are asked for."""
+        active = self.segments.active
+        is_visible = active.max_timestamp_offset < self.high_watermark
+        return (active.max_timestamp_ms, active.max_timestamp_offset) if is_visible else (NO_TIMESTAMP, 0)
 
     def close(self) -> None:
         """Syncs everything, writes indexes and the producer snapshot; nothing can be appended afterwards.

@@ -12,7 +12,7 @@ After a clean shutdown the last `CLEAN_CHECK_BYTES` are checked, the indexes loo
 end taken; if one of them does not fit, the shutdown was not clean after all, and the scan follows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,25 +63,31 @@ class Loader:
     """Loads the log in one directory, which exists."""
 
     def __init__(
-        self, directory: Path, names: Sequence[str], config: LogConfig, disk: Disk, clock: Clock, log_start_offset: int
+        self,
+        directory: Path,
+        sizes: Mapping[str, int],
+        config: LogConfig,
+        disk: Disk,
+        clock: Clock,
+        log_start_offset: int,
     ) -> None:
-        """`names`: those in the directory, after `swap.finish`."""
+        """`sizes`: of the directory's files, after `swap.finish`; a start that opened each would grow with the log."""
         self._directory = directory
         self._config = config
         self._disk = disk
         self._now_ms = clock.now_ms()
         self._producers = Producers(directory.name, config.producer_id_expiration_ms)
         self._log_start_offset = log_start_offset
-        self._names = names
+        self._sizes = sizes
         self._snapshots: dict[int, bytes] = {}
         """The producers' state at the beginning of each segment that was scanned."""
-        self._compaction_end = swap.read_compaction_end(disk, directory) if swap.COMPACTION_END_FILE in names else 0
+        self._compaction_end = swap.read_compaction_end(disk, directory) if swap.COMPACTION_END_FILE in sizes else 0
 
     def load(self, *, clean: bool) -> Loaded:
         loaded = self._load_clean() if clean else None
         if loaded is None:
             loaded = self._recover()
-            self._names = self._disk.names(self._directory)
+            self._sizes = self._disk.sizes(self._directory)
         self._remove_strays(loaded)
         if not loaded.is_closed:
             self._disk.sync_directory(self._directory)
@@ -92,8 +98,11 @@ class Loader:
 
         Earlier ones stay where they alone say what the producers sent: there is no snapshot behind them.
         """
-        bases = offsets_of(self._names, LOG_SUFFIX)
-        segments = [Segment(self._disk, self._directory, base) for base in bases]
+        bases = offsets_of(self._sizes, LOG_SUFFIX)
+        segments = [
+            Segment(self._disk, self._directory, base, size_bytes=self._sizes[file_name(base, LOG_SUFFIX)])
+            for base in bases
+        ]
         ends = bases[1:]
         below = sum(end <= self._log_start_offset for end in ends)
         while below and not self._load_snapshot(bases[below]):
@@ -121,14 +130,17 @@ class Loader:
             # What was never written has no indexes and no producers.
             active.forget_indexes()
             return Loaded(segments, 0, self._producers, 0, is_new=True, is_closed=True)
-        if not all(segment.indexes_are_sane() for segment in segments[:-1]) or not active.load_active():
+        if not all(segment.has_indexes(self._sizes) for segment in segments[:-1]) or not active.load_active():
             return None
-        for segment in segments[:-1]:
-            segment.load_sealed()
+        self._load_sealed(segments[:-1])
         end = self._checked_end(segments)
         if end is None or end < self._log_start_offset or active.is_indexed_beyond(end) or not self._load_snapshot(end):
             return None
         return Loaded(segments, end, self._producers, self._start_of(segments), is_closed=True)
+
+    def _load_sealed(self, segments: list[Segment]) -> None:
+        for segment in segments:
+            segment.load_sealed(self._sizes.get(segment.transaction_index.name, 0))
 
     def _checked_end(self, segments: list[Segment]) -> int | None:
         """The log's end after its last megabyte was checked, or None if that is damaged."""
@@ -153,15 +165,14 @@ class Loader:
 
     def _load_snapshot(self, offset: int) -> bool:
         name = file_name(offset, SNAPSHOT_SUFFIX)
-        return name in self._names and self._producers.load(read_file(self._disk, self._directory / name))
+        return name in self._sizes and self._producers.load(read_file(self._disk, self._directory / name))
 
     def _recover(self) -> Loaded:
         segments = self._open_segments()
         if not segments:
             return self._begun_anew()
         first = self._first_to_scan(segments)
-        for segment in segments[:first]:
-            segment.load_sealed()
+        self._load_sealed(segments[:first])
         size_bytes = sum(segment.size_bytes for segment in segments)
         end = self._scan(segments, first)
         if end < self._log_start_offset:
@@ -184,7 +195,7 @@ class Loader:
 
     def _first_to_scan(self, segments: list[Segment]) -> int:
         """The number of the segment where the scan begins; its snapshot, if it has one, is loaded."""
-        sane = next((n for n, segment in enumerate(segments) if not segment.indexes_are_sane()), len(segments))
+        sane = next((n for n, segment in enumerate(segments) if not segment.has_indexes(self._sizes)), len(segments))
         rest_bytes = 0
         for number in range(len(segments) - 1, -1, -1):
             rest_bytes += segments[number].size_bytes
@@ -247,11 +258,12 @@ class Loader:
 
     def _remove_strays(self, loaded: Loaded) -> None:
         """Files of no segment: snapshots of an end that was cut off, indexes without a log, unfinished writes."""
-        bases = {segment.base_offset for segment in loaded.segments}
-        known = {file_name(base, suffix) for base in bases for suffix in _SUFFIXES}
-        known.add(file_name(loaded.log_end_offset, SNAPSHOT_SUFFIX))
-        for name in self._names:
-            if name not in known and name.endswith((*_SUFFIXES, ".tmp")):
+        known = {file_name(segment.base_offset, "") for segment in loaded.segments}
+        last_snapshot = file_name(loaded.log_end_offset, SNAPSHOT_SUFFIX)
+        for name in self._sizes:
+            base, _, _ = name.partition(".")
+            is_stray = name.endswith(_SUFFIXES) and base not in known and name != last_snapshot
+            if is_stray or name.endswith(".tmp"):
                 remove_if_there(self._disk, self._directory / name)
 
 

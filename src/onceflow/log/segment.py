@@ -184,10 +184,10 @@ class Segment:
             or self.transaction_index.last_offset() >= offset_end
         )
 
-    def load_sealed(self, sizes: Mapping[str, int]) -> None:
-        """The indexes stay in their files, which have these sizes."""
+    def load_sealed(self, transaction_index_bytes: int) -> None:
+        """The indexes stay in their files; `transaction_index_bytes` is 0 where that one is missing."""
         self._is_dated = False
-        self.transaction_index.load_sealed(sizes.get(self.transaction_index.name, 0))
+        self.transaction_index.load_sealed(transaction_index_bytes)
 
     def load_active(self) -> bool:
         """Takes the indexes into memory, to append to them; False where one is missing or not sane."""

@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 
 from onceflow.log.segment import Segment
 
@@ -71,11 +70,3 @@ class Segments:
         if self.in_order[number:end] != list(old):
             raise ValueError(f"the segments from {old[0].base_offset} on are not the ones that {new.path} replaces")
         self._set([*self.in_order[:number], new, *self.in_order[end:]])
-
-    def max_timestamp_below(self, offset_end: int) -> tuple[int, int] | None:
-        """(timestamp, last offset of its batch) of the latest batch, if it is below `offset_end`; the first of equals.
-
-        Only segments count whose latest batch is below.
-        """
-        latest = [(each.max_timestamp_ms, each.max_timestamp_offset) for each in self.in_order]
-        return max((each for each in latest if each[1] < offset_end), key=itemgetter(0), default=None)

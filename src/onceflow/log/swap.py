@@ -22,7 +22,7 @@ Compaction leaves gaps between offsets, which recovery elsewhere takes for damag
 `compaction-end-checkpoint` (a version, an offset) says up to which offset there may be some.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from onceflow.log.disk import Disk, read_file, replace_file
@@ -81,7 +81,8 @@ def replace(disk: Disk, directory: Path, old: Sequence[Segment], offset_end: int
     _rename_all(disk, directory, base, SWAP_SUFFIX, "")
     disk.sync_directory(directory)
     segment = Segment(disk, directory, base)
-    segment.load_sealed()
+    aborted = segment.transaction_index.path
+    segment.load_sealed(disk.size_bytes(aborted) if disk.exists(aborted) else 0)
     return segment, retired
 
 
@@ -98,11 +99,11 @@ def _rename_all(disk: Disk, directory: Path, base: int, source_suffix: str, targ
             disk.rename(source, directory / (name + target_suffix))
 
 
-def finish(disk: Disk, directory: Path) -> Sequence[str]:
+def finish(disk: Disk, directory: Path) -> Mapping[str, int]:
     """At the start, before the segments are looked at: every deletion and replacement that was begun is ended, or
-    what was not begun is forgotten. Returns the names in the directory. Blocks; raises OSError. May be interrupted
-    and called again."""
-    names = disk.names(directory)
+    what was not begun is forgotten. Returns the sizes of the directory's files by name. Blocks; raises OSError. May be
+    interrupted and called again."""
+    names = disk.sizes(directory)
     if not any(name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)) for name in names):
         return names
     swapped = offsets_of((name.removesuffix(SWAP_SUFFIX) for name in names if name.endswith(SWAP_SUFFIX)), LOG_SUFFIX)
@@ -117,7 +118,7 @@ def finish(disk: Disk, directory: Path) -> Sequence[str]:
         disk.sync_directory(directory)
     strays = [name for name in names if name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX))]
     remove_retired(disk, [directory / name for name in strays])
-    return disk.names(directory)
+    return disk.sizes(directory)
 
 
 def _offset_end(disk: Disk, directory: Path, base: int) -> int:

@@ -7,6 +7,7 @@ CorruptBatch, or OSError, for instance where retention has removed a segment mea
 """
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 from onceflow.log.segment import Segment
 
@@ -15,18 +16,33 @@ TimeSearch = Callable[[], tuple[int, int] | None]
 
 
 def first_at_or_after(
-    timestamp_ms: int, offset_begin: int, candidates: Sequence[tuple[Segment, int]]
+    timestamp_ms: int, offset_begin: int, segments: Sequence[tuple[Segment, int]]
 ) -> tuple[int, int] | None:
     """In segments, each with the position where what is visible of it ends, in order."""
-    for segment, end in candidates:
+    for segment, end in segments:
+        if segment.max_timestamp_ms < timestamp_ms:
+            continue
         found = segment.find_timestamp(timestamp_ms, offset_begin, end)
         if found is not None:
             return found
     return None
 
 
-def latest_of_batch(segment: Segment, last_offset: int, end: int) -> tuple[int, int] | None:
-    """In the batch that ends with `last_offset`; the first of equals."""
+def latest(known: tuple[int, int], offset_end: int, segments: Sequence[tuple[Segment, int]]) -> tuple[int, int] | None:
+    """In all segments of a log, each with the position where what is visible of it ends; the first of equals.
+
+    `known` is (timestamp, last offset of its batch) of the latest that is visible of the last segment, which grows,
+    and of those whose own latest batch is not visible yet, which is what is below `offset_end`.
+    """
+    dated = [(each.max_timestamp_ms, each.max_timestamp_offset) for each, _ in segments[:-1]]
+    timestamp_ms, last_offset = max([*(each for each in dated if each[1] < offset_end), known], key=itemgetter(0))
+    if timestamp_ms < 0:
+        return None
+    segment, end = max((each for each in segments if each[0].base_offset <= last_offset), key=_base_offset)
     found = segment.find(last_offset, end)
     times = segment.times_at(*found) if found is not None else ()
-    return max(times, key=lambda item: item[0], default=None)
+    return max(times, key=itemgetter(0), default=None)
+
+
+def _base_offset(candidate: tuple[Segment, int]) -> int:
+    return candidate[0].base_offset

@@ -121,9 +121,9 @@ class TransactionIndex(Index):
         self.count = len(self)
         return is_sane
 
-    def load_sealed(self) -> None:
-        """Counts the entries, which stay in the file."""
-        self.count = len(self) if self._disk.exists(self.path) else 0
+    def load_sealed(self, size_bytes: int) -> None:
+        """Takes note of the entries, which stay in the file; without a file there are none."""
+        self.count = size_bytes // self.entry.size
 
     def forget(self) -> None:
         """Before the index is built anew."""

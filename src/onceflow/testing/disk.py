@@ -4,7 +4,7 @@ import errno
 import random
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -163,6 +163,9 @@ class FaultyDisk:
 
     def names(self, directory: Path) -> Sequence[str]:
         return self._disk.names(directory)
+
+    def sizes(self, directory: Path) -> Mapping[str, int]:
+        return self._disk.sizes(directory)
 
     def make_directory(self, path: Path) -> None:
         with self._lock:
