@@ -112,6 +112,11 @@ KNOWN_DIFFERENCES = {
     "topics that are made by asking": Difference(
         "Metadata says UNKNOWN_TOPIC_OR_PARTITION until they are there", "the answer has them", "they are there at once"
     ),
+    "limits on requests": Difference(
+        "100 MiB, and any number of elements",
+        "a request beyond the limits of [limits.md](limits.md) closes its connection",
+        "one request must not hold the others up, nor take all memory",
+    ),
     "stricter with frames": Difference(
         "text that is not UTF-8 is read as something else, lengths below -1 as null, 2³² - 1 tagged fields as none",
         "the connection is closed",

@@ -60,6 +60,14 @@ def names_of_software(side: Side) -> None:
         side.ask(apis.API_VERSIONS, 3, client_software_name=name, client_software_version=version)
 
 
+def endless_lists(side: Side) -> None:
+    """More elements than one request may have here."""
+    names = [f"no-such-{each}" for each in range(25_000)]
+    side.ask(apis.DESCRIBE_GROUPS, 5, groups=names, include_authorized_operations=False)
+    side.ask(apis.DELETE_GROUPS, 2, groups_names=names)
+    side.ask(apis.DESCRIBE_TRANSACTIONS, 0, transactional_ids=names)
+
+
 def tagged(*sections: bytes) -> list[bytes]:
     return [frame(apis.HEARTBEAT, 4, CLIENT + each + MEMBER_4 + NO_TAGS) for each in sections]
 
@@ -89,6 +97,7 @@ CASES: dict[str, Callable[[Side], None]] = {
     "frames with text that is none": sent(frame(apis.HEARTBEAT, 0, CLIENT + b"\x00\x01\xff" + MEMBER[3:])),
     "frames with an endless array": sent(frame(apis.METADATA, 1, CLIENT + b"\x7f\xff\xff\xff")),
     "frames with a negative array": sent(frame(apis.METADATA, 1, CLIENT + b"\xff\xff\xff\xfe")),
+    "frames with endless lists": endless_lists,
     "frames with tagged fields": sent(*tagged(NO_TAGS, b"\x01\x05\x02xx", b"\x02\x05\x01x\x06\x00")),
     "frames with wrong tagged fields": sent(
         *tagged(b"\x01\x05\x7fxx", b"\x02\x06\x01x\x05\x01y", b"\x02\x05\x00\x05\x00")

@@ -145,6 +145,14 @@ WANTED = [
         Wanted(f"frames with {what}", "a frame : b'* → 'closed the connection'", "stricter with frames")
         for what in (*NOT_TEXT, "endless tagged fields")
     ),
+    *_each(
+        "frames with endless lists",
+        "limits on requests",
+        (
+            f"{api} : * → 'closed the connection'"
+            for api in ("DescribeGroups 5", "DeleteGroups 2", "DescribeTransactions 0")
+        ),
+    ),
     *_each("DescribeConfigs *", UNITS, (f"*.configs.{name}: * → 'absent'" for name in CONFIGS_ABSENT)),
     Wanted("DescribeConfigs *", "*.configs.min.insync.replicas.config_source: 3 → 5", "eligible leader replicas"),
     Wanted("DescribeConfigs *", "*.configs.min.insync.replicas.synonyms.*", "eligible leader replicas"),
