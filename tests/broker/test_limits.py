@@ -12,6 +12,7 @@ import pytest
 
 from onceflow import testing
 from onceflow.broker import metadata_handler, server
+from onceflow.broker.config import BrokerConfig
 from onceflow.broker.node import Node
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis, fetch, produce
@@ -21,6 +22,7 @@ from tests.broker.raw_client import RawClient, batch_of, connected, fetch_reques
 from tests.broker.test_connection import resident_kib
 
 WAIT_MS = 60_000
+PARTITIONS_MAX = BrokerConfig(Path()).request_partitions_max
 
 
 @pytest.fixture
@@ -54,14 +56,26 @@ def test_elements_of_nested_arrays_count_together(broker: BrokerProcess) -> None
 
 
 def test_produce_and_fetch_name_so_many_partitions_and_no_more(broker: BrokerProcess, client: RawClient) -> None:
-    many = [("none", number, 0) for number in range(fetch.REQUEST_ENTRIES_MAX // 2)]
+    many = [("none", number, 0) for number in range(PARTITIONS_MAX // 2)]
     assert {each.error_code for each in client.fetch(many)} == {3}
     too_many = fetch.encode_request(12, 1, "raw", fetch_request([*many, ("none", 1, 1)]))
-    reason = f"more than {fetch.REQUEST_ENTRIES_MAX} topics and partitions"
+    reason = f"more than {PARTITIONS_MAX} topics and partitions"
     assert is_refused(broker, too_many, f"Fetch request version 12: {reason}")
-    topics = [(f"{number}", [(0, batch_of(b""))]) for number in range(produce.REQUEST_ENTRIES_MAX // 2 + 1)]
+    topics = [(f"{number}", [(0, batch_of(b""))]) for number in range(PARTITIONS_MAX // 2 + 1)]
     pieces = produce.encode_request(9, 1, "raw", transactional_id=None, acks=1, timeout_ms=1, topics=topics)
     assert is_refused(broker, b"".join(map(bytes, pieces)), f"Produce request version 9: {reason}")
+
+
+def test_so_many_partitions_is_a_setting() -> None:
+    """Each partition stands in a topic entry of its own here, so that it counts twice."""
+    with (
+        testing.Broker(settings={"request.max.partitions": 4}) as broker,
+        connected(broker.bootstrap_servers) as client,
+    ):
+        assert [each.error_code for each in client.fetch([("none", 0, 0), ("none", 1, 0)])] == [3, 3]
+        client.socket.sendall(fetch.encode_request(12, 2, "raw", fetch_request([("none", n, 0) for n in range(3)])))
+        with contextlib.suppress(ConnectionError):
+            assert client.receive_frame() == b""
 
 
 def test_millions_of_empty_tags_are_not_read(broker: BrokerProcess) -> None:

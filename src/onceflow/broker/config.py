@@ -39,7 +39,9 @@ class BrokerConfig:
     """The largest JoinGroup, SyncGroup, OffsetCommit and TxnOffsetCommit frame."""
     other_request_bytes_max: int = 1024**2
     request_elements_max: int = 20_000
-    """Array elements in one request other than Produce and Fetch, which have limits of their own."""
+    """Array elements in one request other than Produce and Fetch."""
+    request_partitions_max: int = 10_000
+    """Topics and partitions in a Produce or Fetch request; each costs microseconds, whatever its size."""
     request_stalled_max_ms: int = 30_000
     """A connection that has sent half a request and then nothing for so long is closed; -1: never."""
     queued_requests_max: int = 100
@@ -50,6 +52,12 @@ class BrokerConfig:
     """Answers of one connection held in memory: at so many its next requests are left in the socket."""
     unsent_bytes_max: int = 512 * 1024**2
     """Answers of all connections held in memory: beyond that those who left most of them unread are closed."""
+    turn_read_bytes_max: int = 4 * 1024**2
+    """Read of one connection before others have their turn."""
+    turn_request_bytes_max: int = 1024**2
+    """Requests of one connection handled before others have their turn; a single larger one is handled whole."""
+    turn_sent_bytes_max: int = 4 * 1024**2
+    """Sent of one connection before others have their turn."""
     listen_backlog: int = 1024
     socket_send_buffer_bytes: int = 100 * 1024
     """-1: the operating system's own, which grows to megabytes: on one machine that costs a fetch half of its speed."""

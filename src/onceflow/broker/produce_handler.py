@@ -96,7 +96,7 @@ class PendingProduce:
 
 def handle(node: Node, request: Request) -> None:
     """Serve one Produce request."""
-    asked = produce.parse_request(request.frame, request.header)
+    asked = produce.parse_request(request.frame, request.header, entries_max=node.config.request_partitions_max)
     pending = PendingProduce(request, asked.acks)
     for name, partitions in asked.topics:
         responses = pending.add_topic(name)

@@ -355,6 +355,12 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "Topics, partitions, names and the like in one request other than Produce and Fetch. Onceflow's own.",
         ),
         Setting(
+            "request.max.partitions",
+            "request_partitions_max",
+            _COUNT,
+            "Topics and partitions in one Produce or Fetch request. Onceflow's own.",
+        ),
+        Setting(
             "request.stalled.max.ms",
             "request_stalled_max_ms",
             _MS_OR_NONE,
@@ -417,6 +423,25 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "stop_timeout_ms",
             _MS,
             "How long a stop waits for answers that are on their way. Onceflow's own.",
+        ),
+        Setting(
+            "turn.max.read.bytes",
+            "turn_read_bytes_max",
+            _BYTES,
+            "How much is read from one connection before the others have their turn. Onceflow's own.",
+        ),
+        Setting(
+            "turn.max.request.bytes",
+            "turn_request_bytes_max",
+            _BYTES,
+            "How many bytes of requests of one connection are handled before the others have their turn; a single"
+            " larger one is handled whole. Onceflow's own.",
+        ),
+        Setting(
+            "turn.max.sent.bytes",
+            "turn_sent_bytes_max",
+            _BYTES,
+            "How much is sent to one connection before the others have their turn. Onceflow's own.",
         ),
         Setting(
             "loop.block.report.ms",

@@ -5,6 +5,7 @@ straight from the file. A parsed response holds views of its frame.
 """
 
 import struct
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,8 +49,6 @@ _ANSWERED_FROM_5 = struct.Struct(">ihqqq")
 _NO_PREFERRED_REPLICA = INT32.pack(-1)
 
 _TOPIC_MIN_BYTES = {False: 6, True: 3}
-REQUEST_ENTRIES_MAX = 10_000
-"""Topics and partitions of one request together; each costs a broker microseconds whenever one of them has news."""
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 
@@ -115,8 +114,8 @@ class FetchResponse(NamedTuple):
     partitions: list[FetchedPartition]
 
 
-def parse_request(frame: memoryview, header: RequestHeader) -> FetchRequest:
-    """Body of a Fetch request. Raises MalformedFrame."""
+def parse_request(frame: memoryview, header: RequestHeader, *, entries_max: int = sys.maxsize) -> FetchRequest:
+    """Body of a Fetch request. Raises MalformedFrame. `entries_max` bounds its topics and partitions together."""
     version = header.version
     flexible = version >= _FLEXIBLE_FROM
     position = header.body_position
@@ -127,7 +126,7 @@ def parse_request(frame: memoryview, header: RequestHeader) -> FetchRequest:
         if version >= _SESSIONS_FROM:
             session_id, session_epoch = _SESSION.unpack_from(frame, position)
             position += _SESSION.size
-        topics, position = _read_topics(frame, position, version)
+        topics, position = _read_topics(frame, position, version, entries_max)
         if version >= _SESSIONS_FROM:
             position = _skip_forgotten(frame, position, flexible=flexible)
         if version >= _RACK_FROM:
@@ -139,7 +138,9 @@ def parse_request(frame: memoryview, header: RequestHeader) -> FetchRequest:
     return FetchRequest._make((*limits, session_id, session_epoch, topics))
 
 
-def _read_topics(frame: memoryview, position: int, version: int) -> tuple[list[tuple[str, list[FetchPartition]]], int]:
+def _read_topics(
+    frame: memoryview, position: int, version: int, entries_max: int
+) -> tuple[list[tuple[str, list[FetchPartition]]], int]:
     flexible = version >= _FLEXIBLE_FROM
     layout = _asked_layout(version)
     topics = []
@@ -149,8 +150,8 @@ def _read_topics(frame: memoryview, position: int, version: int) -> tuple[list[t
         name, position = read_string(frame, position, flexible=flexible)
         partition_count, position = read_count(frame, position, flexible=flexible, element_bytes_min=layout.size)
         entries += 1 + partition_count
-        if entries > REQUEST_ENTRIES_MAX:
-            raise MalformedFrame(f"more than {REQUEST_ENTRIES_MAX} topics and partitions")
+        if entries > entries_max:
+            raise MalformedFrame(f"more than {entries_max} topics and partitions")
         partitions = []
         for _ in range(partition_count):
             partitions.append(_asked(layout.unpack_from(frame, position), version))

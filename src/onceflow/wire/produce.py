@@ -4,6 +4,7 @@ Records are never copied: a parsed request holds views of its frame, an encoded 
 """
 
 import struct
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,8 +32,6 @@ ERROR_MESSAGE_CHARACTERS_MAX = 4096
 """A longer message is cut: before version 9 a string ends at 32,767 bytes, and a character has up to 4."""
 _PARTITION_MIN_BYTES = {False: 8, True: 6}
 _TOPIC_MIN_BYTES = {False: 6, True: 3}
-REQUEST_ENTRIES_MAX = 10_000
-"""Topics and partitions of one request together; each costs a broker microseconds, whatever its size."""
 
 # A partition's part of a response up to what later versions added behind it.
 _PARTITION_FROM_2 = struct.Struct(">ihqq")
@@ -61,13 +60,16 @@ class PartitionResponse(NamedTuple):
     error_message: str | None = None
 
 
-def parse_request(frame: memoryview, header: RequestHeader) -> ProduceRequest:
-    """Body of a Produce request; record batches are views of `frame`. Raises MalformedFrame."""
+def parse_request(frame: memoryview, header: RequestHeader, *, entries_max: int = sys.maxsize) -> ProduceRequest:
+    """Body of a Produce request; record batches are views of `frame`. Raises MalformedFrame.
+
+    `entries_max` bounds its topics and partitions together.
+    """
     flexible = header.version >= _FLEXIBLE_FROM
     try:
         transactional_id, position = read_nullable_string(frame, header.body_position, flexible=flexible)
         acks, timeout_ms = _ACKS_AND_TIMEOUT.unpack_from(frame, position)
-        topics, position = _read_topics(frame, position + 6, flexible=flexible)
+        topics, position = _read_topics(frame, position + 6, entries_max, flexible=flexible)
         if flexible:
             position = skip_tags(frame, position)
     except (*SHORT_OF_BYTES, MalformedFrame) as error:
@@ -76,7 +78,7 @@ def parse_request(frame: memoryview, header: RequestHeader) -> ProduceRequest:
 
 
 def _read_topics(
-    frame: memoryview, position: int, *, flexible: bool
+    frame: memoryview, position: int, entries_max: int, *, flexible: bool
 ) -> tuple[list[tuple[str, list[tuple[int, memoryview | None]]]], int]:
     topics = []
     entries = 0
@@ -88,8 +90,8 @@ def _read_topics(
             frame, position, flexible=flexible, element_bytes_min=_PARTITION_MIN_BYTES[flexible]
         )
         entries += 1 + partition_count
-        if entries > REQUEST_ENTRIES_MAX:
-            raise MalformedFrame(f"more than {REQUEST_ENTRIES_MAX} topics and partitions")
+        if entries > entries_max:
+            raise MalformedFrame(f"more than {entries_max} topics and partitions")
         for _ in range(partition_count):
             (partition,) = INT32.unpack_from(frame, position)
             records, position = read_nullable_bytes(frame, position + 4, flexible=flexible)
