@@ -67,7 +67,7 @@ def finish(reporter: pytest.TerminalReporter) -> None:
     if not runs or config.cache is None:
         return
     if commit is None:
-        reporter.write_line("docs/campaigns.md stays: sources or tests differ from the commit")
+        reporter.write_line("docs/campaigns.md stays: sources or tests are not a commit's")
         return
     key = f"{CACHE}/{commit}"
     runs = {**config.cache.get(key, {}), **runs}
@@ -87,13 +87,14 @@ def run_of(report: pytest.TestReport) -> Run:
 
 
 def unchanged_commit() -> str | None:
-    """The commit that runs here; None where sources or tests are not as it has them."""
+    """The commit that runs here; None where sources or tests are not as it has them, or there is no repository."""
     changed = _git("status", "--porcelain", "--", "src", "tests")
-    return None if changed else _git("rev-parse", "--short=10", "HEAD")
+    return _git("rev-parse", "--short=10", "HEAD") if changed == "" else None
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+def _git(*arguments: str) -> str | None:
+    found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return None if found.returncode else found.stdout.strip()
 
 
 def page(commit: str, date: str, runs: Mapping[str, Run]) -> str:

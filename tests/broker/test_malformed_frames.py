@@ -40,7 +40,7 @@ CAMPAIGN_PIECES = 5
 CAMPAIGN_FRAMES_TCP = 50_000
 FRAMES_PER_BROKER = 5_000
 """What well-formed requests leave behind is theirs, topics and groups: each broker gets so many frames."""
-GROWTH_BYTES_MAX = 96 * 1024 * 1024
+GROWTH_BYTES_MAX = 64 * 1024 * 1024
 """How much more memory a broker may take for frames of at most a few KB each, however large they say they are."""
 IN_MEMORY = Path("/dev/shm")
 
