@@ -202,12 +202,14 @@ def test_batches_behind_a_refused_one_are_sent_again_in_order(
 ) -> None:
     driver = new_driver(proxy.bootstrap)
     driver.write(0)
-    for number, spared in enumerate((1, 2, 3, 4), start=1):
-        proxy.faults = [(apis.PRODUCE, None)] * spared + [(apis.PRODUCE, 19), (apis.PRODUCE, LOST)]
+    for number in range(1, 7):
+        spared: list[tuple[int, int | None]] = [(apis.PRODUCE, None)] * (1 + number // 2)
+        behind: list[tuple[int, int | None]] = [(apis.PRODUCE, LOST)] if number % 2 else []
+        proxy.faults = [*spared, (apis.PRODUCE, 19), *behind]
         driver.write(number, Rows(topic, values_of(number), blobs_per_pull=100))
         assert proxy.faults == []
         assert driver.visits["after InitProducerId"] == number + 1, "no second attempt was needed"
-    expect(bootstrap, topic, 5)
+    expect(bootstrap, topic, 7)
 
 
 def test_a_transaction_that_timed_out_is_made_anew(

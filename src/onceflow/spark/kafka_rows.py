@@ -1,0 +1,127 @@
+"""A micro-batch as encoded blobs that Spark keeps: what is there is known at once, the bytes are pulled bit by bit.
+
+One job encodes, persists on the executors and returns a summary of every blob. The blobs are then pulled in order, as
+many at a time as the driver may hold, and compared with the summary: Spark encodes a block anew that it has lost, and
+then the rows may have come in another order.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from crc32c import crc32c
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
+
+from onceflow.spark.kafka_encode import SCHEMA, Encoder
+from onceflow.spark.kafka_marker import SinkStopped
+from onceflow.spark.kafka_sender import Blob, TopicPartition
+from onceflow.spark.kafka_steps import AttemptEnded
+
+DRIVER_BYTES = 64 * 1024 * 1024
+"""Blobs that the driver holds at a time."""
+_COLUMNS = {
+    "key": ("string", "binary"),
+    "value": ("string", "binary"),
+    "topic": ("string",),
+    "partition": ("int",),
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "timestamp": ("timestamp",),
+}
+
+
+def record_columns(rows: DataFrame, topic: str | None, partitioner: Any) -> DataFrame:
+    """The columns that make a record, as in Spark's own sink, with the partitioner's result as `partition`.
+
+    Raises SinkStopped for a column of another type, without a value, and without any topic.
+    """
+    if partitioner is not None:
+        chosen = F.expr(partitioner) if isinstance(partitioner, str) else partitioner
+        rows = rows.withColumn("partition", chosen.cast("int"))
+    types = dict(rows.dtypes)
+    for name, allowed in _COLUMNS.items():
+        if name in types and types[name] not in allowed:
+            raise SinkStopped(
+                f"column {name} is {types[name]} and must be {' or '.join(allowed)}: cast it before the sink"
+            )
+    if "value" not in types:
+        raise SinkStopped(f"the rows have columns {', '.join(types)} and none is value: select what to write as value")
+    if topic is None and "topic" not in types:
+        raise SinkStopped("neither the sink nor the rows name a topic: give kafka_sink(topic=…) or a column topic")
+    used = [name for name in _COLUMNS if name in types and not (name == "topic" and topic is not None)]
+    return rows.select(*used)
+
+
+class EncodedFrame:
+    """The encoded rows of one micro-batch; `close` lets Spark forget them."""
+
+    def __init__(self, rows: DataFrame, encoder: Encoder, driver_bytes: int) -> None:
+        encoded: Any = rows.mapInArrow(encoder, SCHEMA)
+        self._blobs = encoded.persist()
+        self._driver_bytes = driver_bytes
+        self._known = {topic: target.partition_count for topic, target in encoder.targets.items()}
+        self._summary: list[dict[str, Any]] | None = None
+
+    def close(self) -> None:
+        """Gives the executors' memory back."""
+        self._blobs.unpersist()
+
+    def records(self) -> Mapping[TopicPartition, int]:
+        """Records of each partition that has any."""
+        found: dict[TopicPartition, int] = {}
+        for row in self._rows():
+            place = (row["topic"], row["partition"])
+            found[place] = found.get(place, 0) + row["record_count"]
+        return found
+
+    def partition_counts(self) -> Mapping[str, int]:
+        """How many partitions each topic had, for the driver or the tasks. Raises AttemptEnded if they do not agree."""
+        found = dict(self._known)
+        for row in self._rows():
+            if found.setdefault(row["topic"], row["partition_count"]) != row["partition_count"]:
+                self._summary = None
+                raise AttemptEnded(f"topic {row['topic']} changed its partitions while rows were encoded")
+        return found
+
+    def blobs(self) -> Iterator[Sequence[Blob]]:
+        """All blobs in order, up to the driver's budget at a time. Raises AttemptEnded where one is not as encoded."""
+        for pull in self._pulls():
+            positions = F.col("position").between(pull[0]["position"], pull[-1]["position"])
+            found = _by_position(self._blobs.where(positions).select("position", "data").toArrow())
+            yield [self._checked(row, found) for row in pull]
+
+    def _checked(self, row: Mapping[str, Any], found: Mapping[int, memoryview]) -> Blob:
+        data = found.get(row["position"])
+        if data is None or len(data) != row["size_bytes"] or crc32c(data) != row["crc"]:
+            self._summary = None
+            raise AttemptEnded(
+                f"an executor lost encoded rows of {row['topic']}-{row['partition']} and they were encoded again, "
+                "not to the same bytes"
+            )
+        return Blob(row["topic"], row["partition"], row["record_count"], data)
+
+    def _pulls(self) -> Iterator[list[dict[str, Any]]]:
+        pull: list[dict[str, Any]] = []
+        size_bytes = 0
+        for row in self._rows():
+            if pull and size_bytes + row["size_bytes"] > self._driver_bytes:
+                yield pull
+                pull, size_bytes = [], 0
+            pull.append(row)
+            size_bytes += row["size_bytes"]
+        if pull:
+            yield pull
+
+    def _rows(self) -> list[dict[str, Any]]:
+        if self._summary is None:
+            rows = self._blobs.drop("data").toArrow().to_pylist()
+            self._summary = sorted(rows, key=lambda row: int(row["position"]))
+        return self._summary
+
+
+def _by_position(table: Any) -> dict[int, memoryview]:
+    """The blobs by position, as views of Arrow's own memory."""
+    found: dict[int, memoryview] = {}
+    for batch in table.to_batches():
+        for position, data in zip(batch["position"].to_pylist(), batch["data"], strict=True):
+            found[position] = memoryview(data.as_buffer())
+    return found

@@ -1,0 +1,217 @@
+"""The Kafka sink with a real Spark: columns to records, batches that come again, a driver that is killed."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
+
+from onceflow.client.cluster import LATEST, Cluster
+from onceflow.client.records import read_records
+from onceflow.spark import failure
+from onceflow.spark.kafka_sink import KafkaSink, kafka_sink
+from onceflow.spark.wrong_option import WrongOption
+from onceflow.wire.batch import Record
+from onceflow.wire.murmur2 import partition_for_key
+
+KEYS = 7
+
+
+class Copy:
+    """One query from the topic to a second one, started again and again on one checkpoint."""
+
+    def __init__(self, spark: SparkSession, bootstrap: str, source: str, checkpoint: Path) -> None:
+        self.spark, self.bootstrap, self.source, self.checkpoint = spark, bootstrap, source, checkpoint
+        self.target = f"{source}-out"
+
+    def sink(self, **options: Any) -> KafkaSink:
+        return kafka_sink(self.bootstrap, topic=self.target, checkpoint=self.checkpoint.as_uri(), **options)
+
+    def rows(self, **options: str) -> DataFrame:
+        stream = self.spark.readStream.format("onceflow").option("kafka.bootstrap.servers", self.bootstrap)
+        return stream.options(subscribe=self.source, startingOffsets="earliest", **options).load()
+
+    def run(self, rows: DataFrame | None = None, sink: KafkaSink | None = None) -> None:
+        sink = sink or self.sink()
+        try:
+            sink.open(self.spark)
+            writer = (rows or self.rows().select("key", "value")).writeStream.foreachBatch(sink)
+            query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
+            assert query.awaitTermination(120)
+        finally:
+            sink.close()
+
+    def forget_last_commit(self) -> None:
+        """As after a crash between EndTxn and Spark's commit."""
+        commits = self.checkpoint / "commits"
+        (commits / str(max(int(path.name) for path in commits.iterdir() if path.name.isdecimal()))).unlink()
+
+    def produce(self, begin: int, end: int) -> None:
+        """Keys in turn, each with its values in order."""
+        producer = Producer({"bootstrap.servers": self.bootstrap, "partitioner": "murmur2_random"})
+        for number in range(begin, end):
+            producer.produce(self.source, key=b"key-%d" % (number % KEYS), value=b"%d" % number)
+        assert producer.flush(20) == 0
+
+    def by_key(self, topic: str | None = None) -> dict[bytes, list[int]]:
+        found: dict[bytes, list[int]] = {}
+        for records in written(self.bootstrap, topic or self.target).values():
+            for record in records:
+                assert record.key is not None and record.value is not None
+                found.setdefault(record.key, []).append(int(record.value))
+        return found
+
+
+def written(bootstrap: str, topic: str) -> dict[int, list[Record]]:
+    """The records of each partition, as a reader of committed ones sees them."""
+    with Cluster(bootstrap) as cluster:
+        ends = cluster.list_offsets(topic, dict.fromkeys(cluster.require_topic(topic).partitions, LATEST))
+        return {
+            partition: list(read_records(cluster, topic, partition, 0, end.offset)) for partition, end in ends.items()
+        }
+
+
+def expected(count: int) -> dict[bytes, list[int]]:
+    return {b"key-%d" % key: list(range(key, count, KEYS)) for key in range(min(KEYS, count))}
+
+
+@pytest.fixture
+def copy(spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path) -> Copy:
+    copy = Copy(spark, bootstrap, topic, checkpoint)
+    cluster.create_topic(topic, 2)
+    cluster.create_topic(copy.target, 3)
+    return copy
+
+
+def test_batches_that_spark_repeats_are_there_once(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy.produce(0, 300)
+    copy.run()
+    copy.forget_last_commit()
+    copy.produce(300, 500)
+    # A budget far below what there is: the blobs come in many pulls.
+    copy.run(sink=copy.sink(compression="lz4", driver_bytes=2048, batch_bytes=1024))
+    assert copy.by_key() == expected(500)
+    for partition, records in written(copy.bootstrap, copy.target).items():
+        assert {partition_for_key(record.key or b"", 3) for record in records} == {partition}
+
+
+def test_a_stateful_query_goes_on_after_a_skipped_batch(copy: Copy) -> None:
+    def rows() -> DataFrame:
+        return copy.rows().select("key", "value").dropDuplicates(["key"])
+
+    copy.produce(0, 5)
+    copy.run(rows())
+    copy.forget_last_commit()
+    copy.produce(0, 7)
+    copy.run(rows())
+    assert copy.by_key() == {b"key-%d" % key: [key] for key in range(7)}
+
+
+@pytest.fixture
+def in_topic(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str
+) -> Callable[..., dict[int, list[Record]]]:
+    """Writes rows at least once and returns what is in the topic then."""
+    cluster.create_topic(topic, 4)
+
+    def write(rows: DataFrame, **options: Any) -> dict[int, list[Record]]:
+        sink = kafka_sink(bootstrap, **({"topic": topic, "mode": "at-least-once"} | options))
+        try:
+            sink(rows, 0)
+        finally:
+            sink.close()
+        return written(bootstrap, topic)
+
+    return write
+
+
+Written = Callable[..., dict[int, list[Record]]]
+
+
+def test_columns_become_records(in_topic: Written, spark: SparkSession, topic: str) -> None:
+    time = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
+    pairs = [("a", b"1"), ("a", None)]
+    rows = [
+        ("key", "value", 2, pairs, time, "other"),
+        (None, "no key", None, None, None, "other"),
+        ("key", None, None, [], time, "other"),
+    ]
+    schema = (
+        "key string, value string, partition int, headers array<struct<key:string,value:binary>>, timestamp timestamp, "
+        "topic string, more int"
+    )
+    frame = spark.createDataFrame([(*row, 1) for row in rows], schema).coalesce(1)
+    found = in_topic(frame, compression="zstd")
+    assert found[2][0][1:] == (1_767_323_045_678, b"key", b"value", (("a", b"1"), ("a", None)))
+    (tombstone,) = [record for record in found[partition_for_key(b"key", 4)] if record.value is None]
+    assert (tombstone.timestamp_ms, tombstone.headers) == (1_767_323_045_678, ())
+    (keyless,) = [record for records in found.values() for record in records if record.key is None]
+    assert keyless.value == b"no key" and keyless.timestamp_ms > 1_767_323_045_678
+    # The topic from the column, the partition from an expression, and nothing else of the row.
+    values = frame.select(F.lit(topic).alias("topic"), "value", F.lit(5).alias("number"))
+    again = in_topic(values, topic=None, partitioner=F.col("number") % 4, mode="none")
+    assert [len(again[partition]) - len(found[partition]) for partition in range(4)] == [0, 3, 0, 0]
+
+
+def test_rows_that_cannot_be_written_are_refused(in_topic: Written, spark: SparkSession, cluster: Cluster) -> None:
+    def refused(rows: DataFrame, **options: Any) -> str:
+        with pytest.raises(Exception) as told:
+            in_topic(rows, **options)
+        return failure.sentence(told.value)
+
+    large = spark.createDataFrame([("small", "x"), ("large", "x" * 1_100_000)], "key string, value string")
+    assert "with key b'large' cannot be written: a record of 11000" in refused(large)
+    assert "has partition 4 and topic" in refused(large.limit(1), partitioner="4")
+    assert "column value is int and must be string or binary" in refused(spark.sql("select 1 as value"))
+    assert "none is value" in refused(spark.sql("select 'a' as key"))
+    assert "neither the sink nor the rows name a topic" in refused(spark.sql("select 'a' as value"), topic=None)
+    assert "has no topic" in refused(spark.sql("select 'a' as value, string(null) as topic"), topic=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"compression": "brotli"}, "none, gzip, snappy, lz4, zstd"),
+        ({"mode": "twice"}, "exactly-once, at-least-once, none"),
+        ({}, "needs checkpoint="),
+        ({"mode": "none", "checkpoint": "/x"}, "keeps no marker"),
+        ({"checkpoint": "/x", "name": ""}, "1 to 100 printable"),
+        ({"checkpoint": "/x", "driver_bytes": 100}, "driver_bytes 100"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(WrongOption, match=sentence):
+        kafka_sink("localhost:1", topic="t", **options)
+
+
+def test_a_driver_killed_before_its_commit_is_followed_by_one_that_goes_on(
+    copy: Copy, java_home: str, tmp_path: Path
+) -> None:
+    copy.produce(0, 500)
+    die(copy, java_home, tmp_path, "before EndTxn", 3)
+    # Batch 0 has no rows, batch 1 is there, and nothing of batch 2 can be seen.
+    assert 90 < sum(map(len, written(copy.bootstrap, copy.target).values())) < 110
+    copy.run()
+    assert copy.by_key() == expected(500)
+
+
+def die(copy: Copy, java_home: str, directory: Path, point: str, visit: int) -> None:
+    words = (
+        copy.bootstrap,
+        copy.source,
+        copy.target,
+        copy.checkpoint,
+        directory / "driver.log",
+        java_home,
+        point,
+        visit,
+    )
+    command = [sys.executable, "-m", "tests.spark.driver_of_kafka_sink", *map(str, words)]
+    ended = subprocess.run(command, start_new_session=True, timeout=120, check=False)
+    assert ended.returncode == -9, (directory / "driver.log").read_text()[-3000:]
