@@ -41,6 +41,7 @@ MARKER_CONFIGS = {
     "min.cleanable.dirty.ratio": "0.1",
 }
 DRIVER_BYTES_MAX = 512 * 1024 * 1024
+NAME_CHARACTERS_MAX = 100
 FIRST_CONTACT_MS = 10_000
 
 Mode = Literal["exactly-once", "at-least-once", "none"]
@@ -81,22 +82,7 @@ def kafka_sink(
     accept_partitions: the new partition count of an output topic that was changed on purpose.
     kafka: security.protocol, sasl.… and ssl.… by Kafka's names.
     """
-    codec = {each.name.lower(): each for each in Codec}.get(compression)
-    if codec is None:
-        raise WrongOption(f"compression {compression!r} is none of {', '.join(each.name.lower() for each in Codec)}")
-    if mode not in get_args(Mode):
-        raise WrongOption(f"mode {mode!r} is none of {', '.join(get_args(Mode))}")
-    if mode == "exactly-once" and checkpoint is None:
-        raise WrongOption("an exactly-once sink needs checkpoint=, the query's own checkpointLocation")
-    if mode != "exactly-once" and (checkpoint is not None or plan or plan_version != 1 or accept_partitions):
-        raise WrongOption(f"mode {mode!r} keeps no marker: leave checkpoint, plan, plan_version, accept_partitions out")
-    if not 1024 <= driver_bytes <= DRIVER_BYTES_MAX or not 1024 <= batch_bytes <= driver_bytes:
-        raise WrongOption(
-            f"batch_bytes {batch_bytes} and driver_bytes {driver_bytes}: 1024 to driver_bytes, and that up to "
-            f"{DRIVER_BYTES_MAX}"
-        )
-    if not name or not name.isprintable() or len(name) > 100:
-        raise WrongOption(f"name {name!r}: 1 to 100 printable characters that stay the same")
+    codec = _codec(compression)
     security = read_security(kafka)
     options = SinkOptions(
         topic=topic,
@@ -111,6 +97,7 @@ def kafka_sink(
         accept_partitions=accept_partitions,
         encoder=Encoder(bootstrap, topic, codec, 0, 0, security=security, batch_bytes=batch_bytes),
     )
+    _refuse_what_cannot_be_meant(options)
     cluster = Cluster(bootstrap, client_id="onceflow-sink", first_contact_ms=FIRST_CONTACT_MS, security=security)
     return KafkaSink(cluster, options, Settings(transaction_timeout_ms=transaction_timeout_ms))
 
@@ -130,6 +117,39 @@ class SinkOptions:
     marker_topic: str
     accept_partitions: Mapping[str, int]
     encoder: Encoder
+
+
+def _codec(compression: str) -> Codec:
+    codecs = {each.name.lower(): each for each in Codec}
+    if compression not in codecs:
+        raise WrongOption(f"compression {compression!r} is none of {', '.join(codecs)}")
+    return codecs[compression]
+
+
+def _refuse_what_cannot_be_meant(options: SinkOptions) -> None:
+    exactly_once = options.mode == "exactly-once"
+    if options.mode not in get_args(Mode):
+        raise WrongOption(f"mode {options.mode!r} is none of {', '.join(get_args(Mode))}")
+    if exactly_once and options.checkpoint is None:
+        raise WrongOption("an exactly-once sink needs checkpoint=, the query's own checkpointLocation")
+    of_markers = (
+        options.checkpoint,
+        options.plan != options.name,
+        options.plan_version != 1,
+        options.accept_partitions,
+    )
+    if not exactly_once and any(of_markers):
+        raise WrongOption(
+            f"mode {options.mode!r} keeps no marker: leave checkpoint, plan, plan_version and accept_partitions out"
+        )
+    batch_bytes, driver_bytes = options.encoder.batch_bytes, options.driver_bytes
+    if not 1024 <= batch_bytes <= driver_bytes <= DRIVER_BYTES_MAX:
+        raise WrongOption(
+            f"batch_bytes {batch_bytes} and driver_bytes {driver_bytes}: a batch has 1024 bytes at least and the driver "
+            f"holds one at least and {DRIVER_BYTES_MAX} at most"
+        )
+    if not options.name or not options.name.isprintable() or len(options.name) > NAME_CHARACTERS_MAX:
+        raise WrongOption(f"name {options.name!r}: 1 to {NAME_CHARACTERS_MAX} printable characters that stay the same")
 
 
 class KafkaSink:
