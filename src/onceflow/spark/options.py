@@ -4,15 +4,16 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from onceflow.client import security
 from onceflow.client.addresses import InvalidAddress, parse_bootstrap
 from onceflow.client.security import PLAINTEXT, InvalidSecurity, Security, read_security
 from onceflow.spark import position_options as positions
-from onceflow.spark import subscription
+from onceflow.spark import pushdown_options, subscription
 from onceflow.spark.offsets import Offsets
 from onceflow.spark.position_options import EARLIEST, LATEST, Position, read_ending, read_starting
+from onceflow.spark.pushdown_options import Pushdown, parse_pushdown
 from onceflow.spark.subscription import Subscription, read_subscription
 from onceflow.spark.wrong_option import WrongOption
 
@@ -21,13 +22,20 @@ COMMIT_OFFSETS = "commitOffsets"
 MAX_OFFSETS_PER_TRIGGER = "maxOffsetsPerTrigger"
 MIN_OFFSETS_PER_TRIGGER = "minOffsetsPerTrigger"
 MAX_TRIGGER_DELAY = "maxTriggerDelay"
+MAX_EVENT_TIME_SKEW = "maxEventTimeSkew"
 MIN_PARTITIONS = "minPartitions"
 MAX_RECORDS_PER_PARTITION = "maxRecordsPerPartition"
 FAIL_ON_DATA_LOSS = "failOnDataLoss"
 INCLUDE_HEADERS = "includeHeaders"
 ISOLATION_LEVEL = "isolation.level"
 
-STREAM_ONLY = (COMMIT_OFFSETS, MAX_OFFSETS_PER_TRIGGER, MIN_OFFSETS_PER_TRIGGER, MAX_TRIGGER_DELAY)
+STREAM_ONLY = (
+    COMMIT_OFFSETS,
+    MAX_OFFSETS_PER_TRIGGER,
+    MIN_OFFSETS_PER_TRIGGER,
+    MAX_TRIGGER_DELAY,
+    MAX_EVENT_TIME_SKEW,
+)
 BATCH_ONLY = positions.ENDING
 KAFKA = "kafka."
 """Before the names of Kafka's own client settings, as in Spark's connector."""
@@ -44,10 +52,12 @@ NAMES = (
     MAX_OFFSETS_PER_TRIGGER,
     MIN_OFFSETS_PER_TRIGGER,
     MAX_TRIGGER_DELAY,
+    MAX_EVENT_TIME_SKEW,
     MIN_PARTITIONS,
     MAX_RECORDS_PER_PARTITION,
     FAIL_ON_DATA_LOSS,
     INCLUDE_HEADERS,
+    *pushdown_options.NAMES,
     ISOLATION_LEVEL,
     *SECURITY_NAMES,
 )
@@ -68,6 +78,7 @@ _DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|min|h|d)?")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 Mode = Literal["stream", "batch"]
+_T = TypeVar("_T", int, None)
 
 __all__ = ["EARLIEST", "LATEST", "Position", "SourceOptions", "WrongOption", "read_options"]
 
@@ -85,10 +96,12 @@ class SourceOptions:
     offsets_per_trigger_max: int | None = None
     offsets_per_trigger_min: int | None = None
     trigger_delay_max_ms: int = MAX_TRIGGER_DELAY_MS
+    event_time_skew_ms: int | None = None
     tasks_min: int | None = None
     offsets_per_task_max: int | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = False
+    pushdown: Pushdown | None = None
     read_committed: bool = True
     security: Security = PLAINTEXT
 
@@ -115,10 +128,12 @@ def read_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOp
         offsets_per_trigger_max=_count(values, MAX_OFFSETS_PER_TRIGGER),
         offsets_per_trigger_min=_count(values, MIN_OFFSETS_PER_TRIGGER),
         trigger_delay_max_ms=_duration_ms(values, MAX_TRIGGER_DELAY, MAX_TRIGGER_DELAY_MS),
+        event_time_skew_ms=_duration_ms(values, MAX_EVENT_TIME_SKEW, None),
         tasks_min=_count(values, MIN_PARTITIONS),
         offsets_per_task_max=_count(values, MAX_RECORDS_PER_PARTITION),
         fail_on_data_loss=_flag(values, FAIL_ON_DATA_LOSS, default=True),
         include_headers=_flag(values, INCLUDE_HEADERS, default=False),
+        pushdown=parse_pushdown(values, include_headers=_flag(values, INCLUDE_HEADERS, default=False)),
         read_committed=_choice(values, ISOLATION_LEVEL, "read_committed", "read_uncommitted") == "read_committed",
         security=_security(values),
     )
@@ -212,7 +227,7 @@ def _count(values: Mapping[str, str], name: str) -> int | None:
     return int(value)
 
 
-def _duration_ms(values: Mapping[str, str], name: str, default_ms: int) -> int:
+def _duration_ms(values: Mapping[str, str], name: str, default_ms: _T) -> int | _T:
     value = values.get(name.lower())
     if value is None:
         return default_ms

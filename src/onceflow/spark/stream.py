@@ -28,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
 
 from onceflow.errors import OnceflowError
 from onceflow.spark import data_loss, offsets, read_task
+from onceflow.spark.alignment import Alignment
 from onceflow.spark.connections import connect
 from onceflow.spark.group_commits import COMMIT_TIMEOUT_MS, GroupCommits
 from onceflow.spark.offsets import Loss, Offsets
@@ -53,6 +54,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._monotonic = monotonic
         self._positions: LogPositions | None = None
         self._commits: GroupCommits | None = None
+        self._alignment: Alignment | None = None
         self._armed = False
         self._has_begun = False
         self._batch_due_at = monotonic()
@@ -89,6 +91,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = offsets.following(known, ends, begins)
         if self._is_held_back(sum(part.size for part in offsets.ranges(known, found))):
             return start
+        found = self._aligned(known, found)
         if isinstance(limit, ReadMaxRows):
             found = offsets.limit(known, found, limit.max_rows)
         return found.as_json()
@@ -152,6 +155,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             cluster = connect(self._options.bootstrap, self._options.security, timeout_ms=COMMIT_TIMEOUT_MS)
             self._commits = GroupCommits(cluster, group, self._monotonic)
         self._commits.commit(reached)
+
+    def _aligned(self, known: Offsets, found: Offsets) -> Offsets:
+        skew_ms = self._options.event_time_skew_ms
+        if skew_ms is None:
+            return found
+        if self._alignment is None:
+            cluster = connect(self._options.bootstrap, self._options.security)
+            self._alignment = Alignment(cluster, skew_ms, read_committed=self._options.read_committed)
+        return self._alignment.limit(known, found)
 
     def _is_held_back(self, waiting: int) -> bool:
         """Whether `waiting` offsets are too few for a batch, and not yet overdue (Spark's delayBatch)."""
