@@ -90,12 +90,17 @@ def test_a_driver_that_dies_anywhere_is_followed_by_one_that_goes_on(
     expect(bootstrap, topic, 5)
 
 
+def attempts_more(caplog: pytest.LogCaptureFixture) -> int:
+    """How many attempts were made beyond the first of each batch."""
+    return sum("is tried again" in message for message in caplog.messages)
+
+
 every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: str(step.name))
 
 
 @every_step
 def test_codes_that_pass_are_waited_out(
-    step: Step, new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str
+    step: Step, new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = new_driver(proxy.bootstrap)
     driver.write(0)
@@ -103,17 +108,15 @@ def test_codes_that_pass_are_waited_out(
         if step is kafka_steps.FIND_COORDINATOR:
             driver = new_driver(proxy.bootstrap, owner=f"owner-{number}")
         proxy.faults = [(step.api_key, code), (step.api_key, code)]
-        before = driver.visits["after InitProducerId"]
         driver.write(number)
         assert proxy.faults == []
-        attempts = driver.visits["after InitProducerId"] - before
-        assert attempts == (3 if step is kafka_steps.INIT_PRODUCER_ID else 1), "no second attempt was needed"
+    assert attempts_more(caplog) == 0
     expect(bootstrap, topic, len(step.again) + 1)
 
 
 @every_step
 def test_codes_that_end_the_attempt_lead_to_another_or_to_a_stop(
-    step: Step, new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str
+    step: Step, new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = new_driver(proxy.bootstrap)
     driver.write(0)
@@ -123,9 +126,8 @@ def test_codes_that_end_the_attempt_lead_to_another_or_to_a_stop(
             with pytest.raises(SinkStopped, match="was taken over by another driver"):
                 driver.write(number)
             driver = new_driver(proxy.bootstrap, owner=f"owner-{number}")
-        before = driver.visits["after InitProducerId"]
         driver.write(number)
-        assert driver.visits["after InitProducerId"] - before == (1 if code in kafka_steps.FENCED else 2)
+    assert attempts_more(caplog) == len(step.ends - kafka_steps.FENCED)
     expect(bootstrap, topic, len(step.ends) + 1)
 
 
@@ -198,7 +200,7 @@ def test_the_first_batch_of_a_partition_is_answered_before_the_next_is_sent(
 
 
 def test_batches_behind_a_refused_one_are_sent_again_in_order(
-    new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str
+    new_driver: NewDriver, proxy: AnswerProxy, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = new_driver(proxy.bootstrap)
     driver.write(0)
@@ -208,7 +210,7 @@ def test_batches_behind_a_refused_one_are_sent_again_in_order(
         proxy.faults = [*spared, (apis.PRODUCE, 19), *behind]
         driver.write(number, Rows(topic, values_of(number), blobs_per_pull=100))
         assert proxy.faults == []
-        assert driver.visits["after InitProducerId"] == number + 1, "no second attempt was needed"
+    assert attempts_more(caplog) == 0
     expect(bootstrap, topic, 7)
 
 
@@ -229,7 +231,7 @@ def test_a_transaction_that_timed_out_is_made_anew(
     rows.blobs = slowly  # type: ignore[assignment, method-assign]
     proxy.faults = [(apis.TXN_OFFSET_COMMIT, 90)]
     driver.write(1, rows)
-    assert driver.visits["before InitProducerId"] == 3
+    assert driver.visits["before InitProducerId"] >= 3
     expect(bootstrap, topic, 2)
 
 
@@ -335,6 +337,7 @@ def test_copies_that_differ_stop_the_query(new_driver: NewDriver, bootstrap: str
     driver = new_driver()
     driver.write(0)
     place = driver.place
+    eventually(lambda: place.read_record(driver.cluster) is not None)
     found = place.read_record(driver.cluster)
     assert found is not None
     driver.write(1)
@@ -352,6 +355,7 @@ def test_an_empty_batch_writes_its_marker_alone(new_driver: NewDriver, bootstrap
     for number in range(3):
         driver.write(number, Rows(topic, {}))
     assert visible(bootstrap, topic) == {0: [], 1: [], 2: []}
+    eventually(lambda: driver.place.read_record(driver.cluster) == driver.writer._last)
     found = driver.place.read_record(driver.cluster)
     assert found is not None and found.batch == 2
     assert (found.since, found.offsets) == ({"in": {"0": 0}}, {"in": {"0": 60}})

@@ -145,8 +145,8 @@ def _refuse_what_cannot_be_meant(options: SinkOptions) -> None:
     batch_bytes, driver_bytes = options.encoder.batch_bytes, options.driver_bytes
     if not 1024 <= batch_bytes <= driver_bytes <= DRIVER_BYTES_MAX:
         raise WrongOption(
-            f"batch_bytes {batch_bytes} and driver_bytes {driver_bytes}: a batch has 1024 bytes at least and the driver "
-            f"holds one at least and {DRIVER_BYTES_MAX} at most"
+            f"batch_bytes {batch_bytes} and driver_bytes {driver_bytes}: a batch has 1024 bytes at least, and "
+            f"the driver holds one at least and {DRIVER_BYTES_MAX} bytes at most"
         )
     if not options.name or not options.name.isprintable() or len(options.name) > NAME_CHARACTERS_MAX:
         raise WrongOption(f"name {options.name!r}: 1 to {NAME_CHARACTERS_MAX} printable characters that stay the same")
