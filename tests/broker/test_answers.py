@@ -136,7 +136,7 @@ def test_api_versions_offers_what_clients_need(client: RawClient, version: int) 
 
 TIMEOUT = milliseconds(5000)
 EVERY_FIELD: dict[int, dict[str, Any]] = {
-    apis.LIST_OFFSETS: {"replica_id": -1, "isolation_level": 0},
+    apis.LIST_OFFSETS: {"replica_id": -1, "isolation_level": 0, "timeout": TIMEOUT},
     apis.METADATA: {"topics": [{"name": "no-such", "topic_id": None}], "allow_auto_topic_creation": False},
     apis.OFFSET_COMMIT: {"generation_id_or_member_epoch": -1, "member_id": "", "retention_time": milliseconds(-1)},
     apis.OFFSET_FETCH: {"require_stable": False},

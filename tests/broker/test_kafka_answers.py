@@ -14,6 +14,7 @@ from onceflow.wire.errors import ErrorCode
 from tests.broker.raw_client import RawClient, batch_of, connected
 from tests.conformance.fetch import fetch_fields
 from tests.conformance.produce import request, rewritten
+from tests.conformance.side import TIMEOUT
 
 NONE = ErrorCode.none
 UNKNOWN = ErrorCode.unknown_topic_or_partition
@@ -98,6 +99,22 @@ def test_listing_offsets_at_its_edges(client: RawClient, topic: str) -> None:
     assert [each.error_code for each in listed(client, topic, -1, -2)] == [ErrorCode.invalid_request]
     assert listed(client, topic, -3, version=6)[0].error_code == ErrorCode.unsupported_version
     assert listed(client, topic, -1, isolation_level=5)[0].error_code == ErrorCode.unknown_server_error
+
+
+def test_offsets_of_tiered_storage_are_those_of_the_log(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    client.produce(topic, 0, batch_of(b"a", b"b"))
+    too_early = ErrorCode.unsupported_version
+    for version, time, expected in (
+        (7, -4, (too_early, -1)),
+        (8, -4, (NONE, 0)),
+        (8, -5, (too_early, -1)),
+        (9, -5, (NONE, -1)),
+        (10, -4, (NONE, 0)),
+        (10, -6, (too_early, -1)),
+    ):
+        (found,) = listed(client, topic, time, version=version, timeout=TIMEOUT)
+        assert (found.error_code, found.offset) == expected, (version, time)
 
 
 def test_a_leader_epoch_below_the_only_one_is_fenced(client: RawClient, topic: str) -> None:

@@ -36,11 +36,6 @@ KNOWN_DIFFERENCES = {
         "`kafka-topics --describe` shows N/A; `min.insync.replicas` is a default",
         "there are no replicas",
     ),
-    "ListOffsets above 7": Difference(
-        "`kafka-get-offsets --time earliest-local` and the like: tiered storage's offsets",
-        "nothing, and a sentence on standard error",
-        "there is no tiered storage",
-    ),
     "configs of tiered storage, throttles and compression levels": Difference(
         "shown", "not shown, and refused", "there is nothing that they would configure"
     ),

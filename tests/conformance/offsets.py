@@ -22,7 +22,11 @@ def listed(side: Side, topic: str, *places: tuple[int, int], version: int = 7, e
     """ListOffsets of (partition, timestamp) each."""
     asked = [{"partition_index": at, "timestamp": time, "current_leader_epoch": epoch} for at, time in places]
     topics = [{"name": topic, "partitions": asked}]
-    side.ask(apis.LIST_OFFSETS, version, **{"replica_id": -1, "isolation_level": 0, "topics": topics, **fields})
+    side.ask(
+        apis.LIST_OFFSETS,
+        version,
+        **{"replica_id": -1, "isolation_level": 0, "timeout": TIMEOUT, "topics": topics, **fields},
+    )
 
 
 def times(*timestamps: int, version: int = 7) -> Callable[[Side], None]:
@@ -117,7 +121,8 @@ def under_log_append_time(side: Side) -> None:
 CASES: dict[str, Callable[[Side], None]] = {
     "list offsets by special timestamps": times(-1, -2, -3),
     "list offsets by special timestamps of old": times(-1, -2, -3, version=6),
-    "list offsets by unknown special timestamps": times(-4, -5, -6, -7, -100),
+    **{f"list offsets of tiered storage in {at}": times(-4, -5, -6, version=at) for at in (7, 8, 9, 10)},
+    "list offsets by unknown special timestamps": times(-7, -100, version=10),
     "list offsets by time": times(0, BASE_MS, BASE_MS + 1, BASE_MS + 2, BASE_MS + 10, BASE_MS + 11, BASE_MS + 12),
     "list offsets by a time to come": times(4_000_000_000_000, 2**63 - 1),
     "list offsets of unknown partitions": listing((-1, -1), (2, -1), (0, -1)),

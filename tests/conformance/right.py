@@ -43,7 +43,7 @@ def list_offsets(side: Side, version: int) -> None:
     for timestamp in (-1, -2, 1_700_000_000_001):
         asked = {"partition_index": 0, "timestamp": timestamp, "max_num_offsets": 5}
         side.ask(
-            apis.LIST_OFFSETS, version, replica_id=-1, isolation_level=0,
+            apis.LIST_OFFSETS, version, replica_id=-1, isolation_level=0, timeout=TIMEOUT,
             topics=[{"name": topic, "partitions": [asked]}],
         )  # fmt: skip
 

@@ -25,8 +25,10 @@ logger = logging.getLogger(__name__)
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
-MAX_TIMESTAMP_FROM = 7
-"""The first version that may ask for it (KIP-734)."""
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_KIND_FROM = ((9, LATEST_TIERED), (8, EARLIEST_LOCAL), (7, MAX_TIMESTAMP), (0, EARLIEST))
+"""The first version that may ask for each kind, and for those above it (KIP-734, KIP-405, KIP-1005)."""
 NOT_FOUND = (-1, -1)
 NO_OFFSET = -1
 
@@ -41,7 +43,10 @@ class _Search(NamedTuple):
 
 
 def handle_list_offsets(node: Node, request: Request) -> None:
-    """Serve one ListOffsets request; who reads committed data is told of what lies before the last stable offset."""
+    """Serve one ListOffsets request; who reads committed data is told of what lies before the last stable offset.
+
+    Nothing is in tiered storage: all of a log is local. Version 10's time-out is for looking there.
+    """
     asked = request.decode()
     if request.version == 0:
         _answer_offsets_before(node, request, asked)
@@ -90,8 +95,10 @@ class _Listing:
         offset_end = log.last_stable_offset if self._isolation_level == READ_COMMITTED else log.high_watermark
         if asked.timestamp == LATEST:
             answer.update(_at(-1, offset_end))
-        elif asked.timestamp == EARLIEST:
+        elif asked.timestamp in (EARLIEST, EARLIEST_LOCAL):
             answer.update(_at(-1, log.log_start_offset))
+        elif asked.timestamp == LATEST_TIERED:
+            answer.update(_at(*NOT_FOUND))
         elif asked.timestamp == MAX_TIMESTAMP:
             self.searches.append(_Search(answer, offset_end, log.search_max_timestamp(), partition))
         else:
@@ -106,8 +113,7 @@ class _Listing:
             return ErrorCode.invalid_request
         if partition is None:
             return ErrorCode.unknown_topic_or_partition
-        earliest_kind = MAX_TIMESTAMP if self._version >= MAX_TIMESTAMP_FROM else EARLIEST
-        if asked.timestamp < earliest_kind:
+        if asked.timestamp < next(kind for version, kind in EARLIEST_KIND_FROM if self._version >= version):
             return ErrorCode.unsupported_version
         return epoch_error(getattr(asked, "current_leader_epoch", NO_LEADER_EPOCH))
 

@@ -16,6 +16,8 @@ MAX_TIMESTAMP_VERSION_MIN = 7
 CREATE_TOPICS_VERSION_MIN = 4
 """Before version 4 a broker had no default replication factor to ask for."""
 FIND_COORDINATOR_VERSION_MIN = 1
+TIERED_STORAGE_TIMEOUT = timedelta(seconds=5)
+"""How long ListOffsets 10 may look into tiered storage, well within what the client waits for an answer."""
 GROUP = 0
 TRANSACTION = 1
 """What a coordinator is asked for: FindCoordinatorRequest's key type."""
@@ -54,6 +56,7 @@ def list_offsets(topic: str, timestamp_by_partition: Mapping[int, int], isolatio
             replica_id=-1,
             isolation_level=isolation_level,
             topics=(schema.ListOffsetsTopic(name=topic, partitions=partitions),),
+            **({"timeout": TIERED_STORAGE_TIMEOUT} if version >= 10 else {}),
         )
 
     return build

@@ -72,7 +72,7 @@ _ROWS = (
     # key, name, versions from, to, flexible from
     (PRODUCE, "Produce", 3, 9, 9),
     (FETCH, "Fetch", 4, 12, 12),
-    (LIST_OFFSETS, "ListOffsets", 0, 7, 6),
+    (LIST_OFFSETS, "ListOffsets", 0, 10, 6),
     (METADATA, "Metadata", 0, 12, 9),
     (OFFSET_COMMIT, "OffsetCommit", 2, 8, 8),
     (OFFSET_FETCH, "OffsetFetch", 1, 8, 6),
