@@ -27,18 +27,23 @@ logger = logging.getLogger("benchmarks")
 
 def run(table: Table, names: Sequence[str], figures: Figures) -> bool:
     """Measure, print and write each row; False where the table did not come to its end."""
-    figures.begin(table, names)
+    figures.begin(table)
+    measured = []
     print(f"\n## {table.title}\n\n{table.head}", flush=True)
     begin = time.perf_counter()
     try:
         for line in table.measure(names):
             print(line.text, flush=True)
             figures.add(table, line, time.perf_counter() - begin)
+            measured.append(line.name)
             figures.write(TABLES)
             begin = time.perf_counter()
     except (Exception, SystemExit):
         logger.exception("%s: cut short", table.title)
         return False
+    if len(names) == len(table.names):
+        figures.end(table, measured)
+        figures.write(TABLES)
     return True
 
 

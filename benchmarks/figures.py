@@ -77,11 +77,15 @@ class Figures:
     def __init__(self) -> None:
         self._tables: dict[str, Any] = json.loads(STORE.read_text())["tables"] if STORE.exists() else {}
 
-    def begin(self, table: Table, names: Sequence[str]) -> None:
-        """A table that is measured whole is begun anew."""
-        before = self._tables.get(table.title, {})
-        rows = {} if len(names) == len(table.names) else before.get("rows", {})
+    def begin(self, table: Table) -> None:
+        """What was measured of it before stays until it is measured again."""
+        rows = self._tables.get(table.title, {}).get("rows", {})
         self._tables[table.title] = {"says": table.says, "head": table.head, "rows": rows}
+
+    def end(self, table: Table, names: Sequence[str]) -> None:
+        """The table was measured whole and has these rows."""
+        rows = self._tables[table.title]["rows"]
+        self._tables[table.title]["rows"] = {name: rows[name] for name in names}
 
     def add(self, table: Table, line: Line, seconds: float) -> None:
         """Put a row in the place of its predecessor, and write everything."""

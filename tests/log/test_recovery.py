@@ -2,7 +2,7 @@
 
 import random
 import shutil
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from onceflow.log.disk import RealDisk, RealFile
 from onceflow.log.errors import OutOfOrderSequence
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, PowerCut
-from onceflow.wire.batch import patch_offset
+from onceflow.wire.batch import batches, patch_offset, read_header
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
 
 BLOCK_BYTES = 4096
@@ -268,6 +268,14 @@ def test_a_start_looks_at_no_more_files_where_more_is_stored(
     assert looks[0] == looks[1]
 
 
+def test_a_clean_start_that_removes_segments_may_still_become_a_scan(many_segments: Original, scratch: Path) -> None:
+    directory = many_segments.copy(scratch / "clicks-0")
+    bases = [int(name.removesuffix(".log")) for name in many_segments.names]
+    (directory / f"{bases[3]:020d}.index").unlink()
+    log = open_log(directory, clean=True, log_start_offset=bases[2], segment_bytes=many_segments.segment_bytes)
+    assert [segment.base_offset for segment in log.segments] == bases[2:]
+
+
 def send(log: PartitionLog, sequence: int) -> None:
     log.append(batch(b"%d" % sequence, producer_id=7, sequence=sequence))
 
@@ -347,3 +355,27 @@ def test_a_recovery_leaves_snapshots_behind_the_segments_that_it_scanned(scratch
     assert len(log.segments.in_order) == 1
     disk.crash(0, drop_all=True)
     assert is_known(open_log(scratch / "t-0", disk=disk, log_start_offset=1))
+
+
+def test_a_flipped_bit_in_an_index_hides_no_record_and_shows_no_other(scratch: Path) -> None:
+    """After a clean stop nobody looks at each index: what one says is believed only where the log agrees."""
+    settings = {"segment_bytes": 1500, "index_interval_bytes": 150}
+    log = open_log(scratch / "t-0", **settings)
+    for number in range(30):
+        log.append(batch(b"%d" % number + bytes(40), timestamp_ms=NOW_MS + number))
+    log.close()
+    for path in sorted((scratch / "t-0").glob("*.index"))[:3]:
+        content = path.read_bytes()
+        for position, bit in product(range(len(content)), (0, 3, 7)):
+            damaged = bytearray(content)
+            damaged[position] ^= 1 << bit
+            shutil.copytree(scratch / "t-0", scratch / "copy-0", dirs_exist_ok=True)
+            (scratch / "copy-0" / path.name).write_bytes(damaged)
+            opened = open_log(scratch / "copy-0", clean=True, **settings)
+            for offset in range(30):
+                for size_bytes in (1, 300):
+                    found = opened.read(offset, size_bytes)
+                    assert found is not None
+                    data = found.read()
+                    assert read_header(data).base_offset == offset
+                    assert sum(header.size_bytes for _position, header in batches(data)) == len(data)
