@@ -188,14 +188,14 @@ class OffsetIndex(Index):
         last = self.last_entry()
         return int(last[1]) if last else 0
 
-    def offset_for_position(self, position: int) -> int | None:
-        """The last offset of the first indexed batch that begins at `position` or later, if there is one."""
+    def position_from(self, position: int) -> int:
+        """The first indexed beginning of a batch that is at `position` or later; 0 where there is none."""
         content, size_bytes = self._content(), self.entry.size
         count = len(content) // size_bytes
         found = bisect_left(
             range(count), position, key=lambda number: int(_POSITION.unpack_from(content, number * size_bytes)[0])
         )
-        return int(_OFFSET.unpack_from(content, found * size_bytes)[0]) + self.base_offset if found < count else None
+        return int(_POSITION.unpack_from(content, found * size_bytes)[0]) if found < count else 0
 
 
 class TimeIndex(Index):

@@ -149,12 +149,10 @@ class Loader:
         while number and rest_bytes > 0:
             number -= 1
             rest_bytes -= segments[number].size_bytes
-        position = segments[number].offset_index.position_at_most(max(0, -rest_bytes))
-        offset = segments[number].base_offset
-        if position:
-            if segments[number].size_bytes - position < HEADER_BYTES:
-                return None
-            offset = segments[number].header_at(position).base_offset
+        first = segments[number]
+        indexed = first.offset_index.position_at_most(max(0, -rest_bytes))
+        position = first.position_if_right(indexed, first.size_bytes)
+        offset = first.header_at(position).base_offset if position else first.base_offset
         for segment in segments[number:]:
             for begin, header in good_batches(segment, position, offset, self._compaction_end):
                 position, offset = begin + header.size_bytes, header.last_offset + 1

@@ -6,6 +6,7 @@ the first record; the next segment's base offset is where this one ends. A segme
 or sealed (it never changes again).
 """
 
+import logging
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,14 +17,17 @@ from onceflow.log.errors import CorruptBatch
 from onceflow.log.index import OffsetIndex, TimeIndex, file_name
 from onceflow.log.open_files import OPEN_FILES
 from onceflow.log.transactions import TransactionIndex
-from onceflow.wire.batch import HEADER_BYTES, BatchHeader, read_header, record_times
+from onceflow.wire.batch import HEADER_BYTES, MAGIC, BatchHeader, read_header, record_times
 from onceflow.wire.errors import WireError
 from onceflow.wire.markers import Marker, decode_marker
+
+logger = logging.getLogger(__name__)
 
 LOG_SUFFIX = ".log"
 SNAPSHOT_SUFFIX = ".snapshot"
 NO_TIMESTAMP = -1
 
+_OFFSET_MAX = 2**63 - 1
 _SCAN_BYTES = 16 * 1024
 _SPAN = struct.Struct(">qi11xi")
 _LENGTH_OVERHEAD_BYTES = 12
@@ -58,6 +62,7 @@ class Segment:
         "_disk",
         "_file",
         "_is_dated",
+        "_is_index_doubted",
         "_is_pinned",
         "_max_timestamp_ms",
         "_max_timestamp_offset",
@@ -95,6 +100,7 @@ class Segment:
         self._file: File | None = None
         self._was_used = False
         self._is_pinned = False
+        self._is_index_doubted = False
         self.size_bytes = 0
         self.offset_index = OffsetIndex(disk, directory, base_offset, suffix=suffix, is_new=create)
         self.time_index = TimeIndex(disk, directory, base_offset, suffix=suffix, is_new=create)
@@ -289,13 +295,30 @@ class Segment:
             yield position, length + _LENGTH_OVERHEAD_BYTES, base_offset + last_offset_delta
             position += length + _LENGTH_OVERHEAD_BYTES
 
+    def position_if_right(self, position: int, end: int, offset_max: int = _OFFSET_MAX) -> int:
+        """The indexed `position` if a batch begins there, before `end`, whose first offset is at most `offset_max`;
+        else 0, where a scan misses nothing: an index has no checksum and is believed only as far as it is seen."""
+        if not position:
+            return 0
+        if 0 < position <= end - HEADER_BYTES:
+            header = self.header_at(position)
+            is_batch = header.magic == MAGIC and HEADER_BYTES <= header.size_bytes <= end - position
+            if is_batch and self.base_offset <= header.base_offset <= offset_max:
+                return position
+        if not self._is_index_doubted:
+            self._is_index_doubted = True
+            logger.warning(
+                "%s is damaged: no batch of offset %d is at %d", self.offset_index.path, offset_max, position
+            )
+        return 0
+
     def find(self, offset: int, end: int, *, begin: int | None = None) -> tuple[int, int] | None:
         """(position, size in bytes) of the first batch that reaches `offset`, among those before position `end`.
 
         `begin` is a batch's beginning that is not behind it; the index is asked where it is not given.
         """
         if begin is None:
-            begin = self.offset_index.position_for_offset(offset)
+            begin = self.position_if_right(self.offset_index.position_for_offset(offset), end, offset)
         for position, size_bytes, last_offset in self.spans(begin, end):
             if last_offset >= offset:
                 return position, size_bytes
@@ -303,7 +326,7 @@ class Segment:
 
     def last_boundary(self, begin: int, position: int, end: int) -> int:
         """The largest beginning of a batch that is ≤ `position`; `begin` is one that is known."""
-        boundary = max(begin, self.offset_index.position_at_most(position))
+        boundary = max(begin, self.position_if_right(self.offset_index.position_at_most(position), end))
         for batch, size_bytes, _ in self.spans(boundary, end):
             if batch + size_bytes > position:
                 break
@@ -312,7 +335,8 @@ class Segment:
 
     def offset_beyond(self, position: int) -> int | None:
         """An offset at or after the end of the batches before `position`, as near as the index tells; None: unknown."""
-        return self.offset_index.offset_for_position(position)
+        indexed = self.position_if_right(self.offset_index.position_from(position), self.size_bytes)
+        return self.header_at(indexed).last_offset if indexed >= position else None
 
     def find_timestamp(self, timestamp_ms: int, offset: int, end: int) -> tuple[int, int] | None:
         """(timestamp, offset) of the first record at or after `offset` that is dated `timestamp_ms` or later.
@@ -320,7 +344,8 @@ class Segment:
         Batches before position `end` are looked at, and of the ones that reach the timestamp the records
         (FileRecords.searchForTimestamp).
         """
-        begin = self.offset_index.position_for_offset(max(offset, self.time_index.offset_before(timestamp_ms)))
+        not_before = max(offset, self.time_index.offset_before(timestamp_ms))
+        begin = self.position_if_right(self.offset_index.position_for_offset(not_before), end, not_before)
         for position, size_bytes, last_offset in self.spans(begin, end):
             if last_offset < offset or self.header_at(position).max_timestamp < timestamp_ms:
                 continue
