@@ -13,34 +13,49 @@ END_SECONDS = 60
 
 
 class JavaTool:
-    """One of Kafka's tools in a process of its own; each start appends what it says to `directory`."""
+    """One of Kafka's tools in a process of its own; what it says since its last start is in files in `directory`."""
 
     def __init__(self, name: str, jars: Path, directory: Path, tool: str, *arguments: str) -> None:
         self.name = name
-        self.printed = directory / f"{name}.out"
-        self.log = directory / f"{name}.err"
+        self._directory = directory
         self._command = ["java", "-cp", f"{jars}/*", f"{PACKAGE}.{tool}", *arguments]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        with self.printed.open("ab") as out, self.log.open("ab") as errors:
-            self._process = subprocess.Popen(self._command, stdout=out, stderr=errors, env=environment())
+        """Beside those that were started before, if they have not ended."""
+        place = len(self._processes)
+        with self._said(place, "out").open("wb") as out, self._said(place, "err").open("wb") as errors:
+            self._processes.append(subprocess.Popen(self._command, stdout=out, stderr=errors, env=environment()))
+
+    def _said(self, place: int, ending: str) -> Path:
+        return self._directory / f"{self.name}-{place}.{ending}"
+
+    @property
+    def printed(self) -> bytes:
+        return self._said(len(self._processes) - 1, "out").read_bytes()
+
+    @property
+    def log(self) -> str:
+        """The end of what the last one said of errors."""
+        return self._said(len(self._processes) - 1, "err").read_text()[-3000:]
 
     @property
     def code(self) -> int | None:
-        """The exit code, or None while it runs."""
-        assert self._process is not None
-        return self._process.poll()
+        """The last one's exit code, or None while it runs."""
+        return self._processes[-1].poll()
+
+    def send(self, number: signal.Signals) -> None:
+        self._processes[-1].send_signal(number)
 
     def end(self, number: signal.Signals) -> None:
-        """Send the signal and wait; nothing if it has ended."""
-        if self._process is not None:
-            self._process.send_signal(number)
+        """Send the signal to every process that has not ended, and wait."""
+        for process in self._processes:
+            process.send_signal(number)
             try:
-                self._process.wait(END_SECONDS)
+                process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                process.kill()
+                process.wait()
                 raise
 
 
@@ -61,18 +76,10 @@ class Progress:
 class Copier(JavaTool):
     """Copies an input partition, or its group's share of the topic, to the output topic in transactions."""
 
-    _begun_at = 0
-
-    def start(self) -> None:
-        self._begun_at = self.printed.stat().st_size if self.printed.exists() else 0
-        super().start()
-
     @property
     def progress(self) -> Progress | None:
         """The last that it said since its last start."""
-        with self.printed.open("rb") as file:
-            file.seek(self._begun_at)
-            lines = [line for line in file.read().split(b"\n")[:-1] if line.startswith(b"{")]
+        lines = [line for line in self.printed.split(b"\n")[:-1] if line.startswith(b"{")]
         if not lines:
             return None
         said = json.loads(lines[-1])
@@ -84,9 +91,15 @@ class Copier(JavaTool):
         code, progress = self.code, self.progress
         if code is None:
             return False
-        assert code == 0 and progress is not None, (self.name, code, self.log.read_text()[-3000:])
+        assert code == 0 and progress is not None, (self.name, code, self.log)
         return progress.stage == "ShutdownComplete" and progress.remaining == 0
 
     def restart(self, number: signal.Signals) -> None:
         self.end(number)
         self.start()
+
+    def end_of_the_one_before(self) -> tuple[int, str]:
+        """Let the one go on that was stopped (SIGSTOP) before the last start, and wait: (exit code, what it said)."""
+        before = len(self._processes) - 2
+        self._processes[before].send_signal(signal.SIGCONT)
+        return self._processes[before].wait(END_SECONDS), self._said(before, "err").read_text()

@@ -24,12 +24,12 @@ class ConsoleReader(JavaTool):
 
     @property
     def count(self) -> int:
-        return self.printed.read_bytes().count(b"\n")
+        return self.printed.count(b"\n")
 
     @property
     def read(self) -> Read:
         """In the order it came."""
-        rows = [line.split("\t") for line in self.printed.read_text().splitlines()]
+        rows = [line.split("\t") for line in self.printed.decode().splitlines()]
         return [((int(row[0].partition(":")[2]), int(row[1].partition(":")[2])), int(row[2])) for row in rows]
 
 
@@ -42,6 +42,7 @@ def open_consumer(bootstrap: str, topic: str, partitions: int, isolation: str) -
             "isolation.level": isolation,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "auto.offset.reset": "error",
             "reconnect.backoff.max.ms": 500,
             "log_level": 0,
         }
@@ -72,6 +73,11 @@ class UncommittedReader(threading.Thread):
                 self.read.append(((message.partition(), message.offset()), int(message.value())))
             elif error.code() not in (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
                 self.error = error
+
+    def lacks(self, everything: Read) -> str:
+        """How many it has not read, the first and the last of them, and what went wrong."""
+        missing = sorted(set(everything) - set(self.read))
+        return f"{len(missing)} records were not read, {missing[:1]} to {missing[-1:]}; {self.error}"
 
     def finish(self) -> Read:
         """What it has read; whoever calls has seen that it has all."""

@@ -16,6 +16,8 @@ CELLS = [
         (True, False), ("broker", "clients"), (True, False), (True, False)
     )
 ]
+ZOMBIE_CELLS = [Cell(True, "zombies", False, group_metadata) for group_metadata in (True, False)]
+"""Copiers that are held up while others take their place, and then go on: not in the original."""
 GROUP_CELLS = [Cell(True, bounced, False, True, group_mode=True) for bounced in ("broker", "clients")]
 CELLS_ON_KAFKA = [cell for cell in CELLS if cell.hard and cell.group_metadata and not cell.ordered]
 SMALL_CELLS = [
@@ -47,7 +49,7 @@ def test_a_short_copy(cell: Cell, jars: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("cell", CELLS + GROUP_CELLS, ids=str)
+@pytest.mark.parametrize("cell", CELLS + GROUP_CELLS + ZOMBIE_CELLS, ids=str)
 def test_the_whole_copy(cell: Cell, jars: Path, tmp_path: Path) -> None:
     figures = copy(cell, jars, tmp_path)
     print(figures)
