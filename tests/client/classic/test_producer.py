@@ -373,7 +373,7 @@ def test_a_topic_that_does_not_exist_yet_is_made_by_the_first_send(bootstrap: st
 def test_a_topic_that_no_client_may_make_is_said_in_time() -> None:
     with (
         Broker(settings={"auto.create.topics.enable": False}) as broker,
-        Producer(settings(broker.bootstrap_servers, delivery_timeout_ms=200)) as producer,
+        Producer(settings(broker.bootstrap_servers, delivery_timeout_ms=1500)) as producer,
         pytest.raises(UnknownTopic, match=r"'visits' does not exist at .* 'onceflow topic create visits"),
     ):
         producer.send(KeyedMessage("visits", "x"))
