@@ -15,13 +15,13 @@ from onceflow.clicks import results
 from onceflow.clicks.results import (
     DeadPointer,
     HistoryEntry,
-    Lag,
     NeverStill,
     NothingCounted,
     RedisUnreachable,
     Results,
 )
 from onceflow.client.cluster import Cluster
+from onceflow.client.lag import Lag
 from onceflow.services import free_port
 from onceflow.spark.redis_address import RedisAddressInvalid
 from tests.clicks.counted import GOOD_AND_BAD, count, write

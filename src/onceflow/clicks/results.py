@@ -18,7 +18,7 @@ quickly; the log is only touched where a `Cluster` is handed in.
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from onceflow.spark.redis_address import require_address, shown
 
 if TYPE_CHECKING:
     from onceflow.client.cluster import Cluster
+    from onceflow.client.lag import Lag
     from onceflow.wire.batch import Record
 
 HASH_KEY = "app::users::click"
@@ -39,7 +40,6 @@ SOCKET_TIMEOUT_S = 5.0
 SCAN_FIELDS = 5_000
 STANDSTILL_ATTEMPTS = 100
 STANDSTILL_PAUSE_S = 0.1
-FIRST_RECORD_BYTES = 4096
 """A broker sends a first batch that is larger all the same."""
 
 
@@ -163,14 +163,6 @@ class Snapshot:
             "finished_ms": None if marker is None else marker.finished_ms,
             "duration_ms": None if marker is None else marker.duration_ms,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """What the log holds beyond the marker: messages, and the age in seconds of the oldest one (0.0 if none)."""
-
-    messages: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,30 +311,26 @@ def parse_marker(fields: Mapping[str, str]) -> MarkerView | None:
         raise RedisUnreachable(f"the marker in Redis is not one of onceflow's ({error}): {dict(fields)}") from error
 
 
-def lag(cluster: "Cluster", marker: MarkerView, *, now_ms: int | None = None) -> Lag:
-    """Return what the log holds beyond the marker's offsets; partitions the marker does not know count whole.
+def lag(cluster: "Cluster", marker: MarkerView, *, now_ms: int | None = None) -> "Lag":
+    """Return what the log holds beyond the marker's offsets; partitions the marker does not know count whole."""
+    from onceflow.client.lag import lag_behind
 
-    Asks the cluster for both ends of every partition and, where something is left, for one record of it.
-    """
-    now = int(time.time() * 1000) if now_ms is None else now_ms
-    messages = 0
-    oldest_ms = now
-    for topic, counted in marker.offsets.items():
-        for partition, (begin, end) in _uncounted(cluster, topic, counted).items():
-            if begin < end:
-                messages += end - begin
-                oldest_ms = min(oldest_ms, _first_timestamp_ms(cluster, topic, partition, begin, now))
-    return Lag(messages, max(0.0, (now - oldest_ms) / 1000))
+    reached = {
+        topic: {partition: counted.get(partition, 0) for partition in cluster.require_topic(topic).partitions}
+        for topic, counted in marker.offsets.items()
+    }
+    return lag_behind(cluster, reached, now_ms=now_ms)
 
 
 def dead_records(
     cluster: "Cluster", topic: str, pointers: list[DeadPointer]
 ) -> Iterator[tuple[DeadPointer, "Record | None"]]:
     """Read each pointer's record from the log; None for one that the log no longer has."""
+    from onceflow.client.lag import log_ends
     from onceflow.client.records import read_records
 
     known = cluster.require_topic(topic).partitions
-    ends = _log_ends(cluster, topic, [pointer.partition for pointer in pointers if pointer.partition in known])
+    ends = log_ends(cluster, topic, [pointer.partition for pointer in pointers if pointer.partition in known])
     for pointer in pointers:
         begin, end = ends.get(pointer.partition, (0, 0))
         record = None
@@ -350,34 +338,6 @@ def dead_records(
             records = read_records(cluster, topic, pointer.partition, pointer.offset, pointer.offset + 1)
             record = next(records, None)
         yield pointer, record
-
-
-def _uncounted(cluster: "Cluster", topic: str, counted: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-    """Return partition → (first offset not counted, end of the log)."""
-    return {
-        partition: (max(counted.get(partition, 0), begin), end)
-        for partition, (begin, end) in _log_ends(cluster, topic, cluster.require_topic(topic).partitions).items()
-    }
-
-
-def _log_ends(cluster: "Cluster", topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """Return partition → (start of the log, its end), both as read_committed sees them."""
-    from onceflow.client.cluster import EARLIEST, LATEST
-
-    wanted = list(partitions)
-    starts = cluster.list_offsets(topic, dict.fromkeys(wanted, EARLIEST)) if wanted else {}
-    ends = cluster.list_offsets(topic, dict.fromkeys(wanted, LATEST)) if wanted else {}
-    return {partition: (starts[partition].offset, ends[partition].offset) for partition in wanted}
-
-
-def _first_timestamp_ms(cluster: "Cluster", topic: str, partition: int, begin: int, otherwise_ms: int) -> int:
-    """The timestamp of the first record at `begin` or later; one small fetch, whatever waits behind it."""
-    from onceflow.client.records import committed_records
-
-    fetched = cluster.fetch(topic, partition, begin, size_bytes_max=FIRST_RECORD_BYTES, wait_ms=0)
-    for record in committed_records(fetched, begin, begin + 2**31):
-        return record.timestamp_ms
-    return otherwise_ms
 
 
 def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:

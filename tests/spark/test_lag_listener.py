@@ -1,0 +1,77 @@
+"""The lag of a running query, in a real Spark and by events of the shape that Spark sends."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from onceflow.client.cluster import Cluster
+from onceflow.client.lag import Lag
+from onceflow.spark.lag_listener import LagListener, QueryLag
+
+Send = Callable[..., None]
+
+
+def progress(*offsets: Any, query: str = "q", batch: int = 3) -> SimpleNamespace:
+    sources = [SimpleNamespace(endOffset=None if each is None else json.dumps(each)) for each in offsets]
+    return SimpleNamespace(progress=SimpleNamespace(id=query, name="clicks", batchId=batch, sources=sources))
+
+
+def test_messages_and_the_age_of_the_oldest(bootstrap: str, cluster: Cluster, topic: str, send: Send) -> None:
+    cluster.create_topic(topic, 2)
+    now_ms = time.time_ns() // 1_000_000
+    send(["a"], timestamp=now_ms - 90_000)
+    send(["b", "c"], timestamp=now_ms - 60_000)
+    told: list[QueryLag] = []
+    listener = LagListener(bootstrap, told.append)
+    listener.onQueryProgress(progress(None, 17, {topic: {"0": 1, "1": 0}}))
+    (found,) = told
+    assert (found.query, found.name, found.batch, found.lag.messages) == ("q", "clicks", 3, 2)
+    assert 60 <= found.lag.seconds < 90
+    send(["d"], partition=1)
+    listener.onQueryIdle(SimpleNamespace(id="q"))
+    assert told[-1].lag.messages == 3
+    listener.onQueryProgress(progress({topic: {"0": 3, "1": 1}}))
+    assert told[-1].lag == Lag(0, 0.0)
+    listener.onQueryTerminated(SimpleNamespace(id="q"))
+    listener.onQueryIdle(SimpleNamespace(id="q"))
+    assert len(told) == 3
+
+
+def test_a_cluster_that_does_not_answer_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    LagListener("127.0.0.1:1", pytest.fail).onQueryProgress(progress({"t": {"0": 1}}))
+    assert "the lag of query q is not known: no Kafka broker answers at 127.0.0.1:1" in caplog.text
+
+
+def test_a_running_query_tells_its_lag(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, send: Send, tmp_path: Path
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["a", "b", "c"])
+    told: list[QueryLag] = []
+    listener = LagListener(bootstrap, told.append)
+    spark.streams.addListener(listener)
+    try:
+        events = (
+            spark.readStream.format("onceflow")
+            .option("kafka.bootstrap.servers", bootstrap)
+            .option("subscribe", topic)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", "2")
+            .load()
+        )
+        writer = events.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(60)
+        deadline = time.monotonic() + 30
+        while [each.lag.messages for each in told][-1:] != [0] and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        spark.streams.removeListener(listener)
+    assert {each.query for each in told} == {query.id}
+    assert [each.lag.messages for each in told] == [3, 1, 0]
