@@ -262,7 +262,7 @@ def test_requests_wait_in_the_socket_while_answers_are_unsent() -> None:
     served(scenario, queued_requests_max=10, stop_timeout_ms=10)
 
 
-def test_one_connection_has_a_share_of_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_connection_has_a_share_of_each_turn() -> None:
     """Requests and bytes between two turns of the loop are counted: what one connection may cost the others."""
     per_turn: list[int] = []
 
@@ -282,8 +282,7 @@ def test_one_connection_has_a_share_of_each_turn(monkeypatch: pytest.MonkeyPatch
         counting.cancel()
         assert len(server.frames) == 51
 
-    monkeypatch.setattr(connections, "REQUEST_BYTES_PER_TURN", 400_000)
-    served(scenario)
+    served(scenario, turn_request_bytes_max=400_000)
     assert max(per_turn) <= 4, "two from the buffer, and two more where new ones arrive in the same turn"
 
 
@@ -346,10 +345,9 @@ def test_a_large_answer_goes_out_by_sendfile_in_slices_and_no_byte_of_it_enters_
         counting.cancel()
 
     with monkeypatch.context() as patched:
-        patched.setattr(connections, "SENT_BYTES_PER_TURN", 300_000)
         patched.setattr(os, "sendfile", counted)
         patched.setattr(type(file), "read", not_read)
-        served(scenario)
+        served(scenario, turn_sent_bytes_max=300_000)
     file.close()
     assert sum(sent) == len(content)
     assert len(sent) > 1

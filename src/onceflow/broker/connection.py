@@ -37,10 +37,6 @@ BUFFER_BYTES_KEPT = 2 * 1024 * 1024
 """A drained buffer larger than this is given back at once, a smaller one when nothing came for a second."""
 BUFFER_KEPT_SECONDS = 1.0
 FRAME_BYTES_MIN = 8
-READ_BYTES_PER_TURN = 4 * 1024 * 1024
-REQUEST_BYTES_PER_TURN = 1024 * 1024
-"""After requests of so many bytes other connections have their turn; a single larger one is handled whole."""
-SENT_BYTES_PER_TURN = 4 * 1024 * 1024
 SLICE_BYTES_SMALL = 32 * 1024
 JOINED_BYTES_MAX = 64 * 1024
 DRAINED_BYTES_MAX = 1024 * 1024
@@ -188,7 +184,7 @@ class Connection:
         if self._is_handling_scheduled or (self._end == len(self._view) and not self._make_room()):
             return
         try:
-            count = self._socket.recv_into(self._view[self._end : self._end + READ_BYTES_PER_TURN])
+            count = self._socket.recv_into(self._view[self._end : self._end + self._config.turn_read_bytes_max])
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -221,7 +217,7 @@ class Connection:
                 return
             if self._end - frame_begin < size_bytes:
                 break
-            if handled_bytes >= REQUEST_BYTES_PER_TURN:
+            if handled_bytes >= self._config.turn_request_bytes_max:
                 self._handle_soon()
                 return
             handled_bytes += size_bytes
@@ -385,7 +381,7 @@ class Connection:
             self._unsent.append(bytes(joined))
 
     def _send(self) -> None:
-        self._turn_bytes_left = SENT_BYTES_PER_TURN
+        self._turn_bytes_left = self._config.turn_sent_bytes_max
         try:
             while self._unsent and self._turn_bytes_left > 0:
                 self._send_first()
@@ -397,7 +393,7 @@ class Connection:
                 self._loop.add_writer(self._socket.fileno(), self._on_writable)
         except OSError as error:
             self._fail(error)
-        if self._turn_bytes_left < SENT_BYTES_PER_TURN:
+        if self._turn_bytes_left < self._config.turn_sent_bytes_max:
             self._active_at = self._clock.monotonic()
 
     def _send_first(self) -> None:

@@ -154,7 +154,7 @@ class PendingFetch:
 
 def handle(node: Node, request: Request) -> None:
     """Serve one Fetch request."""
-    asked = fetch.parse_request(request.frame, request.header)
+    asked = fetch.parse_request(request.frame, request.header, entries_max=node.config.request_partitions_max)
     if asked.session_epoch not in FULL_SESSION_EPOCHS:
         # Every answer here has session id 0 (KIP-227: "no session"), so this one belongs to another broker.
         _refuse(request, ErrorCode.fetch_session_id_not_found, [])
