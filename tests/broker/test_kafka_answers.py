@@ -195,3 +195,22 @@ def test_a_transaction_has_a_name(client: RawClient, topic: str) -> None:
     fields = request(topic, (0, bytes(batch)), transactional_id="")
     answer = client.ask(apis.PRODUCE, 9, **fields)
     assert answer.responses[0].partition_responses[0].error_code == ErrorCode.invalid_request
+
+
+def test_the_brokers_settings_have_kafkas_types_and_their_defaults_behind_them(client: RawClient) -> None:
+    resource = {"resource_type": 4, "resource_name": "1", "configuration_keys": None}
+    fields = {"resources": [resource], "include_synonyms": True, "include_documentation": False}
+    entries = {each.name: each for each in client.ask(apis.DESCRIBE_CONFIGS, 4, **fields).results[0].configs}
+    types = {
+        "unclean.leader.election.enable": 1,
+        "compression.type": 2,
+        "min.insync.replicas": 3,
+        "offsets.commit.timeout.ms": 3,
+        "offsets.topic.replication.factor": 4,
+        "log.roll.jitter.ms": 5,
+        "group.coordinator.rebalance.protocols": 7,
+    }
+    assert {name: entries[name].config_type for name in types} == types
+    assert [each.source for each in entries["listeners"].synonyms] == [4, 5]
+    assert [each.source for each in entries["log.dirs"].synonyms] == [4], "it has no default"
+    assert [each.source for each in entries["num.partitions"].synonyms] == [5]

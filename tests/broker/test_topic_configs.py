@@ -53,8 +53,9 @@ def test_every_default_is_a_value_that_is_taken(name: str) -> None:
 def test_defaults_come_from_settings_that_the_broker_has() -> None:
     from onceflow.broker.fixed_settings import FIXED
 
-    known = {*SETTINGS, *FIXED, "log.roll.jitter.ms", "remote.storage.enable"}
-    assert {row.broker_setting for row in TOPIC_CONFIGS.values()} <= known
+    without = {row.name for row in TOPIC_CONFIGS.values() if not row.broker_setting}
+    assert without == {"remote.storage.enable"}
+    assert {row.broker_setting for row in TOPIC_CONFIGS.values() if row.broker_setting} <= {*SETTINGS, *FIXED}
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,11 @@ KNOWN_DIFFERENCES = {
     "five batches in a snapshot": Difference(
         "a producer's last batch", "its last five", "all that a producer may repeat is kept"
     ),
+    "settings of the broker": Difference(
+        "its own defaults and those of a cluster; many can be altered while it runs",
+        "values and defaults that say what this broker does; all are read-only",
+        "a description must be true; a restart changes them",
+    ),
     "a producer's time": Difference(
         "DescribeProducers tells the last batch's own time",
         "the broker's clock when it came",

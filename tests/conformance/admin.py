@@ -2,8 +2,11 @@
 
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from onceflow.broker.fixed_settings import FIXED
+from onceflow.broker.settings import SETTINGS
 from onceflow.wire import apis
 from tests.broker.test_admin_answers import REFUSED_CHANGES
 from tests.broker.test_admin_edges import CHANGES, NAMES, VALUES
@@ -166,6 +169,13 @@ def describing_lists(side: Side) -> None:
             side.ask(apis.DESCRIBE_CONFIGS, 4, resources=resources, **fields)
 
 
+def settings_of_the_broker(side: Side) -> None:
+    """Those that both have; Kafka's are listed in tests/broker/kafka_settings.txt."""
+    kafkas = (Path(__file__).parents[1] / "broker" / "kafka_settings.txt").read_text().split()
+    own = {*SETTINGS, *FIXED}
+    side.ask(apis.DESCRIBE_CONFIGS, 4, **describing(BROKER, "1", *(name for name in kafkas if name in own)))
+
+
 def log_dirs(side: Side) -> None:
     topic = side.create_topic(2)
     for name, partitions in ((topic, (0, 1, 9)), (topic, ()), (topic, (0, 0)), ("no-such-topic-in-dirs", (0,))):
@@ -297,6 +307,7 @@ CASES: dict[str, Callable[[Side], None]] = {
     "describe configs by name": describing_what(TOPIC, None, "flush.messages", "flush.messages", "no.such"),
     "describe a broker's configs by name": describing_what(BROKER, "1", "num.partitions", "no.such"),
     "describe lists of configs": describing_lists,
+    "describe the broker's settings": settings_of_the_broker,
     "describe log directories": log_dirs,
     "elect leaders": electing,
     "list reassignments": reassignments,

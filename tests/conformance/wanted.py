@@ -51,6 +51,37 @@ CONFIGS_ABSENT = (
 SYNONYMS = ("flush.ms", "retention.ms", "segment.jitter.ms", "segment.ms")
 UNITS = "configs of tiered storage, throttles and compression levels"
 
+OWN_VALUES = (
+    "advertised.listeners",
+    "broker.id",
+    "group.coordinator.rebalance.protocols",
+    "group.initial.rebalance.delay.ms",
+    "inter.broker.listener.name",
+    "listeners",
+    "log.dir",
+    "log.dirs",
+    "log.flush.interval.ms",
+    "log.retention.minutes",
+    "log.retention.ms",
+    "log.roll.jitter.ms",
+    "log.roll.ms",
+    "max.connections",
+    "max.connections.per.ip",
+    "max.incremental.fetch.session.cache.slots",
+    "min.insync.replicas",
+    "node.id",
+    "offsets.topic.num.partitions",
+    "offsets.topic.replication.factor",
+    "queued.max.request.bytes",
+    "share.coordinator.state.topic.min.isr",
+    "share.coordinator.state.topic.replication.factor",
+    "socket.listen.backlog.size",
+    "socket.receive.buffer.bytes",
+    "transaction.state.log.min.isr",
+    "transaction.state.log.num.partitions",
+    "transaction.state.log.replication.factor",
+)
+"""Settings of the broker with another value, default or source than Kafka's; their types are the same."""
 REFUSED_HERE = (
     "Produce 9 *.error_code: 'none' → 'invalid_*'",
     "Produce 9 *.base_offset: 0 → -1",
@@ -127,6 +158,15 @@ WANTED = [
     ),
     Wanted(
         "describe configs of all brokers", "*.configs.min.insync.replicas: * → 'absent'", "eligible leader replicas"
+    ),
+    *_each(
+        "describe the broker's settings",
+        "settings of the broker",
+        (
+            *(f"*.configs.{name}.[sv]*" for name in OWN_VALUES),
+            "*.config_source: * → *",
+            "*.read_only: False → True",
+        ),
     ),
     Wanted("alter with a* operation", "*: 'unknown_server_error' → 'invalid_request'", "what Kafka did not foresee"),
     *_each(

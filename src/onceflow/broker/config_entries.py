@@ -52,6 +52,8 @@ def broker_entries(config: BrokerConfig, names: Iterable[str] | None = None) -> 
         if wanted is None or each.name in wanted:
             source = DEFAULT if each.is_default else STATIC_BROKER
             synonyms = [(each.name, each.value, source)]
+            if not each.is_default and each.default is not None:
+                synonyms.append((each.name, each.default, DEFAULT))
             entries.append(
                 _entry(each.name, each.value, source, synonyms, each.kafka_type, each.documentation, read_only=True)
             )

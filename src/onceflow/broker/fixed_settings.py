@@ -34,6 +34,42 @@ FIXED: dict[str, tuple[str, str]] = {
 }
 """Kafka's settings that have one value here: (value, why). In a file they are accepted with that value alone."""
 
+_TYPES: dict[int, tuple[str, ...]] = {
+    1: (
+        "log.preallocate",
+        "remote.log.storage.system.enable",
+        "transaction.partition.verification.enable",
+        "transaction.two.phase.commit.enable",
+        "unclean.leader.election.enable",
+    ),
+    3: (
+        "default.replication.factor",
+        "log.cleaner.threads",
+        "log.roll.jitter.hours",
+        "max.incremental.fetch.session.cache.slots",
+        "min.insync.replicas",
+        "offsets.topic.compression.codec",
+        "offsets.topic.num.partitions",
+        "transaction.state.log.min.isr",
+        "transaction.state.log.num.partitions",
+    ),
+    4: (
+        "offsets.topic.replication.factor",
+        "share.coordinator.state.topic.min.isr",
+        "share.coordinator.state.topic.replication.factor",
+        "transaction.state.log.replication.factor",
+    ),
+    5: ("log.roll.jitter.ms",),
+    7: ("group.coordinator.rebalance.protocols",),
+}
+"""DescribeConfigsResponse.ConfigType: boolean, int, short, long, list; all others of FIXED are strings."""
+
+
+def fixed_type(name: str) -> int:
+    """The type that Kafka gives to one of FIXED."""
+    return next((number for number, names in _TYPES.items() if name in names), 2)
+
+
 _ONE_PROCESS = "one process is broker, controller and coordinator"
 _ONE_LOOP = "one event loop serves all connections"
 _NO_ZOOKEEPER = "topics and configurations are in the data directory; there is no ZooKeeper"

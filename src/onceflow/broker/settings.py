@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.fixed_settings import FIXED
+from onceflow.broker.fixed_settings import FIXED, fixed_type
 from onceflow.broker.setting_kinds import (
     BOOLEAN,
     INT32_MAX,
@@ -492,7 +492,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "offsets.commit.timeout.ms",
             "offsets_commit_timeout_ms",
-            _MS_POSITIVE,
+            Whole(1, INT32_MAX),
             "How long a commit may wait until it is durable; then it fails with COORDINATOR_NOT_AVAILABLE.",
         ),
         Setting(
@@ -554,9 +554,14 @@ class Described:
 
     name: str
     value: str | None
-    is_default: bool
+    default: str | None
+    """None also where there is no default."""
     kafka_type: int
     documentation: str
+
+    @property
+    def is_default(self) -> bool:
+        return self.value == self.default
 
 
 def described(config: BrokerConfig) -> list[Described]:
@@ -564,10 +569,10 @@ def described(config: BrokerConfig) -> list[Described]:
     found = []
     for setting in SETTINGS.values():
         value = setting.value(config)
-        is_default = value == setting.value(DEFAULTS)
-        found.append(Described(setting.name, value, is_default, setting.kind.kafka_type, setting.documentation))
+        default = None if setting.field == "data" else setting.value(DEFAULTS)
+        found.append(Described(setting.name, value, default, setting.kind.kafka_type, setting.documentation))
     for name, (allowed, reason) in FIXED.items():
-        found.append(Described(name, allowed, True, 2, reason))
+        found.append(Described(name, allowed, allowed, fixed_type(name), reason))
     return found
 
 
