@@ -10,7 +10,8 @@ import pyspark_onceflow
 from onceflow.spark.offsets import Offsets
 from onceflow.spark.options import NAMES, Mode, SourceOptions, read_options
 from onceflow.spark.position_options import AtCommitted, AtTimestamp, Position
-from onceflow.spark.source import SCHEMA, OnceflowDataSource, WrongSchema
+from onceflow.spark.source import OnceflowDataSource, WrongSchema
+from onceflow.spark.source_columns import SCHEMA
 from onceflow.spark.subscription import subscribed
 from onceflow.spark.wrong_option import WrongOption
 

@@ -16,7 +16,8 @@ from onceflow.spark.data_loss import DataLost
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.options import SourceOptions
 from onceflow.spark.read_task import ReadTask, TopicReplaced
-from onceflow.spark.source import SCHEMA, columns
+from onceflow.spark.source import columns
+from onceflow.spark.source_columns import SCHEMA
 from onceflow.spark.subscription import subscribed
 
 Send = Callable[..., None]

@@ -102,21 +102,24 @@ class Decoder:
 
     def _parse(self, values: Any) -> tuple[list[Any], set[int]]:
         """The records as structs, one without fields where msgspec refused; and the rows where it did."""
-        texts = _texts(values)
-        may_be_deep = values.nbytes > DEPTH_MAX
-        decode, nothing = self._decode, self._nothing
+        texts = iter(_texts(values))
+        longest = pc.max(pc.binary_length(values)).as_py() or 0
+        decode = self._decode if longest <= DEPTH_MAX else self._decode_if_shallow
         events: list[Any] = []
-        append = events.append
         unsure: set[int] = set()
-        for text in texts:
+        while True:
             try:
-                if may_be_deep and len(text) > DEPTH_MAX and is_too_deep(text):
-                    raise msgspec.DecodeError
-                append(decode(text))
+                # What comes before a refused record stays in the list, and the loop goes on behind it.
+                events.extend(map(decode, texts))
+                return events, unsure
             except msgspec.DecodeError:
                 unsure.add(len(events))
-                append(nothing)
-        return events, unsure
+                events.append(self._nothing)
+
+    def _decode_if_shallow(self, text: str) -> Any:
+        if len(text) > DEPTH_MAX and is_too_deep(text):
+            raise msgspec.DecodeError
+        return self._decode(text)
 
     def _settle(self, values: Any, columns: list[Any], rows: list[int]) -> list[Any]:
         """Put what the converters say of some rows in its place: all fields' arrays, the corrupt texts, the reasons."""

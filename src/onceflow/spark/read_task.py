@@ -62,10 +62,16 @@ def plan(parts: Iterable[OffsetRange], topic_ids: Mapping[str, str], options: So
 
 
 def read(options: SourceOptions, task: ReadTask) -> Iterator[pyarrow.RecordBatch]:
-    """Every record of the task's ranges that the isolation level shows, each range in the order of its offsets.
+    """The task's records, or what the push-downs make of them.
 
-    Raises DataLost, ReadStalled, TopicReplaced and the client's errors.
+    Raises DataLost, ReadStalled, TopicReplaced, SumOverflow and the client's errors.
     """
+    records = _read_records(options, task)
+    return records if options.pushdown is None else options.pushdown.apply(records)
+
+
+def _read_records(options: SourceOptions, task: ReadTask) -> Iterator[pyarrow.RecordBatch]:
+    """Every record of the task's ranges that the isolation level shows, each range in the order of its offsets."""
     cluster = connect(options.bootstrap, options.security, first_contact_ms=FIRST_CONTACT_MS)
     for part in task.ranges:
         yield from _read_range(cluster, options, part)

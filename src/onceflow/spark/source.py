@@ -8,43 +8,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from onceflow.errors import OnceflowError
 from onceflow.spark.options import SourceOptions, read_options
 from onceflow.spark.position_options import ENDING_OFFSETS, STARTING_OFFSETS
+from onceflow.spark.source_columns import HEADERS, SCHEMA
 
 if TYPE_CHECKING:
     import pyarrow
 
     from onceflow.spark.read_task import ReadTask
     from onceflow.spark.stream import StreamReader
-
-SCHEMA = StructType(
-    [
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("timestampType", IntegerType()),
-    ]
-)
-
-HEADERS = StructField(
-    "headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
-)
-"""The column that option includeHeaders adds."""
 
 
 class WrongSchema(OnceflowError):
@@ -106,6 +81,8 @@ class BatchReader(DataSourceReader):
 
 def columns(options: SourceOptions) -> StructType:
     """The columns that these options ask for."""
+    if options.pushdown is not None:
+        return options.pushdown.schema()
     return StructType([*SCHEMA.fields, HEADERS]) if options.include_headers else SCHEMA
 
 
