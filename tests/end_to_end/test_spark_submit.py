@@ -38,7 +38,13 @@ def python_without_onceflow(directory: Path) -> Path:
     program = directory / "python"
     program.write_text(f'#!/bin/sh\nexport {path}\nexec {sys.executable} -S "$@"\n')
     program.chmod(0o755)
-    missing = subprocess.run([program, "-c", "import onceflow"], cwd=directory, capture_output=True, check=False)
+    missing = subprocess.run(
+        [program, "-c", "import onceflow"],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True,
+        check=False,
+    )
     assert b"No module named 'onceflow'" in missing.stderr
     return program
 
