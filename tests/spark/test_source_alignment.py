@@ -155,3 +155,46 @@ def test_a_partition_that_is_an_hour_behind_loses_its_rows_without_and_keeps_the
 
     assert counts("with", maxEventTimeSkew="10s") == {0: 2, 60: 2, 3600: 2, 3720: 2}
     assert counts("without") == {0: 2, 3600: 2, 3720: 2}, "seconds 60 and 61 were late"
+
+
+def test_a_watermark_that_punctuations_alone_move(
+    spark: SparkSession, bootstrap: str, kept: str, send: Send, tmp_path: Path
+) -> None:
+    """The recipe of docs/spark.md: what is before a punctuation and comes after it is late, whatever else was read."""
+    for value, second in [("a", 50), ("p", 20), ("b", 90), ("c", 21), ("p", 70), ("d", 95), ("e", 2), ("p", 200)]:
+        send([value], timestamp=BASE_MS + second * 1000)
+    settings = {
+        "spark.sql.streaming.multipleWatermarkPolicy": "max",
+        "spark.sql.streaming.statefulOperator.allowMultiple": "false",
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        events = (
+            spark.readStream.format("onceflow")
+            .option("kafka.bootstrap.servers", bootstrap)
+            .option("subscribe", kept)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", "1")
+            .load()
+        )
+        is_punctuation = F.col("value") == b"p"
+        clocked = (
+            events.withColumn("clock", F.when(is_punctuation, F.col("timestamp")))
+            .withWatermark("clock", "0 seconds")
+            .withWatermark("timestamp", "36500 days")
+        )
+        counted = clocked.groupBy(F.window("timestamp", "10 seconds")).agg(F.count_if(~is_punctuation).alias("count"))
+        found: dict[int, int] = {}
+
+        def keep(frame: DataFrame, _: int) -> None:
+            seconds = frame.select(F.col("window.start").cast("long"), "count").collect()
+            found.update({second - BASE_MS // 1000: count for second, count in seconds})
+
+        writer = counted.writeStream.outputMode("append").foreachBatch(keep)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+    assert found == {20: 1, 50: 1, 70: 0, 90: 2}, "second 2 came after the punctuation of second 70"
