@@ -21,8 +21,8 @@ from tests.broker.raw_client import RawClient, connected
 from tests.broker.test_durability import WAIT_SECONDS, Quiet, commit, committed
 from tests.broker.transactions.transactional_client import TransactionalClient, committed_values, patiently
 
-KILLS_AT_ONCE = 100
-PIECES = 10
+KILLS_AT_ONCE = 50
+PIECES = 20
 PARTITIONS = 2
 ACKNOWLEDGED_PER_ROUND = 60
 
