@@ -6,6 +6,7 @@ from typing import Any
 
 from onceflow.broker import group_commit
 from onceflow.broker.group_commit import GroupCommit
+from onceflow.broker.turn import Turn
 
 
 class PartitionOnATroubledDisk:
@@ -42,7 +43,7 @@ class PartitionOnATroubledDisk:
 
 
 async def committed(troubled: int) -> PartitionOnATroubledDisk:
-    commit, partition = GroupCommit(), PartitionOnATroubledDisk(troubled)
+    commit, partition = GroupCommit(Turn()), PartitionOnATroubledDisk(troubled)
     commit.request(partition)  # type: ignore[arg-type]
     waiting = [asyncio.ensure_future(event.wait()) for event in (partition.settled, partition.failed)]
     _, pending = await asyncio.wait(waiting, timeout=10, return_when=asyncio.FIRST_COMPLETED)

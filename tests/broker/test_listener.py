@@ -19,6 +19,7 @@ from onceflow.broker import listener as listeners
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.connection import Connection, Reply
 from onceflow.broker.listener import Listener
+from onceflow.broker.turn import Turn
 from onceflow.log.disk import RealDisk
 from onceflow.log.segment import Slice
 from onceflow.testing import ManualClock
@@ -66,7 +67,7 @@ def served(scenario: Callable[[Served], Awaitable[None]], **settings: Any) -> No
 
     async def run() -> None:
         server = Served(**settings)
-        server.listener.start(server.handle)
+        server.listener.start(server.handle, Turn())
         try:
             await asyncio.wait_for(scenario(server), 20)
         finally:

@@ -24,6 +24,7 @@ from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.connection import Connection
 from onceflow.broker.request_memory import RequestMemory
+from onceflow.broker.turn import Turn
 from onceflow.log.disk import RealDisk, RealFile
 from onceflow.testing import BrokerProcess, ManualClock
 from onceflow.wire import apis, fetch, produce
@@ -115,6 +116,7 @@ class Fuzzed:
                 self._memory,
                 self._answers,
                 self.clock,
+                Turn(),
                 self.broker.handle,
                 lambda _connection: None,
             )

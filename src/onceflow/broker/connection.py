@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.request_memory import RequestMemory
+from onceflow.broker.turn import Turn
 from onceflow.log.clock import Clock
 from onceflow.log.disk import File
 from onceflow.wire import apis
@@ -124,6 +125,7 @@ class Connection:
         "_plain_bytes_max",
         "_reserved_bytes",
         "_socket",
+        "_turn",
         "_turn_bytes_left",
         "_unsent",
         "_unsent_bytes_max",
@@ -142,6 +144,7 @@ class Connection:
         memory: RequestMemory,
         answers: AnswerMemory,
         clock: Clock,
+        turn: Turn,
         handle: Callable[[memoryview, Reply, "Connection"], None],
         on_closed: Callable[["Connection"], None],
     ) -> None:
@@ -158,6 +161,7 @@ class Connection:
         self._memory = memory
         self._answers = answers
         self._clock = clock
+        self._turn = turn
         self._handle = handle
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
@@ -198,15 +202,17 @@ class Connection:
         self._handle_and_answer()
 
     def _handle_and_answer(self) -> None:
-        """Handle what is in the buffer; the answers that are there at once go out together, still in this turn."""
-        if self._is_write_scheduled:
-            self._handle_frames()
-            return
+        """Handle what is in the buffer, and send what is ready then: to this client first, who may ask more."""
+        turn = self._turn
+        turn.begin()
+        is_write_ours = not self._is_write_scheduled
         self._is_write_scheduled = True
         try:
             self._handle_frames()
         finally:
-            self._write()
+            if is_write_ours:
+                self._write()
+            turn.end()
 
     def _handle_frames(self) -> None:
         handled_bytes = 0
@@ -331,9 +337,9 @@ class Connection:
         if not self.is_open:
             return
         if not self._is_write_scheduled:
-            # At the end of this turn of the loop, so that answers that become ready together go out together.
+            # Answers that become ready together go out together.
             self._is_write_scheduled = True
-            self._loop.call_soon(self._write)
+            self._turn.soon(self._write)
         size_bytes = 0
         for piece in pieces:
             if isinstance(piece, bytes):

@@ -82,7 +82,7 @@ class PendingFetch:
         # Several partitions may wake it in one round of syncs: look once, after all of them.
         if not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._look_again)
+            self._node.turn.soon(self._look_again)
 
     def _look_again(self) -> None:
         self._is_scheduled = False

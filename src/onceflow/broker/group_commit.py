@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from onceflow.broker.partitions import Partition
+from onceflow.broker.turn import Turn
 from onceflow.broker.work_thread import WorkThread
 from onceflow.log.config import INT64_MAX
 from onceflow.log.sync import SyncPoint
@@ -30,7 +31,8 @@ Results = Sequence[OSError | None]
 class GroupCommit:
     """Syncs what was appended. All methods are the event loop's."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
         self._dirty: dict[Partition, None] = {}
         self._put_off: dict[Partition, int] = {}
         self._timers: dict[Partition, asyncio.TimerHandle] = {}
@@ -45,7 +47,7 @@ class GroupCommit:
         if partition.log.has_flush_policy and not self._is_flush_due(partition):
             # What was appended is visible already: wake who waits for it.
             if partition.is_awaited:
-                asyncio.get_running_loop().call_soon(partition.settle)
+                self._turn.soon(partition.settle)
         else:
             self.flush(partition)
 
@@ -106,12 +108,14 @@ class GroupCommit:
         return point
 
     def _end_round(self, points: Round, results: Results) -> None:
+        self._turn.begin()
         try:
             for (partition, point), error in zip(points, results, strict=True):
                 self._end_one(partition, point, error)
         finally:
             # Appends that came during the round have been waiting: go on in this turn.
             self._begin_round()
+            self._turn.end()
 
     def _end_one(self, partition: Partition, point: SyncPoint, error: OSError | None) -> None:
         if error is None:

@@ -12,6 +12,7 @@ from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.connection import Connection, Reply
 from onceflow.broker.request_memory import RequestMemory
+from onceflow.broker.turn import Turn
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock
 
@@ -38,15 +39,17 @@ class Listener:
         self._memory = RequestMemory(config.queued_request_bytes_max)
         self._answers = AnswerMemory(config.unsent_bytes_max, self._close_unread)
         self._handle: Handle | None = None
+        self._turn: Turn | None = None
         self._connections: set[Connection] = set()
         self._per_address: Counter[str] = Counter()
         self._refused = 0
         self._all_closed: asyncio.Event | None = None
         self.port: int = self._socket.getsockname()[1]
 
-    def start(self, handle: Handle) -> None:
-        """Take connections; `handle` gets each request."""
+    def start(self, handle: Handle, turn: Turn) -> None:
+        """Take connections; `handle` gets each request, and what it puts off to the end of `turn` comes then."""
         self._handle = handle
+        self._turn = turn
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
 
     def close(self) -> None:
@@ -117,13 +120,14 @@ class Listener:
             client.close()
             return
         assert self._handle is not None
+        assert self._turn is not None
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # Who vanished without a word is not idle while an answer is awaited: the kernel finds out, as with Kafka.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._per_address[host] += 1
         connection = Connection(
-            client, peer, config, self._memory, self._answers, self._clock, self._handle, self._forget
+            client, peer, config, self._memory, self._answers, self._clock, self._turn, self._handle, self._forget
         )
         self._connections.add(connection)
 

@@ -31,6 +31,7 @@ from onceflow.broker.topics import (
 )
 from onceflow.broker.transactions.coordinator import TransactionCoordinator
 from onceflow.broker.transactions.requests import Transactions
+from onceflow.broker.turn import Turn
 from onceflow.broker.work_thread import WorkThread
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock, SystemClock
@@ -71,7 +72,8 @@ class Node:
         self.topics = Topics(self.node_id, config.partition_count_default)
         self.partitions = Partitions()
         self.groups = GroupCoordinator(clock, config)
-        self.group_commit = GroupCommit()
+        self.turn = Turn()
+        self.group_commit = GroupCommit(self.turn)
         self.answer_cache = AnswerCache()
         self.record_checks = RecordChecks(clock, self.in_search_thread)
         self.metadata_entries = MetadataEntries(self.node_id)

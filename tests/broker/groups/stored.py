@@ -13,6 +13,7 @@ from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.groups.states import GroupState
 from onceflow.broker.partitions import Partition
 from onceflow.broker.state_log import StateLog
+from onceflow.broker.turn import Turn
 from onceflow.log.config import LogConfig
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock
@@ -34,7 +35,7 @@ class Stored:
     def _open(self) -> None:
         log = PartitionLog.open(self._path, self._log_config, disk=self.disk, clock=self.clock, clean=False)
         self.partition = Partition("__consumer_offsets", 0, log)
-        self.group_commit = GroupCommit()
+        self.group_commit = GroupCommit(Turn())
         self.groups = GroupCoordinator(self.clock, self.config)
         self.requests = GroupRequests(self.groups, StateLog(self.partition, self.clock, self.group_commit))
 
