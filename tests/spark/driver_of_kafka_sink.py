@@ -1,21 +1,38 @@
 """A driver of its own that copies a topic, killed with its JVM at a named point of the sink.
 
-`bootstrap input output checkpoint log java_home point visit`
+Every task dies once, too: its Python worker is killed after it has handed its encoded rows on. `bootstrap input output
+checkpoint log java_home point visit`
 """
 
 import os
 import signal
 import sys
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 
+import pyarrow as pa
+from pyspark import TaskContext
+
+from onceflow.spark.kafka_encode import Encoder
 from onceflow.spark.kafka_sink import kafka_sink
 from onceflow.spark.session import build_session
 
 
+class DyingEncoder(Encoder):
+    """Dies in the first attempt of each task, when all that it has made is handed on."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from super().__call__(batches)
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main(bootstrap: str, source: str, target: str, checkpoint: str, log: str, java_home: str, *death: str) -> None:
-    spark = build_session("copies", "local[2]", java_home=java_home, log_file=Path(log))
+    spark = build_session("copies", "local[2,2]", java_home=java_home, log_file=Path(log))
     visits: Counter[str] = Counter()
 
     def at(point: str) -> None:
@@ -26,6 +43,9 @@ def main(bootstrap: str, source: str, target: str, checkpoint: str, log: str, ja
 
     sink = kafka_sink(bootstrap, topic=target, checkpoint=checkpoint, compression="lz4")
     sink.settings = replace(sink.settings, at=at)
+    encoder = sink._options.encoder
+    dying = DyingEncoder(**{each.name: getattr(encoder, each.name) for each in fields(encoder)})
+    sink._options = replace(sink._options, encoder=dying)
     stream = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
     options = {"subscribe": source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "100"}
     rows = stream.options(**options).load().select("key", "value")

@@ -34,13 +34,15 @@ class Killed(BaseException):
 
 @dataclass
 class Rows:
-    """Encoded rows in memory, handed out in pulls of so many blobs."""
+    """Encoded rows in memory, handed out in pulls of so many blobs; `between` is called before each pull but the
+    first, with its number."""
 
     topic: str
     values: Values
     codec: Codec = Codec.LZ4
     blobs_per_pull: int = 4
     partition_count: int = PARTITIONS
+    between: Callable[[int], None] = lambda _number: None
     pulls: int = 0
 
     def records(self) -> Mapping[TopicPartition, int]:
@@ -52,8 +54,10 @@ class Rows:
     def blobs(self) -> Iterator[Sequence[Blob]]:
         turns = zip_longest(*(self._encoded(partition, held) for partition, held in self.values.items()))
         made = [blob for turn in turns for blob in turn if blob is not None]
-        for begin in range(0, len(made), self.blobs_per_pull):
+        for number, begin in enumerate(range(0, len(made), self.blobs_per_pull)):
             self.pulls += 1
+            if number:
+                self.between(number)
             yield made[begin : begin + self.blobs_per_pull]
 
     def _encoded(self, partition: int, held: Sequence[bytes]) -> list[Blob]:
@@ -152,7 +156,7 @@ def expect(bootstrap: str, topic: str, batches: int) -> None:
     assert visible(bootstrap, topic) == wanted
 
 
-def eventually(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+def eventually(done: Callable[[], bool], within_s: float = 10) -> None:
+    deadline = time.monotonic() + within_s
     while not done() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,5 +1,8 @@
 """The Kafka sink with a real Spark: columns to records, batches that come again, a driver that is killed."""
 
+import inspect
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,14 +15,19 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
+from onceflow.client.admin import Admin
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.records import read_records
-from onceflow.spark import failure
-from onceflow.spark.kafka_sink import KafkaSink, kafka_sink
+from onceflow.spark import failure, kafka_steps
+from onceflow.spark.checkpoint import CheckpointNotSynced, LocalCheckpoint
+from onceflow.spark.kafka_rows import EncodedFrame
+from onceflow.spark.kafka_sink import KafkaSink, SinkStopped, kafka_sink
 from onceflow.spark.wrong_option import WrongOption
 from onceflow.wire.batch import Record
 from onceflow.wire.murmur2 import partition_for_key
 
+ROOT = Path(__file__).parents[2]
+EXAMPLE = "examples/spark/kafka_to_kafka.py"
 KEYS = 7
 
 
@@ -190,11 +198,116 @@ def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], sente
         kafka_sink("localhost:1", topic="t", **options)
 
 
+def test_the_example_copies_a_topic(copy: Copy, java_home: str, cluster: Cluster, tmp_path: Path) -> None:
+    cluster.create_topic(f"{copy.source}-copy", 2)
+    copy.produce(0, 20)
+    environment = os.environ | {"JAVA_HOME": java_home, "PYSPARK_PYTHON": sys.executable, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, EXAMPLE, copy.bootstrap, copy.source]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "each record once" in done.stdout
+    # Keys as they were, and each value in capitals: digits stay what they are.
+    assert copy.by_key(f"{copy.source}-copy") == expected(20)
+    asked = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=60, check=False)
+    assert (asked.returncode, asked.stderr) == (2, f"usage: python {EXAMPLE} HOST:PORT TOPIC\n")
+
+
+def test_every_option_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "kafka-sink.md").read_text()
+    options = page[page.index("## Options") : page.index("## How it works")]
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.*?) \|", options, re.MULTILINE)
+    told = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
+    parameters = inspect.signature(kafka_sink).parameters
+    assert parameters.keys() <= told.keys()
+    for name in (
+        "mode",
+        "name",
+        "compression",
+        "batch_bytes",
+        "driver_bytes",
+        "transaction_timeout_ms",
+        "marker_topic",
+    ):
+        assert told[name] == f"`{parameters[name].default}`" or told[name] == str(parameters[name].default)
+    assert kafka_steps.table() in page
+
+
+def planned(directory: Path, number: int) -> str:
+    """A checkpoint as Spark leaves it when it has planned batch `number` of one partition; its location."""
+    files = {"metadata": '{"id":"5f3c2a10-0000-4000-8000-000000000002"}'}
+    for batch in range(number + 1):
+        files[f"offsets/{batch}"] = f'v1\n{{}}\n{{"in":{{"0":{10 * batch}}}}}'
+        files[f"commits/{batch - 1}"] = "v1\n{}"
+    files.pop("commits/-1")
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return directory.as_uri()
+
+
+def test_nothing_is_visible_unless_the_checkpoint_is_on_disk(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_topic(topic, 1)
+    rows = spark.sql("select 'x' as value")
+    sink = kafka_sink(bootstrap, topic=topic, checkpoint=planned(checkpoint, 0))
+    sink(spark.sql("select 'x' as value where false"), 0)
+    planned(checkpoint, 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalCheckpoint, "prepare", _not_synced)
+        with pytest.raises(CheckpointNotSynced):
+            sink(rows, 1)
+        assert isinstance(sink.failure, CheckpointNotSynced)
+    assert written(bootstrap, topic) == {0: []}
+    for _ in range(2):
+        sink(rows, 1)
+    assert [record.value for record in written(bootstrap, topic)[0]] == [b"x"]
+    # The topic has grown: keys would move.
+    Admin(cluster).create_partitions(topic, 3)
+    planned(checkpoint, 2)
+    with pytest.raises(SinkStopped, match=r"had 1 partitions .* has 3 now"):
+        sink(rows, 2)
+    sink.close()
+    accepting = kafka_sink(bootstrap, topic=topic, checkpoint=str(checkpoint), accept_partitions={topic: 3})
+    accepting(rows, 2)
+    accepting.close()
+    assert sum(map(len, written(bootstrap, topic).values())) == 2
+
+
+def _not_synced(_checkpoint: LocalCheckpoint, number: int) -> None:
+    raise CheckpointNotSynced(f"batch {number}")
+
+
+def test_encoded_rows_that_come_again_differently_are_noticed(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when an executor is gone with its blocks, and its rows come in another order the next time."""
+    cluster.create_topic(topic, 1)
+    sink = kafka_sink(bootstrap, topic=topic, checkpoint=planned(checkpoint, 0), compression="lz4")
+    summaries: list[list[dict[str, Any]]] = []
+    read = EncodedFrame._rows
+
+    def another(frame: EncodedFrame) -> list[dict[str, Any]]:
+        found = read(frame)
+        if not any(found is known for known in summaries):
+            summaries.append(found)
+            if len(summaries) == 1:
+                found[0]["crc"] ^= 1
+        return found
+
+    monkeypatch.setattr(EncodedFrame, "_rows", another)
+    sink(spark.sql("select string(id) as value from range(10)").coalesce(1), 0)
+    sink.close()
+    assert len(summaries) == 2
+    assert [int(record.value or b"") for record in written(bootstrap, topic)[0]] == list(range(10))
+
+
 def test_a_driver_killed_before_its_commit_is_followed_by_one_that_goes_on(
     copy: Copy, java_home: str, tmp_path: Path
 ) -> None:
     copy.produce(0, 500)
     die(copy, java_home, tmp_path, "before EndTxn", 3)
+    assert "Python worker exited unexpectedly" in (tmp_path / "driver.log").read_text(), "each task died once"
     # Batch 0 has no rows, batch 1 is there, and nothing of batch 2 can be seen.
     assert 90 < sum(map(len, written(copy.bootstrap, copy.target).values())) < 110
     copy.run()

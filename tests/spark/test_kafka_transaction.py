@@ -1,6 +1,9 @@
 """The driver's transaction without Spark: each step's codes, each lost answer, a death at each named point."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from onceflow.client.transactional import TransactionalProducer
 from onceflow.spark import kafka_steps
 from onceflow.spark.kafka_marker import SinkStopped
 from onceflow.spark.kafka_steps import STEPS, Step
+from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
 from tests.spark.answer_proxy import DROPPED, LOST, AnswerProxy
 from tests.spark.kafka_driver import (
@@ -221,17 +225,74 @@ def test_a_transaction_that_timed_out_is_made_anew(
     now = [0.0]
     driver = new_driver(proxy.bootstrap, settings={"clock": lambda: now[0], "transaction_timeout_ms": 30_000})
     driver.write(0)
-    rows = Rows(topic, values_of(1))
-    blobs = rows.blobs
 
-    def slowly() -> Iterator[object]:
-        yield from blobs()
+    def slow(number: int) -> None:
         now[0] += 31
 
-    rows.blobs = slowly  # type: ignore[assignment, method-assign]
+    rows = Rows(topic, values_of(1), between=slow)
     proxy.faults = [(apis.TXN_OFFSET_COMMIT, 90)]
     driver.write(1, rows)
     assert driver.visits["before InitProducerId"] >= 3
+    expect(bootstrap, topic, 2)
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[str]:
+    """A broker that looks for transactions past their time all the time; Apache Kafka looks every ten seconds."""
+    option = "--transaction-abort-timed-out-transaction-cleanup-interval-ms"
+    with BrokerProcess(tmp_path / "broker", 0, option, "50") as running:
+        yield running.bootstrap
+
+
+def test_a_transaction_that_the_broker_gave_up_is_made_anew(impatient: str, topic: str) -> None:
+    make_topics(impatient, topic)
+    driver = Driver(impatient, topic, settings={"transaction_timeout_ms": 300})
+    admin = Admin(driver.cluster)
+
+    def given_up(number: int) -> None:
+        # The first attempt alone waits until the coordinator has ended it.
+        if number == 1 and rows.pulls == 2:
+            eventually(lambda: admin.describe_transaction(driver.place.name).state != "Ongoing", 30)
+
+    driver.write(0)
+    rows = Rows(topic, values_of(1), between=given_up)
+    driver.write(1, rows)
+    assert rows.pulls == 4
+    expect(impatient, topic, 2)
+    driver.close()
+
+
+def test_a_broker_that_is_killed_in_the_middle_comes_back_to_the_same_batch(tmp_path: Path, topic: str) -> None:
+    with BrokerProcess(tmp_path / "broker") as running:
+        make_topics(running.bootstrap, topic)
+        driver = Driver(running.bootstrap, topic)
+
+        def killed(number: int) -> None:
+            if number in (1, 3):
+                running.kill()
+                running.start()
+
+        driver.write(0)
+        driver.write(1, Rows(topic, values_of(1), blobs_per_pull=2, between=killed))
+        driver.write(2)
+        expect(running.bootstrap, topic, 3)
+        driver.close()
+
+
+def test_what_a_dead_query_left_is_found_and_ended_by_hand(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    def onceflow(*words: str) -> str:
+        command = [sys.executable, "-m", "onceflow", "transaction", *words, "--bootstrap", bootstrap]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    new_driver().write(0)
+    dying = new_driver(owner="dying", dies_at=("before EndTxn", 1))
+    with pytest.raises(Killed):
+        dying.write(1)
+    name = dying.place.name
+    assert name in onceflow("list", "--state", "Ongoing")
+    assert "what was open is aborted" in onceflow("abort", name, "--yes")
+    assert name not in onceflow("list", "--state", "Ongoing")
+    new_driver(owner="owner-2").write(1)
     expect(bootstrap, topic, 2)
 
 
@@ -255,18 +316,13 @@ def test_a_second_driver_ends_the_first(new_driver: NewDriver, bootstrap: str, t
     first = new_driver()
     first.write(0)
     second = new_driver(owner="owner-2")
-    rows = Rows(topic, values_of(1))
-    blobs = rows.blobs
 
-    def interrupted() -> Iterator[object]:
-        for number, pull in enumerate(blobs()):
-            if number == 1:
-                second.write(1)
-            yield pull
+    def overtaken(number: int) -> None:
+        if number == 1:
+            second.write(1)
 
-    rows.blobs = interrupted  # type: ignore[assignment, method-assign]
     with pytest.raises(SinkStopped, match="taken over by another driver"):
-        first.write(1, rows)
+        first.write(1, Rows(topic, values_of(1), between=overtaken))
     expect(bootstrap, topic, 2)
     with pytest.raises(SinkStopped, match=r"was written by another driver \(owner owner-2\)"):
         first.write(2)

@@ -1,7 +1,7 @@
 """The eight steps of a transaction: which version each request has and what each error code means there.
 
-The table of docs/kafka-sink.md is drawn from `STEPS`. A code that a step does not name stops the query: nobody has
-thought about what it would mean to go on.
+`python -m onceflow.spark.kafka_steps` draws the table of docs/kafka-sink.md from `STEPS`. A code that a step does not
+name stops the query: nobody has thought about what it would mean to go on.
 """
 
 from enum import Enum
@@ -105,3 +105,17 @@ def code_name(code: int) -> str:
 def remedy(code: int) -> str:
     """What a user can do about a code that stopped the query."""
     return _HINTS.get(code, "nothing of the batch is visible; look at the broker's log, then start the query again")
+
+
+def table() -> str:
+    """The steps as docs/kafka-sink.md shows them."""
+    lines = ["| # | step | version | again | ends |", "|---|---|---|---|---|"]
+    for step in STEPS:
+        versions = str(step.version) if step.version == step.version_min else f"{step.version_min} to {step.version}"
+        again, ends = (", ".join(map(str, sorted(codes))) or "none" for codes in (step.again, step.ends))
+        lines.append(f"| {step.number} | {step.name} | {versions} | {again} | {ends} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")
