@@ -315,6 +315,7 @@ def test_schemas_as_in_sql() -> None:
         ("a STRUCT<b: INT, c: INT>", "array, a struct or a map"),
         ("p DECIMAL(39)", r"DECIMAL\(39\); it takes at most 38 digits"),
         ("p DECIMAL(2, 3)", r"DECIMAL\(2, 3\); it takes at most 38 digits"),
+        ('`a"b` INT', "has a quote, a backslash or a control character in its name"),
         ("uid STRING, UID INT", "the fields 'uid' and 'UID', which Spark cannot tell apart"),
     ],
 )

@@ -5,59 +5,22 @@ Arrow makes columns of many at once. Whatever either of them refuses, or takes b
 second time by the converters, field by field from its JSON text; they alone say what a record that is not plain means.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.spark.converters import MICROSECONDS, MISSING, TIMESTAMP_MIN, Broken, converter_of
-from onceflow.spark.decode_schema import BITS, CORRUPT_REASON, CORRUPT_RECORD, Field
+from onceflow.spark.converters import MISSING, Broken, converter_of
+from onceflow.spark.decode_schema import CORRUPT_REASON, CORRUPT_RECORD, Field
 from onceflow.spark.json_text import DEPTH_MAX, NO_VALUE, NOT_JSON, NOT_OBJECT, NOT_UTF8, is_json, is_too_deep
+from onceflow.spark.plain_columns import arrow_type, plain_column, plain_type
 
 SLICE_ROWS = 8192
 """Parsed records are Python objects for a moment; so many of them still lie in the processor's cache."""
-
-_ARROW_TYPES = {
-    "STRING": pa.string(),
-    "TINYINT": pa.int8(),
-    "SMALLINT": pa.int16(),
-    "INT": pa.int32(),
-    "BIGINT": pa.int64(),
-    "DOUBLE": pa.float64(),
-    "FLOAT": pa.float32(),
-    "BOOLEAN": pa.bool_(),
-    "DATE": pa.date32(),
-    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
-}
-_PLAIN_TYPES: dict[str, Any] = {"STRING": str, "DOUBLE": float, "FLOAT": float, "BOOLEAN": bool, "DATE": str}
-_PLAIN_TYPES |= {
-    kind: Annotated[int, msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)] for kind, bits in BITS.items()
-}
-_PLAIN_TYPES["TIMESTAMP"] = str | _PLAIN_TYPES["BIGINT"]
-
-_NUMBER_OF_MICROSECONDS_END = 10**17
-"""Times before it, the year 5138, need no check of their range."""
-_UTC = ("Z", "+00:00")
-_INSTANT_LENGTHS = (
-    len("2015-04-28T07:03:32"),
-    *range(len("2015-04-28T07:03:32.4"), len("2015-04-28T07:03:32.405000") + 1),
-)
-
-
-class Column(NamedTuple):
-    """A field's values, and which rows are null here because the converter has to look at them (None: no row)."""
-
-    array: Any  # pyarrow.Array
-    unsure: Any = None  # pyarrow.BooleanArray, without nulls
-
-
-def arrow_type(field: Field) -> Any:
-    """The Arrow type of a field's column."""
-    return pa.decimal128(field.precision, field.scale) if field.kind == "DECIMAL" else _ARROW_TYPES[field.kind]
 
 
 class Decoder:
@@ -69,10 +32,10 @@ class Decoder:
         self._slow = RecordReader(fields, timestamp_unit)
         names = [f"f{number}" for number in range(len(fields))]
         self._attributes = [attrgetter(name) for name in names]
-        self._plain = [_plain_column(field, timestamp_unit) for field in fields]
+        self._plain = [plain_column(field, timestamp_unit) for field in fields]
         event = msgspec.defstruct(
             "Event",
-            [(name, *_plain_type(field)) for name, field in zip(names, fields, strict=True)],
+            [(name, *plain_type(field)) for name, field in zip(names, fields, strict=True)],
             rename={name: field.name for name, field in zip(names, fields, strict=True)},
             gc=False,
         )
@@ -223,122 +186,3 @@ def _array(values: list[Any], field: Field) -> Any:
     if field.kind == "FLOAT":
         return pa.array(values, pa.float64()).cast(arrow_type(field), safe=False)
     return pa.array(values, arrow_type(field))
-
-
-def _plain_type(field: Field) -> tuple[Any, Any]:
-    """What msgspec reads a field as, and what stands for an absent one."""
-    if field.kind == "DECIMAL":
-        return msgspec.Raw, msgspec.Raw()
-    return _PLAIN_TYPES[field.kind] | None, None
-
-
-def _plain_column(field: Field, timestamp_unit: str | None) -> Callable[[list[Any]], Column]:
-    """What makes a column of one field's values as msgspec read them."""
-    match field.kind:
-        case "FLOAT":
-            return _floats
-        case "DATE":
-            return _dates
-        case "DECIMAL":
-            return _decimals(field)
-        case "TIMESTAMP":
-            return _timestamps(timestamp_unit)
-        case _:
-            plain = _ARROW_TYPES[field.kind]
-            return lambda values: Column(pa.array(values, plain))
-
-
-def _floats(values: list[Any]) -> Column:
-    array = pa.array(values, pa.float64()).cast(pa.float32(), safe=False)
-    return _without(array, pc.is_inf(array))
-
-
-def _dates(values: list[Any]) -> Column:
-    texts = pa.array(values, pa.string())
-    sure = pc.match_substring_regex(
-        texts, r"^(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-[0-9]{2}-[0-9]{2}$"
-    )
-    return _cast(texts, sure, lambda plain: plain.cast(pa.date32()))
-
-
-def _decimals(field: Field) -> Callable[[list[Any]], Column]:
-    """Numbers without an exponent, in quotes or not, that fit as they are."""
-    whole = field.precision - field.scale
-    digits = f"(?:0|[1-9][0-9]{{0,{whole - 1}}})" if whole else "0"
-    number = f"^-?{digits}" + (rf"(?:\.[0-9]{{1,{field.scale}}})?$" if field.scale else "$")
-    wanted = arrow_type(field)
-
-    def columns(values: list[Any]) -> Column:
-        raw = pa.array([bytes(value) for value in values], pa.binary()).cast(pa.string())
-        absent = pc.is_in(raw, pa.array(["", "null"]))
-        quoted = pc.and_(pc.starts_with(raw, '"'), pc.ends_with(raw, '"'))
-        bare = pc.if_else(quoted, pc.utf8_trim(raw, '"'), raw) if pc.any(quoted).as_py() else raw
-        texts = pc.if_else(absent, None, bare)
-        return _cast(texts, pc.match_substring_regex(texts, number), lambda plain: plain.cast(wanted))
-
-    return columns
-
-
-def _timestamps(unit: str | None) -> Callable[[list[Any]], Column]:
-    unit_us = MICROSECONDS[unit or "seconds"]
-
-    def columns(values: list[Any]) -> Column:
-        kinds = set(map(type, values)) - {type(None)}
-        if kinds == {int}:
-            return _numbers(pa.array(values, pa.int64()), unit_us)
-        if kinds <= {str}:
-            texts = pa.array(values, pa.string())
-            numbers = _number_texts(texts, unit_us) if unit is not None else None
-            return numbers or _instants(texts)
-        return Column(pa.nulls(len(values), _ARROW_TYPES["TIMESTAMP"]), pa.array(value is not None for value in values))
-
-    return columns
-
-
-def _numbers(numbers: Any, unit_us: int) -> Column:
-    """Numbers of a unit since 1970, those up to the year 5138."""
-    end = _NUMBER_OF_MICROSECONDS_END // unit_us
-    sure = _without(numbers, pc.or_(pc.less(numbers, 0), pc.greater_equal(numbers, end)))
-    return Column(pc.multiply(sure.array, unit_us).cast(_ARROW_TYPES["TIMESTAMP"]), sure.unsure)
-
-
-def _number_texts(texts: Any, unit_us: int) -> Column | None:
-    """The same in quotes; None where no text is such a number."""
-    digits_max = len(str(_NUMBER_OF_MICROSECONDS_END // unit_us)) - 1
-    sure = pc.and_(pc.ascii_is_decimal(texts), pc.less_equal(pc.binary_length(texts), digits_max))
-    sure = pc.and_(sure, pc.invert(pc.starts_with(texts, "0")))
-    if not pc.any(sure).as_py():
-        return None
-    column = _cast(texts, sure, lambda plain: plain.cast(pa.int64()))
-    return Column(_numbers(column.array, unit_us).array, column.unsure)
-
-
-def _instants(texts: Any) -> Column:
-    """Texts of one form: all say that they are in UTC, or none has a zone. What else Arrow reads has other lengths."""
-    zone = next((zone for zone in _UTC if pc.any(pc.ends_with(texts, zone)).as_py()), "")
-    lengths = [length + len(zone) for length in _INSTANT_LENGTHS]
-    sure = pc.and_(pc.ends_with(texts, zone), pc.is_in(pc.binary_length(texts), pa.array(lengths, pa.int32())))
-    read_as = _ARROW_TYPES["TIMESTAMP"] if zone else pa.timestamp("us")
-    column = _cast(texts, sure, lambda plain: plain.cast(read_as).cast(pa.int64()))
-    settled = _without(column.array, pc.less(column.array, TIMESTAMP_MIN))
-    unsure = [each for each in (column.unsure, settled.unsure) if each is not None]
-    return Column(
-        settled.array.cast(_ARROW_TYPES["TIMESTAMP"]), pc.or_(*unsure) if len(unsure) == 2 else (unsure or [None])[0]
-    )
-
-
-def _without(array: Any, unsure: Any) -> Column:
-    """The column with null where it is not sure."""
-    unsure = pc.fill_null(unsure, False)
-    if not pc.any(unsure).as_py():
-        return Column(array)
-    return Column(pc.if_else(unsure, pa.scalar(None, array.type), array), unsure)
-
-
-def _cast(texts: Any, sure: Any, cast: Callable[[Any], Any]) -> Column:
-    """Cast the sure texts; all of them are unsure when the cast refuses one."""
-    column = _without(texts, pc.invert(sure))
-    try:
-        return Column(cast(column.array), column.unsure)
-    except pa.ArrowInvalid:
-        return Column(cast(pa.nulls(len(texts), pa.string())), texts.is_valid())

@@ -63,6 +63,8 @@ _FIELD = re.compile(
     (?P<type>[A-Za-z_]+) \s* (?:\(\s*(?P<arguments>[^()]*?)\s*\))? (?P<required>\s+NOT\s+NULL)?""",
     re.VERBOSE | re.IGNORECASE,
 )
+_NAME = re.compile(r'[^"\\\x00-\x1f]+')
+"""What msgspec can look for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,10 @@ def _parse_field(part: str) -> Field:
             f"option {DECODE}: {part!r} is not a field like click_count INT, `a name` STRING or price DECIMAL(10, 2)"
         )
     name = found["plain"] or found["quoted"].replace("``", "`")
+    if not _NAME.fullmatch(name):
+        raise WrongOption(
+            f"option {DECODE}: field {name!r} has a quote, a backslash or a control character in its name"
+        )
     kind = _kind(name, found["type"])
     precision, scale = _digits(name, found["arguments"]) if kind == "DECIMAL" else (0, 0)
     if kind != "DECIMAL" and found["arguments"] is not None:
