@@ -5,6 +5,7 @@ would be measured instead of the broker.
 """
 
 import os
+import re
 import shutil
 import socket
 import struct
@@ -120,7 +121,8 @@ class Channel:
         self._answers = self._socket.makefile("rb", 1 << 20)
         self._published = self._delivered = 0
         self.send(b"AMQP\0\0\x09\x01")
-        self.expect(CONNECTION, 10)
+        told = re.search(rb"\x07versionS\0\0\0.([0-9.]+)", self.expect(CONNECTION, 10), re.DOTALL)
+        self.version = told[1].decode() if told else "of an unknown version"
         credentials = b"\0guest\0guest"
         start_ok = struct.pack(">I", 0) + short("PLAIN") + struct.pack(">I", len(credentials)) + credentials
         self.send(method(0, CONNECTION, 11, start_ok + short("en_US")))

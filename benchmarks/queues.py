@@ -23,6 +23,7 @@ from pathlib import Path
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
+import onceflow
 from benchmarks import amqp, librdkafka
 from benchmarks.comparison import spread
 from benchmarks.figures import HERE, Line, Table
@@ -56,14 +57,14 @@ class Size:
 
     @property
     def column(self) -> str:
-        """Says how many were measured where it is not the number that the time is given for."""
-        return self.name if self.count == PER else f"{self.name} ({self.count:,} measured)"
+        """Says how many were measured, which is not the number that the time is given for."""
+        return f"{self.name} ({self.count:,} measured)"
 
 
 SIZES = (
-    Size("128 B", 128, PER),
-    Size("512 B", 512, PER),
-    Size("1 KB", 1 << 10, PER),
+    Size("128 B", 128, 50_000),
+    Size("512 B", 512, 50_000),
+    Size("1 KB", 1 << 10, 50_000),
     Size("10 KB", 10 << 10, 10_000),
     Size("100 KB", 100 << 10, 1_000),
 )
@@ -78,6 +79,7 @@ class Kind:
     """A queue at one durability: what has happened to a message that is acknowledged."""
 
     name: str
+    version: str
     durability: str
     is_synced: bool
     work: Work
@@ -197,21 +199,32 @@ def kinds(directory: Path, exits: ExitStack) -> list[Kind]:
     """All that are found here, running."""
     broker = exits.enter_context(BrokerProcess(directory / "onceflow"))
     peer = Peer(OURS, broker.bootstrap, broker.pid)
+    version = f"onceflow {onceflow.__version__}"
     found = [
-        Kind(OURS, "fsync before each answer", True, partial(ours, peer, {})),
-        Kind(OURS, "page cache", False, partial(ours, peer, {"flush.messages": NEVER})),
+        Kind(OURS, version, "fsync before each answer", True, partial(ours, peer, {})),
+        Kind(OURS, version, "page cache", False, partial(ours, peer, {"flush.messages": NEVER})),
     ]
     for policy, durability in (("always", "fsync before each answer"), ("everysec", "fsync once a second")):
         port = redis_server(directory / policy, policy, exits)
-        found.append(Kind("Redis", f"{durability} (`appendfsync {policy}`)", policy == "always", partial(redis, port)))
+        durability += f" (`appendfsync {policy}`)"
+        found.append(Kind("Redis", redis_version(), durability, policy == "always", partial(redis, port)))
     server = amqp.find_server()
     if server is None:
         print("no rabbitmq-server here: without its rows")
         return found
     port = exits.enter_context(amqp.RabbitProcess(directory / "rabbit", server)).port
+    with amqp.Channel(port) as channel:
+        version = f"RabbitMQ {channel.version} with classic queues"
     for is_persistent, durability in ((True, "fsync before each answer (persistent)"), (False, "memory (transient)")):
-        found.append(Kind("RabbitMQ", durability, is_persistent, partial(rabbit, port, is_persistent)))
+        found.append(Kind("RabbitMQ", version, durability, is_persistent, partial(rabbit, port, is_persistent)))
     return found
+
+
+def redis_version() -> str:
+    """And of which Redis."""
+    command = [services.find_redis_server(), "--version"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return f"{told.partition(' sha=')[0]} as Redis"
 
 
 def redis_server(directory: Path, policy: str, exits: ExitStack) -> int:
@@ -292,6 +305,7 @@ def measure(_names: Sequence[str]) -> Iterator[Line]:
                     # The first turn warmed them.
                     kind.seconds.clear()
     yield from lines(found)
+    yield Line("versions", f"Measured here: {', '.join(dict.fromkeys(kind.version for kind in found))}.")
     if any(kind.name == "RabbitMQ" for kind in found):
         yield from findings(found)
     PICTURE.write_text(picture(PICTURE_TITLE, groups(found)))
@@ -314,7 +328,7 @@ TABLE = Table(
     measure,
     says=(
         f"Seconds per {PER:,} messages, median of {TURNS} turns (least to most). The article has 1,000,000 of each "
-        f"size; here each turn has {PER:,}, or fewer where the column says so.\n\n"
+        "size; for the time and the disk of this machine each turn has as many as the column says.\n\n"
         "![the medians of this table as bars](../docs/images/queues.svg)"
     ),
 )

@@ -8,8 +8,9 @@ that, the next scan stops at the same batch, and no batch after a bad one can co
 open transactions and the index of aborted ones are built in the same pass. What is kept is synced before anybody sees
 it, because after a mere kill it may exist in the page cache only.
 
-After a clean shutdown the last `CLEAN_CHECK_BYTES` are checked, the indexes looked at, and the snapshot at the log's
-end taken; if one of them does not fit, the shutdown was not clean after all, and the scan follows.
+After a clean shutdown the last `CLEAN_CHECK_BYTES` are checked, the active segment's indexes looked at, and the
+snapshot at the log's end taken; if one of them does not fit, the shutdown was not clean after all, and the scan
+follows. Of a sealed segment it is enough that its indexes are there: a start that opened each would grow with the log.
 """
 
 from collections.abc import Iterator, Mapping
