@@ -34,9 +34,10 @@ def produced(client: RawClient, topic: str, batch: Any, *, version: int = 9, par
 
 def test_a_batch_that_cannot_be_one_is_corrupt(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
-    for change in ({"magic": 3}, {"magic": -1}, {"batch_length": 1}, {"batch_length": -1}):
+    changes = [{"batch_length": length} for length in (-1, 1, 13, 14, 48)]
+    for change in ({"magic": 3}, {"magic": -1}, *changes):
         assert produced(client, topic, rewritten(batch_of(b"a"), **change)).error_code == ErrorCode.corrupt_message
-    for change in ({"magic": 1}, {"batch_length": 14}, {"batch_length": 1000}):
+    for change in ({"magic": 1}, {"batch_length": 1000}):
         assert produced(client, topic, rewritten(batch_of(b"a"), **change)).error_code == ErrorCode.invalid_record
 
 

@@ -58,6 +58,8 @@ BATCHES: dict[str, Callable[[], bytes | bytearray | None]] = {
     "half a header": lambda: batch_of(b"a")[:40],
     "ten bytes": lambda: batch_of(b"a")[:10],
     "a length too small": lambda: rewritten(batch_of(b"a"), batch_length=10),
+    "a length of 14": lambda: rewritten(batch_of(b"a"), batch_length=14),
+    "a length of 48": lambda: rewritten(batch_of(b"a"), batch_length=48),
     "a length of 0": lambda: rewritten(batch_of(b"a"), batch_length=0),
     "a negative length": lambda: rewritten(batch_of(b"a"), batch_length=-1),
     "a length too large": lambda: rewritten(batch_of(b"a"), batch_length=1000),

@@ -110,8 +110,9 @@ def handle(node: Node, request: Request) -> None:
 
 
 def _refused(index: int, error: Refused | LogError, partition: Partition | None) -> PartitionResponse:
-    is_told = partition is not None and isinstance(error, LogError) and error.tells_log_start
-    log_start_offset = partition.log.log_start_offset if partition is not None and is_told else -1
+    log_start_offset = -1
+    if partition is not None and isinstance(error, LogError) and error.tells_log_start:
+        log_start_offset = partition.log.log_start_offset
     return PartitionResponse(index, error.error_code, -1, log_start_offset=log_start_offset, error_message=str(error))
 
 

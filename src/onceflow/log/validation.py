@@ -17,7 +17,7 @@ from onceflow.log.errors import (
     RecordListTooLarge,
 )
 from onceflow.wire import errors as wire_errors
-from onceflow.wire.batch import BatchHeader, check_batch, read_header, record_heads
+from onceflow.wire.batch import HEADER_BYTES, BatchHeader, check_batch, read_header, record_heads
 from onceflow.wire.codecs import Codec
 
 _CODEC_MASK = 0x07
@@ -27,8 +27,8 @@ _CONTROL = 0x20
 _ATTRIBUTES_TAKEN = _CODEC_MASK | _TRANSACTIONAL
 _CODEC_MAX = max(Codec)
 _MAGIC = 2
-_LENGTH_MIN = 14
-"""What the smallest message of any format says of its length (org.apache.kafka.common.record.LegacyRecord)."""
+_LENGTH_MIN = HEADER_BYTES - 12
+"""What a batch without any record would say of its length; it does not count the first 12 bytes."""
 
 UNCOMPRESSED_BYTES_MAX = 64 * 1024 * 1024
 """What the records of one batch may take unpacked where somebody has to look at them."""
