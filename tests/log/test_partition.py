@@ -13,6 +13,7 @@ from onceflow.log import errors
 from onceflow.log.disk import File, RealDisk, SyncNotBegun
 from onceflow.log.index import OffsetIndex
 from onceflow.log.partition import PartitionLog
+from onceflow.log.segment import Segment
 from onceflow.testing import FaultyDisk, ManualClock
 from onceflow.wire.batch import Record, decode_batch, encode_batch, encode_retained, read_header, write_crc
 from onceflow.wire.codecs import Codec
@@ -130,16 +131,20 @@ def test_who_waited_at_the_end_is_given_what_came_next(tmp_path: Path, segment_b
 
 def test_what_came_after_the_end_is_found_without_a_search(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
     def not_searched(*_arguments: object) -> int:
-        raise AssertionError("the index was asked")
+        raise AssertionError("it was looked for")
 
     log.append(batch(b"a"))
     sync(log)
     assert log.read(1, 1000) is None
     log.append(batch(b"b"))
     sync(log)
-    monkeypatch.setattr(OffsetIndex, "position_for_offset", not_searched)
-    found = log.read(1, 1000)
+    with monkeypatch.context() as patched:
+        patched.setattr(OffsetIndex, "position_for_offset", not_searched)
+        small = log.read(1, 1)
+        patched.setattr(Segment, "find", not_searched)
+        found = log.read(1, 1000)
     assert found is not None
+    assert found == small
     assert read_header(found.read()).base_offset == 1
 
 

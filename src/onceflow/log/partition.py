@@ -407,6 +407,8 @@ class PartitionLog:
             end = beyond[0] if beyond is not None else end
         waited_offset, waited_base, position = self._waited_at
         is_known = offset == waited_offset and segment.base_offset == waited_base
+        if is_known and position < end <= position + size_bytes_max:
+            return Slice(segment.file, position, end - position, self._goes_on_after(number, visible))
         found = segment.find(offset, end, begin=position if is_known else None)
         if found is None:
             return None
