@@ -134,6 +134,7 @@ FIELDS: list[tuple[str, str, Any]] = [
     ("TIMESTAMP", '"2015-04-28"', (APRIL - APRIL % 86400) * 10**6),
     ("TIMESTAMP", '"2015-04-28T07:03:32.405Z"', APRIL * 10**6 + 405_000),
     ("TIMESTAMP", '"2015-04-28T07:03:32.123456789+00:00"', APRIL * 10**6 + 123_456),
+    ("TIMESTAMP", '"2015-04-28T07:03:32.1234567890123"', APRIL * 10**6 + 123_456),
     ("TIMESTAMP", '"2015-04-28T07:03:32+02:00"', (APRIL - 7200) * 10**6),
     ("TIMESTAMP", '"2015-04-28T07:03:32-18:00"', (APRIL + 64800) * 10**6),
     ("TIMESTAMP", '"2015-04-28T07:03:32+18:01"', "out-of-range"),
@@ -165,6 +166,14 @@ def test_fields(kind: str, text: str, wanted: Any) -> None:
     is_reason = isinstance(wanted, str) and kind != "STRING"
     reason = (wanted if wanted == "not-json" else f"{wanted} a") if is_reason else None
     assert fields(f"a {kind}", f'{{"a":{text}}}'.encode()) == (None if is_reason else wanted, reason)
+
+
+@pytest.mark.parametrize("kind", ["DOUBLE", "FLOAT"])
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("-0", "0.0"), ('"-0"', "0.0"), ("-0.0", "-0.0"), ('"-0.0"', "-0.0"), ('"-0e0"', "-0.0")]
+)
+def test_the_sign_of_zero(kind: str, text: str, wanted: str) -> None:
+    assert str(fields(f"a {kind}", f'{{"a":{text}}}'.encode())[0]) == wanted
 
 
 @pytest.mark.parametrize(

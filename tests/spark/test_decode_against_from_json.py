@@ -34,6 +34,8 @@ DIFFERENCES: list[tuple[str, str, str | bytes | None, Any, Any]] = [
     ('`"1.5"` in a DOUBLE', "f", '{"f":"1.5"}', BAD, 1.5),
     ('`"NaN"` or', "f", '{"f":"Infinity"}', float("inf"), BAD),
     ("`1e400`", "f", '{"f":1e400}', float("inf"), BAD),
+    ("`1e400`", "g", '{"g":1e39}', float("inf"), BAD),
+    ("`1.00000017", "g", '{"g":1.00000017881393432617187499}', 1 + 2**-23, 1 + 2**-22),
     ('`"+5"` or', "d", '{"d":"+5"}', "5.00", BAD),
     ('`"+5"` or', "d", '{"d":".5"}', "0.50", BAD),
     ("`1.50` or `-0`", "s", '{"s":1.50}', "1.5", "1.50"),
@@ -236,7 +238,7 @@ def a_time(chance: random.Random) -> str:
     if chance.random() < 0.8:
         text += f":{chance.randint(0, 60):02}"
         if chance.random() < 0.5:
-            text += "." + "".join(chance.choices("0123456789", k=chance.randint(1, 9)))
+            text += "." + "".join(chance.choices("0123456789", k=chance.randint(1, 12)))
     zone = chance.choice(
         [
             "",
