@@ -389,6 +389,27 @@ def test_either_copy_of_the_marker_is_enough(new_driver: NewDriver, bootstrap: s
     expect(bootstrap, topic, 4)
 
 
+def test_a_record_behind_the_open_transaction_of_another_sink_is_not_missed(
+    new_driver: NewDriver, bootstrap: str, topic: str
+) -> None:
+    driver = new_driver()
+    driver.write(0)
+    with TransactionalProducer(bootstrap, f"{topic}-other") as other:
+        other.begin()
+        other.send(MARKER_TOPIC, b"open", b"other key", partition=0)
+        other.flush()
+        # Batch 1 is in the group's offset, and in a record that nobody can read yet; that of batch 0 can be read.
+        driver.write(1)
+        assert not new_driver(owner="owner-2").write(1)
+        with Cluster(bootstrap) as cluster:
+            Admin(cluster).delete_group(driver.place.name)
+        with pytest.raises(SinkStopped, match="where another sink's transaction is open"):
+            new_driver(owner="owner-3", settings={"again_ms": 100}).write(2)
+        other.abort()
+    new_driver(owner="owner-4").write(2)
+    expect(bootstrap, topic, 3)
+
+
 def test_copies_that_differ_stop_the_query(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     driver = new_driver()
     driver.write(0)

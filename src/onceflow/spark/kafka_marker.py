@@ -155,8 +155,16 @@ class Place:
     def __str__(self) -> str:
         return f"marker '{self.name}' (group, and key in {self.topic}-{self.partition})"
 
+    def hidden_from(self, cluster: Cluster) -> int | None:
+        """From which offset on records cannot be read now, because another sink's transaction is open; None: none."""
+        ends = [
+            cluster.list_offsets(self.topic, {self.partition: LATEST}, read_committed=committed)[self.partition].offset
+            for committed in (True, False)
+        ]
+        return ends[0] if ends[0] < ends[1] else None
+
     def read_record(self, cluster: Cluster, begin: int = 0) -> KafkaMarker | None:
-        """The newest committed record of this marker at or behind offset `begin`."""
+        """The newest committed record of this marker at or behind offset `begin`, of those that can be read now."""
         asked = {self.partition: EARLIEST}
         start = max(begin, cluster.list_offsets(self.topic, asked)[self.partition].offset)
         end = cluster.list_offsets(self.topic, {self.partition: LATEST})[self.partition].offset

@@ -270,7 +270,8 @@ class Sender:
         queue.failed = True
         if self._once:
             self.lost += queue.counts[number]
-            queue.answered = queue.sent = max(queue.answered, number + 1)
+            queue.answered = max(queue.answered, number + 1)
+            queue.sent = max(queue.sent, queue.answered)
 
     def _take(self, queue: _Queue, number: int, answer: produce.PartitionResponse) -> None:
         if queue.failed and not self._once:

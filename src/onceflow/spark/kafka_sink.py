@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 
 from onceflow.client.admin import Admin
@@ -22,6 +23,7 @@ from onceflow.client.security import read_security
 from onceflow.errors import OnceflowError
 from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint, checkpoint_at
 from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock
+from onceflow.spark.failure import own_sentence
 from onceflow.spark.kafka_encode import Encoder, Target, find_target
 from onceflow.spark.kafka_marker import Place, SinkStopped
 from onceflow.spark.kafka_plain import write_at_least_once, write_once
@@ -208,6 +210,13 @@ class KafkaSink:
         except OnceflowError as error:
             self.failure = error
             raise
+        except PySparkException as error:
+            said = own_sentence(error)
+            if said is None:
+                raise
+            # A task has stopped the query, and Spark tells it in pages.
+            self.failure = SinkStopped(said)
+            raise self.failure from error
 
     def _write_exactly_once(self, rows: DataFrame, batch_id: int) -> None:
         assert self._checkpoint is not None

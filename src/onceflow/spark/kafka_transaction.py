@@ -356,7 +356,7 @@ class TransactionalWriter:
         in_group = transaction.group_marker()
         if in_group is not None and self._last is not None and in_group[0].proof == self._last.proof:
             return self._last
-        in_record = self._place.read_record(self._cluster, in_group[1] if in_group is not None else 0)
+        in_record = self._record(None if in_group is None else in_group[1])
         found = agreed(self._place, in_group[0] if in_group is not None else None, in_record)
         owner = "" if found is None else found.owner
         if self._first_owner is None:
@@ -367,6 +367,26 @@ class TransactionalWriter:
                 "was running: one query must run once, end the other"
             )
         return found
+
+    def _record(self, offset: int | None) -> KafkaMarker | None:
+        """The marker's record; `offset` is where the group says that it is.
+
+        Many sinks write to one marker topic, and what lies behind the open transaction of another cannot be read. A
+        group that tells of such a record is believed; without one the other's end is waited for.
+        """
+        begun = self._settings.clock()
+        while (hidden := self._place.hidden_from(self._cluster)) is not None:
+            if offset is not None and offset < hidden:
+                break
+            if offset is not None:
+                return None
+            if (self._settings.clock() - begun) * 1000 > self._settings.again_ms:
+                raise SinkStopped(
+                    f"{self._place} cannot be read behind offset {hidden}, where another sink's transaction is open: "
+                    "'onceflow transaction list --state Ongoing' shows it, 'onceflow transaction abort' ends it"
+                )
+            self._settings.sleep(PAUSE_MS_MAX / 1000)
+        return self._place.read_record(self._cluster, offset or 0)
 
     def _send(self, transaction: Transaction, rows: EncodedRows, found: KafkaMarker | None, batch: Batch) -> None:
         counts = pinned(found, rows.partition_counts(), self._accepted)
