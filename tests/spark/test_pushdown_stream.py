@@ -123,6 +123,14 @@ def test_a_sum_that_does_not_fit_stops_the_query_with_a_sentence(
     assert "is 9223372036854775808, which BIGINT does not hold" in sentence(raised.value)
 
 
+def test_the_pages_example_is_taken(spark: SparkSession, bootstrap: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pushdown.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    names = {"spark": spark}
+    exec(code.replace("127.0.0.1:9092", bootstrap), names)
+    assert names["sums"].columns == ["uid", "minute", "sum(clicks)", "sum(events)"]
+
+
 def test_wrong_options_are_told_at_load(spark: SparkSession, bootstrap: str, topic: str) -> None:
     with pytest.raises(PySparkException) as raised:
         source(spark, bootstrap, topic, decode="uid STRING, n INT", aggregate="sum(m)")
