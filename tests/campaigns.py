@@ -63,14 +63,15 @@ def finish(reporter: pytest.TerminalReporter) -> None:
         for report in reporter.getreports("passed")
         if "campaign" in report.keywords and report.when == "call"
     }
-    commit = unchanged_commit()
-    if not runs or config.cache is None:
+    failed = {report.nodeid for report in reporter.getreports("failed") if "campaign" in report.keywords}
+    if not (runs or failed) or config.cache is None:
         return
+    commit = unchanged_commit()
     if commit is None:
         reporter.write_line("docs/campaigns.md stays: sources or tests are not a commit's")
         return
     key = f"{CACHE}/{commit}"
-    runs = {**config.cache.get(key, {}), **runs}
+    runs = {name: run for name, run in {**config.cache.get(key, {}), **runs}.items() if name not in failed}
     config.cache.set(key, runs)
     missing = set(config.stash.get(ALL, [])) - runs.keys()
     if config.stash.get(ALL, []) and not missing:
