@@ -99,10 +99,11 @@ class Driver:
     settings: Mapping[str, object] = field(default_factory=dict)
     visits: Counter[str] = field(default_factory=Counter)
     timeout_ms: int = 10_000
+    marker_topic: str = MARKER_TOPIC
 
     def __post_init__(self) -> None:
         self.cluster = Cluster(self.bootstrap, timeout_ms=self.timeout_ms)
-        self.place = Place(f"onceflow-{self.topic}", MARKER_TOPIC, 0)
+        self.place = Place(f"onceflow-{self.topic}", self.marker_topic, 0)
         settings = Settings(**{"again_ms": 10_000, "sleep": quick_sleep, "at": self._at, **self.settings})  # type: ignore[arg-type]
         self.writer = TransactionalWriter(
             self.cluster, self.place, sink="kafka", owner=self.owner, settings=settings, accepted=self.accepted

@@ -9,7 +9,7 @@ import pytest
 
 from onceflow.client.addresses import parse_address
 from onceflow.client.admin import Admin
-from onceflow.client.cluster import Cluster
+from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.spark import kafka_steps
 from onceflow.spark.kafka_marker import SinkStopped
@@ -369,7 +369,7 @@ def test_a_marker_that_does_not_fit_stops_the_query(new_driver: NewDriver, topic
     assert driver.write(3, of=batch(3, version=2))
 
 
-def test_either_copy_of_the_marker_is_enough(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+def test_the_record_alone_is_enough(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     driver = new_driver()
     driver.write(0)
     driver.write(1)
@@ -379,14 +379,24 @@ def test_either_copy_of_the_marker_is_enough(new_driver: NewDriver, bootstrap: s
     assert not following.write(1)
     following.write(2)
     expect(bootstrap, topic, 3)
-    # A tombstone, as a compacted topic that lost its record.
-    with TransactionalProducer(bootstrap, f"{topic}-other") as producer:
-        producer.begin()
-        producer.send(MARKER_TOPIC, b"no marker", b"other key", partition=0)
-        producer.commit()
-    last = new_driver(owner="owner-3")
-    last.write(3)
-    expect(bootstrap, topic, 4)
+
+
+def test_the_group_alone_is_enough(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    forgetting = f"{topic}-markers"
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(forgetting, 1)
+        driver = new_driver(marker_topic=forgetting)
+        driver.write(0)
+        driver.write(1)
+        eventually(lambda: driver.place.read_record(cluster) == driver.writer._last)
+        Admin(cluster).delete_records(forgetting, {0: cluster.list_offsets(forgetting, {0: LATEST})[0].offset})
+        assert driver.place.read_record(cluster) is None
+    following = new_driver(owner="owner-2", marker_topic=forgetting)
+    assert not following.write(1)
+    following.write(2)
+    expect(bootstrap, topic, 3)
+    # Where it began is not known any more, and nobody makes it up.
+    assert following.writer._last is not None and following.writer._last.since is None
 
 
 def test_a_record_behind_the_open_transaction_of_another_sink_is_not_missed(
@@ -400,7 +410,9 @@ def test_a_record_behind_the_open_transaction_of_another_sink_is_not_missed(
         other.flush()
         # Batch 1 is in the group's offset, and in a record that nobody can read yet; that of batch 0 can be read.
         driver.write(1)
-        assert not new_driver(owner="owner-2").write(1)
+        following = new_driver(owner="owner-2")
+        assert not following.write(1)
+        assert following.writer._last is not None and following.writer._last.since == {"in": {"0": 0}}
         with Cluster(bootstrap) as cluster:
             Admin(cluster).delete_group(driver.place.name)
         with pytest.raises(SinkStopped, match="where another sink's transaction is open"):

@@ -1,7 +1,7 @@
 """The marker of the Kafka sink: the proof, inside the transaction, of what it writes. This docstring is its format.
 
-It is kept twice, since each of the two can be lost: offsets of a group without members expire (7 days), a topic can
-be deleted. Both are written in the transaction of the batch:
+It is kept twice, since each of the two can be lost: offsets of a group without members expire (7 days), records can be
+deleted. Both are written in the transaction of the batch:
 
 - the committed offset of the group that has the transactional id's name, on the marker topic's partition (never on
   the output's): the offset is the batch's number, the metadata is the *proof*, canonical JSON of at most 4,096 bytes,
@@ -163,16 +163,32 @@ class Place:
         ]
         return ends[0] if ends[0] < ends[1] else None
 
-    def read_record(self, cluster: Cluster, begin: int = 0) -> KafkaMarker | None:
-        """The newest committed record of this marker at or behind offset `begin`, of those that can be read now."""
+    def read_record(self, cluster: Cluster, proven: int | None = None) -> KafkaMarker | None:
+        """The newest record of this marker that can be read now; None where there is none.
+
+        `proven` is an offset that the group names: a record there was committed with that, so it is read even where an
+        open transaction hides it. Records behind it are read as far as they are committed.
+        """
         asked = {self.partition: EARLIEST}
-        start = max(begin, cluster.list_offsets(self.topic, asked)[self.partition].offset)
+        start = cluster.list_offsets(self.topic, asked)[self.partition].offset
         end = cluster.list_offsets(self.topic, {self.partition: LATEST})[self.partition].offset
         newest: bytes | None = None
-        for record in read_records(cluster, self.topic, self.partition, start, end):
+        if proven is not None:
+            newest = self._value(cluster, max(start, proven), proven + 1, read_committed=False)
+            start = max(start, proven + 1)
+        newest = self._value(cluster, start, end, read_committed=True) or newest
+        return None if newest is None else parse(f"the record of {self}", newest)[0]
+
+    def _value(self, cluster: Cluster, begin: int, end: int, *, read_committed: bool) -> bytes | None:
+        if not read_committed:
+            # Where the topic was made anew the log may end before the offset that was named.
+            asked = {self.partition: LATEST}
+            end = min(end, cluster.list_offsets(self.topic, asked, read_committed=False)[self.partition].offset)
+        newest: bytes | None = None
+        for record in read_records(cluster, self.topic, self.partition, begin, end, read_committed=read_committed):
             if record.key == self.name.encode():
                 newest = record.value
-        return None if newest is None else parse(f"the record of {self}", newest)[0]
+        return newest
 
 
 def agreed(place: Place, in_group: KafkaMarker | None, in_record: KafkaMarker | None) -> KafkaMarker | None:

@@ -368,25 +368,21 @@ class TransactionalWriter:
             )
         return found
 
-    def _record(self, offset: int | None) -> KafkaMarker | None:
-        """The marker's record; `offset` is where the group says that it is.
+    def _record(self, proven: int | None) -> KafkaMarker | None:
+        """The marker's record; `proven` is where the group says that it is.
 
-        Many sinks write to one marker topic, and what lies behind the open transaction of another cannot be read. A
-        group that tells of such a record is believed; without one the other's end is waited for.
+        Many sinks write to one marker topic, and what lies behind the open transaction of another is hidden. Without
+        a group to name the record the end of that transaction is waited for.
         """
         begun = self._settings.clock()
-        while (hidden := self._place.hidden_from(self._cluster)) is not None:
-            if offset is not None and offset < hidden:
-                break
-            if offset is not None:
-                return None
+        while proven is None and (hidden := self._place.hidden_from(self._cluster)) is not None:
             if (self._settings.clock() - begun) * 1000 > self._settings.again_ms:
                 raise SinkStopped(
                     f"{self._place} cannot be read behind offset {hidden}, where another sink's transaction is open: "
                     "'onceflow transaction list --state Ongoing' shows it, 'onceflow transaction abort' ends it"
                 )
             self._settings.sleep(PAUSE_MS_MAX / 1000)
-        return self._place.read_record(self._cluster, offset or 0)
+        return self._place.read_record(self._cluster, proven)
 
     def _send(self, transaction: Transaction, rows: EncodedRows, found: KafkaMarker | None, batch: Batch) -> None:
         counts = pinned(found, rows.partition_counts(), self._accepted)
