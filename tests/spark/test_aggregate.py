@@ -197,7 +197,8 @@ ROWS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(ROWS, st.integers(1, 20), st.sampled_from([["uid"], ["uid", "flag"], ["flag"], []]))
 def test_sums_are_those_of_one_record_after_another(rows: list[Row], size: int, keys: list[str]) -> None:
-    wanted = pushdown("count(*) AS events, sum(n) AS total, min(n) AS least, max(n) AS most", ",".join(keys) or None)
+    measures = "count(*) AS events, count(n) AS numbers, sum(n) AS total, min(n) AS least, max(n) AS most"
+    wanted = pushdown(measures, ",".join(keys) or None)
     values = [record(**{name: text_of(value) for name, value in row.items()}) for row in rows]
     before, aggregate.ROWS_PER_GROUPING = aggregate.ROWS_PER_GROUPING, size
     try:
@@ -205,11 +206,13 @@ def test_sums_are_those_of_one_record_after_another(rows: list[Row], size: int, 
     finally:
         aggregate.ROWS_PER_GROUPING = before
     assert not rejected
-    assert {name: row["total"] for name, row in by_key(sums, keys).items()} == {
-        name: row["total"] for name, row in recount(rows, keys).items()
-    }
-    for name, row in by_key(sums, keys).items():
-        numbers = [each["n"] for each in rows if key_of(each, keys) == name and "n" in each]
+    found = by_key(sums, keys)
+    assert set(found) == {key_of(row, keys) for row in rows}
+    for name, row in found.items():
+        events = [each for each in rows if key_of(each, keys) == name]
+        numbers = [each["n"] for each in events if "n" in each]
+        assert (row["events"], row["numbers"]) == (len(events), len(numbers))
+        assert row["total"] == (sum(numbers) if numbers else None)
         assert (row["least"], row["most"]) == (min(numbers, default=None), max(numbers, default=None))
 
 
