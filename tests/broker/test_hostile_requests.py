@@ -183,3 +183,22 @@ def test_offsets_that_may_be_lost_are_an_error_in_each_partition(
     asked = [{"name": "t", "partition_indexes": [0]}]
     fetched = client.ask(apis.OFFSET_FETCH, version, group_id="g", topics=asked).topics[0].partitions[0]
     assert (fetched.committed_offset, fetched.error_code) == (-1, ErrorCode.coordinator_not_available)
+
+
+def test_a_deletion_whose_files_stay_frees_no_name_and_lets_the_next_start_go_on(
+    powered: PoweredBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_arguments: object) -> None:
+        raise OSError(28, "no space left")
+
+    client.create_topic("t")
+    assert client.produce("t", 0, batch_of(b"a")).error_code == 0
+    with monkeypatch.context() as full:
+        full.setattr("onceflow.log.directory.DataDirectory.delete_partition", no_room)
+        assert delete(client, ("t", None))[0][0] == ErrorCode.kafka_storage_error
+        again = client.ask(apis.CREATE_TOPICS, 7, topics=[wanted("t")], timeout=TIMEOUT, validate_only=False)
+        assert again.topics[0].error_code == ErrorCode.topic_already_exists
+    powered.power_cycle(1)
+    with connected(powered.bootstrap) as restarted:
+        restarted.create_topic("t")
+        assert restarted.produce("t", 0, batch_of(b"b")).base_offset == 0

@@ -247,8 +247,8 @@ class TopicOperations:
     ) -> None:
         """Delete topics with their records and groups' offsets; answered when they are gone.
 
-        If the offsets cannot be taken away, the names stay refused until a start has finished the deletion: a new
-        topic would inherit the offsets.
+        If the offsets or the files cannot be taken away, the names stay refused until a start has finished the
+        deletion: a new topic would inherit the offsets, and its id would not be that of the directories.
         """
         results = [self._delete(topic) for topic in topics]
         gone = [topic for topic, error_code, _message in results if not error_code]
@@ -268,9 +268,11 @@ class TopicOperations:
             else:
                 self._node.in_background(partial(self._remove_files, gone), told(failed, removed), failed)
 
-        def removed(_nothing: None) -> None:
-            self._removed(gone)
-            answer(results)
+        def removed(left: set[str]) -> None:
+            self._removed([topic for topic in gone if topic.name not in left])
+            message = "its files could not be removed; restart the broker"
+            kept = (ErrorCode.kafka_storage_error, message)
+            answer([(topic, *kept) if topic.name in left else (topic, code, why) for topic, code, why in results])
 
         self._node.when_metadata_synced(told(failed, synced))
 
@@ -289,13 +291,17 @@ class TopicOperations:
         """The names may be used again."""
         self._node.topics.being_deleted.difference_update(topic.name for topic in gone)
 
-    def _remove_files(self, topics: Sequence[Topic]) -> None:
+    def _remove_files(self, topics: Sequence[Topic]) -> set[str]:
+        """The names of those that have files left."""
+        left: set[str] = set()
         for topic in topics:
             for index in range(topic.partition_count):
                 try:
                     self._node.directory.delete_partition(topic.name, index)
                 except OSError as error:
                     logger.error("%s-%d could not be removed: %s", topic.name, index, error)
+                    left.add(topic.name)
+        return left
 
 
 def _created(name: str, records: Sequence[MetadataRecord]) -> Created:
