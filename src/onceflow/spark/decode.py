@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from onceflow.spark.converters import MISSING, Broken, converter_of
 from onceflow.spark.decode_schema import CORRUPT_REASON, CORRUPT_RECORD, Field
-from onceflow.spark.json_text import DEPTH_MAX, NO_VALUE, NOT_JSON, NOT_OBJECT, NOT_UTF8, is_json, is_too_deep
+from onceflow.spark.json_text import DEEP_CHARACTERS_MIN, NO_VALUE, NOT_JSON, NOT_OBJECT, NOT_UTF8, is_json, is_too_deep
 from onceflow.spark.plain_columns import arrow_type, plain_column, plain_type
 
 SLICE_ROWS = 8192
@@ -67,7 +67,7 @@ class Decoder:
         """The records as structs, one without fields where msgspec refused; and the rows where it did."""
         texts = iter(_texts(values))
         longest = pc.max(pc.binary_length(values)).as_py() or 0
-        decode = self._decode if longest <= DEPTH_MAX else self._decode_if_shallow
+        decode = self._decode if longest < DEEP_CHARACTERS_MIN else self._decode_if_shallow
         events: list[Any] = []
         unsure: set[int] = set()
         while True:
@@ -80,7 +80,7 @@ class Decoder:
                 events.append(self._nothing)
 
     def _decode_if_shallow(self, text: str) -> Any:
-        if len(text) > DEPTH_MAX and is_too_deep(text):
+        if len(text) >= DEEP_CHARACTERS_MIN and is_too_deep(text):
             raise msgspec.DecodeError
         return self._decode(text)
 

@@ -14,6 +14,8 @@ NOT_JSON = "not-json"
 NOT_OBJECT = "not-object"
 
 DEPTH_MAX = 200
+DEEP_CHARACTERS_MIN = 2 * (DEPTH_MAX + 1)
+"""JSON that is too deep has so many characters, in brackets alone; of a shorter text the parser may decide."""
 POWER_MAX = 10**18
 """An exponent of more than 18 digits is out of all reach, whatever it is exactly."""
 
