@@ -82,10 +82,11 @@ def _place(item: pytest.Item) -> int:
 class RedisProcess:
     """A Redis-compatible server of the test's own, with its data in `directory`."""
 
-    def __init__(self, directory: Path, *, appendfsync: str = "always") -> None:
+    def __init__(self, directory: Path, *, appendfsync: str = "always", appendonly: bool = True) -> None:
         self.directory = directory
         self.port = services.free_port()
         self._appendfsync = appendfsync
+        self._appendonly = appendonly
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -103,6 +104,7 @@ class RedisProcess:
         arguments = services.redis_arguments(
             services.find_redis_server(), self.directory, self.port, appendfsync=self._appendfsync
         )
+        arguments += [] if self._appendonly else ["--appendonly", "no"]
         with (self.directory / "server.log").open("ab") as log:
             self._process = subprocess.Popen(arguments, stdout=log, stderr=log)
         self._wait()
@@ -157,8 +159,8 @@ def new_redis(tmp_path: Path) -> Iterator[Callable[..., RedisProcess]]:
     """A factory of started Redis servers; all are ended after the test."""
     made: list[RedisProcess] = []
 
-    def make(*, appendfsync: str = "always") -> RedisProcess:
-        made.append(RedisProcess(tmp_path / f"redis-{len(made)}", appendfsync=appendfsync).start())
+    def make(**settings: Any) -> RedisProcess:
+        made.append(RedisProcess(tmp_path / f"redis-{len(made)}", **settings).start())
         return made[-1]
 
     yield make

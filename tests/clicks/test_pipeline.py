@@ -23,9 +23,11 @@ from onceflow.cli import onceflow
 from onceflow.cli.pipeline import checkpoint_of
 from onceflow.clicks import pipeline, results
 from onceflow.clicks.pipeline import ClickPipeline, sentence_of
+from onceflow.client.admin import Admin
+from onceflow.client.cluster import Cluster
 from onceflow.client.errors import UnknownTopic
 from onceflow.spark.checkpoint_lock import without_driver
-from onceflow.spark.redis_sink import DataMisfit, MarkerRefused, RedisSink
+from onceflow.spark.redis_sink import DataMisfit, MarkerRefused, RedisSink, RepairFailed
 from tests.clicks.counted import GOOD_AND_BAD, write
 from tests.clicks.counting_run import CountingRun
 from tests.conftest import RedisProcess
@@ -81,6 +83,30 @@ def test_every_users_sum_is_exact_over_restarts(run: CountingRun, spark: SparkSe
     with run.redis() as client:
         client.hincrby(run.hash_key, "bob", 1)
     assert [one["field"] for one in run.verify(code=1)["differences"]] == ["bob"]
+
+
+def test_counts_that_went_back_are_counted_again_from_the_log(run: CountingRun, spark: SparkSession) -> None:
+    with run.redis() as client:
+        write(run.bootstrap, run.topic, GOOD_AND_BAD)
+        run.count(spark)
+        past = {key: client.dump(key) for key in client.scan_iter(f"*{run.hash_key}*")}
+        for number in range(2):
+            write(run.bootstrap, run.topic, {number: [b'{"uid":"ada","click_count":5}', b"nonsense"]})
+            run.count(spark)
+        for key, value in past.items():
+            client.restore(key, 0, value, replace=True)  # type: ignore[arg-type]
+        assert run.verify()["not_yet_counted"] == 4
+        run.count(spark)
+        verdict = run.verify()
+        assert (verdict["events"], verdict["clicks"], verdict["bad"], verdict["not_yet_counted"]) == (13, 21, 6, 0)
+
+        for key, value in past.items():
+            client.restore(key, 0, value, replace=True)  # type: ignore[arg-type]
+        with Cluster(run.bootstrap) as cluster:
+            Admin(cluster).delete_records(run.topic, {0: 5})
+        with pytest.raises(RepairFailed, match=r"\[4, 5\) is gone from the log: the partition now begins at 5"):
+            run.count(spark)
+        assert run.by_user() == {"ada": 3, "bob": 8, "eve": 0}
 
 
 def test_counts_events_by_any_field(run: CountingRun, spark: SparkSession) -> None:

@@ -8,9 +8,11 @@ import redis
 
 from onceflow.spark import marker as markers
 from onceflow.spark import redis_pool, redis_scripts
-from onceflow.spark.marker import Batch, Finish, Marker, Refuse, Skip, Write
+from onceflow.spark.checkpoint import Checkpoint
+from onceflow.spark.marker import Batch, Decision, Finish, Marker, Refuse, Skip, WentBack, Write
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.redis_scripts import Append, Increment, Keys, MarkerRefused
+from onceflow.spark.repair import next_step
 
 CHUNKS = 3
 _names = itertools.count()
@@ -48,6 +50,18 @@ def batch_of(number: int, **changes: Any) -> Batch:
     return Batch(**{"query": "query-1", "number": number, "ranges": (part,), "plan": "p", "plan_version": 1} | changes)
 
 
+def rows_again(batch: Batch) -> tuple[list[tuple[str, bytes, int]], dict[str, list[bytes]]]:
+    """Rows and entries of all batches whose offsets are in this one's ranges, as the log has them."""
+    (part,) = batch.ranges
+    counts: dict[tuple[str, bytes], int] = {}
+    entries: list[bytes] = []
+    for number in range(part.begin // 10 + 1, part.end // 10 + 1):
+        entries += entries_of(number)["dead"]
+        for target, field, amount in rows_of(number):
+            counts[target, field] = counts.get((target, field), 0) + amount
+    return [(*key, amount) for key, amount in counts.items()], {"dead": entries}
+
+
 def chunk_of(row: tuple[str, bytes, int]) -> int:
     return sum(row[1]) % CHUNKS
 
@@ -55,10 +69,12 @@ def chunk_of(row: tuple[str, bytes, int]) -> int:
 class Driver:
     """One start of the query."""
 
-    def __init__(self, url: str, keys: Keys, *, query: str = "query-1") -> None:
+    def __init__(self, url: str, keys: Keys, *, query: str = "query-1", checkpoint: Checkpoint | None = None) -> None:
         self.client: Any = redis_pool.client(url)
         self.keys = keys
         self.query = query
+        self.checkpoint = checkpoint
+        """Where it is given, a marker that went back is repaired."""
         self.owner: str | None = None
 
     def call(self, name: str, *arguments: Any) -> str:
@@ -90,9 +106,10 @@ class Driver:
             *self.lists(batch),
         )
 
-    def begin(self, batch: Batch) -> str:
+    def begin(self, batch: Batch, previous: int | None = None) -> str:
         fields = markers.begun_fields(self.marker(), batch, chunks=CHUNKS, started_ms=1)
-        return self.call("begin", *self.identity(batch), batch.number - 1, *redis_scripts.field_arguments(fields))
+        before = batch.number - 1 if previous is None else previous
+        return self.call("begin", *self.identity(batch), before, *redis_scripts.field_arguments(fields))
 
     def chunk(self, batch: Batch, number: int, rows: list[tuple[str, bytes, int]]) -> str:
         counts = redis_scripts.count_arguments(self.keys, rows)
@@ -104,7 +121,8 @@ class Driver:
 
     def lists(self, batch: Batch) -> list[Any]:
         history = Append("history", self.keys.history, 5)
-        return redis_scripts.list_arguments(self.keys, history, f'{{"batch":{batch.number}}}', entries_of(batch.number))
+        entries = rows_again(batch)[1] if batch.ranges[0].size > 10 else entries_of(batch.number)
+        return redis_scripts.list_arguments(self.keys, history, f'{{"batch":{batch.number}}}', entries)
 
     def settle(self, batch: Batch) -> None:
         assert redis_scripts.settle(self.client, self.keys, (batch.query, self.owner, batch.number), wait_ms=10_000)
@@ -114,23 +132,51 @@ class Driver:
         if self.owner is None:
             self.acquire(batch)
             yield "acquire"
-        present = self.client.exists(*self.keys.data) > 0
-        decision = markers.decide(self.marker(), batch, key=self.keys.marker, data_present=present)
+        decision = self.decide(batch)
+        if isinstance(decision, WentBack) and self.checkpoint is not None:
+            yield from self.repair(batch.number - 1)
+            decision = self.decide(batch)
         if isinstance(decision, Refuse):
             raise MarkerRefused(decision.sentence)
-        rows = rows_of(batch.number)
-        if isinstance(decision, Write) and batch.number % 2 == 0:
-            self.whole(batch, rows)
+        if not isinstance(decision, Skip):
+            yield from self.written(batch, decision, rows_of(batch.number), whole=batch.number % 2 == 0)
+
+    def decide(self, batch: Batch) -> Decision:
+        present = self.client.exists(*self.keys.data) > 0
+        return markers.decide(self.marker(), batch, key=self.keys.marker, data_present=present)
+
+    def written(
+        self, batch: Batch, decision: Write | Finish, rows: list[tuple[str, bytes, int]], *, whole: bool
+    ) -> Iterator[str]:
+        if isinstance(decision, Write) and whole:
+            self.whole(batch, rows, decision.previous)
             yield "whole"
-        elif not isinstance(decision, Skip):
-            if isinstance(decision, Write):
-                self.begin(batch)
-                yield "begin"
-            for number in decision.missing if isinstance(decision, Finish) else range(CHUNKS):
-                self.chunk(batch, number, [row for row in rows if chunk_of(row) == number])
-                yield f"chunk {number}"
-            self.complete(batch)
-            yield "complete"
+            return
+        if isinstance(decision, Write):
+            self.begin(batch, decision.previous)
+            yield "begin"
+        for number in decision.missing if isinstance(decision, Finish) else range(CHUNKS):
+            self.chunk(batch, number, [row for row in rows if chunk_of(row) == number])
+            yield f"chunk {number}"
+        self.complete(batch)
+        yield "complete"
+
+    def repair(self, number: int) -> Iterator[str]:
+        """The steps of a repair up to batch `number`, all of them in chunks."""
+        assert self.checkpoint is not None
+        target = self.checkpoint.batch(number, plan="p", plan_version=1)
+        self.acquire(target)
+        yield "repair: acquire"
+        while True:
+            found = self.marker()
+            assert found is not None
+            step = next_step(found, target, self.checkpoint, key=self.keys.marker, reset="reset")
+            if step is None:
+                return
+            if isinstance(step, Refuse):
+                raise MarkerRefused(step.sentence)
+            for name in self.written(step.batch, step.decision, rows_again(step.batch)[0], whole=False):
+                yield f"repair: batch {step.batch.number}: {name}"
 
 
 def expected_counts(batches: int) -> dict[str, dict[bytes, int]]:
@@ -142,8 +188,8 @@ def expected_counts(batches: int) -> dict[str, dict[bytes, int]]:
     return totals
 
 
-def assert_counts(client: redis.Redis, keys: Keys, batches: int) -> None:
-    """Every key holds exactly what the complete batches add up to."""
+def assert_counts(client: redis.Redis, keys: Keys, batches: int, *, repaired: bool = False) -> None:
+    """Every key holds exactly what the complete batches add up to; a repair is one entry of the history."""
     totals = expected_counts(batches)
     for increment in keys.increments:
         found = {field: int(value) for field, value in client.hgetall(increment.key).items()}  # type: ignore[union-attr]
@@ -152,5 +198,6 @@ def assert_counts(client: redis.Redis, keys: Keys, batches: int) -> None:
     assert {field: int(score) for field, score in ranking} == totals["count"]  # type: ignore[union-attr]
     entries = [entry for number in range(batches) for entry in entries_of(number)["dead"]]
     assert client.lrange(keys.appends[0].key, 0, -1) == entries[::-1][:3]
-    history = [f'{{"batch":{number}}}'.encode() for number in range(batches)]
-    assert client.lrange(keys.history, 0, -1) == history[::-1][:5]
+    if not repaired:
+        history = [f'{{"batch":{number}}}'.encode() for number in range(batches)]
+        assert client.lrange(keys.history, 0, -1) == history[::-1][:5]

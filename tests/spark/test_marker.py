@@ -110,14 +110,14 @@ def test_decision(found: Marker | None, wanted: Batch, data_present: bool, expec
 def test_start(
     found: Marker | None, query: str | None, committed: int, planned: int, data_present: bool, expected: str | None
 ) -> None:
-    sentence = refusal_at_start(
+    refusal = refusal_at_start(
         found, query=query, committed=committed, planned=planned, key=KEY, data_present=data_present
     )
     if expected is None:
-        assert sentence is None
+        assert refusal is None
     else:
         with pytest.raises(AssertionError, match=expected):
-            raise AssertionError(sentence)
+            raise AssertionError(refusal.sentence if refusal else None)
 
 
 def test_since_keeps_the_first_offset_and_takes_in_new_partitions() -> None:

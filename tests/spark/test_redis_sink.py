@@ -15,9 +15,18 @@ from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 from onceflow.spark import checkpoint_lock, redis_batch, redis_chunks, redis_pool, redis_scripts
 from onceflow.spark.checkpoint import CheckpointNotSynced, LocalCheckpoint
 from onceflow.spark.checkpoint_lock import CheckpointInUse
+from onceflow.spark.data_loss import DataLost
 from onceflow.spark.redis_pool import RedisFailed
 from onceflow.spark.redis_scripts import MarkerRefused, OwnerLost
-from onceflow.spark.redis_sink import Append, DataMisfit, Increment, RedisSink, RedisUnfit
+from onceflow.spark.redis_sink import (
+    Append,
+    DataMisfit,
+    Increment,
+    MissingRanges,
+    RedisSink,
+    RedisUnfit,
+    RepairFailed,
+)
 from tests.spark.test_checkpoint import SparkFiles
 
 Rows = Sequence[tuple[str | None, bytes | None, int | None]]
@@ -53,8 +62,11 @@ class Sinks:
     def __init__(self, url: str, files: SparkFiles, spark: SparkSession) -> None:
         self.url, self.files, self.spark = url, files, spark
         self.made: list[RedisSink] = []
+        self.rebuilt: list[MissingRanges] = []
 
-    def start(self, *, plan_version: int = 1, close_others: bool = True) -> RedisSink:
+    def start(
+        self, *, plan_version: int = 1, close_others: bool = True, rebuild: Callable[..., DataFrame] | None = None
+    ) -> RedisSink:
         if close_others:
             self.close()
         sink = RedisSink(
@@ -65,6 +77,7 @@ class Sinks:
             checkpoint=str(self.files.directory),
             plan="clicks",
             plan_version=plan_version,
+            rebuild=rebuild,
         )
         self.made.append(sink)
         return sink
@@ -78,6 +91,13 @@ class Sinks:
         columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
         table = pa.table([pa.array(column, kind) for column, kind in zip(columns, TYPES, strict=True)], NAMES)
         return self.spark.createDataFrame(table)
+
+    def rebuild(self, missing: MissingRanges) -> DataFrame:
+        """Rows of the batches in these ranges, ten offsets each, as the log has them."""
+        self.rebuilt.append(missing)
+        (part,) = missing.ranges
+        numbers = range(part.begin // 10 + 1, part.end // 10 + 1)
+        return self.rows([row for number in numbers for row in added(number)])
 
     def batch(self, sink: RedisSink, number: int, rows: Rows | None = None) -> None:
         """Spark's part of a batch up to the commit; `rows` default to what `added` says."""
@@ -111,7 +131,7 @@ def added(number: int) -> Rows:
     ]
 
 
-def assert_counted(client: Any, batches: int) -> None:
+def assert_counted(client: Any, batches: int, *, repaired: bool = False) -> None:
     counts: dict[bytes, int] = {}
     for number in range(batches):
         for target, field, amount in added(number):
@@ -125,7 +145,8 @@ def assert_counted(client: Any, batches: int) -> None:
     dead = [b"0:%d:%b" % (number, age) for number in range(1, batches) for age in (b"new", b"old")]
     assert client.lrange("{counts}:dead", 0, -1) == dead[::-1][:3]
     history = [json.loads(entry) for entry in client.lrange("{counts}:history", 0, -1)]
-    assert [entry["batch"] for entry in history] == list(range(batches))[::-1]
+    numbers = [entry["batch"] for entry in history][::-1]
+    assert numbers == (sorted(set(numbers)) if repaired else list(range(batches)))  # A repair is one entry or two.
     assert history[0]["events"] == (10 if batches > 1 else 0)
     assert history[0]["offsets"] == {"0": (batches - 1) * 10}
 
@@ -353,6 +374,110 @@ def test_a_redis_that_went_back_stops_the_query(sinks: Sinks, redis_client: Any)
     redis_client.flushall()
     with pytest.raises(MarkerRefused, match=r"there is no marker .* and Spark has committed batch 2"):
         sinks.start().open(sinks.spark)
+
+
+class Past:
+    """Keeps all keys as they are, and puts them back."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._saved = {key: client.dump(key) for key in client.scan_iter("*")}
+
+    def restore(self) -> None:
+        self._client.flushall()
+        for key, value in self._saved.items():
+            self._client.restore(key, 0, value)
+
+
+def test_a_redis_that_went_back_is_repaired_at_a_check_at_a_batch_and_at_the_start(
+    sinks: Sinks, redis_client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = sinks.start(rebuild=sinks.rebuild)
+    sinks.run(sink, 0, 1)
+    past = Past(redis_client)
+    sinks.run(sink, 2, 3, 4)
+    past.restore()
+    sink.check()
+    assert_counted(redis_client, 5, repaired=True)
+    assert [str(part) for missing in sinks.rebuilt for part in missing.ranges] == [
+        "clicks-0 [10, 30)",
+        "clicks-0 [30, 40)",
+    ]
+    assert "at batch 1 and Spark has committed batch 4" in caplog.text
+    past.restore()
+    sinks.run(sink, 5)
+    assert_counted(redis_client, 6, repaired=True)
+    past.restore()
+    sink = sinks.start(rebuild=sinks.rebuild)
+    sink.open(sinks.spark)
+    assert_counted(redis_client, 6, repaired=True)
+    past.restore()  # Before the first batch of this start.
+    sink.check()
+    (sinks.files.directory / "commits" / "5").unlink()  # Spark repeats the batch that was repaired last.
+    sinks.run(sinks.start(rebuild=sinks.rebuild), 5, 6)
+    assert_counted(redis_client, 7, repaired=True)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("kill", ["after some chunks", "before complete"])
+def test_a_repair_that_is_killed_is_finished_once(
+    sinks: Sinks, redis_client: Any, kill: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sinks.start()
+    sinks.run(sink, 0, 1)
+    past = Past(redis_client)
+    sinks.run(sink, 2, 3, 4)
+    past.restore()
+    with monkeypatch.context() as patch:
+        KILLS[kill](patch)
+        with pytest.raises(Killed):
+            sinks.start(rebuild=sinks.rebuild).open(sinks.spark)
+    sinks.run(sinks.start(rebuild=sinks.rebuild), 5)
+    assert_counted(redis_client, 6, repaired=True)
+
+
+def test_a_redis_that_goes_back_while_a_batch_is_written_is_repaired_in_that_batch(
+    sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks.run(sinks.start(), 0, 1)
+    past = Past(redis_client)
+    sink = sinks.start(rebuild=sinks.rebuild)
+    sinks.run(sink, 2, 3)
+    real, gone = redis_scripts.run, []
+
+    def run(client: Any, name: str, *arguments: Any) -> list[str]:
+        if name == "whole" and not gone:
+            gone.append(name)
+            past.restore()  # The owner of before, too.
+        return real(client, name, *arguments)
+
+    monkeypatch.setattr(redis_scripts, "run", run)
+    sinks.run(sink, 4)
+    assert_counted(redis_client, 5, repaired=True)
+
+
+def test_what_cannot_be_repaired_stops_the_query(sinks: Sinks, redis_client: Any) -> None:
+    def gone(missing: MissingRanges) -> DataFrame:
+        raise DataLost(f"{missing.ranges[0]} is gone from the log")
+
+    sink = sinks.start()
+    sinks.run(sink, 0, 1)
+    past = Past(redis_client)
+    sinks.run(sink, 2, 3)
+    past.restore()
+    before = redis_client.dump("counts")
+    with pytest.raises(
+        RepairFailed, match=r"lost batches after batch 1 .*cannot be counted again \(clicks-0 \[10, 20\)"
+    ):
+        sinks.start(rebuild=gone).open(sinks.spark)
+    unreadable = F.raise_error(F.lit("no such record")).cast("bigint").alias("amount")
+    failing = sinks.start(rebuild=lambda missing: sinks.rebuild(missing).select("target", "field", unreadable))
+    with pytest.raises(RepairFailed, match="no such record"):
+        failing.open(sinks.spark)
+    (sinks.files.directory / "state" / "0").mkdir(parents=True)
+    with pytest.raises(MarkerRefused, match="lost batches of a stateful query"):
+        sinks.start(rebuild=sinks.rebuild).open(sinks.spark)
+    assert redis_client.dump("counts") == before
 
 
 def test_a_new_checkpoint_beside_old_counts_is_refused_at_the_start(sinks: Sinks, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.client.cluster import Cluster
 from onceflow.spark import redis_batch, redis_pool
+from onceflow.spark.read_again import read_again
 from onceflow.spark.redis_scripts import MarkerRefused
 from onceflow.spark.redis_sink import Increment, RedisSink
 
@@ -40,7 +41,7 @@ class Job:
         """Each value once, which Spark remembers in state files beside the checkpoint's other files."""
         return to_rows(self.events().dropDuplicates(["value"]))
 
-    def sink(self, checkpoint: Path | None = None) -> RedisSink:
+    def sink(self, checkpoint: Path | None = None, **options: Any) -> RedisSink:
         return RedisSink(
             self.url,
             hash_key=self.topic,
@@ -48,6 +49,7 @@ class Job:
             checkpoint=(checkpoint or self.checkpoint).as_uri(),
             plan="values",
             plan_version=1,
+            **options,
         )
 
     def run(self, rows: DataFrame, sink: RedisSink | None = None) -> None:
@@ -109,4 +111,20 @@ def test_a_sink_with_another_querys_checkpoint_is_refused(job: Job, send: Send, 
     with pytest.raises(StreamingQueryException, match="give it the query's own checkpointLocation"):
         other.run(other.counted(), sink)
     assert isinstance(sink.failure, MarkerRefused)
+    assert job.counts() == {b"a": 1}
+
+
+def test_a_stateful_query_whose_counts_went_back_stops(job: Job, send: Send) -> None:
+    send(["a"])
+    job.run(job.stateful())
+    client: Any = redis_pool.client(job.url)
+    saved = {key: client.dump(key) for key in client.scan_iter(f"*{job.topic}*")}
+    send(["b"])
+    job.run(job.stateful())
+    client = redis_pool.client(job.url)
+    for key, value in saved.items():
+        client.restore(key, 0, value, replace=True)
+    sink = job.sink(rebuild=lambda missing: to_rows(read_again(job.spark, {}, missing)))
+    with pytest.raises(MarkerRefused, match="lost batches of a stateful query"):
+        job.run(job.stateful(), sink)
     assert job.counts() == {b"a": 1}

@@ -27,7 +27,8 @@ from onceflow.clicks.results import DEAD_LENGTH, HASH_KEY, REDIS_URL, Keys, Resu
 from onceflow.clicks.stopping import stop_on_signals
 from onceflow.client.cluster import Cluster
 from onceflow.errors import OnceflowError
-from onceflow.spark.redis_sink import Append, Increment, RedisSink
+from onceflow.spark.read_again import read_again
+from onceflow.spark.redis_sink import Append, Increment, MissingRanges, RedisSink
 from onceflow.spark.session import build_session
 
 PLAN_VERSION = 1
@@ -99,7 +100,7 @@ class ClickPipeline:
 
     def count(self, spark: SparkSession, stop: threading.Event) -> None:
         """Count in a session that is there, until `stop` is set or everything available is counted."""
-        sink = self._sink()
+        sink = self._sink(spark)
         try:
             sink.open(spark, sleep=functools.partial(_sleep, stop))
             self._wait(self._start(spark, sink), sink, stop)
@@ -138,12 +139,23 @@ class ClickPipeline:
         """Return the stream of the sink's rows."""
         events = (
             spark.readStream.format("onceflow")
-            .option("kafka.bootstrap.servers", self.bootstrap)
+            .options(**self._source)
             .option("subscribe", self.topic)
             .option("startingOffsets", "earliest")
             .option("maxOffsetsPerTrigger", str(EVENTS_PER_BATCH_MAX))
             .load()
         )
+        return self._counted(events)
+
+    def rows_again(self, spark: SparkSession, missing: MissingRanges) -> DataFrame:
+        """Return the sink's rows of offsets that were counted before and that Redis has lost."""
+        return self._counted(read_again(spark, self._source, missing))
+
+    @property
+    def _source(self) -> dict[str, str]:
+        return {"kafka.bootstrap.servers": self.bootstrap}
+
+    def _counted(self, events: DataFrame) -> DataFrame:
         count = functools.partial(
             counting.count_events,
             key_field=self.key_field,
@@ -154,7 +166,7 @@ class ClickPipeline:
             count, "target string, field binary, amount long"
         )
 
-    def _sink(self) -> RedisSink:
+    def _sink(self, spark: SparkSession) -> RedisSink:
         keys = Keys(self.hash_key)
         return RedisSink(
             self.redis_url,
@@ -169,6 +181,7 @@ class ClickPipeline:
             checkpoint=self.checkpoint,
             plan=self.plan,
             plan_version=PLAN_VERSION,
+            rebuild=functools.partial(self.rows_again, spark),
         )
 
     def _wait(self, query: StreamingQuery, sink: RedisSink, stop: threading.Event) -> None:

@@ -96,6 +96,14 @@ class Checkpoint:
         self._refuse_topic_twice(number, ranges)
         return Batch(query, number, tuple(sorted(ranges)), plan, plan_version, topic_ids)
 
+    def reached(self, number: int) -> offsets.Offsets:
+        """Where batch `number` ends, all sources together. Raises CheckpointUnreadable, offsets.MalformedOffsets."""
+        ends = [offsets.parse(line) for line in self._source_lines(number) if line != _NO_OFFSETS]
+        return offsets.Offsets(
+            {topic: partitions for end in ends for topic, partitions in end.by_topic.items()},
+            {topic: topic_id for end in ends for topic, topic_id in end.topic_ids.items()},
+        )
+
     def _source_lines(self, number: int) -> list[str]:
         text = self.read_text(f"offsets/{number}")
         lines = (text or "").splitlines()

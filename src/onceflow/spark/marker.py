@@ -12,7 +12,8 @@ sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, 
 | `complete` | `1` all of the batch is written; `0` some chunks may be missing |
 | `digest` | SHA-256 over the batch's offset ranges, topic ids, plan and plan version |
 | `plan`, `plan_version` | what is counted, and the version of the code that counts it |
-| `ranges` | the batch's offsets, `{"topic": {"0": [begin, end]}}`, end exclusive |
+| `ranges` | the batch's offsets, `{"topic": {"0": [begin, end]}}`, end exclusive; a repair's cover several batches |
+| `topic_ids` | ids of the batch's topics, `{"topic": "5e1b2d3c-…"}`, as far as the broker tells them |
 | `offsets` | where the batch ends, `{"topic": {"0": end}}`: the next offset to be counted, once complete |
 | `since` | first offset ever counted, `{"topic": {"0": begin}}`; a partition found later is added then |
 | `chunks`, `done` | number of chunks of the batch, and how many of them are written; 0 for a batch of one script |
@@ -99,6 +100,7 @@ class Marker:
     plan: str
     plan_version: int
     ranges_json: str
+    topic_ids: Mapping[str, str]
     offsets: PartitionOffsets
     since: PartitionOffsets
     chunks: int
@@ -108,6 +110,13 @@ class Marker:
     def batch_done(self) -> int:
         """Number of the last batch that is written whole."""
         return self.batch if self.complete else self.batch - 1
+
+    @property
+    def ranges(self) -> tuple[OffsetRange, ...]:
+        """The offsets of the batch, complete or not."""
+        document: dict[str, dict[str, list[int]]] = json.loads(self.ranges_json)
+        parts = ((topic, part) for topic, partitions in document.items() for part in partitions.items())
+        return tuple(sorted(OffsetRange(topic, int(number), *ends) for topic, (number, ends) in parts))
 
     @property
     def chunks_missing(self) -> tuple[int, ...]:
@@ -151,7 +160,7 @@ def parse(key: str, fields: Mapping[str, str], *, reset: str = RESET) -> Marker 
     if fields.get("format") != FORMAT:
         raise MarkerUnreadable(
             f"marker {key} has format {fields.get('format')!r}, this version of onceflow knows {FORMAT!r}: use the "
-            f"version that wrote it, or {_anew(reset)}"
+            f"version that wrote it, or {anew(reset)}"
         )
     try:
         return Marker(
@@ -162,13 +171,14 @@ def parse(key: str, fields: Mapping[str, str], *, reset: str = RESET) -> Marker 
             plan=fields["plan"],
             plan_version=int(fields["plan_version"]),
             ranges_json=fields["ranges"],
+            topic_ids=json.loads(fields.get("topic_ids", "{}")),
             offsets=json.loads(fields["offsets"]),
             since=json.loads(fields["since"]),
             chunks=int(fields["chunks"]),
             chunks_done=frozenset(int(found[1]) for name in fields if (found := _CHUNK_FIELD.fullmatch(name))),
         )
     except (KeyError, ValueError) as error:
-        raise MarkerUnreadable(f"marker {key} is damaged ({type(error).__name__}: {error}): {_anew(reset)}") from error
+        raise MarkerUnreadable(f"marker {key} is damaged ({type(error).__name__}: {error}): {anew(reset)}") from error
 
 
 def first_fields(batch: Batch) -> dict[str, str]:
@@ -182,6 +192,7 @@ def first_fields(batch: Batch) -> dict[str, str]:
         "plan": batch.plan,
         "plan_version": str(batch.plan_version),
         "ranges": "{}",
+        "topic_ids": "{}",
         "offsets": "{}",
         "since": "{}",
         "chunks": "0",
@@ -200,6 +211,7 @@ def begun_fields(marker: Marker | None, batch: Batch, *, chunks: int, started_ms
         "plan": batch.plan,
         "plan_version": str(batch.plan_version),
         "ranges": batch.ranges_json,
+        "topic_ids": canonical_json(dict(batch.topic_ids)),
         "offsets": canonical_json(known.offsets_after(batch)),
         "since": canonical_json(known.since_after(batch)),
         "chunks": str(chunks),
@@ -244,10 +256,16 @@ class Refuse:
     sentence: str
 
 
+@dataclass(frozen=True, slots=True)
+class WentBack(Refuse):
+    """Redis holds less than Spark has committed: it may be repaired, else the query must stop."""
+
+
 Decision = Write | Finish | Skip | Refuse
 
 
-def _anew(reset: str) -> str:
+def anew(reset: str) -> str:
+    """What is left where nothing else helps, for the end of a sentence."""
     return f"delete counts and checkpoint with '{reset}' and count the log again"
 
 
@@ -258,19 +276,16 @@ def decide(marker: Marker | None, batch: Batch, *, key: str, data_present: bool,
     if marker.query != batch.query:
         return Refuse(foreign_query(key, marker.query, batch.query, reset))
     if marker.plan != batch.plan:
-        return Refuse(
-            f"marker {key} counts {marker.plan!r} and this job counts {batch.plan!r}: start it with the former "
-            f"options, or {_anew(reset)}"
-        )
+        return Refuse(other_plan(key, marker.plan, batch.plan, reset))
     if marker.batch == batch.number:
         return _decide_same_batch(marker, batch, key, reset)
     if marker.batch > batch.number:
         return Refuse(
             f"marker {key} is at batch {marker.batch} and the checkpoint is at batch {batch.number}: the checkpoint is "
-            f"older than the counts; put the newer checkpoint back, or {_anew(reset)}"
+            f"older than the counts; put the newer checkpoint back, or {anew(reset)}"
         )
     if marker.batch_done < batch.number - 1:
-        return Refuse(went_back(key, marker.batch_done, batch.number - 1, reset))
+        return went_back(key, marker.batch_done, batch.number - 1, reset)
     return _decide_next_batch(marker, batch, key, reset)
 
 
@@ -278,7 +293,7 @@ def _decide_without_marker(batch: Batch, key: str, data_present: bool, reset: st
     if data_present:
         return Refuse(
             f"there is no marker {key} but there are counts beside it, and batch {batch.number} cannot tell what they "
-            f"hold: {_anew(reset)}"
+            f"hold: {anew(reset)}"
         )
     if batch.number > 0:
         return Refuse(_marker_missing(key, batch.number - 1, reset))
@@ -292,19 +307,16 @@ def _decide_same_batch(marker: Marker, batch: Batch, key: str, reset: str) -> De
             return Skip()
         return Refuse(
             f"marker {key} holds batch {batch.number} as {marker.ranges_json} and the checkpoint plans it as "
-            f"{batch.ranges_json}: put the checkpoint that belongs to the counts back, or {_anew(reset)}"
+            f"{batch.ranges_json}: put the checkpoint that belongs to the counts back, or {anew(reset)}"
         )
     if marker.digest == batch.digest:
         return Finish(marker.chunks, marker.chunks_missing)
     if marker.plan_version != batch.plan_version:
-        return Refuse(
-            f"marker {key} holds a part of batch {batch.number} counted by version {marker.plan_version} of "
-            f"{marker.plan!r} and this job is version {batch.plan_version}: let the former version finish the batch"
-        )
+        return Refuse(other_version(marker, key, batch.plan_version))
     return Refuse(
         f"marker {key} holds a part of batch {batch.number} as {marker.ranges_json} (digest {marker.digest[:12]}) and "
         f"the checkpoint plans it as {batch.ranges_json} (digest {batch.digest[:12]}): put the checkpoint that belongs "
-        f"to the counts back, or {_anew(reset)}"
+        f"to the counts back, or {anew(reset)}"
     )
 
 
@@ -315,7 +327,7 @@ def _decide_next_batch(marker: Marker, batch: Batch, key: str, reset: str) -> De
             return Refuse(
                 f"marker {key} ends batch {marker.batch} of {part.topic}-{part.partition} at offset {counted} and the "
                 f"checkpoint begins batch {batch.number} at {part.begin}: put the checkpoint that belongs to the "
-                f"counts back, or {_anew(reset)}"
+                f"counts back, or {anew(reset)}"
             )
     return Write(marker.batch)
 
@@ -329,23 +341,25 @@ def refusal_at_start(
     key: str,
     data_present: bool,
     reset: str = RESET,
-) -> str | None:
+) -> Refuse | None:
     """Why a query must not start, or None. `committed` and `planned` are the checkpoint's newest batches, -1 none.
 
     `query` is None for a checkpoint that no query has used yet.
     """
     if marker is None:
         if data_present:
-            return f"there is no marker {key} but there are counts beside it that it would belong to: {_anew(reset)}"
-        return _marker_missing(key, committed, reset) if committed > NO_BATCH else None
+            return Refuse(
+                f"there is no marker {key} but there are counts beside it that it would belong to: {anew(reset)}"
+            )
+        return Refuse(_marker_missing(key, committed, reset)) if committed > NO_BATCH else None
     if query is None:
-        return foreign_query(key, marker.query, "a new one", reset)
+        return Refuse(foreign_query(key, marker.query, "a new one", reset))
     if marker.query != query:
-        return foreign_query(key, marker.query, query, reset)
+        return Refuse(foreign_query(key, marker.query, query, reset))
     if marker.batch > planned:
-        return (
+        return Refuse(
             f"marker {key} is at batch {marker.batch} and the checkpoint is at batch {planned}: the checkpoint is "
-            f"older than the counts; put the newer one back, or {_anew(reset)}"
+            f"older than the counts; put the newer one back, or {anew(reset)}"
         )
     return went_back(key, marker.batch_done, committed, reset) if marker.batch_done < committed else None
 
@@ -354,15 +368,31 @@ def foreign_query(key: str, found: str, wanted: str, reset: str = RESET) -> str:
     """The sentence for a marker that another query wrote."""
     return (
         f"marker {key} belongs to query {found} and the checkpoint to query {wanted}: use the checkpoint of the "
-        f"counts, another hash key, or {_anew(reset)}"
+        f"counts, another hash key, or {anew(reset)}"
     )
 
 
-def went_back(key: str, found: int, wanted: int, reset: str = RESET) -> str:
-    """The sentence for a Redis that holds less than Spark has committed."""
+def other_plan(key: str, found: str, wanted: str, reset: str = RESET) -> str:
+    """The sentence for a marker of another plan."""
     return (
+        f"marker {key} counts {found!r} and this job counts {wanted!r}: start it with the former options, or "
+        f"{anew(reset)}"
+    )
+
+
+def other_version(marker: Marker, key: str, wanted: int) -> str:
+    """The sentence for a batch that another version of the plan's code has begun."""
+    return (
+        f"marker {key} holds a part of batch {marker.batch} counted by version {marker.plan_version} of "
+        f"{marker.plan!r} and this job is version {wanted}: let the former version finish the batch"
+    )
+
+
+def went_back(key: str, found: int, wanted: int, reset: str = RESET) -> WentBack:
+    """The refusal of a Redis that holds less than Spark has committed."""
+    return WentBack(
         f"Redis lost batches: marker {key} is at batch {'none' if found == NO_BATCH else found} and Spark has "
-        f"committed batch {wanted}; restore Redis, or {_anew(reset)} (appendfsync always does not lose any)"
+        f"committed batch {wanted}; restore Redis, or {anew(reset)} (appendfsync always does not lose any)"
     )
 
 
@@ -371,5 +401,5 @@ def _marker_missing(key: str, committed: int, reset: str) -> str:
     return (
         f"there is no marker {key} and Spark has committed batch {committed} by this checkpoint, so it counts into "
         "another hash key or another Redis, or Redis lost batches: give each hash key a checkpoint of its own, "
-        f"restore Redis, or {_anew(reset)}"
+        f"restore Redis, or {anew(reset)}"
     )

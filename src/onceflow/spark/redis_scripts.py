@@ -22,6 +22,10 @@ class MarkerRefused(OnceflowError):
     """Marker, counts and checkpoint do not belong together; going on would count wrongly."""
 
 
+class MarkerMoved(MarkerRefused):
+    """The marker is not where this start left it: Redis went back while it ran. Reading it anew decides."""
+
+
 class OwnerLost(OnceflowError):
     """Another start of the query has taken the counts over; this one must stop."""
 
@@ -172,12 +176,12 @@ def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
                 "start stops, the later one goes on"
             )
         case "moved":
-            raise MarkerRefused(
+            raise MarkerMoved(
                 f"marker {keys.marker} moved to batch {found[0]} (complete {found[1]}) while another batch was being "
                 "written: Redis lost acknowledged writes or the marker was edited; start the query again"
             )
         case "missing":
-            raise MarkerRefused(
+            raise MarkerMoved(
                 f"marker {keys.marker} lacks chunk {found[0]} of {found[1]} that was acknowledged: Redis lost it; "
                 "start the query again and it writes what is missing"
             )

@@ -1,0 +1,96 @@
+"""Exactly the records of given offset ranges, for a sink that must count them again.
+
+    RedisSink(…, rebuild=lambda missing: counted(read_again(spark, options, missing)))
+
+What the log no longer holds as it was must not be counted as if nothing were missing: offsets that retention took, a
+topic that was deleted and made again, a compacted topic, which may have fewer records now than then.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from onceflow.client.admin import Admin
+from onceflow.client.cluster import Cluster
+from onceflow.errors import OnceflowError
+from onceflow.spark.offsets import Offsets
+from onceflow.spark.options import FAIL_ON_DATA_LOSS, STREAM_ONLY, SourceOptions, read_options
+from onceflow.spark.position_options import (
+    ENDING,
+    ENDING_OFFSETS,
+    GROUP_ID,
+    NONE_COMMITTED,
+    STARTING,
+    STARTING_OFFSETS,
+    STARTING_STRATEGY,
+)
+from onceflow.spark.repair import MissingRanges
+from onceflow.spark.subscription import ASSIGN, WAYS
+
+CLEANUP_POLICY = "cleanup.policy"
+_REPLACED = {
+    name.lower()
+    for name in (
+        *WAYS,
+        *STARTING,
+        *ENDING,
+        STARTING_STRATEGY,
+        NONE_COMMITTED,
+        GROUP_ID,
+        FAIL_ON_DATA_LOSS,
+        *STREAM_ONLY,
+    )
+}
+"""Options that say what a stream reads; the ranges say that here."""
+
+
+class InputCompacted(OnceflowError):
+    """The topic's records may have been compacted since they were counted."""
+
+
+def read_again(spark: SparkSession, options: Mapping[str, str], missing: MissingRanges) -> DataFrame:
+    """The records of these ranges, with the stream's own columns; `options` are the stream's.
+
+    Raises InputCompacted and the client's errors at once. An action on it fails where offsets are gone (DataLost,
+    WrongOption) or the topic is another one.
+    """
+    wanted = _options(options, missing)
+    _refuse_compacted(read_options(wanted, "batch"), {part.topic for part in missing.ranges})
+    return spark.read.format("onceflow").options(**wanted).load()
+
+
+def _options(options: Mapping[str, str], missing: MissingRanges) -> dict[str, str]:
+    kept = {name: value for name, value in options.items() if name.lower() not in _REPLACED}
+    assigned: dict[str, list[int]] = {}
+    begins: dict[str, dict[int, int]] = {}
+    ends: dict[str, dict[int, int]] = {}
+    for part in missing.ranges:
+        assigned.setdefault(part.topic, []).append(part.partition)
+        begins.setdefault(part.topic, {})[part.partition] = part.begin
+        ends.setdefault(part.topic, {})[part.partition] = part.end
+
+    def text(by_topic: Any) -> str:
+        return json.dumps(Offsets(by_topic, missing.topic_ids).as_json())
+
+    return {
+        **kept,
+        ASSIGN: json.dumps(assigned),
+        STARTING_OFFSETS: text(begins),
+        ENDING_OFFSETS: text(ends),
+        FAIL_ON_DATA_LOSS: "true",
+    }
+
+
+def _refuse_compacted(options: SourceOptions, topics: set[str]) -> None:
+    # A cluster of its own: connections belong to one thread, and a sink's check may come from any.
+    with Cluster(options.bootstrap, client_id="onceflow-spark", security=options.security) as cluster:
+        for topic in sorted(topics):
+            policy = Admin(cluster).describe_topic_configs(topic).get(CLEANUP_POLICY)
+            if policy is None or "compact" in (policy.value or ""):
+                found = "unknown" if policy is None else repr(policy.value)
+                raise InputCompacted(
+                    f"topic {topic} has {CLEANUP_POLICY} {found}, so records may be gone that were counted: what is "
+                    "missing cannot be read again as it was"
+                )
