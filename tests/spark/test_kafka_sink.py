@@ -1,10 +1,11 @@
 """The Kafka sink with a real Spark: columns to records, batches that come again, a driver that is killed."""
 
 import inspect
-import os
 import re
+import runpy
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -208,16 +209,19 @@ def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], sente
         kafka_sink("localhost:1", topic="t", **options)
 
 
-def test_the_example_copies_a_topic(copy: Copy, java_home: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_the_example_copies_a_topic(
+    copy: Copy, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, whose Spark session it finds and uses."""
     cluster.create_topic(f"{copy.source}-copy", 2)
-    copy.produce(0, 20)
-    environment = os.environ | {"JAVA_HOME": java_home, "PYSPARK_PYTHON": sys.executable, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, EXAMPLE, copy.bootstrap, copy.source]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "each record once" in done.stdout
-    # Keys as they were, and each value in capitals: digits stay what they are.
-    assert copy.by_key(f"{copy.source}-copy") == expected(20)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [EXAMPLE, copy.bootstrap, copy.source])
+    for end in (20, 50):
+        copy.produce({20: 0, 50: 20}[end], end)
+        runpy.run_path(str(ROOT / EXAMPLE))
+        assert "each record once" in capsys.readouterr().out
+        # Keys as they were, and each value in capitals: digits stay what they are.
+        assert copy.by_key(f"{copy.source}-copy") == expected(end)
     asked = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=60, check=False)
     assert (asked.returncode, asked.stderr) == (2, f"usage: python {EXAMPLE} HOST:PORT TOPIC\n")
 

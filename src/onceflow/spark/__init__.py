@@ -3,5 +3,9 @@
 The source, in the order in which a micro-batch passes through it: `source` is what Spark finds, `options` reads what
 the user asked for, `stream` plans which `offsets` come next with the help of `positions`, `read_task` fetches them in
 the workers, `data_loss` decides what happens when they are gone, `decode` and `aggregate` make typed columns and sums
-of them. `failure` takes our sentence out of Spark's errors.
+of them.
+
+The Kafka sink: `kafka_sink` is what `foreachBatch` gets, `kafka_encode` works in the executors, `kafka_rows` holds what
+they made, `kafka_transaction` takes the steps of `kafka_steps` with `kafka_sender` and `kafka_marker`; `kafka_plain`
+has the modes without transaction. `failure` takes our sentence out of Spark's errors.
 """
