@@ -1,7 +1,7 @@
 """A driver without Spark: it does the sink's steps one by one with the sink's own scripts and decisions."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
@@ -62,6 +62,11 @@ def rows_again(batch: Batch) -> tuple[list[tuple[str, bytes, int]], dict[str, li
     return [(*key, amount) for key, amount in counts.items()], {"dead": entries}
 
 
+def full(rows: Sequence[tuple[Any, ...]]) -> list[redis_scripts.Row]:
+    """Rows as the scripts take them; those that set nothing have no value."""
+    return [(target, field, amount, value[0] if value else None) for target, field, amount, *value in rows]
+
+
 def chunk_of(row: tuple[str, bytes, int]) -> int:
     return sum(row[1]) % CHUNKS
 
@@ -87,8 +92,9 @@ class Driver:
         return markers.parse(self.keys.marker, fields)
 
     def acquire(self, batch: Batch) -> str:
-        first = redis_scripts.field_arguments(markers.first_fields(batch))
-        self.owner = self.call("acquire", batch.query, "1" if batch.number == 0 else "0", *first)
+        first = markers.first_fields(batch)
+        arguments = redis_scripts.acquire_arguments(self.keys, batch.query, first, may_make=batch.number == 0)
+        self.owner = self.call("acquire", *arguments)
         return self.owner
 
     def identity(self, batch: Batch) -> tuple[Any, ...]:
@@ -102,7 +108,7 @@ class Driver:
             *self.identity(batch),
             batch.number - 1 if previous is None else previous,
             *redis_scripts.field_arguments(fields),
-            *redis_scripts.count_arguments(self.keys, rows),
+            *redis_scripts.count_arguments(self.keys, full(rows)),
             *self.lists(batch),
         )
 
@@ -112,7 +118,7 @@ class Driver:
         return self.call("begin", *self.identity(batch), before, *redis_scripts.field_arguments(fields))
 
     def chunk(self, batch: Batch, number: int, rows: list[tuple[str, bytes, int]]) -> str:
-        counts = redis_scripts.count_arguments(self.keys, rows)
+        counts = redis_scripts.count_arguments(self.keys, full(rows))
         return self.call("chunk", *self.identity(batch), number, *counts)
 
     def complete(self, batch: Batch) -> str:

@@ -239,7 +239,7 @@ def test_an_amount_beyond_18_digits_is_refused(url: str, keys: Keys, amount: int
     driver = Driver(url, keys)
     driver.acquire(batch_of(0))
     before = dump(driver.client)
-    with pytest.raises(DataMisfit, match=f"would add '{amount}' to field 'z'"):
+    with pytest.raises(DataMisfit, match=f"brings '{amount}' for field 'z'"):
         driver.whole(batch_of(0), [*rows_of(0), ("os", b"z", amount)])
     assert dump(driver.client) == before
 

@@ -5,6 +5,7 @@ The rows of a chunk are collected into **one row** before a task writes them: wh
 a chunk is whole. Every chunk has such a row, an empty one too, and each is reported as written.
 """
 
+import functools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import redis
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 from pyspark.sql.pandas.functions import arrow_udf
 
@@ -24,12 +25,24 @@ from onceflow.spark.redis_scripts import DataMisfit, Keys
 ROWS_PER_CHUNK = 5_000
 BYTES_PER_CHUNK = 4 * 1024 * 1024
 CHUNK_BYTES_MAX = 64 * 1024 * 1024
+ROW = ("target", "field", "amount", "value")
 
 
-def summed(rows: DataFrame, targets: Sequence[str]) -> DataFrame:
-    """One row per target and field with the sum of its amounts; null where a sum leaves 64 bits."""
-    wanted = rows.where(F.col("target").isin(list(targets)))
-    return wanted.groupBy("target", "field").agg(F.try_sum("amount").alias("amount"))
+def reduced(rows: DataFrame, keys: Keys) -> DataFrame:
+    """One row per target and field: the sum of its amounts, null where it leaves 64 bits, or its newest value."""
+    grouped = [_of(rows, [increment.target for increment in keys.increments]).agg(*_sum())]
+    if keys.sets:
+        newest = _of(rows, [each.target for each in keys.sets]).agg(F.max(F.struct("amount", "value")).alias("newest"))
+        grouped.append(newest.select("target", "field", "newest.amount", "newest.value"))
+    return functools.reduce(DataFrame.unionByName, grouped)
+
+
+def _sum() -> tuple[Column, Column]:
+    return F.try_sum("amount").alias("amount"), F.lit(None).cast("binary").alias("value")
+
+
+def _of(rows: DataFrame, targets: Sequence[str]) -> GroupedData:
+    return rows.where(F.col("target").isin(list(targets))).groupBy("target", "field")
 
 
 def chunks_for(row_count: int, size_bytes: int) -> int:
@@ -49,15 +62,15 @@ class ChunkWriter:
     digest: str
     size_bytes_max: int
 
-    def write(self, chunk: int, rows: Sequence[tuple[str, bytes, int | None]]) -> list[str]:
+    def write(self, chunk: int, rows: Sequence[tuple[str, bytes, int | None, bytes | None]]) -> list[str]:
         """Writes one chunk; returns the script's answer, a refusal too. Raises RedisFailed."""
-        size_bytes = sum(len(field) for _, field, _ in rows)
+        size_bytes = sum(len(field) + len(value or b"") for _, field, _, value in rows)
         if size_bytes > self.size_bytes_max:
             return ["too-large", str(size_bytes)]
-        for target, field, amount in rows:
+        for target, field, amount, _ in rows:
             if amount is None:
                 return ["overflow", target, field.decode("utf-8", "backslashreplace")]
-        counts = redis_scripts.count_arguments(self.keys, cast(Sequence[tuple[str, bytes, int]], rows))
+        counts = redis_scripts.count_arguments(self.keys, cast(Sequence[redis_scripts.Row], rows))
         arguments = [self.query, self.owner, self.batch, self.digest, chunk, *counts]
         try:
             return redis_scripts.run(redis_pool.client(self.url), "chunk", self.keys, arguments)
@@ -77,7 +90,7 @@ def write_chunks(sums: DataFrame, writer: ChunkWriter, *, chunks: int, missing: 
     session = sums.sparkSession
     wanted = F.col("chunk").isin(list(missing))
     number = F.pmod(F.xxhash64("target", "field"), F.lit(chunks)).cast("int").alias("chunk")
-    rows = sums.select(number, F.struct("target", "field", "amount").alias("row")).where(wanted)
+    rows = sums.select(number, F.struct(*ROW).alias("row")).where(wanted)
     row_type = rows.schema["row"].dataType
     empty = session.range(chunks).select(
         F.col("id").cast("int").alias("chunk"), F.lit(None).cast(row_type).alias("row")
@@ -97,7 +110,7 @@ def _task(writer: ChunkWriter) -> Any:
             reports = []
             for index, chunk in enumerate(chunk_numbers.to_pylist()):
                 rows = chunk_rows[index].values
-                columns = [rows.field(name).to_pylist() for name in ("target", "field", "amount")]
+                columns = [rows.field(name).to_pylist() for name in ROW]
                 reports.append(json.dumps([chunk, *writer.write(chunk, list(zip(*columns, strict=True)))]))
             yield pa.array(reports, pa.string())
 

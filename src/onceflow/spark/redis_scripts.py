@@ -55,6 +55,33 @@ class Append:
     length_max: int
 
 
+@dataclass(frozen=True, slots=True)
+class SetIfNewer:
+    """Rows of `target` set a field of the hash `key` to their value, if their amount is greater than any before.
+
+    The amount is the value's version, such as a time; `versions_key` is a hash of the greatest one of each field. Of
+    two values of one version the one whose bytes come last stays, in whatever order they arrive.
+    """
+
+    target: str
+    key: str
+    versions_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAppend:
+    """Rows of `target` are entries of the stream `key`: the newest `length_max`, in the order of their amounts.
+
+    An entry's id is the number of its micro-batch and its place there from 1, such as `17-1`; what it holds is one
+    field, `value`. Nobody else may add to the stream. A repair makes batches that Redis lost into one or two, so
+    entries may then get other ids than before.
+    """
+
+    target: str
+    key: str
+    length_max: int
+
+
 @dataclass(frozen=True)
 class Keys:
     """Every key of one sink, in the order in which all scripts are handed them."""
@@ -63,6 +90,8 @@ class Keys:
     history: str
     increments: tuple[Increment, ...]
     appends: tuple[Append, ...]
+    sets: tuple[SetIfNewer, ...] = ()
+    streams: tuple[StreamAppend, ...] = ()
     reset: str = RESET
     """The command that forgets all of them, for sentences."""
 
@@ -72,7 +101,8 @@ class Keys:
         """The keys beside marker and history, each once."""
         keys = [increment.key for increment in self.increments]
         keys += [increment.ranking_key for increment in self.increments if increment.ranking_key is not None]
-        keys += [append.key for append in self.appends]
+        keys += [append.key for append in self.appends] + [stream.key for stream in self.streams]
+        keys += [key for each in self.sets for key in (each.key, each.versions_key)]
         return list(dict.fromkeys(keys))
 
     @functools.cached_property
@@ -88,7 +118,10 @@ Counts = Mapping[tuple[str, bytes], int]
 """(target, field) → amount: each pair once."""
 
 Entries = Mapping[str, Sequence[bytes]]
-"""Target of an Append → its new entries, oldest first."""
+"""Target of an Append or a StreamAppend → its new entries, oldest first."""
+
+Row = tuple[str, bytes, int, bytes | None]
+"""Target, field, amount, value; each target and field once. The value is a SetIfNewer's."""
 
 
 def field_arguments(fields: Mapping[str, str]) -> list[Argument]:
@@ -96,27 +129,41 @@ def field_arguments(fields: Mapping[str, str]) -> list[Argument]:
     return [len(fields), *(text for pair in fields.items() for text in pair)]
 
 
-def count_arguments(keys: Keys, rows: Sequence[tuple[str, bytes, int]]) -> list[Argument]:
-    """Rankings and counts as a script takes them; rows are (target, field, amount), each target and field once."""
+def acquire_arguments(keys: Keys, query: str, fields: Mapping[str, str], *, may_make: bool) -> list[Argument]:
+    """What `acquire` takes; `fields` are the marker's first ones."""
+    return [query, int(may_make), *field_arguments(fields), len(keys.streams)]
+
+
+def count_arguments(keys: Keys, rows: Sequence[Row]) -> list[Argument]:
+    """Rankings, counts and sets as a script takes them."""
     rankings = [
         (keys.number(increment.key), keys.number(increment.ranking_key))
         for increment in keys.increments
         if increment.ranking_key is not None
     ]
     hashes = {increment.target: keys.number(increment.key) for increment in keys.increments}
-    arguments: list[Argument] = [len(rankings), *(number for pair in rankings for number in pair), len(rows)]
-    for target, field, amount in rows:
-        arguments += (hashes[target], field, amount)
-    return arguments
+    pairs = {each.target: (keys.number(each.key), keys.number(each.versions_key)) for each in keys.sets}
+    counts: list[Argument] = []
+    sets: list[Argument] = []
+    for target, field, amount, value in rows:
+        if target in hashes:
+            counts += (hashes[target], field, amount)
+        else:
+            sets += (*pairs[target], field, amount, value or b"")
+    numbers = [number for pair in rankings for number in pair]
+    return [len(rankings), *numbers, len(counts) // 3, *counts, len(sets) // 5, *sets]
 
 
 def list_arguments(keys: Keys, history: Append, entry: str, entries: Entries) -> list[Argument]:
-    """Lists as a script takes them: one entry of the history, and the entries of each append target."""
-    lists: list[tuple[Append, Sequence[Argument]]] = [(history, [entry])]
+    """Lists and streams as a script takes them: one entry of the history, and the new entries of each target."""
+    lists: list[tuple[Append | StreamAppend, Sequence[Argument]]] = [(history, [entry])]
     lists += [(append, entries[append.target]) for append in keys.appends if entries.get(append.target)]
-    arguments: list[Argument] = [len(lists)]
-    for append, new in lists:
-        arguments += (keys.number(append.key), append.length_max, len(new), *new)
+    streams = [(stream, entries[stream.target]) for stream in keys.streams if entries.get(stream.target)]
+    arguments: list[Argument] = []
+    for group in (lists, streams):
+        arguments.append(len(group))
+        for append, new in group:
+            arguments += (keys.number(append.key), append.length_max, len(new), *new)
     return arguments
 
 
@@ -200,9 +247,14 @@ def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
                 f"field {found[1]!r} of {found[0]} in Redis is {found[2]!r}, not a whole number of at most 18 digits: "
                 "nothing was added; correct the field, then start the query again"
             )
+        case "stream":
+            raise DataMisfit(
+                f"stream {found[0]} in Redis has had an entry {found[1]}, which those of batch {found[2]} would come "
+                "before: nothing was added; somebody else adds to the stream, so rename it, then start the query again"
+            )
         case "amount":
             raise DataMisfit(
-                f"the batch would add {found[2]!r} to field {found[1]!r} of {found[0]}, not a whole number of at most "
+                f"the batch brings {found[2]!r} for field {found[1]!r} of {found[0]}, not a whole number of at most "
                 "18 digits: nothing was added; refuse such amounts before the sink"
             )
         case "owned" | "done" | "already":

@@ -4,8 +4,10 @@ A batch's counts and the marker that says so become visible in the same script, 
 any crash changes nothing. `onceflow.spark.marker` has the marker's format and the decisions, `scripts/` what is
 checked and written atomically, `docs/exactly-once.md` the protocol as a whole.
 
-Input rows have the columns `target string, field binary, amount long`. A target is the name of an Increment (add
-the amount to that field of its hash) or of an Append (the field is an entry of its list, the amount its order).
+Input rows have the columns `target string, field binary, amount long`, and `value binary` where the sink sets values.
+A target is the name of an Increment (add the amount to that field of its hash), of an Append or a StreamAppend (the
+field is an entry of its list or stream, the amount its order) or of a SetIfNewer (set that field of its hash to the
+value, the amount being its version).
 """
 
 import contextlib
@@ -27,8 +29,18 @@ from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint, checkpoint_at
 from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock
 from onceflow.spark.marker import Batch, Decision, Marker, Refuse, Skip, WentBack, anew
 from onceflow.spark.redis_address import shown
-from onceflow.spark.redis_batch import COLUMNS, BatchWriter
-from onceflow.spark.redis_scripts import Append, DataMisfit, Increment, Keys, MarkerMoved, MarkerRefused, OwnerLost
+from onceflow.spark.redis_batch import COLUMNS, VALUE, BatchWriter
+from onceflow.spark.redis_scripts import (
+    Append,
+    DataMisfit,
+    Increment,
+    Keys,
+    MarkerMoved,
+    MarkerRefused,
+    OwnerLost,
+    SetIfNewer,
+    StreamAppend,
+)
 from onceflow.spark.repair import MissingRanges, Step
 
 _log = logging.getLogger(__name__)
@@ -42,7 +54,17 @@ REPAIR_STEPS = 3
 Rebuild = Callable[[MissingRanges], DataFrame]
 """Makes the sink's rows of these offsets, and of nothing else, by the same code as the query."""
 
-__all__ = ["Append", "DataMisfit", "Increment", "MissingRanges", "RedisSink", "RedisUnfit", "RepairFailed"]
+__all__ = [
+    "Append",
+    "DataMisfit",
+    "Increment",
+    "MissingRanges",
+    "RedisSink",
+    "RedisUnfit",
+    "RepairFailed",
+    "SetIfNewer",
+    "StreamAppend",
+]
 
 
 class RedisUnfit(OnceflowError):
@@ -70,8 +92,10 @@ class RedisSink:
         url: str,
         *,
         hash_key: str,
-        increments: Sequence[Increment],
+        increments: Sequence[Increment] = (),
         appends: Sequence[Append] = (),
+        sets: Sequence[SetIfNewer] = (),
+        streams: Sequence[StreamAppend] = (),
         checkpoint: str,
         plan: str,
         plan_version: int,
@@ -86,6 +110,8 @@ class RedisSink:
             history=markers.same_slot(hash_key, "history"),
             increments=tuple(increments),
             appends=tuple(appends),
+            sets=tuple(sets),
+            streams=tuple(streams),
             reset=shlex.join(
                 [*markers.RESET.split(), "--redis", shown(url), "--hash-key", hash_key, "--checkpoint", checkpoint]
             ),
@@ -261,18 +287,17 @@ class RedisSink:
         assert self._rebuild is not None
         if missing is not None:
             return self._rebuild(missing)
-        empty: DataFrame = self._session.createDataFrame(
-            [], ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-        )
+        columns = COLUMNS | VALUE if self._keys.sets else COLUMNS
+        empty: DataFrame = self._session.createDataFrame([], ", ".join(map(" ".join, columns.items())))
         return empty
 
     def _owner_epoch(self, batch: Batch) -> str:
         """This start's owner epoch, taken with its first batch: from then on earlier starts are refused."""
         if self._owner is None:
-            may_make = "1" if batch.number == 0 else "0"
-            first = redis_scripts.field_arguments(markers.first_fields(batch))
-            client = redis_pool.client(self._url)
-            answer = redis_scripts.run(client, "acquire", self._keys, [batch.query, may_make, *first])
+            arguments = redis_scripts.acquire_arguments(
+                self._keys, batch.query, markers.first_fields(batch), may_make=batch.number == 0
+            )
+            answer = redis_scripts.run(redis_pool.client(self._url), "acquire", self._keys, arguments)
             redis_scripts.raise_refusal(self._keys, answer)
             self._owner = answer[1]
         return self._owner

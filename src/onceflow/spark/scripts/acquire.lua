@@ -1,8 +1,9 @@
 -- Takes the next owner epoch, and makes the marker where nothing is there and nothing may be.
--- ARGV: query, '1' if the marker may be made, the marker's first fields.
+-- ARGV: query, '1' if the marker may be made, the marker's first fields, number of the sink's streams.
 -- Returns 'owned' and the epoch.
 local query, may_make = take(), take()
 local fields = take_fields()
+local streams = take_number()
 
 local kind = type_of(MARKER)
 if kind == 'none' then
@@ -33,6 +34,11 @@ redis.call('ZADD', probe .. 'zset', 1, 'x')
 redis.call('ZREM', probe .. 'zset', 'x')
 redis.call('LPUSH', probe .. 'list', 'x')
 redis.call('LTRIM', probe .. 'list', 1, 0)
+if streams > 0 then
+  redis.call('XADD', probe .. 'stream', 'NOMKSTREAM', '*', 'x', 'x')
+  local answer = redis.pcall('XINFO', 'STREAM', probe .. 'stream')
+  if answer.err and not string.find(answer.err, 'no such key') then return redis.error_reply(answer.err) end
+end
 
 if kind == 'none' then set_fields(fields) end
 return {'owned', tostring(redis.call('HINCRBY', MARKER, 'owner', 1))}

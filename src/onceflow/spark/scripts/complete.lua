@@ -12,10 +12,10 @@ local chunks = tonumber(field('chunks'))
 for chunk = 0, chunks - 1 do
   if field('chunk:' .. chunk) ~= '1' then return {'missing', tostring(chunk), tostring(chunks)} end
 end
-refusal = refusal_of_lists(lists)
+refusal = refusal_of_lists(lists, batch)
 if refusal then return refusal end
 
-push_lists(lists)
+push_lists(lists, batch)
 for chunk = 0, chunks - 1 do
   redis.call('HDEL', MARKER, 'chunk:' .. chunk)
 end

@@ -82,6 +82,7 @@ end
 
 -- Rankings: pairs of numbers of keys, a hash and the sorted set that repeats its values as scores.
 -- Counts: triples of the number of a hash among KEYS, field, amount.
+-- Sets: the numbers of a hash of values and of the hash of their versions, field, version, value.
 local function take_counts()
   local counts = {rankings = {}}
   for _ = 1, take_number() do
@@ -91,6 +92,8 @@ local function take_counts()
   counts.size = take_number()
   counts.first = taken + 1
   taken = taken + 3 * counts.size
+  counts.sets = {size = take_number(), first = taken + 1}
+  taken = taken + 5 * counts.sets.size
   return counts
 end
 
@@ -103,6 +106,53 @@ local function refusal_of_count(key, name, amount)
   if not is_count(amount) then return {'amount', key, name, amount} end
   local value = redis.call('HGET', key, name)
   if value and not is_count(value) then return {'misfit', key, name, value} end
+end
+
+local function refusal_of_sets(sets)
+  for row = 0, sets.size - 1 do
+    local at = sets.first + 5 * row
+    local values, versions = KEYS[tonumber(ARGV[at])], KEYS[tonumber(ARGV[at + 1])]
+    local refusal = refusal_of_type(values, 'hash') or refusal_of_type(versions, 'hash')
+      or refusal_of_count(versions, ARGV[at + 2], ARGV[at + 3])
+    if refusal then return refusal end
+  end
+end
+
+-- By bytes: Lua's own comparison of texts follows the server's locale.
+local function comes_after(one, other)
+  for at = 1, math.min(#one, #other) do
+    local mine, theirs = string.byte(one, at), string.byte(other, at)
+    if mine ~= theirs then return mine > theirs end
+  end
+  return #one > #other
+end
+
+-- Whole numbers as `is_count` takes them.
+local function is_greater(one, other)
+  local one_below, other_below = string.sub(one, 1, 1) == '-', string.sub(other, 1, 1) == '-'
+  if one_below ~= other_below then return other_below end
+  if one_below then one, other = string.sub(other, 2), string.sub(one, 2) end
+  if #one ~= #other then return #one > #other end
+  return comes_after(one, other)
+end
+
+-- The same whatever the order in which values arrive, so that batches which a repair makes one come out alike.
+local function is_newer(values, versions, name, version, value)
+  local known = redis.call('HGET', versions, name)
+  if known ~= version then return not known or is_greater(version, known) end
+  return comes_after(value, redis.call('HGET', values, name) or '')
+end
+
+local function set_newer(sets)
+  for row = 0, sets.size - 1 do
+    local at = sets.first + 5 * row
+    local values, versions = KEYS[tonumber(ARGV[at])], KEYS[tonumber(ARGV[at + 1])]
+    local name, version, value = ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+    if is_newer(values, versions, name, version, value) then
+      redis.call('HSET', values, name, value)
+      redis.call('HSET', versions, name, version)
+    end
+  end
 end
 
 local function refusal_of_counts(counts)
@@ -119,6 +169,7 @@ local function refusal_of_counts(counts)
     local refusal = refusal_of_count(KEYS[hash], ARGV[at + 1], ARGV[at + 2])
     if refusal then return refusal end
   end
+  return refusal_of_sets(counts.sets)
 end
 
 local function add_counts(counts)
@@ -129,10 +180,11 @@ local function add_counts(counts)
     local ranking = counts.rankings[hash]
     if ranking then redis.call('ZADD', KEYS[ranking], sum, ARGV[at + 1]) end
   end
+  set_newer(counts.sets)
 end
 
--- Lists: for each the number of its key, the length to keep, and its new entries, oldest first.
-local function take_lists()
+-- Lists, then streams: for each the number of its key, the length to keep, and its new entries, oldest first.
+local function take_keys_of_entries()
   local lists = {}
   for _ = 1, take_number() do
     local list = {}
@@ -146,15 +198,45 @@ local function take_lists()
   return lists
 end
 
-local function refusal_of_lists(lists)
-  for _, list in ipairs(lists) do
+local function take_lists()
+  return {plain = take_keys_of_entries(), streams = take_keys_of_entries()}
+end
+
+-- The largest id that the stream ever had; its entries may be gone.
+local function last_id(key)
+  local info = redis.call('XINFO', 'STREAM', key)
+  for at = 1, #info, 2 do
+    if info[at] == 'last-generated-id' then return info[at + 1] end
+  end
+end
+
+-- XADD fails on an id that is not larger than every one before: those of this batch begin with its number.
+local function refusal_of_stream(stream, batch)
+  local refusal = refusal_of_type(stream.key, 'stream')
+  if refusal or type_of(stream.key) == 'none' then return refusal end
+  local last = last_id(stream.key)
+  if not is_greater(batch, string.match(last, '^%d+')) then return {'stream', stream.key, last, batch} end
+end
+
+local function refusal_of_lists(lists, batch)
+  for _, list in ipairs(lists.plain) do
     local refusal = refusal_of_type(list.key, 'list')
+    if refusal then return refusal end
+  end
+  for _, stream in ipairs(lists.streams) do
+    local refusal = refusal_of_stream(stream, batch)
     if refusal then return refusal end
   end
 end
 
-local function push_lists(lists)
-  for _, list in ipairs(lists) do
+local function push_lists(lists, batch)
+  for _, stream in ipairs(lists.streams) do
+    for index = 1, stream.size do
+      local value = ARGV[stream.first + index - 1]
+      redis.call('XADD', stream.key, 'MAXLEN', '=', stream.length, batch .. '-' .. index, 'value', value)
+    end
+  end
+  for _, list in ipairs(lists.plain) do
     for at = list.first, list.first + list.size - 1 do
       redis.call('LPUSH', list.key, ARGV[at])
     end

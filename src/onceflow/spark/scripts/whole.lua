@@ -8,10 +8,10 @@ local lists = take_lists()
 local refusal = refusal_of_owner(query, owner)
 if refusal then return refusal end
 if is_batch(batch, digest, '1') then return {'already'} end
-refusal = refusal_of_next(previous) or refusal_of_counts(counts) or refusal_of_lists(lists)
+refusal = refusal_of_next(previous) or refusal_of_counts(counts) or refusal_of_lists(lists, batch)
 if refusal then return refusal end
 
 add_counts(counts)
-push_lists(lists)
+push_lists(lists, batch)
 set_fields(fields)
 return {'done'}
