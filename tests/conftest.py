@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,15 +99,16 @@ class RedisProcess:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> "RedisProcess":
+    def start(self, *, wait: bool = True, arguments: Sequence[str] = ()) -> "RedisProcess":
         self.directory.mkdir(parents=True, exist_ok=True)
-        arguments = services.redis_arguments(
+        command = services.redis_arguments(
             services.find_redis_server(), self.directory, self.port, appendfsync=self._appendfsync
         )
-        arguments += [] if self._appendonly else ["--appendonly", "no"]
+        command += [*([] if self._appendonly else ["--appendonly", "no"]), *arguments]
         with (self.directory / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(arguments, stdout=log, stderr=log)
-        self._wait()
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        if wait:
+            self._wait()
         return self
 
     def _wait(self) -> None:

@@ -16,7 +16,7 @@ from onceflow.spark import checkpoint_lock, redis_batch, redis_chunks, redis_poo
 from onceflow.spark.checkpoint import CheckpointNotSynced, LocalCheckpoint
 from onceflow.spark.checkpoint_lock import CheckpointInUse
 from onceflow.spark.data_loss import DataLost
-from onceflow.spark.redis_pool import RedisFailed
+from onceflow.spark.redis_answers import RedisFailed
 from onceflow.spark.redis_scripts import MarkerRefused, OwnerLost
 from onceflow.spark.redis_sink import (
     Append,

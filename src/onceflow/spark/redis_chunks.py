@@ -18,8 +18,7 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 from pyspark.sql.pandas.functions import arrow_udf
 
-from onceflow.spark import redis_pool, redis_scripts
-from onceflow.spark.redis_address import shown
+from onceflow.spark import redis_answers, redis_pool, redis_scripts
 from onceflow.spark.redis_scripts import DataMisfit, Keys
 
 ROWS_PER_CHUNK = 5_000
@@ -75,10 +74,7 @@ class ChunkWriter:
         try:
             return redis_scripts.run(redis_pool.client(self.url), "chunk", self.keys, arguments)
         except redis.RedisError as error:
-            raise redis_pool.RedisFailed(
-                f"Redis at {shown(self.url)} failed in chunk {chunk} of batch {self.batch} ({error}): nothing is lost, "
-                "the batch is finished at the next start; start Redis and the query again"
-            ) from error
+            raise redis_answers.failed(self.url, f"in chunk {chunk} of batch {self.batch}", error) from error
 
 
 def write_chunks(sums: DataFrame, writer: ChunkWriter, *, chunks: int, missing: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
-from onceflow.errors import OnceflowError
+from onceflow.spark import redis_answers
 from onceflow.spark.redis_address import RedisAddressInvalid, require_address, shown
 
 CONNECTIONS_MAX = 10
@@ -28,10 +28,6 @@ PING_AFTER_IDLE_S = 1
 RETRIES = 10
 RETRY_WAIT_FIRST_S = 0.01
 RETRY_WAIT_MAX_S = 1.0
-
-
-class RedisFailed(OnceflowError):
-    """Redis did not answer, or answered with an error, after all attempts."""
 
 
 _pools: dict[str, redis.BlockingConnectionPool] = {}
@@ -60,7 +56,8 @@ def _open_pool(url: str) -> redis.BlockingConnectionPool:
         raise RedisAddressInvalid(
             f"Redis address '{shown(url)}' is not valid ({error}): write it as redis://HOST:PORT/DATABASE"
         ) from error
-    _borrow_once(pool)
+    # Saying hello is refused too by a server that is starting or held up.
+    redis_answers.patiently(lambda: _borrow_once(pool), reconnect=pool.disconnect)
     return pool
 
 

@@ -8,11 +8,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 import redis
 
 from onceflow.errors import OnceflowError
+from onceflow.spark import redis_answers
 from onceflow.spark.marker import RESET
 
 Argument = str | bytes | int
@@ -170,11 +171,14 @@ def list_arguments(keys: Keys, history: Append, entry: str, entries: Entries) ->
 def run(client: Any, name: str, keys: Keys, arguments: Sequence[Argument]) -> list[str]:
     """Runs the script `name` and returns its answer, which may be a refusal. Raises redis-py's errors."""
     body, digest = script(name)
-    try:
-        answer = client.evalsha(digest, len(keys.all), *keys.all, *arguments)
-    except redis.exceptions.NoScriptError:
-        answer = client.eval(body, len(keys.all), *keys.all, *arguments)
-    return texts(answer)
+
+    def call() -> Sequence[Any]:
+        try:
+            return cast(Sequence[Any], client.evalsha(digest, len(keys.all), *keys.all, *arguments))
+        except redis.exceptions.NoScriptError:
+            return cast(Sequence[Any], client.eval(body, len(keys.all), *keys.all, *arguments))
+
+    return texts(redis_answers.patiently(call, reconnect=client.connection_pool.disconnect))
 
 
 def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: int) -> bool:
@@ -183,11 +187,15 @@ def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: i
     Arguments: query, owner, batch. False if that took longer than `wait_ms`. Raises as `raise_refusal` does.
     """
     source, _ = script("settle")
-    pipeline = client.pipeline(transaction=False)
-    pipeline.eval(source, len(keys.all), *keys.all, *arguments)
-    # WAITAOF waits for the last write of its own connection, and a pipeline has one.
-    pipeline.execute_command("WAITAOF", 1, 0, wait_ms)
-    answer, synced = pipeline.execute()
+
+    def call() -> Any:
+        pipeline = client.pipeline(transaction=False)
+        pipeline.eval(source, len(keys.all), *keys.all, *arguments)
+        # WAITAOF waits for the last write of its own connection, and a pipeline has one.
+        pipeline.execute_command("WAITAOF", 1, 0, wait_ms)
+        return pipeline.execute()
+
+    answer, synced = redis_answers.patiently(call, reconnect=client.connection_pool.disconnect)
     raise_refusal(keys, texts(answer))
     return int(synced[0]) >= 1
 

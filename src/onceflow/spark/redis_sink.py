@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from onceflow.errors import OnceflowError
-from onceflow.spark import failure, redis_pool, redis_scripts, repair
+from onceflow.spark import failure, redis_answers, redis_pool, redis_scripts, repair
 from onceflow.spark import marker as markers
 from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint, checkpoint_at
 from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock
@@ -197,10 +197,7 @@ class RedisSink:
         try:
             yield
         except redis.RedisError as error:
-            raise redis_pool.RedisFailed(
-                f"Redis at {shown(self._url)} failed {when} ({error}): nothing is lost, what is unfinished is "
-                "finished at the next start; start Redis and the query again"
-            ) from error
+            raise redis_answers.failed(self._url, when, error) from error
 
     def _process_until_done(self, rows: DataFrame, batch_id: int) -> None:
         for _ in range(ATTEMPTS - 1):
@@ -315,10 +312,14 @@ class RedisSink:
 
     def _read_marker(self) -> tuple[Marker | None, bool]:
         """The marker, and whether any data key exists, at one instant."""
-        pipeline = redis_pool.client(self._url).pipeline(transaction=True)
-        pipeline.hgetall(self._keys.marker)
-        pipeline.exists(*self._keys.data)
-        fields, present = pipeline.execute()
+
+        def read() -> Any:
+            pipeline = redis_pool.client(self._url).pipeline(transaction=True)
+            pipeline.hgetall(self._keys.marker)
+            pipeline.exists(*self._keys.data)
+            return pipeline.execute()
+
+        fields, present = redis_answers.patiently(read)
         texts = {name.decode(): value.decode() for name, value in fields.items()}
         return markers.parse(self._keys.marker, texts, reset=self._keys.reset), present > 0
 
@@ -344,7 +345,7 @@ class RedisSink:
         """Refuses a Redis that may drop keys, and finds out whether it can say when a write is on disk."""
         client: Any = redis_pool.client(self._url)
         try:
-            info = client.info()
+            info = redis_answers.patiently(client.info)
         except redis.exceptions.NoPermissionError:
             _log.warning(
                 "Redis at %s forbids INFO: its maxmemory-policy must be noeviction, unchecked", shown(self._url)
