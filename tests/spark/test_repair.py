@@ -4,6 +4,7 @@ import random
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 import redis
 
+from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.errors import OnceflowError
 from onceflow.spark import redis_pool
 from onceflow.spark.checkpoint import LocalCheckpoint
+from onceflow.spark.data_loss import DataLost
 from onceflow.spark.marker import (
     Batch,
     Finish,
@@ -28,9 +31,12 @@ from onceflow.spark.marker import (
     parse,
 )
 from onceflow.spark.offsets import OffsetRange
+from onceflow.spark.options import read_options
 from onceflow.spark.read_again import InputCompacted, read_again
 from onceflow.spark.redis_scripts import MarkerRefused
 from onceflow.spark.repair import MissingRanges, Step, next_step, refusal_of_state
+from onceflow.spark.source import BatchReader
+from onceflow.spark.wrong_option import WrongOption
 from tests.conftest import RedisProcess
 from tests.spark.redis_steps import Driver, assert_counts, batch_of, new_keys
 from tests.spark.test_checkpoint import SparkFiles
@@ -161,6 +167,51 @@ def test_a_compacted_topic_is_not_read_again(cluster: Cluster, bootstrap: str, t
             {"kafka.bootstrap.servers": bootstrap, "SUBSCRIBE": "x", "maxOffsetsPerTrigger": "5"},
             MissingRanges((OffsetRange(topic, 0, 3, 4),), {}),
         )
+
+
+class Loaded:
+    """Stands in for a session: keeps the options and plans what Spark would read by them."""
+
+    read = property(lambda self: self)
+
+    def format(self, name: str) -> "Loaded":
+        assert name == "onceflow"
+        return self
+
+    def options(self, **values: str) -> "Loaded":
+        self._reader = BatchReader(read_options(values, "batch"))
+        return self
+
+    def load(self) -> "Loaded":
+        return self
+
+    def ranges(self) -> list[OffsetRange]:
+        return sorted(part for task in self._reader.partitions() for part in task.ranges)
+
+
+def test_exactly_the_missing_ranges_are_read_and_only_of_the_same_topic(
+    cluster: Cluster, bootstrap: str, topic: str, send: Any
+) -> None:
+    cluster.create_topic(topic, 3)
+    for partition in range(3):
+        send(["a", "b", "c", "d"], partition=partition)
+    wanted = (OffsetRange(topic, 0, 1, 3), OffsetRange(topic, 2, 0, 4))
+    options = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "failOnDataLoss": "false", "groupId": "g"}
+
+    def planned_of(topic_id: str, *ranges: OffsetRange) -> list[OffsetRange]:
+        loaded: Any = read_again(Loaded(), options, MissingRanges(ranges, {topic: topic_id}))  # type: ignore[arg-type]
+        found: list[OffsetRange] = loaded.ranges()
+        return found
+
+    same = str(cluster.require_topic(topic).topic_id)
+    assert planned_of(same, *wanted) == list(wanted)
+    with pytest.raises(WrongOption, match="deleted and made again"):
+        planned_of(str(uuid.uuid4()), *wanted)
+    with pytest.raises(WrongOption, match=r"offset 5 of .*-0 lies beyond its end, 4"):
+        planned_of(same, OffsetRange(topic, 0, 1, 5))
+    Admin(cluster).delete_records(topic, {0: 2})
+    with pytest.raises(DataLost, match=r"-0 \[1, 2\) is gone from the log"):
+        planned_of(same, *wanted)
 
 
 class PastRedis:
