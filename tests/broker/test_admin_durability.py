@@ -203,7 +203,7 @@ def test_partitions_added_while_a_topic_is_deleted_are_not_served(client: RawCli
     assert stored_values(client, "t") == []
 
 
-def test_a_directory_that_cannot_be_removed_is_only_told(
+def test_a_directory_that_cannot_be_removed_keeps_its_name(
     client: RawClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(_directory: DataDirectory, _topic: str, _partition: int) -> None:
@@ -213,8 +213,9 @@ def test_a_directory_that_cannot_be_removed_is_only_told(
     with monkeypatch.context() as broken, caplog.at_level(logging.ERROR):
         broken.setattr(DataDirectory, "delete_partition", full)
         answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
-    assert answer.responses[0].error_code == 0
+    assert answer.responses[0].error_code == ErrorCode.kafka_storage_error
     assert "t-0 could not be removed: [Errno 5] EIO" in caplog.text
+    assert create(client, "t").error_code == ErrorCode.topic_already_exists
 
 
 @pytest.mark.parametrize("where", ["in the thread", "on the loop"])
