@@ -39,14 +39,14 @@ def write(driver: Driver) -> None:
 
 @contextlib.contextmanager
 def loading(server: RedisProcess) -> Iterator[None]:
-    """Started again with data that take it a while to read."""
+    """Started again with data that it reads for four seconds."""
     with redis.Redis.from_url(server.url) as admin:
         pipeline = admin.pipeline(transaction=False)
         for number in range(8_000):
             pipeline.set("some", number)
         pipeline.execute()
     server.kill()
-    server.start(wait=False, arguments=["--key-load-delay", "100"])
+    server.start(wait=False, arguments=["--key-load-delay", "500"])
     with redis.Redis.from_url(server.url, retry=Retry(NoBackoff(), 0)) as admin:
         while True:
             try:
