@@ -173,6 +173,10 @@ def test_every_offset_is_read_by_exactly_one_task(
     tasks = offsets.share_out(parts, least, tasks_min=tasks_min, offsets_per_task_max=most)
     read = sorted((part.partition, offset) for task in tasks for part in task for offset in range(part.begin, part.end))
     assert read == [(part.partition, offset) for part in parts for offset in range(part.begin, part.end)]
+    in_order = [(part.partition, offset) for task in tasks for part in task for offset in range(part.begin, part.end)]
+    for partition in range(len(sizes)):
+        of_one = [offset for each, offset in in_order if each == partition]
+        assert of_one == sorted(of_one), "taken task by task, a partition's records are in order"
     assert all(part.size for task in tasks for part in task)
     assert all(tasks)
     assert len(tasks) >= min(tasks_min or 0, sum(sizes))

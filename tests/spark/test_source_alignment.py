@@ -11,8 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name it has everywhere
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from onceflow.client.admin import Admin
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.transactional import TransactionalProducer
+from onceflow.spark import alignment
 from onceflow.spark.alignment import Alignment
 from onceflow.spark.offsets import Offsets
 from onceflow.spark.options import SourceOptions
@@ -113,6 +115,55 @@ def test_markers_that_are_dated_later_hold_nobody_up_for_ever(bootstrap: str, cl
     read = batches(bootstrap, kept, 10)
     assert read[0][0][0] == 0
     assert read[-1][0][1] == 8
+
+
+def test_an_open_transaction_that_has_the_latest_time_takes_nothing_back(
+    bootstrap: str, cluster: Cluster, kept: str
+) -> None:
+    """The latest time is then not told; a batch must not begin to end before its own start."""
+    with (
+        TransactionalProducer(bootstrap, f"of-{kept}") as done,
+        TransactionalProducer(bootstrap, f"open-{kept}") as own,
+    ):
+        for number in range(2):
+            done.begin()
+            done.send(kept, b"x", partition=0, timestamp_ms=BASE_MS + 1000 * number)
+            done.commit()
+        own.begin()
+        own.send(kept, b"open", partition=0, timestamp_ms=BASE_MS)
+        own.flush()
+        done.begin()
+        done.send(kept, b"x", partition=0, timestamp_ms=BASE_MS + 9000)
+        done.commit()
+        known, found = Offsets({kept: {0: 2}}), Offsets({kept: {0: 4}})
+        end = Alignment(cluster, 10, read_committed=True).limit(known, found).by_topic[kept][0]
+        assert 2 < end <= 4
+        own.abort()
+
+
+def test_a_partition_that_has_shown_no_record_yet_holds_the_others_back(
+    cluster: Cluster, bootstrap: str, kept: str, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alignment, "FETCHES_MAX", 1)
+    monkeypatch.setattr(alignment, "FETCH_BYTES", 1)
+    with TransactionalProducer(bootstrap, f"of-{kept}") as producer:
+        producer.begin()
+        for _ in range(3):
+            producer.send(kept, b"aborted", partition=0)
+            producer.flush()
+        producer.abort()
+    write(send, 0, [0])
+    write(send, 1, [HOUR_MS])
+    read = batches(bootstrap, kept, 10)
+    assert [batch for batch in read if 1 in batch] == [{1: (0, 1)}], "after all of partition 0"
+    assert read[-1] == {1: (0, 1)}
+
+
+def test_what_is_gone_from_the_log_is_the_read_tasks_business(cluster: Cluster, kept: str, send: Send) -> None:
+    write(send, 0, [0, 1000, 2000])
+    Admin(cluster).delete_records(kept, {0: 2})
+    limited = Alignment(cluster, 10, read_committed=True).limit(Offsets({kept: {0: 0}}), Offsets({kept: {0: 3}}))
+    assert limited.by_topic[kept] == {0: 3}
 
 
 def test_times_of_writing_are_refused(bootstrap: str, cluster: Cluster, topic: str, send: Send) -> None:

@@ -13,6 +13,7 @@ from onceflow.spark import positions, read_task
 from onceflow.spark.data_loss import DataLost
 from onceflow.spark.offsets import IDS_KEY, OffsetRange
 from onceflow.spark.options import SourceOptions
+from onceflow.spark.position_options import AtCommitted
 from onceflow.spark.stream import StreamReader, TopicNotSubscribed
 from onceflow.spark.subscription import read_subscription, subscribed
 
@@ -66,6 +67,21 @@ def test_the_order_of_sparks_calls_for_a_fresh_query_and_for_batch_0_repeated(
     following = repeated.latestOffset(start, EVERYTHING)
     (task,) = repeated.partitions(start, following)
     assert task.ranges == (OffsetRange(topic, 0, 0, 1),)
+
+
+def test_batch_0_has_no_rows_although_a_group_commits_between_its_two_questions(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["a", "b", "c"])
+    group = f"of-{topic}"
+    reader = StreamReader(replace(options, starting=AtCommitted(group, "latest")))
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, EVERYTHING) == start
+    cluster.commit_offsets(group, topic, {0: 1})
+    earlier = reader.initialOffset()
+    assert earlier[topic] == {"0": 1}
+    assert reader.partitions(earlier, start) == []
 
 
 def test_nothing_new_gives_back_the_same_text_and_no_tasks(

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from onceflow.client.cluster import MAX_TIMESTAMP, Cluster, OffsetAt
+from onceflow.client.errors import OffsetOutOfRange
 from onceflow.spark.offsets import OffsetRange, Offsets, ranges
 from onceflow.spark.options import MAX_EVENT_TIME_SKEW
 from onceflow.spark.wrong_option import WrongOption
@@ -26,16 +27,16 @@ from onceflow.wire.columns import decode_columns
 
 FETCH_BYTES = 16 * 1024
 FETCHES_MAX = 16
-"""How many fetches look for a record behind markers and aborted transactions, before the partition takes no part."""
+"""How many fetches look for a record behind markers and aborted transactions, before a batch ends there."""
 _LOG_APPEND_TIME = 1
 _NO_OFFSET = -1
 
 
 class _Next(NamedTuple):
-    """The first record of a range that is shown."""
+    """The first record of a range that is shown; without a time: none was found before `offset`."""
 
     offset: int
-    time_ms: int
+    time_ms: int | None
 
 
 class Alignment:
@@ -54,33 +55,44 @@ class Alignment:
         At least one record of one partition is read where one is shown. Raises WrongOption and the client's errors.
         """
         waiting = {part: self._next(part) for part in ranges(known, found) if part.size}
-        shown = {part: following for part, following in waiting.items() if following is not None}
-        if not shown:
-            return found
-        until_ms = min(following.time_ms for following in shown.values()) + self._skew_ms
         by_topic = {topic: dict(partitions) for topic, partitions in found.by_topic.items()}
-        for part, following in shown.items():
-            is_ahead = following.time_ms > until_ms
-            end = part.begin if is_ahead else self._end(part, following, until_ms)
+        times = [following.time_ms for following in waiting.values() if following.time_ms is not None]
+        is_searching = any(each.time_ms is None and each.offset < part.end for part, each in waiting.items())
+        until_ms = min(times, default=0) + self._skew_ms
+        for part, following in waiting.items():
+            if following.time_ms is None:
+                end = following.offset
+            elif is_searching or following.time_ms > until_ms:
+                # One that may be the slowest has not shown where it is: the next batch goes on from there.
+                end = part.begin
+            else:
+                end = self._end(part, following.offset, until_ms)
             by_topic[part.topic][part.partition] = end
         return Offsets(by_topic, found.topic_ids)
 
-    def _end(self, part: OffsetRange, following: _Next, until_ms: int) -> int:
-        """Where the first record after `until_ms` is. The broker looks for it from the log's beginning."""
+    def _end(self, part: OffsetRange, first_offset: int, until_ms: int) -> int:
+        """Where the first record after `until_ms` is, behind `first_offset`. The broker looks from the log's begin."""
         until_ms = max(until_ms, self._reached_ms.get((part.topic, part.partition), until_ms))
         end = self._first_after(part, until_ms)
-        if end <= following.offset:
-            until_ms = self._time_reached_before(part, following, until_ms)
-            self._reached_ms[part.topic, part.partition] = until_ms
-            end = self._first_after(part, until_ms)
-        return end
+        if end <= first_offset:
+            reached_ms = self._time_reached_before(part, first_offset, until_ms)
+            if reached_ms is None:
+                return part.end
+            self._reached_ms[part.topic, part.partition] = reached_ms
+            end = self._first_after(part, reached_ms)
+        return max(end, first_offset + 1)
 
-    def _time_reached_before(self, part: OffsetRange, following: _Next, low_ms: int) -> int:
-        """The least time after which the first record comes behind `following`; some before it are after `low_ms`."""
+    def _time_reached_before(self, part: OffsetRange, first_offset: int, low_ms: int) -> int | None:
+        """The least time after which the first record comes behind `first_offset`; some before it are after `low_ms`.
+
+        None where the broker does not tell the latest time, as while the record that has it is not stable yet.
+        """
         high_ms = self._ask(part, MAX_TIMESTAMP).timestamp_ms
+        if high_ms <= low_ms:
+            return None
         while low_ms + 1 < high_ms:
             middle_ms = (low_ms + high_ms) // 2
-            if self._first_after(part, middle_ms) <= following.offset:
+            if self._first_after(part, middle_ms) <= first_offset:
                 low_ms = middle_ms
             else:
                 high_ms = middle_ms
@@ -94,8 +106,9 @@ class Alignment:
         asked = {part.partition: timestamp}
         return self._cluster.list_offsets(part.topic, asked, read_committed=self._read_committed)[part.partition]
 
-    def _next(self, part: OffsetRange) -> _Next | None:
-        for columns in self._fetched(part):
+    def _next(self, part: OffsetRange) -> _Next:
+        offset = part.begin
+        for columns, next_offset in self._fetched(part):
             if columns.num_rows:
                 if columns["timestampType"][0].as_py() == _LOG_APPEND_TIME:
                     raise WrongOption(
@@ -104,20 +117,33 @@ class Alignment:
                         "the option out"
                     )
                 return _Next(columns["offset"][0].as_py(), int(columns["timestamp"][0].value) // 1000)
-        return None
+            offset = next_offset
+        return _Next(offset, None)
 
-    def _fetched(self, part: OffsetRange) -> Iterator[Any]:
+    def _fetched(self, part: OffsetRange) -> Iterator[tuple[Any, int]]:
+        """(columns, where they end) of the first fetches, until the range ends."""
         offset = part.begin
         for _ in range(FETCHES_MAX):
-            fetched = self._cluster.fetch(
-                part.topic,
-                part.partition,
-                offset,
-                size_bytes_max=FETCH_BYTES,
-                read_committed=self._read_committed,
-            )
-            decoded = decode_columns(fetched.records, offset_begin=offset, offset_end=part.end, aborted=fetched.aborted)
-            yield decoded.columns
-            if not fetched.records or decoded.next_offset <= offset or decoded.next_offset >= part.end:
+            try:
+                fetched = self._cluster.fetch(
+                    part.topic,
+                    part.partition,
+                    offset,
+                    size_bytes_max=FETCH_BYTES,
+                    read_committed=self._read_committed,
+                )
+            except OffsetOutOfRange as error:
+                # What is gone is gone whatever the partition's time: the read task says so, or fails, by its option.
+                gone_end = min(error.log_start_offset, part.end)
+                if gone_end <= offset:
+                    raise
+                offset = gone_end
+            else:
+                decoded = decode_columns(
+                    fetched.records, offset_begin=offset, offset_end=part.end, aborted=fetched.aborted
+                )
+                # A first batch that begins beyond the range says that the rest of the range is a gap.
+                offset = min(decoded.next_offset, part.end) if decoded.next_offset > offset else part.end
+                yield decoded.columns, offset
+            if offset >= part.end:
                 return
-            offset = decoded.next_offset

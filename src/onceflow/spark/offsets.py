@@ -214,7 +214,11 @@ def share_out(
     task costs some 30 ms however little it does. A range is cut where there shall be at least `tasks_min` tasks, in
     proportion to what each has, or no task may have more than `offsets_per_task_max` offsets.
     """
-    present = _cut([part for part in parts if part.size], tasks_min or 1, offsets_per_task_max)
+    present = [part for part in parts if part.size]
+    pieces = _cut(present, tasks_min or 1, offsets_per_task_max)
+    if len(pieces) > len(present):
+        cap = min(offsets_per_task_min, offsets_per_task_max or offsets_per_task_min)
+        return _in_order(pieces, tasks_min or 1, cap)
     present.sort(key=lambda part: part.size, reverse=True)
     total = sum(part.size for part in present)
     task_count = min(len(present), max(1, total // offsets_per_task_min, tasks_min or 1))
@@ -229,6 +233,23 @@ def share_out(
         else:
             tasks[number].append(part)
             heapq.heapreplace(smallest, (size + part.size, number))
+    return tasks
+
+
+def _in_order(pieces: list[OffsetRange], tasks_min: int, offsets_max: int) -> list[list[OffsetRange]]:
+    """One task for each piece, or for several small neighbours: whoever takes the tasks' rows in the order of the tasks
+    has those of a partition in the order of their offsets, although it was cut."""
+    tasks: list[list[OffsetRange]] = []
+    joins_left = len(pieces) - tasks_min
+    size = 0
+    for piece in sorted(pieces):
+        if tasks and joins_left > 0 and size + piece.size <= offsets_max:
+            tasks[-1].append(piece)
+            joins_left -= 1
+        else:
+            tasks.append([piece])
+            size = 0
+        size += piece.size
     return tasks
 
 
