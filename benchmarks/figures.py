@@ -96,7 +96,7 @@ class Figures:
         """Into both files, tables in this order."""
         here = machine()
         STORE.write_text(json.dumps({"machine": here, "tables": self._tables}, indent=1, ensure_ascii=False) + "\n")
-        known = [table.title for table in order if table.title in self._tables]
+        known = [table.title for table in order if self._tables.get(table.title, {}).get("rows")]
         sections = [f"Measured on: {here}.", *(section(title, self._tables[title]) for title in known)]
         before, _, rest = README.read_text().partition(BEGIN)
         _, _, after = rest.partition(END)

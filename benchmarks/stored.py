@@ -26,7 +26,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from benchmarks import kafka, sparse
 from benchmarks.comparison import Goal, ratios, spread
 from benchmarks.figures import Line, Table, row
-from benchmarks.peers import NEVER, Peer, fresh_topic, touch_memory
+from benchmarks.peers import NEVER, Peer, fresh_topic, touch_memory, wait_for_leader
 from benchmarks.raw_connection import FETCH_VERSION, RawConnection, one_at_a_time, produce_request, stream
 from onceflow.testing import BrokerProcess
 from onceflow.wire import fetch
@@ -107,7 +107,9 @@ def create(bootstrap: str, partitions: int) -> float:
     begin = time.perf_counter()
     topic = NewTopic(TOPIC, partitions, 1, config={"flush.messages": NEVER})
     admin.create_topics([topic], operation_timeout=SECONDS_MAX, request_timeout=SECONDS_MAX)[TOPIC].result(SECONDS_MAX)
-    return time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    wait_for_leader(admin, TOPIC)
+    return seconds
 
 
 def evict(directory: Path) -> None:

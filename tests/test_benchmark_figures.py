@@ -58,8 +58,10 @@ def test_a_run_that_is_cut_keeps_what_was_measured(readme: Path) -> None:
     assert run(table(), ["in", "out"], Figures())
     assert not run(table(figure="2", fails_at="out"), ["in", "out"], Figures())
     assert "| in | 2 |\n| out | 1 |\n" in readme.read_text()
+    assert not run(table("Sizes", fails_at="in"), ["in", "out"], Figures())
     assert run(Table("Speed", ("what", "onceflow"), ["in"], table(figure="3").measure), ["in"], Figures())
     assert "| in | 3 |\n\n" in readme.read_text(), "a row that is not there any more goes with the next whole run"
+    assert "## Sizes" not in readme.read_text(), "a table of which nothing was measured is none"
 
 
 def test_words_choose_tables_and_rows() -> None:
