@@ -39,12 +39,12 @@ def eventually(what: Callable[[], bool], within_s: float = 15.0) -> bool:
 
 
 def alive(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat")
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        return not (state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] == "Z")
+    except (ProcessLookupError, FileNotFoundError):  # It may go between the two looks.
         return False
-    state = Path(f"/proc/{pid}/stat")
-    return not (state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] == "Z")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
