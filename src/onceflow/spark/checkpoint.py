@@ -31,6 +31,17 @@ class CheckpointNotSynced(OnceflowError):
     """The file system could not put the checkpoint on disk."""
 
 
+def other_query(session: Any, batch: Batch, location: str) -> str | None:
+    """What is wrong where a sink was given another checkpoint than that of the query that calls it; None if nothing."""
+    running = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if running is None or running == batch.query:
+        return None
+    return (
+        f"the sink was given checkpoint {location} of query {batch.query} and is called by query {running}: give "
+        "it the query's own checkpointLocation"
+    )
+
+
 class Checkpoint:
     """Reads one query's checkpoint. Subclasses know where its files are."""
 

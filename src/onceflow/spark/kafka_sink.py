@@ -21,7 +21,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.errors import RequestRefused, TopicExists
 from onceflow.client.security import read_security
 from onceflow.errors import OnceflowError
-from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint, checkpoint_at
+from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint, checkpoint_at, other_query
 from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock
 from onceflow.spark.failure import own_sentence
 from onceflow.spark.kafka_encode import Encoder, Target, find_target
@@ -222,12 +222,9 @@ class KafkaSink:
         assert self._checkpoint is not None
         checkpoint = self._checkpoint
         batch = checkpoint.batch(batch_id, plan=self._options.plan, plan_version=self._options.plan_version)
-        running = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        if running is not None and running != batch.query:
-            raise SinkStopped(
-                f"the sink was given checkpoint {self._options.checkpoint} of query {batch.query} and is called by "
-                f"query {running}: give it the query's own checkpointLocation"
-            )
+        strange = other_query(rows.sparkSession, batch, str(self._options.checkpoint))
+        if strange is not None:
+            raise SinkStopped(strange)
         encoded: list[EncodedFrame] = []
 
         def encode() -> EncodedFrame:

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 from onceflow.errors import OnceflowError
 from onceflow.spark import failure, redis_answers, redis_pool, redis_scripts, repair
 from onceflow.spark import marker as markers
-from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint, checkpoint_at
+from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint, checkpoint_at, other_query
 from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock
 from onceflow.spark.marker import Batch, Decision, Marker, Refuse, Skip, WentBack, anew
 from onceflow.spark.redis_address import shown
@@ -220,7 +220,9 @@ class RedisSink:
     def _process(self, rows: DataFrame, batch_id: int) -> None:
         assert self._checkpoint is not None
         batch = self._checkpoint.batch(batch_id, plan=self._plan, plan_version=self._plan_version)
-        _refuse_other_query(rows.sparkSession, batch, self._location)
+        strange = other_query(rows.sparkSession, batch, self._location)
+        if strange is not None:
+            raise MarkerRefused(strange)
         found, decision = self._decide(batch)
         if isinstance(decision, WentBack):
             self._repair(self._checkpoint, batch_id - 1, decision)
@@ -384,13 +386,3 @@ def _why_unsynced(client: Any, info: Mapping[str, Any]) -> str | None:
         return "appendfsync is 'no'" if client.config_get("appendfsync").get("appendfsync") == "no" else None
     except redis.ResponseError:
         return None  # A hosted Redis may forbid CONFIG; waiting is right or fails with a sentence.
-
-
-def _refuse_other_query(session: Any, batch: Batch, location: str) -> None:
-    """The sink was given another checkpoint than the query that calls it."""
-    running = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-    if running is not None and running != batch.query:
-        raise MarkerRefused(
-            f"the sink was given checkpoint {location} of query {batch.query} and is called by query {running}: give "
-            "it the query's own checkpointLocation"
-        )
