@@ -1,0 +1,287 @@
+"""The base of every exactly-once sink: a `Sink` says how to write, `ExactlyOnce` calls it for each micro-batch.
+
+    writeStream.foreachBatch(ExactlyOnce(MySink(), checkpoint=checkpoint, plan="visits"))
+
+A batch's data and the proof that it was written become visible in one atomic step, in the same system. Spark repeats
+a batch after a crash, with the same number and the same offsets; the proof in the sink says whether it is already
+done. All that follows from this rule and does not depend on the target is here: the checkpoint's lock and its way to
+the disk, the decision, the attempts, the reading of rows that need not be written. docs/sinks.md tells how to write a
+sink, `proof` has the format of what it keeps, `decision` the table.
+"""
+
+import abc
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from onceflow.errors import OnceflowError
+from onceflow.spark import failure
+from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint, checkpoint_at, other_query
+from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock
+from onceflow.spark.decision import Decision, Refuse, Skip, WentBack, Wording, decide, refusal_at_start
+from onceflow.spark.marker import Batch
+from onceflow.spark.proof import Proof, proof_of
+from onceflow.spark.sink_errors import AttemptEnded, CommitUnknown, MarkerRefused, SinkStopped
+
+_log = logging.getLogger(__name__)
+
+ATTEMPTS_MAX = 5
+"""At one batch; each ended one is aborted, and the next begins with what it finds."""
+
+__all__ = [
+    "AttemptEnded",
+    "Batch",
+    "CommitUnknown",
+    "ExactlyOnce",
+    "MarkerRefused",
+    "Proof",
+    "Sink",
+    "SinkStopped",
+    "WentBack",
+    "Wording",
+    "sinks",
+]
+
+
+class Sink(abc.ABC):
+    """Where batches are written. One instance serves one start of a query, and one thread of the driver calls it.
+
+    Each batch is `recover`, `prepare`, `write`, `commit`, in this order; where the batch is already there, only
+    `recover`. A step may raise AttemptEnded where it is worth to begin with `recover` again, CommitUnknown in
+    `commit` where nobody knows whether it happened; any other exception stops the query.
+    """
+
+    name: str
+    """One for each sink of a query; it stays the same from start to start."""
+
+    @abc.abstractmethod
+    def recover(self, query: str) -> Proof | None:
+        """Ends what earlier attempts and earlier starts of `query` left open, then returns the newest proof.
+
+        Nothing that they do from now on may become visible: that is the fence. Called when the query starts too.
+        """
+
+    @abc.abstractmethod
+    def prepare(self, batch: Batch, found: Proof | None) -> None:
+        """Opens the batch, which follows the one of `found`. Nothing of it is visible.
+
+        Where `found` is of this very batch it is not complete, and the sink is to finish what it has begun.
+        """
+
+    @abc.abstractmethod
+    def write(self, rows: DataFrame) -> None:
+        """Brings all rows to the target, where readers of committed data do not see them yet.
+
+        Nothing may depend on the order of rows or on tasks, which are others when Spark repeats a batch.
+        """
+
+    @abc.abstractmethod
+    def commit(self, proof: Proof) -> None:
+        """Makes what was written and `proof` visible in one atomic step. Raises CommitUnknown."""
+
+    def abort(self) -> None:  # noqa: B027 (nothing to do is a fine answer)
+        """Takes back what the attempt wrote, as far as that can be done now; `recover` does the rest."""
+
+    def close(self) -> None:  # noqa: B027
+        """Gives connections back; the query has ended."""
+
+    def repair(self, lost: WentBack, target: Batch, checkpoint: Checkpoint) -> None:
+        """Writes again what the target lost, up to `target`; by default it raises MarkerRefused."""
+        del target, checkpoint
+        raise MarkerRefused(lost.sentence)
+
+    @property
+    def wording(self) -> Wording:
+        """How sentences about this sink name things."""
+        return Wording(
+            marker=f"the proof of sink {self.name!r}",
+            target=f"the target of sink {self.name!r}",
+            data="data",
+            elsewhere="another target",
+            anew="begin anew with an empty target and an empty checkpoint",
+        )
+
+
+class ForeachBatch(Protocol):
+    """What `sinks` takes: a sink that says whether it has read the rows."""
+
+    def process(self, rows: DataFrame, batch_id: int) -> bool:
+        """Writes one micro-batch; false where the rows were not read, because the batch is there."""
+
+
+class ExactlyOnce:
+    """Writes each micro-batch to a sink exactly once; pass it to `foreachBatch`.
+
+    `checkpoint` is the query's own checkpointLocation. `plan` names what is written (the sink's name by default),
+    `plan_version` the code that makes it. One serves one start of one query: call `open` before `start()`, so that
+    what does not fit stops the query at once, and `close` when it has ended.
+    """
+
+    def __init__(self, sink: Sink, *, checkpoint: str, plan: str = "", plan_version: int = 1) -> None:
+        self.failure: OnceflowError | None = None
+        """Why the query stopped, if this sink stopped it: one sentence, where Spark's own error is many lines."""
+        self.sink = sink
+        self._location = checkpoint
+        self._plan = plan or sink.name
+        self._plan_version = plan_version
+        self._checkpoint: Checkpoint | None = None
+        self._lock: CheckpointLock | None = None
+
+    def open(self, session: Any, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Locks the checkpoint, recovers the sink and holds its proof against the checkpoint.
+
+        `sleep` may raise to end the wait for another driver's lock. The first batch calls it where nobody has. Raises
+        CheckpointInUse, MarkerRefused and what the sink raises.
+        """
+        if self._checkpoint is not None:
+            return
+        checkpoint = checkpoint_at(session, self._location)
+        if isinstance(checkpoint, LocalCheckpoint):
+            if self._lock is None:
+                self._lock = take_lock(session, checkpoint.directory, sleep=sleep)
+            checkpoint.drop_torn()
+        self._check_start(checkpoint)
+        self._checkpoint = checkpoint
+
+    def close(self) -> None:
+        """Gives the checkpoint back and closes the sink; the query must have ended."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+        self._checkpoint = None
+        self.sink.close()
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Writes one micro-batch, or finds that it is written. Raises an OnceflowError, kept in `failure`."""
+        if not self.process(rows, batch_id):
+            consume(rows)
+
+    def process(self, rows: DataFrame, batch_id: int) -> bool:
+        """As a call, but rows that need not be written are left for the caller to read: false."""
+        with self._failure_kept():
+            self.open(rows.sparkSession)
+            assert self._checkpoint is not None
+            batch = self._checkpoint.batch(batch_id, plan=self._plan, plan_version=self._plan_version)
+            strange = other_query(rows.sparkSession, batch, self._location)
+            if strange is not None:
+                raise MarkerRefused(strange)
+            # Nothing of the batch may be at the target before a power cut can no longer unsay its offsets.
+            self._checkpoint.prepare(batch_id)
+            return write_batch(self.sink, rows, batch, self._checkpoint)
+
+    def _check_start(self, checkpoint: Checkpoint) -> None:
+        query = checkpoint.query_id()
+        if query is None:
+            return
+        committed = checkpoint.newest_batch("commits")
+        refusal = refusal_at_start(
+            self.sink.recover(query),
+            query=query,
+            sink=self.sink.name,
+            committed=committed,
+            planned=checkpoint.newest_batch("offsets"),
+            wording=self.sink.wording,
+        )
+        if isinstance(refusal, WentBack):
+            target = checkpoint.batch(committed, plan=self._plan, plan_version=self._plan_version)
+            self.sink.repair(refusal, target, checkpoint)
+        elif refusal is not None:
+            raise MarkerRefused(refusal.sentence)
+
+    @contextlib.contextmanager
+    def _failure_kept(self) -> Iterator[None]:
+        try:
+            yield
+        except OnceflowError as error:
+            self.failure = error
+            raise
+        except PySparkException as error:
+            said = failure.own_sentence(error)
+            if said is None:
+                raise
+            # A task has stopped the query, and Spark tells it in pages.
+            self.failure = SinkStopped(said)
+            raise self.failure from error
+
+
+def write_batch(sink: Sink, rows: DataFrame, batch: Batch, checkpoint: Checkpoint) -> bool:
+    """Writes `batch` in a bounded number of attempts; false where the rows were not read, because it is there.
+
+    Raises MarkerRefused, SinkStopped and what the sink raises.
+    """
+    read = False
+    reasons: list[str] = []
+    for _ in range(ATTEMPTS_MAX):
+        try:
+            found, decision = _decided(sink, batch, checkpoint)
+            if isinstance(decision, Skip):
+                return read
+            sink.prepare(batch, found)
+            sink.write(rows)
+            read = True
+            sink.commit(proof_of(batch, sink.name, found))
+        except AttemptEnded as ended:
+            sink.abort()
+            reasons.append(str(ended))
+            _log.warning("batch %d is tried again: %s", batch.number, ended)
+        except Exception:
+            sink.abort()
+            raise
+        else:
+            return True
+    raise SinkStopped(
+        f"batch {batch.number} could not be written to sink {sink.name!r} in {ATTEMPTS_MAX} attempts, the last of "
+        f"which ended because {reasons[-1]}: what is unfinished is not visible; mend that, then start the query again"
+    )
+
+
+def _decided(sink: Sink, batch: Batch, checkpoint: Checkpoint) -> tuple[Proof | None, Decision]:
+    """What the sink holds and what to do about it, after a repair where it holds too little. Raises MarkerRefused."""
+    found = sink.recover(batch.query)
+    decision = decide(found, batch, sink.name, sink.wording)
+    if isinstance(decision, WentBack):
+        before = checkpoint.batch(batch.number - 1, plan=batch.plan, plan_version=batch.plan_version)
+        sink.repair(decision, before, checkpoint)
+        found = sink.recover(batch.query)
+        decision = decide(found, batch, sink.name, sink.wording)
+    if isinstance(decision, Refuse):
+        raise MarkerRefused(decision.sentence)
+    return found, decision
+
+
+def consume(rows: DataFrame) -> None:
+    """Reads rows that need not be written: returning without it would make a stateful checkpoint unusable."""
+    rows.write.format("noop").mode("append").save()
+
+
+Part = ForeachBatch | tuple[ForeachBatch, Callable[[DataFrame], DataFrame]]
+"""A sink, or a sink and what it gets of the micro-batch's rows."""
+
+
+def sinks(rows: DataFrame, batch_id: int, *each: Part) -> None:
+    """Writes one micro-batch to several sinks, one after the other; the rows are computed once.
+
+        foreachBatch(lambda rows, batch_id: sinks(rows, batch_id, copy, (counts, to_counts)))
+
+    Each sink decides by its own proof, so after a crash between two of them the first skips the batch and the second
+    writes it. Each is exactly once; that both appear at the same instant is not promised. The first failure stops.
+    """
+    cached = rows.persist()
+    try:
+        read = False
+        for part in each:
+            sink, shape = part if isinstance(part, tuple) else (part, _as_it_is)
+            read |= sink.process(shape(cached), batch_id)
+        if not read:
+            consume(cached)
+    finally:
+        cached.unpersist()
+
+
+def _as_it_is(rows: DataFrame) -> DataFrame:
+    return rows

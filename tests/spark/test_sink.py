@@ -1,0 +1,162 @@
+"""The life cycle that every sink shares, on a table in memory: who is called when, and what is there afterwards."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceflow.spark.checkpoint import LocalCheckpoint
+from onceflow.spark.marker import Batch
+from onceflow.spark.offsets import OffsetRange
+from onceflow.spark.proof import Proof
+from onceflow.spark.sink import ATTEMPTS_MAX, Sink, write_batch
+from onceflow.spark.sink_errors import AttemptEnded, CommitUnknown, MarkerRefused, SinkStopped
+
+Fault = Callable[[], None]
+
+
+class Table:
+    """A target that outlives its sinks: rows and proof, changed together."""
+
+    def __init__(self) -> None:
+        self.rows: list[str] = []
+        self.proof: Proof | None = None
+        self.epoch = 0
+
+
+class TableSink(Sink):
+    """`faults` are raised at the named steps, each once; "after commit" is behind it."""
+
+    def __init__(self, table: Table, **faults: Exception) -> None:
+        self.name = "table"
+        self.table = table
+        self.faults = faults
+        self.steps: list[str] = []
+        self.staged: list[str] = []
+
+    def recover(self, query: str) -> Proof | None:
+        self._step("recover")
+        self.table.epoch += 1
+        self.epoch = self.table.epoch
+        return self.table.proof
+
+    def prepare(self, batch: Batch, found: Proof | None) -> None:
+        self._step("prepare")
+        self.staged = []
+
+    def write(self, rows: Any) -> None:
+        self._step("write")
+        self.staged += rows
+
+    def commit(self, proof: Proof) -> None:
+        self._step("commit")
+        if self.epoch == self.table.epoch:
+            self.table.rows += self.staged
+            self.table.proof = proof
+        self._step("committed")
+
+    def abort(self) -> None:
+        self.steps.append("abort")
+
+    def _step(self, name: str) -> None:
+        self.steps.append(name)
+        if name in self.faults:
+            raise self.faults.pop(name)
+
+
+ALL = ["recover", "prepare", "write", "commit", "committed"]
+
+
+def batch(number: int) -> Batch:
+    part = OffsetRange("in", 0, max(0, 10 * number - 10), 10 * number)
+    return Batch("query-1", number, (part,), "table", 1)
+
+
+def write(sink: Sink, number: int) -> bool:
+    rows: Any = [f"row of {number}"]
+    return write_batch(sink, rows, batch(number), LocalCheckpoint(Path("nowhere")))
+
+
+def rows_of(*numbers: int) -> list[str]:
+    return [f"row of {number}" for number in numbers]
+
+
+def test_a_batch_is_there_once_however_often_it_comes() -> None:
+    table = Table()
+    sink = TableSink(table)
+    assert write(sink, 0)
+    assert sink.steps == ALL
+    assert not write(TableSink(table), 0)
+    assert write(TableSink(table), 1)
+    assert not write(TableSink(table), 1)
+    assert table.rows == rows_of(0, 1)
+    assert table.proof is not None
+    assert (table.proof.offsets, table.proof.since) == ({"in": {"0": 10}}, {"in": {"0": 0}})
+
+
+@pytest.mark.parametrize("step", ["recover", "prepare", "write", "commit"])
+def test_an_attempt_that_ends_is_aborted_and_made_again(step: str) -> None:
+    sink = TableSink(Table(), **{step: AttemptEnded("the line went dead")})
+    assert write(sink, 0)
+    assert sink.steps == [*ALL[: ALL.index(step) + 1], "abort", *ALL]
+    assert sink.table.rows == rows_of(0)
+
+
+def test_a_commit_whose_answer_is_lost_is_found() -> None:
+    sink = TableSink(Table(), committed=CommitUnknown("no answer"))
+    assert write(sink, 0), "the rows have been read"
+    assert sink.steps == [*ALL, "abort", "recover"]
+    assert sink.table.rows == rows_of(0)
+
+
+def test_attempts_are_bounded() -> None:
+    class Dead(TableSink):
+        def write(self, rows: Any) -> None:
+            self.steps.append("write")
+            raise AttemptEnded("the target is full")
+
+    sink = Dead(Table())
+    with pytest.raises(SinkStopped, match=r"batch 0 .*'table' in 5 attempts.* because the target is full"):
+        write(sink, 0)
+    assert sink.steps.count("write") == ATTEMPTS_MAX
+    assert sink.table.proof is None
+
+
+def test_any_other_error_stops_the_query_after_an_abort() -> None:
+    sink = TableSink(Table(), write=ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        write(sink, 0)
+    assert sink.steps == ["recover", "prepare", "write", "abort"]
+
+
+def test_a_proof_that_does_not_fit_stops_the_query_before_anything_is_prepared() -> None:
+    table = Table()
+    write(TableSink(table), 0)
+    sink = TableSink(table)
+    with pytest.raises(MarkerRefused, match="is at batch 0 and Spark has committed batch 1; restore the target"):
+        write_batch(sink, [], batch(2), _Planned())  # type: ignore[arg-type]
+    assert sink.steps == ["recover", "abort"]
+
+
+class _Planned(LocalCheckpoint):
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"))
+
+    def batch(self, number: int, *, plan: str, plan_version: int) -> Batch:
+        return batch(number)
+
+
+def test_a_proof_is_text_and_back() -> None:
+    table = Table()
+    write(TableSink(table), 0)
+    assert table.proof is not None
+    text = table.proof.text()
+    assert Proof.parse("the table", text) == table.proof
+    assert Proof.parse("the table", text).text() == text
+    with pytest.raises(MarkerRefused, match=r"the table is no proof \(KeyError: 'query'\), it holds"):
+        Proof.parse("the table", '{"format":"1"}')
+    with pytest.raises(MarkerRefused, match="the table is no proof"):
+        Proof.parse("the table", text[:-10])
+    with pytest.raises(MarkerRefused, match="has format '2', this version of onceflow knows '1'"):
+        Proof.parse("the table", text.replace('"format":"1"', '"format":"2"'))
