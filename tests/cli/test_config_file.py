@@ -53,8 +53,8 @@ def test_options_beat_the_environment_which_beats_the_file(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("bootstarp=h:1", "has bootstarp=h:1, which no command knows: did you mean bootstrap?"),
-        ("topic=visits", "which no command knows: it may have bootstrap and redis"),
+        ("bootstarp=h:1", "has bootstarp, which no command knows: did you mean bootstrap?"),
+        ("topic=visits", "which no command knows: it may have bootstrap, redis and Kafka's settings of TLS"),
         ("bootstrap=h", "'h' is not a broker address"),
         ("redis=\udcff", "cannot be read"),
         (None, "cannot be read: [Errno 2]"),

@@ -1,5 +1,8 @@
 """The source and the client behind TLS and SASL, on an Apache Kafka that asks for them."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from onceflow.spark.options import read_options
 from onceflow.spark.source import BatchReader
 from tests.client.tls import Authority
 from tests.compat.conftest import kafka_jars, tool
+from tests.conftest import RedisProcess
 
 LOGIN = "org.apache.kafka.common.security.{}LoginModule required"
 MECHANISMS = {"PLAIN": "plain.Plain", "SCRAM-SHA-256": "scram.Scram", "SCRAM-SHA-512": "scram.Scram"}
@@ -119,3 +123,41 @@ def test_a_user_that_is_not_there(guarded: kafka.KafkaProcess) -> None:
     security = read_security({"security.protocol": "SASL_PLAINTEXT", **other})
     with pytest.raises(AuthenticationFailed, match="refuses user 'a' with PLAIN: Authentication failed: Invalid user"):
         Cluster(f"127.0.0.1:{guarded.listeners['SASL_PLAINTEXT']}", security=security).topics()
+
+
+def test_one_command_of_each_kind_with_a_name_and_a_password_in_a_file(
+    guarded: kafka.KafkaProcess, authority: Authority, redis_server: RedisProcess, tmp_path: Path
+) -> None:
+    """Clients of ours, librdkafka's producer and consumer, and Spark with executors all get what the file says."""
+    file = tmp_path / "client.properties"
+    login = f'{LOGIN.format("scram.Scram")} username="ada" password="{quoted()}";'
+    settings = {
+        "bootstrap": f"127.0.0.1:{guarded.listeners['SASL_SSL']}",
+        "redis": redis_server.url,
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": login.replace("\\", "\\\\"),
+        "ssl.truststore.location": str(authority.trusted),
+    }
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    def done(*words: str, given: str = "") -> str:
+        command = [sys.executable, "-m", "onceflow", "--config-file", str(file), *words]
+        ended = subprocess.run(command, input=given, capture_output=True, text=True, cwd=tmp_path, timeout=150)
+        assert ended.returncode == 0, ended
+        return ended.stdout
+
+    done("topic", "create", "clicks", "--partitions", "1")
+    done("produce", "clicks", "--key-separator", ":", given='a:{"uid": "a", "os_type": "x", "click_count": 1}\n')
+    made = json.loads(done("generate", "--topic", "clicks", "--count", "5", "--interval-ms", "0", "--json"))
+    assert made["sent"] == 5
+    assert len(done("consume", "clicks", "--exit-at-end").splitlines()) == 6
+    done("group", "reset", "secured", "--topic", "clicks", "--to-latest", "--execute")
+    assert json.loads(done("group", "describe", "secured", "--json"))["lag"] == 0
+    assert "clicks" in done("topic", "list")
+    assert done("config", "topic", "clicks", "--all")
+    assert "STATE" in done("transaction", "list")
+    counted = ("--topic", "clicks", "--hash-key", f"secured::{tmp_path.name}")
+    done("run", *counted, "--trigger", "available-now")
+    verdict = json.loads(done("verify", *counted, "--json"))
+    assert (verdict["equal"], verdict["events"]) == (True, 6)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from onceflow.cli.commands import Commands
-from onceflow.cli.options import bootstrap_option, json_option
+from onceflow.cli.options import bootstrap_option, json_option, to_settings
 from onceflow.cli.output import stdout_may_close, table
+from onceflow.cli.secured import open_cluster
 from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
@@ -42,9 +43,8 @@ def of_topic(name: str, show_all: bool, bootstrap: str, as_json: bool) -> None:
       onceflow config topic user_events --all
     """
     from onceflow.client.admin import Admin
-    from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         _show(Admin(cluster).describe_topic_configs(name), show_all, as_json)
 
 
@@ -61,9 +61,8 @@ def of_broker(broker_id: int | None, show_all: bool, bootstrap: str, as_json: bo
       onceflow config broker --all
     """
     from onceflow.client.admin import Admin
-    from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
         there = admin.describe_cluster()
         chosen = there.controller_id if broker_id is None else broker_id
@@ -98,10 +97,9 @@ def set_configs(name: str, settings: Sequence[str], bootstrap: str, as_json: boo
       onceflow config set user_events retention.ms=3600000 cleanup.policy=compact,delete
     """
     from onceflow.client.admin import Admin
-    from onceflow.client.cluster import Cluster
 
     values = to_settings(settings, "NAME=VALUE")
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
         require_known(admin, name, values)
         admin.alter_topic_configs(name, set=values)
@@ -124,9 +122,8 @@ def unset_configs(name: str, settings: Sequence[str], bootstrap: str, as_json: b
       onceflow config unset user_events retention.ms
     """
     from onceflow.client.admin import Admin
-    from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
         require_known(admin, name, settings)
         admin.alter_topic_configs(name, delete=settings)
@@ -146,15 +143,3 @@ def require_known(admin: "Admin", topic: str, names: Iterable[str]) -> None:
             raise OnceflowError(
                 f"the configs of topic '{topic}' were not changed: no config is named '{name}': {remedy}"
             )
-
-
-def to_settings(texts: Sequence[str], hint: str) -> dict[str, str]:
-    """`NAME=VALUE` texts as a mapping. Raises click.BadParameter."""
-    settings: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name or name in settings:
-            reason = "is given twice" if name in settings else "is not NAME=VALUE"
-            raise click.BadParameter(f"'{text}' {reason}, as in retention.ms=3600000", param_hint=hint)
-        settings[name] = value
-    return settings

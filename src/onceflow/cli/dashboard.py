@@ -4,6 +4,7 @@ import click
 
 from onceflow.cli.options import bootstrap_option
 from onceflow.cli.results import redis_options
+from onceflow.cli.secured import security
 
 
 @click.command()
@@ -34,5 +35,5 @@ def dashboard(redis_url: str, hash_key: str, bootstrap: str, topic: str, host: s
     from onceflow.dashboard.server import serve
     from onceflow.dashboard.sources import Addresses
 
-    addresses = Addresses(redis_url, hash_key, bootstrap, topic)
+    addresses = Addresses(redis_url, hash_key, bootstrap, topic, security())
     serve(addresses, host=host, port=port, say=click.echo, warn=lambda text: click.echo(text, err=True))

@@ -10,6 +10,7 @@ import click
 
 from onceflow.cli.options import bootstrap_option, json_option
 from onceflow.cli.output import counted, stdout_may_close
+from onceflow.cli.secured import security
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,8 +80,8 @@ def generate(
 
     if as_json and quiet is False:
         raise click.UsageError("--echo and --json both print to standard output: choose one")
-    generator.ensure_topic(bootstrap, topic, partitions)
-    before = generator.records_in(bootstrap, topic) if max_bytes is not None else 0
+    generator.ensure_topic(bootstrap, topic, partitions, security())
+    before = generator.records_in(bootstrap, topic, security()) if max_bytes is not None else 0
     limits = generator.Limits(count, max_bytes, before)
     events: Iterator[Event]
     if users is None:
@@ -89,7 +90,7 @@ def generate(
         events = generator.crowd_events(seed, users)
     sent = _silent if (users is not None or as_json if quiet is None else quiet) else _echo
     due_s = generator.due_times_s(interval_ms, waves=users is not None)
-    with stop_on_signals() as stop, EventWriter(bootstrap, topic) as writer, stdout_may_close():
+    with stop_on_signals() as stop, EventWriter(bootstrap, topic, security=security()) as writer, stdout_may_close():
         generator.send(events, writer, due_s, limits, wait=stop.wait, sent=sent)
     is_complete = count is None or writer.delivered >= count or not stop.is_set()
     if as_json:
@@ -250,7 +251,7 @@ def replay(
     progress, started = Progress(), time.monotonic()
     with Rejects(rejects_path) as rejects:
         events = plan.events(rejects)
-        generator.ensure_topic(bootstrap, topic, partitions)
+        generator.ensure_topic(bootstrap, topic, partitions, security())
         _send(plan, events, progress, bootstrap, topic)
     seconds = time.monotonic() - started
     document = _replayed(progress, rejects, topic, seconds)
@@ -265,7 +266,7 @@ def _send(plan: "Replay", events: "Iterator[MappedEvent]", progress: "Progress",
     from onceflow.clicks.stopping import stop_on_signals
     from onceflow.client.producer import EventWriter
 
-    with stop_on_signals() as stop, EventWriter(bootstrap, topic, linger_ms=20) as writer:
+    with stop_on_signals() as stop, EventWriter(bootstrap, topic, linger_ms=20, security=security()) as writer:
 
         def wait(pause_s: float) -> bool:
             return stop.wait(pause_s) if pause_s else stop.is_set()

@@ -12,6 +12,7 @@ from onceflow.cli.commands import Commands
 from onceflow.cli.moments import duration_ms, moment_ms
 from onceflow.cli.options import bootstrap_option, json_option, states_option
 from onceflow.cli.output import counted, stdout_may_close, table
+from onceflow.cli.secured import open_cluster
 from onceflow.errors import OnceflowError
 from onceflow.wire.errors import ErrorCode
 
@@ -65,9 +66,8 @@ def list_groups(states: Sequence[str], with_lag: bool, bootstrap: str, as_json: 
       onceflow group list --lag
     """
     from onceflow.client.admin import Admin
-    from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
         found = sorted(admin.list_groups(states), key=lambda each: each.group_id)
         rows: list[dict[str, Any]] = [
@@ -130,9 +130,8 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
       onceflow group describe counting
     """
     from onceflow.client.admin import Admin
-    from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
         found = admin.describe_group(name)
         committed = {place: each.offset for place, each in admin.group_offsets(name).items()}
@@ -271,9 +270,8 @@ def reset(
     if bool(topics) == all_topics:
         raise click.UsageError("say which offsets to reset: --topic NAME or --all-topics")
     from onceflow.client.admin import Admin
-    from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
         committed = {place: each.offset for place, each in admin.group_offsets(name).items()}
         places = sorted(committed) if all_topics else _places(cluster, topics)
@@ -391,10 +389,9 @@ def delete(names: Sequence[str], topic: str | None, yes: bool, bootstrap: str, a
       onceflow group delete counting --topic user_events
     """
     from onceflow.client.admin import Admin
-    from onceflow.client.cluster import Cluster
 
     what = "the offsets" + (f" of {topic}" if topic else "")
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
         if not yes:
             require_yes(f"Delete {what} of {', '.join(names)} at {bootstrap}?", "deleted")

@@ -6,7 +6,9 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from onceflow.cli import secured
 from onceflow.client.addresses import Address, InvalidAddress, parse_address, parse_bootstrap
+from onceflow.client.errors import ClientError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -29,8 +31,37 @@ def _checked_bootstrap(context: click.Context, parameter: click.Parameter, value
     return value
 
 
+def to_settings(texts: Sequence[str], hint: str, example: str = "retention.ms=3600000") -> dict[str, str]:
+    """`NAME=VALUE` texts as a mapping. Raises click.BadParameter."""
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or name in settings:
+            # What follows may be a password.
+            reason = "is given twice" if name in settings else "is not NAME=VALUE"
+            raise click.BadParameter(f"'{name}' {reason}, as in {example}", param_hint=hint)
+        settings[name] = value
+    return settings
+
+
+def _checked_security(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> None:
+    try:
+        secured.require(context, to_settings(values, "-X", "security.protocol=SASL_SSL"))
+    except ClientError as error:
+        raise click.BadParameter(str(error), param_hint="-X, or the file of settings") from error
+
+
 def bootstrap_option(command: _Command) -> _Command:
-    """`--bootstrap`: the Kafka to talk to, ours or any other."""
+    """`--bootstrap`: the Kafka to talk to, ours or any other; and -X, as what and how secured."""
+    command = click.option(
+        "-X",
+        multiple=True,
+        callback=_checked_security,
+        expose_value=False,
+        metavar="NAME=VALUE",
+        help="One of Kafka's settings of TLS and SASL, such as security.protocol=SASL_SSL; may be repeated. The file "
+        "of settings (see 'onceflow --help') takes them too, and hides a password from the list of processes.",
+    )(command)
     return click.option(
         "--bootstrap",
         callback=_checked_bootstrap,

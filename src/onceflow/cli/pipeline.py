@@ -14,6 +14,7 @@ from onceflow.cli import missing_extra
 from onceflow.cli.options import bootstrap_option, json_option
 from onceflow.cli.output import stdout_may_close
 from onceflow.cli.results import redis_options, totals
+from onceflow.cli.secured import kafka_settings, security
 from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def run(
         trigger=trigger,
         java_home=None if submitted else _java_home(),
         log_file=spark_log,
+        kafka=kafka_settings(),
     )
     click.echo(f"counting {topic} at {bootstrap} into {hash_key} at {shown(redis_url)}; Ctrl-C stops", err=True)
     if spark_log is not None:
@@ -168,7 +170,7 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, as_json: b
     try:
         from onceflow.clicks import verify as verifying
 
-        verdict = verifying.verify(bootstrap, topic, redis_url, hash_key)
+        verdict = verifying.verify(bootstrap, topic, redis_url, hash_key, security())
         text = json.dumps(verdict.as_json(), ensure_ascii=False) if as_json else _told(verdict)
     except OnceflowError as error:
         click.echo(f"onceflow: cannot say: {error}", err=True)

@@ -14,6 +14,7 @@ from onceflow.cli.offset_range import OffsetRange, Place, resolve, to_offset_ran
 from onceflow.cli.options import bootstrap_option
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.record_layout import Layout, to_layout
+from onceflow.cli.secured import open_cluster, security
 from onceflow.errors import OnceflowError
 
 LINE_BYTES_MAX = 1_000_000
@@ -46,7 +47,7 @@ def produce(topic: str, key_field: str | None, key_separator: str | None, bootst
         raise click.BadParameter("the text between key and value must not be empty", param_hint="--key-separator")
     from onceflow.client.producer import EventWriter
 
-    writer = EventWriter(bootstrap, topic)
+    writer = EventWriter(bootstrap, topic, security=security())
     try:
         with writer:
             for number, line in enumerate(_lines(sys.stdin.buffer), start=1):
@@ -167,11 +168,10 @@ def consume(
       onceflow consume user_events --offset -10 --partition 0 --count 10
       onceflow consume user_events --offset @-1h:end --format '%p %o %k %v\\n'
     """
-    from onceflow.client.cluster import Cluster
     from onceflow.client.records import read_partitions
 
     read_committed = not read_uncommitted
-    with stdout_may_close(), Cluster(bootstrap) as cluster:
+    with stdout_may_close(), open_cluster(bootstrap) as cluster:
         wanted = wanted_partitions(cluster.require_topic(topic), partitions)
         begins, ends, is_bounded = resolve(cluster, topic, wanted, asked, read_committed=read_committed)
         if exit_at_end and is_bounded:

@@ -11,6 +11,7 @@ import click
 
 from onceflow.cli.options import bootstrap_option, json_option, refuse_together
 from onceflow.cli.output import counted, stdout_may_close
+from onceflow.cli.secured import open_cluster
 
 if TYPE_CHECKING:
     from onceflow.clicks.results import DeadPointer, Results, Snapshot
@@ -159,7 +160,6 @@ def dead(count: int, as_json: bool, redis_url: str, hash_key: str, bootstrap: st
     Example: onceflow dead --count 5
     """
     from onceflow.clicks.results import Results, dead_records
-    from onceflow.client.cluster import Cluster
 
     with Results(redis_url, hash_key) as results:
         pointers = results.dead_pointers(count)
@@ -168,7 +168,7 @@ def dead(count: int, as_json: bool, redis_url: str, hash_key: str, bootstrap: st
         if not as_json:
             click.echo("no bad event so far")
         return
-    with Cluster(bootstrap) as cluster, stdout_may_close():
+    with open_cluster(bootstrap) as cluster, stdout_may_close():
         for pointer, record in dead_records(cluster, topics[0], pointers):
             document = _dead_document(topics[0], pointer, record)
             click.echo(json.dumps(document, ensure_ascii=False) if as_json else _dead_line(document))

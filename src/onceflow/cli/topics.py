@@ -8,10 +8,11 @@ import click
 
 from onceflow.cli.answers import require_yes
 from onceflow.cli.commands import Commands
-from onceflow.cli.configs import require_known, to_settings
+from onceflow.cli.configs import require_known
 from onceflow.cli.offset_range import OffsetRange, resolve, to_place, wanted_partitions
-from onceflow.cli.options import bootstrap_option, json_option
+from onceflow.cli.options import bootstrap_option, json_option, to_settings
 from onceflow.cli.output import counted, stdout_may_close, table
+from onceflow.cli.secured import open_cluster
 from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
@@ -60,11 +61,10 @@ def create(
       onceflow topic create user_events --partitions 4 --if-not-exists
       onceflow topic create latest --config cleanup.policy=compact
     """
-    from onceflow.client.cluster import Cluster
     from onceflow.client.errors import TopicExists
 
     settings = to_settings(configs, "--config")
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         created = True
         try:
             found = cluster.create_topic(
@@ -93,9 +93,8 @@ def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
     Example:
       onceflow topic list --json
     """
-    from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         topics = [found for _, found in sorted(cluster.topics().items()) if internal or not found.internal]
     with stdout_may_close():
         if as_json:
@@ -117,9 +116,8 @@ def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
     Example:
       onceflow topic describe user_events
     """
-    from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         described = [_description(cluster, name) for name in names]
     with stdout_may_close():
         if as_json:
@@ -164,9 +162,8 @@ def alter(
     if partitions is None and not settings and not defaults:
         raise click.UsageError("say what to change: --partitions, --config or --delete-config")
     from onceflow.client.admin import Admin
-    from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
         if settings or defaults:
             require_known(admin, name, [*settings, *defaults])
@@ -207,10 +204,9 @@ def trim(name: str, asked: OffsetRange, partitions: Sequence[int], yes: bool, bo
       onceflow topic trim user_events --before 1000 --partition 0 --yes
     """
     from onceflow.client.admin import Admin
-    from onceflow.client.cluster import Cluster
     from onceflow.client.errors import OffsetOutOfRange
 
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         wanted = wanted_partitions(cluster.require_topic(name), partitions)
         try:
             before, _, _ = resolve(cluster, name, wanted, asked, read_committed=False)
@@ -243,9 +239,8 @@ def delete(names: Sequence[str], yes: bool, bootstrap: str, as_json: bool) -> No
     Example:
       onceflow topic delete user_events --yes
     """
-    from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         for name in names:
             cluster.require_topic(name)
         if not yes:

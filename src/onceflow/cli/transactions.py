@@ -11,6 +11,7 @@ from onceflow.cli.answers import in_words, require_yes
 from onceflow.cli.commands import Commands
 from onceflow.cli.options import bootstrap_option, json_option, states_option
 from onceflow.cli.output import stdout_may_close, table
+from onceflow.cli.secured import open_cluster
 from onceflow.wire.errors import ErrorCode
 
 ENDED = {
@@ -45,9 +46,8 @@ def list_transactions(states: Sequence[str], bootstrap: str, as_json: bool) -> N
       onceflow transaction list --state Ongoing --json
     """
     from onceflow.client.admin import Admin
-    from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster:
+    with open_cluster(bootstrap) as cluster:
         found = sorted(Admin(cluster).list_transactions(states=states), key=lambda each: each.transactional_id)
     with stdout_may_close():
         if as_json:
@@ -73,9 +73,8 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
       onceflow transaction describe my-job
     """
     from onceflow.client.admin import Admin
-    from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster, _known(name, bootstrap):
+    with open_cluster(bootstrap) as cluster, _known(name, bootstrap):
         found = Admin(cluster).describe_transaction(name)
     is_open = found.state in ENDED and found.start_time_ms >= 0
     age_seconds = round(max(time.time() - found.start_time_ms / 1000, 0), 1) if is_open else None
@@ -116,9 +115,8 @@ def abort(name: str, yes: bool, bootstrap: str, as_json: bool) -> None:
       onceflow transaction abort my-job --yes
     """
     from onceflow.client.admin import Admin
-    from onceflow.client.cluster import Cluster
 
-    with Cluster(bootstrap) as cluster, _known(name, bootstrap):
+    with open_cluster(bootstrap) as cluster, _known(name, bootstrap):
         admin = Admin(cluster)
         state = admin.describe_transaction(name).state
         if not yes:

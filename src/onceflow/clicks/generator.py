@@ -17,6 +17,7 @@ import msgspec
 
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import TopicExists
+from onceflow.client.security import PLAINTEXT, Security
 
 USERS = (
     "4A4D769EB9679C054DE81B973ED5D768",
@@ -145,9 +146,9 @@ def send(
     return written
 
 
-def ensure_topic(bootstrap: str, topic: str, partitions: int) -> None:
+def ensure_topic(bootstrap: str, topic: str, partitions: int, security: Security = PLAINTEXT) -> None:
     """Create the topic with so many partitions where it is absent; one that is there keeps its own number."""
-    with Cluster(bootstrap) as cluster:
+    with Cluster(bootstrap, security=security) as cluster:
         if topic in cluster.topics(topic):
             return
         try:
@@ -156,9 +157,9 @@ def ensure_topic(bootstrap: str, topic: str, partitions: int) -> None:
             return  # Another producer was quicker, which is as good.
 
 
-def records_in(bootstrap: str, topic: str) -> int:
+def records_in(bootstrap: str, topic: str, security: Security = PLAINTEXT) -> int:
     """Return how many records the topic holds: the sum over partitions of end minus start."""
-    with Cluster(bootstrap) as cluster:
+    with Cluster(bootstrap, security=security) as cluster:
         partitions = cluster.require_topic(topic).partitions
         starts = cluster.list_offsets(topic, dict.fromkeys(partitions, EARLIEST))
         ends = cluster.list_offsets(topic, dict.fromkeys(partitions, LATEST))

@@ -12,8 +12,8 @@ import functools
 import json
 import re
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -26,7 +26,9 @@ from onceflow.clicks.events import KEY_FIELD, VALUE_FIELD, Rules
 from onceflow.clicks.results import DEAD_LENGTH, HASH_KEY, REDIS_URL, Keys, Results
 from onceflow.clicks.stopping import stop_on_signals
 from onceflow.client.cluster import Cluster
+from onceflow.client.security import read_security
 from onceflow.errors import OnceflowError
+from onceflow.spark.options import KAFKA
 from onceflow.spark.read_again import read_again
 from onceflow.spark.redis_sink import Append, Increment, MissingRanges, RedisSink
 from onceflow.spark.session import build_session
@@ -63,6 +65,8 @@ class ClickPipeline:
     trigger: str = "5 seconds"
     java_home: str | None = None
     log_file: Path | None = None
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """TLS and SASL by Kafka's names."""
 
     @property
     def plan(self) -> str:
@@ -95,7 +99,7 @@ class ClickPipeline:
         Rules(self.key_field, self.value_field)
         with Results(self.redis_url, self.hash_key) as results:
             results.marker()
-        with Cluster(self.bootstrap) as cluster:
+        with Cluster(self.bootstrap, security=read_security(self.kafka)) as cluster:
             cluster.require_topic(self.topic)
 
     def count(self, spark: SparkSession, stop: threading.Event) -> None:
@@ -153,7 +157,8 @@ class ClickPipeline:
 
     @property
     def _source(self) -> dict[str, str]:
-        return {"kafka.bootstrap.servers": self.bootstrap}
+        secured = {f"{KAFKA}{name}": value for name, value in self.kafka.items()}
+        return {"kafka.bootstrap.servers": self.bootstrap, **secured}
 
     def _counted(self, events: DataFrame) -> DataFrame:
         count = functools.partial(

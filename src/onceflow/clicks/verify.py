@@ -19,6 +19,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from onceflow.clicks.recount import Recount
 from onceflow.clicks.results import DEAD_LENGTH, Keys, MarkerView, parse_marker
+from onceflow.client.librdkafka import librdkafka_settings
+from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
 from onceflow.spark.redis_address import shown
 
@@ -100,7 +102,7 @@ class Counts:
     dead: list[str]
 
 
-def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str) -> Verdict:
+def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: Security = PLAINTEXT) -> Verdict:
     """Recount and compare. Raises `CannotSay` with the reason where that is impossible."""
     keys = Keys(hash_key)
     counts = read_counts(redis_url, keys)
@@ -113,7 +115,7 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str) -> Verdict
         )
     key_field, value_field = _plan(marker, keys)
     recount = Recount(key_field, value_field, set(counts.dead))
-    not_yet_counted = _read_log(bootstrap, topic, begins, ends, recount)
+    not_yet_counted = _read_log(bootstrap, topic, begins, ends, recount, security)
     return Verdict(topic, hash_key, marker, recount, compare(keys, counts, recount), not_yet_counted)
 
 
@@ -182,7 +184,14 @@ def _counts(client: Any, keys: Keys, marker: MarkerView) -> Counts:
 # The log
 
 
-def _read_log(bootstrap: str, topic: str, begins: Mapping[int, int], ends: Mapping[int, int], recount: Recount) -> int:
+def _read_log(
+    bootstrap: str,
+    topic: str,
+    begins: Mapping[int, int],
+    ends: Mapping[int, int],
+    recount: Recount,
+    security: Security,
+) -> int:
     """Feed the events of every [begin, end) into the recount; return how many offsets lie beyond the ends."""
     consumer = Consumer(
         {
@@ -193,6 +202,7 @@ def _read_log(bootstrap: str, topic: str, begins: Mapping[int, int], ends: Mappi
             "enable.partition.eof": True,
             "isolation.level": "read_committed",
             "auto.offset.reset": "error",
+            **librdkafka_settings(security),
         },
         logger=_log,
     )

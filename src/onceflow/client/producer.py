@@ -10,6 +10,8 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import ProduceFailed
+from onceflow.client.librdkafka import librdkafka_settings
+from onceflow.client.security import PLAINTEXT, Security
 
 Config = str | int | float | bool
 
@@ -58,8 +60,16 @@ class EventWriter:
     exist: UnknownTopic and BrokerUnreachable come at once, before anything is written.
     """
 
-    def __init__(self, bootstrap: str, topic: str, *, linger_ms: float = 5, **config: Config) -> None:
-        with Cluster(bootstrap) as cluster:
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        *,
+        linger_ms: float = 5,
+        security: Security = PLAINTEXT,
+        **config: Config,
+    ) -> None:
+        with Cluster(bootstrap, security=security) as cluster:
             cluster.require_topic(topic)
         self.bootstrap = bootstrap
         self.topic = topic
@@ -67,7 +77,7 @@ class EventWriter:
         self._failed = 0
         self._first_error: KafkaError | None = None
         self._delivery_timeout_ms = int(config.get("delivery.timeout.ms", DELIVERY_TIMEOUT_MS))
-        self._producer = producer(bootstrap, **{"linger.ms": linger_ms, **config})
+        self._producer = producer(bootstrap, **{"linger.ms": linger_ms, **librdkafka_settings(security), **config})
 
     def __enter__(self) -> Self:
         return self

@@ -59,6 +59,19 @@ NAMES = (
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
+_OF_LIBRDKAFKA = {
+    "sasl.mechanisms": SASL_MECHANISM,
+    "sasl.username": SASL_JAAS_CONFIG,
+    "sasl.password": SASL_JAAS_CONFIG,
+    "ssl.ca.location": TRUSTSTORE_LOCATION,
+    "ssl.ca.pem": TRUSTSTORE_CERTIFICATES,
+    "ssl.certificate.location": KEYSTORE_LOCATION,
+    "ssl.certificate.pem": KEYSTORE_CHAIN,
+    "ssl.key.location": KEYSTORE_LOCATION,
+    "ssl.key.pem": KEYSTORE_KEY,
+}
+"""librdkafka's name → Kafka's for the same: those who come from kcat or confluent-kafka type the former."""
+
 _LOGIN_MODULES = {"PLAIN": "PlainLoginModule", "SCRAM-SHA-256": "ScramLoginModule", "SCRAM-SHA-512": "ScramLoginModule"}
 _JAAS = re.compile(r"\s*([\w.$]+)\s+required((?:\s+\w+\s*=\s*\"(?:[^\"\\]|\\.)*\")*)\s*;\s*", re.DOTALL)
 _JAAS_OPTION = re.compile(r"(\w+)\s*=\s*\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
@@ -105,6 +118,12 @@ class Security:
 PLAINTEXT = Security()
 
 
+def meant_by(name: str) -> str | None:
+    """What to write where a librdkafka's name was written; None for any other."""
+    known = _OF_LIBRDKAFKA.get(name)
+    return known and f"that is librdkafka's name, Kafka has {known}"
+
+
 def read_security(config: Mapping[str, str]) -> Security:
     """From Kafka's settings by name; other names are refused. Raises InvalidSecurity.
 
@@ -113,7 +132,8 @@ def read_security(config: Mapping[str, str]) -> Security:
     for name in config:
         if name not in NAMES:
             nearest = difflib.get_close_matches(name, NAMES, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(NAMES)}"
+            others = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(NAMES)}"
+            hint = meant_by(name) or others
             raise InvalidSecurity(f"{name} is not a setting of TLS or SASL here: {hint}")
     protocol = config.get(SECURITY_PROTOCOL, "PLAINTEXT").upper()
     if protocol not in PROTOCOLS:

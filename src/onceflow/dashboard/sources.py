@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from onceflow.clicks import results
 from onceflow.client.cluster import Cluster
+from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
 from onceflow.spark.redis_address import shown
 
@@ -24,6 +25,7 @@ class Addresses:
     hash_key: str = results.HASH_KEY
     bootstrap: str = "127.0.0.1:9092"
     topic: str = "user_events"
+    security: Security = PLAINTEXT
 
     @property
     def redis_shown(self) -> str:
@@ -94,7 +96,9 @@ class LogSource:
         counted = marker or _nothing_counted(self._addresses.topic)
         try:
             if self._cluster is None:
-                self._cluster = Cluster(self._addresses.bootstrap, timeout_ms=BROKER_TIMEOUT_MS)
+                self._cluster = Cluster(
+                    self._addresses.bootstrap, timeout_ms=BROKER_TIMEOUT_MS, security=self._addresses.security
+                )
             if len(self._cluster.topics(*counted.offsets)) < len(counted.offsets):
                 return Waiting(0, None, topic_exists=False)
             lag = results.lag(self._cluster, counted, now_ms=now_ms)

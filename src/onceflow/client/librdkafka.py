@@ -1,0 +1,38 @@
+"""TLS and SASL in librdkafka's own names, for what goes through it: Kafka's names are those of `security`."""
+
+from onceflow.client.security import MECHANISMS, Sasl, Security, Tls
+
+_TRUSTED_BY_SYSTEM = "probe"
+"""librdkafka looks where Linux distributions keep their certificates (`ssl.ca.location`)."""
+
+
+def librdkafka_settings(security: Security) -> dict[str, str]:
+    """What librdkafka has to be told to connect as `security` says; nothing for a plain connection."""
+    if security.tls is None and security.sasl is None:
+        return {}
+    protocol = ("SASL_" if security.sasl else "") + ("SSL" if security.tls else "PLAINTEXT")
+    return {"security.protocol": protocol} | _tls(security.tls) | _sasl(security.sasl)
+
+
+def _tls(tls: Tls | None) -> dict[str, str]:
+    if tls is None:
+        return {}
+    settings = {
+        # One file holds the key and its certificates, and librdkafka takes from it what it looks for.
+        "ssl.key.location": tls.key_file,
+        "ssl.certificate.location": tls.key_file,
+        "ssl.key.pem": tls.key,
+        "ssl.certificate.pem": tls.certificates,
+        "ssl.key.password": tls.key_password,
+        "ssl.ca.location": tls.trusted_file or (None if tls.trusted else _TRUSTED_BY_SYSTEM),
+        "ssl.ca.pem": tls.trusted,
+        "ssl.endpoint.identification.algorithm": "https" if tls.checks_host else "none",
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _sasl(sasl: Sasl | None) -> dict[str, str]:
+    if sasl is None:
+        return {}
+    assert sasl.mechanism in MECHANISMS
+    return {"sasl.mechanism": sasl.mechanism, "sasl.username": sasl.username, "sasl.password": sasl.password}
