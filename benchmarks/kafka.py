@@ -1,16 +1,16 @@
 """Apache Kafka from Maven's jars, as one KRaft node with its defaults: the peer of the broker's benchmarks."""
 
-import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from benchmarks import maven
 from onceflow import services
 
 VERSION = "4.1.1"
-JARS = Path.home() / ".cache" / "onceflow" / f"kafka-{VERSION}"
+JARS = maven.CACHE / f"kafka-{VERSION}"
 CLUSTER_ID = "b25jZWZsb3ctYmVuY2htYQ"
 
 PROPERTIES = """\
@@ -32,17 +32,7 @@ log.segment.delete.delay.ms=0
 
 def jars(version: str = VERSION) -> Path | None:
     """The folder of that version's jars, filled through Maven at first; None without Maven or if it finds none."""
-    folder = JARS.with_name(f"kafka-{version}")
-    if not folder.is_dir():
-        maven = shutil.which("mvn")
-        if maven is None:
-            return None
-        goal = ("dependency:copy-dependencies", f"-DoutputDirectory={folder}", f"-Dkafka.version={version}")
-        pom = Path(__file__).with_name("kafka-pom.xml")
-        if subprocess.run([maven, "-q", "-f", str(pom), *goal], check=False).returncode != 0:
-            shutil.rmtree(folder, ignore_errors=True)
-            return None
-    return folder
+    return maven.copied(f"kafka-{version}", "kafka-pom.xml", kafka_version=version)
 
 
 class KafkaProcess:

@@ -1,0 +1,133 @@
+"""A contender in a process of its own that does one piece of work after the other, and the processor time of its tree.
+
+Work is a line of JSON, `{"work": name, …}`, the answer another one. The processor time is that of the process and all
+its descendants, those that have ended and were waited for included: the driver, its JVM, the Python workers.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+STOP_SECONDS = 30.0
+
+
+class ChildFailed(Exception):
+    """What it logged last is in the message."""
+
+
+class Child:
+    """Started by `__init__`; use as a context, or end it with `kill`."""
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                env={**os.environ, **(environment or {})},
+            )
+
+    def ask(self, work: str, *, timeout_s: float = 300.0, **arguments: Any) -> dict[str, Any]:
+        """The answer. Raises ChildFailed where there is none in time."""
+        self.tell(work, **arguments)
+        return self.answer(timeout_s)
+
+    def tell(self, work: str, **arguments: Any) -> None:
+        """Give it work and do not wait."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"work": work, **arguments}).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def answer(self, timeout_s: float = 300.0) -> dict[str, Any]:
+        """Of the work told last. Raises ChildFailed."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
+        line = self._process.stdout.readline() if ready else b""
+        if not line:
+            told = self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
+            raise ChildFailed(f"no answer within {timeout_s:g} s ({self.log}): {told}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def cpu_seconds(self) -> float:
+        """User and kernel time of the whole tree since its start."""
+        return sum(processor_seconds(pid) for pid in tree(self._process.pid))
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the tree, as when the machine goes."""
+        for pid in tree(self._process.pid):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # It ended by itself.
+        self._process.wait()
+        self._close()
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is not None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._close()
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def tree(root: int) -> list[int]:
+    """The process and its descendants, parents first."""
+    children: dict[int, list[int]] = {}
+    for pid, fields in _processes():
+        children.setdefault(int(fields[1]), []).append(pid)
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
+def processor_seconds(pid: int) -> float:
+    """Of one process and of its children that it has waited for; 0 for one that is gone."""
+    fields = _stat(pid)
+    return sum(map(int, fields[11:15])) / TICKS_PER_SECOND if fields else 0.0
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (fields := _stat(int(name))):
+            yield int(name), fields
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; nothing of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def wait_until(is_so: Any, timeout_s: float, what: str) -> None:
+    """Look every few milliseconds. Raises ChildFailed at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise ChildFailed(f"{what}: not so after {timeout_s:g} s")
+        time.sleep(0.002)

@@ -1,0 +1,76 @@
+"""The topic that the connector's contenders read: the crowd's clicks, and what counting them rightly gives."""
+
+import itertools
+from collections import Counter
+from typing import NamedTuple
+
+import msgspec
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from benchmarks.peers import wait_for_leader
+from onceflow.clicks.generator import crowd_events
+
+USERS = 10_000
+PARTITIONS = 4
+SEED = 1
+_QUEUE_RECORDS = 1_000_000
+_POLL_EVERY = 10_000
+
+
+class Clicks(NamedTuple):
+    """A topic with so many clicks, and the sum of each user's by uid."""
+
+    topic: str
+    count: int
+    sums: dict[bytes, int]
+
+
+def create(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> None:
+    """A topic of one replica; returns when it can be written."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(topic, partitions, 1, config={"file.delete.delay.ms": "0"})])[topic].result(30)
+    wait_for_leader(admin, topic)
+
+
+def delete(bootstrap: str, topic: str) -> None:
+    """And wait until the broker has said yes."""
+    AdminClient({"bootstrap.servers": bootstrap}).delete_topics([topic])[topic].result(30)
+
+
+def fill(bootstrap: str, topic: str, count: int) -> Clicks:
+    """Make the topic and write `count` clicks, the partitions in turn."""
+    create(bootstrap, topic)
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "linger.ms": 5, "queue.buffering.max.messages": _QUEUE_RECORDS}
+    )
+    sums: Counter[bytes] = Counter()
+    clicks_of = msgspec.json.Decoder(_Click).decode
+    for number, (key, value) in enumerate(itertools.islice(crowd_events(SEED, USERS), count)):
+        while True:
+            try:
+                producer.produce(topic, value, key, number % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % _POLL_EVERY == 0:
+            producer.poll(0)
+        assert key is not None
+        sums[key] += clicks_of(value).click_count
+    left = producer.flush(120)
+    assert left == 0, f"{left} clicks were not acknowledged"
+    return Clicks(topic, count, dict(sums))
+
+
+class _Click(msgspec.Struct):
+    click_count: int
+
+
+def differences(found: dict[bytes, bytes], clicks: Clicks) -> int:
+    """Users whose sum in Redis is another one than the topic's; those that only one of both has are such, too.
+
+    A user who never clicked more than zero times may be there with 0, or not.
+    """
+    wanted = {uid: total for uid, total in clicks.sums.items() if total}
+    counted = {uid: int(total) for uid, total in found.items() if int(total)}
+    return sum(wanted.get(uid) != counted.get(uid) for uid in wanted.keys() | counted.keys())
