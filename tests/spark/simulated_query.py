@@ -1,0 +1,413 @@
+"""A query that writes every micro-batch to Kafka and to Redis, without Spark, in which anything may die at any point.
+
+The sinks, the broker, the checkpoint's code and Redis are real; Spark and its executors are `simulated_spark`. A death
+happens inside the call that names its point. What has died is started again: servers at once, the driver as a new start
+of the query on the same checkpoint, as often as it stops.
+"""
+
+import contextlib
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from onceflow.client.cluster import LATEST, Cluster
+from onceflow.client.records import read_records
+from onceflow.errors import OnceflowError
+from onceflow.spark import checkpoint_lock, kafka_marker, redis_pool, redis_scripts
+from onceflow.spark.checkpoint import LocalCheckpoint
+from onceflow.spark.kafka_sink import KafkaSink, kafka_sink
+from onceflow.spark.redis_sink import Increment, MissingRanges, RedisSink, SetIfNewer
+from onceflow.testing import Broker, BrokerProcess, FaultyDisk, PowerCut
+from tests.conftest import RedisProcess
+from tests.end_to_end.test_power_cut import SyncedDirectory
+from tests.spark.crash_points import Death
+from tests.spark.kafka_driver import Killed, eventually, quick_sleep
+from tests.spark.simulated_spark import Executors, Frame, Session
+from tests.spark.test_checkpoint import offsets_text
+
+PARTITIONS = 2
+TARGETS = 3
+USERS = 5
+STARTS_MAX = 10
+"""How often a query that died or stopped is started again before the test gives up."""
+BATCHES_MAX = 40
+
+Ends = dict[int, int]
+
+
+@dataclass
+class Services:
+    """Broker and Redis, and how they die."""
+
+    directory: Path
+    redis: RedisProcess
+    broker: "PoweredBroker | KilledBroker"
+
+    def __post_init__(self) -> None:
+        self._copy = self.directory / "redis-copy"
+
+    def keep_redis(self) -> None:
+        """From now on Redis can go back to what it is now."""
+        shutil.rmtree(self._copy, ignore_errors=True)
+        shutil.copytree(self.redis.directory, self._copy)
+
+    def die(self, victim: str) -> None:
+        if victim == "broker":
+            self.broker.die()
+        if victim.startswith("redis"):
+            self.redis.kill()
+            if victim == "redis went back":
+                shutil.rmtree(self.redis.directory)
+                shutil.copytree(self._copy, self.redis.directory)
+            self.redis.start()
+
+
+class PoweredBroker:
+    """In this process, on a disk that loses what was not synced."""
+
+    def __init__(self, directory: Path, chance: random.Random) -> None:
+        directory.mkdir()
+        self._disk, self._chance = FaultyDisk(directory), chance
+        self._broker = Broker(directory, disk=self._disk)
+        self.bootstrap = self._broker.start().bootstrap_servers
+
+    def die(self) -> None:
+        self._disk.cut_power_after(0)
+        self.stop()
+        self._disk.crash(self._chance.randrange(2**32))
+        self._broker.start()
+
+    def stop(self) -> None:
+        with contextlib.suppress(PowerCut):
+            self._broker.stop()
+
+
+class KilledBroker:
+    """In a process of its own, killed -9."""
+
+    def __init__(self, directory: Path, _chance: random.Random) -> None:
+        self._process = BrokerProcess(directory).start()
+        self.bootstrap = self._process.bootstrap
+
+    def die(self) -> None:
+        self._process.kill()
+        self._process.start()
+
+    def stop(self) -> None:
+        self._process.stop()
+
+
+def row_of(partition: int, offset: int) -> tuple[int, bytes, bytes]:
+    """Target partition, key and value of the event at an offset of a partition of the input."""
+    key = offset % 4
+    return key % TARGETS, b"key-%d-%d" % (partition, key), b"%d:%d" % (partition, offset)
+
+
+def counts_of(partition: int, offset: int) -> list[tuple[str, bytes, int, bytes | None]]:
+    user = b"user-%d" % (offset % USERS)
+    return [
+        ("count", user, 1 + offset % 3, None),
+        ("count", b"partition-%d" % partition, 1, None),
+        ("last", b"partition-%d" % partition, offset + 1, b"at %d" % offset),
+    ]
+
+
+@dataclass
+class Query:
+    """One query on one checkpoint, started as often as it takes."""
+
+    services: Services
+    directory: Path
+    name: str
+    chance: random.Random
+    redis_first: bool = False
+    visits: Counter[str] = field(default_factory=Counter)
+    passed: set[str] = field(default_factory=set)
+    to_come: list[Death] = field(default_factory=list)
+    deaths: Counter[str] = field(default_factory=Counter)
+    stops: list[str] = field(default_factory=list)
+    starts: int = 0
+    repairs: int = 0
+    skips: int = 0
+
+    def __post_init__(self) -> None:
+        self._patches = pytest.MonkeyPatch()
+        self.checkpoint = self.directory / f"checkpoint-{self.name}"
+        self.checkpoint.mkdir()
+        self.target = f"{self.name}-out"
+        with Cluster(self.services.broker.bootstrap) as cluster:
+            cluster.create_topic(self.target, TARGETS)
+        self.executors = Executors(self.chance, self.at)
+        self._disk = SyncedDirectory(self._patches, self.checkpoint)
+        self._sinks: tuple[KafkaSink, RedisSink] | None = None
+        self._watch()
+
+    def close(self) -> None:
+        """Its points are not watched any more."""
+        self._patches.undo()
+
+    # Points and deaths
+
+    def at(self, point: str) -> None:
+        self.visits[point] += 1
+        self.passed.add(point)
+        if not self.to_come or self.to_come[0].point != point or self.visits[point] < self.to_come[0].visit:
+            return
+        death = self.to_come.pop(0)
+        self.visits.clear()
+        self.deaths[death.victim] += 1
+        self.services.die(death.victim)
+        if death.victim == "executor":
+            self.executors.lost += 1
+        if death.victim == "driver's machine":
+            self._lose_unsynced()
+        if death.victim.startswith("driver"):
+            raise Killed(str(death))
+
+    def arrange(self, *deaths: Death) -> None:
+        """These are to come, one after the other; visits are counted anew from each on."""
+        self.visits.clear()
+        self.to_come = list(deaths)
+
+    def meet(self, *deaths: Death) -> None:
+        """Goes on until they have happened, one after the other."""
+        self.arrange(*deaths)
+        for _ in range(BATCHES_MAX):
+            self.run(1)
+            if not self.to_come:
+                return
+        raise AssertionError(f"{self.to_come[0]}: did not happen in {BATCHES_MAX} batches")
+
+    def _lose_unsynced(self) -> None:
+        """The checkpoint as after a power cut: what was not synced is there, gone or empty, each file by itself."""
+        left = self._disk.survivors()
+        for name, content in self._disk.present().items():
+            if left.get(name) == content:
+                continue
+            match self.chance.randrange(3):
+                case 0:
+                    left[name] = content
+                case 1:
+                    left.setdefault(name, b"")
+        shutil.rmtree(self.checkpoint)
+        for name, content in left.items():
+            (self.checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.checkpoint / name).write_bytes(content)
+
+    def _watch(self) -> None:
+        run, settle, read_record = redis_scripts.run, redis_scripts.settle, kafka_marker.Place.read_record
+        execute, prepare = redis.client.Pipeline.execute, LocalCheckpoint.prepare
+
+        def watched(name: str, function: Any) -> Any:
+            def call(*arguments: Any, **options: Any) -> Any:
+                self.at(f"before {name}")
+                answer = function(*arguments, **options)
+                self.at(f"after {name}")
+                return answer
+
+            return call
+
+        def watched_run(client: Any, name: str, *arguments: Any) -> list[str]:
+            return list(watched(name, run)(client, name, *arguments))
+
+        def watched_execute(pipeline: Any, *arguments: Any, **options: Any) -> Any:
+            reads = pipeline.command_stack and pipeline.command_stack[0][0][0] == "HGETALL"
+            return (watched("marker's hash", execute) if reads else execute)(pipeline, *arguments, **options)
+
+        self._patches.setattr(redis_scripts, "run", watched_run)
+        self._patches.setattr(redis_scripts, "settle", watched("settle", settle))
+        self._patches.setattr(redis.client.Pipeline, "execute", watched_execute)
+        self._patches.setattr(LocalCheckpoint, "prepare", watched("syncs", prepare))
+        self._patches.setattr(kafka_marker.Place, "read_record", watched("marker's record", read_record))
+
+    # Spark's part
+
+    def run(self, batches: int) -> None:
+        """Until so many more micro-batches are committed, through every death and stop."""
+        goal = self.committed + batches
+        for _ in range(STARTS_MAX):
+            try:
+                self._start()
+                while self.committed < goal:
+                    self._next_batch()
+                self._check_redis()
+                return
+            except Killed:
+                continue
+            except OnceflowError as error:
+                self.stops.append(str(error))
+            finally:
+                self._end()
+        raise AssertionError(f"not done after {STARTS_MAX} starts: {self.stops}")
+
+    @property
+    def committed(self) -> int:
+        return LocalCheckpoint(self.checkpoint).newest_batch("commits")
+
+    def kafka_sink(self) -> KafkaSink:
+        made = kafka_sink(
+            self.services.broker.bootstrap, topic=self.target, checkpoint=str(self.checkpoint), plan="copy"
+        )
+        made.settings = replace(made.settings, at=self.at, sleep=quick_sleep, again_ms=20_000)
+        return made
+
+    def redis_sink(self) -> RedisSink:
+        return RedisSink(
+            self.services.redis.url,
+            hash_key=self.name,
+            increments=[Increment("count", self.name, f"{{{self.name}}}:top")],
+            sets=[SetIfNewer("last", f"{{{self.name}}}:last", f"{{{self.name}}}:versions")],
+            # A name of its own for the same directory: two sinks of one process cannot share its lock.
+            checkpoint=str(self.checkpoint / ".." / self.checkpoint.name),
+            plan="counts",
+            plan_version=1,
+            rebuild=self._rebuild,
+        )
+
+    def _rebuild(self, missing: MissingRanges) -> Frame:
+        self.repairs += 1
+        return self._counts({part.partition: (part.begin, part.end) for part in missing.ranges})
+
+    def _start(self) -> None:
+        self.starts += 1
+        self._session = Session(self.executors, lambda: LocalCheckpoint(self.checkpoint).query_id())
+        self._sinks = (self.kafka_sink(), self.redis_sink())
+        for each in self._sinks:
+            each.open(self._session)
+        if not (self.checkpoint / "metadata").exists():
+            self._write("metadata", "metadata", f'{{"id":"query-of-{self.name}"}}')
+
+    def _check_redis(self) -> None:
+        """As at the end of available-now: Redis may have gone back since the sink wrote to it."""
+        assert self._sinks is not None
+        self._sinks[1].check()
+
+    def _end(self) -> None:
+        """What the process's end does: nothing but to let go."""
+        if self._sinks is not None:
+            self._sinks[0]._cluster.close()
+        self._sinks = None
+        redis_pool.close()
+        checkpoint_lock._held.clear()
+
+    def _next_batch(self) -> None:
+        """As Spark: a batch that is planned and not committed again, else the next one."""
+        planned = LocalCheckpoint(self.checkpoint).newest_batch("offsets")
+        number = planned
+        if planned == self.committed:
+            number = planned + 1
+            ends = {partition: end + self._arrived(number) for partition, end in self.ends(planned).items()}
+            document = {self.name: {str(partition): end for partition, end in ends.items()}}
+            self._write("offsets", f"offsets/{number}", offsets_text(document))
+        self._foreach_batch(number)
+        self._write("commits", f"commits/{number}", 'v1\n{"nextBatchWatermarkMs":0}')
+
+    def _arrived(self, number: int) -> int:
+        return 0 if number == 0 else self.chance.choice((0, 3, 5, 20))
+
+    def _foreach_batch(self, number: int) -> None:
+        assert self._sinks is not None
+        begins, ends = self.ends(number - 1), self.ends(number)
+        ranges = {partition: (begins[partition], ends[partition]) for partition in range(PARTITIONS)}
+        for_kafka, for_redis = self._records(ranges), self._counts(ranges)
+        calls = [(self._sinks[0], for_kafka), (self._sinks[1], for_redis)]
+        for sink, rows in calls[::-1] if self.redis_first else calls:
+            sink(rows, number)  # type: ignore[operator]
+            assert rows.times_read, f"batch {number} was not read, which makes a stateful query's checkpoint unusable"
+            self.skips += rows.times_read_alone
+
+    def _write(self, kind: str, name: str, text: str) -> None:
+        self.at(f"before {kind}")
+        path = self.checkpoint / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        self.at(f"after {kind}")
+
+    def ends(self, number: int) -> Ends:
+        """Where batch `number` ends, each partition; 0 before the first."""
+        if number < 0:
+            return dict.fromkeys(range(PARTITIONS), 0)
+        reached = LocalCheckpoint(self.checkpoint).reached(number).by_topic[self.name]
+        return {int(partition): offset for partition, offset in reached.items()}
+
+    def _records(self, ranges: Mapping[int, tuple[int, int]]) -> Frame:
+        return Frame(self._session, [row_of(*place) for place in places(ranges)])
+
+    def _counts(self, ranges: Mapping[int, tuple[int, int]]) -> Frame:
+        return Frame(self._session, [row for place in places(ranges) for row in counts_of(*place)])
+
+    # What is there
+
+    def check(self) -> None:
+        """Both outputs are those of the committed batches: each record once and in order, each sum the recount's."""
+        ends = self.ends(self.committed)
+        wanted = sorted(row_of(*place) for place in places({each: (0, end) for each, end in ends.items()}))
+        eventually(lambda: len(self.written()) >= len(wanted))
+        found = self.written()
+        assert sorted(found) == wanted
+        for number in range(PARTITIONS):
+            for target in range(TARGETS):
+                begins = (target, b"%d:" % number)
+                own = [int(value[2:]) for place, _, value in found if (place, value[:2]) == begins]
+                assert own == sorted(own), f"partition {number} of the input in {target}"
+        assert self.counted() == recount(ends)
+
+    def written(self) -> list[tuple[int, bytes, bytes]]:
+        found = []
+        with Cluster(self.services.broker.bootstrap) as cluster:
+            for target, end in cluster.list_offsets(self.target, dict.fromkeys(range(TARGETS), LATEST)).items():
+                for record in read_records(cluster, self.target, target, 0, end.offset):
+                    assert record.key is not None and record.value is not None
+                    found.append((target, record.key, record.value))
+        return found
+
+    def counted(self) -> dict[str, dict[bytes, bytes]]:
+        with redis.Redis.from_url(self.services.redis.url) as client:
+            ranked: Any = client.zrange(f"{{{self.name}}}:top", 0, -1, withscores=True)
+            sums: Any = client.hgetall(self.name)
+            last: Any = client.hgetall(f"{{{self.name}}}:last")
+        return {"sums": sums, "ranking": {name: b"%d" % score for name, score in ranked}, "last": last}
+
+
+def places(ranges: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for partition, (begin, end) in sorted(ranges.items()):
+        yield from ((partition, offset) for offset in range(begin, end))
+
+
+def recount(ends: Ends) -> dict[str, dict[bytes, bytes]]:
+    """What Redis must hold, without any of the sink's code."""
+    sums: Counter[bytes] = Counter()
+    last: dict[bytes, bytes] = {}
+    for place in places({partition: (0, end) for partition, end in ends.items()}):
+        for target, name, amount, value in counts_of(*place):
+            if target == "count":
+                sums[name] += amount
+            else:
+                last[name] = value or b""
+    texts = {name: b"%d" % count for name, count in sums.items()}
+    return {"sums": texts, "ranking": texts, "last": last}
+
+
+@contextlib.contextmanager
+def services(
+    directory: Path,
+    chance: random.Random,
+    *,
+    broker: type[PoweredBroker | KilledBroker] = PoweredBroker,
+    appendfsync: str = "always",
+) -> Iterator[Services]:
+    """Started, and ended."""
+    redis_process = RedisProcess(directory / "redis", appendfsync=appendfsync).start()
+    running = broker(directory / "broker", chance)
+    try:
+        yield Services(directory, redis_process, running)
+    finally:
+        running.stop()
+        redis_process.stop()
