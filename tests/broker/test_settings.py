@@ -12,9 +12,10 @@ from onceflow.broker import settings_page
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.fixed_settings import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.properties import parse_properties
+from onceflow.broker.setting import DEFAULTS
 from onceflow.broker.setting_kinds import SettingRefused
 from onceflow.broker.setting_sources import Source, from_environment, from_file, resolve, variable_of
-from onceflow.broker.settings import DEFAULTS, GROUPS, SETTINGS, described, field_paths
+from onceflow.broker.settings import GROUPS, SETTINGS, described, field_paths
 from onceflow.cli import onceflow
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
@@ -198,7 +199,7 @@ def test_every_field_has_a_setting_and_every_setting_a_field() -> None:
 
 def attributes_read() -> set[str]:
     """The names of all attributes that code under broker/, log/ and cli/ reads, this table aside."""
-    aside = {"config.py", "settings.py", "setting_sources.py", "setting_kinds.py"}
+    aside = {"config.py", "setting.py", "settings.py", "setting_sources.py", "setting_kinds.py"}
     modules = [path for room in ("broker", "log", "cli") for path in (SOURCE / room).rglob("*.py")]
     trees = [ast.parse(path.read_text()) for path in modules if path.name not in aside or path.parent.name == "cli"]
     return {

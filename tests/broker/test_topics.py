@@ -15,15 +15,18 @@ from onceflow.broker.metadata_records import (
     TopicRecord,
     UnknownRecord,
 )
-from onceflow.broker.topics import PARTITIONS_MAX, MorePartitions, NewTopic, TopicRefused, Topics
+from onceflow.broker.topics import MorePartitions, NewTopic, TopicRefused, Topics
 from onceflow.wire.errors import ErrorCode
 
 TOPIC_ID = uuid.UUID(int=7)
 
 
+PARTITIONS_MAX = 20
+
+
 def topics() -> Topics:
     numbers = itertools.count(1)
-    return Topics(1, 1, make_uuid=lambda: uuid.UUID(int=next(numbers)))
+    return Topics(1, 1, PARTITIONS_MAX, make_uuid=lambda: uuid.UUID(int=next(numbers)))
 
 
 def carry_out(state: Topics, records: list[MetadataRecord]) -> list[bytes]:

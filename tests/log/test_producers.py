@@ -5,13 +5,15 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
+from onceflow.log.config import LogConfig
 from onceflow.log.errors import InvalidProducerEpoch, OutOfOrderSequence
 from onceflow.log.partition import PartitionLog
-from onceflow.log.producers import EXPIRATION_CHECK_MS, Producers
+from onceflow.log.producers import Producers
 from onceflow.testing import ManualClock
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
 
 SEQUENCE_MAX = 2**31 - 1
+CHECK_MS = LogConfig().producer_id_expiration_check_ms
 
 
 def send(log: PartitionLog, sequence: int, count: int = 1, *, producer_id: int = 7, epoch: int = 0) -> tuple[int, bool]:
@@ -94,10 +96,10 @@ def test_rule_6_all_five_are_known_after_a_restart(tmp_path: Path, clean: bool, 
 
 def test_rule_6_silent_producers_are_forgotten_by_the_brokers_clock(tmp_path: Path) -> None:
     clock = ManualClock(NOW_MS)
-    log = open_log(tmp_path / "clicks-0", clock=clock, producer_id_expiration_ms=EXPIRATION_CHECK_MS)
+    log = open_log(tmp_path / "clicks-0", clock=clock, producer_id_expiration_ms=CHECK_MS)
     old_event = batch(b"0", timestamp_ms=1_000, producer_id=7)
     log.append(old_event)
-    clock.advance_ms(EXPIRATION_CHECK_MS - 1)
+    clock.advance_ms(CHECK_MS - 1)
     assert send(log, 0, producer_id=8) == (1, False)
     assert log.producer_count == 2
     clock.advance_ms(1)
@@ -125,7 +127,7 @@ def test_a_damaged_snapshot_is_none(tmp_path: Path) -> None:
     send(log, 0)
     log.close()
     content = (tmp_path / "clicks-0" / f"{1:020d}.snapshot").read_bytes()
-    producers = Producers("clicks-0", 1)
+    producers = Producers("clicks-0", LogConfig(producer_id_expiration_ms=1))
     assert producers.load(content)
     for position in range(len(content)):
         assert not producers.load(content[:position])

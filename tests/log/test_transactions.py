@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from onceflow.log import errors
+from onceflow.log.config import LogConfig
 from onceflow.log.partition import PartitionLog
-from onceflow.log.producers import EXPIRATION_CHECK_MS, ProducerState
+from onceflow.log.producers import ProducerState
 from onceflow.log.transactions import AbortedTransaction
 from onceflow.testing import ManualClock
 from onceflow.wire.batch import Record, batches, encode_batch, patch_offset, read_header
@@ -19,6 +20,7 @@ from tests.log import golden_transactions as golden
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
 
 SEQUENCE_MAX = 2**31 - 1
+CHECK_MS = LogConfig().producer_id_expiration_check_ms
 ENTRY_BYTES = 34
 
 
@@ -142,15 +144,15 @@ def test_kafkas_log_and_snapshot_are_taken_over(tmp_path: Path) -> None:
 
 def test_rule_6_an_open_transactions_producer_never_expires(tmp_path: Path) -> None:
     clock = ManualClock(NOW_MS)
-    log = open_log(tmp_path / "clicks-0", clock=clock, producer_id_expiration_ms=EXPIRATION_CHECK_MS)
+    log = open_log(tmp_path / "clicks-0", clock=clock, producer_id_expiration_ms=CHECK_MS)
     writer = Session(log, 7)
     writer.send()
     log.append(batch(b"idempotent", producer_id=8))
-    clock.advance_ms(10 * EXPIRATION_CHECK_MS)
+    clock.advance_ms(10 * CHECK_MS)
     log.append(batch(b"newcomer", producer_id=9))
     assert [state.producer_id for state in log.producer_states()] == [7, 9]
     writer.end(commit=True)
-    clock.advance_ms(10 * EXPIRATION_CHECK_MS)
+    clock.advance_ms(10 * CHECK_MS)
     log.append(batch(b"newcomer", producer_id=10))
     assert [state.producer_id for state in log.producer_states()] == [10]
 

@@ -22,6 +22,8 @@ class BrokerConfig:
     """Host and port that clients are told to connect to; None: the ones listened on."""
     auto_create_topics: bool = True
     partition_count_default: int = 1
+    partitions_max: int = 20_000
+    """Of all topics together."""
     log: LogConfig = field(default_factory=LogConfig)
     node_id: int = 1
     cluster_id: str | None = None
@@ -42,6 +44,8 @@ class BrokerConfig:
     """Array elements in one request other than Produce and Fetch."""
     request_partitions_max: int = 10_000
     """Topics and partitions in a Produce or Fetch request; each costs microseconds, whatever its size."""
+    request_tags_max: int = 100
+    """Tagged fields in one section of a request."""
     request_stalled_max_ms: int = 30_000
     """A connection that has sent half a request and then nothing for so long is closed; -1: never."""
     queued_requests_max: int = 100
@@ -72,6 +76,8 @@ class BrokerConfig:
     # Topics and logs (broker.node, broker.housekeeping)
     delete_topics: bool = True
     retention_check_interval_ms: int = 300_000
+    retention_check_first_ms: int = 30_000
+    """A broker that just started has other things to do."""
     retention_policy: str = DEFAULT_RETENTION_POLICY
     """`module:name` of what decides which segments are deleted (`onceflow.log.retention`)."""
     cleaner_enabled: bool = True
@@ -83,6 +89,10 @@ class BrokerConfig:
     """Kafka waits 3 s for more members of a new group; here tests and single consumers want to begin at once."""
     group_session_timeout_min_ms: int = 6_000
     group_session_timeout_max_ms: int = 1_800_000
+    group_new_member_timeout_ms: int = 300_000
+    """A new member cannot send heartbeats: if its connection broke it is given up after this."""
+    group_name_bytes_max: int = 1000
+    """Of group ids, protocol names and instance ids: a record's strings end at 32,767 bytes."""
     group_members_max: int = 2**31 - 1
     offset_metadata_bytes_max: int = 4096
     offsets_retention_ms: int = 7 * DAY_MS

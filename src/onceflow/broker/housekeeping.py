@@ -33,8 +33,6 @@ from onceflow.log.segment import Segment
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
-FIRST_CHECK_MS = 30_000
-"""Kafka's initial delay: a broker that just started has other things to do."""
 LOGS_PER_SLICE = 64
 
 Result = TypeVar("Result")
@@ -65,7 +63,7 @@ class Housekeeping:
         self._group_commit = group_commit
         self._thread = thread
         self._task: asyncio.Task[None] | None = None
-        self._next_retention = self._after(min(FIRST_CHECK_MS, config.retention_check_interval_ms))
+        self._next_retention = self._after(min(config.retention_check_first_ms, config.retention_check_interval_ms))
         self._leftovers: set[Partition] = set()
         """Logs whose start has passed a segment that is not synced yet."""
         self._retired: list[tuple[float, Sequence[Path]]] = []

@@ -69,7 +69,7 @@ class Node:
         self.node_id = directory.node_id
         self.cluster_id = directory.cluster_id
         self.advertised_host, self.advertised_port = config.advertised or (config.host, config.port)
-        self.topics = Topics(self.node_id, config.partition_count_default)
+        self.topics = Topics(self.node_id, config.partition_count_default, config.partitions_max)
         self.partitions = Partitions()
         self.groups = GroupCoordinator(clock, config)
         self.turn = Turn()

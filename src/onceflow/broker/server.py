@@ -124,7 +124,7 @@ class Broker:
 
     def _handle(self, frame: memoryview, reply: Reply, connection: Connection) -> None:
         try:
-            header = read_request_header(frame)
+            header = read_request_header(frame, self.config.request_tags_max)
         except UnsupportedVersion as error:
             if error.api_key != apis.API_VERSIONS:
                 raise

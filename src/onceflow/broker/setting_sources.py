@@ -12,8 +12,9 @@ from typing import Any
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.fixed_settings import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.properties import parse_properties
+from onceflow.broker.setting import Setting
 from onceflow.broker.setting_kinds import SettingRefused
-from onceflow.broker.settings import SETTINGS, Setting
+from onceflow.broker.settings import SETTINGS
 from onceflow.log.config import LogConfig
 
 ENVIRONMENT_PREFIX = "ONCEFLOW_BROKER_"

@@ -7,13 +7,11 @@ is that field's.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
 from itertools import takewhile
-from operator import attrgetter
-from pathlib import Path
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.fixed_settings import FIXED, fixed_type
+from onceflow.broker.setting import DEFAULTS, Setting
 from onceflow.broker.setting_kinds import (
     BOOLEAN,
     INT32_MAX,
@@ -24,7 +22,6 @@ from onceflow.broker.setting_kinds import (
     Directory,
     Fraction,
     ImportPath,
-    Kind,
     Whole,
 )
 
@@ -32,48 +29,6 @@ MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 KIB = 1024
 MIB = 1024**2
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row. `field` is a path in BrokerConfig; several, separated by blanks, take the value's parts."""
-
-    name: str
-    field: str
-    kind: Kind
-    documentation: str
-    option: str | None = None
-    """A short option of its own; the other one is `--` and the name with dashes."""
-    is_common: bool = False
-    """Whether `--help` shows it."""
-
-    @cached_property
-    def paths(self) -> tuple[str, ...]:
-        return tuple(self.field.split())
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """As typed; the short one first."""
-        long = "--" + self.name.replace(".", "-")
-        return (self.option, long) if self.option else (long,)
-
-    def value(self, config: BrokerConfig) -> str | None:
-        """What a broker's setting is, as text; None where it is unset or this name cannot say it (90 min in hours)."""
-        found = attrgetter(*self.paths)(config)
-        return None if found is None else self.kind.write(found)
-
-    @property
-    def default(self) -> str | None:
-        """The default as text; None where there is none, as for the directory."""
-        return None if self.field == "data" else self.value(DEFAULTS)
-
-    def read(self, text: str) -> dict[str, object]:
-        """Field → value. Raises ValueError that says what is wrong with the text."""
-        value = self.kind.read(text.strip())
-        if len(self.paths) == 1:
-            return {self.paths[0]: value}
-        assert isinstance(value, tuple)
-        return dict(zip(self.paths, value, strict=True))
 
 
 _COUNT = Whole(1, INT32_MAX)
@@ -143,6 +98,12 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "--partitions",
             is_common=True,
         ),
+        Setting(
+            "max.partitions",
+            "partitions_max",
+            _COUNT,
+            "Partitions of all topics together, the broker's own two not counted. Onceflow's own.",
+        ),
         Setting("delete.topic.enable", "delete_topics", BOOLEAN, "Whether clients may delete topics."),
         Setting(
             "message.max.bytes",
@@ -150,6 +111,14 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             Whole(0, INT32_MAX),
             "The largest record batch taken, after compression; a topic's max.message.bytes overrides it.",
             is_common=True,
+        ),
+        Setting(
+            "batch.unpacked.max.bytes",
+            "log.batch_unpacked_bytes_max",
+            _BYTES,
+            "What a compressed batch may unpack to where its records are looked at: a topic that is compacted or"
+            " limits the age of records refuses a larger one, and a search by time that meets one fails. Onceflow's"
+            " own.",
         ),
         Setting(
             "log.message.timestamp.type",
@@ -202,6 +171,12 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "retention_check_interval_ms",
             _MS_POSITIVE,
             "How often it is looked whether something is to be deleted.",
+        ),
+        Setting(
+            "log.initial.task.delay.ms",
+            "retention_check_first_ms",
+            _MS,
+            "How long after the start it is looked for the first time, if that is sooner.",
         ),
         Setting(
             "log.retention.policy",
@@ -308,6 +283,12 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             Whole(1, INT32_MAX),
             "How long a partition remembers an idle idempotent producer, to know its repeated batches.",
         ),
+        Setting(
+            "producer.id.expiration.check.interval.ms",
+            "log.producer_id_expiration_check_ms",
+            Whole(1, INT32_MAX),
+            "How often a partition that hears of new producers looks for idle ones.",
+        ),
     ),
     "Connections and requests": (
         Setting(
@@ -359,6 +340,12 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "request_partitions_max",
             _COUNT,
             "Topics and partitions in one Produce or Fetch request. Onceflow's own.",
+        ),
+        Setting(
+            "request.max.tagged.fields",
+            "request_tags_max",
+            Whole(0, INT32_MAX),
+            "Tagged fields in one section of a request; Kafka's own requests have fewer than ten. Onceflow's own.",
         ),
         Setting(
             "request.stalled.max.ms",
@@ -470,6 +457,19 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             Whole(1, INT32_MAX),
             "The longest session.timeout.ms that a member may have.",
         ),
+        Setting(
+            "group.new.member.timeout.ms",
+            "group_new_member_timeout_ms",
+            Whole(1, INT32_MAX),
+            "How long a member that joins for the first time, and cannot send heartbeats, is waited for in a rebalance."
+            " Kafka has these five minutes too, and no setting.",
+        ),
+        Setting(
+            "group.name.max.bytes",
+            "group_name_bytes_max",
+            Whole(1, 30_000),
+            "The longest group id, instance id or protocol name. Onceflow's own.",
+        ),
         Setting("group.max.size", "group_members_max", _COUNT, "Members of one group."),
         Setting(
             "offset.metadata.max.bytes",
@@ -538,8 +538,6 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
 
 SETTINGS: dict[str, Setting] = {setting.name: setting for group in GROUPS.values() for setting in group}
 """Name → row, in the table's order."""
-
-DEFAULTS = BrokerConfig(Path())
 
 
 def weaker_than(setting: Setting) -> list[Setting]:

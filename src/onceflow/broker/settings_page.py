@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from onceflow.broker.fixed_settings import FIXED, REFUSED, WITHOUT_EFFECT
-from onceflow.broker.settings import GROUPS, Setting
+from onceflow.broker.setting import Setting
+from onceflow.broker.settings import GROUPS
 
 BEGIN = "<!-- settings: written by python -m onceflow.broker.settings_page -->"
 END = "<!-- end of settings -->"

@@ -28,8 +28,6 @@ INTERNAL_TOPICS = (GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, CLUSTER_METADAT
 """The broker's own, which clients may read and not write."""
 NAME_CHARACTERS_MAX = 249
 PRODUCER_IDS_IN_A_BLOCK = 1000
-PARTITIONS_MAX = 20_000
-"""Of all topics together."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -85,10 +83,16 @@ class Topics:
     """The topics and the next producer id. Single-threaded: the event loop is its lock."""
 
     def __init__(
-        self, node_id: int, partition_count_default: int, make_uuid: Callable[[], uuid.UUID] = uuid.uuid4
+        self,
+        node_id: int,
+        partition_count_default: int,
+        partitions_max: int,
+        make_uuid: Callable[[], uuid.UUID] = uuid.uuid4,
     ) -> None:
         self.node_id = node_id
         self.partition_count_default = partition_count_default
+        self.partitions_max = partitions_max
+        """Of all topics together."""
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[uuid.UUID, Topic] = {}
         self.removed: dict[uuid.UUID, str] = {}
@@ -97,7 +101,7 @@ class Topics:
         """Names whose old directories are on their way out: a new topic must not find them."""
         self.next_producer_id = 0
         self.partition_count = 0
-        """Of all topics together."""
+        """Of all topics together, the broker's own not counted: it needs those, however full it is."""
         self._by_metric_name: dict[str, str] = {}
         self._make_uuid = make_uuid
 
@@ -181,11 +185,11 @@ class Topics:
         raise TopicRefused(ErrorCode.invalid_replica_assignment, message)
 
     def _check_room(self, name: str, partition_count: int) -> None:
-        if self.partition_count + partition_count > PARTITIONS_MAX:
+        if name not in INTERNAL_TOPICS and self.partition_count + partition_count > self.partitions_max:
             raise TopicRefused(
                 ErrorCode.invalid_partitions,
                 f"topic {name}: {partition_count} partitions beside the {self.partition_count} that exist are more than"
-                f" the {PARTITIONS_MAX} that this broker serves; ask for fewer or delete topics",
+                f" the {self.partitions_max} that this broker serves (max.partitions); ask for fewer or delete topics",
             )
 
     def decide_more_partitions(self, wanted: MorePartitions) -> list[MetadataRecord]:
@@ -252,12 +256,13 @@ class Topics:
                 self.by_name[name] = self.by_id[topic_id] = Topic(name, topic_id)
                 self._by_metric_name[_metric_name(name)] = name
             case PartitionRecord(partition, topic_id, _leader):
-                self.by_id[topic_id].partition_count = partition + 1
-                self.partition_count += 1
-            case ConfigRecord(topic, name, None):
-                self.by_name[topic].configs.pop(name, None)
-            case ConfigRecord(topic, name, str(value)):
-                self.by_name[topic].configs[name] = value
+                topic = self.by_id[topic_id]
+                topic.partition_count = partition + 1
+                self.partition_count += not topic.is_internal
+            case ConfigRecord(topic_name, name, None):
+                self.by_name[topic_name].configs.pop(name, None)
+            case ConfigRecord(topic_name, name, str(value)):
+                self.by_name[topic_name].configs[name] = value
             case RemoveTopicRecord(topic_id):
                 self._replay_removal(topic_id)
             case ProducerIdsRecord(_broker_id, next_producer_id):

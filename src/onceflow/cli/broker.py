@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onceflow.broker.settings import GROUPS, SETTINGS, Setting, weaker_than
+from onceflow.broker.setting import Setting
+from onceflow.broker.settings import GROUPS, SETTINGS, weaker_than
 from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:

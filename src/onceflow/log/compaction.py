@@ -173,7 +173,7 @@ class Compaction:
                     self.offset_end = header.base_offset
                     return
                 if not transactions.is_aborted(header) and not header.is_control:
-                    for record in _records(segment, header, batch):
+                    for record in self._records(segment, header, batch):
                         if record.key is not None:
                             last_offsets[_hashed(record.key)] = record.offset
                 yield None
@@ -221,8 +221,14 @@ class Compaction:
         self._append(cleaned, batch)
 
     def _retained(self, segment: Segment, header: BatchHeader, batch: bytes) -> list[Record]:
-        records = _records(segment, header, batch)
+        records = self._records(segment, header, batch)
         return records if header.is_control else [record for record in records if self._stays(header, record)]
+
+    def _records(self, segment: Segment, header: BatchHeader, batch: bytes) -> list[Record]:
+        try:
+            return decode_batch(batch, size_bytes_max=self.config.batch_unpacked_bytes_max)
+        except WireError as error:
+            raise CorruptBatch(f"{segment.path}, batch at offset {header.base_offset}: {error}") from error
 
     def _stays(self, header: BatchHeader, record: Record) -> bool:
         if record.offset >= self.offset_end:
@@ -304,13 +310,6 @@ def _batches(segment: Segment) -> Iterator[tuple[BatchHeader, bytes]]:
         begin = position - block_begin
         yield header, block[begin : begin + size_bytes]
         position += size_bytes
-
-
-def _records(segment: Segment, header: BatchHeader, batch: bytes) -> list[Record]:
-    try:
-        return decode_batch(batch)
-    except WireError as error:
-        raise CorruptBatch(f"{segment.path}, batch at offset {header.base_offset}: {error}") from error
 
 
 def _hashed(key: bytes) -> bytes:

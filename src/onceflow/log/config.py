@@ -19,6 +19,9 @@ class LogConfig:
     index_interval_bytes: int = 4096
     message_bytes_max: int = 1048588
     """The largest batch taken, header included, after compression (`max.message.bytes`)."""
+    batch_unpacked_bytes_max: int = 64 * 1024**2
+    """What the records of one batch may take unpacked where somebody has to look at them: a compacted topic, a search
+    by time. Elsewhere they stay packed, however large they are."""
     message_timestamp_after_max_ms: int = 3600 * 1000
     """How far in the future a batch may be dated."""
     message_timestamp_before_max_ms: int = INT64_MAX
@@ -26,6 +29,8 @@ class LogConfig:
     log_append_time: bool = False
     """`message.timestamp.type=LogAppendTime`: the broker's clock dates every batch."""
     producer_id_expiration_ms: int = DAY_MS
+    producer_id_expiration_check_ms: int = 600_000
+    """How often a log that hears of new producers looks for silent ones."""
     retention_ms: int = 7 * DAY_MS
     """A segment whose newest record is older is deleted, consumed or not; -1: never."""
     retention_bytes: int = -1

@@ -123,7 +123,7 @@ class PartitionLog:
         self.config = config
         self.has_flush_policy = config.has_flush_policy
         self.looks_into_records = looks_into_records(config)
-        self._producers.expiration_ms = config.producer_id_expiration_ms
+        self._producers.config = config
         self._segment_ms = config.segment_ms
         if config.cleanup_compact:
             self._segment_ms = min(config.segment_ms, max(config.max_compaction_lag_ms, 1))
@@ -470,12 +470,14 @@ class PartitionLog:
     def search_timestamp(self, timestamp_ms: int) -> TimeSearch:
         """For the (timestamp, offset) of the first visible record dated `timestamp_ms` or later."""
         segments = [(segment, self._visible_bytes(segment)) for segment in self.segments]
-        return partial(first_at_or_after, timestamp_ms, self.log_start_offset, segments)
+        unpacked_bytes_max = self.config.batch_unpacked_bytes_max
+        return partial(first_at_or_after, timestamp_ms, self.log_start_offset, segments, unpacked_bytes_max)
 
     def search_max_timestamp(self) -> TimeSearch:
         """For the visible record with the latest timestamp (ListOffsets -3), the first of equals."""
         segments = [(segment, self._visible_bytes(segment)) for segment in self.segments]
-        return partial(latest, self._visible_max_timestamp, self.high_watermark, segments)
+        unpacked_bytes_max = self.config.batch_unpacked_bytes_max
+        return partial(latest, self._visible_max_timestamp, self.high_watermark, segments, unpacked_bytes_max)
 
     def _max_timestamp_of(self, segments: Sequence[Segment]) -> tuple[int, int]:
         """The latest of what became visible since the start, of `segments` and of the active one."""

@@ -36,6 +36,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from onceflow.log.config import LogConfig
 from onceflow.log.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,
@@ -47,7 +48,6 @@ from onceflow.wire.batch import BatchHeader
 from onceflow.wire.markers import Marker
 
 BATCHES_KEPT = 5
-EXPIRATION_CHECK_MS = 600_000
 
 _VERSION = 1
 _SEQUENCE_MAX = 2**31 - 1
@@ -131,10 +131,10 @@ class LastBatch(NamedTuple):
 class Producers:
     """All producers of one partition."""
 
-    __slots__ = ("_checked_ms", "_name", "_producers", "expiration_ms", "transactions")
+    __slots__ = ("_checked_ms", "_name", "_producers", "config", "transactions")
 
-    def __init__(self, name: str, expiration_ms: int) -> None:
-        self.expiration_ms = expiration_ms
+    def __init__(self, name: str, config: LogConfig) -> None:
+        self.config = config
         self.transactions = OpenTransactions()
         self._name = name
         self._producers: dict[int, Producer] = {}
@@ -265,17 +265,18 @@ class Producers:
         return producer
 
     def _expire(self, now_ms: int) -> None:
-        """Forgets producers that were silent for `producer.id.expiration.ms`; looks only every ten minutes.
+        """Forgets who was silent for `producer_id_expiration_ms`; looks every `producer_id_expiration_check_ms`.
 
         Never one with an open transaction: its marker must find where that began.
         """
-        if now_ms - self._checked_ms < EXPIRATION_CHECK_MS:
+        if now_ms - self._checked_ms < self.config.producer_id_expiration_check_ms:
             return
         self._checked_ms = now_ms
+        silent_since_ms = now_ms - self.config.producer_id_expiration_ms
         silent = [
             producer_id
             for producer_id, producer in self._producers.items()
-            if now_ms - producer.heard_ms >= self.expiration_ms and producer_id not in self.transactions
+            if producer.heard_ms <= silent_since_ms and producer_id not in self.transactions
         ]
         for producer_id in silent:
             del self._producers[producer_id]

@@ -56,7 +56,7 @@ class Loaded:
 def new_log(directory: Path, config: LogConfig, disk: Disk, log_start_offset: int) -> Loaded:
     """The first segment of a log, whose name becomes durable with its first record."""
     segment = Segment(disk, directory, log_start_offset, create=True)
-    producers = Producers(directory.name, config.producer_id_expiration_ms)
+    producers = Producers(directory.name, config)
     return Loaded([segment], log_start_offset, producers, log_start_offset, is_new=True, is_closed=not log_start_offset)
 
 
@@ -77,7 +77,7 @@ class Loader:
         self._config = config
         self._disk = disk
         self._now_ms = clock.now_ms()
-        self._producers = Producers(directory.name, config.producer_id_expiration_ms)
+        self._producers = Producers(directory.name, config)
         self._log_start_offset = log_start_offset
         self._sizes = sizes
         self._snapshots: dict[int, bytes] = {}
@@ -116,7 +116,7 @@ class Loader:
         """Where damage took what was at the log's start: no offset of before is given to another record
         (Kafka's LogLoader does the same)."""
         segment = Segment(self._disk, self._directory, self._log_start_offset, create=True)
-        producers = Producers(self._directory.name, self._config.producer_id_expiration_ms)
+        producers = Producers(self._directory.name, self._config)
         return Loaded([segment], self._log_start_offset, producers, self._log_start_offset)
 
     def _start_of(self, segments: list[Segment]) -> int:

@@ -263,13 +263,13 @@ class Segment:
     def header_at(self, position: int) -> BatchHeader:
         return read_header(self.file.read(HEADER_BYTES, position))
 
-    def times_at(self, position: int, size_bytes: int) -> Iterator[tuple[int, int]]:
-        """(timestamp, offset) of each record of a batch.
+    def times_at(self, position: int, size_bytes: int, unpacked_bytes_max: int) -> Iterator[tuple[int, int]]:
+        """(timestamp, offset) of each record of a batch that unpacks to at most so many bytes.
 
         Raises CorruptBatch where the records, which nobody looked at when they came, cannot be read.
         """
         try:
-            yield from record_times(self.file.read(size_bytes, position))
+            yield from record_times(self.file.read(size_bytes, position), size_bytes_max=unpacked_bytes_max)
         except WireError as error:
             raise CorruptBatch(f"{self.path}, position {position}: {error}") from error
 
@@ -338,7 +338,9 @@ class Segment:
         indexed = self.position_if_right(self.offset_index.position_from(position), self.size_bytes)
         return self.header_at(indexed).last_offset if indexed >= position else None
 
-    def find_timestamp(self, timestamp_ms: int, offset: int, end: int) -> tuple[int, int] | None:
+    def find_timestamp(
+        self, timestamp_ms: int, offset: int, end: int, unpacked_bytes_max: int
+    ) -> tuple[int, int] | None:
         """(timestamp, offset) of the first record at or after `offset` that is dated `timestamp_ms` or later.
 
         Batches before position `end` are looked at, and of the ones that reach the timestamp the records
@@ -349,7 +351,7 @@ class Segment:
         for position, size_bytes, last_offset in self.spans(begin, end):
             if last_offset < offset or self.header_at(position).max_timestamp < timestamp_ms:
                 continue
-            for found in self.times_at(position, size_bytes):
+            for found in self.times_at(position, size_bytes, unpacked_bytes_max):
                 if found[0] >= timestamp_ms and found[1] >= offset:
                     return found
         return None

@@ -2,7 +2,7 @@
 
 A search is made by the log's owner (`PartitionLog.search_timestamp`), who fixes the segments and how much of each is
 visible; running it changes nothing. It ends after one batch that is dated late enough: of earlier ones only the
-headers are read, and of that one at most `onceflow.wire.batch.SIZE_BYTES_MAX` bytes are unpacked. Running it raises
+headers are read, and of that one at most `batch_unpacked_bytes_max` bytes are unpacked. Running it raises
 CorruptBatch, or OSError, for instance where retention has removed a segment meanwhile.
 """
 
@@ -16,19 +16,21 @@ TimeSearch = Callable[[], tuple[int, int] | None]
 
 
 def first_at_or_after(
-    timestamp_ms: int, offset_begin: int, segments: Sequence[tuple[Segment, int]]
+    timestamp_ms: int, offset_begin: int, segments: Sequence[tuple[Segment, int]], unpacked_bytes_max: int
 ) -> tuple[int, int] | None:
     """In segments, each with the position where what is visible of it ends, in order."""
     for segment, end in segments:
         if segment.max_timestamp_ms < timestamp_ms:
             continue
-        found = segment.find_timestamp(timestamp_ms, offset_begin, end)
+        found = segment.find_timestamp(timestamp_ms, offset_begin, end, unpacked_bytes_max)
         if found is not None:
             return found
     return None
 
 
-def latest(known: tuple[int, int], offset_end: int, segments: Sequence[tuple[Segment, int]]) -> tuple[int, int] | None:
+def latest(
+    known: tuple[int, int], offset_end: int, segments: Sequence[tuple[Segment, int]], unpacked_bytes_max: int
+) -> tuple[int, int] | None:
     """In all segments of a log, each with the position where what is visible of it ends; the first of equals.
 
     `known` is (timestamp, last offset of its batch) of the latest that is visible of the last segment, which grows,
@@ -40,7 +42,7 @@ def latest(known: tuple[int, int], offset_end: int, segments: Sequence[tuple[Seg
         return None
     segment, end = max((each for each in segments if each[0].base_offset <= last_offset), key=_base_offset)
     found = segment.find(last_offset, end)
-    times = segment.times_at(*found) if found is not None else ()
+    times = segment.times_at(*found, unpacked_bytes_max) if found is not None else ()
     return max(times, key=itemgetter(0), default=None)
 
 

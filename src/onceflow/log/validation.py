@@ -30,9 +30,6 @@ _MAGIC = 2
 _LENGTH_MIN = HEADER_BYTES - 12
 """What a batch without any record would say of its length; it does not count the first 12 bytes."""
 
-UNCOMPRESSED_BYTES_MAX = 64 * 1024 * 1024
-"""What the records of one batch may take unpacked where somebody has to look at them."""
-
 
 def validated_header(
     name: str, buffer: Buffer, position: int, config: LogConfig, now_ms: int, *, by_coordinator: bool = False
@@ -85,13 +82,14 @@ def looks_into_records(config: LogConfig) -> bool:
 def check_records(name: str, buffer: Buffer, position: int, config: LogConfig, now_ms: int) -> None:
     """What only the records of a batch tell: every one has a key if the topic is compacted, and none is too old.
 
-    The batch may be any bytes. Raises InvalidRecord, InvalidTimestamp, CorruptBatch where the records are none.
+    The batch may be any bytes. Raises InvalidRecord, InvalidTimestamp, MessageTooLarge where they unpack to more than
+    `batch_unpacked_bytes_max`, CorruptBatch where they are none.
     """
     earliest_ms = -1
     if config.message_timestamp_before_max_ms != INT64_MAX and not config.log_append_time:
         earliest_ms = now_ms - config.message_timestamp_before_max_ms
     try:
-        for timestamp_ms, has_key in record_heads(buffer, position, size_bytes_max=UNCOMPRESSED_BYTES_MAX):
+        for timestamp_ms, has_key in record_heads(buffer, position, size_bytes_max=config.batch_unpacked_bytes_max):
             if config.cleanup_compact and not has_key:
                 raise InvalidRecord(f"{name}: a record without a key; the topic is compacted by keys, give it one")
             if 0 <= timestamp_ms < earliest_ms:
@@ -99,6 +97,8 @@ def check_records(name: str, buffer: Buffer, position: int, config: LogConfig, n
                     f"{name}: a record is dated {timestamp_ms} ms, the clock is at {now_ms} ms and"
                     f" message.timestamp.before.max.ms is {config.message_timestamp_before_max_ms}"
                 )
+    except wire_errors.DecompressionTooLarge as error:
+        raise MessageTooLarge(f"{name}: {error} (batch.unpacked.max.bytes)") from error
     except wire_errors.WireError as error:
         raise CorruptBatch(f"{name}: {error}; send record batches of format {_MAGIC}") from error
 

@@ -25,6 +25,7 @@ from kio.schema.errors import ErrorCode
 
 from onceflow.wire.errors import MalformedFrame
 from onceflow.wire.primitives import (
+    TAGS_MAX,
     bounded,
     read_count,
     read_nullable_bytes,
@@ -45,18 +46,30 @@ class FieldReader(NamedTuple):
     bytes_min: int
 
 
-class ElementsLeft(threading.local):
-    """How many array elements the message that is being read may still have; each thread reads its own."""
+class Limits(NamedTuple):
+    """What one message may have: elements in all its arrays together, and tagged fields in each section."""
 
-    count = sys.maxsize
-
-
-_elements_left = ElementsLeft()
+    elements_max: int
+    tags_max: int
 
 
-def read_entity(entity_class: type, view: memoryview, position: int, *, elements_max: int) -> tuple[Any, int]:
-    """(message, position behind it). Raises MalformedFrame, also for more array elements than `elements_max`."""
-    _elements_left.count = elements_max
+NO_LIMITS = Limits(sys.maxsize, TAGS_MAX)
+"""Of what a broker answers: nobody counts its elements."""
+
+
+class Left(threading.local):
+    """What the message that is being read may still have; each thread reads its own."""
+
+    elements = sys.maxsize
+    tags_max = TAGS_MAX
+
+
+_left = Left()
+
+
+def read_entity(entity_class: type, view: memoryview, position: int, limits: Limits) -> tuple[Any, int]:
+    """(message, position behind it). Raises MalformedFrame, also for more than `limits` allow."""
+    _left.elements, _left.tags_max = limits
     return entity_reader(entity_class).read(view, position)
 
 
@@ -90,7 +103,7 @@ def _read_tagged(
     view: memoryview, position: int, known: Mapping[int, tuple[str, Reader]], values: dict[str, Any]
 ) -> int:
     """Adds the known tagged fields to `values` and skips the others (KIP-482)."""
-    count, position = read_tag_count(view, position)
+    count, position = read_tag_count(view, position, _left.tags_max)
     for _ in range(count):
         tag, position = read_uvarint(view, position)
         size_bytes, position = read_uvarint(view, position)
@@ -144,8 +157,8 @@ def _array_reader(element: FieldReader, *, flexible: bool, nullable: bool) -> Fi
         )
         if count == -1:
             return None, position
-        _elements_left.count -= count
-        if _elements_left.count < 0:
+        _left.elements -= count
+        if _left.elements < 0:
             raise MalformedFrame(f"byte {position}: {count} elements more than are taken in one request")
         elements = []
         for _ in range(count):

@@ -126,20 +126,20 @@ def parse_request(frame: memoryview, header: RequestHeader, *, entries_max: int 
         if version >= _SESSIONS_FROM:
             session_id, session_epoch = _SESSION.unpack_from(frame, position)
             position += _SESSION.size
-        topics, position = _read_topics(frame, position, version, entries_max)
+        topics, position = _read_topics(frame, position, version, entries_max, header.tags_max)
         if version >= _SESSIONS_FROM:
-            position = _skip_forgotten(frame, position, flexible=flexible)
+            position = _skip_forgotten(frame, position, header.tags_max, flexible=flexible)
         if version >= _RACK_FROM:
             _, position = read_string(frame, position, flexible=flexible)
         if flexible:
-            position = skip_tags(frame, position)
+            position = skip_tags(frame, position, header.tags_max)
     except (*SHORT_OF_BYTES, MalformedFrame) as error:
         raise MalformedFrame(f"Fetch request version {version}: {error}") from error
     return FetchRequest._make((*limits, session_id, session_epoch, topics))
 
 
 def _read_topics(
-    frame: memoryview, position: int, version: int, entries_max: int
+    frame: memoryview, position: int, version: int, entries_max: int, tags_max: int
 ) -> tuple[list[tuple[str, list[FetchPartition]]], int]:
     flexible = version >= _FLEXIBLE_FROM
     layout = _asked_layout(version)
@@ -157,9 +157,9 @@ def _read_topics(
             partitions.append(_asked(layout.unpack_from(frame, position), version))
             position += layout.size
             if flexible:
-                position = skip_tags(frame, position)
+                position = skip_tags(frame, position, tags_max)
         if flexible:
-            position = skip_tags(frame, position)
+            position = skip_tags(frame, position, tags_max)
         topics.append((name, partitions))
     return topics, position
 
@@ -183,7 +183,7 @@ def _asked(values: tuple[int, ...], version: int) -> FetchPartition:
     return FetchPartition(values[0], -1, values[1], -1, values[2])
 
 
-def _skip_forgotten(frame: memoryview, position: int, *, flexible: bool) -> int:
+def _skip_forgotten(frame: memoryview, position: int, tags_max: int, *, flexible: bool) -> int:
     """Partitions that leave a fetch session; there are no sessions here, every answer has session id 0 (KIP-227)."""
     count, position = read_count(frame, position, flexible=flexible, element_bytes_min=_TOPIC_MIN_BYTES[flexible])
     for _ in range(count):
@@ -191,7 +191,7 @@ def _skip_forgotten(frame: memoryview, position: int, *, flexible: bool) -> int:
         partition_count, position = read_count(frame, position, flexible=flexible, element_bytes_min=4)
         position = bounded(4 * max(partition_count, 0), frame, position)
         if flexible:
-            position = skip_tags(frame, position)
+            position = skip_tags(frame, position, tags_max)
     return position
 
 

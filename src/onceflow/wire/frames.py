@@ -20,9 +20,9 @@ from typing_extensions import Buffer
 
 from onceflow.wire import list_offsets_v0
 from onceflow.wire.apis import API_VERSIONS, APIS, Api
-from onceflow.wire.entities import read_entity
+from onceflow.wire.entities import NO_LIMITS, Limits, read_entity
 from onceflow.wire.errors import ErrorCode, MalformedFrame, UnsupportedVersion
-from onceflow.wire.primitives import SHORT_OF_BYTES, append_string, read_nullable_string, skip_tags
+from onceflow.wire.primitives import SHORT_OF_BYTES, TAGS_MAX, append_string, read_nullable_string, skip_tags
 
 SIZE_BYTES = 4
 
@@ -41,10 +41,12 @@ class RequestHeader:
     correlation_id: int
     client_id: str | None
     body_position: int
+    tags_max: int = TAGS_MAX
+    """Tagged fields that each section of the request may have."""
 
 
-def read_request_header(frame: memoryview) -> RequestHeader:
-    """Header of a request; `frame` is without its size.
+def read_request_header(frame: memoryview, tags_max: int = TAGS_MAX) -> RequestHeader:
+    """Header of a request; `frame` is without its size. `tags_max` bounds each of its sections of tagged fields.
 
     Raises UnsupportedVersion, which knows the correlation id, for what `apis.APIS` does not serve, and MalformedFrame.
     """
@@ -55,10 +57,10 @@ def read_request_header(frame: memoryview) -> RequestHeader:
             raise UnsupportedVersion(api_key, version, correlation_id=correlation_id)
         client_id, position = read_nullable_string(frame, _REQUEST_HEADER.size, flexible=False)
         if version >= api.flexible_from:
-            position = skip_tags(frame, position)
+            position = skip_tags(frame, position, tags_max)
     except SHORT_OF_BYTES as error:
         raise MalformedFrame(f"request header in a frame of {len(frame)} bytes: {error}") from error
-    return RequestHeader(api, version, correlation_id, client_id, position)
+    return RequestHeader(api, version, correlation_id, client_id, position, tags_max)
 
 
 def decode_request(frame: memoryview, header: RequestHeader, *, elements_max: int = sys.maxsize) -> Any:
@@ -70,7 +72,8 @@ def decode_request(frame: memoryview, header: RequestHeader, *, elements_max: in
     all topics.
     """
     what = f"{header.api.name} request version {header.version}"
-    return _decode(request_class(header.api.key, header.version), frame, header.body_position, what, elements_max)[0]
+    limits = Limits(elements_max, header.tags_max)
+    return _decode(request_class(header.api.key, header.version), frame, header.body_position, what, limits)[0]
 
 
 def encode_request(api_key: int, version: int, correlation_id: int, client_id: str | None, payload: Any) -> bytes:
@@ -168,11 +171,11 @@ def _writer(entity_class: Any) -> Callable[[Any, Any], None]:
 
 
 def _decode(
-    entity_class: Any, view: memoryview, position: int, what: str, elements_max: int = sys.maxsize
+    entity_class: Any, view: memoryview, position: int, what: str, limits: Limits = NO_LIMITS
 ) -> tuple[Any, int]:
     """(payload, position behind it)."""
     try:
-        payload, end = read_entity(entity_class, view, position, elements_max=elements_max)
+        payload, end = read_entity(entity_class, view, position, limits)
     except (*SHORT_OF_BYTES, MalformedFrame, ValueError, OverflowError) as error:
         raise MalformedFrame(f"{what}: {error}") from error
     return payload, end

@@ -17,7 +17,8 @@ SHORT_OF_BYTES = (IndexError, struct.error, UnicodeDecodeError)
 """What a reader here may raise beside MalformedFrame when the bytes end too early or are not UTF-8."""
 
 TAGS_MAX = 100
-"""Tagged fields of one section; Kafka's messages have fewer than ten. Millions of empty ones fit into a frame."""
+"""Tagged fields of one section where nobody says otherwise (`request.max.tagged.fields`); Kafka's messages have fewer
+than ten. Millions of empty ones fit into a frame."""
 
 STRING_BYTES_MAX = 2**15 - 1
 
@@ -111,19 +112,19 @@ def read_count(
     return count, position
 
 
-def read_tag_count(view: memoryview, position: int) -> tuple[int, int]:
-    """Number of tagged fields in a section; refused where no message can have so many."""
+def read_tag_count(view: memoryview, position: int, tags_max: int = TAGS_MAX) -> tuple[int, int]:
+    """Number of tagged fields in a section; refused beyond `tags_max`."""
     count, position = read_uvarint(view, position)
-    if count > TAGS_MAX:
-        raise MalformedFrame(f"byte {position}: {count} tagged fields, {TAGS_MAX} are allowed")
+    if count > tags_max:
+        raise MalformedFrame(f"byte {position}: {count} tagged fields, {tags_max} are allowed")
     return count, position
 
 
-def skip_tags(view: memoryview, position: int) -> int:
-    """The position behind a section of tagged fields, all of them skipped."""
+def skip_tags(view: memoryview, position: int, tags_max: int = TAGS_MAX) -> int:
+    """The position behind a section of tagged fields, all of them skipped; refused beyond `tags_max`."""
     if view[position] == 0:
         return position + 1
-    count, position = read_tag_count(view, position)
+    count, position = read_tag_count(view, position, tags_max)
     for _ in range(count):
         _, position = read_uvarint(view, position)
         size_bytes, position = read_uvarint(view, position)

@@ -69,16 +69,16 @@ def parse_request(frame: memoryview, header: RequestHeader, *, entries_max: int 
     try:
         transactional_id, position = read_nullable_string(frame, header.body_position, flexible=flexible)
         acks, timeout_ms = _ACKS_AND_TIMEOUT.unpack_from(frame, position)
-        topics, position = _read_topics(frame, position + 6, entries_max, flexible=flexible)
+        topics, position = _read_topics(frame, position + 6, entries_max, header.tags_max, flexible=flexible)
         if flexible:
-            position = skip_tags(frame, position)
+            position = skip_tags(frame, position, header.tags_max)
     except (*SHORT_OF_BYTES, MalformedFrame) as error:
         raise MalformedFrame(f"Produce request version {header.version}: {error}") from error
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 
 
 def _read_topics(
-    frame: memoryview, position: int, entries_max: int, *, flexible: bool
+    frame: memoryview, position: int, entries_max: int, tags_max: int, *, flexible: bool
 ) -> tuple[list[tuple[str, list[tuple[int, memoryview | None]]]], int]:
     topics = []
     entries = 0
@@ -96,10 +96,10 @@ def _read_topics(
             (partition,) = INT32.unpack_from(frame, position)
             records, position = read_nullable_bytes(frame, position + 4, flexible=flexible)
             if flexible:
-                position = skip_tags(frame, position)
+                position = skip_tags(frame, position, tags_max)
             partitions.append((partition, records))
         if flexible:
-            position = skip_tags(frame, position)
+            position = skip_tags(frame, position, tags_max)
         topics.append((name, partitions))
     return topics, position
 

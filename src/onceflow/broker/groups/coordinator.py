@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.groups.expiry import expired
 from onceflow.broker.groups.group import (
-    NEW_MEMBER_TIMEOUT_SECONDS,
     Group,
     JoinAnswer,
     JoinReply,
@@ -27,8 +26,8 @@ from onceflow.broker.groups.states import GroupState
 from onceflow.log.clock import Clock
 from onceflow.wire.errors import ErrorCode
 
-NAME_BYTES_MAX = 1000
-"""Bound of group ids, protocol names and the client id's share of a member id: a record's strings end at 32,767."""
+CLIENT_ID_CHARACTERS_MAX = 250
+"""The client id's share of a member id: a record's strings end at 32,767 bytes."""
 OFFSETS_FORGOTTEN_AT_ONCE = 1000
 OFFSETS_SEEN_AT_ONCE = 10_000
 """When the offsets of deleted topics are taken away: what one turn of the event loop may cost."""
@@ -130,7 +129,7 @@ class GroupCoordinator:
             request.group_instance_id or "",
             *(name for name, _metadata in request.protocols),
         )
-        if not request.group_id or any(len(name.encode()) > NAME_BYTES_MAX for name in names):
+        if not request.group_id or any(map(self._is_long, names)):
             return ErrorCode.invalid_group_id
         least_ms, most_ms = self.config.group_session_timeout_min_ms, self.config.group_session_timeout_max_ms
         if not least_ms <= request.session_timeout_ms <= most_ms:
@@ -149,6 +148,15 @@ class GroupCoordinator:
             return ErrorCode.none if request.group_instance_id is None else ErrorCode.unknown_server_error
         return group.member_error(request.member_id, request.group_instance_id) if request.member_id else ErrorCode.none
 
+    def _is_long(self, name: str) -> bool:
+        return len(name.encode()) > self.config.group_name_bytes_max
+
+    def _stranger_error(self, group_id: str, generation: int) -> ErrorCode:
+        """Of a commit to a group that does not exist: a consumer that is no member makes it."""
+        if self._is_long(group_id):
+            return ErrorCode.invalid_group_id
+        return ErrorCode.none if generation < 0 else ErrorCode.illegal_generation
+
     def _is_full(self, group: Group, member_id: str) -> bool:
         """Whether `group.max.size` leaves no place (Kafka's acceptJoiningMember): who joined first stays."""
         if group.state is GroupState.EMPTY:
@@ -162,7 +170,7 @@ class GroupCoordinator:
 
     def _join_new(self, group: Group, request: JoinRequest, reply: JoinReply, outcome: Outcome) -> None:
         instance_id = request.group_instance_id
-        prefix = request.client_id[: NAME_BYTES_MAX // 4] if instance_id is None else instance_id
+        prefix = request.client_id[:CLIENT_ID_CHARACTERS_MAX] if instance_id is None else instance_id
         member_id = f"{prefix}-{self.make_uuid()}"
         if instance_id is not None and instance_id in group.static_members:
             self._return(group, group.members[group.static_members[instance_id]], member_id, request, reply, outcome)
@@ -185,7 +193,7 @@ class GroupCoordinator:
             request.rebalance_timeout_ms,
             request.protocols,
             request.group_instance_id,
-            self.clock.monotonic() + NEW_MEMBER_TIMEOUT_SECONDS,
+            self.clock.monotonic() + self.config.group_new_member_timeout_ms / 1000,
             join_reply=reply,
             is_new=True,
         )
@@ -371,8 +379,8 @@ class GroupCoordinator:
         A member that may has been heard of: a commit is as good as a heartbeat.
         """
         group = self.groups.get(group_id)
-        if group is None or len(group_id.encode()) > NAME_BYTES_MAX:
-            return _stranger_error(group_id, generation)
+        if group is None or self._is_long(group_id):
+            return self._stranger_error(group_id, generation)
         if generation < 0 and group.state is GroupState.EMPTY:
             return ErrorCode.none
         error_code = self._member_error(group_id, member_id, group_instance_id, generation)
@@ -391,8 +399,8 @@ class GroupCoordinator:
         have neither.
         """
         group = self.groups.get(group_id)
-        if group is None or len(group_id.encode()) > NAME_BYTES_MAX:
-            return _stranger_error(group_id, generation)
+        if group is None or self._is_long(group_id):
+            return self._stranger_error(group_id, generation)
         if generation < 0 and not member_id and group_instance_id is None:
             return ErrorCode.none
         if generation < 0 and group.state is GroupState.EMPTY:
@@ -460,13 +468,6 @@ class GroupCoordinator:
                 yield records
                 records, seen = [], 0
         yield records
-
-
-def _stranger_error(group_id: str, generation: int) -> ErrorCode:
-    """Of a commit to a group that does not exist: a consumer that is no member makes it."""
-    if len(group_id.encode()) > NAME_BYTES_MAX:
-        return ErrorCode.invalid_group_id
-    return ErrorCode.none if generation < 0 else ErrorCode.illegal_generation
 
 
 def _offset_delete_error(group: Group, place: tuple[str, int], known: Collection[tuple[str, int]]) -> ErrorCode:

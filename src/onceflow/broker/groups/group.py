@@ -15,8 +15,6 @@ from onceflow.broker.groups.subscription import subscribed_topics
 from onceflow.wire.errors import ErrorCode
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
-NEW_MEMBER_TIMEOUT_SECONDS = 300
-"""Who joins for the first time cannot send heartbeats; one whose connection broke meanwhile is given up after this."""
 
 
 @dataclass(frozen=True, slots=True)

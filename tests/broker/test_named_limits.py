@@ -1,0 +1,181 @@
+"""Limits that are settings of Onceflow's own: given in each of the three places, and held to at the boundary."""
+
+import contextlib
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from onceflow import testing
+from onceflow.broker.groups.coordinator import GroupCoordinator
+from onceflow.broker.groups.group import JoinAnswer
+from onceflow.broker.groups.outcome import JoinRequest
+from onceflow.log.config import LogConfig
+from onceflow.log.errors import CorruptBatch, MessageTooLarge
+from onceflow.log.validation import check_records
+from onceflow.testing import BrokerProcess, ManualClock
+from onceflow.wire import apis
+from onceflow.wire.batch import Record, encode_batch
+from onceflow.wire.codecs import Codec
+from onceflow.wire.errors import ErrorCode
+from tests.broker.driven_broker import DrivenBroker, eventually
+from tests.broker.groups.scene import CONFIG, Scene
+from tests.broker.raw_client import RawClient, connected, milliseconds
+from tests.log.compactions import compact
+from tests.log.partition_logs import NOW_MS, batch, open_log, sync
+
+LIMITS = {"request.max.tagged.fields": "2", "batch.unpacked.max.bytes": "1000", "max.partitions": "5"}
+
+
+@pytest.fixture(params=["option", "environment", "file"])
+def limited(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerProcess]:
+    """A broker that was given LIMITS in one of the places."""
+    options: list[str] = []
+    if request.param == "option":
+        options = [word for name, value in LIMITS.items() for word in (f"--{name.replace('.', '-')}", value)]
+    elif request.param == "environment":
+        for name, value in LIMITS.items():
+            monkeypatch.setenv("ONCEFLOW_BROKER_" + name.replace(".", "_").upper(), value)
+    else:
+        file = tmp_path / "server.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in LIMITS.items()))
+        options = ["--config-file", str(file)]
+    with BrokerProcess(tmp_path / "data", 0, *options) as broker:
+        yield broker
+
+
+def packed_batch(unpacked_bytes: int, codec: Codec = Codec.GZIP) -> bytearray:
+    """One record with a key whose bytes are so many when the batch is unpacked."""
+    value = bytes(unpacked_bytes - 10)
+    return encode_batch([Record(0, NOW_MS, b"k", value)], codec=codec)
+
+
+def has_answer(bootstrap: str, tag_count: int) -> bool:
+    """Whether ApiVersions with so many tagged fields in its header is answered, not a closed connection."""
+    head = struct.pack(">hhih", apis.API_VERSIONS, 3, 1, -1) + bytes((tag_count,)) + bytes((99, 0)) * tag_count
+    body = b"\x02n\x02v\x00"
+    with connected(bootstrap) as client, contextlib.suppress(ConnectionError):
+        client.socket.sendall(struct.pack(">i", len(head + body)) + head + body)
+        return client.receive_frame() != b""
+    return False
+
+
+def test_each_limit_holds_wherever_it_was_given(limited: BrokerProcess) -> None:
+    assert has_answer(limited.bootstrap, 2)
+    assert not has_answer(limited.bootstrap, 3)
+    assert "3 tagged fields, 2 are allowed" in limited.log_path.read_text()
+    with connected(limited.bootstrap) as client:
+        client.create_topic("t", 1, cleanup_policy="compact")
+        assert client.produce("t", 0, packed_batch(1000)).error_code == ErrorCode.none
+        refused = client.produce("t", 0, packed_batch(1001))
+        assert refused.error_code == ErrorCode.message_too_large
+        assert "(batch.unpacked.max.bytes)" in (refused.error_message or "")
+        assert creation_error(client, "u", 4) == ErrorCode.none
+        assert creation_error(client, "u", 5) == ErrorCode.invalid_partitions
+
+
+def creation_error(client: RawClient, topic: str, partition_count: int) -> int:
+    """Of the creation of a topic that is asked about and not made."""
+    wanted = {"name": topic, "num_partitions": partition_count, "replication_factor": 1, "assignments": ()}
+    fields = {"topics": [wanted | {"configs": ()}], "timeout": milliseconds(10_000), "validate_only": True}
+    return int(client.ask(apis.CREATE_TOPICS, 7, **fields).topics[0].error_code)
+
+
+def test_a_broker_whose_partitions_are_all_taken_serves_groups_and_transactions(tmp_path: Path) -> None:
+    with testing.Broker(tmp_path / "data", settings={"max.partitions": "1"}) as broker:
+        broker.create_topic("t")
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "p"})
+        producer.init_transactions(10)
+        producer.begin_transaction()
+        producer.produce("t", b"x")
+        producer.commit_transaction(10)
+        consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "g"})
+        consumer.commit(offsets=[TopicPartition("t", 0, 1)], asynchronous=False)
+        consumer.close()
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
+def test_what_a_packed_batch_may_unpack_to(codec: Codec) -> None:
+    config = LogConfig(cleanup_compact=True, batch_unpacked_bytes_max=1000)
+    check_records("t-0", packed_batch(1000, codec), 0, config, NOW_MS)
+    with pytest.raises(MessageTooLarge, match=r"more than the 1000 bytes allowed.*\(batch\.unpacked\.max\.bytes\)"):
+        check_records("t-0", packed_batch(1001, codec), 0, config, NOW_MS)
+
+
+def test_an_unpacked_batch_has_no_such_limit() -> None:
+    check_records(
+        "t-0", packed_batch(5000, Codec.NONE), 0, LogConfig(cleanup_compact=True, batch_unpacked_bytes_max=1000), NOW_MS
+    )
+
+
+@pytest.mark.parametrize(("unpacked_bytes", "is_found"), [(1000, True), (1001, False)])
+def test_a_search_by_time_unpacks_no_more(unpacked_bytes: int, is_found: bool, tmp_path: Path) -> None:
+    log = open_log(tmp_path / "t-0", batch_unpacked_bytes_max=1000)
+    log.append(packed_batch(unpacked_bytes))
+    sync(log)
+    for search in (log.search_timestamp(NOW_MS), log.search_max_timestamp()):
+        if is_found:
+            assert search() == (NOW_MS, 0)
+        else:
+            with pytest.raises(CorruptBatch, match="more than the 1000 bytes allowed"):
+                search()
+
+
+def test_a_compaction_unpacks_no_more(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "t-0", cleanup_compact=True, segment_bytes=200, batch_unpacked_bytes_max=1000)
+    for _ in range(3):
+        log.append(packed_batch(1000))
+    sync(log)
+    compact(log)
+    log.reconfigure(replace(log.config, batch_unpacked_bytes_max=999))
+    with pytest.raises(CorruptBatch, match="more than the 999 bytes allowed"):
+        compact(log)
+
+
+@pytest.mark.parametrize(("name", "error_code"), [("x" * 20, ErrorCode.none), ("x" * 21, ErrorCode.invalid_group_id)])
+def test_a_groups_name_has_so_many_bytes(name: str, error_code: ErrorCode) -> None:
+    groups = GroupCoordinator(ManualClock(), replace(CONFIG, group_name_bytes_max=20))
+    assert groups.commit_error(name, "", -1) == error_code
+    answers: list[JoinAnswer] = []
+    request = JoinRequest(name, "", "c", "/h", 10_000, 10_000, "consumer", (("range", b""),), False)
+    for answer in groups.join(request, answers.append).answers:
+        answer()
+    assert [each.error_code for each in answers] == [error_code]
+
+
+def test_a_new_member_is_waited_for_so_long() -> None:
+    scene = Scene(group_new_member_timeout_ms=20_000)
+    scene.two_members()
+    scene.join("c")
+    for _ in range(4):
+        assert scene.member_id("c")
+        scene.advance(5_000)
+        scene.beat("a", "b")
+    assert "c" not in [each.client_id for each in scene.group.members.values()]
+
+
+def test_idle_producers_are_looked_for_so_often(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_MS)
+    intervals = {"producer_id_expiration_ms": 1_000, "producer_id_expiration_check_ms": 5_000}
+    log = open_log(tmp_path / "t-0", clock=clock, **intervals)
+    log.append(batch(b"x", producer_id=7))
+    clock.advance_ms(4_999)
+    log.append(batch(b"x", producer_id=8))
+    assert log.producer_count == 2
+    clock.advance_ms(1)
+    log.append(batch(b"x", producer_id=9))
+    assert log.producer_count == 2, "7 is gone, 8 was heard of a millisecond ago"
+
+
+def test_the_first_look_at_retention_comes_after_so_long(tmp_path: Path) -> None:
+    with (
+        DrivenBroker(tmp_path / "data", retention_check_first_ms=2_000) as broker,
+        connected(broker.bootstrap) as client,
+    ):
+        client.create_topic("t", retention_ms="1000")
+        client.produce("t", 0, batch(b"x", timestamp_ms=broker.clock.now_ms()))
+        broker.clock.advance_ms(2_000)
+        eventually(lambda: broker.log("t").log_start_offset == 1, "what is too old is deleted")
