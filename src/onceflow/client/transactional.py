@@ -23,6 +23,7 @@ from onceflow.client.errors import (
     RequestRefused,
 )
 from onceflow.client.requests import TRANSACTION, Build
+from onceflow.client.security import PLAINTEXT, Security
 from onceflow.wire import apis, produce
 from onceflow.wire.batch import Record, encode_batch
 from onceflow.wire.codecs import Codec
@@ -94,14 +95,22 @@ class TransactionalProducer:
         timeout_ms: int = 30_000,
         codec: Codec = Codec.NONE,
         batch_bytes: int = BATCH_BYTES,
+        security: Security = PLAINTEXT,
     ) -> None:
-        self._prepare(bootstrap, transactional_id, timeout_ms, codec, batch_bytes)
+        self._prepare(bootstrap, transactional_id, timeout_ms, codec, batch_bytes, security)
         self._transaction_timeout_ms = transaction_timeout_ms
         self._take_epoch()
 
     @classmethod
     def resume(
-        cls, bootstrap: str, transactional_id: str, producer_id: int, epoch: int, *, timeout_ms: int = 30_000
+        cls,
+        bootstrap: str,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        *,
+        timeout_ms: int = 30_000,
+        security: Security = PLAINTEXT,
     ) -> Self:
         """Another process's transaction, to be ended by `commit()` or `abort()`; nothing is fenced by this.
 
@@ -111,7 +120,7 @@ class TransactionalProducer:
         what never began, raises InvalidTransaction. Leaving the context without either ends nothing.
         """
         resumed = cls.__new__(cls)
-        resumed._prepare(bootstrap, transactional_id, timeout_ms, Codec.NONE, BATCH_BYTES)
+        resumed._prepare(bootstrap, transactional_id, timeout_ms, Codec.NONE, BATCH_BYTES, security)
         resumed.producer_id = producer_id
         resumed.epoch = epoch
         resumed._state, resumed._is_resumed = State.OPEN, True
@@ -130,13 +139,21 @@ class TransactionalProducer:
         self.epoch = int(answer.producer_epoch)
         self._next_sequence.clear()
 
-    def _prepare(self, bootstrap: str, transactional_id: str, timeout_ms: int, codec: Codec, batch_bytes: int) -> None:
+    def _prepare(
+        self,
+        bootstrap: str,
+        transactional_id: str,
+        timeout_ms: int,
+        codec: Codec,
+        batch_bytes: int,
+        security: Security,
+    ) -> None:
         if not transactional_id:
             raise InvalidTransaction("the transactional id is empty: give the job a name that stays the same")
         self.transactional_id = transactional_id
         self.producer_id = -1
         self.epoch = -1
-        self._cluster = Cluster(bootstrap, timeout_ms=timeout_ms)
+        self._cluster = Cluster(bootstrap, timeout_ms=timeout_ms, security=security)
         self._codec = codec
         self._batch_bytes = batch_bytes
         self._state = State.READY

@@ -20,6 +20,7 @@ from onceflow.errors import OnceflowError
 
 FILE_NAME = "onceflow.lock"
 WAIT_MS = 30_000
+UNKNOWN = "an unknown process"
 _POLL_S = 0.2
 
 _held: set[Path] = set()
@@ -60,7 +61,7 @@ def take_lock(
     deadline = time.monotonic() + wait_ms / 1000
     while not _try_lock(java_file, directory):
         if time.monotonic() >= deadline:
-            holder = path.read_text("utf-8").strip() or "an unknown process"
+            holder = path.read_text("utf-8").strip() or UNKNOWN
             java_file.close()
             raise CheckpointInUse(
                 f"checkpoint {directory} is in use by {holder}, waited {wait_ms / 1000:g} s for it: end that process, "
@@ -86,9 +87,22 @@ def without_driver(directory: Path) -> Iterator[None]:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.seek(0)
-            holder = file.read().strip() or "an unknown process"
+            holder = file.read().strip() or UNKNOWN
             raise CheckpointInUse(f"checkpoint {directory} is in use by {holder}: end that process first") from error
         yield
+
+
+def holder_of(directory: Path) -> str | None:
+    """Who holds the checkpoint's lock now; None where nobody does. Reading is enough, and nothing is changed."""
+    try:
+        with (directory / FILE_NAME).open(encoding="utf-8") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() or UNKNOWN
+            return None
+    except FileNotFoundError:
+        return None
 
 
 def _try_lock(java_file: Any, directory: Path) -> bool:

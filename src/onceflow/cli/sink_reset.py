@@ -1,0 +1,186 @@
+"""`onceflow sink reset`: forgetting what a sink has noted as written, so that its query can begin anew."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onceflow.cli.commands import Commands
+from onceflow.cli.options import bootstrap_option, json_option
+from onceflow.cli.output import stdout_may_close
+from onceflow.cli.results import redis_options
+from onceflow.cli.secured import open_cluster, security
+from onceflow.cli.sink_options import checkpoint_option, kafka_options, query_of
+from onceflow.errors import OnceflowError
+
+if TYPE_CHECKING:
+    from onceflow.spark.kafka_sink_state import KafkaSinkState
+
+execute_option = click.option("--execute", is_flag=True, help="Do it. Without this it is only shown.")
+
+
+class NoSuchSink(OnceflowError):
+    """No sink of that name has noted anything there."""
+
+
+class TransactionOpen(OnceflowError):
+    """A sink's transaction is open: a driver writes, or one died a moment ago."""
+
+
+@click.group(cls=Commands)
+def reset() -> None:
+    """Forget a sink's marker and its query's checkpoint; shows what would be done unless --execute.
+
+    \b
+    Example:
+      onceflow sink reset redis --hash-key site::visits --checkpoint ./checkpoint --execute
+    """
+
+
+@reset.command("redis")
+@redis_options
+@click.option("--key", "keys", multiple=True, metavar="KEY", help="Another key of the sink's data; may be repeated.")
+@checkpoint_option
+@execute_option
+@json_option
+def reset_redis(
+    redis_url: str, hash_key: str, keys: Sequence[str], checkpoint: Path | None, execute: bool, as_json: bool
+) -> None:
+    """Forget a Redis sink: its counts and its marker, and its query's checkpoint, so that the log is counted anew.
+
+    What goes is the hash itself, every key that is named after it ('{HASH KEY}:…') and each --key, in one command of
+    Redis, then the checkpoint. Refused while a driver holds the checkpoint; without --checkpoint nothing is known of
+    drivers, and one that runs stops at its next micro-batch.
+
+    \b
+    Examples:
+      onceflow sink reset redis --hash-key site::visits --checkpoint ./checkpoint
+      onceflow sink reset redis --hash-key site::visits --checkpoint ./checkpoint --execute
+    """
+    from onceflow.spark.checkpoint_lock import without_driver
+    from onceflow.spark.redis_address import shown
+    from onceflow.spark.redis_sink_state import forget_redis_keys, redis_keys
+
+    _require_checkpoint(checkpoint)
+    found = redis_keys(redis_url, hash_key, keys)
+    if execute:
+        with nullcontext() if checkpoint is None else without_driver(checkpoint):
+            forget_redis_keys(redis_url, found)
+            _remove(checkpoint)
+    kept = ["the log and its groups' offsets: a query with an empty checkpoint counts from its starting offsets again"]
+    if checkpoint is None:
+        kept.append("the query's checkpoint: the query refuses to go on with it, and needs an empty one")
+    if found and hash_key not in found:
+        kept.append(f"what else the sink may have written: there is no {hash_key}; name other keys with --key")
+    forgotten = [f"{key} at {shown(redis_url)}" for key in found]
+    _tell_reset(forgotten, kept, checkpoint, execute, as_json)
+
+
+@reset.command("kafka")
+@kafka_options
+@checkpoint_option
+@execute_option
+@bootstrap_option
+@json_option
+def reset_kafka(
+    name: str | None,
+    query: str | None,
+    marker_topic: str,
+    checkpoint: Path | None,
+    execute: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Forget Kafka sinks of one query: both copies of their markers, and the query's checkpoint.
+
+    What they wrote stays in the output topics: a query that begins anew reads its input again and writes it once more,
+    so give it another topic, or delete that one and create it anew. Refused while a driver holds the checkpoint or has
+    a transaction open; 'onceflow transaction abort' ends one that a dead driver left.
+
+    \b
+    Examples:
+      onceflow sink reset kafka --checkpoint ./checkpoint
+      onceflow sink reset kafka --checkpoint ./checkpoint --execute
+    """
+    from onceflow.spark.checkpoint_lock import without_driver
+    from onceflow.spark.kafka_sink_state import forget_kafka_sink, kafka_sinks
+    from onceflow.spark.sink_state import read_checkpoint
+
+    at = None if checkpoint is None else read_checkpoint(checkpoint)
+    wanted = query_of(at, query)
+    if wanted is None:
+        raise click.UsageError("say of which query: --checkpoint DIRECTORY, or --query ID; 'onceflow sink show kafka'")
+    with open_cluster(bootstrap) as cluster:
+        states = kafka_sinks(cluster, marker_topic, wanted, name)
+        if not states and checkpoint is None:
+            raise NoSuchSink(
+                f"no Kafka sink of query {wanted} has a marker in {marker_topic} at {bootstrap}: 'onceflow sink show "
+                "kafka' shows those that have"
+            )
+        if execute:
+            with nullcontext() if checkpoint is None else without_driver(checkpoint):
+                for state in states:
+                    _refuse_open(state)
+                for state in states:
+                    forget_kafka_sink(cluster, state, security())
+                _remove(checkpoint)
+    forgotten = [f"the marker of sink {each.sink}, in group {each.place.name} and {marker_topic}" for each in states]
+    _tell_reset(forgotten, _kept_of_kafka(states, name, checkpoint), checkpoint, execute, as_json)
+
+
+def _refuse_open(state: "KafkaSinkState") -> None:
+    if state.is_open and state.transaction is not None:
+        raise TransactionOpen(
+            f"sink {state.sink} of query {state.query} has a transaction open ({state.transaction.state}): stop its "
+            f"driver, and if that is dead end it with 'onceflow transaction abort {state.place.name}'; nothing was "
+            "forgotten"
+        )
+
+
+def _kept_of_kafka(states: "Sequence[KafkaSinkState]", name: str | None, checkpoint: Path | None) -> list[str]:
+    newest = [found for state in states if (found := state.in_record or state.in_group) is not None]
+    topics = sorted({topic for found in newest for topic in found.partitions})
+    written = f"what was written to {', '.join(topics)}" if topics else "what was written to the output topics"
+    kept = [f"{written}: a query that begins anew reads its input again and writes it once more"]
+    if checkpoint is None:
+        kept.append("the query's checkpoint: the query refuses to go on with it, and needs an empty one")
+    elif name is not None:
+        kept.append("markers of other sinks of this query, which are of no use without its checkpoint")
+    return kept
+
+
+def _require_checkpoint(checkpoint: Path | None) -> None:
+    if checkpoint is not None and not (checkpoint / "metadata").is_file():
+        what = "is no Spark checkpoint (no file 'metadata' in it)" if checkpoint.exists() else "does not exist here"
+        raise OnceflowError(f"{checkpoint} {what}: nothing was removed; name the query's own checkpointLocation")
+
+
+def _remove(checkpoint: Path | None) -> None:
+    if checkpoint is not None:
+        shutil.rmtree(checkpoint)
+
+
+def _tell_reset(
+    forgotten: Sequence[str], kept: Sequence[str], checkpoint: Path | None, execute: bool, as_json: bool
+) -> None:
+    from onceflow.spark.checkpoint_lock import holder_of
+
+    gone = [*forgotten, *([] if checkpoint is None else [f"checkpoint {checkpoint}: offsets, commits and state"])]
+    driver = None if execute or checkpoint is None else holder_of(checkpoint)
+    with stdout_may_close():
+        if as_json:
+            click.echo(json.dumps({"executed": execute, "forgotten": gone, "kept": list(kept), "driver": driver}))
+            return
+        for each in gone:
+            click.echo(f"{'forgotten' if execute else 'would be forgotten'}: {each}")
+        for each in kept:
+            click.echo(f"stays: {each}")
+        if driver is not None:
+            click.echo(f"refused while a driver runs: {driver}")
+        if not gone:
+            click.echo("there is nothing to forget")
+        click.echo("done" if execute else "nothing was changed: add --execute to do it", err=not execute)

@@ -1,0 +1,106 @@
+"""A Redis sink seen from outside: what its marker says, and forgetting it with everything that belongs to it."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from onceflow.spark import marker as markers
+from onceflow.spark import redis_answers, redis_pool
+from onceflow.spark.decision import Wording
+from onceflow.spark.marker import Marker, same_slot
+from onceflow.spark.proof import Proof, ranges_digest
+from onceflow.spark.redis_address import shown
+
+SCAN_KEYS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSinkState:
+    """The marker at `key` of the sink with this hash key; None where there is none."""
+
+    url: str
+    hash_key: str
+    key: str
+    marker: Marker | None
+    counts_there: bool
+
+    @property
+    def proof(self) -> Proof | None:
+        """The marker as `decision` takes it."""
+        found = self.marker
+        if found is None:
+            return None
+        return Proof(
+            query=found.query,
+            sink=self.key,
+            batch=found.batch,
+            digest=found.digest,
+            ranges=ranges_digest(found.ranges_json),
+            plan=found.plan,
+            plan_version=found.plan_version,
+            offsets=found.offsets,
+            since=found.since,
+            complete=found.complete,
+        )
+
+
+def read_redis_sink(url: str, hash_key: str, reset: str) -> RedisSinkState:
+    """Raises MarkerUnreadable, RedisFailed, RedisAddressInvalid. `reset` is the command that a sentence may name."""
+    key = same_slot(hash_key, "onceflow")
+
+    def read() -> Any:
+        pipeline = redis_pool.client(url).pipeline(transaction=True)
+        pipeline.hgetall(key)
+        pipeline.exists(hash_key)
+        return pipeline.execute()
+
+    try:
+        fields, there = redis_answers.patiently(read)
+    except redis.RedisError as error:
+        raise redis_answers.failed(url, "to show its marker", error) from error
+    texts = {name.decode(): value.decode() for name, value in fields.items()}
+    return RedisSinkState(url, hash_key, key, markers.parse(key, texts, reset=reset), there > 0)
+
+
+def redis_wording(key: str, reset: str) -> Wording:
+    """How sentences name a Redis sink's things."""
+    return Wording(
+        marker=f"marker {key}",
+        target="Redis",
+        data="counts",
+        elsewhere="another hash key or another Redis",
+        anew=markers.anew(reset),
+    )
+
+
+def redis_keys(url: str, hash_key: str, others: Iterable[str]) -> list[str]:
+    """The keys that a reset forgets, of those that are there: the hash, all that is named after it, and `others`.
+
+    Raises RedisFailed, RedisAddressInvalid.
+    """
+    client: Any = redis_pool.client(url)
+    try:
+        named = [name for name in (hash_key, *others) if client.exists(name)]
+        return list(dict.fromkeys([*named, *sorted(_named_after(client, hash_key))]))
+    except redis.RedisError as error:
+        raise redis_answers.failed(url, "to find the sink's keys", error) from error
+
+
+def _named_after(client: Any, hash_key: str) -> Iterator[str]:
+    beside = same_slot(hash_key, "")
+    literally = re.sub(r"([*?\[\]\\])", r"\\\1", beside)
+    for name in client.scan_iter(match=f"{literally}*", count=SCAN_KEYS):
+        yield name.decode("utf-8", "surrogateescape")
+
+
+def forget_redis_keys(url: str, keys: Iterable[str]) -> None:
+    """Delete them in one command: marker and counts go together, or stay. Raises RedisFailed."""
+    names = [key.encode("utf-8", "surrogateescape") for key in keys]
+    try:
+        if names:
+            redis_pool.client(url).unlink(*names)
+    except redis.RedisError as error:
+        raise redis_answers.failed(url, f"to delete the sink's keys at {shown(url)}", error) from error

@@ -1,0 +1,370 @@
+"""`onceflow sink show|reset`: what markers say beside a checkpoint, and forgetting them, without a Spark."""
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from onceflow.cli import onceflow
+from onceflow.client.admin import Admin
+from onceflow.client.cluster import Cluster
+from onceflow.client.transactional import TransactionalProducer
+from onceflow.spark import marker as markers
+from onceflow.spark.checkpoint import LocalCheckpoint
+from onceflow.spark.marker import Batch
+from tests.conftest import RedisProcess
+from tests.spark.kafka_driver import MARKER_TOPIC, Driver, make_topics, visible
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "a+")
+fcntl.lockf(file, fcntl.LOCK_EX)
+file.write("JVM with pid 7 on here")
+file.flush()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+class Query:
+    """A checkpoint as Spark leaves it, of a query that reads ten offsets a batch."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.id = str(uuid.uuid4())
+        for folder in ("offsets", "commits", "state"):
+            (directory / folder).mkdir(parents=True)
+        (directory / "metadata").write_text(json.dumps({"id": self.id}))
+
+    def plan(self, number: int) -> Batch:
+        """Spark has planned batches up to this one; returns it."""
+        for each in range(number + 1):
+            (self.directory / "offsets" / str(each)).write_text(f'v1\n{{}}\n{{"in":{{"0":{10 * each}}}}}')
+        return LocalCheckpoint(self.directory).batch(number, plan="plan", plan_version=1)
+
+    def commit(self, number: int) -> Batch:
+        """Spark has planned and finished batches up to this one; returns it."""
+        for each in range(number + 1):
+            (self.directory / "commits" / str(each)).write_text("v1\n{}")
+        return self.plan(number)
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Query:
+    return Query(tmp_path / "a checkpoint")
+
+
+@contextmanager
+def a_driver_runs(query: Query) -> Iterator[None]:
+    holder = [sys.executable, "-c", HOLD, str(query.directory / "onceflow.lock")]
+    with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None and driver.stdout.readline() == b"held\n"
+        yield
+        driver.communicate()
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(onceflow, ["sink", *words], standalone_mode=False)
+
+
+def asked(*words: str) -> tuple[int, Any]:
+    """Exit code and JSON."""
+    done = run(*words, "--json")
+    assert done.exception is None, done.exception
+    return done.return_value or 0, json.loads(done.stdout)
+
+
+# Redis
+
+
+class Counts:
+    """A Redis sink's keys, as its scripts leave them."""
+
+    def __init__(self, server: RedisProcess, hash_key: str) -> None:
+        self.hash_key, self.marker_key = hash_key, f"{{{hash_key}}}:onceflow"
+        self.client = redis.Redis.from_url(server.url, decode_responses=True)
+        self.words = ("redis", "--redis", server.url, "--hash-key", hash_key)
+
+    def write(self, batch: Batch, *, chunks: int = 0, done: int | None = None) -> None:
+        """The batch is there; or it was cut into `chunks`, of which the first `done` are."""
+        fields = markers.first_fields(batch) | markers.begun_fields(None, batch, chunks=chunks, started_ms=1)
+        if done is None:
+            fields |= markers.completed_fields(started_ms=1, finished_ms=2)
+        self.client.delete(self.marker_key)
+        self.client.hset(self.marker_key, mapping={**fields, **{f"chunk:{each}": "1" for each in range(done or 0)}})
+        self.client.hset(self.hash_key, "ada", "1")
+        self.client.rpush(f"{{{self.hash_key}}}:history", "{}")
+
+
+@pytest.fixture
+def counts(redis_server: RedisProcess, topic: str) -> Iterator[Counts]:
+    # What a glob would take for a pattern is part of the name.
+    found = Counts(redis_server, f"{topic}[a-z]*")
+    yield found
+    found.client.close()
+
+
+@pytest.mark.parametrize(
+    ("written", "planned", "committed", "fits", "sentence"),
+    [
+        (2, 2, 2, True, "batch 2 is written: the next start goes on with batch 3"),
+        (2, 2, 1, True, "batch 2 is written, Spark has not noted that: the next start skips it and goes on with batch"),
+        (1, 2, 1, True, "batch 1 is written: the next start writes batch 2"),
+        (1, 3, 2, False, "Redis lost batches: "),
+        (3, 2, 2, False, "the checkpoint is older than the counts"),
+    ],
+)
+def test_a_marker_of_redis_beside_its_checkpoint(
+    counts: Counts, query: Query, written: int, planned: int, committed: int, fits: bool, sentence: str
+) -> None:
+    counts.write(query.plan(written))
+    for file in (query.directory / "offsets").iterdir():
+        file.unlink()
+    query.commit(committed)
+    query.plan(planned)
+    code, shown = asked("show", *counts.words, "--checkpoint", str(query.directory))
+    assert (code, shown["fits"]) == (0 if fits else 1, fits)
+    assert sentence in shown["sentence"]
+    if not fits:
+        command = f"onceflow sink reset {' '.join(counts.words[:3])}"
+        assert command in shown["sentence"]
+        assert "a checkpoint'" in shown["sentence"]
+    assert (shown["marker"]["batch"], shown["marker"]["offsets"]) == (written, {"in": {"0": 10 * written}})
+    assert (shown["checkpoint"]["planned"], shown["checkpoint"]["committed"]) == (planned, committed)
+    told = run("show", *counts.words, "--checkpoint", str(query.directory)).stdout
+    assert f"batch {written}   complete" in told
+    assert f"planned batch {planned}   committed batch {committed}   driver none runs" in told
+    assert f"{'fits' if fits else 'does not fit'}: {shown['sentence']}" in told
+
+
+def test_a_batch_of_which_chunks_are_missing(counts: Counts, query: Query) -> None:
+    counts.write(query.plan(1), chunks=3, done=1)
+    query.commit(0)
+    code, shown = asked("show", *counts.words, "--checkpoint", str(query.directory))
+    assert (code, shown["fits"]) == (0, True)
+    assert shown["sentence"] == "a part of batch 1 is written: the next start finishes it"
+    assert shown["marker"]["chunks_missing"] == [1, 2]
+    assert "partial: chunks 1, 2 of 3 are missing" in run("show", *counts.words).stdout
+
+
+def test_a_marker_of_another_query_and_one_that_is_not_there(counts: Counts, query: Query, tmp_path: Path) -> None:
+    other = Query(tmp_path / "other")
+    counts.write(other.commit(1))
+    query.commit(1)
+    code, shown = asked("show", *counts.words, "--checkpoint", str(query.directory))
+    assert (code, shown["fits"]) == (1, False)
+    assert f"belongs to query {other.id} and the checkpoint to query {query.id}" in shown["sentence"]
+    counts.client.delete(counts.marker_key)
+    code, shown = asked("show", *counts.words)
+    assert (code, shown["marker"], shown["counts_there"], shown["fits"]) == (1, None, True, None)
+    assert "there are counts beside it" in run("show", *counts.words).stdout
+
+
+def test_show_tells_who_drives_and_takes_nothing_from_him(counts: Counts, query: Query) -> None:
+    counts.write(query.commit(1))
+    with a_driver_runs(query):
+        shown = asked("show", *counts.words, "--checkpoint", str(query.directory))[1]
+    assert shown["checkpoint"]["driver"] == "JVM with pid 7 on here"
+
+
+def test_reset_of_redis_shows_first_and_then_takes_all_that_is_the_sinks(counts: Counts, query: Query) -> None:
+    counts.write(query.commit(1))
+    beside, other = f"{{{counts.hash_key}}}:top", f"{counts.hash_key}-other"
+    strange = f"{{{counts.hash_key.replace('[a-z]*', 'x')}}}:top"
+    for key in (beside, other, strange):
+        counts.client.set(key, "1")
+    words = ("reset", *counts.words, "--checkpoint", str(query.directory))
+    dry = run(*words)
+    assert dry.exception is None
+    assert "nothing was changed: add --execute" in dry.stderr
+    assert dry.stdout.count("would be forgotten: ") == 5
+    assert counts.client.exists(counts.marker_key, counts.hash_key, beside) == 3 and query.directory.exists()
+    code, done = asked(*words, "--key", other, "--execute")
+    assert (code, done["executed"], len(done["forgotten"])) == (0, True, 6)
+    assert "starting offsets again" in done["kept"][0]
+    assert counts.client.exists(counts.marker_key, counts.hash_key, beside, other) == 0
+    assert counts.client.exists(strange) == 1
+    assert not query.directory.exists()
+
+
+def test_reset_of_redis_is_refused_while_a_driver_runs(counts: Counts, query: Query) -> None:
+    counts.write(query.commit(1))
+    words = ("reset", *counts.words, "--checkpoint", str(query.directory))
+    with a_driver_runs(query):
+        assert "refused while a driver runs: JVM with pid 7 on here" in run(*words).stdout
+        refused = run(*words, "--execute")
+    assert "is in use by JVM with pid 7 on here: end that process first" in str(refused.exception)
+    assert counts.client.exists(counts.marker_key, counts.hash_key) == 2 and query.directory.exists()
+
+
+def test_reset_without_a_checkpoint_says_what_that_leaves(counts: Counts, query: Query, tmp_path: Path) -> None:
+    counts.write(query.commit(1))
+    refused = run("reset", *counts.words, "--checkpoint", str(tmp_path / "missing"), "--execute")
+    assert "missing does not exist here: nothing was removed" in str(refused.exception)
+    assert counts.client.exists(counts.marker_key) == 1
+    done = asked("reset", *counts.words, "--execute")[1]
+    assert "the query refuses to go on with it" in done["kept"][1]
+    assert counts.client.exists(counts.marker_key) == 0 and query.directory.exists()
+
+
+# Kafka
+
+
+class Output:
+    """A Kafka sink of one query, driven without Spark; its topic has the marker's name but for the beginning."""
+
+    def __init__(self, bootstrap: str, query: Query, owner: str = "owner-1") -> None:
+        self.query, self.topic = query, f"{query.id}-kafka"
+        self.name = f"onceflow-{self.topic}"
+        self.words = ("kafka", "--bootstrap", bootstrap, "--marker-topic", MARKER_TOPIC)
+        self.driver = Driver(bootstrap, self.topic, owner=owner)
+
+    def write(self, up_to: int) -> None:
+        for number in range(up_to + 1):
+            self.driver.write(number, of=self.query.plan(number))
+
+
+@pytest.fixture
+def output(bootstrap: str, query: Query) -> Iterator[Output]:
+    make_topics(bootstrap, f"{query.id}-kafka")
+    made = Output(bootstrap, query)
+    yield made
+    made.driver.close()
+
+
+def forget_group(cluster: Cluster, name: str) -> None:
+    Admin(cluster).delete_group(name)
+
+
+def test_both_copies_of_a_marker_of_kafka_beside_a_checkpoint(output: Output, query: Query) -> None:
+    output.write(2)
+    query.commit(1)
+    code, shown = asked("show", *output.words, "--checkpoint", str(query.directory))
+    (found,) = shown["sinks"]
+    assert (code, found["name"], found["query"], found["fits"]) == (0, "kafka", query.id, True)
+    assert found["in_group"]["batch"] == found["in_record"]["batch"] == 2
+    assert found["in_record"]["offsets"] == {"in": {"0": 20}}
+    assert found["sentence"].startswith("batch 2 is written, Spark has not noted that")
+    told = run("show", *output.words, "--query", query.id).stdout
+    assert f"sink kafka   query {query.id}" in told
+    assert f"output topics (partitions) {output.topic} (3)" in told
+    everything = asked("show", *output.words)[1]["sinks"]
+    assert query.id in [each["query"] for each in everything]
+
+
+def test_one_copy_is_enough_and_none_is_told(bootstrap: str, output: Output, query: Query) -> None:
+    output.write(1)
+    query.commit(1)
+    with Cluster(bootstrap) as cluster:
+        forget_group(cluster, output.name)
+    (found,) = asked("show", *output.words, "--checkpoint", str(query.directory))[1]["sinks"]
+    assert (found["in_group"], found["in_record"]["batch"], found["fits"]) == (None, 1, True)
+    other = ("--name", "another", "--checkpoint", str(query.directory))
+    code, shown = asked("show", *output.words, *other)
+    assert (code, shown["sinks"]) == (1, [])
+    assert f"no Kafka sink of query {query.id} has a marker" in run("show", *output.words, *other).stderr
+
+
+def test_a_checkpoint_older_than_the_output_is_told_with_the_way_out(output: Output, query: Query) -> None:
+    output.write(3)
+    for number in (2, 3):
+        (query.directory / "offsets" / str(number)).unlink()
+    query.commit(1)
+    code, shown = asked("show", *output.words, "--checkpoint", str(query.directory))
+    (found,) = shown["sinks"]
+    assert (code, found["fits"]) == (1, False)
+    assert "is at batch 3 and the checkpoint is at batch 1" in found["sentence"]
+    assert f"onceflow sink reset kafka {' '.join(output.words[1:3])} --name kafka" in found["sentence"]
+
+
+def test_copies_that_differ_are_told(bootstrap: str, output: Output, query: Query) -> None:
+    output.write(1)
+    with TransactionalProducer(bootstrap, "a stranger") as stranger:
+        stranger.begin()
+        text = json.dumps({**_record(bootstrap, output), "batch": 7})
+        stranger.send(MARKER_TOPIC, text.encode(), key=output.name.encode(), partition=0)
+        stranger.commit()
+    code, shown = asked("show", *output.words, "--query", query.id)
+    (found,) = shown["sinks"]
+    assert (code, found["fits"]) == (1, False)
+    assert "differ: the group's offset tells of batch 1" in found["sentence"]
+
+
+def _record(bootstrap: str, output: Output) -> dict[str, Any]:
+    records = [json.loads(value) for value in visible(bootstrap, MARKER_TOPIC, 1)[0] if value is not None]
+    return next(each for each in reversed(records) if each["query"] == output.query.id)
+
+
+def test_reset_of_kafka_forgets_both_copies_and_the_checkpoint_and_no_record(
+    bootstrap: str, output: Output, query: Query
+) -> None:
+    output.write(2)
+    query.commit(2)
+    words = ("reset", *output.words, "--checkpoint", str(query.directory))
+    before = visible(bootstrap, output.topic)
+    dry = run(*words)
+    assert "nothing was changed: add --execute" in dry.stderr
+    assert f"would be forgotten: the marker of sink kafka, in group {output.name} and {MARKER_TOPIC}" in dry.stdout
+    assert f"stays: what was written to {output.topic}: " in dry.stdout
+    assert asked("show", *output.words, "--checkpoint", str(query.directory))[0] == 0
+    done = asked(*words, "--execute")[1]
+    assert (done["executed"], len(done["forgotten"])) == (True, 2)
+    assert not query.directory.exists()
+    assert asked("show", *output.words, "--query", query.id) == (1, {"checkpoint": None, "sinks": []})
+    assert visible(bootstrap, output.topic) == before
+    again = run("reset", *output.words, "--query", query.id, "--execute")
+    assert f"no Kafka sink of query {query.id} has a marker" in str(again.exception)
+
+
+def test_a_driver_left_over_from_before_a_reset_stops(output: Output, query: Query) -> None:
+    output.write(2)
+    assert run("reset", *output.words, "--query", query.id, "--execute").exception is None
+    with pytest.raises(Exception, match="there is no marker"):
+        output.driver.write(3, of=query.plan(3))
+
+
+def test_reset_of_kafka_is_refused_while_a_driver_runs_or_has_a_transaction_open(
+    bootstrap: str, output: Output, query: Query
+) -> None:
+    output.write(1)
+    query.commit(1)
+    words = ("reset", *output.words, "--checkpoint", str(query.directory), "--execute")
+    with a_driver_runs(query):
+        assert "is in use by JVM with pid 7" in str(run(*words).exception)
+    with TransactionalProducer(bootstrap, output.name) as writing:
+        writing.begin()
+        writing.send(output.topic, b"half", partition=0)
+        writing.flush()
+        refused = str(run(*words).exception)
+    assert "has a transaction open (Ongoing)" in refused
+    assert f"'onceflow transaction abort {output.name}'" in refused
+    assert query.directory.exists()
+    assert asked("show", *output.words, "--query", query.id)[0] == 0
+    assert run(*words).exception is None
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("reset", "kafka"), "say of which query"),
+        (("reset", "kafka", "--checkpoint", "s3a://bucket/x"), "is on no file system of this machine"),
+        (("show", "kafka", "--marker-topic", "nothing"), "there is no topic nothing at"),
+        (("show", "redis", "--checkpoint", "/nowhere"), "/nowhere does not exist here"),
+        (("shwo",), "Did you mean 'show'?"),
+        (("show", "kafak"), "Did you mean 'kafka'?"),
+    ],
+)
+def test_what_cannot_be_meant(
+    bootstrap: str, redis_server: RedisProcess, words: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONCEFLOW_BOOTSTRAP", bootstrap)
+    monkeypatch.setenv("ONCEFLOW_REDIS", redis_server.url)
+    assert sentence in str(run(*words).exception)
