@@ -57,7 +57,8 @@ def test_the_columns_of_aggregate() -> None:
     assert wanted.schema().simpleString() == (
         "struct<uid:string,slot:struct<start:timestamp,end:timestamp>,topic:string,total:bigint,count(1):bigint,"
         "count(uid):bigint,sum(a b):bigint,the last:timestamp,sum(p):decimal(38,4),min(p):decimal(30,4),"
-        "rejected:struct<topic:string,partition:int,offset:bigint,timestamp:timestamp,reason:string,value:binary>>"
+        "rejected:struct<topic:string,partition:int,offset:bigint,timestamp:timestamp,reason:string,key:binary,"
+        "value:binary>>"
     )
 
 

@@ -96,7 +96,7 @@ def test_decode_and_aggregate_are_the_same_sql_over_from_json(
     refused = partial.where("rejected IS NOT NULL").select("rejected.*")
     assert all(row.reason for row in refused.collect())
     bad = raw.where("value IS NULL OR j._corrupt_record IS NOT NULL OR j.at IS NULL")
-    same = ["topic", "partition", "offset", "timestamp", "value"]
+    same = ["topic", "partition", "offset", "timestamp", "key", "value"]
     assert sorted(map(str, refused.select(same).collect())) == sorted(map(str, bad.select(same).collect()))
     raw.unpersist()
     partial.unpersist()

@@ -37,6 +37,7 @@ _REJECTED = pa.struct(
         ("offset", pa.int64()),
         ("timestamp", _TIME),
         ("reason", pa.string()),
+        ("key", pa.binary()),
         ("value", pa.binary()),
     ]
 )

@@ -26,7 +26,7 @@ KEPT = ("topic", "partition", "offset")
 
 CORRUPT = (StructField(CORRUPT_RECORD, types.StringType()), StructField(CORRUPT_REASON, types.StringType()))
 
-REJECTED_FIELDS = ("topic", "partition", "offset", "timestamp", "reason", "value")
+REJECTED_FIELDS = ("topic", "partition", "offset", "timestamp", "reason", "key", "value")
 
 
 @dataclass(frozen=True, slots=True)
