@@ -117,6 +117,16 @@ def test_a_batch_read_commits_nothing_and_a_stream_may_be_told_not_to() -> None:
     assert read_options(LEAST | GROUP | {"commitOffsets": "false"}, "stream").commits_to is None
 
 
+def test_a_group_that_nobody_would_use_is_refused() -> None:
+    elsewhere = LEAST | GROUP | {"startingOffsets": "earliest"}
+    assert read_options(elsewhere, "stream").commits_to == "g"
+    read_options(elsewhere)  # The mode is not known yet.
+    with pytest.raises(WrongOption, match=r"groupId means nothing here: .* a batch read commits nothing; take it out"):
+        read_options(elsewhere, "batch")
+    with pytest.raises(WrongOption, match=r"groupId means nothing here: .* commitOffsets is false; take it out"):
+        read_options(elsewhere | {"commitOffsets": "false"}, "stream")
+
+
 WRONG: list[tuple[Mode, dict[str, str], str]] = [
     ("stream", {"subscribe": ""}, "option subscribe .* is missing"),
     ("stream", {"kafka.bootstrap.servers": ""}, "option kafka.bootstrap.servers .* is missing"),

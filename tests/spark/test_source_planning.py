@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark import positions, read_task
+from onceflow.spark import positions, read_task, stream
 from onceflow.spark.data_loss import DataLost
 from onceflow.spark.offsets import IDS_KEY, OffsetRange
 from onceflow.spark.options import SourceOptions
@@ -26,6 +26,7 @@ EVERYTHING = ReadAllAvailable()
 def _each_question_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the few milliseconds for which ends are kept, which would hide a wrong second question."""
     monkeypatch.setattr(positions, "ENDS_AGE_MS_MAX", 0)
+    monkeypatch.setattr(stream, "LOSS_PAUSES_MS", (1, 1, 1))
 
 
 @pytest.fixture
@@ -158,6 +159,30 @@ def test_a_topic_that_is_gone_stops_the_query_or_stays_where_it_was(
     with pytest.raises(DataLost, match=f"topic {topic} is gone from the log: no such topic"):
         StreamReader(options).latestOffset(start, EVERYTHING)
     assert StreamReader(replace(options, fail_on_data_loss=False)).latestOffset(start, EVERYTHING) == start
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_topic_that_one_answer_lacks_is_not_gone(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """As of a broker that has just started; what was planned would be dropped with failOnDataLoss=false."""
+    cluster.create_topic(topic, 1)
+    monkeypatch.setattr(positions, "TOPICS_AGE_MS_MAX", 0)
+    reader, start = begin(replace(options, fail_on_data_loss=fails))
+    send(["a"])
+    topics = Cluster.topics
+    lacking: list[int] = []
+
+    def without(asked: Cluster, *names: str) -> dict[str, Any]:
+        return {} if lacking and lacking.pop() else topics(asked, *names)
+
+    monkeypatch.setattr(Cluster, "topics", without)
+    lacking += [1, 1]
+    end = reader.latestOffset(start, EVERYTHING)
+    assert end[topic] == {"0": 1} and not lacking
+    lacking += [1, 1, 1]
+    (task,) = reader.partitions(start, end)
+    assert [value for rows in reader.read(task) for value in rows["value"].to_pylist()] == [b"a"] and not lacking
 
 
 def test_a_loss_is_told_once_and_not_at_every_poll(

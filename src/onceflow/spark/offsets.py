@@ -173,6 +173,11 @@ def losses(start: Offsets, ends: Offsets) -> list[Loss]:
     return found
 
 
+def lacking(start: Offsets, ends: Offsets) -> bool:
+    """Whether the ends lack a topic or a partition that `start` has."""
+    return any(set(partitions) - set(ends.by_topic.get(topic, {})) for topic, partitions in start.by_topic.items())
+
+
 def _losses_in(topic: str, partitions: Mapping[int, int], ends: Mapping[int, int]) -> list[Loss]:
     found = []
     for partition, offset in partitions.items():

@@ -12,7 +12,7 @@ from onceflow.client.security import PLAINTEXT, InvalidSecurity, Security, read_
 from onceflow.spark import position_options as positions
 from onceflow.spark import pushdown_options, subscription
 from onceflow.spark.offsets import Offsets
-from onceflow.spark.position_options import EARLIEST, LATEST, Position, read_ending, read_starting
+from onceflow.spark.position_options import EARLIEST, LATEST, AtCommitted, Position, read_ending, read_starting
 from onceflow.spark.pushdown_options import Pushdown, parse_pushdown
 from onceflow.spark.subscription import Subscription, read_subscription
 from onceflow.spark.wrong_option import WrongOption
@@ -138,6 +138,8 @@ def read_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOp
         security=_security(values),
     )
     _require_sense(options, values)
+    if mode is not None:
+        _require_use_of_group(options, values, mode)
     if mode == "batch":
         _require_rows(options)
     return options
@@ -169,6 +171,17 @@ def _require_sense(options: SourceOptions, values: Mapping[str, str]) -> None:
         raise WrongOption(f"option {MIN_OFFSETS_PER_TRIGGER}={least} is more than {MAX_OFFSETS_PER_TRIGGER}={most}")
     if MAX_TRIGGER_DELAY.lower() in values and least is None:
         raise WrongOption(f"option {MAX_TRIGGER_DELAY} is of use with {MIN_OFFSETS_PER_TRIGGER}")
+
+
+def _require_use_of_group(options: SourceOptions, values: Mapping[str, str], mode: Mode) -> None:
+    """A group that nothing is read from and nothing committed to was meant for something else."""
+    if positions.GROUP_ID.lower() not in values or options.commits_to or isinstance(options.starting, AtCommitted):
+        return
+    why = "a batch read commits nothing" if mode == "batch" else f"{COMMIT_OFFSETS} is false"
+    raise WrongOption(
+        f"option {positions.GROUP_ID} means nothing here: the read does not begin at {positions.COMMITTED} offsets and "
+        f"{why}; take it out, or say where to begin with {positions.STARTING_OFFSETS}={positions.COMMITTED}"
+    )
 
 
 def _require_rows(options: SourceOptions) -> None:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+LOSS_PAUSES_MS = (100, 200, 400, 800, 1600)
+"""Before a topic or partition of a planned batch is believed to be gone it is looked for again, after each of these."""
+
 
 class TopicNotSubscribed(OnceflowError):
     """The checkpoint reads a partition that the options no longer name."""
@@ -49,9 +52,15 @@ class TopicNotSubscribed(OnceflowError):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Offsets in, offsets out; nothing is remembered that a restart would need."""
 
-    def __init__(self, options: SourceOptions, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._options = options
         self._monotonic = monotonic
+        self._sleep = sleep
         self._positions: LogPositions | None = None
         self._commits: GroupCommits | None = None
         self._alignment: Alignment | None = None
@@ -111,7 +120,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         parts = [part for part in offsets.ranges(offsets.parse(start), batch_end) if part.size]
         if not parts:
             return []
-        now = self._log.ends(fresh=True)
+        now = self._ends_with(batch_end)
         self._report(offsets.losses(batch_end, now))
         there = [part for part in parts if part.topic in now.by_topic and now.same_topic(batch_end, part.topic)]
         return read_task.plan(there, batch_end.topic_ids, self._options)
@@ -129,9 +138,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends_for(self, known: Offsets) -> Offsets:
         """The ends that a batch after `known` may reach, after a loss that they show has been reported."""
         ends = self._target or self._log.ends()
-        if self._target is None and offsets.losses(known, ends):
-            ends = self._log.ends(fresh=True)
+        if self._target is None and set(offsets.losses(known, ends)) - self._told:
+            ends = self._ends_with(known)
         self._report(offsets.losses(known, ends))
+        return ends
+
+    def _ends_with(self, planned: Offsets) -> Offsets:
+        """The ends of the log, asked for again while they lack what was planned, some seconds in all.
+
+        A broker that has just started may for a moment not know a topic that is there; with failOnDataLoss=false its
+        rows would be dropped for that.
+        """
+        ends = self._log.ends(fresh=True)
+        for pause_ms in LOSS_PAUSES_MS:
+            if not offsets.lacking(planned, ends):
+                break
+            self._sleep(pause_ms / 1000)
+            ends = self._log.ends(fresh=True)
         return ends
 
     def _report(self, lost: list[Loss]) -> None:
