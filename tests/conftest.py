@@ -82,8 +82,17 @@ def _place(item: pytest.Item) -> int:
 class RedisProcess:
     """A Redis-compatible server of the test's own, with its data in `directory`."""
 
-    def __init__(self, directory: Path, *, appendfsync: str = "always", appendonly: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        appendfsync: str = "always",
+        appendonly: bool = True,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        """`arguments`: more of its command line, of every start."""
         self.directory = directory
+        self._arguments = arguments
         self.port = services.free_port()
         self._appendfsync = appendfsync
         self._appendonly = appendonly
@@ -104,7 +113,7 @@ class RedisProcess:
         command = services.redis_arguments(
             services.find_redis_server(), self.directory, self.port, appendfsync=self._appendfsync
         )
-        command += [*([] if self._appendonly else ["--appendonly", "no"]), *arguments]
+        command += [*([] if self._appendonly else ["--appendonly", "no"]), *self._arguments, *arguments]
         with (self.directory / "server.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         if wait:

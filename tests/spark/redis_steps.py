@@ -75,7 +75,7 @@ class Driver:
     """One start of the query."""
 
     def __init__(self, url: str, keys: Keys, *, query: str = "query-1", checkpoint: Checkpoint | None = None) -> None:
-        self.client: Any = redis_pool.client(url)
+        self.client: Any = redis_pool.client(url, keys.marker)
         self.keys = keys
         self.query = query
         self.checkpoint = checkpoint

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from onceflow.spark import redis_pool
+from onceflow.spark.redis_address import RedisAddressInvalid
 from onceflow.spark.redis_chunks import ChunkWriter
-from onceflow.spark.redis_pool import RedisAddressInvalid
 from onceflow.spark.redis_scripts import Append, Increment, Keys
 
 

@@ -39,7 +39,8 @@ def redis_options(command: _Command) -> _Command:
         show_envvar=True,
         metavar="URL",
         callback=checked_redis,
-        help="Where the counts are; the last number is the database, and an address without one means 0, not 1.",
+        help="Where the counts are; the last number is the database, and an address without one means 0, not 1. Also "
+        "rediss://, redis+sentinel://HOST:PORT,…/SERVICE/DATABASE and redis+cluster://HOST:PORT,….",
     )(command)
 
 

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from onceflow.errors import OnceflowError
-from onceflow.spark.redis_address import require_address, shown
+from onceflow.spark.redis_address import shown
+from onceflow.spark.redis_route import open_client
 
 if TYPE_CHECKING:
     from onceflow.client.cluster import Cluster
@@ -185,16 +186,9 @@ class Results:
         self.redis_url = redis_url
         self.hash_key = hash_key
         self.keys = Keys(hash_key)
-        require_address(redis_url)
-        try:
-            self._redis = redis.Redis.from_url(
-                redis_url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S
-            )
-        except ValueError as error:
-            raise RedisUnreachable(
-                f"'{shown(redis_url)}' is not a Redis address ({error}): write it as redis://127.0.0.1:6379/1, "
-                "the last number being the database"
-            ) from error
+        self._redis = open_client(
+            redis_url, hash_key, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S
+        )
 
     def __enter__(self) -> "Results":
         return self

@@ -23,6 +23,7 @@ from onceflow.client.librdkafka import librdkafka_settings
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
 from onceflow.spark.redis_address import shown
+from onceflow.spark.redis_route import open_client
 
 STANDSTILL_ATTEMPTS = 100
 STANDSTILL_PAUSE_S = 0.1
@@ -136,7 +137,7 @@ def _plan(marker: MarkerView, keys: Keys) -> tuple[str, str | None]:
 def read_counts(redis_url: str, keys: Keys) -> Counts:
     """Read everything between two looks at the marker that found the same complete batch. Raises `CannotSay`."""
     try:
-        with redis.Redis.from_url(redis_url, socket_timeout=ANSWER_WAIT_S) as client:
+        with open_client(redis_url, keys.count, socket_timeout=ANSWER_WAIT_S) as client:
             for _ in range(STANDSTILL_ATTEMPTS):
                 before = _marker(client, keys)
                 if before.complete:
@@ -145,15 +146,9 @@ def read_counts(redis_url: str, keys: Keys) -> Counts:
                     if (after.query, after.batch, after.complete) == (before.query, before.batch, True):
                         return counts
                 time.sleep(STANDSTILL_PAUSE_S)
-    except (redis.RedisError, ValueError) as error:
+    except redis.RedisError as error:
         raise CannotSay(
             f"Redis at {shown(redis_url)} gave no answer ({error}): start it, or name it with --redis"
-        ) from error
-    except (TypeError, AttributeError) as error:
-        # The client takes any option from the URL's query, and trips over some only when it is used.
-        raise CannotSay(
-            f"Redis at {shown(redis_url)} cannot be read ({type(error).__name__}: {error}): leave the options behind "
-            "the '?' out of --redis"
         ) from error
     raise CannotSay(
         f"no batch stood complete while {keys.count} was read, in {STANDSTILL_ATTEMPTS} attempts: if the stream is "

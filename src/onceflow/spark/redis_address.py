@@ -1,7 +1,21 @@
-"""A Redis address: checked before it is used, and shown without what is secret in it."""
+"""A Redis address: checked before it is used, and shown without what is secret in it.
+
+| address | which server |
+|---|---|
+| `redis://USER:PASSWORD@HOST:PORT/DATABASE`, `unix:///SOCKET?db=DATABASE` | that one |
+| `redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DATABASE` | the master that these Sentinels know |
+| `redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT` | the node of the cluster that has the keys' slot |
+
+`rediss` in place of `redis` is TLS, for Sentinels too.
+"""
 
 import re
-from urllib.parse import parse_qs, urlsplit
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import redis.connection
 
 from onceflow.errors import OnceflowError
 
@@ -16,41 +30,122 @@ OPTIONS = {
     "ssl_check_hostname",
 }
 """What may stand behind the `?`: redis-py would take any option there, ones that change its answers too."""
+SENTINEL_OPTIONS = {"sentinel_username", "sentinel_password"}
+"""And with Sentinels, whose user is another one than Redis's."""
+
+FORMS = {
+    "redis": "redis://HOST:PORT/DATABASE",
+    "rediss": "rediss://HOST:PORT/DATABASE",
+    "unix": "unix:///SOCKET?db=DATABASE",
+    "redis+sentinel": "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DATABASE",
+    "rediss+sentinel": "rediss+sentinel://HOST:PORT,HOST:PORT/SERVICE/DATABASE",
+    "redis+cluster": "redis+cluster://HOST:PORT,HOST:PORT",
+    "rediss+cluster": "rediss+cluster://HOST:PORT,HOST:PORT",
+}
+PORTS = {"sentinel": 26379, "cluster": 6379}
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:,@/]+)(?::(\d{1,5}))?")
 
 
 class RedisAddressInvalid(OnceflowError):
-    """The URL is not a Redis address."""
+    """The URL is not a Redis address, or leads to no such Redis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """An address of several servers that are asked where the right one is."""
+
+    kind: str
+    """`sentinel` or `cluster`."""
+    servers: tuple[tuple[str, int], ...]
+    service: str
+    """The master's name at the Sentinels; empty for a cluster."""
+    tls: bool
+    settings: Mapping[str, Any]
+    """redis-py's own, for a connection to the right server."""
+    asking: Mapping[str, Any]
+    """The same for one to `servers`."""
 
 
 def require_address(url: str) -> None:
-    """Refuse a URL that is not `redis://HOST:PORT/DATABASE`, `rediss://` or `unix://`. Raises RedisAddressInvalid."""
+    """Refuse a URL that is none of FORMS. Raises RedisAddressInvalid."""
     why = _why_invalid(url)
     if why is not None:
-        raise RedisAddressInvalid(
-            f"Redis address '{shown(url)}' is not valid ({why}): write it as redis://HOST:PORT/DATABASE"
-        )
+        form = FORMS.get(url.partition("://")[0], FORMS["redis"])
+        raise RedisAddressInvalid(f"Redis address '{shown(url)}' is not valid ({why}): write it as {form}")
+
+
+def several(url: str) -> Several | None:
+    """What an address of Sentinels or of a cluster says; None for that of one server. The URL must be valid."""
+    scheme, kind = _scheme_and_kind(url)
+    if kind == "":
+        return None
+    parts = urlsplit(url)
+    user, _, hosts = parts.netloc.rpartition("@")
+    service, _, database = parts.path.strip("/").partition("/")
+    plain = f"{scheme}://{user}{'@' if user else ''}/{database}?{parts.query}"
+    settings = {name: value for name, value in _parsed(plain).items() if name not in {"host", "connection_class"}}
+    # The Sentinels' user is another one, and they have no databases; a cluster's nodes are all alike.
+    own = {name: settings.pop(name, None) for name in SENTINEL_OPTIONS}
+    asking = {name: value for name, value in settings.items() if name.startswith("ssl_")}
+    if kind == "sentinel":
+        asking |= {name.removeprefix("sentinel_"): value for name, value in own.items()}
+    else:
+        asking |= {name: settings.get(name) for name in ("username", "password")}
+    servers = tuple(_server(host, PORTS[kind]) for host in hosts.split(","))
+    return Several(kind, servers, unquote(service), scheme == "rediss", settings, asking)
+
+
+def _parsed(url: str) -> dict[str, Any]:
+    """What redis-py makes of an address of one server. Raises ValueError."""
+    parse: Any = redis.connection.parse_url  # It has no types.
+    return dict(parse(url))
+
+
+def _scheme_and_kind(url: str) -> tuple[str, str]:
+    scheme, _, kind = url.partition("://")[0].partition("+")
+    return scheme, kind
+
+
+def _server(text: str, port: int) -> tuple[str, int]:
+    found = _HOST.fullmatch(text)
+    if found is None or int(found[2] or port) > 65_535:
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return unquote(found[1].strip("[]")), int(found[2] or port)
 
 
 def _why_invalid(url: str) -> str | None:
+    if url.partition("://")[0] not in FORMS:
+        return f"it begins with none of {', '.join(f'{scheme}://' for scheme in FORMS)}"
+    _, kind = _scheme_and_kind(url)
     try:
         parts = urlsplit(url)
-        _ = parts.port  # Reading it is what checks it.
+        if kind:
+            several(url)
+        else:
+            _parsed(url)
     except ValueError as error:
         return str(error)
-    wrong = sorted(parse_qs(parts.query, keep_blank_values=True).keys() - OPTIONS)
+    allowed = OPTIONS | SENTINEL_OPTIONS if kind == "sentinel" else OPTIONS
+    wrong = sorted(parse_qs(parts.query, keep_blank_values=True).keys() - allowed)
     if wrong:
-        return f"option {wrong[0]!r} is none of {', '.join(sorted(OPTIONS))}"
-    if parts.scheme not in {"redis", "rediss", "unix"}:
-        return "it begins with none of redis://, rediss://, unix://"
-    if parts.scheme != "unix" and not re.fullmatch(r"/?\d*", parts.path):
-        return f"{parts.path!r} is no database number"
+        return f"option {wrong[0]!r} is none of {', '.join(sorted(allowed))}"
+    return _why_path_invalid(kind, parts.scheme, parts.path, parse_qs(parts.query))
+
+
+def _why_path_invalid(kind: str, scheme: str, path: str, query: Mapping[str, list[str]]) -> str | None:
+    if kind == "sentinel":
+        return None if re.fullmatch(r"/[^/]+(/\d*)?", path) else f"{path!r} is no master's name and database number"
+    if kind == "cluster" and (path.strip("/") not in {"", "0"} or query.get("db", ["0"]) != ["0"]):
+        return "a cluster has database 0 alone"
+    if scheme != "unix" and not re.fullmatch(r"/?\d*", path):
+        return f"{path!r} is no database number"
     return None
 
 
 def shown(url: str) -> str:
     """The URL with user and password, and a password in its query, taken out, and with the database that it means."""
     without_user = re.sub(r"^([\w+]+://).*@", r"\1", url)
-    without_database = re.fullmatch(r"(rediss?://[^/?]+)/?", without_user)
+    without_database = re.fullmatch(r"(rediss?://[^/?]+|rediss?\+sentinel://[^/?]+/[^/?]+)/?", without_user)
     if without_database:
         return f"{without_database[1]}/0"
-    return re.sub(r"([?&](?:user|username|password)=)[^&]*", r"\1…", without_user)
+    return re.sub(r"([?&](?:sentinel_)?(?:user|username|password)=)[^&]*", r"\1…", without_user)

@@ -6,15 +6,18 @@ Every script is fenced by the marker and refused as a whole, before its first wr
 import re
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import redis
 
 from onceflow.errors import OnceflowError
 from onceflow.spark.redis_address import shown
+from onceflow.spark.redis_route import is_routed
 
 PASSING_WAIT_S = 30.0
 """How long an answer that passes by itself is waited for, such as the end of another client's script."""
+FAILOVER_WAIT_S = 60.0
+"""How long a Sentinel's master or a cluster's node is waited for: as delivered, both take a new one within that."""
 _PAUSE_S = 0.2
 
 _T = TypeVar("_T")
@@ -22,10 +25,16 @@ _T = TypeVar("_T")
 _BY_CLASS = {
     redis.exceptions.BusyLoadingError: "LOADING",
     redis.exceptions.MasterDownError: "MASTERDOWN",
+    redis.exceptions.ClusterDownError: "CLUSTERDOWN",
+    redis.exceptions.MovedError: "MOVED",
+    redis.exceptions.AskError: "ASK",
+    redis.exceptions.TryAgainError: "TRYAGAIN",
+    redis.exceptions.ClusterCrossSlotError: "CROSSSLOT",
+    redis.exceptions.NoPermissionError: "NOPERM",
     redis.exceptions.OutOfMemoryError: "OOM",
     redis.exceptions.ReadOnlyError: "READONLY",
 }
-"""redis-py takes these codes off the message."""
+"""redis-py takes these codes off the message. A class stands before the one that it is derived from."""
 
 REMEDIES = {
     "LOADING": "it still reads its data from disk: wait until it is up",
@@ -34,10 +43,18 @@ REMEDIES = {
     "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write asks for: start them",
     "READONLY": "it is a replica: name the master's address",
     "OOM": "its maxmemory is full: give it more",
+    "MOVED": "another node of this cluster has the counts: write the address as redis+cluster://HOST:PORT,HOST:PORT",
+    "ASK": "the slot of the counts is being moved to another node: wait until it is there",
+    "TRYAGAIN": "the slot of the counts is being moved to another node: wait until it is there",
+    "CLUSTERDOWN": "no node serves the slot of the counts: start the node, or a replica of it",
+    "CROSSSLOT": "its keys lie in several slots of the cluster: give each the hash key in braces, as {orders}:top",
+    "NOPERM": "allow that to the user, as docs/redis.md lists it",
     "MISCONF": "it cannot write its data to disk: look at that disk and at Redis's log",
 }
-PASSING = ("LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY")
-"""Answers of a server that is starting, is held up, or whose failover is not over."""
+PASSING = ("LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY", "ASK", "TRYAGAIN", "CLUSTERDOWN")
+"""Answers of a server that is starting, is held up, whose failover is not over or whose slot is being moved."""
+_KEY_IS_MOVED = "ttempted to access a non local key in a cluster node"
+"""What a script is told of a key that is not there while its slot is being moved."""
 
 
 class RedisFailed(OnceflowError):
@@ -49,6 +66,8 @@ def code_of(error: redis.RedisError) -> str | None:
     for kind, code in _BY_CLASS.items():
         if isinstance(error, kind):
             return code
+    if _KEY_IS_MOVED in str(error):
+        return "ASK"
     # A pipeline puts its command before the answer, with a colon.
     return next((code for code in REMEDIES if re.search(rf"(?:^|: ){code} ", str(error))), None)
 
@@ -66,20 +85,37 @@ def failed(url: str, when: str, error: redis.RedisError) -> RedisFailed:
 def patiently(
     call: Callable[[], _T],
     *,
-    reconnect: Callable[[], None] = lambda: None,
+    pool: Any = None,
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _T:
     """What `call` returns, made again for a while as long as Redis gives an answer that passes by itself.
 
-    `reconnect` drops connections before another attempt: the address may lead to another server by then.
+    The connections of `pool` are dropped before another attempt: its address may lead to another server by then. Where
+    one server takes another's place, lost connections are waited for too.
     """
-    deadline = monotonic() + PASSING_WAIT_S
+    fails_over = pool is not None and is_routed(pool)
+    began = monotonic()
     while True:
         try:
             return call()
         except redis.RedisError as error:
-            if code_of(error) not in PASSING or monotonic() >= deadline:
+            wait_s = _wait_s(error, fails_over=fails_over)
+            if monotonic() >= began + wait_s:
                 raise
-        reconnect()
+        if pool is not None:
+            pool.disconnect()
         sleep(_PAUSE_S)
+
+
+def _wait_s(error: redis.RedisError, *, fails_over: bool) -> float:
+    """For how long after the first attempt it is worth while to try again."""
+    code = code_of(error)
+    if fails_over and (code in (*PASSING, "MOVED") or (code is None and _is_lost_connection(error))):
+        return FAILOVER_WAIT_S
+    return PASSING_WAIT_S if code in PASSING else 0.0
+
+
+def _is_lost_connection(error: redis.RedisError) -> bool:
+    refused = isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.AuthorizationError)
+    return isinstance(error, redis.ConnectionError | redis.TimeoutError) and not refused

@@ -194,5 +194,7 @@ class BatchWriter:
 
     def _run(self, name: str, *arguments: Any) -> None:
         identity = (self.batch.query, self.owner, self.batch.number, self.batch.digest)
-        answer = redis_scripts.run(redis_pool.client(self.url), name, self.keys, [*identity, *arguments])
+        answer = redis_scripts.run(
+            redis_pool.client(self.url, self.keys.marker), name, self.keys, [*identity, *arguments]
+        )
         redis_scripts.raise_refusal(self.keys, answer)

@@ -72,7 +72,7 @@ class ChunkWriter:
         counts = redis_scripts.count_arguments(self.keys, cast(Sequence[redis_scripts.Row], rows))
         arguments = [self.query, self.owner, self.batch, self.digest, chunk, *counts]
         try:
-            return redis_scripts.run(redis_pool.client(self.url), "chunk", self.keys, arguments)
+            return redis_scripts.run(redis_pool.client(self.url, self.keys.marker), "chunk", self.keys, arguments)
         except redis.RedisError as error:
             raise redis_answers.failed(self.url, f"in chunk {chunk} of batch {self.batch}", error) from error
 

@@ -16,8 +16,7 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
-from onceflow.spark import redis_answers
-from onceflow.spark.redis_address import RedisAddressInvalid, require_address, shown
+from onceflow.spark import redis_answers, redis_route
 
 CONNECTIONS_MAX = 10
 SOCKET_TIMEOUT_S = 30.0
@@ -30,34 +29,34 @@ RETRY_WAIT_FIRST_S = 0.01
 RETRY_WAIT_MAX_S = 1.0
 
 
-_pools: dict[str, redis.BlockingConnectionPool] = {}
+_pools: dict[tuple[str, int], redis.BlockingConnectionPool] = {}
 
 
-def client(url: str) -> redis.Redis:
-    """A client of this process's pool for `url`, such as `redis://127.0.0.1:6379/1`. Raises RedisAddressInvalid."""
-    if url not in _pools:
-        _pools[url] = _open_pool(url)
-    return redis.Redis(connection_pool=_pools[url])
+def client(url: str, key: str | bytes = "") -> redis.Redis:
+    """A client of this process's pool for `url`, such as `redis://127.0.0.1:6379/1`. Raises RedisAddressInvalid.
+
+    In a cluster it is that of the node which holds `key`, and there is a pool for each slot that is asked for.
+    """
+    place = url, redis_route.slot_of(url, key)
+    if place not in _pools:
+        _pools[place] = _open_pool(url, key)
+    return redis.Redis(connection_pool=_pools[place])
 
 
-def _open_pool(url: str) -> redis.BlockingConnectionPool:
-    require_address(url)
-    try:
-        pool = redis.BlockingConnectionPool.from_url(
-            url,
-            max_connections=CONNECTIONS_MAX,
-            timeout=WAIT_TIMEOUT_S,
-            socket_timeout=SOCKET_TIMEOUT_S,
-            socket_connect_timeout=SOCKET_TIMEOUT_S,
-            health_check_interval=PING_AFTER_IDLE_S,
-            retry=Retry(ExponentialWithJitterBackoff(base=RETRY_WAIT_FIRST_S, cap=RETRY_WAIT_MAX_S), RETRIES),
-        )
-    except ValueError as error:
-        raise RedisAddressInvalid(
-            f"Redis address '{shown(url)}' is not valid ({error}): write it as redis://HOST:PORT/DATABASE"
-        ) from error
+def _open_pool(url: str, key: str | bytes) -> redis.BlockingConnectionPool:
+    pool: redis.BlockingConnectionPool = redis_route.open_pool(
+        url,
+        key,
+        pool_class=redis.BlockingConnectionPool,
+        max_connections=CONNECTIONS_MAX,
+        timeout=WAIT_TIMEOUT_S,
+        socket_timeout=SOCKET_TIMEOUT_S,
+        socket_connect_timeout=SOCKET_TIMEOUT_S,
+        health_check_interval=PING_AFTER_IDLE_S,
+        retry=Retry(ExponentialWithJitterBackoff(base=RETRY_WAIT_FIRST_S, cap=RETRY_WAIT_MAX_S), RETRIES),
+    )
     # Saying hello is refused too by a server that is starting or held up.
-    redis_answers.patiently(lambda: _borrow_once(pool), reconnect=pool.disconnect)
+    redis_answers.patiently(lambda: _borrow_once(pool), pool=pool)
     return pool
 
 
@@ -67,10 +66,8 @@ def _borrow_once(pool: Any) -> None:
 
 def close(url: str | None = None) -> None:
     """Closes the connections of `url`, or of every address; a later `client` makes a pool anew."""
-    for address in [url] if url is not None else list(_pools):
-        pool = _pools.pop(address, None)
-        if pool is not None:
-            pool.disconnect()
+    for place in [place for place in _pools if url in (None, place[0])]:
+        _pools.pop(place).disconnect()
 
 
 atexit.register(close)

@@ -178,7 +178,7 @@ def run(client: Any, name: str, keys: Keys, arguments: Sequence[Argument]) -> li
         except redis.exceptions.NoScriptError:
             return cast(Sequence[Any], client.eval(body, len(keys.all), *keys.all, *arguments))
 
-    return texts(redis_answers.patiently(call, reconnect=client.connection_pool.disconnect))
+    return texts(redis_answers.patiently(call, pool=client.connection_pool))
 
 
 def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: int) -> bool:
@@ -195,7 +195,7 @@ def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: i
         pipeline.execute_command("WAITAOF", 1, 0, wait_ms)
         return pipeline.execute()
 
-    answer, synced = redis_answers.patiently(call, reconnect=client.connection_pool.disconnect)
+    answer, synced = redis_answers.patiently(call, pool=client.connection_pool)
     raise_refusal(keys, texts(answer))
     return int(synced[0]) >= 1
 

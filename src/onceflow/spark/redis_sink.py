@@ -214,7 +214,7 @@ class RedisSink:
 
     def _owner_went_back(self) -> bool:
         """Whether the marker's owner is an earlier start than this one: Redis lost that this one had taken over."""
-        found: Any = redis_pool.client(self._url).hget(self._keys.marker, "owner")
+        found = self._client().hget(self._keys.marker, "owner")
         return found is not None and self._owner is not None and int(found) < int(self._owner)
 
     def _process(self, rows: DataFrame, batch_id: int) -> None:
@@ -296,7 +296,7 @@ class RedisSink:
             arguments = redis_scripts.acquire_arguments(
                 self._keys, batch.query, markers.first_fields(batch), may_make=batch.number == 0
             )
-            answer = redis_scripts.run(redis_pool.client(self._url), "acquire", self._keys, arguments)
+            answer = redis_scripts.run(self._client(), "acquire", self._keys, arguments)
             redis_scripts.raise_refusal(self._keys, answer)
             self._owner = answer[1]
         return self._owner
@@ -306,22 +306,27 @@ class RedisSink:
         if not self._waits_for_sync:
             return
         arguments = (batch.query, self._owner_epoch(batch), batch.number)
-        if not redis_scripts.settle(redis_pool.client(self._url), self._keys, arguments, wait_ms=SYNC_WAIT_MS):
+        if not redis_scripts.settle(self._client(), self._keys, arguments, wait_ms=SYNC_WAIT_MS):
             raise RedisUnfit(
                 f"Redis at {shown(self._url)} did not sync batch {batch.number} to its append-only file within "
                 f"{SYNC_WAIT_MS / 1000:g} s: look at its disk, then start the query again, which goes on without loss"
             )
 
+    def _client(self) -> Any:
+        return redis_pool.client(self._url, self._keys.marker)
+
     def _read_marker(self) -> tuple[Marker | None, bool]:
         """The marker, and whether any data key exists, at one instant."""
 
+        client = self._client()
+
         def read() -> Any:
-            pipeline = redis_pool.client(self._url).pipeline(transaction=True)
+            pipeline = client.pipeline(transaction=True)
             pipeline.hgetall(self._keys.marker)
             pipeline.exists(*self._keys.data)
             return pipeline.execute()
 
-        fields, present = redis_answers.patiently(read)
+        fields, present = redis_answers.patiently(read, pool=client.connection_pool)
         texts = {name.decode(): value.decode() for name, value in fields.items()}
         return markers.parse(self._keys.marker, texts, reset=self._keys.reset), present > 0
 
@@ -345,9 +350,9 @@ class RedisSink:
 
     def _check_redis(self) -> None:
         """Refuses a Redis that may drop keys, and finds out whether it can say when a write is on disk."""
-        client: Any = redis_pool.client(self._url)
+        client = self._client()
         try:
-            info = redis_answers.patiently(client.info)
+            info = redis_answers.patiently(client.info, pool=client.connection_pool)
         except redis.exceptions.NoPermissionError:
             _log.warning(
                 "Redis at %s forbids INFO: its maxmemory-policy must be noeviction, unchecked", shown(self._url)

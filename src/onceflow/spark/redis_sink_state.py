@@ -52,7 +52,7 @@ def read_redis_sink(url: str, hash_key: str, reset: str) -> RedisSinkState:
     key = same_slot(hash_key, "onceflow")
 
     def read() -> Any:
-        pipeline = redis_pool.client(url).pipeline(transaction=True)
+        pipeline = redis_pool.client(url, key).pipeline(transaction=True)
         pipeline.hgetall(key)
         pipeline.exists(hash_key)
         return pipeline.execute()
@@ -81,7 +81,7 @@ def redis_keys(url: str, hash_key: str, others: Iterable[str]) -> list[str]:
 
     Raises RedisFailed, RedisAddressInvalid.
     """
-    client: Any = redis_pool.client(url)
+    client: Any = redis_pool.client(url, hash_key)
     try:
         named = [name for name in (hash_key, *others) if client.exists(name)]
         return list(dict.fromkeys([*named, *sorted(_named_after(client, hash_key))]))
@@ -101,6 +101,6 @@ def forget_redis_keys(url: str, keys: Iterable[str]) -> None:
     names = [key.encode("utf-8", "surrogateescape") for key in keys]
     try:
         if names:
-            redis_pool.client(url).unlink(*names)
+            redis_pool.client(url, names[0]).unlink(*names)
     except redis.RedisError as error:
         raise redis_answers.failed(url, f"to delete the sink's keys at {shown(url)}", error) from error
