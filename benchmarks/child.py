@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +62,11 @@ class Child:
         """User and kernel time of the whole tree since its start."""
         return sum(processor_seconds(pid) for pid in tree(self._process.pid))
 
+    @property
+    def has_ended(self) -> bool:
+        """By itself or by `kill`."""
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         """SIGKILL to every process of the tree, as when the machine goes."""
         for pid in tree(self._process.pid):
@@ -77,7 +81,8 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.poll() is not None:
+        if self.has_ended:
+            self._close()
             return
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -122,12 +127,3 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def wait_until(is_so: Any, timeout_s: float, what: str) -> None:
-    """Look every few milliseconds. Raises ChildFailed at the deadline."""
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise ChildFailed(f"{what}: not so after {timeout_s:g} s")
-        time.sleep(0.002)

@@ -18,6 +18,12 @@ _QUEUE_RECORDS = 1_000_000
 _POLL_EVERY = 10_000
 
 
+class Click(msgspec.Struct):
+    """What is summed of an event."""
+
+    click_count: int
+
+
 class Clicks(NamedTuple):
     """A topic with so many clicks, and the sum of each user's by uid."""
 
@@ -35,7 +41,8 @@ def create(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> None:
 
 def delete(bootstrap: str, topic: str) -> None:
     """And wait until the broker has said yes."""
-    AdminClient({"bootstrap.servers": bootstrap}).delete_topics([topic])[topic].result(30)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics([topic])[topic].result(30)
 
 
 def fill(bootstrap: str, topic: str, count: int) -> Clicks:
@@ -45,7 +52,7 @@ def fill(bootstrap: str, topic: str, count: int) -> Clicks:
         {"bootstrap.servers": bootstrap, "linger.ms": 5, "queue.buffering.max.messages": _QUEUE_RECORDS}
     )
     sums: Counter[bytes] = Counter()
-    clicks_of = msgspec.json.Decoder(_Click).decode
+    clicks_of = msgspec.json.Decoder(Click).decode
     for number, (key, value) in enumerate(itertools.islice(crowd_events(SEED, USERS), count)):
         while True:
             try:
@@ -60,10 +67,6 @@ def fill(bootstrap: str, topic: str, count: int) -> Clicks:
     left = producer.flush(120)
     assert left == 0, f"{left} clicks were not acknowledged"
     return Clicks(topic, count, dict(sums))
-
-
-class _Click(msgspec.Struct):
-    click_count: int
 
 
 def differences(found: dict[bytes, bytes], clicks: Clicks) -> int:

@@ -5,55 +5,192 @@ JVM and its Python workers; Kafka and Redis are the same for all and not in it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
+from benchmarks import clicks_topic, flink, killed_drain, latency
+from benchmarks.child import Child
 from benchmarks.comparison import Goal, judged, ratios, spread
 from benchmarks.figures import Line, Table, row
 from benchmarks.stage import CLICKS, OURS, PEER, Stage
 
 RUNS = 5
 OFFSETS_PER_TRIGGER_MAX = 500_000
+RATES = (1_000, 20_000)
+ROWS = (200_000, 1_000_000)
+SINK_GOALS = {"lz4": Goal(0.7, 1.1), "none": Goal(0.5, 1.0)}
 Part = Callable[[Stage], Iterator[Line]]
 
 
-def compared(name: str, unit: str, goal: Goal | None, ours: Sequence[float], theirs: Sequence[float]) -> Line:
-    """A row of the table: runs side by side."""
-    cells = [f"{spread(ours)} {unit}", f"{spread(theirs)} {unit}", *judged(ratios(ours, theirs), goal)]
-    return row(name, *cells)
+class Run(NamedTuple):
+    """Events or rows a second, and processor time."""
+
+    speed: float
+    cpu_seconds: float
+
+
+class Sides(NamedTuple):
+    """Runs that stood side by side."""
+
+    ours: Sequence[Run]
+    theirs: Sequence[Run]
+
+    def speed(self, name: str, peer: str, unit: str, goal: Goal | None) -> Line:
+        """A row of the table."""
+        return compared(name, peer, unit, goal, [run.speed for run in self.ours], [run.speed for run in self.theirs])
+
+    def cpu(self, name: str, peer: str, goal: Goal | None) -> Line:
+        """Another one."""
+        mine, its = [run.cpu_seconds for run in self.ours], [run.cpu_seconds for run in self.theirs]
+        return compared(f"{name}: CPU", peer, "s", goal, mine, its)
+
+
+def compared(
+    name: str, peer: str, unit: str, goal: Goal | None, ours: Sequence[float], theirs: Sequence[float]
+) -> Line:
+    """A row of the table."""
+    cells = (f"{spread(ours)} {unit}", f"{spread(theirs)} {unit}", *judged(ratios(ours, theirs), goal))
+    return row(name, peer, *cells)
+
+
+def in_turns(contenders: Mapping[str, Callable[[], Run]]) -> dict[str, list[Run]]:
+    """A run of each that is not counted, then `RUNS` of each, every second round in the other order."""
+    found: dict[str, list[Run]] = {name: [] for name in contenders}
+    for number in range(-1, RUNS):
+        for name in contenders if number % 2 else reversed(contenders):
+            measured = contenders[name]()
+            if number >= 0:
+                found[name].append(measured)
+    return found
 
 
 def drain(stage: Stage) -> Iterator[Line]:
     """Push-downs and raw records beside the same runs of the peer."""
-    found: dict[str, list[tuple[float, float]]] = {"pushdown": [], "raw": [], "jvm": []}
-    for number in range(-1, RUNS):
-        for pipeline in found if number % 2 else reversed(found):
-            measured = drained(stage, pipeline)
-            if number >= 0:
-                found[pipeline].append(measured)
-    speeds = {name: [speed for speed, _ in runs] for name, runs in found.items()}
-    cpu = {name: [seconds for _, seconds in runs] for name, runs in found.items()}
-    yield compared("drain to Redis, with push-downs", "events/s", Goal(1.5, 2.5), speeds["pushdown"], speeds["jvm"])
-    yield compared(
-        "drain to Redis, with push-downs, CPU", "s", Goal(0.7, 0.4, is_cost=True), cpu["pushdown"], cpu["jvm"]
-    )
-    yield compared("drain to Redis, raw records", "events/s", Goal(0.9, 1.2), speeds["raw"], speeds["jvm"])
-    yield compared("drain to Redis, raw records, CPU", "s", None, cpu["raw"], cpu["jvm"])
+    found = in_turns({name: partial(drained, stage, name) for name in ("pushdown", "raw", "jvm")})
+    with_pushdowns, raw = Sides(found["pushdown"], found["jvm"]), Sides(found["raw"], found["jvm"])
+    name = "drain to Redis, with push-downs"
+    yield with_pushdowns.speed(name, "JVM connector", "events/s", Goal(1.5, 2.5))
+    yield with_pushdowns.cpu(name, "JVM connector", Goal(0.7, 0.4, is_cost=True))
+    yield raw.speed("drain to Redis, raw records", "JVM connector", "events/s", Goal(0.9, 1.2))
+    yield raw.cpu("drain to Redis, raw records", "JVM connector", None)
 
 
-def drained(stage: Stage, pipeline: str) -> tuple[float, float]:
-    """Events per second and processor time of one drain, whose sums are right."""
+def drained(stage: Stage, pipeline: str) -> Run:
+    """By a driver of Spark."""
     work = stage.counting(pipeline, offsets_per_trigger_max=OFFSETS_PER_TRIGGER_MAX)
-    driver = stage.driver(PEER if pipeline == "jvm" else OURS)
-    before = driver.cpu_seconds()
-    seconds = driver.ask("drain", **work)["seconds"]
-    cpu_seconds = driver.cpu_seconds() - before
+    return one_drain(stage, stage.driver(PEER if pipeline == "jvm" else OURS), work)
+
+
+def one_drain(stage: Stage, child: Child, work: dict[str, object]) -> Run:
+    """A drain whose sums are right. Raises SystemExit."""
+    before = child.cpu_seconds()
+    seconds = child.ask("drain", **work)["seconds"]
+    cpu_seconds = child.cpu_seconds() - before
     wrong = stage.wrong_users(work)
     if wrong:
-        raise SystemExit(f"{pipeline}: {wrong} users have a wrong sum after a drain, so that its time is of no use")
-    return stage.clicks.count / seconds, cpu_seconds
+        raise SystemExit(f"{work['pipeline']}: {wrong} users have a wrong sum after a drain, so its time is of no use")
+    return Run(stage.clicks.count / seconds, cpu_seconds)
+
+
+def drain_beside_flink(stage: Stage) -> Iterator[Line]:
+    """With push-downs, beside SQL with mini-batches."""
+    found = flink.find()
+    name = f"PyFlink {flink.VERSION}: drain to Redis"
+    if isinstance(found, str):
+        yield row(name, "PyFlink", "", f"not measured: {found}", "", "1, 1.5", "")
+        return
+    with Child(found.command, stage.directory / "flink.log") as child:
+        runs = in_turns(
+            {
+                "pushdown": partial(drained, stage, "pushdown"),
+                "flink": lambda: one_drain(stage, child, stage.counting("flink")),
+            }
+        )
+    sides = Sides(runs["pushdown"], runs["flink"])
+    yield sides.speed(name, "PyFlink SQL, mini-batch", "events/s", Goal(1.0, 1.5))
+    yield sides.cpu(name, "PyFlink SQL, mini-batch", Goal(1.0, 0.7, is_cost=True))
+
+
+def latency_at(rate: int, stage: Stage) -> Iterator[Line]:
+    """One run of each."""
+    ours, theirs = (latency.measured(stage, contender, rate) for contender in (OURS, PEER))
+    name = f"latency, event to Redis, {rate:,} events/s"
+    goals = {"p50": Goal(0.8, 0.33, is_cost=True), "p99": Goal(0.9, 0.5, is_cost=True)}
+    values = {"p50": (ours.p50_ms, theirs.p50_ms), "p99": (ours.p99_ms, theirs.p99_ms)}
+    for what, goal in goals.items():
+        mine, its = values[what]
+        yield compared(f"{name}: {what}", "JVM connector", "ms", goal, [mine], [its])
+    yield compared(f"{name}: CPU", "JVM connector", "s", None, [ours.cpu_seconds], [theirs.cpu_seconds])
+
+
+def kafka_sink(count: int, stage: Stage) -> Iterator[Line]:
+    """Both codecs: the same cached rows, ours exactly once, the peer at least once."""
+    shared = {
+        "bootstrap": stage.bootstrap,
+        "topic": stage.clicks.topic,
+        "count": count,
+        "partitions": clicks_topic.PARTITIONS,
+    }
+    cached = [stage.driver(source).ask("cache", source=source, **shared) for source in (OURS, PEER)]
+    require_equal("cached rows", cached[0], cached[1])
+    for compression, goal in SINK_GOALS.items():
+        works = {source: sink_work(stage, source, compression) for source in (OURS, PEER)}
+        for source, work in works.items():
+            stage.driver(source).ask("begin", **work)
+        found = in_turns({source: partial(written, stage, work, count) for source, work in works.items()})
+        for source, work in works.items():
+            wanted = {name: value * (RUNS + 1) for name, value in cached[0].items()}
+            require_equal(f"rows written by {source}", stage.driver(source).ask("end", **work), wanted)
+            clicks_topic.delete(stage.bootstrap, work["target"])
+        sides = Sides(found[OURS], found[PEER])
+        name = f"Kafka sink, {count:,} rows, exactly once, {compression}"
+        yield sides.speed(name, "JVM sink, at least once", "rows/s", goal)
+        yield sides.cpu(name, "JVM sink, at least once", None)
+
+
+def sink_work(stage: Stage, source: str, compression: str) -> dict[str, str]:
+    """With a fresh topic to write to, and one of ticks."""
+    name = stage.fresh(f"sink-{source}-{compression}")
+    for topic, partitions in ((name, clicks_topic.PARTITIONS), (f"{name}-ticks", 1)):
+        clicks_topic.create(stage.bootstrap, topic, partitions)
+    return {
+        "source": source,
+        "bootstrap": stage.bootstrap,
+        "target": name,
+        "ticks": f"{name}-ticks",
+        "compression": compression,
+        "checkpoint": str(stage.directory / "checkpoints" / name),
+    }
+
+
+def written(stage: Stage, work: Mapping[str, str], count: int) -> Run:
+    """One write."""
+    driver = stage.driver(work["source"])
+    before = driver.cpu_seconds()
+    seconds = driver.ask("write", **work)["seconds"]
+    return Run(count / seconds, driver.cpu_seconds() - before)
+
+
+def require_equal(what: str, found: object, wanted: object) -> None:
+    """Raises SystemExit."""
+    if found != wanted:
+        raise SystemExit(f"{what}: {found}, where {wanted} was to be")
+
+
+def killed(stage: Stage) -> Iterator[Line]:
+    """Ours must have none."""
+    ours, theirs = (killed_drain.wrong_users(stage, pipeline) for pipeline in ("pushdown", "jvm"))
+    verdict = "aim" if ours == 0 else "**no**"
+    cells = (f"{ours:,} users with a wrong sum", f"{theirs:,} of {len(stage.clicks.sums):,}", "", "0, 0", verdict)
+    yield row("two kill -9 in a drain", "JVM connector", *cells)
 
 
 PARTS: Mapping[str, Part] = {
     "drain to Redis": drain,
+    **{f"latency, {rate:,} events/s": partial(latency_at, rate) for rate in RATES},
+    "PyFlink, drain": drain_beside_flink,
+    **{f"Kafka sink, {count:,} rows": partial(kafka_sink, count) for count in ROWS},
+    "two kill -9 in a drain": killed,
 }
 
 
@@ -66,8 +203,14 @@ def measure(names: Sequence[str]) -> Iterator[Line]:
 
 TABLE = Table(
     "The connector",
-    ("what", "onceflow", "beside", "ours / its", "at least, aim", "reached"),
+    ("what", "beside", "onceflow", "it", "ours / its", "at least, aim", "reached"),
     tuple(PARTS),
     measure,
-    says=f"{CLICKS:,} clicks.",
+    says=(
+        f"{CLICKS:,} clicks of {clicks_topic.USERS:,} users in {clicks_topic.PARTITIONS} partitions of Apache Kafka, "
+        f"{OFFSETS_PER_TRIGGER_MAX:,} in a micro-batch; two threads for each contender, both Sparks with the same "
+        f"settings. After a drain that warms, medians of {RUNS}; sums, rows and checksums are compared after each. "
+        f"Latency is of {latency.SECONDS} s after {latency.WARM_SECONDS} s of warming, one run of each. CPU is the "
+        "driver's, its JVM's and its Python workers', without Kafka and Redis."
+    ),
 )
