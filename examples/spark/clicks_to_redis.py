@@ -1,0 +1,48 @@
+"""Clicks of each user, each event once: python examples/spark/clicks_to_redis.py HOST:PORT TOPIC REDIS_URL"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from onceflow.spark.read_again import read_again
+from onceflow.spark.redis_sink import Increment, RedisSink
+
+if len(sys.argv) != 4:
+    print(f"usage: {str(__doc__).rpartition(': ')[2]}", file=sys.stderr)
+    sys.exit(2)
+bootstrap, topic, redis_url = sys.argv[1:]
+checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-{topic}"))
+clicks = "app::users::click"
+# JSON is read and summed in the source: what comes out is one row for each user of a read task.
+source = {
+    "kafka.bootstrap.servers": bootstrap,
+    "decode": "uid STRING NOT NULL, click_count BIGINT NOT NULL",
+    "aggregate": "sum(click_count) AS amount",
+    "groupBy": "uid",
+}
+
+
+def sums(events: DataFrame) -> DataFrame:
+    """The sink's rows: add `amount` to the field `uid` of the hash that is called 'clicks' below."""
+    return events.where("rejected IS NULL").selectExpr("'clicks' AS target", "binary(uid) AS field", "amount")
+
+
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+events = spark.readStream.format("onceflow").options(**source, subscribe=topic, startingOffsets="earliest").load()
+sink = RedisSink(
+    redis_url,
+    hash_key=clicks,
+    increments=[Increment("clicks", clicks)],
+    checkpoint=checkpoint,
+    plan="clicks by uid",
+    plan_version=1,
+    # What Redis loses in a crash of its own is counted again from the log.
+    rebuild=lambda missing: sums(read_again(spark, source, missing)),
+)
+sink.open(spark)
+writer = sums(events).writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint)
+writer.trigger(availableNow=True).start().awaitTermination()
+sink.close()
+print(f"the clicks of {topic} are in {clicks}, each event once")
