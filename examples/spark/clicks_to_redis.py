@@ -29,7 +29,7 @@ def sums(events: DataFrame) -> DataFrame:
     return events.where("rejected IS NULL").selectExpr("'clicks' AS target", "binary(uid) AS field", "amount")
 
 
-spark = SparkSession.builder.master("local[2]").getOrCreate()
+spark = SparkSession.builder.getOrCreate()
 events = spark.readStream.format("onceflow").options(**source, subscribe=topic, startingOffsets="earliest").load()
 sink = RedisSink(
     redis_url,

@@ -15,7 +15,7 @@ bootstrap, topic = sys.argv[1:]
 # Where it goes on when it was killed, or is started again.
 checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-{topic}"))
 
-spark = SparkSession.builder.master("local[2]").getOrCreate()
+spark = SparkSession.builder.getOrCreate()
 rows = (
     spark.readStream.format("onceflow")
     .option("kafka.bootstrap.servers", bootstrap)

@@ -14,7 +14,7 @@ if len(sys.argv) != 4:
 bootstrap, topic, redis_url = sys.argv[1:]
 checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-latest-{topic}"))
 
-spark = SparkSession.builder.master("local[2]").getOrCreate()
+spark = SparkSession.builder.getOrCreate()
 # A key is in one partition, so its offsets are its versions; a record without a value sets nothing.
 rows = (
     spark.readStream.format("onceflow")

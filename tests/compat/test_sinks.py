@@ -1,0 +1,21 @@
+"""`onceflow sink` against Apache Kafka: every test of it that asks a broker, run once more."""
+
+import pytest
+
+from benchmarks.kafka import KafkaProcess
+from tests.cli.test_sinks import (  # noqa: F401
+    output,
+    query,
+    test_a_checkpoint_older_than_the_output_is_told_with_the_way_out,
+    test_a_driver_left_over_from_before_a_reset_stops,
+    test_both_copies_of_a_marker_of_kafka_beside_a_checkpoint,
+    test_copies_that_differ_are_told,
+    test_one_copy_is_enough_and_none_is_told,
+    test_reset_of_kafka_forgets_both_copies_and_the_checkpoint_and_no_record,
+    test_reset_of_kafka_is_refused_while_a_driver_runs_or_has_a_transaction_open,
+)
+
+
+@pytest.fixture(scope="module")
+def bootstrap(apache_kafka: KafkaProcess) -> str:
+    return apache_kafka.bootstrap
