@@ -1,5 +1,7 @@
-"""What the source's tests write to and read from."""
+"""What the tests of the source and the sinks write to and read from."""
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,12 @@ import pytest
 from confluent_kafka import Producer
 
 from onceflow.client.cluster import Cluster
+from onceflow.spark import redis_batch, redis_chunks
+from tests.spark import simulated_spark
+from tests.spark.simulated_query import Started
 
 Send = Callable[..., None]
+MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture
@@ -37,3 +43,25 @@ def send(bootstrap: str, topic: str) -> Send:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """In memory where that can be: what is synced is noted by the tests, which need no disk to wait for."""
+    if not MEMORY.is_dir():
+        yield tmp_path
+        return
+    made = Path(tempfile.mkdtemp(prefix="onceflow-", dir=MEMORY))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def new_query(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
+    """Makes queries of both sinks without Spark, whose chunks begin at 40 rows."""
+    simulated_spark.stand_in(monkeypatch)
+    monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", 40)
+    monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 3)
+    started = Started(directory)
+    yield started
+    started.close()

@@ -20,6 +20,8 @@ POINTS = tuple(
 VICTIMS = ("driver", "driver's machine", "executor", "broker", "redis", "redis went back")
 """Driver and Redis are killed -9 or, the driver's machine and a Redis that went back, lose what was not synced; the
 broker always loses that, since its power is cut. An executor takes its blocks with it."""
+SECOND_DRIVER = "another driver comes up"
+"""No death: another start of the query, which no lock keeps out, writes this batch and more; then the first goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,3 @@ class Death:
 
     def __str__(self) -> str:
         return f"{self.victim} dies {self.point} ({self.visit})"
-
-
-EVERY_DEATH = tuple(Death(point, victim) for point in POINTS for victim in VICTIMS)

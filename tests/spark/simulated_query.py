@@ -9,7 +9,7 @@ import contextlib
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from onceflow.spark.redis_sink import Increment, MissingRanges, RedisSink, SetIf
 from onceflow.testing import Broker, BrokerProcess, FaultyDisk, PowerCut
 from tests.conftest import RedisProcess
 from tests.end_to_end.test_power_cut import SyncedDirectory
-from tests.spark.crash_points import Death
+from tests.spark.crash_points import SECOND_DRIVER, Death
 from tests.spark.kafka_driver import Killed, eventually, quick_sleep
 from tests.spark.simulated_spark import Executors, Frame, Session
 from tests.spark.test_checkpoint import offsets_text
@@ -40,6 +40,10 @@ STARTS_MAX = 10
 BATCHES_MAX = 40
 
 Ends = dict[int, int]
+
+
+class ConcurrentLogUpdate(OnceflowError):
+    """Spark's own: another driver has written this file of the checkpoint."""
 
 
 @dataclass
@@ -72,10 +76,10 @@ class Services:
 class PoweredBroker:
     """In this process, on a disk that loses what was not synced."""
 
-    def __init__(self, directory: Path, chance: random.Random) -> None:
+    def __init__(self, directory: Path, chance: random.Random, **options: Any) -> None:
         directory.mkdir()
         self._disk, self._chance = FaultyDisk(directory), chance
-        self._broker = Broker(directory, disk=self._disk)
+        self._broker = Broker(directory, disk=self._disk, **options)
         self.bootstrap = self._broker.start().bootstrap_servers
 
     def die(self) -> None:
@@ -128,6 +132,10 @@ class Query:
     name: str
     chance: random.Random
     redis_first: bool = False
+    with_kafka: bool = True
+    with_redis: bool = True
+    arrivals: tuple[int, ...] = (0, 3, 5, 20)
+    """How many new records a partition may have for a batch; from 14 in all on it is written to Redis in chunks."""
     visits: Counter[str] = field(default_factory=Counter)
     passed: set[str] = field(default_factory=set)
     to_come: list[Death] = field(default_factory=list)
@@ -139,6 +147,8 @@ class Query:
 
     def __post_init__(self) -> None:
         self._patches = pytest.MonkeyPatch()
+        self.query_id = "00000000-0000-4000-8000-000000000000"
+        self.watch_requests: Callable[[str], None] = self.at
         self.checkpoint = self.directory / f"checkpoint-{self.name}"
         self.checkpoint.mkdir()
         self.target = f"{self.name}-out"
@@ -146,7 +156,7 @@ class Query:
             cluster.create_topic(self.target, TARGETS)
         self.executors = Executors(self.chance, self.at)
         self._disk = SyncedDirectory(self._patches, self.checkpoint)
-        self._sinks: tuple[KafkaSink, RedisSink] | None = None
+        self._sinks: list[KafkaSink | RedisSink] = []
         self._watch()
 
     def close(self) -> None:
@@ -164,6 +174,8 @@ class Query:
         self.visits.clear()
         self.deaths[death.victim] += 1
         self.services.die(death.victim)
+        if death.victim == SECOND_DRIVER:
+            self._overtake()
         if death.victim == "executor":
             self.executors.lost += 1
         if death.victim == "driver's machine":
@@ -175,6 +187,14 @@ class Query:
         """These are to come, one after the other; visits are counted anew from each on."""
         self.visits.clear()
         self.to_come = list(deaths)
+
+    def _overtake(self) -> None:
+        """A start of its own, while the one that called this stands still."""
+        mine, locked = (self._session, self._sinks), checkpoint_lock._held.copy()
+        checkpoint_lock._held.clear()
+        self.run(2)
+        checkpoint_lock._held.update(locked)
+        self._session, self._sinks = mine
 
     def meet(self, *deaths: Death) -> None:
         """Goes on until they have happened, one after the other."""
@@ -234,18 +254,26 @@ class Query:
         goal = self.committed + batches
         for _ in range(STARTS_MAX):
             try:
-                self._start()
-                while self.committed < goal:
-                    self._next_batch()
-                self._check_redis()
+                self.start_once(goal)
                 return
             except Killed:
                 continue
             except OnceflowError as error:
                 self.stops.append(str(error))
-            finally:
-                self._end()
         raise AssertionError(f"not done after {STARTS_MAX} starts: {self.stops}")
+
+    def start_once(self, goal: int) -> None:
+        """One start, until batch `goal` is committed. Raises Killed, and whatever stops the query."""
+        try:
+            self._start()
+            while self.committed < goal:
+                self._next_batch()
+            for each in self._sinks:
+                # As at the end of available-now: Redis may have gone back since the sink wrote to it.
+                if isinstance(each, RedisSink):
+                    each.check()
+        finally:
+            self._end()
 
     @property
     def committed(self) -> int:
@@ -255,7 +283,7 @@ class Query:
         made = kafka_sink(
             self.services.broker.bootstrap, topic=self.target, checkpoint=str(self.checkpoint), plan="copy"
         )
-        made.settings = replace(made.settings, at=self.at, sleep=quick_sleep, again_ms=20_000)
+        made.settings = replace(made.settings, at=self.watch_requests, sleep=quick_sleep, again_ms=20_000)
         return made
 
     def redis_sink(self) -> RedisSink:
@@ -278,22 +306,19 @@ class Query:
     def _start(self) -> None:
         self.starts += 1
         self._session = Session(self.executors, lambda: LocalCheckpoint(self.checkpoint).query_id())
-        self._sinks = (self.kafka_sink(), self.redis_sink())
+        made = [*([self.kafka_sink()] if self.with_kafka else []), *([self.redis_sink()] if self.with_redis else [])]
+        self._sinks = made[::-1] if self.redis_first else made
         for each in self._sinks:
             each.open(self._session)
         if not (self.checkpoint / "metadata").exists():
-            self._write("metadata", "metadata", f'{{"id":"query-of-{self.name}"}}')
-
-    def _check_redis(self) -> None:
-        """As at the end of available-now: Redis may have gone back since the sink wrote to it."""
-        assert self._sinks is not None
-        self._sinks[1].check()
+            self._write("metadata", "metadata", f'{{"id":"{self.query_id}"}}')
 
     def _end(self) -> None:
         """What the process's end does: nothing but to let go."""
-        if self._sinks is not None:
-            self._sinks[0]._cluster.close()
-        self._sinks = None
+        for each in self._sinks:
+            if isinstance(each, KafkaSink):
+                each._cluster.close()
+        self._sinks = []
         redis_pool.close()
         checkpoint_lock._held.clear()
 
@@ -310,16 +335,14 @@ class Query:
         self._write("commits", f"commits/{number}", 'v1\n{"nextBatchWatermarkMs":0}')
 
     def _arrived(self, number: int) -> int:
-        return 0 if number == 0 else self.chance.choice((0, 3, 5, 20))
+        return 0 if number == 0 else self.chance.choice(self.arrivals)
 
     def _foreach_batch(self, number: int) -> None:
-        assert self._sinks is not None
         begins, ends = self.ends(number - 1), self.ends(number)
         ranges = {partition: (begins[partition], ends[partition]) for partition in range(PARTITIONS)}
-        for_kafka, for_redis = self._records(ranges), self._counts(ranges)
-        calls = [(self._sinks[0], for_kafka), (self._sinks[1], for_redis)]
-        for sink, rows in calls[::-1] if self.redis_first else calls:
-            sink(rows, number)  # type: ignore[operator]
+        for sink in self._sinks:
+            rows = self._records(ranges) if isinstance(sink, KafkaSink) else self._counts(ranges)
+            sink(rows, number)  # type: ignore[arg-type]
             assert rows.times_read, f"batch {number} was not read, which makes a stateful query's checkpoint unusable"
             self.skips += rows.times_read_alone
 
@@ -327,6 +350,8 @@ class Query:
         self.at(f"before {kind}")
         path = self.checkpoint / name
         path.parent.mkdir(exist_ok=True)
+        if path.exists():
+            raise ConcurrentLogUpdate(f"{path} was written by another driver")
         path.write_text(text)
         self.at(f"after {kind}")
 
@@ -348,6 +373,12 @@ class Query:
     def check(self) -> None:
         """Both outputs are those of the committed batches: each record once and in order, each sum the recount's."""
         ends = self.ends(self.committed)
+        if self.with_kafka:
+            self._check_written(ends)
+        if self.with_redis:
+            assert self.counted() == recount(ends)
+
+    def _check_written(self, ends: Ends) -> None:
         wanted = sorted(row_of(*place) for place in places({each: (0, end) for each, end in ends.items()}))
         eventually(lambda: len(self.written()) >= len(wanted))
         found = self.written()
@@ -357,7 +388,6 @@ class Query:
                 begins = (target, b"%d:" % number)
                 own = [int(value[2:]) for place, _, value in found if (place, value[:2]) == begins]
                 assert own == sorted(own), f"partition {number} of the input in {target}"
-        assert self.counted() == recount(ends)
 
     def written(self) -> list[tuple[int, bytes, bytes]]:
         found = []
@@ -395,17 +425,40 @@ def recount(ends: Ends) -> dict[str, dict[bytes, bytes]]:
     return {"sums": texts, "ranking": texts, "last": last}
 
 
+class Started:
+    """Makes queries, one at a time: an earlier one is not watched any more."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._made: list[Query] = []
+
+    def __call__(self, running: Services, chance: random.Random, *, batches: int = 2, **options: Any) -> Query:
+        """One that has written so many batches; Redis can go back to what it is then."""
+        self.close()
+        number = len(self._made)
+        self._made.append(Query(running, self._directory, f"query-{number}", chance, bool(number % 2), **options))
+        if batches:
+            self._made[-1].run(batches)
+        running.keep_redis()
+        return self._made[-1]
+
+    def close(self) -> None:
+        for query in self._made[-1:]:
+            query.close()
+
+
 @contextlib.contextmanager
 def services(
     directory: Path,
     chance: random.Random,
     *,
-    broker: type[PoweredBroker | KilledBroker] = PoweredBroker,
+    broker: Callable[..., PoweredBroker | KilledBroker] = PoweredBroker,
     appendfsync: str = "always",
+    **options: Any,
 ) -> Iterator[Services]:
-    """Started, and ended."""
+    """Started, and ended; `options` are the broker's."""
     redis_process = RedisProcess(directory / "redis", appendfsync=appendfsync).start()
-    running = broker(directory / "broker", chance)
+    running = broker(directory / "broker", chance, **options)
     try:
         yield Services(directory, redis_process, running)
     finally:

@@ -6,6 +6,7 @@ of rows each time they are asked, and lose blocks when they are told to.
 """
 
 import random
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -166,7 +167,7 @@ class Encoded:
         for partition in sorted({partition for partition, _, _ in self._rows.rows}):
             held = [(key, value) for place, key, value in self._rows.rows if place == partition]
             keys, values = (pa.array(column, pa.binary()) for column in zip(*held, strict=True))
-            columns = RecordColumns(keys, values, np.full(len(held), 1_700_000_000_000))
+            columns = RecordColumns(keys, values, np.full(len(held), time.time_ns() // 1_000_000))
             found = encode_columns(
                 columns, np.full(len(held), partition), codec=Codec.NONE, batch_bytes=batch_bytes, batch_bytes_max=10**6
             )

@@ -1,62 +1,20 @@
 """Whatever dies at whichever point, both outputs are right: the points are `crash_points`, the query is simulated."""
 
 import random
-import shutil
-import tempfile
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from onceflow.spark import redis_batch, redis_chunks
-from tests.spark import simulated_spark
-from tests.spark.crash_points import POINTS, VICTIMS, Death
-from tests.spark.simulated_query import KilledBroker, PoweredBroker, Query, Services, services
+from tests.spark.crash_points import POINTS, SECOND_DRIVER, VICTIMS, Death
+from tests.spark.simulated_query import KilledBroker, PoweredBroker, Services, Started, services
 
-MEMORY = Path("/dev/shm")
 PIECES = 3
-SEEDS_IN_TEST = 4
+SEEDS_IN_TEST = 3
 SEEDS = 60
 DEATHS_PER_SEED = 60
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that can be: what is synced is noted by the tests, which need no disk to wait for."""
-    if not MEMORY.is_dir():
-        yield tmp_path
-        return
-    made = Path(tempfile.mkdtemp(prefix="onceflow-", dir=MEMORY))
-    yield made
-    shutil.rmtree(made)
-
-
-NewQuery = Callable[..., Query]
-
-
-@pytest.fixture
-def new_query(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewQuery]:
-    """A query that has written two batches, whose chunks begin at 40 rows; Redis can go back to what it is then.
-
-    One at a time: an earlier one is not watched any more.
-    """
-    simulated_spark.stand_in(monkeypatch)
-    monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", 40)
-    monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 3)
-    made: list[Query] = []
-
-    def make(running: Services, chance: random.Random, *, batches: int = 2) -> Query:
-        for earlier in made[-1:]:
-            earlier.close()
-        made.append(Query(running, directory, f"query-{len(made)}", chance, redis_first=bool(len(made) % 2)))
-        if batches:
-            made[-1].run(batches)
-        running.keep_redis()
-        return made[-1]
-
-    yield make
-    made[-1].close()
 
 
 def test_there_are_enough_points() -> None:
@@ -65,7 +23,7 @@ def test_there_are_enough_points() -> None:
 
 
 @pytest.mark.parametrize("piece", range(PIECES))
-def test_each_part_dies_at_each_point(directory: Path, new_query: NewQuery, piece: int) -> None:
+def test_each_part_dies_at_each_point(directory: Path, new_query: Started, piece: int) -> None:
     chance = random.Random(piece)
     with services(directory, chance) as running:
         query = new_query(running, chance)
@@ -96,8 +54,29 @@ def deaths_at(point: str) -> list[list[Death]]:
     return [deaths[:-1], deaths[-1:]]
 
 
+STOPPED = re.compile(
+    "was taken over by (another driver|a later start)|was written by another driver|moved to batch|"
+    "checkpoint is older than|with other offsets|plans it as|does not have it open"
+)
+
+
+@pytest.mark.parametrize("side", [pytest.param("before", marks=pytest.mark.campaign), "after"])
+def test_another_driver_comes_up_at_each_point(directory: Path, new_query: Started, side: str) -> None:
+    """The lock keeps it out of a local checkpoint only; elsewhere the first one must notice it, and stop."""
+    chance = random.Random(1)
+    with services(directory, chance) as running:
+        query = new_query(running, chance)
+        for point in POINTS:
+            if point.startswith(side) and not point.endswith(("metadata", "alone")):
+                query.meet(Death(point, SECOND_DRIVER))
+                query.check()
+                for sentence in query.stops:
+                    assert STOPPED.search(sentence), f"{point}: {sentence}"
+                query.stops.clear()
+
+
 @pytest.mark.parametrize("seed", range(SEEDS_IN_TEST))
-def test_deaths_in_any_order(directory: Path, new_query: NewQuery, seed: int) -> None:
+def test_deaths_in_any_order(directory: Path, new_query: Started, seed: int) -> None:
     chance = random.Random(seed)
     with services(directory, chance) as running:
         die_at_random(running, chance, new_query, 25)
@@ -109,7 +88,7 @@ def test_deaths_in_any_order(directory: Path, new_query: NewQuery, seed: int) ->
 @pytest.mark.parametrize("seed", range(100, 100 + SEEDS // 2))
 def test_deaths_in_any_order_for_long(
     directory: Path,
-    new_query: NewQuery,
+    new_query: Started,
     seed: int,
     broker: type[PoweredBroker | KilledBroker],
     record_property: Callable[[str, object], None],
@@ -125,7 +104,7 @@ def test_deaths_in_any_order_for_long(
 
 
 def die_at_random(
-    running: Services, chance: random.Random, new_query: NewQuery, count: int
+    running: Services, chance: random.Random, new_query: Started, count: int
 ) -> tuple[Counter[str], set[str], int]:
     """So many deaths, some of them one right after the other; who died how often, where, and batches altogether."""
     query = new_query(running, chance)

@@ -30,6 +30,7 @@ from onceflow.spark.kafka_marker import (
     with_offset_of,
 )
 from onceflow.spark.kafka_sender import PASSING, Blob, Producer, Sender, TopicPartition
+from onceflow.spark.kafka_siblings import refuse_written_output
 from onceflow.spark.kafka_steps import AttemptEnded, Step, Verdict, code_name, remedy
 from onceflow.spark.marker import Batch, Refuse, Skip
 from onceflow.wire.batch import Record, encode_batch
@@ -357,6 +358,9 @@ class TransactionalWriter:
         if in_group is not None and self._last is not None and in_group[0].proof == self._last.proof:
             return self._last
         in_record = self._record(None if in_group is None else in_group[1])
+        if in_group is not None and in_record is not None and in_group[0].proof != in_record.proof:
+            # Another driver may have committed between the two questions; it has fenced this one by that.
+            in_group = transaction.group_marker()
         found = agreed(self._place, in_group[0] if in_group is not None else None, in_record)
         owner = "" if found is None else found.owner
         if self._first_owner is None:
@@ -386,6 +390,9 @@ class TransactionalWriter:
 
     def _send(self, transaction: Transaction, rows: EncodedRows, found: KafkaMarker | None, batch: Batch) -> None:
         counts = pinned(found, rows.partition_counts(), self._accepted)
+        new = counts.keys() - (found.partitions.keys() if found is not None else set())
+        if new:
+            refuse_written_output(self._cluster, self._place, self._sink, batch.query, new)
         marker = next_marker(found, batch, self._sink, self._owner, counts)
         expected = rows.records()
         home = (self._place.topic, self._place.partition)
