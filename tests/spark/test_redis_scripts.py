@@ -293,27 +293,6 @@ def test_scripts_survive_a_flushed_script_cache(url: str, keys: Keys) -> None:
     assert_counts(driver.client, keys, 3)
 
 
-@pytest.mark.parametrize("forbidden", ["hset", "hincrby", "hdel", "zadd", "zrem", "lpush", "ltrim"])
-def test_a_user_who_may_not_call_a_command_is_refused_before_anything_is_written(
-    url: str, keys: Keys, forbidden: str
-) -> None:
-    admin: Any = redis_pool.client(url)
-    run(Driver(url, keys), 0)
-    admin.acl_setuser("narrow", enabled=True, nopass=True, keys=["*"], categories=["+@all"], commands=[f"-{forbidden}"])
-    narrow_url = url.replace("redis://", "redis://narrow:any@")
-    try:
-        before = {name: admin.dump(name) for name in keys.all}
-        with pytest.raises(redis.ResponseError, match="permission"):
-            Driver(narrow_url, keys).acquire(batch_of(1))
-        assert {name: admin.dump(name) for name in keys.all} == before
-        assert admin.keys(f"{keys.marker}:probe*") == []
-    finally:
-        redis_pool.close(narrow_url)
-        admin.acl_deluser("narrow")
-    run(Driver(url, keys), 1)
-    assert_counts(admin, keys, 2)
-
-
 def test_a_full_redis_refuses_the_whole_script(url: str, keys: Keys) -> None:
     driver = Driver(url, keys)
     run(driver, 0)

@@ -7,13 +7,21 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import redis
 from pyspark.sql import SparkSession
 
 from onceflow.spark import marker as markers
 from onceflow.spark import redis_batch, redis_chunks, redis_pool, redis_scripts
 from onceflow.spark.marker import Batch
-from onceflow.spark.redis_scripts import Append, DataMisfit, Increment, Keys, OwnerLost, SetIfNewer, StreamAppend
+from onceflow.spark.redis_scripts import (
+    Append,
+    DataMisfit,
+    Forbidden,
+    Increment,
+    Keys,
+    OwnerLost,
+    SetIfNewer,
+    StreamAppend,
+)
 from onceflow.spark.redis_sink import MissingRanges, RedisSink
 from tests.spark.redis_steps import CHUNKS, Driver, batch_of
 from tests.spark.test_checkpoint import SparkFiles
@@ -207,7 +215,7 @@ def test_a_user_who_may_not_add_to_streams_is_refused_at_the_start(url: str, for
     admin.acl_setuser("narrow", enabled=True, nopass=True, keys=["*"], categories=["+@all"], commands=commands)
     narrow_url = url.replace("redis://", "redis://narrow:any@")
     try:
-        with pytest.raises(redis.ResponseError, match="permission"):
+        with pytest.raises(Forbidden, match=f"may not call {forbidden.upper()} on"):
             Writer(narrow_url, KEYS).acquire(batch_of(0))
         assert admin.keys("*") == []
         Driver(narrow_url, Keys("{n}:m", "{n}:h", (Increment("count", "n"),), ())).acquire(batch_of(0))

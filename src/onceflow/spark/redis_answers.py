@@ -12,7 +12,7 @@ import redis
 
 from onceflow.errors import OnceflowError
 from onceflow.spark.redis_address import shown
-from onceflow.spark.redis_route import is_routed
+from onceflow.spark.redis_route import is_refused, is_routed
 
 PASSING_WAIT_S = 30.0
 """How long an answer that passes by itself is waited for, such as the end of another client's script."""
@@ -48,13 +48,20 @@ REMEDIES = {
     "TRYAGAIN": "the slot of the counts is being moved to another node: wait until it is there",
     "CLUSTERDOWN": "no node serves the slot of the counts: start the node, or a replica of it",
     "CROSSSLOT": "its keys lie in several slots of the cluster: give each the hash key in braces, as {orders}:top",
-    "NOPERM": "allow that to the user, as docs/redis.md lists it",
+    "NOPERM": "allow the user what docs/redis.md lists",
+    "WRONGPASS": "name its user and password in the address, as docs/redis.md shows",
+    "TLS": "ssl_ca_certs, ssl_certfile and ssl_keyfile in the address must fit its certificate and the host's name",
     "MISCONF": "it cannot write its data to disk: look at that disk and at Redis's log",
 }
 PASSING = ("LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 """Answers of a server that is starting, is held up, whose failover is not over or whose slot is being moved."""
-_KEY_IS_MOVED = "ttempted to access a non local key in a cluster node"
-"""What a script is told of a key that is not there while its slot is being moved."""
+_LOST = (redis.ConnectionError, redis.TimeoutError)
+_BY_TEXT = {
+    # What a script is told of a key that is not there while its slot is being moved.
+    "ttempted to access a non local key in a cluster node": "ASK",
+    # What redis-py leaves of a MULTI that was forbidden.
+    "EXEC without MULTI": "NOPERM",
+}
 
 
 class RedisFailed(OnceflowError):
@@ -66,8 +73,11 @@ def code_of(error: redis.RedisError) -> str | None:
     for kind, code in _BY_CLASS.items():
         if isinstance(error, kind):
             return code
-    if _KEY_IS_MOVED in str(error):
-        return "ASK"
+    if is_refused(error):
+        return "TLS" if "[SSL:" in str(error) else "WRONGPASS"
+    for text, code in _BY_TEXT.items():
+        if text in str(error):
+            return code
     # A pipeline puts its command before the answer, with a colon.
     return next((code for code in REMEDIES if re.search(rf"(?:^|: ){code} ", str(error))), None)
 
@@ -111,11 +121,6 @@ def patiently(
 def _wait_s(error: redis.RedisError, *, fails_over: bool) -> float:
     """For how long after the first attempt it is worth while to try again."""
     code = code_of(error)
-    if fails_over and (code in (*PASSING, "MOVED") or (code is None and _is_lost_connection(error))):
+    if fails_over and (code in (*PASSING, "MOVED") or (code is None and isinstance(error, _LOST))):
         return FAILOVER_WAIT_S
     return PASSING_WAIT_S if code in PASSING else 0.0
-
-
-def _is_lost_connection(error: redis.RedisError) -> bool:
-    refused = isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.AuthorizationError)
-    return isinstance(error, redis.ConnectionError | redis.TimeoutError) and not refused

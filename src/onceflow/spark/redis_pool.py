@@ -14,7 +14,6 @@ from typing import Any
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.retry import Retry
 
 from onceflow.spark import redis_answers, redis_route
 
@@ -53,7 +52,9 @@ def _open_pool(url: str, key: str | bytes) -> redis.BlockingConnectionPool:
         socket_timeout=SOCKET_TIMEOUT_S,
         socket_connect_timeout=SOCKET_TIMEOUT_S,
         health_check_interval=PING_AFTER_IDLE_S,
-        retry=Retry(ExponentialWithJitterBackoff(base=RETRY_WAIT_FIRST_S, cap=RETRY_WAIT_MAX_S), RETRIES),
+        retry=redis_route.RefusalNotRepeated(
+            ExponentialWithJitterBackoff(base=RETRY_WAIT_FIRST_S, cap=RETRY_WAIT_MAX_S), RETRIES
+        ),
     )
     # Saying hello is refused too by a server that is starting or held up.
     redis_answers.patiently(lambda: _borrow_once(pool), pool=pool)

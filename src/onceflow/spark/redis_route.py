@@ -7,7 +7,7 @@ ones, with one server at a time: all keys of a sink lie in one slot, so scripts,
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
@@ -33,6 +33,36 @@ class NoServer(redis.ConnectionError):
 
 class _UnknownMaster(NoServer):
     """A Sentinel does not watch this master."""
+
+
+class RefusalNotRepeated(Retry):
+    """Tries again what may go better then: not a user who is refused, nor certificates that do not fit."""
+
+    def call_with_retry(self, do: Callable[[], Any], *arguments: Any, **options: Any) -> Any:
+        def call() -> Any:
+            try:
+                return do()
+            except redis.ConnectionError as error:
+                if is_refused(error):
+                    raise _Refused from error
+                raise
+
+        try:
+            return super().call_with_retry(call, *arguments, **options)
+        except _Refused as refused:
+            raise cast(redis.ConnectionError, refused.__cause__) from None
+
+
+class _Refused(Exception):
+    """Passes by redis-py's own retry, which looks for its own errors."""
+
+
+def is_refused(error: redis.RedisError) -> bool:
+    """Whether a connection was not lost but refused, so that another attempt would end like this one."""
+    if isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.AuthorizationError):
+        return True
+    # OpenSSL's own names; an end in the middle of the handshake is a lost connection.
+    return not isinstance(error, NoServer) and "[SSL:" in str(error) and "EOF" not in str(error)
 
 
 class _RoutedConnection(Connection):
@@ -68,7 +98,7 @@ def open_pool(url: str, key: str | bytes, *, pool_class: type[ConnectionPool] = 
         routed = {
             "connection_class": _RoutedTlsConnection if asked.tls else _RoutedConnection,
             "find": _finder(asked, url, key),
-            "retry": Retry(ExponentialWithJitterBackoff(), RETRIES),
+            "retry": RefusalNotRepeated(ExponentialWithJitterBackoff(), RETRIES),
             **asked.settings,
         }
         return pool_class(**(routed | settings | {"socket_connect_timeout": connect_timeout_s}))
@@ -110,6 +140,8 @@ def _finder(asked: Several, url: str, key: str | bytes) -> Find:
             raise RedisAddressInvalid(
                 f"the Sentinels of {shown(url)} watch no master {asked.service!r}: name one that they watch"
             )
+        if all(is_refused(error) for _, error in errors):
+            raise errors[-1][1]
         told = "; ".join(f"{server}: {error}" for server, error in errors)
         raise NoServer(f"nobody says where {_wanted(asked, key)} is: {told}")
 

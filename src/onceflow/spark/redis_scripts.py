@@ -31,6 +31,10 @@ class OwnerLost(OnceflowError):
     """Another start of the query has taken the counts over; this one must stop."""
 
 
+class Forbidden(OnceflowError):
+    """The user of the Redis address may not call what the scripts call."""
+
+
 class DataMisfit(OnceflowError):
     """A key has another type, or a field another value, than can be added to."""
 
@@ -245,25 +249,12 @@ def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
                 f"{found[0]} exists before the first batch has written anything: delete it with '{keys.reset}' or "
                 "use another hash key"
             )
-        case "misfit" if not found[1]:
-            raise DataMisfit(
-                f"key {found[0]} in Redis is of type {found[2]}, which cannot be counted in: rename or delete it, then "
-                "start the query again"
-            )
-        case "misfit":
-            raise DataMisfit(
-                f"field {found[1]!r} of {found[0]} in Redis is {found[2]!r}, not a whole number of at most 18 digits: "
-                "nothing was added; correct the field, then start the query again"
-            )
-        case "stream":
-            raise DataMisfit(
-                f"stream {found[0]} in Redis has had an entry {found[1]}, which those of batch {found[2]} would come "
-                "before: nothing was added; somebody else adds to the stream, so rename it, then start the query again"
-            )
-        case "amount":
-            raise DataMisfit(
-                f"the batch brings {found[2]!r} for field {found[1]!r} of {found[0]}, not a whole number of at most "
-                "18 digits: nothing was added; refuse such amounts before the sink"
+        case "misfit" | "stream" | "amount":
+            raise DataMisfit(_why_misfit(kind, found))
+        case "forbidden":
+            raise Forbidden(
+                f"the user of the Redis address may not call {found[0]} on the keys beside {keys.marker} ({found[1]}): "
+                "allow the user what docs/redis.md lists, then start the query again; nothing was written"
             )
         case "owned" | "done" | "already":
             return
@@ -271,3 +262,26 @@ def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
             raise MarkerRefused(
                 f"a script on marker {keys.marker} answered {list(answer)}, which no script of ours does"
             )
+
+
+def _why_misfit(kind: str, found: Sequence[str]) -> str:
+    """The sentence for what cannot be added to, or cannot be added."""
+    if kind == "stream":
+        return (
+            f"stream {found[0]} in Redis has had an entry {found[1]}, which those of batch {found[2]} would come "
+            "before: nothing was added; somebody else adds to the stream, so rename it, then start the query again"
+        )
+    if kind == "amount":
+        return (
+            f"the batch brings {found[2]!r} for field {found[1]!r} of {found[0]}, not a whole number of at most "
+            "18 digits: nothing was added; refuse such amounts before the sink"
+        )
+    if not found[1]:
+        return (
+            f"key {found[0]} in Redis is of type {found[2]}, which cannot be counted in: rename or delete it, then "
+            "start the query again"
+        )
+    return (
+        f"field {found[1]!r} of {found[0]} in Redis is {found[2]!r}, not a whole number of at most 18 digits: "
+        "nothing was added; correct the field, then start the query again"
+    )

@@ -384,6 +384,8 @@ def _why_unsynced(client: Any, info: Mapping[str, Any]) -> str | None:
         return "its append-only file is off"
     try:
         client.execute_command("WAITAOF", 0, 0, 1)
+    except redis.exceptions.NoPermissionError:
+        return "its user may not call WAITAOF"
     except redis.ResponseError:
         return "it has no WAITAOF, which came with Redis 7.2"
     try:

@@ -5,6 +5,30 @@ local query, may_make = take(), take()
 local fields = take_fields()
 local streams = take_number()
 
+-- A user that may not call one of the scripts' commands must learn it here, before there is anything to tear: each
+-- command is tried on a name of its own, where it leaves nothing behind: what removes comes first, on nothing.
+local probe = MARKER .. ':probe:'
+local hash, zset, list, stream = probe .. 'hash', probe .. 'zset', probe .. 'list', probe .. 'stream'
+local tried = {
+  {'TYPE', hash}, {'EXISTS', hash}, {'HGET', hash, 'x'},
+  {'HDEL', hash, 'x'}, {'ZREM', zset, 'x'}, {'LTRIM', list, 1, 0},
+  {'HSET', hash, 'x', '1'}, {'HDEL', hash, 'x'}, {'HINCRBY', hash, 'x', '1'}, {'HDEL', hash, 'x'},
+  {'ZADD', zset, 1, 'x'}, {'ZREM', zset, 'x'}, {'LPUSH', list, 'x'}, {'LTRIM', list, 1, 0},
+}
+if streams > 0 then
+  table.insert(tried, {'XADD', stream, 'NOMKSTREAM', '*', 'x', 'x'})
+  table.insert(tried, {'XINFO', 'STREAM', stream})
+end
+for _, command in ipairs(tried) do
+  local answer = redis.pcall(unpack(command))
+  local failure = type(answer) == 'table' and answer.err
+  if failure and (string.find(failure, 'permission') or string.find(failure, "can't run this command")) then
+    return {'forbidden', command[1], failure}
+  elseif failure and not string.find(failure, 'no such key') then
+    return answer
+  end
+end
+
 local kind = type_of(MARKER)
 if kind == 'none' then
   local key = present_data()
@@ -19,26 +43,6 @@ elseif not is_count(field('owner')) then
 end
 local refusal = refusal_of_type(HISTORY, 'list')
 if refusal then return refusal end
-
--- A user that may not call one of the scripts' commands must learn it here, before there is anything to tear: each
--- command is tried on a name of its own, where it leaves nothing behind: what removes comes first, on nothing.
-local probe = MARKER .. ':probe:'
-redis.call('HDEL', probe .. 'hash', 'x')
-redis.call('ZREM', probe .. 'zset', 'x')
-redis.call('LTRIM', probe .. 'list', 1, 0)
-redis.call('HSET', probe .. 'hash', 'x', '1')
-redis.call('HDEL', probe .. 'hash', 'x')
-redis.call('HINCRBY', probe .. 'hash', 'x', '1')
-redis.call('HDEL', probe .. 'hash', 'x')
-redis.call('ZADD', probe .. 'zset', 1, 'x')
-redis.call('ZREM', probe .. 'zset', 'x')
-redis.call('LPUSH', probe .. 'list', 'x')
-redis.call('LTRIM', probe .. 'list', 1, 0)
-if streams > 0 then
-  redis.call('XADD', probe .. 'stream', 'NOMKSTREAM', '*', 'x', 'x')
-  local answer = redis.pcall('XINFO', 'STREAM', probe .. 'stream')
-  if answer.err and not string.find(answer.err, 'no such key') then return redis.error_reply(answer.err) end
-end
 
 if kind == 'none' then set_fields(fields) end
 return {'owned', tostring(redis.call('HINCRBY', MARKER, 'owner', 1))}
