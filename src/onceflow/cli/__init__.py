@@ -101,8 +101,8 @@ def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
     envvar="ONCEFLOW_CONFIG_FILE",
     show_envvar=True,
     metavar="FILE",
-    help="A file with lines like bootstrap=HOST:PORT and redis=URL, for every command that takes --bootstrap or "
-    "--redis; options and their environment variables are stronger.  [default: onceflow.conf in the user's folder for "
+    help="A file with lines like bootstrap=HOST:PORT, redis=URL and Kafka's settings of TLS and SASL, for every command "
+    "that takes --bootstrap or --redis; options and their environment variables are stronger.  [default: onceflow.conf in the user's folder for "
     "settings, as ~/.config/onceflow, if it is there]",
 )
 def onceflow(config_file: Path | None) -> None:
