@@ -101,9 +101,9 @@ def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
     envvar="ONCEFLOW_CONFIG_FILE",
     show_envvar=True,
     metavar="FILE",
-    help="A file with lines like bootstrap=HOST:PORT, redis=URL and Kafka's settings of TLS and SASL, for every command "
-    "that takes --bootstrap or --redis; options and their environment variables are stronger.  [default: onceflow.conf in the user's folder for "
-    "settings, as ~/.config/onceflow, if it is there]",
+    help="A file with lines like bootstrap=HOST:PORT, redis=URL and Kafka's settings of TLS and SASL, for every "
+    "command that takes --bootstrap or --redis; options and their environment variables are stronger.  [default: "
+    "onceflow.conf in the user's folder for settings, as ~/.config/onceflow, if it is there]",
 )
 def onceflow(config_file: Path | None) -> None:
     """Count events exactly once, in real time: events → log → Spark → Redis → a live page.
