@@ -1,8 +1,12 @@
 """A sync that could not begin is tried again; its waiters are answered when it did."""
 
 import asyncio
+import errno
+import os
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from onceflow.broker import group_commit
 from onceflow.broker.group_commit import GroupCommit
@@ -28,11 +32,13 @@ class PartitionOnATroubledDisk:
         )
 
     def begin(self) -> Any:
-        return SimpleNamespace(offset_end=1, directory="d", run=lambda: None)
+        point = SimpleNamespace(offset_end=1, directory="d", run=lambda: None, problem=None)
+        point.put_off = lambda problem: setattr(point, "problem", problem)
+        return point
 
     def end(self, point: Any) -> None:
         self.rounds += 1
-        if self.rounds > self.troubled:
+        if self.rounds > self.troubled and point.problem is None:
             self.log.high_watermark = self.log.synced_offset = point.offset_end
 
     def settle(self) -> None:
@@ -62,3 +68,19 @@ def test_a_sync_that_never_begins_fails_its_waiters(monkeypatch: Any) -> None:
     monkeypatch.setattr(group_commit, "PUT_OFF_S", 0.001)
     partition = asyncio.run(committed(troubled=10**6))
     assert (partition.settled.is_set(), partition.failed.is_set()) == (False, True)
+
+
+def test_a_round_that_finds_no_descriptor_for_its_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, failures = os.pipe, [OSError(errno.EMFILE, "Too many open files")] * 2
+
+    def scarce() -> tuple[int, int]:
+        if failures:
+            raise failures.pop()
+        return pipe()
+
+    async def test() -> PartitionOnATroubledDisk:
+        monkeypatch.setattr(os, "pipe", scarce)
+        return await committed(troubled=0)
+
+    partition = asyncio.run(test())
+    assert (partition.rounds, partition.settled.is_set(), partition.failed.is_set()) == (3, True, False)

@@ -373,18 +373,19 @@ class Connection:
 
     def _collect(self) -> None:
         """Take over the pieces of every answer whose turn it is, small ones joined."""
-        joined = bytearray()
+        small: list[bytes] = []
         while self._pending and self._pending[0].pieces is not None:
             for piece in self._pending.popleft().pieces or ():
                 if isinstance(piece, bytes):
-                    joined += piece
+                    small.append(piece)
                     continue
-                if joined:
-                    self._unsent.append(bytes(joined))
-                    joined.clear()
+                if small:
+                    self._unsent.append(b"".join(small))
+                    small.clear()
                 self._unsent.append(_Sending(piece.file, piece.position, piece.size_bytes))
-        if joined:
-            self._unsent.append(bytes(joined))
+        if small:
+            # One piece alone is not copied.
+            self._unsent.append(b"".join(small))
 
     def _send(self) -> None:
         self._turn_bytes_left = self._config.turn_sent_bytes_max

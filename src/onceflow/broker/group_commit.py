@@ -8,10 +8,11 @@ partition, since the kernel may have dropped the pages (`PartitionLog.fail_sync`
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from onceflow.broker.partitions import Partition
+from onceflow.broker.round_thread import RoundThread
 from onceflow.broker.turn import Turn
-from onceflow.broker.work_thread import WorkThread
 from onceflow.log.config import INT64_MAX
 from onceflow.log.sync import SyncPoint
 from onceflow.wire.errors import ErrorCode
@@ -25,7 +26,8 @@ TIMER_MAX_S = 86_400.0
 """A `flush.ms` beyond this is a day: timers of the loop have a limit."""
 
 Round = Sequence[tuple[Partition, SyncPoint]]
-Results = Sequence[OSError | None]
+Ended = tuple[Round, Sequence[OSError | None]]
+"""A round, and of each of its syncs the error, if it failed."""
 
 
 class GroupCommit:
@@ -37,7 +39,7 @@ class GroupCommit:
         self._put_off: dict[Partition, int] = {}
         self._timers: dict[Partition, asyncio.TimerHandle] = {}
         """Of partitions with `flush.ms`: when what is unsynced now gets synced."""
-        self._thread = WorkThread("group-commit")
+        self._thread: RoundThread[Ended] = RoundThread("group-commit", self._end_round)
         self._is_running = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -87,13 +89,13 @@ class GroupCommit:
             self._is_running = False
             self._idle.set()
             return
-        # Not the loop's run_in_executor, whose two futures cost each round several microseconds more.
-        self._thread.submit(self._run, points, asyncio.get_running_loop())
-
-    def _run(self, points: Round, loop: asyncio.AbstractEventLoop) -> None:
-        """In the thread."""
-        results = [_run_one(point) for _partition, point in points]
-        loop.call_soon_threadsafe(self._end_round, points, results)
+        try:
+            self._thread.begin(partial(_run, points))
+        except OSError as error:
+            # No descriptor is free for its pipe: tried again, like a directory that cannot be opened for its sync.
+            for _partition, point in points:
+                point.put_off(error)
+            asyncio.get_running_loop().call_soon(self._end_round, (points, [None] * len(points)))
 
     def _begin_one(self, partition: Partition) -> SyncPoint | None:
         try:
@@ -107,10 +109,10 @@ class GroupCommit:
             partition.fail(ErrorCode.kafka_storage_error)
         return point
 
-    def _end_round(self, points: Round, results: Results) -> None:
+    def _end_round(self, ended: Ended) -> None:
         self._turn.begin()
         try:
-            for (partition, point), error in zip(points, results, strict=True):
+            for (partition, point), error in zip(*ended, strict=True):
                 self._end_one(partition, point, error)
         finally:
             # Appends that came during the round have been waiting: go on in this turn.
@@ -156,7 +158,12 @@ class GroupCommit:
             timer.cancel()
         self._timers.clear()
         await self._idle.wait()
-        self._thread.shutdown()
+        self._thread.close()
+
+
+def _run(points: Round) -> Ended:
+    """In the thread."""
+    return points, [_run_one(point) for _partition, point in points]
 
 
 def _run_one(point: SyncPoint) -> OSError | None:

@@ -8,7 +8,7 @@ import logging
 
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition, Synced
-from onceflow.broker.request import Request, closed_if_unanswered
+from onceflow.broker.request import Request, close_unanswered
 from onceflow.broker.topics import INTERNAL_TOPICS, NAME_CHARACTERS_MAX
 from onceflow.errors import OnceflowError
 from onceflow.log.errors import LogError
@@ -46,17 +46,14 @@ class Refused(OnceflowError):
 class PendingProduce:
     """One Produce request whose partitions wait for their syncs."""
 
-    __slots__ = ("_acks", "_missing", "_request", "_topics")
+    __slots__ = ("_acks", "_missing", "_request", "_topics", "version")
 
     def __init__(self, request: Request, acks: int) -> None:
         self._request = request
+        self.version = request.header.version
         self._acks = acks
         self._topics: list[tuple[str, list[PartitionResponse]]] = []
         self._missing = 1
-
-    @property
-    def version(self) -> int:
-        return self._request.version
 
     def add_topic(self, name: str) -> list[PartitionResponse]:
         responses: list[PartitionResponse] = []
@@ -87,8 +84,11 @@ class PendingProduce:
             _end_without_answer(self._request, self)
         else:
             header, reply = self._request.header, self._request.reply
-            with closed_if_unanswered(reply):
+            try:
                 reply.send([produce.encode_response(header.version, header.correlation_id, self._topics)])
+            except BaseException as error:
+                close_unanswered(reply, error)
+                raise
 
     def first_error(self) -> PartitionResponse | None:
         return next((each for _name, responses in self._topics for each in responses if each.error_code), None)

@@ -18,7 +18,6 @@ for its first copy may be waiting for the same sync.
 import logging
 from collections.abc import Sequence
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -26,7 +25,7 @@ from uuid import UUID
 from onceflow.log import swap
 from onceflow.log.checkpoint import LEADER_EPOCH, check_checkpoints, new_checkpoints
 from onceflow.log.clock import Clock
-from onceflow.log.config import LogConfig
+from onceflow.log.config import INT64_MAX, LogConfig
 from onceflow.log.disk import Disk, write_whole
 from onceflow.log.errors import OffsetOutOfRange, StorageFailed
 from onceflow.log.producers import LastBatch, ProducerState
@@ -310,7 +309,7 @@ class PartitionLog:
             active=active,
             size_bytes=active.size_bytes,
             seals=tuple(self._seals),
-            max_timestamp=self._max_timestamp_of([seal.segment for seal in self._seals]),
+            max_timestamp=self._max_timestamp(),
             is_first=self._is_new,
         )
         return self._syncing
@@ -353,15 +352,14 @@ class PartitionLog:
         if self.log_end_offset > self.synced_offset and self._unsynced_since_ms is None:
             self._unsynced_since_ms = now_ms
         if not self.is_flush_due() and self.log_end_offset > self.high_watermark:
-            max_timestamp = self._max_timestamp_of([seal.segment for seal in self._seals])
             active = self.segments.active
-            self._show(active, active.size_bytes, max_timestamp, self.log_end_offset)
+            self._show(active, active.size_bytes, self._max_timestamp(), self.log_end_offset)
 
     def is_flush_due(self) -> bool:
         """Whether the flush policy wants a sync now."""
         if self.log_end_offset - self.synced_offset >= self.config.flush_messages:
             return True
-        if self._unsynced_since_ms is None:
+        if self._unsynced_since_ms is None or self.config.flush_ms == INT64_MAX:
             return False
         return self._clock.now_ms() - self._unsynced_since_ms >= self.config.flush_ms
 
@@ -479,10 +477,16 @@ class PartitionLog:
         unpacked_bytes_max = self.config.batch_unpacked_bytes_max
         return partial(latest, self._visible_max_timestamp, self.high_watermark, segments, unpacked_bytes_max)
 
-    def _max_timestamp_of(self, segments: Sequence[Segment]) -> tuple[int, int]:
-        """The latest of what became visible since the start, of `segments` and of the active one."""
-        latest = [(each.max_timestamp_ms, each.max_timestamp_offset) for each in (*segments, self.segments.active)]
-        return max((self._visible_max_timestamp, *latest), key=itemgetter(0))
+    def _max_timestamp(self) -> tuple[int, int]:
+        """The latest of what became visible since the start and of what is not synced; the first of equals."""
+        latest = self._visible_max_timestamp
+        unsynced = [self.segments.active]
+        if self._seals:
+            unsynced = [*(seal.segment for seal in self._seals), *unsynced]
+        for segment in unsynced:
+            if segment.max_timestamp_ms > latest[0]:
+                latest = segment.max_timestamp_ms, segment.max_timestamp_offset
+        return latest
 
     def roll(self) -> None:
         """Begins a new segment, unless the active one is empty: the old one can be deleted once it is synced.

@@ -69,9 +69,13 @@ class SyncPoint:
             if self.is_first:
                 self.disk.sync_directory(self.directory.parent)
         except SyncNotBegun as error:
-            self.problem, self.is_durable, self.kept_seals = error, False, len(self.seals)
+            self.put_off(error)
             return
         self.kept_seals = len(self.seals) - self._write_snapshots(written)
+
+    def put_off(self, problem: OSError) -> None:
+        """What the round should have made durable waits for the next one; nothing has failed for good."""
+        self.problem, self.is_durable, self.kept_seals = problem, False, len(self.seals)
 
     def _write_indexes(self) -> int:
         """How many seals' indexes were written. In order: a snapshot promises every index below its offset."""

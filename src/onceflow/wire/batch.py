@@ -45,6 +45,8 @@ _CRC_BEGIN = 21
 _MAX_TIMESTAMP_POSITION = 35
 _EPOCH_POSITION = 12
 _PRODUCER = struct.Struct(">qhi")
+_INT64 = struct.Struct(">q")
+_INT32 = struct.Struct(">i")
 _PRODUCER_POSITION = 43
 
 _CODEC_MASK = 0x07
@@ -165,8 +167,8 @@ def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
 
 def patch_offset(buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None:
     """Writes base offset and leader epoch in place; both lie outside the CRC."""
-    struct.pack_into(">q", buffer, position, base_offset)
-    struct.pack_into(">i", buffer, position + _EPOCH_POSITION, leader_epoch)
+    _INT64.pack_into(buffer, position, base_offset)
+    _INT32.pack_into(buffer, position + _EPOCH_POSITION, leader_epoch)
 
 
 def batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:

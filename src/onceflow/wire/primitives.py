@@ -60,6 +60,9 @@ def bounded(size_bytes: int, view: memoryview, position: int) -> int:
 def read_length(view: memoryview, position: int, *, flexible: bool, short: bool = True) -> tuple[int, int]:
     """Length of a string or bytes, -1 for null. Not flexible: int16 when `short`, else int32."""
     if flexible:
+        size_bytes = view[position]
+        if size_bytes < 0x80:
+            return size_bytes - 1, position + 1
         size_bytes, position = read_uvarint(view, position)
         return size_bytes - 1, position
     if short:
@@ -77,7 +80,9 @@ def read_nullable_string(view: memoryview, position: int, *, flexible: bool) -> 
         return None, position
     if size_bytes > STRING_BYTES_MAX:
         raise MalformedFrame(f"byte {position}: a string of {size_bytes} bytes, {STRING_BYTES_MAX} are allowed")
-    end = bounded(size_bytes, view, position)
+    end = position + size_bytes
+    if size_bytes < 0 or end > len(view):
+        end = bounded(size_bytes, view, position)
     return str(view[position:end], "utf-8"), end
 
 
@@ -94,7 +99,9 @@ def read_nullable_bytes(view: memoryview, position: int, *, flexible: bool) -> t
     size_bytes, position = read_length(view, position, flexible=flexible, short=False)
     if size_bytes == -1:
         return None, position
-    end = bounded(size_bytes, view, position)
+    end = position + size_bytes
+    if size_bytes < 0 or end > len(view):
+        end = bounded(size_bytes, view, position)
     return view[position:end], end
 
 
@@ -103,8 +110,10 @@ def read_count(
 ) -> tuple[int, int]:
     """Number of elements of an array (-1: null, if it may be); refused where that many elements cannot follow."""
     if flexible:
-        count, position = read_uvarint(view, position)
-        count -= 1
+        count, position = view[position] - 1, position + 1
+        if count >= 0x7F:
+            count, position = read_uvarint(view, position - 1)
+            count -= 1
     else:
         count, position = INT32.unpack_from(view, position)[0], position + 4
     if count < -nullable or count * element_bytes_min > len(view) - position:
@@ -144,7 +153,9 @@ def append_string(buffer: bytearray, value: str | None, *, flexible: bool) -> No
 
 def append_count(buffer: bytearray, count: int, *, flexible: bool) -> None:
     """Adds the length of an array or of bytes (-1: null): a compact varint when `flexible`, else int32."""
-    if flexible:
+    if flexible and count < 0x7F:
+        buffer.append(count + 1)
+    elif flexible:
         append_uvarint(buffer, count + 1)
     else:
         buffer += INT32.pack(count)

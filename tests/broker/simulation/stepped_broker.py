@@ -107,6 +107,21 @@ class SteppedThread(Executor):
             self.step()
 
 
+class SteppedRounds(SteppedThread):
+    """Stands in for RoundThread: the end of a round is what the loop does next."""
+
+    def __init__(self, name: str, loop: SteppedLoop, end: Callable[[Any], None]) -> None:
+        super().__init__(name)
+        self._loop = loop
+        self._end = end
+
+    def begin(self, work: Callable[[], Any]) -> None:
+        self.submit(lambda: self._loop.call_soon(self._end, work()))
+
+    def close(self) -> None:
+        self.shutdown()
+
+
 class Line:
     """A client's connection as the broker sees it: each answer goes to who waits for it, in any order."""
 
@@ -188,9 +203,15 @@ class SteppedBroker:
             self.threads.append(SteppedThread(name))
             return self.threads[-1]
 
+        def rounds_made(name: str, end: Callable[[Any], None]) -> SteppedRounds:
+            rounds = SteppedRounds(name, self.loop, end)
+            self.threads.append(rounds)
+            return rounds
+
         with contextlib.ExitStack() as patches:
-            for module in (node, group_commit, log_cleaner):
+            for module in (node, log_cleaner):
                 patches.enter_context(mock.patch.object(module, "WorkThread", made))
+            patches.enter_context(mock.patch.object(group_commit, "RoundThread", rounds_made))
             yield
 
     def _note(self, _loop: object, context: dict[str, Any]) -> None:

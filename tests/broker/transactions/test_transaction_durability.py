@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from onceflow.broker import group_commit
 from onceflow.broker.transactions.transaction import TransactionState
 from onceflow.testing import FaultyDisk
 from onceflow.wire import apis
@@ -119,14 +121,20 @@ def test_a_power_cut_at_any_step_leaves_a_transaction_whole_or_gone(
 
 
 @contextmanager
-def nothing_is_synced(broker: DrivenBroker) -> Iterator[None]:
+def nothing_is_synced() -> Iterator[None]:
     """The disk takes its time meanwhile; a power cut would take all that is written now."""
     is_over = threading.Event()
-    broker.call(lambda node: node.group_commit._thread.submit(is_over.wait))
-    try:
-        yield
-    finally:
-        is_over.set()
+    run = group_commit._run
+
+    def held(points: group_commit.Round) -> group_commit.Ended:
+        assert is_over.wait(20)
+        return run(points)
+
+    with mock.patch.object(group_commit, "_run", held):
+        try:
+            yield
+        finally:
+            is_over.set()
 
 
 def test_nobody_is_told_what_a_power_cut_could_take_back(tmp_path: Path) -> None:
@@ -145,7 +153,7 @@ def test_nobody_is_told_what_a_power_cut_could_take_back(tmp_path: Path) -> None
         old = first.init_until_done()
         assert first.add(("t", 0)) == NONE
         assert first.add_offsets(GROUP) == NONE
-        with nothing_is_synced(broker):
+        with nothing_is_synced():
             produced = pool.submit(somebody(old).produce, "t", b"v")
             eventually(lambda: broker.log("t").log_end_offset, "the batch is in the log")
             described = pool.submit(somebody(old).open_transactions, "t")
