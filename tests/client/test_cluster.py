@@ -290,3 +290,23 @@ def test_the_first_contact_is_tried_again_when_asked(bootstrap: str) -> None:
     finally:
         opening.join()
         late.__exit__(None, None, None)
+
+
+def test_a_leader_that_was_never_reached_is_waited_for_once_its_cluster_was(bootstrap: str) -> None:
+    """The broker of the bootstrap answers; the one that it names for a partition starts later."""
+    with FaultyProxy(parse_address(bootstrap)) as gone:
+        address = gone.address
+    late = FaultyProxy(parse_address(bootstrap), address.port)
+    opening = threading.Timer(0.2, late.__enter__)
+    with Cluster(bootstrap) as cluster:
+        assert cluster.topics() is not None
+        opening.start()
+        try:
+            assert cluster.retried(lambda: cluster._connection(address)) is not None
+        finally:
+            opening.join()
+            late.__exit__(None, None, None)
+    with Cluster(bootstrap, timeout_ms=200) as cluster:
+        assert cluster.topics() is not None
+        with pytest.raises(BrokerUnreachable):
+            cluster.retried(lambda: cluster._connection(parse_address("127.0.0.1:1")))

@@ -2,7 +2,7 @@
 
 import errno
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +294,32 @@ def test_rule_3_lookups_by_time_look_into_batches(tmp_path: Path, codec: Codec) 
         assert log.search_max_timestamp()() == (950, 9)
         log.close()
         log = open_log(tmp_path / "clicks-0", clean=True)
+
+
+def test_a_lookup_by_time_stops_at_what_is_not_visible_yet(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path / "clicks-0", index_interval_bytes=100)
+    for number in range(50):
+        if number == 30:
+            sync(log)
+        log.append(batch(b"x" * 50, timestamp_ms=NOW_MS + 10 * number))
+    scanned: list[int] = []
+    spans = Segment.spans
+
+    def counted(segment: Segment, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+        for span in spans(segment, position, end):
+            scanned.append(span[2])
+            yield span
+
+    monkeypatch.setattr(Segment, "spans", counted)
+    for wanted in range(31, 60):
+        assert log.search_timestamp(NOW_MS + 10 * wanted)() is None
+    assert len(scanned) < 20, "of 30 visible batches, for 29 lookups"
+    assert log.search_timestamp(NOW_MS + 290)() == (NOW_MS + 290, 29)
+    assert "damaged" not in caplog.text
+    sync(log)
+    assert log.search_timestamp(NOW_MS + 450)() == (NOW_MS + 450, 45)
 
 
 def test_records_that_cannot_be_read_fail_the_lookup_alone(log: PartitionLog) -> None:

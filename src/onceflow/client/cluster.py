@@ -81,8 +81,8 @@ class Cluster:
     """A connection to each broker that is needed, and metadata kept until a broker contradicts it.
 
     What only reads is tried again for up to `timeout_ms` when a leader moved, a connection broke or a coordinator
-    loads, with pauses from 50 ms doubling to 1 s; then the last error is raised. A broker that was never reached is
-    not tried again unless `first_contact_ms` allows it, so that a wrong address is told at once. Creating and
+    loads, with pauses from 50 ms doubling to 1 s; then the last error is raised. Until a first broker was reached
+    nothing is tried again beyond `first_contact_ms`, so that a wrong address is told at once. Creating and
     deleting topics is not repeated after a lost connection, since the first try may have worked.
 
     `batch_bytes_max` bounds the memory for one answer's records.
@@ -324,7 +324,7 @@ class Cluster:
             except _RETRIABLE as error:
                 self._topics.clear()
                 self._coordinators.clear()
-                new = isinstance(error, BrokerUnreachable) and error.address not in self._reached
+                new = isinstance(error, BrokerUnreachable) and not self._reached
                 allowed_ms = self._first_contact_ms if new else self.timeout_ms
                 if (time.monotonic() - begun) * 1000 + pause_ms > allowed_ms:
                     raise

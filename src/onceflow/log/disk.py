@@ -10,8 +10,7 @@ import fcntl
 import mmap
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -70,7 +69,8 @@ class Disk(Protocol):
         ...
 
     def sizes(self, directory: Path) -> Mapping[str, int]:
-        """The size of each file in a directory by its name, in the order of the names."""
+        """The size of each file in a directory by its name, in the order of the names. Those that are asked for are
+        read then: a terabyte's log has a thousand files whose size nobody needs at a start."""
         ...
 
     def make_directory(self, path: Path) -> None: ...
@@ -134,6 +134,29 @@ class RealFile:
             os.close(descriptor)
 
 
+class _Sizes(Mapping[str, int]):
+    """The names are those that the directory had when this was made."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = str(directory)
+        self._sizes: dict[str, int | None] = dict.fromkeys(sorted(os.listdir(directory)))
+
+    def __getitem__(self, name: str) -> int:
+        size_bytes = self._sizes[name]
+        if size_bytes is None:
+            size_bytes = self._sizes[name] = os.stat(f"{self._directory}/{name}").st_size
+        return size_bytes
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sizes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+
 class RealDisk:
     """The operating system's files."""
 
@@ -151,8 +174,7 @@ class RealDisk:
         return sorted(os.listdir(directory))
 
     def sizes(self, directory: Path) -> Mapping[str, int]:
-        with os.scandir(directory) as entries:
-            return {entry.name: entry.stat().st_size for entry in sorted(entries, key=attrgetter("name"))}
+        return _Sizes(directory)
 
     def make_directory(self, path: Path) -> None:
         os.mkdir(path)

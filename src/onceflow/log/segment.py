@@ -347,7 +347,11 @@ class Segment:
         (FileRecords.searchForTimestamp).
         """
         not_before = max(offset, self.time_index.offset_before(timestamp_ms))
-        begin = self.position_if_right(self.offset_index.position_for_offset(not_before), end, not_before)
+        indexed = self.offset_index.position_for_offset(not_before)
+        if end <= indexed < self.size_bytes and self.position_if_right(indexed, self.size_bytes, not_before):
+            # The indexes know what is not visible yet: everything before it is dated earlier.
+            return None
+        begin = self.position_if_right(indexed, end, not_before)
         for position, size_bytes, last_offset in self.spans(begin, end):
             if last_offset < offset or self.header_at(position).max_timestamp < timestamp_ms:
                 continue

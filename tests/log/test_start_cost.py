@@ -1,0 +1,37 @@
+"""What a start asks of the disk for each segment: as little as can be, since there may be thousands."""
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.log.partition_logs import batch, open_log, sync, values
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_start_asks_for_each_size_once_and_for_no_snapshots(
+    clean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path / "clicks-0", segment_bytes=100)
+    for number in range(20):
+        log.append(batch(b"%d" % number))
+        sync(log)
+    log.close()
+    segments = sorted(log.segments.bases)
+    asked: Counter[str] = Counter()
+    stat = os.stat
+
+    def counted(path: Any, *arguments: Any, **named: Any) -> os.stat_result:
+        asked[Path(path).name] += 1
+        return stat(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "stat", counted)
+    again = open_log(tmp_path / "clicks-0", clean=clean, segment_bytes=100)
+    monkeypatch.undo()
+    assert values(again) == [b"%d" % number for number in range(20)]
+    assert len(segments) == 20
+    assert not [name for name in asked if name.endswith(".snapshot")]
+    files = {f"{base:020d}{suffix}": 1 for base in segments[:-1] for suffix in (".log", ".index", ".timeindex")}
+    assert {name: count for name, count in asked.items() if name in files} == files
