@@ -10,7 +10,7 @@ import struct
 import time
 from pathlib import Path
 
-from onceflow.log.config import DAY_MS, LogConfig
+from onceflow.log.config import LogConfig
 from onceflow.log.disk import RealDisk, RealFile, write_whole
 from onceflow.log.producers import Producers
 from onceflow.log.segment import Segment
@@ -41,7 +41,7 @@ class UnsyncedDisk(RealDisk):
 def fill(directory: Path, segments: int) -> None:
     """Put segments of 1 GB each in the place of the empty log in `directory`, whose broker has stopped."""
     disk = UnsyncedDisk()
-    nobody = Producers(directory.name, DAY_MS).encode()
+    nobody = Producers(directory.name, LogConfig()).encode()
     now_ms = int(time.time() * 1000)
     for number in range(segments):
         segment = Segment(disk, directory, number * SEGMENT_BATCHES, create=True)

@@ -4,14 +4,18 @@ Recovery: from the start of the process until the log's last offset is told agai
 batches and SIGKILL. Reads: one Fetch of 64 KiB at a time, at random offsets, of a log of 1 GB and of a larger one on
 the same broker, in turns: from the page cache with 8 GB, which is what it surely holds here, and with 20 GB after the
 page cache was told to forget both, since a log that is cached in part would compare the cache and not the broker.
+Beside each the control, in the same turns: 64 KiB at random places of the same files by sendfile over a socket, without
+a broker. What grows there as well is the machine's.
 
 Up to 1 TB: logs of sparse segments (`benchmarks.sparse`), a broker for each size, started in turns; the time from the
 start of the process until it listens, and of a produced record.
 """
 
+import contextlib
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import tempfile
@@ -139,27 +143,70 @@ def read_times_ms(
     return taken
 
 
-def read_medians_ms(broker: BrokerProcess, records: dict[str, int], *, is_evicted: bool) -> list[list[float]]:
-    """For each topic, given with its number of records, the median of each round; the rounds in turns."""
+def sent_between(sending: socket.socket, receiving: socket.socket, file: int, position: int) -> None:
+    """READ_BYTES of a file by sendfile from one end of a connection to the other, which do not wait."""
+    sent = received = 0
+    while received < READ_BYTES:
+        with contextlib.suppress(BlockingIOError):
+            sent += os.sendfile(sending.fileno(), file, position + sent, READ_BYTES - sent) if sent < READ_BYTES else 0
+        with contextlib.suppress(BlockingIOError):
+            received += len(receiving.recv(READ_BYTES))
+
+
+def plain_times_us(directory: Path, seed: int, reads: int, *, is_evicted: bool) -> list[float]:
+    """The control: as `read_times_ms`, in microseconds, from the same files without a broker."""
+    chance = random.Random(seed)
+    taken = []
+    with ExitStack() as exits:
+        files = [exits.enter_context(path.open("rb")) for path in directory.glob("*.log")]
+        sizes = [os.fstat(file.fileno()).st_size for file in files]
+        listening = exits.enter_context(socket.create_server(("127.0.0.1", 0)))
+        sending = exits.enter_context(socket.create_connection(listening.getsockname()))
+        receiving = exits.enter_context(listening.accept()[0])
+        for end in (sending, receiving):
+            end.setblocking(False)
+        for number in range(reads):
+            if is_evicted and number % READS_BETWEEN_EVICTIONS == 0:
+                evict(directory)
+            (chosen,) = chance.choices(range(len(files)), sizes)
+            position = chance.randrange(sizes[chosen] - READ_BYTES)
+            begin = time.perf_counter()
+            sent_between(sending, receiving, files[chosen].fileno(), position)
+            taken.append(1e6 * (time.perf_counter() - begin))
+    return taken
+
+
+Medians = list[list[float]]
+
+
+def read_medians(broker: BrokerProcess, records: dict[str, int], *, is_evicted: bool) -> tuple[Medians, Medians]:
+    """For each topic, given with its number of records, the median of each round in ms; the rounds in turns. Then the
+    same of the control in µs."""
     medians: dict[str, list[float]] = {topic: [] for topic in records}
+    control: dict[str, list[float]] = {topic: [] for topic in records}
     reads = READS_EVICTED if is_evicted else READS
     with RawConnection(broker.bootstrap) as connection:
         for seed in range(READ_ROUNDS):
             for topic in sorted(records, reverse=seed % 2 == 0):
-                evicted = broker.data / f"{topic}-0" if is_evicted else None
+                directory = broker.data / f"{topic}-0"
+                evicted = directory if is_evicted else None
                 times = read_times_ms(connection, topic, records[topic], seed, reads, evicted)
                 medians[topic].append(statistics.median(times))
-    return list(medians.values())
+                times = plain_times_us(directory, seed, reads, is_evicted=is_evicted)
+                control[topic].append(statistics.median(times))
+    return list(medians.values()), list(control.values())
 
 
-def grown(name: str, unit: str, found: dict[str, list[float]]) -> Iterator[Line]:
+def grown(name: str, unit: str, found: dict[str, list[float]], *, is_judged: bool = True) -> Iterator[Line]:
     """A line for each size; those after the first beside it."""
     (first, smallest), *others = found.items()
     yield row(f"{name}, {first} stored", f"{spread(smallest)} {unit}", "", "", "")
     for size, runs in others:
         ratio = ratios(runs, smallest)
         beside = f"{spread(ratio)} of the time with {first}"
-        asked, verdict = f"at most {NO_GROWTH.at_least:g}", NO_GROWTH.verdict(statistics.median(ratio))
+        asked, verdict = "", ""
+        if is_judged:
+            asked, verdict = f"at most {NO_GROWTH.at_least:g}", NO_GROWTH.verdict(statistics.median(ratio))
         yield row(f"{name}, {size} stored", f"{spread(runs)} {unit}", beside, asked, verdict)
 
 
@@ -177,9 +224,12 @@ def random_reads() -> Iterator[Line]:
             ):
                 more = size * GB - (LARGER_CACHED * GB if is_evicted else 0)
                 records["large"] = records.get("large", 0) + fill(peer.bootstrap, "large", more)
-                medians = read_medians_ms(broker, records, is_evicted=is_evicted)
-                sizes = dict(zip(("1 GB", f"{size} GB"), medians, strict=True))
-                yield from grown(f"read 64 KiB at random offsets, p50, {name}", "ms", sizes)
+                medians, control = read_medians(broker, records, is_evicted=is_evicted)
+                sizes = ("1 GB", f"{size} GB")
+                title = f"read 64 KiB at random offsets, p50, {name}"
+                yield from grown(title, "ms", dict(zip(sizes, medians, strict=True)))
+                beside = dict(zip(sizes, control, strict=True))
+                yield from grown(f"{title}, sendfile without a broker", "µs", beside, is_judged=False)
 
 
 def many_partitions() -> Iterator[Line]:
