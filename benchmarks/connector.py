@@ -13,9 +13,9 @@ from benchmarks.child import Child
 from benchmarks.comparison import Goal, judged, ratios, spread
 from benchmarks.figures import Line, Table, row
 from benchmarks.stage import CLICKS, OURS, PEER, Stage
+from onceflow.clicks.pipeline import EVENTS_PER_BATCH_MAX
 
 RUNS = 5
-OFFSETS_PER_TRIGGER_MAX = 500_000
 RATES = (1_000, 20_000)
 ROWS = (200_000, 1_000_000)
 SINK_GOALS = {"lz4": Goal(0.7, 1.1), "none": Goal(0.5, 1.0)}
@@ -77,7 +77,7 @@ def drain(stage: Stage) -> Iterator[Line]:
 
 def drained(stage: Stage, pipeline: str) -> Run:
     """By a driver of Spark."""
-    work = stage.counting(pipeline, offsets_per_trigger_max=OFFSETS_PER_TRIGGER_MAX)
+    work = stage.counting(pipeline, stage.clicks.topic, offsets_per_trigger_max=EVENTS_PER_BATCH_MAX)
     return one_drain(stage, stage.driver(PEER if pipeline == "jvm" else OURS), work)
 
 
@@ -103,7 +103,7 @@ def drain_beside_flink(stage: Stage) -> Iterator[Line]:
         runs = in_turns(
             {
                 "pushdown": partial(drained, stage, "pushdown"),
-                "flink": lambda: one_drain(stage, child, stage.counting("flink")),
+                "flink": lambda: one_drain(stage, child, stage.counting("flink", stage.clicks.topic)),
             }
         )
     sides = Sides(runs["pushdown"], runs["flink"])
@@ -208,9 +208,9 @@ TABLE = Table(
     measure,
     says=(
         f"{CLICKS:,} clicks of {clicks_topic.USERS:,} users in {clicks_topic.PARTITIONS} partitions of Apache Kafka, "
-        f"{OFFSETS_PER_TRIGGER_MAX:,} in a micro-batch; two threads for each contender, both Sparks with the same "
-        f"settings. After a drain that warms, medians of {RUNS}; sums, rows and checksums are compared after each. "
-        f"Latency is of {latency.SECONDS} s after {latency.WARM_SECONDS} s of warming, one run of each. CPU is the "
-        "driver's, its JVM's and its Python workers', without Kafka and Redis."
+        f"{EVENTS_PER_BATCH_MAX:,} at most in a micro-batch, as in the clicks job; two threads for each contender, and "
+        f"the same settings of Spark. After a drain that warms, medians of {RUNS}; sums, rows and checksums are "
+        f"compared after each. Latency is of {latency.SECONDS} s after {latency.WARM_SECONDS} s of warming, one run of "
+        "each. CPU is the driver's, its JVM's and its Python workers', without Kafka and Redis."
     ),
 )

@@ -18,7 +18,7 @@ SECONDS_MAX = 180
 def wrong_users(stage: Stage, pipeline: str) -> int:
     """Users with a wrong sum after the drain has come to its end at the third attempt."""
     contender = PEER if pipeline == "jvm" else "onceflow"
-    work = stage.counting(pipeline, offsets_per_trigger_max=OFFSETS_PER_TRIGGER_MAX)
+    work = stage.counting(pipeline, stage.clicks.topic, offsets_per_trigger_max=OFFSETS_PER_TRIGGER_MAX)
     for _ in range(KILLS):
         with stage.new_driver(contender) as driver:
             driver.tell("drain", **work)

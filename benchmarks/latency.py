@@ -37,17 +37,19 @@ def measured(stage: Stage, contender: str, rate: int) -> Latency:
     pipeline = "pushdown" if contender == OURS else "jvm"
     topic = stage.fresh("steady")
     clicks_topic.create(stage.bootstrap, topic)
-    work = stage.counting(pipeline, topic=topic)
+    work = stage.counting(pipeline, topic)
     driver = stage.driver(contender)
+    seconds = SECONDS + WARM_SECONDS
+    before = driver.cpu_seconds()
     driver.ask("start", **work)
-    with Child([sys.executable, "-m", "benchmarks.steady_clicks"], stage.directory / "steady.log") as producer:
-        seconds = SECONDS + WARM_SECONDS
-        producer.tell("produce", bootstrap=stage.bootstrap, topic=topic, rate=rate, seconds=seconds)
-        before = driver.cpu_seconds()
-        seen = watch(stage.redis, work, rate * seconds, seconds + BEHIND_SECONDS_MAX)
-        cpu_seconds = driver.cpu_seconds() - before
-        sent = producer.answer()
-    driver.ask("stop")
+    try:
+        with Child([sys.executable, "-m", "benchmarks.steady_clicks"], stage.directory / "steady.log") as producer:
+            producer.tell("produce", bootstrap=stage.bootstrap, topic=topic, rate=rate, seconds=seconds)
+            seen = watch(stage.redis, work, rate * seconds, seconds + BEHIND_SECONDS_MAX)
+            sent = producer.answer()
+    finally:
+        driver.ask("stop")
+    cpu_seconds = driver.cpu_seconds() - before
     require_equal(stage, work, sent)
     milliseconds = latencies_ms(sent["ticks"], seen)[rate * WARM_SECONDS :]
     p50, p99 = np.percentile(milliseconds, [50, 99])

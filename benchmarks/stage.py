@@ -103,13 +103,13 @@ class Stage:
         self._numbers[name] = self._numbers.get(name, 0) + 1
         return f"{name}-{self._numbers[name]}"
 
-    def counting(self, pipeline: str, **more: Any) -> dict[str, Any]:
-        """Work for a driver: the clicks into a fresh hash, with a fresh checkpoint."""
+    def counting(self, pipeline: str, topic: str, **more: Any) -> dict[str, Any]:
+        """Work for a driver: the topic's clicks into a fresh hash, with a fresh checkpoint."""
         name = self.fresh(pipeline)
         return {
             "pipeline": pipeline,
+            "topic": topic,
             "bootstrap": self.bootstrap,
-            "topic": self.clicks.topic,
             "redis": self.redis_url,
             "hash_key": name,
             "checkpoint": str(self.directory / "checkpoints" / name),
