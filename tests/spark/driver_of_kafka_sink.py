@@ -8,13 +8,16 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import DataFrameWriter
 
+from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.kafka_encode import Encoder
 from onceflow.spark.kafka_sink import kafka_sink
 from onceflow.spark.session import build_session
@@ -31,6 +34,24 @@ class DyingEncoder(Encoder):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def watch(at: Callable[[str], None]) -> None:
+    """Points outside the transaction: what a batch rests on goes to disk, and a skipped batch is read all the same."""
+    prepare, save = LocalCheckpoint.prepare, DataFrameWriter.save
+
+    def watched_prepare(checkpoint: LocalCheckpoint, number: int) -> None:
+        at("before the syncs")
+        prepare(checkpoint, number)
+        at("after the syncs")
+
+    def watched_save(writer: DataFrameWriter, *arguments: Any, **options: Any) -> None:
+        at("before reading the rows alone")
+        save(writer, *arguments, **options)
+        at("after reading the rows alone")
+
+    LocalCheckpoint.prepare = watched_prepare  # type: ignore[method-assign]
+    DataFrameWriter.save = watched_save  # type: ignore[method-assign]
+
+
 def main(bootstrap: str, source: str, target: str, checkpoint: str, log: str, java_home: str, *death: str) -> None:
     spark = build_session("copies", "local[2,2]", java_home=java_home, log_file=Path(log))
     visits: Counter[str] = Counter()
@@ -41,11 +62,15 @@ def main(bootstrap: str, source: str, target: str, checkpoint: str, log: str, ja
             # The group is this process and the JVM that it started; Spark's workers end when the JVM is gone.
             os.killpg(os.getpgid(0), signal.SIGKILL)
 
+    watch(at)
     sink = kafka_sink(bootstrap, topic=target, checkpoint=checkpoint, compression="lz4")
     sink.settings = replace(sink.settings, at=at)
     encoder = sink._options.encoder
     dying = DyingEncoder(**{each.name: getattr(encoder, each.name) for each in fields(encoder)})
     sink._options = replace(sink._options, encoder=dying)
+    at("before opening")
+    sink.open(spark)
+    at("after opening")
     stream = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
     options = {"subscribe": source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "100"}
     rows = stream.options(**options).load().select("key", "value")
