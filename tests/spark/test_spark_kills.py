@@ -1,0 +1,212 @@
+"""Redis and executors are killed -9, again and again, while real Spark writes; then both outputs are recounted."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from onceflow.client.cluster import Cluster
+from onceflow.spark import redis_pool, redis_scripts
+from onceflow.spark.checkpoint import LocalCheckpoint
+from onceflow.spark.read_again import read_again
+from tests.conftest import RedisProcess
+from tests.spark.driver_on_executors import STOP
+from tests.spark.test_kafka_sink import Copy, expected
+from tests.spark.test_redis_sink_stream import Job, to_rows
+
+RecordProperty = Callable[[str, object], None]
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+EXECUTOR_KILLS = 50
+
+
+class KilledRedis:
+    """A query that counts values while its Redis is killed; started again where it stops."""
+
+    def __init__(self, job: Job, server: RedisProcess, seed: int) -> None:
+        self.job, self.server, self.chance = job, server, random.Random(seed)
+        self.sent: Counter[bytes] = Counter()
+        self.kills = self.stops = 0
+        self._producer = Producer({"bootstrap.servers": job.bootstrap})
+
+    def count(self, kills: int) -> None:
+        while self.kills < kills:
+            sink = self.job.sink(rebuild=self._rebuild)
+            try:
+                sink.open(self.job.spark)
+                writer = self.job.counted().writeStream.foreachBatch(sink)
+                query = writer.option("checkpointLocation", str(self.job.checkpoint)).start()
+                while query.isActive and self.kills < kills:
+                    self._send_and_kill()
+                query.stop()
+                # A query that stopped did so with a sentence of the sink's, and the next start goes on.
+                assert query.exception() is None or sink.failure is not None, query.exception()
+                self.stops += sink.failure is not None
+            finally:
+                sink.close()
+        self.job.run(self.job.counted(), self.job.sink(rebuild=self._rebuild))
+        assert self.job.counts() == self.sent
+
+    def _send_and_kill(self) -> None:
+        for _ in range(self.chance.randrange(1, 40)):
+            value = b"value-%d" % self.chance.randrange(50)
+            self._producer.produce(self.job.topic, value=value, partition=self.chance.randrange(2))
+            self.sent[value] += 1
+        assert self._producer.flush(30) == 0
+        time.sleep(self.chance.uniform(0, 0.4))
+        self.server.kill()
+        self.server.start()
+        self.kills += 1
+
+    def _rebuild(self, missing: Any) -> Any:
+        options = {"kafka.bootstrap.servers": self.job.bootstrap, "subscribe": self.job.topic}
+        return to_rows(read_again(self.job.spark, options, missing))
+
+
+@pytest.fixture
+def new_killed(
+    spark: SparkSession,
+    bootstrap: str,
+    cluster: Cluster,
+    topic: str,
+    checkpoint: Path,
+    new_redis: Callable[..., RedisProcess],
+) -> Iterator[Callable[..., KilledRedis]]:
+    cluster.create_topic(topic, 2)
+
+    def make(seed: int, **settings: str) -> KilledRedis:
+        server = new_redis(**settings)
+        return KilledRedis(Job(spark, bootstrap, topic, server.url, checkpoint), server, seed)
+
+    yield make
+    redis_pool.close()
+
+
+def repaired(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("is repaired up to batch" in message for message in caplog.messages)
+
+
+def test_redis_is_killed_while_spark_writes(
+    new_killed: Callable[..., KilledRedis], caplog: pytest.LogCaptureFixture
+) -> None:
+    new_killed(0).count(3)
+    assert repaired(caplog) == 0
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_redis_that_always_syncs_is_killed_while_spark_writes(
+    new_killed: Callable[..., KilledRedis], caplog: pytest.LogCaptureFixture, record_property: RecordProperty, seed: int
+) -> None:
+    """Redis with appendfsync always is killed -9 under a real Spark: nothing is lost, nothing repaired."""
+    killed = new_killed(seed)
+    killed.count(100)
+    assert repaired(caplog) == 0
+    record_property("Redis kills", killed.kills)
+    record_property("values, each counted once", killed.sent.total())
+    record_property("starts more", killed.stops)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(10, 15))
+def test_a_redis_that_syncs_every_second_is_killed_while_spark_writes(
+    new_killed: Callable[..., KilledRedis],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: RecordProperty,
+    seed: int,
+) -> None:
+    """Redis with appendfsync everysec is killed -9 under a real Spark, and nobody waits for its syncs: each loss is
+    repaired."""
+    monkeypatch.setattr(redis_scripts, "settle", lambda *_arguments, **_options: True)
+    killed = new_killed(seed, appendfsync="everysec")
+    killed.count(100)
+    record_property("Redis kills", killed.kills)
+    record_property("values, each counted once", killed.sent.total())
+    record_property("losses repaired", repaired(caplog))
+    record_property("starts more", killed.stops)
+
+
+class Executors:
+    """Those of the driver that leads the process group `leader`."""
+
+    def __init__(self, leader: int) -> None:
+        self.leader = leader
+
+    def pids(self) -> list[int]:
+        shown = subprocess.run(["ps", "-axwwo", "pid=,pgid=,args="], capture_output=True, text=True, check=True).stdout
+        lines = [line.split(maxsplit=2) for line in shown.splitlines() if EXECUTOR in line]
+        return [int(pid) for pid, group, _ in lines if int(group) == self.leader]
+
+    def kill_one(self, chance: random.Random, within_s: float = 300) -> None:
+        deadline = time.monotonic() + within_s
+        while not (found := self.pids()):
+            assert time.monotonic() < deadline, "no executor came back"
+            time.sleep(0.1)
+        os.kill(chance.choice(found), signal.SIGKILL)
+
+
+def newest_batch(checkpoint: Path) -> int:
+    return LocalCheckpoint(checkpoint).newest_batch("commits")
+
+
+def wait_for_batch(number: int, driver: "subprocess.Popen[bytes]", checkpoint: Path, within_s: float = 300) -> None:
+    deadline = time.monotonic() + within_s
+    while newest_batch(checkpoint) < number:
+        assert driver.poll() is None, "the driver has ended; its sentence is above"
+        assert time.monotonic() < deadline, f"batch {number} was not committed within {within_s} s"
+        time.sleep(0.05)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("seed", range(6))
+def test_executors_are_killed_while_spark_writes(
+    bootstrap: str,
+    cluster: Cluster,
+    topic: str,
+    checkpoint: Path,
+    java_home: str,
+    tmp_path: Path,
+    record_property: RecordProperty,
+    seed: int,
+) -> None:
+    """Executors, processes of their own, are killed -9 while they encode for the Kafka sink: each record once, in
+    order."""
+    no_session: Any = None
+    copy, chance, count = Copy(no_session, bootstrap, topic, checkpoint), random.Random(seed), 0
+    cluster.create_topic(topic, 2)
+    cluster.create_topic(copy.target, 3)
+    words = (bootstrap, topic, copy.target, checkpoint, tmp_path, java_home)
+    command = [sys.executable, "-m", "tests.spark.driver_on_executors", *map(str, words)]
+    driver = subprocess.Popen(command, start_new_session=True)
+    try:
+        executors = Executors(driver.pid)
+        wait_for_batch(0, driver, checkpoint)
+        for _ in range(EXECUTOR_KILLS):
+            seen = newest_batch(checkpoint)
+            copy.produce(count, count + 400)
+            count += 400
+            time.sleep(chance.uniform(0, 1))
+            executors.kill_one(chance)
+            wait_for_batch(seen + 1, driver, checkpoint)
+        (tmp_path / STOP).touch()
+        assert driver.wait(timeout=600) == 0
+    finally:
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait(timeout=30)
+    assert copy.by_key() == expected(count)
+    record_property("executor kills", EXECUTOR_KILLS)
+    record_property("records, each once and in order", count)
