@@ -44,9 +44,11 @@ def taking_back(admin: Any, master: RedisProcess, replica: RedisProcess) -> Iter
     """What the master acknowledges meanwhile reaches nobody else; then it dies, and the replica can take over."""
     os.kill(replica.pid, signal.SIGSTOP)
     admin.execute_command("CLIENT", "KILL", "TYPE", "REPLICA")  # Else it waits in the stopped one's socket.
-    yield
-    master.kill()
-    os.kill(replica.pid, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        master.kill()
+        os.kill(replica.pid, signal.SIGCONT)
 
 
 class RedisCluster:

@@ -2,7 +2,7 @@
 
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from onceflow.spark.redis_answers import code_of
 from onceflow.spark.redis_scripts import Forbidden
 from tests.client.tls import Authority, TlsListener
 from tests.conftest import RedisProcess
+from tests.spark.redis_servers import RedisCluster
 from tests.spark.redis_steps import Driver, assert_counts, batch_of, new_keys
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +66,19 @@ def test_tls_with_a_certificate_of_a_known_authority(redis_server: RedisProcess,
         assert listener.accepted == 2
         redis_pool.close(url)
     assert_counts(redis.Redis.from_url(redis_server.url), keys, 2)
+
+
+def test_tls_to_the_nodes_of_a_cluster(new_redis: Callable[..., RedisProcess], authority: Authority) -> None:
+    cluster = RedisCluster(new_redis, masters=1)
+    keys = new_keys()
+    with listening(cluster.nodes[0], authority.server("127.0.0.1")) as listener:
+        cluster.admin(cluster.nodes[0]).config_set("cluster-announce-port", listener.address.port)
+        url = f"rediss+cluster://127.0.0.1:{listener.address.port}?ssl_ca_certs={authority.trusted}"
+        driver = Driver(url, keys)
+        run(driver, 0, 1)
+        redis_pool.close(url)
+    assert listener.accepted == 2  # One asks for the slot's owner, and one writes.
+    assert_counts(cluster.admin(cluster.nodes[0]), keys, 2)
 
 
 def test_tls_with_a_clients_certificate(redis_server: RedisProcess, authority: Authority) -> None:
