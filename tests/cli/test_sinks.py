@@ -17,9 +17,9 @@ from onceflow.cli import onceflow
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.client.transactional import TransactionalProducer
-from onceflow.spark import marker as markers
+from onceflow.spark import redis_marker as markers
+from onceflow.spark.batch import Batch
 from onceflow.spark.checkpoint import LocalCheckpoint
-from onceflow.spark.marker import Batch
 from tests.conftest import RedisProcess
 from tests.spark.kafka_driver import MARKER_TOPIC, Driver, make_topics, visible
 

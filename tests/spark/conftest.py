@@ -61,6 +61,7 @@ def new_query(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Star
     """Makes queries of both sinks without Spark, whose chunks begin at 40 rows."""
     simulated_spark.stand_in(monkeypatch)
     monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", 40)
+    monkeypatch.setattr(redis_batch, "COLLECTED_PER_WRITTEN", 1)
     monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 3)
     started = Started(directory)
     yield started

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrameWriter
 
 from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.kafka_encode import Encoder
-from onceflow.spark.kafka_sink import kafka_sink
+from onceflow.spark.kafka_sink import KafkaSink, kafka_sink
 from onceflow.spark.session import build_session
 
 
@@ -65,9 +65,9 @@ def main(bootstrap: str, source: str, target: str, checkpoint: str, log: str, ja
     watch(at)
     sink = kafka_sink(bootstrap, topic=target, checkpoint=checkpoint, compression="lz4")
     sink.settings = replace(sink.settings, at=at)
-    encoder = sink._options.encoder
-    dying = DyingEncoder(**{each.name: getattr(encoder, each.name) for each in fields(encoder)})
-    sink._options = replace(sink._options, encoder=dying)
+    assert isinstance(sink, KafkaSink)
+    output: Any = sink.target.output
+    output.encoder = DyingEncoder(**{each.name: getattr(output.encoder, each.name) for each in fields(Encoder)})
     at("before opening")
     sink.open(spark)
     at("after opening")

@@ -10,6 +10,6 @@ from pyspark.java_gateway import launch_gateway
 from onceflow.spark.checkpoint_lock import take_lock
 
 session = SimpleNamespace(_jvm=launch_gateway().jvm)  # type: ignore[no-untyped-call]
-lock = take_lock(session, Path(sys.argv[1]))
+lock = take_lock(session, Path(sys.argv[1]), "a")
 print("locked", flush=True)
 time.sleep(120)

@@ -5,17 +5,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.records import read_records
+from onceflow.spark.batch import Batch
+from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.kafka_marker import Place
 from onceflow.spark.kafka_sender import Blob, TopicPartition
-from onceflow.spark.kafka_transaction import Settings, TransactionalWriter
-from onceflow.spark.marker import Batch
+from onceflow.spark.kafka_target import KafkaTarget
+from onceflow.spark.kafka_transaction import Settings
 from onceflow.spark.offsets import OffsetRange
+from onceflow.spark.sink import write_batch
 from onceflow.wire.codecs import Codec
 from onceflow.wire.column_batches import RecordColumns, encode_columns
 
@@ -59,6 +64,9 @@ class Rows:
             if number:
                 self.between(number)
             yield made[begin : begin + self.blobs_per_pull]
+
+    def close(self) -> None:
+        """There is nothing to forget."""
 
     def _encoded(self, partition: int, held: Sequence[bytes]) -> list[Blob]:
         if not held:
@@ -105,17 +113,28 @@ class Driver:
         self.cluster = Cluster(self.bootstrap, timeout_ms=self.timeout_ms)
         self.place = Place(f"onceflow-{self.topic}", self.marker_topic, 0)
         settings = Settings(**{"again_ms": 10_000, "sleep": quick_sleep, "at": self._at, **self.settings})  # type: ignore[arg-type]
-        self.writer = TransactionalWriter(
-            self.cluster, self.place, sink="kafka", owner=self.owner, settings=settings, accepted=self.accepted
+        self.target = KafkaTarget(
+            self.cluster,
+            "kafka",
+            output=self,
+            place_of=lambda _query: self.place,
+            owner=self.owner,
+            settings=settings,
+            accepted=self.accepted,
         )
         self.encoded = 0
 
     def write(self, number: int, rows: Rows | None = None, of: Batch | None = None) -> bool:
-        def encode() -> Rows:
-            self.encoded += 1
-            return rows or Rows(self.topic, values_of(number))
+        handed: Any = rows or Rows(self.topic, values_of(number))
+        return write_batch(self.target, handed, of or batch(number), Planned())
 
-        return self.writer.write(of or batch(number), encode)
+    def require(self) -> None:
+        """The topic is there."""
+
+    def encode(self, rows: Any, _turn: int) -> Rows:
+        """The rows have been encoded before."""
+        self.encoded += 1
+        return rows
 
     def close(self) -> None:
         self.cluster.close()
@@ -124,6 +143,16 @@ class Driver:
         self.visits[point] += 1
         if self.dies_at == (point, self.visits[point]):
             raise Killed(point)
+
+
+class Planned(LocalCheckpoint):
+    """Knows what each batch is, where a real one has files."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"))
+
+    def batch(self, number: int, *, plan: str, plan_version: int) -> Batch:
+        return batch(number, plan=plan, version=plan_version)
 
 
 def quick_sleep(seconds: float) -> None:

@@ -6,13 +6,17 @@ from typing import Any
 
 import redis
 
-from onceflow.spark import marker as markers
+from onceflow.spark import decision as decisions
+from onceflow.spark import redis_marker as markers
 from onceflow.spark import redis_pool, redis_scripts
+from onceflow.spark.batch import Batch
 from onceflow.spark.checkpoint import Checkpoint
-from onceflow.spark.marker import Batch, Decision, Finish, Marker, Refuse, Skip, WentBack, Write
+from onceflow.spark.decision import Decision, Refuse, Skip, WentBack
 from onceflow.spark.offsets import OffsetRange
-from onceflow.spark.redis_scripts import Append, Increment, Keys, MarkerRefused
+from onceflow.spark.redis_marker import Marker
+from onceflow.spark.redis_scripts import Append, Increment, Keys
 from onceflow.spark.repair import next_step
+from onceflow.spark.sink_errors import MarkerRefused
 
 CHUNKS = 3
 _names = itertools.count()
@@ -145,23 +149,23 @@ class Driver:
         if isinstance(decision, Refuse):
             raise MarkerRefused(decision.sentence)
         if not isinstance(decision, Skip):
-            yield from self.written(batch, decision, rows_of(batch.number), whole=batch.number % 2 == 0)
+            yield from self.written(batch, rows_of(batch.number), whole=batch.number % 2 == 0)
 
     def decide(self, batch: Batch) -> Decision:
-        present = self.client.exists(*self.keys.data) > 0
-        return markers.decide(self.marker(), batch, key=self.keys.marker, data_present=present)
+        return decisions.decide(self.marker(), batch, self.keys.marker, markers.wording(self.keys.marker))
 
-    def written(
-        self, batch: Batch, decision: Write | Finish, rows: list[tuple[str, bytes, int]], *, whole: bool
-    ) -> Iterator[str]:
-        if isinstance(decision, Write) and whole:
-            self.whole(batch, rows, decision.previous)
+    def written(self, batch: Batch, rows: list[tuple[str, bytes, int]], *, whole: bool) -> Iterator[str]:
+        found = self.marker()
+        assert found is not None
+        is_begun = found.batch == batch.number
+        if not is_begun and whole:
+            self.whole(batch, rows, found.batch)
             yield "whole"
             return
-        if isinstance(decision, Write):
-            self.begin(batch, decision.previous)
+        if not is_begun:
+            self.begin(batch, found.batch)
             yield "begin"
-        for number in decision.missing if isinstance(decision, Finish) else range(CHUNKS):
+        for number in found.chunks_missing if is_begun else range(CHUNKS):
             self.chunk(batch, number, [row for row in rows if chunk_of(row) == number])
             yield f"chunk {number}"
         self.complete(batch)
@@ -176,12 +180,12 @@ class Driver:
         while True:
             found = self.marker()
             assert found is not None
-            step = next_step(found, target, self.checkpoint, key=self.keys.marker, reset="reset")
+            step = next_step(found, target, self.checkpoint, markers.wording(self.keys.marker, "reset"))
             if step is None:
                 return
             if isinstance(step, Refuse):
                 raise MarkerRefused(step.sentence)
-            for name in self.written(step.batch, step.decision, rows_again(step.batch)[0], whole=False):
+            for name in self.written(step.batch, rows_again(step.batch)[0], whole=False):
                 yield f"repair: batch {step.batch.number}: {name}"
 
 

@@ -147,7 +147,8 @@ class Query:
 
     def __post_init__(self) -> None:
         self._patches = pytest.MonkeyPatch()
-        self.query_id = "00000000-0000-4000-8000-000000000000"
+        number = int(self.name.rpartition("-")[2])
+        self.query_id = f"00000000-0000-4000-8000-{number:012x}"
         self.watch_requests: Callable[[str], None] = self.at
         self.checkpoint = self.directory / f"checkpoint-{self.name}"
         self.checkpoint.mkdir()
@@ -292,8 +293,7 @@ class Query:
             hash_key=self.name,
             increments=[Increment("count", self.name, f"{{{self.name}}}:top")],
             sets=[SetIfNewer("last", f"{{{self.name}}}:last", f"{{{self.name}}}:versions")],
-            # A name of its own for the same directory: two sinks of one process cannot share its lock.
-            checkpoint=str(self.checkpoint / ".." / self.checkpoint.name),
+            checkpoint=str(self.checkpoint),
             plan="counts",
             plan_version=1,
             rebuild=self._rebuild,
@@ -317,7 +317,7 @@ class Query:
         """What the process's end does: nothing but to let go."""
         for each in self._sinks:
             if isinstance(each, KafkaSink):
-                each._cluster.close()
+                each.target.close()
         self._sinks = []
         redis_pool.close()
         checkpoint_lock._held.clear()

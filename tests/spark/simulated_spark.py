@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from onceflow.spark import kafka_sink, redis_batch, redis_chunks
+from onceflow.spark import kafka_rows, redis_batch, redis_chunks
 from onceflow.spark.kafka_sender import Blob, TopicPartition
-from onceflow.spark.kafka_steps import AttemptEnded
 from onceflow.spark.redis_batch import BatchWriter
+from onceflow.spark.sink_errors import AttemptEnded
 from onceflow.wire.codecs import Codec
 from onceflow.wire.column_batches import RecordColumns, encode_columns
 
@@ -224,8 +224,8 @@ def _write_chunks(sums: Frame, writer: Any, *, chunks: int, missing: Sequence[in
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the test ends, the sinks' jobs run here."""
-    monkeypatch.setattr(kafka_sink, "EncodedFrame", Encoded)
-    monkeypatch.setattr(kafka_sink, "record_columns", lambda rows, *_options: rows)
+    monkeypatch.setattr(kafka_rows, "EncodedFrame", Encoded)
+    monkeypatch.setattr(kafka_rows, "record_columns", lambda rows, *_options: rows)
     monkeypatch.setattr(redis_batch, "F", Anything())
     monkeypatch.setattr(BatchWriter, "_checked_columns", lambda _writer, rows: rows)
     monkeypatch.setattr(BatchWriter, "_measured", _measured)

@@ -69,12 +69,12 @@ def test_a_jvm_that_outlives_its_python_keeps_the_checkpoint(
     driver.wait()
     try:
         with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on .*waited 0.5 s"):
-            take_lock(spark, checkpoint, wait_ms=500)
+            take_lock(spark, checkpoint, "a", wait_ms=500)
         with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on "), without_driver(checkpoint):
             raise AssertionError("the JVM may still write")
     finally:
         os.kill(jvm, signal.SIGCONT)
-    lock = take_lock(spark, checkpoint)
+    lock = take_lock(spark, checkpoint, "a")
     wait_until_ended(jvm)
     assert locked_by_another_process(checkpoint)
     lock.release()
@@ -86,12 +86,12 @@ def test_a_jvm_that_outlives_its_python_keeps_the_checkpoint(
 def test_a_second_query_of_one_jvm_is_refused_and_the_first_keeps_its_lock(
     spark: SparkSession, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock: Any = take_lock(spark, checkpoint)
+    lock: Any = take_lock(spark, checkpoint, "a")
     with pytest.raises(CheckpointInUse, match="another sink of this process"):
-        take_lock(spark, checkpoint)
+        take_lock(spark, checkpoint, "a")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_lock, "_held", set())
+        patch.setattr(checkpoint_lock, "_held", {})
         with pytest.raises(CheckpointInUse, match="another query of this JVM"):
-            take_lock(spark, checkpoint)
+            take_lock(spark, checkpoint, "a")
     assert locked_by_another_process(checkpoint)
     lock.release()

@@ -7,9 +7,9 @@ import pytest
 
 from onceflow.client.addresses import parse_address
 from onceflow.client.cluster import Cluster
-from onceflow.spark.kafka_marker import SinkStopped
-from onceflow.spark.kafka_plain import write_at_least_once, write_once
+from onceflow.spark.kafka_plain import AtLeastOnce, write_once
 from onceflow.spark.kafka_transaction import Settings
+from onceflow.spark.sink_errors import SinkStopped
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
 from tests.spark.answer_proxy import DROPPED, LOST, AnswerProxy
@@ -36,7 +36,7 @@ def test_at_least_once_is_once_and_in_order_within_an_attempt(
 ) -> None:
     faults = [7, LOST, 19, DROPPED, None, LOST]
     proxy.faults = [(apis.INIT_PRODUCER_ID, 15), *((apis.PRODUCE, fault) for fault in faults)]
-    write_at_least_once(through, Rows(topic, values_of(1), blobs_per_pull=100), SETTINGS)
+    AtLeastOnce(through, SETTINGS).write(Rows(topic, values_of(1), blobs_per_pull=100))
     assert proxy.faults == []
     assert visible(bootstrap, topic) == values_of(1)
 
@@ -45,7 +45,7 @@ def test_at_least_once_begins_again_where_an_attempt_ended(
     proxy: AnswerProxy, through: Cluster, bootstrap: str, topic: str
 ) -> None:
     proxy.faults = [*[(apis.PRODUCE, None)] * 3, (apis.PRODUCE, 59)]
-    write_at_least_once(through, Rows(topic, values_of(1)), SETTINGS)
+    AtLeastOnce(through, SETTINGS).write(Rows(topic, values_of(1)))
     found = visible(bootstrap, topic)
     assert {partition: set(held) for partition, held in found.items()} == {
         partition: set(held) for partition, held in values_of(1).items()
@@ -54,7 +54,7 @@ def test_at_least_once_begins_again_where_an_attempt_ended(
     assert len(found[0]) > len(values_of(1)[0])
     proxy.faults = [(apis.PRODUCE, 45)] * 5
     with pytest.raises(SinkStopped, match="in 5 attempts"):
-        write_at_least_once(through, Rows(topic, values_of(2)), SETTINGS)
+        AtLeastOnce(through, SETTINGS).write(Rows(topic, values_of(2)))
 
 
 @pytest.mark.parametrize("api_key", [apis.PRODUCE, apis.INIT_PRODUCER_ID])
@@ -63,7 +63,7 @@ def test_at_least_once_stops_at_a_code_that_does_not_pass(
 ) -> None:
     proxy.faults = [(api_key, 53)]
     with pytest.raises(SinkStopped, match=r"transactional_id_authorization_failed \(53\)"):
-        write_at_least_once(through, Rows(topic, values_of(1)), SETTINGS)
+        AtLeastOnce(through, SETTINGS).write(Rows(topic, values_of(1)))
 
 
 def test_none_sends_once_and_counts_what_was_not_acknowledged(

@@ -12,8 +12,8 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.spark import kafka_steps
-from onceflow.spark.kafka_marker import SinkStopped
 from onceflow.spark.kafka_steps import STEPS, Step
+from onceflow.spark.sink_errors import SinkStopped
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
 from tests.spark.answer_proxy import DROPPED, LOST, AnswerProxy
@@ -257,7 +257,8 @@ def test_a_transaction_that_the_broker_gave_up_is_made_anew(impatient: str, topi
     driver.write(0)
     rows = Rows(topic, values_of(1), between=given_up)
     driver.write(1, rows)
-    assert rows.pulls == 4
+    # Two before the end and two of another attempt at least: on a slow machine that one may be late as well.
+    assert rows.pulls >= 4
     expect(impatient, topic, 2)
     driver.close()
 
@@ -350,15 +351,15 @@ def test_a_target_with_more_partitions_is_refused_until_that_is_accepted(
 
 
 def test_a_marker_that_does_not_fit_stops_the_query(new_driver: NewDriver, topic: str) -> None:
-    with pytest.raises(SinkStopped, match=r"there is no marker .* the checkpoint is at batch 2"):
+    with pytest.raises(SinkStopped, match=r"there is no marker .* Spark has committed batch 1"):
         new_driver().write(2)
     driver = new_driver()
     for number in range(3):
         driver.write(number)
     refusals = {
-        "is at batch 2 and the checkpoint at batch 1: the checkpoint is older": batch(1),
-        "is at batch 2 and the checkpoint at batch 4: the cluster has lost": batch(4),
-        "with other offsets": batch(2, begin=31),
+        "is at batch 2 and the checkpoint is at batch 1: the checkpoint is older": batch(1),
+        "the cluster lost batches: .* is at batch 2 and Spark has committed batch 3": batch(4),
+        "holds batch 2 as ranges .* and the checkpoint plans it as": batch(2, begin=31),
         "ends batch 2 of in-0 at offset 60 and the checkpoint begins batch 3 at 61": batch(3, begin=61),
         "is of plan 'plan' and this job is 'other'": batch(3, plan="other"),
     }
@@ -388,7 +389,7 @@ def test_the_group_alone_is_enough(new_driver: NewDriver, bootstrap: str, topic:
         driver = new_driver(marker_topic=forgetting)
         driver.write(0)
         driver.write(1)
-        eventually(lambda: driver.place.read_record(cluster) == driver.writer._last)
+        eventually(lambda: driver.place.read_record(cluster) == driver.target.last)
         Admin(cluster).delete_records(forgetting, {0: cluster.list_offsets(forgetting, {0: LATEST})[0].offset})
         assert driver.place.read_record(cluster) is None
     following = new_driver(owner="owner-2", marker_topic=forgetting)
@@ -396,7 +397,7 @@ def test_the_group_alone_is_enough(new_driver: NewDriver, bootstrap: str, topic:
     following.write(2)
     expect(bootstrap, topic, 3)
     # Where it began is not known any more, and nobody makes it up.
-    assert following.writer._last is not None and following.writer._last.since is None
+    assert following.target.last is not None and following.target.last.since is None
 
 
 def test_a_record_behind_the_open_transaction_of_another_sink_is_not_missed(
@@ -412,7 +413,7 @@ def test_a_record_behind_the_open_transaction_of_another_sink_is_not_missed(
         driver.write(1)
         following = new_driver(owner="owner-2")
         assert not following.write(1)
-        assert following.writer._last is not None and following.writer._last.since == {"in": {"0": 0}}
+        assert following.target.last is not None and following.target.last.since == {"in": {"0": 0}}
         with Cluster(bootstrap) as cluster:
             Admin(cluster).delete_group(driver.place.name)
         with pytest.raises(SinkStopped, match="where another sink's transaction is open"):
@@ -444,7 +445,7 @@ def test_an_empty_batch_writes_its_marker_alone(new_driver: NewDriver, bootstrap
     for number in range(3):
         driver.write(number, Rows(topic, {}))
     assert visible(bootstrap, topic) == {0: [], 1: [], 2: []}
-    eventually(lambda: driver.place.read_record(driver.cluster) == driver.writer._last)
+    eventually(lambda: driver.place.read_record(driver.cluster) == driver.target.last)
     found = driver.place.read_record(driver.cluster)
     assert found is not None and found.batch == 2
     assert (found.since, found.offsets) == ({"in": {"0": 0}}, {"in": {"0": 60}})

@@ -10,7 +10,8 @@ import pytest
 import redis
 
 from onceflow.spark import redis_pool
-from onceflow.spark.redis_scripts import DataMisfit, Keys, MarkerRefused, OwnerLost
+from onceflow.spark.redis_scripts import DataMisfit, Keys, MarkerMoved, OwnerLost
+from onceflow.spark.sink_errors import MarkerRefused
 from tests.spark.redis_steps import (
     CHUNKS,
     Driver,
@@ -128,7 +129,7 @@ def test_a_script_that_arrives_a_batch_late_is_refused(url: str, keys: Keys) -> 
         lambda: driver.begin(batch_of(3)),
         lambda: driver.chunk(batch_of(2), 0, rows_of(2)),
     ):
-        with pytest.raises(MarkerRefused, match=r"moved to batch 1 .complete 1."):
+        with pytest.raises(MarkerMoved, match=r"moved to batch 1 .complete 1."):
             late()
     assert dump(driver.client) == before
 
@@ -141,7 +142,7 @@ def test_another_digest_is_refused_in_the_middle_and_taken_at_a_complete_batch(u
     changed = Driver(url, keys)
     with pytest.raises(MarkerRefused, match="version 1 of 'p' and this job is version 2"):
         list(changed.steps(batch_of(1, plan_version=2)))
-    with pytest.raises(MarkerRefused, match="moved"):
+    with pytest.raises(MarkerMoved, match="moved"):
         changed.chunk(batch_of(1, plan_version=2), 1, rows_of(1))
     run(changed, 1)
     list(changed.steps(batch_of(1, plan_version=2)))
@@ -156,9 +157,9 @@ def test_complete_needs_every_chunk(url: str, keys: Keys) -> None:
     driver.chunk(batch_of(1), 0, [])
     driver.chunk(batch_of(1), 2, [])
     before = dump(driver.client)
-    with pytest.raises(MarkerRefused, match="lacks chunk 1 of 3"):
+    with pytest.raises(MarkerMoved, match="lacks chunk 1 of 3"):
         driver.complete(batch_of(1))
-    with pytest.raises(MarkerRefused, match="moved"):
+    with pytest.raises(MarkerMoved, match="moved"):
         driver.chunk(batch_of(1), CHUNKS, [])
     assert dump(driver.client) == before
 
@@ -354,7 +355,7 @@ def test_redis_killed_at_random_moments(new_redis: Callable[..., Any], appendfsy
                 if settled:
                     driver.settle(batch_of(batch))
                 batch += 1
-            except (redis.RedisError, MarkerRefused):
+            except (redis.RedisError, MarkerMoved, MarkerRefused):
                 driver = Driver(server.url, keys)
                 found = _marker_when_up(driver)
                 going_on = 0 if found is None else found.batch_done + 1

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from onceflow.spark import marker as markers
 from onceflow.spark import redis_batch, redis_chunks, redis_pool, redis_scripts
-from onceflow.spark.marker import Batch
+from onceflow.spark import redis_marker as markers
+from onceflow.spark.batch import Batch
 from onceflow.spark.redis_scripts import (
     Append,
     DataMisfit,

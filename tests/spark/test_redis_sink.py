@@ -17,12 +17,13 @@ from onceflow.spark.checkpoint import CheckpointNotSynced, LocalCheckpoint
 from onceflow.spark.checkpoint_lock import CheckpointInUse
 from onceflow.spark.data_loss import DataLost
 from onceflow.spark.redis_answers import RedisFailed
-from onceflow.spark.redis_scripts import MarkerRefused, OwnerLost
 from onceflow.spark.redis_sink import (
     Append,
     DataMisfit,
     Increment,
+    MarkerRefused,
     MissingRanges,
+    OwnerLost,
     RedisSink,
     RedisUnfit,
     RepairFailed,
@@ -205,7 +206,8 @@ def test_nothing_is_written_before_the_checkpoint_is_synced(
         patch.setattr(LocalCheckpoint, "prepare", broken)
         with pytest.raises(CheckpointNotSynced):
             sinks.batch(sinks.start(), 1)
-    assert marker_of(redis_client) == before
+    # The start has taken the owner epoch, and nothing else.
+    assert marker_of(redis_client) == before | {"owner": "2"}
 
 
 class Killed(Exception):
@@ -279,8 +281,8 @@ def test_an_older_start_stops_when_a_later_one_has_begun(
     sinks.run(older, 0)
     with monkeypatch.context() as patch:
         # As on storage without locks: the later start does not see that the older one is alive.
-        patch.setattr(checkpoint_lock, "_held", set())
-        patch.setattr("onceflow.spark.redis_sink.take_lock", lambda *_, **__: None)
+        patch.setattr(checkpoint_lock, "_held", {})
+        patch.setattr("onceflow.spark.sink.take_lock", lambda *_, **__: None)
         later = sinks.start(close_others=False)
         sinks.run(later, 1)
     with pytest.raises(OwnerLost, match="owner epoch 2"):
@@ -494,15 +496,15 @@ def test_the_check_may_run_while_a_batch_is_finished(
 ) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
-    read = sink._read_marker
+    read = sink.target.read
 
     def read_slowly() -> Any:
         found = read()
-        monkeypatch.setattr(sink, "_read_marker", read)
+        monkeypatch.setattr(sink.target, "read", read)
         sinks.run(sink, 1)
         return found
 
-    monkeypatch.setattr(sink, "_read_marker", read_slowly)
+    monkeypatch.setattr(sink.target, "read", read_slowly)
     sink.check()
     assert_counted(redis_client, 2)
 
@@ -565,3 +567,14 @@ def test_two_sinks_of_one_process_do_not_share_a_checkpoint(sinks: Sinks) -> Non
         sinks.start(close_others=False).open(sinks.spark)
     sinks.close()
     sinks.start().open(sinks.spark)
+
+
+@pytest.mark.parametrize("sums_max", [43, 42])
+def test_what_is_one_script_is_told_by_the_sums(
+    sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch, sums_max: int
+) -> None:
+    """63 rows of a batch, as tasks that summed for themselves hand them over, are 43 that are written."""
+    monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", sums_max)
+    sinks.run(sinks.start(), 0, 1)
+    assert_counted(redis_client, 2)
+    assert (marker_of(redis_client)["chunks"] == "0") == (sums_max == 43)

@@ -12,8 +12,8 @@ from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 from onceflow.client.cluster import Cluster
 from onceflow.spark import redis_batch, redis_pool
 from onceflow.spark.read_again import read_again
-from onceflow.spark.redis_scripts import MarkerRefused
 from onceflow.spark.redis_sink import Increment, RedisSink
+from onceflow.spark.sink_errors import MarkerRefused
 
 Send = Any
 

@@ -17,24 +17,16 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.errors import OnceflowError
 from onceflow.spark import redis_pool
+from onceflow.spark.batch import Batch
 from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.data_loss import DataLost
-from onceflow.spark.marker import (
-    Batch,
-    Finish,
-    Marker,
-    Refuse,
-    Write,
-    begun_fields,
-    completed_fields,
-    first_fields,
-    parse,
-)
+from onceflow.spark.decision import Refuse
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.options import read_options
 from onceflow.spark.read_again import InputCompacted, read_again
-from onceflow.spark.redis_scripts import MarkerRefused
+from onceflow.spark.redis_marker import Marker, begun_fields, completed_fields, first_fields, parse, wording
 from onceflow.spark.repair import MissingRanges, Step, next_step, refusal_of_state
+from onceflow.spark.sink_errors import MarkerRefused
 from onceflow.spark.source import BatchReader
 from onceflow.spark.wrong_option import WrongOption
 from tests.conftest import RedisProcess
@@ -70,19 +62,17 @@ def marker(of: Batch, *, chunks: int = 0, done: tuple[int, ...] = (), complete: 
 def planned(found: Marker | None, checkpoint: LocalCheckpoint, number: int = 6) -> Step | Refuse | None:
     assert found is not None
     target = checkpoint.batch(number, plan="p", plan_version=1)
-    return next_step(found, target, checkpoint, key="m", reset="reset")
+    return next_step(found, target, checkpoint, wording("m", "reset"))
 
 
 def test_the_steps_are_finish_bridge_and_the_last_batch(checkpoint: LocalCheckpoint) -> None:
     partial = batch_of(3)
-    assert planned(marker(partial, chunks=4, done=(1,), complete=False), checkpoint) == Step(
-        partial, Finish(4, (0, 2, 3))
-    )
+    assert planned(marker(partial, chunks=4, done=(1,), complete=False), checkpoint) == Step(partial)
     bridge = replace(batch_of(5), ranges=(OffsetRange("clicks", 0, 30, 50),))
-    assert planned(marker(partial), checkpoint) == Step(bridge, Write(3))
-    assert planned(marker(bridge, chunks=2, complete=False), checkpoint) == Step(bridge, Finish(2, (0, 1)))
-    assert planned(marker(bridge), checkpoint) == Step(batch_of(6), Write(5))
-    assert planned(marker(batch_of(6), chunks=1, complete=False), checkpoint) == Step(batch_of(6), Finish(1, (0,)))
+    assert planned(marker(partial), checkpoint) == Step(bridge)
+    assert planned(marker(bridge, chunks=2, complete=False), checkpoint) == Step(bridge)
+    assert planned(marker(bridge), checkpoint) == Step(batch_of(6))
+    assert planned(marker(batch_of(6), chunks=1, complete=False), checkpoint) == Step(batch_of(6))
     assert planned(marker(batch_of(6)), checkpoint) is None
 
 
@@ -90,7 +80,6 @@ def test_a_marker_before_the_first_batch_is_brought_on_from_where_the_query_bega
     acquired = parse("m", first_fields(batch_of(0)))
     step = planned(acquired, checkpoint)
     assert isinstance(step, Step)
-    assert step.decision == Write(-1)
     assert step.missing == MissingRanges((OffsetRange("clicks", 0, 0, 50),), {})
     first = planned(acquired, checkpoint, 0)
     assert isinstance(first, Step)
@@ -122,7 +111,7 @@ def test_an_id_of_the_topic_goes_with_the_ranges_and_another_one_is_refused(
 
 
 REFUSED: Mapping[str, tuple[Marker, str]] = {
-    "another plan": (marker(batch_of(3, plan="by ip")), "counts 'by ip' and this job counts 'p'"),
+    "another plan": (marker(batch_of(3, plan="by ip")), "of plan 'by ip' and this job is 'p'"),
     "another version in a batch": (marker(batch_of(3, plan_version=2), chunks=1, complete=False), "by version 2"),
     "a damaged part": (
         replace(marker(batch_of(3), chunks=1, complete=False), ranges_json='{"clicks":{"0":[20,31]}}'),
@@ -147,9 +136,9 @@ def test_what_cannot_be_repaired_rightly_is_refused(checkpoint: LocalCheckpoint,
 
 
 def test_a_stateful_query_is_refused(checkpoint: LocalCheckpoint) -> None:
-    assert refusal_of_state(checkpoint, "reset") is None
+    assert refusal_of_state(checkpoint, wording("m", "reset")) is None
     (checkpoint.directory / "state" / "0").mkdir(parents=True)
-    assert_refused(refusal_of_state(checkpoint, "reset"), "of a stateful query .*/state.*restore Redis")
+    assert_refused(refusal_of_state(checkpoint, wording("m", "reset")), "of a stateful query .*/state.*restore Redis")
 
 
 def assert_refused(found: Step | Refuse | None, sentence: str) -> None:

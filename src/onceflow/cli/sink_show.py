@@ -44,14 +44,15 @@ def show_redis(redis_url: str, hash_key: str, checkpoint: Path | None, as_json: 
     Example:
       onceflow sink show redis --hash-key site::visits --checkpoint ./checkpoint
     """
-    from onceflow.spark.redis_sink_state import read_redis_sink, redis_wording
+    from onceflow.spark.redis_marker import wording
+    from onceflow.spark.redis_sink_state import read_redis_sink
     from onceflow.spark.reset_commands import redis_reset
     from onceflow.spark.sink_state import judge, read_checkpoint
 
     reset = redis_reset(redis_url, hash_key, None if checkpoint is None else str(checkpoint))
     state = read_redis_sink(redis_url, hash_key, reset)
     at = None if checkpoint is None else read_checkpoint(checkpoint)
-    verdict = None if at is None else judge(state.proof, at, state.key, redis_wording(state.key, reset))
+    verdict = None if at is None else judge(state.marker, at, state.key, wording(state.key, reset))
     document = {**_redis_document(state), "checkpoint": _checkpoint_document(at), **_verdict_document(verdict)}
     with stdout_may_close():
         if as_json:
@@ -146,7 +147,7 @@ def _judge_kafka(state: "KafkaSinkState", at: "CheckpointState | None", bootstra
         return None
     location, place = at.checkpoint.location, state.place
     reset = kafka_reset(bootstrap, state.sink, location, query=at.query, marker_topic=place.topic)
-    return judge(state.proof, at, state.sink, kafka_wording(state, reset))
+    return judge(state.marker, at, state.sink, kafka_wording(state, reset))
 
 
 def _kafka_document(state: "KafkaSinkState") -> dict[str, Any]:
@@ -166,7 +167,7 @@ def _kafka_document(state: "KafkaSinkState") -> dict[str, Any]:
 
 
 def _copy(found: "KafkaMarker | None") -> dict[str, Any] | None:
-    return None if found is None else {**found.proof, "offsets": found.offsets, "since": found.since}
+    return None if found is None else {**found.shared, "offsets": found.offsets, "since": found.since}
 
 
 def _tell_kafka(state: "KafkaSinkState") -> None:

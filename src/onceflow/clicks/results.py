@@ -10,7 +10,7 @@ the same atomic scripts as the marker, so they never disagree with it at a compl
     {H}:bad        hash   reason → bad events
     {H}:dead       list   the newest 10,000 bad events as partition:offset:reason, newest first
     {H}:history    list   the newest 600 micro-batches as JSON, newest first
-    {H}:onceflow   hash   the marker (written and described by `onceflow.spark.marker`)
+    {H}:onceflow   hash   the marker (written and described by `onceflow.spark.redis_marker`)
 
 This module reads and never writes. It imports redis and nothing of Spark, so the page and the command line start
 quickly; the log is only touched where a `Cluster` is handed in.

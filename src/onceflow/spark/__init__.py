@@ -5,7 +5,12 @@ the user asked for, `stream` plans which `offsets` come next with the help of `p
 the workers, `data_loss` decides what happens when they are gone, `decode` and `aggregate` make typed columns and sums
 of them.
 
-The Kafka sink: `kafka_sink` is what `foreachBatch` gets, `kafka_encode` works in the executors, `kafka_rows` holds what
-they made, `kafka_transaction` takes the steps of `kafka_steps` with `kafka_sender` and `kafka_marker`; `kafka_plain`
-has the modes without transaction. `failure` takes our sentence out of Spark's errors.
+The sinks: `sink` is their public base, which calls a `Sink` for each `batch`, locks and syncs the `checkpoint`, and
+goes by the `decision` that the `proof` in the sink asks for.
+
+The Kafka sink: `kafka_sink` is what `foreachBatch` gets, `kafka_target` its Sink; `kafka_encode` works in executors,
+`kafka_rows` holds what they made, `kafka_transaction` takes the steps of `kafka_steps` with `kafka_sender` and
+`kafka_marker`; `kafka_plain` has the modes without transaction. The Redis sink: `redis_sink`, `redis_target`,
+`redis_batch` with `redis_chunks` and `redis_scripts`, `redis_marker`, `repair`. `failure` takes our sentence out of
+Spark's errors.
 """

@@ -17,7 +17,7 @@ from typing import Any
 
 from onceflow.errors import OnceflowError
 from onceflow.spark import offsets
-from onceflow.spark.marker import NO_BATCH, Batch
+from onceflow.spark.batch import NO_BATCH, Batch
 
 _log = logging.getLogger(__name__)
 _NO_OFFSETS = "-"

@@ -3,7 +3,7 @@
 The JVM takes it, not Python: a driver whose Python was killed leaves a JVM that may still run tasks for a moment, and
 its successor must wait for that JVM to end. It is a POSIX record lock on `onceflow.lock` in the checkpoint, so the
 kernel drops it with the process. Such a lock is also dropped when its process closes any other descriptor of the
-file, so a process opens the file once at most: `_held` sees to that.
+file, so a process opens the file once at most: the sinks of one query share the lock, by name.
 """
 
 import contextlib
@@ -23,7 +23,6 @@ WAIT_MS = 30_000
 UNKNOWN = "an unknown process"
 _POLL_S = 0.2
 
-_held: set[Path] = set()
 # Channels that must stay open because closing one would drop a lock that its JVM holds through another.
 _never_closed: list[Any] = []
 
@@ -32,30 +31,56 @@ class CheckpointInUse(OnceflowError):
     """Another driver, or another sink of this process, holds the checkpoint."""
 
 
-class CheckpointLock:
-    """A held lock; `release` gives it back."""
+class _Held:
+    """The lock of one checkpoint, and the sinks of this process that hold it."""
 
-    def __init__(self, path: Path, java_file: Any) -> None:
-        self._path = path
+    def __init__(self, java_file: Any) -> None:
         # Java closes the file, and so drops the lock, once nothing refers to this object any more.
-        self._java_file = java_file
+        self.java_file = java_file
+        self.sinks: set[str] = set()
+
+
+_held: dict[Path, _Held] = {}
+
+
+class CheckpointLock:
+    """One sink's share in a lock; `release` gives it back."""
+
+    def __init__(self, path: Path, sink: str) -> None:
+        self._path = path
+        self._sink = sink
 
     def release(self) -> None:
-        """Gives the lock back; the JVM's end does the same."""
-        self._java_file.close()
-        _held.discard(self._path)
+        """Gives the share back, the last of them with the lock; the JVM's end does the same."""
+        held = _held[self._path]
+        held.sinks.discard(self._sink)
+        if not held.sinks:
+            held.java_file.close()
+            del _held[self._path]
 
 
 def take_lock(
-    session: Any, directory: Path, *, wait_ms: int = WAIT_MS, sleep: Callable[[float], None] = time.sleep
+    session: Any, directory: Path, sink: str, *, wait_ms: int = WAIT_MS, sleep: Callable[[float], None] = time.sleep
 ) -> CheckpointLock:
-    """Locks the checkpoint for the session's JVM, waiting up to `wait_ms` for another. Raises CheckpointInUse."""
+    """Locks the checkpoint for the session's JVM, waiting up to `wait_ms` for another. Raises CheckpointInUse.
+
+    Sinks of one process share the lock; of one name there is one.
+    """
     path = directory.absolute() / FILE_NAME
-    if path in _held:
+    held = _held.get(path)
+    if held is None:
+        held = _held[path] = _Held(_locked(session, directory, path, wait_ms, sleep))
+    elif sink in held.sinks:
         raise CheckpointInUse(
-            f"checkpoint {directory} is in use by another sink of this process: close() that sink, or give this query "
-            "a checkpoint of its own"
+            f"checkpoint {directory} is in use by another sink of this process with the name {sink!r}: close() that "
+            "sink, give this one another name, or this query a checkpoint of its own"
         )
+    held.sinks.add(sink)
+    return CheckpointLock(path, sink)
+
+
+def _locked(session: Any, directory: Path, path: Path, wait_ms: int, sleep: Callable[[float], None]) -> Any:
+    """The lock file, locked by the JVM."""
     directory.mkdir(parents=True, exist_ok=True)
     java_file = session._jvm.java.io.RandomAccessFile(str(path), "rw")
     deadline = time.monotonic() + wait_ms / 1000
@@ -72,9 +97,8 @@ def take_lock(
         except BaseException:
             java_file.close()
             raise
-    _held.add(path)
     _write_holder(session, java_file)
-    return CheckpointLock(path, java_file)
+    return java_file
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from onceflow.client.security import read_security
 from onceflow.errors import OnceflowError
 from onceflow.spark.aggregate_plan import REJECTED
 from onceflow.spark.decode_schema import CORRUPT_REASON
-from onceflow.spark.kafka_sink import KafkaSink, kafka_sink
+from onceflow.spark.kafka_sink import KafkaSink, PlainKafkaSink, kafka_sink
 from onceflow.spark.source_columns import HEADERS
 from onceflow.spark.wrong_option import WrongOption
 
@@ -97,7 +97,7 @@ def dead_letter_sink(
 class DeadLetterSink:
     """Made by `dead_letter_sink`; opened, closed and asked for its failure as a KafkaSink."""
 
-    def __init__(self, sink: KafkaSink, bootstrap: str, topic: str, kafka: Any) -> None:
+    def __init__(self, sink: KafkaSink | PlainKafkaSink, bootstrap: str, topic: str, kafka: Any) -> None:
         self._sink = sink
         self._bootstrap = bootstrap
         self._topic = topic
@@ -122,6 +122,11 @@ class DeadLetterSink:
         """Writes the rejected of one micro-batch, or finds that they are written."""
         self._make_topic()
         self._sink(dead_letters(rows), batch_id)
+
+    def process(self, rows: DataFrame, batch_id: int) -> bool:
+        """As a call, for `sinks`; false where the rows were not read, because their rejected are written."""
+        self._make_topic()
+        return self._sink.process(dead_letters(rows), batch_id)
 
     def _make_topic(self) -> None:
         if self._topic_is_there:

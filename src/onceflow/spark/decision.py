@@ -12,7 +12,7 @@
 
 from dataclasses import dataclass
 
-from onceflow.spark.marker import NO_BATCH, Batch
+from onceflow.spark.batch import NO_BATCH, Batch
 from onceflow.spark.proof import Proof, ranges_digest
 
 
@@ -68,7 +68,7 @@ def decide(found: Proof | None, batch: Batch, sink: str, wording: Wording) -> De
     """What to do with `batch` of the sink named `sink`."""
     if found is None:
         return Write(NO_BATCH) if batch.number == 0 else _missing(batch.number - 1, wording)
-    refusal = _foreign(found, batch.query, sink, wording) or _other_plan(found, batch.plan, wording)
+    refusal = _foreign(found, batch.query, sink, wording) or other_plan(found, batch.plan, wording)
     if refusal is not None:
         return refusal
     if found.batch == batch.number:
@@ -99,6 +99,16 @@ def foreign_query(found: str, wanted: str, wording: Wording) -> Refuse:
     return Refuse(
         f"{wording.marker} belongs to query {found} and the checkpoint to query {wanted}: use the checkpoint of the "
         f"{wording.data}, write to {wording.elsewhere}, or {wording.anew}"
+    )
+
+
+def other_plan(found: Proof, plan: str, wording: Wording) -> Refuse | None:
+    """The refusal of a proof of another plan, None where it is of this one."""
+    if found.plan == plan:
+        return None
+    return Refuse(
+        f"{wording.marker} is of plan {found.plan!r} and this job is {plan!r}: start it with the former options, or "
+        f"{wording.anew}"
     )
 
 
@@ -138,15 +148,6 @@ def _foreign(found: Proof, query: str, sink: str, wording: Wording) -> Refuse | 
     return None
 
 
-def _other_plan(found: Proof, plan: str, wording: Wording) -> Refuse | None:
-    if found.plan == plan:
-        return None
-    return Refuse(
-        f"{wording.marker} is of plan {found.plan!r} and this job is {plan!r}: start it with the former options, or "
-        f"{wording.anew}"
-    )
-
-
 def _older_checkpoint(found: Proof, number: int, wording: Wording) -> Refuse:
     return Refuse(
         f"{wording.marker} is at batch {found.batch} and the checkpoint is at batch {number}: the checkpoint is older "
@@ -171,7 +172,7 @@ def _same_batch(found: Proof, batch: Batch, wording: Wording) -> Decision:
 
 def _next_batch(found: Proof, batch: Batch, wording: Wording) -> Write | Refuse:
     for part in batch.ranges:
-        written = (found.offsets or {}).get(part.topic, {}).get(str(part.partition))
+        written = found.end_of(part.topic, part.partition)
         if written is not None and written != part.begin:
             return Refuse(
                 f"{wording.marker} ends batch {found.batch} of {part.topic}-{part.partition} at offset {written} and "

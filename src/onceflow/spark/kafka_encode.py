@@ -20,7 +20,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.errors import RequestRefused
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.spark.connections import connect
-from onceflow.spark.kafka_marker import SinkStopped
+from onceflow.spark.sink_errors import SinkStopped
 from onceflow.wire.codecs import Codec
 from onceflow.wire.column_batches import (
     BATCH_BYTES,
@@ -157,8 +157,12 @@ class Encoder:
         return known if known is not None else find_target(connect(self.bootstrap, self.security), topic)
 
     def _partitions(self, topic: str, rows: pa.Table, key: Any, target: Target, task: int) -> Any:
-        by_key = partitions_of_keys(key, target.partition_count)
-        partitions = np.where(by_key < 0, (self.turn + task) % target.partition_count, by_key)
+        keyless = (self.turn + task) % target.partition_count
+        if key.null_count == len(key):
+            partitions = np.full(len(key), keyless, dtype=np.int64)
+        else:
+            by_key = partitions_of_keys(key, target.partition_count)
+            partitions = np.where(by_key < 0, keyless, by_key)
         if "partition" not in rows.column_names:
             return partitions
         given = rows["partition"].combine_chunks()

@@ -25,88 +25,61 @@ deleted. Both are written in the transaction of the batch:
 A marker is always that of a complete batch: a transaction has no half.
 """
 
-import hashlib
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onceflow.client.admin import Admin
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
+from onceflow.client.errors import RequestRefused, TopicExists
 from onceflow.client.records import read_records
-from onceflow.errors import OnceflowError
-from onceflow.spark import marker as markers
-from onceflow.spark.marker import NO_BATCH, Batch, PartitionOffsets, Refuse, Skip, Write, canonical_json
+from onceflow.spark.batch import canonical_json
+from onceflow.spark.decision import Wording
+from onceflow.spark.proof import Proof, proof_fields
+from onceflow.spark.sink_errors import SinkStopped
+from onceflow.wire.murmur2 import partition_for_key
 
 FORMAT = "1"
 METADATA_BYTES_MAX = 4096
 """Kafka's default of `offset.metadata.max.bytes`."""
+MARKER_TOPIC = "onceflow-markers"
+MARKER_CONFIGS = {
+    "cleanup.policy": "compact",
+    # Small segments, because the newest one is never compacted and a reader passes through all of it.
+    "segment.bytes": str(16 * 1024 * 1024),
+    "segment.ms": str(60 * 60 * 1000),
+    "min.cleanable.dirty.ratio": "0.1",
+}
 
 
-class SinkStopped(OnceflowError):
-    """The Kafka sink cannot go on, and ends the query: whatever it might do could write a record twice or never."""
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaMarker:
+@dataclass(frozen=True, kw_only=True)
+class KafkaMarker(Proof):
     """What the last committed batch left; `offsets` is None where only the group's metadata is there."""
 
-    query: str
-    sink: str
     owner: str
-    batch: int
-    digest: str
-    ranges: str
-    plan: str
-    plan_version: int
     partitions: Mapping[str, int]
-    offsets: PartitionOffsets | None
-    since: PartitionOffsets | None
 
     @property
-    def proof(self) -> dict[str, Any]:
+    def shared(self) -> dict[str, Any]:
         """The fields that both copies have."""
         names = ("query", "sink", "owner", "batch", "digest", "ranges", "plan", "plan_version")
         return {"format": FORMAT, **{name: getattr(self, name) for name in names}, "partitions": dict(self.partitions)}
 
     def value(self) -> bytes:
         """The record's value."""
-        return canonical_json({**self.proof, "offsets": self.offsets, "since": self.since}).encode()
+        return canonical_json({**self.shared, "offsets": self.offsets, "since": self.since}).encode()
 
     def metadata(self, record_offset: int) -> str:
         """The committed offset's metadata. Raises SinkStopped where it would be too long."""
-        text = canonical_json({**self.proof, "record": record_offset})
+        text = canonical_json({**self.shared, "record": record_offset})
         if len(text.encode()) > METADATA_BYTES_MAX:
             raise SinkStopped(
                 f"the marker of sink '{self.sink}' has {len(text.encode())} bytes and {METADATA_BYTES_MAX} fit into a "
                 f"group's offset: give it a shorter plan, or fewer than its {len(self.partitions)} output topics"
             )
         return text
-
-
-def next_marker(
-    found: KafkaMarker | None, batch: Batch, sink: str, owner: str, counts: Mapping[str, int]
-) -> KafkaMarker:
-    """The marker that goes into the transaction of `batch`; `counts` has the output's partition counts as pinned."""
-    known = found.offsets if found is not None and found.offsets is not None else {}
-    since_unknown = found is not None and found.since is None
-    return KafkaMarker(
-        query=batch.query,
-        sink=sink,
-        owner=owner,
-        batch=batch.number,
-        digest=batch.digest,
-        ranges=ranges_digest(batch),
-        plan=batch.plan,
-        plan_version=batch.plan_version,
-        partitions=counts,
-        offsets=markers.offsets_after(known, batch),
-        since=None if since_unknown else markers.since_after((found and found.since) or {}, batch),
-    )
-
-
-def ranges_digest(batch: Batch) -> str:
-    """Hex SHA-256 of the offsets alone, which stay when the job's code changes."""
-    return hashlib.sha256(batch.ranges_json.encode()).hexdigest()
 
 
 def parse(where: str, text: str | bytes) -> tuple[KafkaMarker, int]:
@@ -119,17 +92,9 @@ def parse(where: str, text: str | bytes) -> tuple[KafkaMarker, int]:
                 "version that wrote it"
             )
         found = KafkaMarker(
-            query=str(document["query"]),
-            sink=str(document["sink"]),
+            **proof_fields(document),
             owner=str(document["owner"]),
-            batch=int(document["batch"]),
-            digest=str(document["digest"]),
-            ranges=str(document["ranges"]),
-            plan=str(document["plan"]),
-            plan_version=int(document["plan_version"]),
             partitions={str(topic): int(count) for topic, count in document["partitions"].items()},
-            offsets=document.get("offsets"),
-            since=document.get("since"),
         )
         return found, int(document.get("record", -1))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -154,6 +119,17 @@ class Place:
 
     def __str__(self) -> str:
         return f"marker '{self.name}' (group, and key in {self.topic}-{self.partition})"
+
+    @property
+    def wording(self) -> Wording:
+        """How sentences name the marker and what it proves."""
+        return Wording(
+            marker=str(self),
+            target="the cluster",
+            data="output",
+            elsewhere="another cluster, or by another name= or marker_topic=",
+            anew=_ANEW,
+        )
 
     def hidden_from(self, cluster: Cluster) -> int | None:
         """From which offset on records cannot be read now, because another sink's transaction is open; None: none."""
@@ -191,66 +167,39 @@ class Place:
         return newest
 
 
+def place_of(cluster: Cluster, sink: str, topic: str, query: str) -> Place:
+    """Where the marker of a query's sink is, in the marker topic `topic`. Raises SinkStopped."""
+    name = f"onceflow-{query}-{sink}"
+    return Place(name, topic, partition_for_key(name.encode(), _marker_partitions(cluster, topic)))
+
+
+def _marker_partitions(cluster: Cluster, topic: str) -> int:
+    """How many the marker topic has; made where it is missing. Raises SinkStopped where it would forget markers."""
+    found = cluster.topics(topic).get(topic)
+    if found is None:
+        with contextlib.suppress(TopicExists):
+            cluster.create_topic(topic, 1, configs=MARKER_CONFIGS)
+        found = cluster.require_topic(topic)
+    with contextlib.suppress(RequestRefused):  # A user who may not read configs has to be believed.
+        policy = Admin(cluster).describe_topic_configs(topic)["cleanup.policy"].value
+        if policy != "compact":
+            raise SinkStopped(
+                f"marker topic {topic} has cleanup.policy {policy!r} and would forget markers: set it to 'compact'"
+            )
+    return len(found.partitions)
+
+
 def agreed(place: Place, in_group: KafkaMarker | None, in_record: KafkaMarker | None) -> KafkaMarker | None:
     """The one marker that both copies are, or that one of them is where the other is lost. Raises SinkStopped."""
     if in_group is None or in_record is None:
         return in_record or in_group
-    if in_group.proof != in_record.proof:
+    if in_group.shared != in_record.shared:
         raise SinkStopped(
             f"the two copies of {place} differ: the group's offset tells of batch {in_group.batch} (digest "
             f"{in_group.digest[:12]}) and the record of batch {in_record.batch} (digest {in_record.digest[:12]}); "
             f"somebody has changed one of them: {_ANEW}"
         )
     return in_record
-
-
-def decide(found: KafkaMarker | None, batch: Batch, sink: str, place: Place) -> Write | Skip | Refuse:
-    """What to do with `batch`, given the marker that was found."""
-    if found is None:
-        if batch.number > 0:
-            return Refuse(
-                f"there is no {place}, neither offset nor record, and the checkpoint is at batch {batch.number}, so "
-                f"what was written is not known: {_ANEW}"
-            )
-        return Write(NO_BATCH)
-    for word, theirs, ours in (("query", found.query, batch.query), ("sink", found.sink, sink)):
-        if theirs != ours:
-            return Refuse(f"{place} belongs to {word} {theirs} and this is {word} {ours}: {_ANEW}")
-    if found.plan != batch.plan:
-        return Refuse(
-            f"{place} is of plan {found.plan!r} and this job is {batch.plan!r}: start it with the former one, "
-            f"or {_ANEW}"
-        )
-    if found.batch == batch.number:
-        # The plan's version may have changed since: what is committed was written by one version alone.
-        if found.ranges == ranges_digest(batch):
-            return Skip()
-        return Refuse(
-            f"{place} says that batch {batch.number} was written with other offsets (digest {found.digest[:12]}) than "
-            f"the checkpoint plans ({batch.digest[:12]}): {_ANEW}"
-        )
-    if found.batch > batch.number:
-        return Refuse(
-            f"{place} is at batch {found.batch} and the checkpoint at batch {batch.number}: the checkpoint is older "
-            f"than the output; {_ANEW}"
-        )
-    if found.batch < batch.number - 1:
-        return Refuse(
-            f"{place} is at batch {found.batch} and the checkpoint at batch {batch.number}: the cluster has lost the "
-            f"batches between; {_ANEW}"
-        )
-    return _decide_next(found, batch, place)
-
-
-def _decide_next(found: KafkaMarker, batch: Batch, place: Place) -> Write | Refuse:
-    for part in batch.ranges:
-        written = (found.offsets or {}).get(part.topic, {}).get(str(part.partition))
-        if written is not None and written != part.begin:
-            return Refuse(
-                f"{place} ends batch {found.batch} of {part.topic}-{part.partition} at offset {written} and the "
-                f"checkpoint begins batch {batch.number} at {part.begin}: {_ANEW}"
-            )
-    return Write(found.batch)
 
 
 def pinned(found: KafkaMarker | None, counts: Mapping[str, int], accepted: Mapping[str, int]) -> dict[str, int]:

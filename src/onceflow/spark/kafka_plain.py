@@ -1,45 +1,110 @@
 """Batches sent to Kafka without transaction and marker: at least once, or not even that."""
 
 import logging
+import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
+
+from pyspark.sql import DataFrame
 
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import CoordinatorUnavailable
 from onceflow.spark import kafka_steps as steps
-from onceflow.spark.kafka_marker import SinkStopped
+from onceflow.spark.kafka_rows import KafkaOutput
 from onceflow.spark.kafka_sender import NOBODY, Producer, Sender
-from onceflow.spark.kafka_steps import AttemptEnded, Verdict, code_name, remedy
-from onceflow.spark.kafka_transaction import ATTEMPTS_MAX, EncodedRows, Settings
+from onceflow.spark.kafka_steps import Verdict, code_name, remedy
+from onceflow.spark.kafka_target import EncodedRows
+from onceflow.spark.kafka_transaction import Settings
+from onceflow.spark.sink import ATTEMPTS_MAX, FailureKept
+from onceflow.spark.sink_errors import AttemptEnded, SinkStopped
 from onceflow.wire.frames import request_class
 from onceflow.wire.messages import message_of
 
 _log = logging.getLogger(__name__)
 
 
-def write_at_least_once(cluster: Cluster, rows: EncodedRows, settings: Settings) -> None:
+class AtLeastOnce:
     """Every record is acknowledged by all in-sync replicas; an attempt that ends is made again from the beginning.
 
-    Within an attempt a leader recognises what it has, so records are in order and once there. Raises SinkStopped.
+    Within an attempt a leader recognises what it has, so records are in order and once there. One producer id serves
+    all batches of a start; an attempt that ended leaves sequences that nobody knows, so the next one has its own.
     """
-    reason = ""
-    for _ in range(ATTEMPTS_MAX):
-        producer = _new_producer(cluster)
-        sender = Sender(cluster, producer, again_ms=settings.again_ms, at=settings.at, sleep=settings.sleep)
-        try:
-            expected = dict(rows.records())
-            for blobs in rows.blobs():
-                sender.send(blobs)
-            if sender.acknowledged != expected:
-                raise AttemptEnded(
-                    f"{sum(sender.acknowledged.values())} records were acknowledged and "
-                    f"{sum(expected.values())} encoded"
-                )
-        except AttemptEnded as ended:
-            reason = str(ended)
-            _log.warning("the batch is sent again, so some of it may be there twice: %s", ended)
-        else:
-            return
-    raise SinkStopped(f"the batch could not be sent in {ATTEMPTS_MAX} attempts, the last of which ended: {reason}")
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._sender: Sender | None = None
+
+    def write(self, rows: EncodedRows) -> None:
+        """Sends all of a batch. Raises SinkStopped."""
+        reason = ""
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                self._send(rows)
+            except AttemptEnded as ended:
+                reason = str(ended)
+                _log.warning("the batch is sent again, so some of it may be there twice: %s", ended)
+            else:
+                return
+        raise SinkStopped(f"the batch could not be sent in {ATTEMPTS_MAX} attempts, the last of which ended: {reason}")
+
+    def _send(self, rows: EncodedRows) -> None:
+        sender, self._sender = self._sender or self._new_sender(), None
+        expected = dict(rows.records())
+        sender.acknowledged.clear()
+        for blobs in rows.blobs():
+            sender.send(blobs)
+        if sender.acknowledged != expected:
+            raise AttemptEnded(
+                f"{sum(sender.acknowledged.values())} records were acknowledged and {sum(expected.values())} encoded"
+            )
+        # Kept only where every batch was answered: the next one's sequences follow on.
+        self._sender = sender
+
+    def _new_sender(self) -> Sender:
+        settings = self._settings
+        producer = _new_producer(self._cluster)
+        return Sender(self._cluster, producer, again_ms=settings.again_ms, at=settings.at, sleep=settings.sleep)
+
+
+class PlainKafkaSink(FailureKept):
+    """Made by `kafka_sink` for the modes "at-least-once" and "none"; it looks at no checkpoint."""
+
+    def __init__(self, cluster: Cluster, output: KafkaOutput, settings: Settings, *, once: bool) -> None:
+        super().__init__()
+        self.settings = settings
+        self.records_lost = 0
+        """Records that mode "none" sent and nobody acknowledged."""
+        self._cluster = cluster
+        self._output = output
+        self._at_least_once = None if once else AtLeastOnce(cluster, settings)
+
+    def open(self, session: Any, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Raises UnknownTopic where there is nothing to write to."""
+        del session, sleep
+        self._output.require()
+
+    def close(self) -> None:
+        """Gives connections back; the query must have ended."""
+        self._cluster.close()
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Writes one micro-batch. Raises an OnceflowError, kept in `failure`."""
+        self.process(rows, batch_id)
+
+    def process(self, rows: DataFrame, batch_id: int) -> bool:
+        """As a call; true, since the rows are read each time."""
+        with self._failure_kept():
+            encoded = self._output.encode(rows, batch_id)
+            try:
+                if self._at_least_once is not None:
+                    self._at_least_once.write(encoded)
+                else:
+                    self.records_lost += write_once(self._cluster, encoded, self.settings)
+            finally:
+                encoded.close()
+        return True
 
 
 def write_once(cluster: Cluster, rows: EncodedRows, settings: Settings) -> int:

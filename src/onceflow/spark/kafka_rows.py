@@ -5,17 +5,19 @@ many at a time as the driver may hold, and compared with the summary: Spark enco
 then the rows may have come in another order.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from crc32c import crc32c
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
-from onceflow.spark.kafka_encode import SCHEMA, Encoder
-from onceflow.spark.kafka_marker import SinkStopped
+from onceflow.client.cluster import Cluster
+from onceflow.spark.kafka_encode import SCHEMA, Encoder, Target, find_target
 from onceflow.spark.kafka_sender import Blob, TopicPartition
-from onceflow.spark.kafka_steps import AttemptEnded
+from onceflow.spark.sink_errors import AttemptEnded, SinkStopped
 
 DRIVER_BYTES = 64 * 1024 * 1024
 """Blobs that the driver holds at a time."""
@@ -49,6 +51,39 @@ def record_columns(rows: DataFrame, topic: str | None, partitioner: Any) -> Data
         raise SinkStopped("neither the sink nor the rows name a topic: give kafka_sink(topic=…) or a column topic")
     used = [name for name in _COLUMNS if name in types and not (name == "topic" and topic is not None)]
     return rows.select(*used)
+
+
+class KafkaOutput:
+    """Where rows go, and how the executors encode them: to the encoder's topic, or to those of the column."""
+
+    def __init__(
+        self, cluster: Cluster, encoder: Encoder, *, partitioner: Column | str | None, driver_bytes: int
+    ) -> None:
+        self.encoder = encoder
+        self._cluster = cluster
+        self._partitioner = partitioner
+        self._driver_bytes = driver_bytes
+        self._limits: dict[str, int] = {}
+
+    def require(self) -> None:
+        """Raises UnknownTopic where the encoder's topic is not there."""
+        self._targets()
+
+    def encode(self, rows: DataFrame, turn: int) -> "EncodedFrame":
+        """The rows of batch `turn`, encoded by the executors when they are first asked for."""
+        columns = record_columns(rows, self.encoder.topic, self._partitioner)
+        now_ms = time.time_ns() // 1_000_000
+        encoder = replace(self.encoder, now_ms=now_ms, turn=turn, targets=self._targets())
+        return EncodedFrame(columns, encoder, self._driver_bytes)
+
+    def _targets(self) -> dict[str, Target]:
+        """The output topic as it is now, where one is given; its limit is asked for once."""
+        topic = self.encoder.topic
+        if topic is None:
+            return {}
+        if topic not in self._limits:
+            self._limits[topic] = find_target(self._cluster, topic).message_bytes_max
+        return {topic: Target(len(self._cluster.require_topic(topic).partitions), self._limits[topic])}
 
 
 class EncodedFrame:

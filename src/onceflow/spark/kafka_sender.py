@@ -25,8 +25,8 @@ from onceflow.client.errors import (
     RequestTimedOut,
     UnknownTopic,
 )
-from onceflow.spark.kafka_marker import SinkStopped
-from onceflow.spark.kafka_steps import PRODUCE, AttemptEnded, Verdict, code_name, remedy
+from onceflow.spark.kafka_steps import PRODUCE, Refused, Verdict, code_name, remedy
+from onceflow.spark.sink_errors import SinkStopped
 from onceflow.wire import produce
 from onceflow.wire.batch import patch_producer
 
@@ -285,6 +285,6 @@ class Sender:
         elif verdict is Verdict.AGAIN or (self._once and verdict is Verdict.ENDS):
             self._fail(queue, number, told)
         elif verdict is Verdict.ENDS:
-            raise AttemptEnded(f"{queue.place[0]}-{queue.place[1]} refused a batch: {told}", answer.error_code)
+            raise Refused(f"{queue.place[0]}-{queue.place[1]} refused a batch: {told}", answer.error_code)
         else:
             raise SinkStopped(f"{queue.place[0]}-{queue.place[1]} refused a batch: {told}; {remedy(answer.error_code)}")

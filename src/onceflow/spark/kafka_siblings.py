@@ -8,8 +8,9 @@ from collections.abc import Collection
 
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.records import read_records
-from onceflow.spark.kafka_marker import KafkaMarker, Place, SinkStopped, parse
+from onceflow.spark.kafka_marker import KafkaMarker, Place, parse
 from onceflow.spark.reset_commands import kafka_reset
+from onceflow.spark.sink_errors import SinkStopped
 
 
 def refuse_written_output(cluster: Cluster, place: Place, sink: str, query: str, topics: Collection[str]) -> None:

@@ -11,8 +11,8 @@ from onceflow.client.security import Security
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.errors import OnceflowError
 from onceflow.spark.decision import Wording
-from onceflow.spark.kafka_marker import KafkaMarker, Place, SinkStopped, agreed, parse, with_offset_of
-from onceflow.spark.proof import Proof
+from onceflow.spark.kafka_marker import KafkaMarker, Place, agreed, parse, with_offset_of
+from onceflow.spark.sink_errors import SinkStopped
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.murmur2 import partition_for_key
 
@@ -55,24 +55,6 @@ class KafkaSinkState:
     def is_open(self) -> bool:
         """Whether its transaction is open: a driver writes, or one died and the time-out is not over."""
         return self.transaction is not None and self.transaction.state in OPEN
-
-    @property
-    def proof(self) -> Proof | None:
-        """The marker as `decision` takes it."""
-        found = self.marker
-        if found is None:
-            return None
-        return Proof(
-            query=found.query,
-            sink=found.sink,
-            batch=found.batch,
-            digest=found.digest,
-            ranges=found.ranges,
-            plan=found.plan,
-            plan_version=found.plan_version,
-            offsets=found.offsets,
-            since=found.since,
-        )
 
 
 def kafka_sinks(cluster: Cluster, marker_topic: str, query: str | None, sink: str | None) -> list[KafkaSinkState]:

@@ -7,18 +7,17 @@ name stops the query: nobody has thought about what it would mean to go on.
 from enum import Enum
 from typing import NamedTuple
 
-from onceflow.errors import OnceflowError
+from onceflow.spark.sink_errors import AttemptEnded
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 
 
-class AttemptEnded(OnceflowError):
-    """This attempt at the batch cannot be finished; whether it was committed all the same, the marker tells."""
+class Refused(AttemptEnded):
+    """An answer whose error code ends the attempt."""
 
-    def __init__(self, sentence: str, code: int = 0) -> None:
+    def __init__(self, sentence: str, code: int) -> None:
         super().__init__(sentence)
         self.code = code
-        """Kafka's error code that ended it, 0 where there was none."""
 
 
 class Verdict(Enum):

@@ -1,16 +1,16 @@
-"""One transaction of the Kafka sink, step by step (`kafka_steps`), and the attempts at a batch.
+"""One transaction of the Kafka sink, step by step (`kafka_steps`).
 
-The driver holds the only producer. Each attempt takes a new epoch, which ends whatever an earlier attempt or another
-driver has open; then it reads the marker, because that alone says whether the batch is already written; then it sends.
-Nothing it has written is visible before EndTxn, and EndTxn makes all of it visible, the marker too.
+The driver holds the only producer. Each attempt at a batch takes a new epoch, which ends whatever an earlier attempt or
+another driver has open. Nothing it has written is visible before EndTxn, and EndTxn makes all of it visible, the marker
+too.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from onceflow.client import requests
 from onceflow.client.addresses import Address
@@ -18,28 +18,15 @@ from onceflow.client.cluster import PAUSE_MS_MAX, PAUSE_MS_MIN, Cluster
 from onceflow.client.connection import Connection
 from onceflow.client.errors import ClientError
 from onceflow.spark import kafka_steps as steps
-from onceflow.spark.kafka_marker import (
-    KafkaMarker,
-    Place,
-    SinkStopped,
-    agreed,
-    decide,
-    next_marker,
-    parse,
-    pinned,
-    with_offset_of,
-)
-from onceflow.spark.kafka_sender import PASSING, Blob, Producer, Sender, TopicPartition
-from onceflow.spark.kafka_siblings import refuse_written_output
-from onceflow.spark.kafka_steps import AttemptEnded, Step, Verdict, code_name, remedy
-from onceflow.spark.marker import Batch, Refuse, Skip
-from onceflow.wire.batch import Record, encode_batch
+from onceflow.spark.kafka_marker import KafkaMarker, Place, parse, with_offset_of
+from onceflow.spark.kafka_sender import PASSING, Producer, Sender, TopicPartition
+from onceflow.spark.kafka_steps import Refused, Step, Verdict, code_name, remedy
+from onceflow.spark.sink_errors import CommitUnknown, SinkStopped
 from onceflow.wire.frames import request_class
 from onceflow.wire.messages import message_of
 
 _log = logging.getLogger(__name__)
 
-ATTEMPTS_MAX = 5
 AGAIN_MS = 60_000
 """How long one step may be answered with codes that pass."""
 TRANSACTION_TIMEOUT_MS = 120_000
@@ -154,7 +141,7 @@ class Transaction:
         self._ask(steps.TXN_OFFSET_COMMIT, requests.GROUP, values, codes)
 
     def commit(self) -> None:
-        """Step 8. Raises AttemptEnded where it is not known whether it happened."""
+        """Step 8. Raises CommitUnknown where it is not known whether it happened."""
         self._end(committed=True)
         self._is_ended = True
 
@@ -187,7 +174,7 @@ class Transaction:
                 answer = self._request(connection, step, values)
             except PASSING as error:
                 if step is steps.END_TXN:
-                    raise AttemptEnded(f"whether {self._place.name} was committed is not known: {error}") from error
+                    raise CommitUnknown(f"whether {self._place.name} was committed is not known: {error}") from error
                 self._addresses.clear()
                 reason = str(error)
             else:
@@ -202,7 +189,7 @@ class Transaction:
             pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
 
     def _judge(self, step: Step, codes: Sequence[int]) -> int:
-        """0 where all is done, a code that passes where one is left. Raises SinkStopped, AttemptEnded for others."""
+        """0 where all is done, a code that passes where one is left. Raises SinkStopped, Refused for others."""
         verdicts = {code: step.verdict(code) for code in codes}
         for code, verdict in verdicts.items():
             if verdict is Verdict.STOPS:
@@ -211,7 +198,7 @@ class Transaction:
                 )
         for code, verdict in verdicts.items():
             if verdict is Verdict.ENDS:
-                raise AttemptEnded(f"{step.name} of {self._place.name} was answered {code_name(code)}", code)
+                raise Refused(f"{step.name} of {self._place.name} was answered {code_name(code)}", code)
         return next((code for code in codes if code), 0)
 
     def _wait(self, step: Step, begun: float, pause_ms: int, reason: str) -> None:
@@ -263,149 +250,19 @@ class Transaction:
             "producer_epoch": self._producer.epoch,
         }
 
-    def refuse_if_fenced(self, ended: AttemptEnded) -> None:
+    def refuse_if_fenced(self, refused: Refused) -> None:
         """Raises SinkStopped where a newer epoch can only be another driver's: ours had not timed out yet."""
-        if ended.code not in steps.FENCED:
+        if refused.code not in steps.FENCED:
             return
         since_s = 0.0 if self._opened_s is None else self._settings.clock() - self._opened_s
-        if since_s * 1000 < self._settings.transaction_timeout_ms:
+        timeout_ms = self._settings.transaction_timeout_ms
+        if since_s * 1000 < timeout_ms:
             raise SinkStopped(
-                f"{self._place.name} was taken over by another driver: {ended}, {since_s:.1f} s after it was begun and "
-                f"its time-out is {self._settings.transaction_timeout_ms} ms; one query must run once, end the other"
-            ) from ended
-
-
-class EncodedRows(Protocol):
-    """The rows of a batch as finished record batches, wherever they are kept."""
-
-    def records(self) -> Mapping[TopicPartition, int]:
-        """How many were encoded for each partition that has any."""
-
-    def partition_counts(self) -> Mapping[str, int]:
-        """How many partitions each output topic had for the encoders."""
-
-    def blobs(self) -> Iterator[Sequence[Blob]]:
-        """All of them in order, as many at a time as the driver may hold. Raises AttemptEnded for a lost one."""
-
-
-class TransactionalWriter:
-    """Writes batches, each in one transaction; one start of one query's sink.
-
-    `owner` is a random id of this start. A marker of another owner that appears while this start lives was written by
-    another driver.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        place: Place,
-        *,
-        sink: str,
-        owner: str,
-        settings: Settings,
-        accepted: Mapping[str, int],
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-    ) -> None:
-        self._cluster = cluster
-        self._place = place
-        self._sink = sink
-        self._owner = owner
-        self._settings = settings
-        self._accepted = accepted
-        self._now_ms = now_ms
-        self._first_owner: str | None = None
-        self._last: KafkaMarker | None = None
-
-    def write(self, batch: Batch, encode: Callable[[], EncodedRows]) -> bool:
-        """Writes the batch, or finds that it is written; `encode` is called where there is something to write.
-
-        False where `encode` was not called: the rows have not been read then. Raises SinkStopped.
-        """
-        rows: EncodedRows | None = None
-        reasons: list[str] = []
-        for _ in range(ATTEMPTS_MAX):
-            transaction = Transaction(self._cluster, self._place, self._settings)
-            try:
-                transaction.begin()
-                found = self._found(transaction)
-                decision = decide(found, batch, self._sink, self._place)
-                if isinstance(decision, Refuse):
-                    raise SinkStopped(decision.sentence)
-                if isinstance(decision, Skip):
-                    self._last = found
-                    return rows is not None
-                rows = rows or encode()
-                self._send(transaction, rows, found, batch)
-            except AttemptEnded as ended:
-                transaction.abort()
-                transaction.refuse_if_fenced(ended)
-                reasons.append(str(ended))
-                _log.warning("batch %d is tried again: %s", batch.number, ended)
-            except Exception:
-                transaction.abort()
-                raise
-            else:
-                return True
-        raise SinkStopped(
-            f"batch {batch.number} could not be written in {ATTEMPTS_MAX} attempts, the last of which ended because "
-            f"{reasons[-1]}: nothing of it is visible; if it takes longer than "
-            f"{self._settings.transaction_timeout_ms} ms, allow more with transaction_timeout_ms"
-        )
-
-    def _found(self, transaction: Transaction) -> KafkaMarker | None:
-        """The marker as both copies have it; the record is read unless the group has what this driver wrote last."""
-        in_group = transaction.group_marker()
-        if in_group is not None and self._last is not None and in_group[0].proof == self._last.proof:
-            return self._last
-        in_record = self._record(None if in_group is None else in_group[1])
-        if in_group is not None and in_record is not None and in_group[0].proof != in_record.proof:
-            # Another driver may have committed between the two questions; it has fenced this one by that.
-            in_group = transaction.group_marker()
-        found = agreed(self._place, in_group[0] if in_group is not None else None, in_record)
-        owner = "" if found is None else found.owner
-        if self._first_owner is None:
-            self._first_owner = owner
-        if owner not in (self._first_owner, self._owner):
-            raise SinkStopped(
-                f"{self._place} was written by another driver (owner {owner}) while this one (owner {self._owner}) "
-                "was running: one query must run once, end the other"
-            )
-        return found
-
-    def _record(self, proven: int | None) -> KafkaMarker | None:
-        """The marker's record; `proven` is where the group says that it is.
-
-        Many sinks write to one marker topic, and what lies behind the open transaction of another is hidden. Without
-        a group to name the record the end of that transaction is waited for.
-        """
-        begun = self._settings.clock()
-        while proven is None and (hidden := self._place.hidden_from(self._cluster)) is not None:
-            if (self._settings.clock() - begun) * 1000 > self._settings.again_ms:
-                raise SinkStopped(
-                    f"{self._place} cannot be read behind offset {hidden}, where another sink's transaction is open: "
-                    "'onceflow transaction list --state Ongoing' shows it, 'onceflow transaction abort' ends it"
-                )
-            self._settings.sleep(PAUSE_MS_MAX / 1000)
-        return self._place.read_record(self._cluster, proven)
-
-    def _send(self, transaction: Transaction, rows: EncodedRows, found: KafkaMarker | None, batch: Batch) -> None:
-        counts = pinned(found, rows.partition_counts(), self._accepted)
-        new = counts.keys() - (found.partitions.keys() if found is not None else set())
-        if new:
-            refuse_written_output(self._cluster, self._place, self._sink, batch.query, new)
-        marker = next_marker(found, batch, self._sink, self._owner, counts)
-        expected = rows.records()
-        home = (self._place.topic, self._place.partition)
-        transaction.add([*expected, home])
-        for blobs in rows.blobs():
-            transaction.sender.send(blobs)
-        acknowledged = dict(transaction.sender.acknowledged)
-        if acknowledged != dict(expected):
-            raise AttemptEnded(
-                f"{sum(acknowledged.values())} records were acknowledged and {sum(expected.values())} encoded"
-            )
-        record = encode_batch([Record(0, self._now_ms(), self._place.name.encode(), marker.value())])
-        transaction.sender.send([Blob(*home, 1, record)])
-        transaction.commit_marker(marker, transaction.sender.base_offsets[home])
-        transaction.commit()
-        self._last = marker
+                f"{self._place.name} was taken over by another driver: {refused}, {since_s:.1f} s after it was begun "
+                f"and its time-out is {timeout_ms} ms; one query must run once, end the other"
+            ) from refused
+        raise Refused(
+            f"{refused}, {since_s:.1f} s after it was begun and its time-out is {timeout_ms} ms; if a batch takes "
+            "longer, allow more with transaction_timeout_ms",
+            refused.code,
+        ) from refused

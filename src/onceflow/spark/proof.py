@@ -22,8 +22,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onceflow.spark import marker as markers
-from onceflow.spark.marker import Batch, PartitionOffsets, canonical_json
+from onceflow.spark.batch import Batch, PartitionOffsets, canonical_json, offsets_after, since_after
 from onceflow.spark.sink_errors import MarkerRefused
 
 FORMAT = "1"
@@ -48,6 +47,10 @@ class Proof:
     def batch_done(self) -> int:
         """Number of the last batch that is written whole; -1: none."""
         return self.batch if self.complete else self.batch - 1
+
+    def end_of(self, topic: str, partition: int) -> int | None:
+        """The next offset to be written of a partition; None where the proof does not know it."""
+        return (self.offsets or {}).get(topic, {}).get(str(partition))
 
     @property
     def shown_ranges(self) -> str:
@@ -100,9 +103,9 @@ def proof_of(batch: Batch, sink: str, found: Proof | None) -> Proof:
         ranges=ranges_digest(batch.ranges_json),
         plan=batch.plan,
         plan_version=batch.plan_version,
-        offsets=markers.offsets_after(known, batch),
+        offsets=offsets_after(known, batch),
         # Where counting began is not known any more once it was lost; no later batch can tell it.
-        since=None if found is not None and found.since is None else markers.since_after(_since(found), batch),
+        since=None if found is not None and found.since is None else since_after(_since(found), batch),
     )
 
 

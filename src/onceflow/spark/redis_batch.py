@@ -5,21 +5,29 @@ Nothing here depends on the order of rows or on tasks: Spark repeats a batch wit
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
-from onceflow.spark import marker as markers
 from onceflow.spark import redis_chunks, redis_pool, redis_scripts
-from onceflow.spark.marker import Batch, Finish, Marker, Write
+from onceflow.spark import redis_marker as markers
+from onceflow.spark.batch import NO_BATCH, Batch, canonical_json
+from onceflow.spark.redis_marker import Marker
 from onceflow.spark.redis_scripts import Append, Argument, DataMisfit, Increment, Keys, SetIfNewer, StreamAppend
 
-# Up to here a batch is one script; its rows pass through the driver.
-WHOLE_ROWS_MAX = redis_chunks.ROWS_PER_CHUNK
+# Up to here a batch is one script, which holds Redis for some 40 ms then; its rows pass through the driver. Chunks take
+# five more jobs of Spark, each of which costs more than so many rows do.
+WHOLE_ROWS_MAX = 2 * redis_chunks.ROWS_PER_CHUNK
 WHOLE_BYTES_MAX = redis_chunks.BYTES_PER_CHUNK
+# Tasks that sum for themselves give a field once each: so many rows are collected for one that is written.
+COLLECTED_PER_WRITTEN = 8
 # Fields up to here keep every chunk far below its own limit.
 FIELD_BYTES_MAX = 1024 * 1024
+
+Entries = dict[str, list[tuple[int, bytes]]]
+"""Target → its new entries and their order."""
 
 Target = Increment | Append | SetIfNewer | StreamAppend
 
@@ -28,31 +36,59 @@ VALUE = {"value": "binary"}
 """One more column, for a sink that sets values."""
 
 
-@dataclass(frozen=True)
+class Collected(NamedTuple):
+    """A batch's rows in the driver, those of one target and field in one: sums, newest values, all entries."""
+
+    counts: dict[tuple[str, bytes], int]
+    newest: dict[tuple[str, bytes], tuple[int, bytes]]
+    entries: Entries
+
+    @property
+    def row_count(self) -> int:
+        """What one script would write."""
+        return len(self.counts) + len(self.newest) + sum(map(len, self.entries.values()))
+
+
+@dataclass
 class BatchWriter:
-    """One attempt at one batch by one start of the query."""
+    """One attempt at one batch by one start of the query: `write`, then `commit`; `found` is the marker before."""
 
     url: str
     keys: Keys
     history: Append
     owner: str
     batch: Batch
+    found: Marker | None
     now_ms: Callable[[], int]
 
-    def write(self, rows: DataFrame, decision: Write | Finish, found: Marker | None) -> None:
-        """Does what `decision` says. Raises MarkerRefused, OwnerLost, DataMisfit, RedisFailed, redis-py's errors."""
-        started_ms = self.now_ms()
+    def write(self, rows: DataFrame) -> None:
+        """Writes the chunks of a large batch; a small one is kept for `commit`.
+
+        Raises MarkerRefused, MarkerMoved, OwnerLost, DataMisfit, RedisFailed, redis-py's errors.
+        """
+        self._started_ms = self.now_ms()
         cached = self._checked_columns(rows).persist()
         try:
             row_count, size_bytes = self._measured(cached)
-            if isinstance(decision, Finish):
-                self._finish(cached, decision, started_ms)
-            elif row_count <= WHOLE_ROWS_MAX and size_bytes <= WHOLE_BYTES_MAX:
-                self._write_whole(cached.collect(), decision, found, started_ms)
-            else:
-                self._write_chunks(cached, decision, found, started_ms)
+            part = self.found if self.found is not None and self.found.batch == self.batch.number else None
+            small = row_count <= COLLECTED_PER_WRITTEN * WHOLE_ROWS_MAX and size_bytes <= WHOLE_BYTES_MAX
+            if part is None and small:
+                collected = self._collected(cached.collect())
+                if collected.row_count <= WHOLE_ROWS_MAX:
+                    self._last_script = partial(self._write_whole, collected)
+                    return
+            if part is None:
+                self._begin_and_write(cached)
+            elif part.chunks_missing:
+                self._write_missing(self._sums(cached), part.chunks, part.chunks_missing)
+            entries = {append.target: self._newest(cached, append) for append in self._entry_targets}
+            self._last_script = partial(self._complete, entries)
         finally:
             cached.unpersist()
+
+    def commit(self) -> None:
+        """Completes the batch, in one script."""
+        self._last_script()
 
     def _checked_columns(self, rows: DataFrame) -> DataFrame:
         needed = COLUMNS | VALUE if self.keys.sets else COLUMNS
@@ -86,7 +122,7 @@ class BatchWriter:
             )
         return row_count, size_bytes or 0
 
-    def _write_whole(self, rows: Iterable[Row], decision: Write, found: Marker | None, started_ms: int) -> None:
+    def _collected(self, rows: Iterable[Row]) -> Collected:
         counts: dict[tuple[str, bytes], int] = {}
         entries: dict[str, list[tuple[int, bytes]]] = {append.target: [] for append in self._entry_targets}
         newest: dict[tuple[str, bytes], tuple[int, bytes]] = {}
@@ -99,43 +135,40 @@ class BatchWriter:
                 newest[target, bytes(field)] = max(known, (amount, bytes(value)))
             else:
                 counts[target, bytes(field)] = counts.get((target, bytes(field)), 0) + amount
-        fields = markers.begun_fields(found, self.batch, chunks=0, started_ms=started_ms)
-        fields |= self._completed_fields(started_ms)
+        return Collected(counts, newest, entries)
+
+    def _write_whole(self, collected: Collected) -> None:
+        rows: list[redis_scripts.Row] = [(*key, amount, None) for key, amount in collected.counts.items()]
+        rows += [(*key, *version_and_value) for key, version_and_value in collected.newest.items()]
+        fields = markers.begun_fields(self.found, self.batch, chunks=0, started_ms=self._started_ms)
+        fields |= self._completed_fields()
         self._run(
             "whole",
-            decision.previous,
+            self._previous,
             *redis_scripts.field_arguments(fields),
-            *redis_scripts.count_arguments(
-                self.keys,
-                [
-                    *((*key, amount, None) for key, amount in counts.items()),
-                    *((*key, *version_and_value) for key, version_and_value in newest.items()),
-                ],
-            ),
-            *self._list_arguments(fields, entries),
+            *redis_scripts.count_arguments(self.keys, rows),
+            *self._list_arguments(fields, collected.entries),
         )
 
-    def _write_chunks(self, rows: DataFrame, decision: Write, found: Marker | None, started_ms: int) -> None:
+    def _begin_and_write(self, rows: DataFrame) -> None:
         sums = self._sums(rows).persist()
         try:
             length = F.length("field") + F.coalesce(F.length("value"), F.lit(0))
             size = sums.agg(F.count(F.lit(1)), F.coalesce(F.sum(length), F.lit(0))).head()
             assert size is not None
             chunks = redis_chunks.chunks_for(*size)
-            fields = markers.begun_fields(found, self.batch, chunks=chunks, started_ms=started_ms)
-            self._run("begin", decision.previous, *redis_scripts.field_arguments(fields))
+            fields = markers.begun_fields(self.found, self.batch, chunks=chunks, started_ms=self._started_ms)
+            self._run("begin", self._previous, *redis_scripts.field_arguments(fields))
             self._write_missing(sums, chunks, tuple(range(chunks)))
         finally:
             sums.unpersist()
-        self._complete(rows, started_ms)
-
-    def _finish(self, rows: DataFrame, decision: Finish, started_ms: int) -> None:
-        if decision.missing:
-            self._write_missing(self._sums(rows), decision.chunks, decision.missing)
-        self._complete(rows, started_ms)
 
     def _sums(self, rows: DataFrame) -> DataFrame:
         return redis_chunks.reduced(rows, self.keys)
+
+    @property
+    def _previous(self) -> int:
+        return NO_BATCH if self.found is None else self.found.batch
 
     @property
     def _entry_targets(self) -> tuple[Append | StreamAppend, ...]:
@@ -153,9 +186,8 @@ class BatchWriter:
         )
         redis_chunks.write_chunks(sums, writer, chunks=chunks, missing=missing)
 
-    def _complete(self, rows: DataFrame, started_ms: int) -> None:
-        entries = {append.target: self._newest(rows, append) for append in self._entry_targets}
-        fields = self._completed_fields(started_ms)
+    def _complete(self, entries: Entries) -> None:
+        fields = self._completed_fields()
         self._run("complete", *redis_scripts.field_arguments(fields), *self._list_arguments(fields, entries))
 
     def _newest(self, rows: DataFrame, append: Append | StreamAppend) -> list[tuple[int, bytes]]:
@@ -163,10 +195,10 @@ class BatchWriter:
         newest = wanted.orderBy(F.desc("amount"), F.desc("field")).limit(append.length_max)
         return [(amount, bytes(field)) for amount, field in newest.collect()]
 
-    def _completed_fields(self, started_ms: int) -> dict[str, str]:
-        return markers.completed_fields(started_ms=started_ms, finished_ms=self.now_ms())
+    def _completed_fields(self) -> dict[str, str]:
+        return markers.completed_fields(started_ms=self._started_ms, finished_ms=self.now_ms())
 
-    def _list_arguments(self, fields: dict[str, str], entries: dict[str, list[tuple[int, bytes]]]) -> list[Argument]:
+    def _list_arguments(self, fields: dict[str, str], entries: Entries) -> list[Argument]:
         """The newest entries of each list, oldest first, equal ones in the order of their bytes; and the history."""
         newest = {
             append.target: [entry for _, entry in sorted(entries[append.target])[-append.length_max :]]
@@ -190,7 +222,7 @@ class BatchWriter:
             "events": self.batch.size_offsets,
             "offsets": {str(part.partition): part.end for part in self.batch.ranges if one_topic},
         }
-        return markers.canonical_json(entry)
+        return canonical_json(entry)
 
     def _run(self, name: str, *arguments: Any) -> None:
         identity = (self.batch.query, self.owner, self.batch.number, self.batch.digest)

@@ -20,6 +20,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 
 from onceflow.spark import redis_answers, redis_pool, redis_scripts
 from onceflow.spark.redis_scripts import DataMisfit, Keys
+from onceflow.spark.sink_errors import MarkerRefused
 
 ROWS_PER_CHUNK = 5_000
 BYTES_PER_CHUNK = 4 * 1024 * 1024
@@ -128,7 +129,7 @@ def _check(reports: Sequence[list[Any]], writer: ChunkWriter, missing: Sequence[
         redis_scripts.raise_refusal(writer.keys, answer)
     written = sorted(report[0] for report in reports)
     if written != sorted(missing):
-        raise redis_scripts.MarkerRefused(
+        raise MarkerRefused(
             f"batch {writer.batch}: chunks {written} were written where {sorted(missing)} were missing; start the "
             "query again and it writes what is missing"
         )

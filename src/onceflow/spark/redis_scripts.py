@@ -12,30 +12,26 @@ from typing import Any, cast
 
 import redis
 
-from onceflow.errors import OnceflowError
 from onceflow.spark import redis_answers
-from onceflow.spark.marker import RESET
+from onceflow.spark.redis_marker import RESET
+from onceflow.spark.sink_errors import AttemptEnded, MarkerRefused, SinkStopped
 
 Argument = str | bytes | int
 
 
-class MarkerRefused(OnceflowError):
-    """Marker, counts and checkpoint do not belong together; going on would count wrongly."""
-
-
-class MarkerMoved(MarkerRefused):
+class MarkerMoved(AttemptEnded):
     """The marker is not where this start left it: Redis went back while it ran. Reading it anew decides."""
 
 
-class OwnerLost(OnceflowError):
+class OwnerLost(SinkStopped):
     """Another start of the query has taken the counts over; this one must stop."""
 
 
-class Forbidden(OnceflowError):
+class Forbidden(SinkStopped):
     """The user of the Redis address may not call what the scripts call."""
 
 
-class DataMisfit(OnceflowError):
+class DataMisfit(SinkStopped):
     """A key has another type, or a field another value, than can be added to."""
 
 

@@ -7,12 +7,10 @@ from typing import Any
 
 import redis
 
-from onceflow.spark import marker as markers
 from onceflow.spark import redis_answers, redis_pool
-from onceflow.spark.decision import Wording
-from onceflow.spark.marker import Marker, same_slot
-from onceflow.spark.proof import Proof, ranges_digest
+from onceflow.spark import redis_marker as markers
 from onceflow.spark.redis_address import shown
+from onceflow.spark.redis_marker import Marker, same_slot
 
 SCAN_KEYS = 10_000
 
@@ -26,25 +24,6 @@ class RedisSinkState:
     key: str
     marker: Marker | None
     counts_there: bool
-
-    @property
-    def proof(self) -> Proof | None:
-        """The marker as `decision` takes it."""
-        found = self.marker
-        if found is None:
-            return None
-        return Proof(
-            query=found.query,
-            sink=self.key,
-            batch=found.batch,
-            digest=found.digest,
-            ranges=ranges_digest(found.ranges_json),
-            plan=found.plan,
-            plan_version=found.plan_version,
-            offsets=found.offsets,
-            since=found.since,
-            complete=found.complete,
-        )
 
 
 def read_redis_sink(url: str, hash_key: str, reset: str) -> RedisSinkState:
@@ -63,17 +42,6 @@ def read_redis_sink(url: str, hash_key: str, reset: str) -> RedisSinkState:
         raise redis_answers.failed(url, "to show its marker", error) from error
     texts = {name.decode(): value.decode() for name, value in fields.items()}
     return RedisSinkState(url, hash_key, key, markers.parse(key, texts, reset=reset), there > 0)
-
-
-def redis_wording(key: str, reset: str) -> Wording:
-    """How sentences name a Redis sink's things."""
-    return Wording(
-        marker=f"marker {key}",
-        target="Redis",
-        data="counts",
-        elsewhere="another hash key or another Redis",
-        anew=markers.anew(reset),
-    )
 
 
 def redis_keys(url: str, hash_key: str, others: Iterable[str]) -> list[str]:

@@ -13,10 +13,12 @@ Ranges are what the log is asked for again, so each must be known for certain: n
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onceflow.spark import marker as markers
+from onceflow.spark import decision
+from onceflow.spark.batch import Batch
 from onceflow.spark.checkpoint import Checkpoint
-from onceflow.spark.marker import Batch, Finish, Marker, Refuse, Skip, Write, anew
+from onceflow.spark.decision import Refuse, Skip, Wording
 from onceflow.spark.offsets import OffsetRange, Offsets
+from onceflow.spark.redis_marker import Marker
 
 STATE = "state"
 """The checkpoint's folder that stateful operators alone have."""
@@ -34,10 +36,9 @@ class MissingRanges:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One batch to write, and what of it is missing."""
+    """One batch to write, or to finish where the marker holds a part of it."""
 
     batch: Batch
-    decision: Write | Finish
 
     @property
     def missing(self) -> MissingRanges | None:
@@ -48,43 +49,44 @@ class Step:
         return MissingRanges(ranges, ids) if ranges else None
 
 
-def refusal_of_state(checkpoint: Checkpoint, reset: str) -> Refuse | None:
+def refusal_of_state(checkpoint: Checkpoint, words: Wording) -> Refuse | None:
     """Why a stateful query cannot be repaired: what it adds for an event depends on all events before."""
     if not checkpoint.names(STATE):
         return None
     return Refuse(
         f"Redis lost batches of a stateful query ({checkpoint.location}/{STATE}), whose rows cannot be made again from "
-        f"their offsets alone: restore Redis, or {anew(reset)}"
+        f"their offsets alone: restore Redis, or {words.anew}"
     )
 
 
-def next_step(marker: Marker, target: Batch, checkpoint: Checkpoint, *, key: str, reset: str) -> Step | Refuse | None:
+def next_step(marker: Marker, target: Batch, checkpoint: Checkpoint, words: Wording) -> Step | Refuse | None:
     """What to write next, so that the marker comes to `target` complete; None when it is there."""
-    if marker.plan != target.plan:
-        return Refuse(markers.other_plan(key, marker.plan, target.plan, reset))
+    refusal = decision.other_plan(marker, target.plan, words)
+    if refusal is not None:
+        return refusal
     if marker.batch < target.number and not marker.complete:
-        return _finish(marker, target, key, reset)
+        return _finish(marker, target, words)
     if marker.batch < target.number - 1:
-        return _bridge(marker, target, checkpoint, key, reset)
-    decision = markers.decide(marker, target, key=key, data_present=True, reset=reset)
-    if isinstance(decision, Skip):
+        return _bridge(marker, target, checkpoint, words)
+    decided = decision.decide(marker, target, marker.sink, words)
+    if isinstance(decided, Skip):
         return None
-    return decision if isinstance(decision, Refuse) else Step(target, decision)
+    return decided if isinstance(decided, Refuse) else Step(target)
 
 
-def _finish(marker: Marker, target: Batch, key: str, reset: str) -> Step | Refuse:
-    batch = Batch(target.query, marker.batch, marker.ranges, target.plan, target.plan_version, marker.topic_ids)
+def _finish(marker: Marker, target: Batch, words: Wording) -> Step | Refuse:
+    batch = Batch(target.query, marker.batch, marker.parts, target.plan, target.plan_version, marker.topic_ids)
     if batch.digest == marker.digest:
-        return Step(batch, Finish(marker.chunks, marker.chunks_missing))
+        return Step(batch)
     if marker.plan_version != target.plan_version:
-        return Refuse(markers.other_version(marker, key, target.plan_version))
+        return decision.other_version(marker, target.plan_version, words)
     return Refuse(
-        f"marker {key} holds a part of batch {marker.batch} as {marker.ranges_json}, which does not make its digest "
-        f"{marker.digest[:12]}: restore Redis, or {anew(reset)}"
+        f"{words.marker} holds a part of batch {marker.batch} as {marker.ranges_json}, which does not make its digest "
+        f"{marker.digest[:12]}: restore Redis, or {words.anew}"
     )
 
 
-def _bridge(marker: Marker, target: Batch, checkpoint: Checkpoint, key: str, reset: str) -> Step | Refuse:
+def _bridge(marker: Marker, target: Batch, checkpoint: Checkpoint, words: Wording) -> Step | Refuse:
     """All that lies between the complete batch of the marker and the begin of `target`."""
     number = target.number - 1
     end = checkpoint.reached(number)
@@ -92,20 +94,20 @@ def _bridge(marker: Marker, target: Batch, checkpoint: Checkpoint, key: str, res
     ranges = []
     for topic, partitions in end.by_topic.items():
         for partition, offset_end in partitions.items():
-            begin = marker.offsets.get(topic, {}).get(str(partition))
+            begin = marker.end_of(topic, partition)
             if begin is None:
                 begin = _entered(marker, topic, partition, number, checkpoint)
             if begin is None:
                 return Refuse(
                     f"{lost}, and {checkpoint.location} does not say any more where {topic}-{partition} came in: "
-                    f"restore Redis, or {anew(reset)}"
+                    f"restore Redis, or {words.anew}"
                 )
             ranges.append(OffsetRange(topic, partition, begin, offset_end))
     sentence = _why_uncertain(marker, end, ranges)
     if sentence is not None:
-        return Refuse(f"{lost}, and {sentence}: restore Redis, or {anew(reset)}")
+        return Refuse(f"{lost}, and {sentence}: restore Redis, or {words.anew}")
     batch = Batch(target.query, number, tuple(sorted(ranges)), target.plan, target.plan_version, end.topic_ids)
-    return Step(batch, Write(marker.batch))
+    return Step(batch)
 
 
 def _entered(marker: Marker, topic: str, partition: int, last: int, checkpoint: Checkpoint) -> int | None:
@@ -125,7 +127,7 @@ def _why_uncertain(marker: Marker, end: Offsets, ranges: list[OffsetRange]) -> s
     for topic, found in marker.topic_ids.items():
         if topic in end.topic_ids and end.topic_ids[topic] != found:
             return f"topic {topic} was deleted and made again since: id {found} is now {end.topic_ids[topic]}"
-    for topic, partitions in marker.offsets.items():
+    for topic, partitions in (marker.offsets or {}).items():
         gone = [number for number in partitions if int(number) not in end.by_topic.get(topic, {})]
         if gone:
             return f"the query does not read {topic}-{gone[0]} any more"

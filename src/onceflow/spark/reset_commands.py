@@ -3,8 +3,8 @@
 import shlex
 from collections.abc import Iterable
 
-from onceflow.spark.marker import same_slot
 from onceflow.spark.redis_address import shown
+from onceflow.spark.redis_marker import same_slot
 
 
 def redis_reset(url: str, hash_key: str, checkpoint: str | None, keys: Iterable[str] = ()) -> str:

@@ -14,21 +14,23 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from onceflow.errors import OnceflowError
 from onceflow.spark import failure
+from onceflow.spark.batch import Batch
 from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint, checkpoint_at, other_query
 from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock
 from onceflow.spark.decision import Decision, Refuse, Skip, WentBack, Wording, decide, refusal_at_start
-from onceflow.spark.marker import Batch
 from onceflow.spark.proof import Proof, proof_of
 from onceflow.spark.sink_errors import AttemptEnded, CommitUnknown, MarkerRefused, SinkStopped
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 ATTEMPTS_MAX = 5
 """At one batch; each ended one is aborted, and the next begins with what it finds."""
@@ -59,6 +61,12 @@ class Sink(abc.ABC):
     name: str
     """One for each sink of a query; it stays the same from start to start."""
 
+    def open(self, session: Any, query: str | None) -> None:  # noqa: B027 (nothing to do is a fine answer)
+        """Connects, and looks whether the target is fit, before anything else; `query` is None before its first start.
+
+        What does not fit is refused here, before the query starts.
+        """
+
     @abc.abstractmethod
     def recover(self, query: str) -> Proof | None:
         """Ends what earlier attempts and earlier starts of `query` left open, then returns the newest proof.
@@ -84,8 +92,11 @@ class Sink(abc.ABC):
     def commit(self, proof: Proof) -> None:
         """Makes what was written and `proof` visible in one atomic step. Raises CommitUnknown."""
 
-    def abort(self) -> None:  # noqa: B027 (nothing to do is a fine answer)
-        """Takes back what the attempt wrote, as far as that can be done now; `recover` does the rest."""
+    def abort(self) -> None:  # noqa: B027
+        """Takes back what the attempt wrote, as far as that can be done now; `recover` does the rest.
+
+        Called where `prepare`, `write` or `commit` has failed.
+        """
 
     def close(self) -> None:  # noqa: B027
         """Gives connections back; the query has ended."""
@@ -114,7 +125,30 @@ class ForeachBatch(Protocol):
         """Writes one micro-batch; false where the rows were not read, because the batch is there."""
 
 
-class ExactlyOnce:
+class FailureKept:
+    """Remembers what stopped the query: one sentence, where Spark's own error is many lines."""
+
+    def __init__(self) -> None:
+        self.failure: OnceflowError | None = None
+        """Why the query stopped, if this sink stopped it."""
+
+    @contextlib.contextmanager
+    def _failure_kept(self) -> Iterator[None]:
+        try:
+            yield
+        except OnceflowError as error:
+            self.failure = error
+            raise
+        except PySparkException as error:
+            said = failure.own_sentence(error)
+            if said is None:
+                raise
+            # A task has stopped the query, and Spark tells it in pages.
+            self.failure = SinkStopped(said)
+            raise self.failure from error
+
+
+class ExactlyOnce(FailureKept):
     """Writes each micro-batch to a sink exactly once; pass it to `foreachBatch`.
 
     `checkpoint` is the query's own checkpointLocation. `plan` names what is written (the sink's name by default),
@@ -123,8 +157,7 @@ class ExactlyOnce:
     """
 
     def __init__(self, sink: Sink, *, checkpoint: str, plan: str = "", plan_version: int = 1) -> None:
-        self.failure: OnceflowError | None = None
-        """Why the query stopped, if this sink stopped it: one sentence, where Spark's own error is many lines."""
+        super().__init__()
         self.sink = sink
         self._location = checkpoint
         self._plan = plan or sink.name
@@ -143,9 +176,9 @@ class ExactlyOnce:
         checkpoint = checkpoint_at(session, self._location)
         if isinstance(checkpoint, LocalCheckpoint):
             if self._lock is None:
-                self._lock = take_lock(session, checkpoint.directory, sleep=sleep)
+                self._lock = take_lock(session, checkpoint.directory, self.sink.name, sleep=sleep)
             checkpoint.drop_torn()
-        self._check_start(checkpoint)
+        _within_attempts(f"sink {self.sink.name!r} could not be opened", lambda: self._check_start(session, checkpoint))
         self._checkpoint = checkpoint
 
     def close(self) -> None:
@@ -166,7 +199,7 @@ class ExactlyOnce:
         with self._failure_kept():
             self.open(rows.sparkSession)
             assert self._checkpoint is not None
-            batch = self._checkpoint.batch(batch_id, plan=self._plan, plan_version=self._plan_version)
+            batch = self._batch(self._checkpoint, batch_id)
             strange = other_query(rows.sparkSession, batch, self._location)
             if strange is not None:
                 raise MarkerRefused(strange)
@@ -174,8 +207,12 @@ class ExactlyOnce:
             self._checkpoint.prepare(batch_id)
             return write_batch(self.sink, rows, batch, self._checkpoint)
 
-    def _check_start(self, checkpoint: Checkpoint) -> None:
+    def _batch(self, checkpoint: Checkpoint, number: int) -> Batch:
+        return checkpoint.batch(number, plan=self._plan, plan_version=self._plan_version)
+
+    def _check_start(self, session: Any, checkpoint: Checkpoint) -> None:
         query = checkpoint.query_id()
+        self.sink.open(session, query)
         if query is None:
             return
         committed = checkpoint.newest_batch("commits")
@@ -188,25 +225,9 @@ class ExactlyOnce:
             wording=self.sink.wording,
         )
         if isinstance(refusal, WentBack):
-            target = checkpoint.batch(committed, plan=self._plan, plan_version=self._plan_version)
-            self.sink.repair(refusal, target, checkpoint)
+            self.sink.repair(refusal, self._batch(checkpoint, committed), checkpoint)
         elif refusal is not None:
             raise MarkerRefused(refusal.sentence)
-
-    @contextlib.contextmanager
-    def _failure_kept(self) -> Iterator[None]:
-        try:
-            yield
-        except OnceflowError as error:
-            self.failure = error
-            raise
-        except PySparkException as error:
-            said = failure.own_sentence(error)
-            if said is None:
-                raise
-            # A task has stopped the query, and Spark tells it in pages.
-            self.failure = SinkStopped(said)
-            raise self.failure from error
 
 
 def write_batch(sink: Sink, rows: DataFrame, batch: Batch, checkpoint: Checkpoint) -> bool:
@@ -214,30 +235,45 @@ def write_batch(sink: Sink, rows: DataFrame, batch: Batch, checkpoint: Checkpoin
 
     Raises MarkerRefused, SinkStopped and what the sink raises.
     """
-    read = False
-    reasons: list[str] = []
-    for _ in range(ATTEMPTS_MAX):
-        try:
-            found, decision = _decided(sink, batch, checkpoint)
-            if isinstance(decision, Skip):
-                return read
+    was_read = False
+
+    def attempt() -> bool:
+        nonlocal was_read
+        found, decision = _decided(sink, batch, checkpoint)
+        if isinstance(decision, Skip):
+            return was_read
+        with _aborted_where_it_fails(sink):
             sink.prepare(batch, found)
             sink.write(rows)
-            read = True
+            was_read = True
             sink.commit(proof_of(batch, sink.name, found))
+        return True
+
+    return _within_attempts(f"batch {batch.number} of sink {sink.name!r} could not be written", attempt)
+
+
+def _within_attempts(failed: str, attempt: Callable[[], _T]) -> _T:
+    """What the first attempt that does not end returns. Raises SinkStopped, with what has `failed`."""
+    reason = ""
+    for _ in range(ATTEMPTS_MAX):
+        try:
+            return attempt()
         except AttemptEnded as ended:
-            sink.abort()
-            reasons.append(str(ended))
-            _log.warning("batch %d is tried again: %s", batch.number, ended)
-        except Exception:
-            sink.abort()
-            raise
-        else:
-            return True
+            reason = str(ended)
+            _log.warning("%s, and is tried again: %s", failed, ended)
     raise SinkStopped(
-        f"batch {batch.number} could not be written to sink {sink.name!r} in {ATTEMPTS_MAX} attempts, the last of "
-        f"which ended because {reasons[-1]}: what is unfinished is not visible; mend that, then start the query again"
+        f"{failed} in {ATTEMPTS_MAX} attempts, the last of which ended because {reason}: nothing is lost; mend that, "
+        "then start the query again"
     )
+
+
+@contextlib.contextmanager
+def _aborted_where_it_fails(sink: Sink) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        sink.abort()
+        raise
 
 
 def _decided(sink: Sink, batch: Batch, checkpoint: Checkpoint) -> tuple[Proof | None, Decision]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onceflow.errors import OnceflowError
+from onceflow.spark.batch import NO_BATCH
 from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.checkpoint_lock import holder_of
 from onceflow.spark.decision import Finish, Refuse, Skip, Wording, decide, refusal_at_start
-from onceflow.spark.marker import NO_BATCH
 from onceflow.spark.proof import Proof
 
 

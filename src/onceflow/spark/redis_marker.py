@@ -1,0 +1,169 @@
+"""The marker of the Redis sink: the proof, beside the data, of what has been written. This docstring is its format.
+
+One hash, `{H}:onceflow` for the hash key H (`app::users::click`): the same slot as H and every other key of the
+sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, no spaces).
+
+| field | what |
+|---|---|
+| `format` | `1`, this table |
+| `query` | Spark's query id, from the checkpoint's `metadata` |
+| `owner` | owner epoch; one more with every start, whatever carries an older one is refused |
+| `batch` | number of the micro-batch; `-1` before the first one |
+| `complete` | `1` all of the batch is written; `0` some chunks may be missing |
+| `digest` | SHA-256 over the batch's offset ranges, topic ids, plan and plan version |
+| `plan`, `plan_version` | what is counted, and the version of the code that counts it |
+| `ranges` | the batch's offsets, `{"topic": {"0": [begin, end]}}`, end exclusive; a repair's cover several batches |
+| `topic_ids` | ids of the batch's topics, `{"topic": "5e1b2d3c-…"}`, as far as the broker tells them |
+| `offsets` | where the batch ends, `{"topic": {"0": end}}`: the next offset to be counted, once complete |
+| `since` | first offset ever counted, `{"topic": {"0": begin}}`; a partition found later is added then |
+| `chunks`, `done` | number of chunks of the batch, and how many of them are written; 0 for a batch of one script |
+| `chunk:N` | `1`, chunk N is written; there only while the batch is not complete |
+| `settled` | last batch that Redis was asked to sync to its append-only file |
+| `started_ms`, `finished_ms`, `duration_ms` | the driver's clock, ms since 1970; absent before the first batch |
+
+`onceflow.spark.decision` decides by it; the scripts beside this module check the same fields again, atomically with
+each write.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onceflow.spark.batch import NO_BATCH, Batch, canonical_json
+from onceflow.spark.decision import Wording
+from onceflow.spark.offsets import OffsetRange
+from onceflow.spark.proof import Proof, proof_of, ranges_digest
+from onceflow.spark.sink_errors import MarkerRefused
+
+FORMAT = "1"
+RESET = "onceflow reset"
+"""The command that forgets counts and checkpoint; whoever knows their places says it with its options."""
+_CHUNK_FIELD = re.compile(r"chunk:(\d+)")
+
+
+class MarkerUnreadable(MarkerRefused):
+    """The key of the marker holds something that is not a marker of this format."""
+
+
+def same_slot(hash_key: str, name: str) -> str:
+    """The key `name` beside `hash_key`, in the same slot of a Redis Cluster."""
+    return f"{hash_key}:{name}" if "{" in hash_key else f"{{{hash_key}}}:{name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marker(Proof):
+    """The marker as it stands in Redis. Its key names the sink, so no field does."""
+
+    ranges_json: str
+    topic_ids: Mapping[str, str]
+    chunks: int
+    chunks_done: frozenset[int]
+
+    @property
+    def shown_ranges(self) -> str:
+        return self.ranges_json
+
+    @property
+    def parts(self) -> tuple[OffsetRange, ...]:
+        """The offsets of the batch, complete or not."""
+        document: dict[str, dict[str, list[int]]] = json.loads(self.ranges_json)
+        parts = ((topic, part) for topic, partitions in document.items() for part in partitions.items())
+        return tuple(sorted(OffsetRange(topic, int(number), *ends) for topic, (number, ends) in parts))
+
+    @property
+    def chunks_missing(self) -> tuple[int, ...]:
+        return tuple(number for number in range(self.chunks) if number not in self.chunks_done)
+
+
+def wording(key: str, reset: str = RESET) -> Wording:
+    """How sentences name a marker and what is beside it; `reset` is the command that forgets both."""
+    return Wording(
+        marker=f"marker {key}",
+        target="Redis",
+        data="counts",
+        elsewhere="another hash key or another Redis",
+        anew=anew(reset),
+    )
+
+
+def anew(reset: str) -> str:
+    """What is left where nothing else helps, for the end of a sentence."""
+    return f"delete counts and checkpoint with '{reset}' and count the log again"
+
+
+def parse(key: str, fields: Mapping[str, str], *, sink: str = "", reset: str = RESET) -> Marker | None:
+    """The marker of `sink` from HGETALL of `key`; None where nothing is there. Raises MarkerUnreadable."""
+    if not fields:
+        return None
+    if fields.get("format") != FORMAT:
+        raise MarkerUnreadable(
+            f"marker {key} has format {fields.get('format')!r}, this version of onceflow knows {FORMAT!r}: use the "
+            f"version that wrote it, or {anew(reset)}"
+        )
+    try:
+        return Marker(
+            query=fields["query"],
+            sink=sink or key,
+            batch=int(fields["batch"]),
+            complete={"1": True, "0": False}[fields["complete"]],
+            digest=fields["digest"],
+            plan=fields["plan"],
+            plan_version=int(fields["plan_version"]),
+            ranges=ranges_digest(fields["ranges"]),
+            ranges_json=fields["ranges"],
+            topic_ids=json.loads(fields.get("topic_ids", "{}")),
+            offsets=json.loads(fields["offsets"]),
+            since=json.loads(fields["since"]),
+            chunks=int(fields["chunks"]),
+            chunks_done=frozenset(int(found[1]) for name in fields if (found := _CHUNK_FIELD.fullmatch(name))),
+        )
+    except (KeyError, ValueError) as error:
+        raise MarkerUnreadable(f"marker {key} is damaged ({type(error).__name__}: {error}): {anew(reset)}") from error
+
+
+def first_fields(batch: Batch) -> dict[str, str]:
+    """The marker's fields before the first batch, without owner."""
+    return {
+        "format": FORMAT,
+        "query": batch.query,
+        "batch": str(NO_BATCH),
+        "complete": "1",
+        "digest": "",
+        "plan": batch.plan,
+        "plan_version": str(batch.plan_version),
+        "ranges": "{}",
+        "topic_ids": "{}",
+        "offsets": "{}",
+        "since": "{}",
+        "chunks": "0",
+        "done": "0",
+    }
+
+
+def begun_fields(found: Proof | None, batch: Batch, *, chunks: int, started_ms: int) -> dict[str, str]:
+    """The fields that change when `batch` is begun in so many chunks (0: one script writes all)."""
+    proof = proof_of(batch, "", found)
+    return {
+        "batch": str(proof.batch),
+        "complete": "0",
+        "digest": proof.digest,
+        "plan": proof.plan,
+        "plan_version": str(proof.plan_version),
+        "ranges": batch.ranges_json,
+        "topic_ids": canonical_json(dict(batch.topic_ids)),
+        "offsets": canonical_json(proof.offsets),
+        "since": canonical_json(proof.since),
+        "chunks": str(chunks),
+        "done": "0",
+        "started_ms": str(started_ms),
+    }
+
+
+def completed_fields(*, started_ms: int, finished_ms: int) -> dict[str, str]:
+    """The fields that change when the last of a batch is written; `started_ms` is this attempt's."""
+    return {
+        "complete": "1",
+        "finished_ms": str(finished_ms),
+        "duration_ms": str(max(0, finished_ms - started_ms)),
+    }

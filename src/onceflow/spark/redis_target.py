@@ -1,0 +1,307 @@
+"""Where the Redis sink writes: a batch's counts and the marker that says so become visible in the same script.
+
+The base's steps are those of the marker: `recover` takes the owner epoch, `write` does the chunks of a large batch,
+`commit` runs the script that completes it, which is the only one of a small batch, and waits for Redis's disk.
+A large batch may be seen half applied by readers, never twice.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import redis
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from onceflow.errors import OnceflowError
+from onceflow.spark import decision, failure, redis_answers, redis_pool, redis_scripts, repair
+from onceflow.spark import redis_marker as markers
+from onceflow.spark.batch import NO_BATCH, Batch
+from onceflow.spark.checkpoint import Checkpoint
+from onceflow.spark.decision import Refuse, WentBack, Wording
+from onceflow.spark.proof import Proof
+from onceflow.spark.redis_address import shown
+from onceflow.spark.redis_batch import COLUMNS, VALUE, BatchWriter
+from onceflow.spark.redis_marker import Marker
+from onceflow.spark.redis_scripts import Append, Argument, Keys, OwnerLost
+from onceflow.spark.repair import MissingRanges, Step
+from onceflow.spark.sink import Sink
+from onceflow.spark.sink_errors import AttemptEnded, MarkerRefused, SinkStopped
+
+_log = logging.getLogger(__name__)
+
+HISTORY_LENGTH = 600
+SYNC_WAIT_MS = 10_000
+REPAIR_STEPS = 3
+
+Rebuild = Callable[[MissingRanges], DataFrame]
+"""Makes the sink's rows of these offsets, and of nothing else, by the same code as the query."""
+
+
+class RedisUnfit(OnceflowError):
+    """This Redis cannot keep the promise as it is configured, or did not keep it."""
+
+
+class RepairFailed(MarkerRefused):
+    """What Redis lost could not be counted again."""
+
+
+class RedisTarget(Sink):
+    """One start of one query's sink."""
+
+    def __init__(
+        self,
+        url: str,
+        keys: Keys,
+        *,
+        name: str,
+        rebuild: Rebuild | None = None,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.name = name
+        self.batch_done = NO_BATCH
+        """The last batch that Redis is known to have had whole."""
+        self.moment = "before the first batch"
+        """When something fails, for its sentence."""
+        self._url = url
+        self._keys = keys
+        self._history = Append("history", keys.history, HISTORY_LENGTH)
+        self._rebuild = rebuild
+        self._now_ms = now_ms
+        self._session: Any = None
+        self._owner: str | None = None
+        self._settled = NO_BATCH
+        self._waits_for_sync = True
+
+    @property
+    def wording(self) -> Wording:
+        return markers.wording(self._keys.marker, self._keys.reset)
+
+    def open(self, session: Any, query: str | None) -> None:
+        """Refuses a Redis that may drop keys, and counts that belong to another query than a new one.
+
+        Raises MarkerRefused, RedisUnfit, RedisFailed.
+        """
+        self._session = session
+        self.moment = "before the first batch"
+        with self._told():
+            self._check_redis()
+            found = self.read() if query is None else None
+        if found is not None:
+            raise MarkerRefused(decision.foreign_query(found.query, "a new one", self.wording).sentence)
+
+    def recover(self, query: str) -> Marker | None:
+        """Takes the owner epoch, so that whatever carries an older one is refused, and reads the marker."""
+        with self._told():
+            found = self.read()
+            if found is None or found.query != query:
+                return found
+            if self._owner is None:
+                self._acquire(query, {}, may_make=False)
+                found = self.read()
+                assert found is not None
+            if found.complete:
+                self._settle(query, found.batch)
+        self.batch_done = max(self.batch_done, found.batch_done)
+        return found
+
+    def prepare(self, batch: Batch, found: Proof | None) -> None:
+        """Makes the marker where there is none."""
+        assert found is None or isinstance(found, Marker)
+        self.moment = f"in batch {batch.number}"
+        with self._told():
+            if found is None:
+                self._acquire(batch.query, markers.first_fields(batch), may_make=batch.number == 0)
+        self._writer = self._writer_of(batch, found)
+
+    def write(self, rows: DataFrame) -> None:
+        """The chunks of a large batch, each in one script."""
+        with self._told():
+            self._writer.write(rows)
+
+    def commit(self, proof: Proof) -> None:
+        """The script that completes the batch."""
+        with self._told():
+            self._writer.commit()
+            self._settle(proof.query, proof.batch)
+        self.batch_done = proof.batch
+
+    def close(self) -> None:
+        redis_pool.close(self._url)
+
+    def lost_since(self, expected: int) -> WentBack | None:
+        """What is wrong where Redis does not hold batch `expected` any more. Raises MarkerRefused, RedisFailed."""
+        with self._told():
+            found = self.read()
+        done = NO_BATCH if found is None else found.batch_done
+        return decision.went_back(done, expected, self.wording) if done < expected else None
+
+    def repair(self, lost: WentBack, target: Batch, checkpoint: Checkpoint) -> None:
+        """Brings marker and counts back to batch `target`, complete, by counting what is missing again.
+
+        Raises MarkerRefused where that cannot be done rightly.
+        """
+        if self._rebuild is None:
+            raise MarkerRefused(f"{lost.sentence} (appendfsync always does not lose any)")
+        refusal = repair.refusal_of_state(checkpoint, self.wording)
+        if refusal is not None:
+            raise MarkerRefused(refusal.sentence)
+        _log.warning("%s; what is missing is counted again from the log", lost.sentence)
+        with self._told():
+            self._acquire(target.query, {}, may_make=False)  # An epoch taken before may have gone back too.
+            for _ in range(REPAIR_STEPS):
+                found = self.read()
+                if found is None:
+                    raise MarkerRefused(lost.sentence)
+                step = repair.next_step(found, target, checkpoint, self.wording)
+                if step is None:
+                    break
+                if isinstance(step, Refuse):
+                    raise MarkerRefused(step.sentence)
+                self._write_again(step, found)
+            self._settled = NO_BATCH
+            self._settle(target.query, target.number)
+        self.batch_done = max(self.batch_done, target.number)
+        _log.warning("marker %s is repaired up to batch %d", self._keys.marker, target.number)
+
+    def read(self) -> Marker | None:
+        """The marker. Raises MarkerRefused where there are counts without one, read at the same instant."""
+
+        client = self._client()
+
+        def read() -> Any:
+            pipeline = client.pipeline(transaction=True)
+            pipeline.hgetall(self._keys.marker)
+            pipeline.exists(*self._keys.data)
+            return pipeline.execute()
+
+        fields, present = redis_answers.patiently(read, pool=client.connection_pool)
+        texts = {name.decode(): value.decode() for name, value in fields.items()}
+        found = markers.parse(self._keys.marker, texts, sink=self.name, reset=self._keys.reset)
+        if found is None and present:
+            raise MarkerRefused(
+                f"there is no marker {self._keys.marker} but there are counts beside it that it would belong to: "
+                f"{self.wording.anew}"
+            )
+        return found
+
+    def _client(self) -> Any:
+        return redis_pool.client(self._url, self._keys.marker)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Redis's errors as sentences; what Redis took back while this start ran ends the attempt."""
+        try:
+            yield
+        except redis.RedisError as error:
+            raise redis_answers.failed(self._url, self.moment, error) from error
+        except AttemptEnded:
+            # What is left of this attempt in an executor carries the epoch of before, and is refused from now on.
+            self._owner = None
+            raise
+        except OwnerLost as lost:
+            if not self._owner_went_back():
+                raise
+            self._owner = None
+            raise AttemptEnded(str(lost)) from lost
+
+    def _owner_went_back(self) -> bool:
+        """Whether the marker's owner is an earlier start than this one: Redis lost that this one had taken over."""
+        try:
+            found = self._client().hget(self._keys.marker, "owner")
+        except redis.RedisError as error:
+            raise redis_answers.failed(self._url, self.moment, error) from error
+        return found is not None and self._owner is not None and int(found) < int(self._owner)
+
+    def _acquire(self, query: str, first_fields: Mapping[str, str], *, may_make: bool) -> None:
+        """Takes the next owner epoch: from now on earlier starts are refused."""
+        arguments = redis_scripts.acquire_arguments(self._keys, query, first_fields, may_make=may_make)
+        answer = redis_scripts.run(self._client(), "acquire", self._keys, arguments)
+        redis_scripts.raise_refusal(self._keys, answer)
+        self._owner = answer[1]
+
+    def _writer_of(self, batch: Batch, found: Marker | None) -> BatchWriter:
+        assert self._owner is not None
+        return BatchWriter(self._url, self._keys, self._history, self._owner, batch, found, self._now_ms)
+
+    def _write_again(self, step: Step, found: Marker) -> None:
+        writer = self._writer_of(step.batch, found)
+        try:
+            writer.write(self._rows_again(step.missing))
+            writer.commit()
+        except (SinkStopped, AttemptEnded):
+            raise
+        except (PySparkException, OnceflowError) as error:
+            raise RepairFailed(
+                f"Redis lost batches after batch {found.batch_done} of marker {self._keys.marker}, and they cannot be "
+                f"counted again ({failure.sentence(error)}): restore Redis, or {self.wording.anew}"
+            ) from error
+
+    def _rows_again(self, missing: MissingRanges | None) -> DataFrame:
+        assert self._rebuild is not None
+        if missing is not None:
+            return self._rebuild(missing)
+        columns = COLUMNS | VALUE if self._keys.sets else COLUMNS
+        empty: DataFrame = self._session.createDataFrame([], ", ".join(map(" ".join, columns.items())))
+        return empty
+
+    def _settle(self, query: str, batch: int) -> None:
+        """Waits until Redis has synced the batch to its AOF: what Spark commits next can then not go back."""
+        if not self._waits_for_sync or batch == self._settled or batch == NO_BATCH:
+            return
+        assert self._owner is not None
+        arguments: tuple[Argument, ...] = (query, self._owner, batch)
+        if not redis_scripts.settle(self._client(), self._keys, arguments, wait_ms=SYNC_WAIT_MS):
+            raise RedisUnfit(
+                f"Redis at {shown(self._url)} did not sync batch {batch} to its append-only file within "
+                f"{SYNC_WAIT_MS / 1000:g} s: look at its disk, then start the query again, which goes on without loss"
+            )
+        self._settled = batch
+
+    def _check_redis(self) -> None:
+        """Refuses a Redis that may drop keys, and finds out whether it can say when a write is on disk."""
+        client = self._client()
+        try:
+            info = redis_answers.patiently(client.info, pool=client.connection_pool)
+        except redis.exceptions.NoPermissionError:
+            _log.warning(
+                "Redis at %s forbids INFO: its maxmemory-policy must be noeviction, unchecked", shown(self._url)
+            )
+            self._waits_for_sync = False
+            return
+        policy = str(info.get("maxmemory_policy", "noeviction"))
+        if policy != "noeviction":
+            raise RedisUnfit(
+                f"Redis at {shown(self._url)} has maxmemory-policy {policy!r} and may drop counts: set it to "
+                "'noeviction'"
+            )
+        unsynced = _why_unsynced(client, info)
+        self._waits_for_sync = unsynced is None
+        if unsynced is not None:
+            _log.warning(
+                "Redis %s at %s cannot say when a write is on disk (%s): after a crash of Redis batches can be "
+                "missing, which %s",
+                info.get("redis_version"),
+                shown(self._url),
+                unsynced,
+                "stops the query" if self._rebuild is None else "are then counted again from the log",
+            )
+
+
+def _why_unsynced(client: Any, info: Mapping[str, Any]) -> str | None:
+    """Why there is no use in waiting for Redis to sync; None where there is."""
+    if not info.get("aof_enabled"):
+        return "its append-only file is off"
+    try:
+        client.execute_command("WAITAOF", 0, 0, 1)
+    except redis.exceptions.NoPermissionError:
+        return "its user may not call WAITAOF"
+    except redis.ResponseError:
+        return "it has no WAITAOF, which came with Redis 7.2"
+    try:
+        # With `no` it would wait for the whole time-out at each batch, and then for nothing.
+        return "appendfsync is 'no'" if client.config_get("appendfsync").get("appendfsync") == "no" else None
+    except redis.ResponseError:
+        return None  # A hosted Redis may forbid CONFIG; waiting is right or fails with a sentence.
