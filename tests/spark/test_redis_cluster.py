@@ -1,22 +1,26 @@
 """The sink's steps on a real cluster: its nodes, slots that move meanwhile, and nodes that die."""
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
 from onceflow import services
-from onceflow.clicks.reset import forget
 from onceflow.clicks.results import Keys as ReadKeys
 from onceflow.clicks.results import Results
 from onceflow.clicks.verify import read_counts
+from onceflow.errors import OnceflowError
 from onceflow.spark import redis_answers, redis_pool, redis_route
+from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.redis_address import RedisAddressInvalid
 from onceflow.spark.redis_answers import REMEDIES, code_of, failed
 from onceflow.spark.redis_scripts import Increment, Keys, MarkerMoved
+from onceflow.spark.redis_sink_state import forget_redis_keys, redis_keys
 from tests.conftest import RedisProcess
 from tests.spark.redis_servers import RedisCluster, servers_in, taking_back, wait_until
 from tests.spark.redis_steps import (
@@ -29,6 +33,7 @@ from tests.spark.redis_steps import (
     new_keys,
     rows_of,
 )
+from tests.spark.test_checkpoint import SparkFiles
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +191,9 @@ def test_what_readers_read_and_reset(cluster: RedisCluster) -> None:
     assert (marker.batch, users) == (1, {uid.decode(): clicks for uid, clicks in wanted.items()})
     found = read_counts(cluster.url, ReadKeys(count))
     assert {uid: int(clicks) for uid, clicks in found.hashes[count].items()} == wanted
-    assert set(forget(cluster.url, count)) == set(keys.all)
+    found_keys = redis_keys(cluster.url, count, [])
+    assert set(found_keys) == set(keys.all)
+    forget_redis_keys(cluster.url, found_keys)
     assert not driver.client.exists(*keys.all)
 
 
@@ -242,3 +249,54 @@ def test_a_pool_of_one_server_follows_nobody(redis_server: RedisProcess) -> None
     pool: Any = redis_pool.client(redis_server.url).connection_pool
     assert not redis_route.is_routed(pool)
     redis_pool.close(redis_server.url)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+def test_one_node_after_the_other_takes_over_while_batches_are_written(
+    new_redis: Callable[..., RedisProcess], tmp_path: Path
+) -> None:
+    """The owner dies ten times, every other time with writes that its replica lacks; the sums stay exact."""
+    cluster = RedisCluster(new_redis, replicas=1)
+    owner, replica = cluster.masters[0], cluster.nodes[-1]
+    keys, chance = keys_at(cluster, owner), random.Random(11)
+    files = SparkFiles(tmp_path / "long")
+    driver = Driver(cluster.url, keys, checkpoint=LocalCheckpoint(files.directory))
+    number, repaired = 0, 0
+
+    def write_next() -> None:
+        nonlocal driver, number, repaired
+        files.plan(number, {"clicks": {"0": 10 * number}})
+        for _ in range(3):
+            try:
+                steps = list(driver.steps(batch_of(number)))
+            except (redis.RedisError, OnceflowError):
+                driver = Driver(cluster.url, keys, checkpoint=driver.checkpoint)
+                continue
+            repaired += sum(step.startswith("repair: batch") and step.endswith("complete") for step in steps)
+            number += 1
+            return
+        raise AssertionError(f"batch {number} is not written after three attempts")
+
+    for failover in range(10):
+        for _ in range(chance.randrange(3, 30)):
+            write_next()
+        if failover % 2:
+            with taking_back(cluster.admin(owner), owner, replica):
+                for _ in range(chance.randrange(1, 10)):
+                    write_next()
+        else:
+            dying = threading.Timer(chance.uniform(0, 0.05), owner.kill)
+            dying.start()
+            for _ in range(5):
+                write_next()
+            dying.join()
+        write_next()
+        assert cluster.owner_of(keys.marker) is replica
+        assert_counts(driver.client, keys, number, repaired=True)
+        owner.start()
+        follows = cluster.admin(owner)
+        wait_until(lambda asked=follows: asked.info("replication").get("master_link_status") == "up", "a replica")  # type: ignore[misc]
+        owner, replica = replica, owner
+    print(f"\nten failovers of a cluster's node over {number} batches: {repaired} steps of repairs, 0 wrong sums")
+    redis_pool.close()
