@@ -1,4 +1,4 @@
-"""`onceflow reset` without --redis: the demo's folder goes, what `onceflow run` keeps in it stays."""
+"""`onceflow reset`: the demo's folder goes, what `onceflow run` keeps in it stays."""
 
 import io
 from pathlib import Path

@@ -1,6 +1,8 @@
 """`onceflow sink show|reset`: what markers say beside a checkpoint, and forgetting them, without a Spark."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 import uuid
@@ -13,13 +15,16 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
-from onceflow.cli import onceflow
+from onceflow.cli import onceflow, sink_options
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.client.transactional import TransactionalProducer
+from onceflow.spark import kafka_marker
 from onceflow.spark import redis_marker as markers
 from onceflow.spark.batch import Batch
 from onceflow.spark.checkpoint import LocalCheckpoint
+from onceflow.spark.kafka_marker import place_of
+from onceflow.spark.reset_commands import kafka_reset, redis_reset
 from tests.conftest import RedisProcess
 from tests.spark.kafka_driver import MARKER_TOPIC, Driver, make_topics, visible
 
@@ -283,6 +288,47 @@ def test_a_checkpoint_older_than_the_output_is_told_with_the_way_out(output: Out
     assert (code, found["fits"]) == (1, False)
     assert "is at batch 3 and the checkpoint is at batch 1" in found["sentence"]
     assert f"onceflow sink reset kafka {' '.join(output.words[1:3])} --name kafka" in found["sentence"]
+
+
+def test_the_way_out_can_be_copied(bootstrap: str, output: Output, query: Query) -> None:
+    output.write(3)
+    query.commit(1)
+    for number in (2, 3):
+        (query.directory / "offsets" / str(number)).unlink()
+    (found,) = asked("show", *output.words, "--checkpoint", str(query.directory))[1]["sinks"]
+    command = re.search("'(onceflow sink reset kafka .*)' and write anew", found["sentence"])
+    assert command is not None
+    with Cluster(bootstrap) as cluster:
+        place = place_of(cluster, "kafka", MARKER_TOPIC, f"file://{query.directory}", query.id)
+    assert (place.name, place.reset) == (output.name, command[1])
+    assert run(*shlex.split(command[1])[2:], "--execute").exception is None
+    assert asked("show", *output.words, "--query", query.id)[1]["sinks"] == []
+    assert not query.directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "where"),
+    [
+        ("/a b", "--checkpoint '/a b'"),
+        ("file:/c", "--checkpoint /c"),
+        ("file:///c", "--checkpoint /c"),
+        ("s3a://bucket/c", "--query q"),
+    ],
+)
+def test_a_checkpoint_elsewhere_is_named_by_its_query(checkpoint: str, where: str) -> None:
+    said = kafka_reset("h:1", "kafka", checkpoint, query="q", marker_topic="m")
+    assert said == f"onceflow sink reset kafka --bootstrap h:1 --name kafka --marker-topic m {where}"
+
+
+def test_keys_that_are_not_named_after_the_hash_are_named_in_the_command() -> None:
+    keys = ["app::clicks", "{app::clicks}:top", "elsewhere"]
+    said = redis_reset("redis://ada:secret@h:1", "app::clicks", "hdfs://h/c", keys)
+    assert said == "onceflow sink reset redis --redis redis://h:1/0 --hash-key app::clicks --key elsewhere"
+    assert redis_reset("redis://h:1/1", "{a}", "/c", ["{a}:top"]).endswith("--hash-key '{a}' --checkpoint /c")
+
+
+def test_the_option_has_the_sinks_own_marker_topic() -> None:
+    assert kafka_marker.MARKER_TOPIC == sink_options.MARKER_TOPIC
 
 
 def test_copies_that_differ_are_told(bootstrap: str, output: Output, query: Query) -> None:

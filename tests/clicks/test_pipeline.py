@@ -166,9 +166,9 @@ def test_the_remedy_for_lost_counts_can_be_copied(run: CountingRun, spark: Spark
         client.delete(*client.keys(f"*{run.hash_key}*"))
     with pytest.raises(MarkerRefused, match="another hash key") as raised:
         run.count(spark)
-    remedy = re.search(r"'(onceflow reset .*)'", str(raised.value))
+    remedy = re.search(r"'(onceflow sink reset redis .*)'", str(raised.value))
     assert remedy is not None
-    done = CliRunner().invoke(onceflow, [*shlex.split(remedy[1])[1:], "--yes"])
+    done = CliRunner().invoke(onceflow, [*shlex.split(remedy[1])[1:], "--execute"])
     assert done.exit_code == 0, done.output
     run.count(spark)
     assert run.verify()["events"] == 9

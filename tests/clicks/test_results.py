@@ -197,7 +197,7 @@ def test_dead_says_when_the_log_no_longer_has_it(
 
 
 def test_an_address_that_is_no_redis_is_wrong_usage() -> None:
-    for command in (["clicks"], ["verify"], ["run"], ["dead"], ["reset", "--yes"]):
+    for command in (["clicks"], ["verify"], ["run"], ["dead"], ["sink", "reset", "redis"]):
         done = CliRunner().invoke(onceflow, [*command, "--redis", "http://127.0.0.1:6379/1"])
         assert (done.exit_code, "begins with none of redis://" in done.output) == (2, True), command
 

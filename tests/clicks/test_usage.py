@@ -6,20 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from onceflow.cli import onceflow
-from onceflow.clicks.results import snapshot
-from tests.clicks.counted import GOOD_AND_BAD, count
-from tests.conftest import RedisProcess
 
 FIELDS = ["--field", "uid=user"]
 
 
-@pytest.mark.parametrize("command", ["run", "verify", "clicks", "dead", "dashboard", "reset"])
+@pytest.mark.parametrize("command", ["run", "verify", "clicks", "dead", "dashboard", "sink reset redis"])
 @pytest.mark.parametrize("url", ["localhost:6379", "redis://h:99999/1", "redis://[::1/1", "redis://h/one"])
 def test_a_redis_address_that_is_none(command: str, url: str) -> None:
-    done = CliRunner().invoke(onceflow, [command, "--redis", url])
+    done = CliRunner().invoke(onceflow, [*command.split(), "--redis", url])
     assert (done.exit_code, "write it as redis://HOST:PORT/DATABASE" in done.output) == (2, True), done.output
 
 
@@ -31,10 +28,7 @@ def test_a_redis_address_that_is_none(command: str, url: str) -> None:
         (["run", "--key-field", ""], "must be different names"),
         (["run", "--value-field", "uid"], "must be different names"),
         (["run", "--hash-key", ""], "an empty name names nothing"),
-        (["reset", "--hash-key", ""], "an empty name names nothing"),
-        (["reset", "--hash-key", "visits", "--yes"], "--hash-key goes with --redis"),
-        (["reset", "--checkpoint", "x", "--yes"], "--checkpoint goes with --redis"),
-        (["reset", "--redis", "redis://h:1/1", "--data", "x", "--yes"], "choose one"),
+        (["sink", "reset", "redis", "--hash-key", ""], "an empty name names nothing"),
         (["demo", "--json"], "it goes with --seconds"),
         (["clicks", "ada", "--top", "3"], "choose one"),
         (["log", "dump", __file__, "--format", "first", "--records"], "leave --records, --offset, --topic out"),
@@ -62,47 +56,8 @@ def test_a_further_field_may_be_near_one_that_is_given(tmp_path: Path, bootstrap
     assert json.loads(done.output)["sent"] == 1
 
 
-def test_reset_leaves_all_alone_where_the_checkpoint_is_none(tmp_path: Path) -> None:
-    options = ["--redis", "redis://127.0.0.1:1/1", "--checkpoint", str(tmp_path / "missing"), "--yes"]
-    done = CliRunner().invoke(onceflow, ["reset", *options], standalone_mode=False)
-    assert "does not exist here: nothing was removed" in str(done.exception)
-
-
 def test_a_folder_that_cannot_be_made_is_one_sentence() -> None:
     command = [sys.executable, "-m", "onceflow", "demo", "--data", "/dev/null/demo"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert "/dev/null/demo" in done.stderr
-
-
-HOLD = """
-import fcntl, sys
-file = open(sys.argv[1], "a+")
-fcntl.lockf(file, fcntl.LOCK_EX)
-file.write("JVM with pid 7 on here")
-file.flush()
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_reset_removes_nothing_while_a_driver_runs(tmp_path: Path, redis_server: RedisProcess, topic: str) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
-    (checkpoint / "metadata").write_text('{"id":"query"}')
-    count(redis_server.url, topic, "t", GOOD_AND_BAD)
-    command = ["reset", "--redis", redis_server.url, "--hash-key", topic, "--yes"]
-
-    def reset(*options: str) -> Result:
-        return CliRunner().invoke(onceflow, [*command, *options], standalone_mode=False)
-
-    holder = [sys.executable, "-c", HOLD, str(checkpoint / "onceflow.lock")]
-    with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as driver:
-        assert driver.stdout is not None and driver.stdout.readline() == b"held\n"
-        refused = reset("--checkpoint", str(checkpoint))
-        driver.communicate()
-    assert "is in use by JVM with pid 7 on here" in str(refused.exception)
-    assert snapshot(redis_server.url, topic).events == 9
-    assert "checkpoint is still there" in reset().stderr
-    assert reset("--checkpoint", str(checkpoint)).exception is None
-    assert not checkpoint.exists()

@@ -1,11 +1,12 @@
 """Rejected records of both push-downs become dead letters, each once, with a real Spark."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
@@ -13,13 +14,17 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.records import read_records
 from onceflow.spark.dead_letters import HEADER_PREFIX, dead_letter_sink, dead_letters
+from onceflow.spark.redis_sink import Increment, redis_sink
+from onceflow.spark.sink import sinks
 from onceflow.spark.wrong_option import WrongOption
 from onceflow.wire.batch import Record
+from tests.conftest import RedisProcess
 
 GOOD = b'{"uid":"ada","n":1}'
 BAD = {1: (b"not-utf8", b"\xff\xfe"), 2: (b"missing uid", b'{"n":1}'), 3: (b"no-value", None)}
 """Offset → reason and value."""
 SENT_MS = time.time_ns() // 1_000_000 - 60_000
+ORIGINALS = [(b"key-%d" % offset, value, SENT_MS + offset) for offset, (_, value) in BAD.items()]
 EVERYTHING = "key, value, topic, partition, offset, timestamp, headers"
 
 
@@ -42,14 +47,15 @@ def rows(reader: Any, bootstrap: str, topic: str, **options: str) -> DataFrame:
     return frame
 
 
-def run(spark: SparkSession, frame: DataFrame, bootstrap: str, target: str, checkpoint: Path) -> None:
-    sink = dead_letter_sink(bootstrap, topic=target, checkpoint=str(checkpoint))
-    try:
-        sink.open(spark)
-        writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
-        assert writer.trigger(availableNow=True).start().awaitTermination(120)
-    finally:
-        sink.close()
+def run(spark: SparkSession, stream: DataFrame, each: Callable[[DataFrame, int], None], checkpoint: Path) -> None:
+    writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
+    assert writer.trigger(availableNow=True).start().awaitTermination(120)
+
+
+def forget_last_commit(checkpoint: Path) -> None:
+    """As after a crash between the sinks' commits and Spark's."""
+    commits = checkpoint / "commits"
+    (commits / str(max(int(path.name) for path in commits.iterdir() if path.name.isdecimal()))).unlink()
 
 
 def letters(cluster: Cluster, target: str) -> list[Record]:
@@ -72,31 +78,56 @@ def test_the_original_record_is_kept_once_with_where_and_why(
 ) -> None:
     target = f"{rejecting}-dead"
     stream = rows(spark.readStream, bootstrap, rejecting, columns=EVERYTHING, includeHeaders="true")
-    run(spark, stream, bootstrap, target, checkpoint)
+
+    def keep() -> None:
+        dead = dead_letter_sink(bootstrap, topic=target, checkpoint=str(checkpoint))
+        try:
+            dead.open(spark)
+            run(spark, stream, dead, checkpoint)
+        finally:
+            dead.close()
+
+    keep()
     found = letters(cluster, target)
-    assert [(record.key, record.value, record.timestamp_ms) for record in found] == [
-        (b"key-%d" % offset, value, SENT_MS + offset) for offset, (_, value) in BAD.items()
-    ]
+    assert [(record.key, record.value, record.timestamp_ms) for record in found] == ORIGINALS
     assert [told(record.headers) for record in found] == [{"a": b"own"} | expected(rejecting, offset) for offset in BAD]
     assert Admin(cluster).describe_topic_configs(target)["retention.ms"].value == "-1"
-    # As after a crash between the sink's commit and Spark's.
-    newest = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
-    (checkpoint / "commits" / str(newest)).unlink()
-    run(spark, stream, bootstrap, target, checkpoint)
+    forget_last_commit(checkpoint)
+    keep()
     assert letters(cluster, target) == found
 
 
-def test_rejected_records_of_an_aggregate_are_the_same_letters(
-    spark: SparkSession, bootstrap: str, rejecting: str
+def test_beside_another_sink_each_gets_its_own(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, rejecting: str, checkpoint: Path, redis_server: RedisProcess
 ) -> None:
-    summed = rows(spark.read, bootstrap, rejecting, aggregate="sum(n) AS n", groupBy="uid")
-    found = sorted(dead_letters(summed).collect(), key=lambda row: row.key)
-    assert [(bytes(row.key), row.value and bytes(row.value), row.timestamp.timestamp() * 1000) for row in found] == [
-        (b"key-%d" % offset, value, SENT_MS + offset) for offset, (_, value) in BAD.items()
-    ]
-    assert [told((name, bytes(value)) for name, value in row.headers) for row in found] == [
-        expected(rejecting, offset) for offset in BAD
-    ]
+    target = f"{rejecting}-dead"
+    stream = rows(spark.readStream, bootstrap, rejecting, aggregate="sum(n) AS n", groupBy="uid")
+
+    def sums(found: DataFrame) -> DataFrame:
+        return found.where("rejected IS NULL").selectExpr("'n' AS target", "binary(uid) AS field", "n AS amount")
+
+    def count_and_keep() -> None:
+        counts = redis_sink(
+            redis_server.url,
+            hash_key=rejecting,
+            increments=[Increment("n", rejecting)],
+            checkpoint=str(checkpoint),
+        )
+        dead = dead_letter_sink(bootstrap, topic=target, checkpoint=str(checkpoint))
+        try:
+            run(spark, stream, lambda found, number: sinks(found, number, (counts, sums), dead), checkpoint)
+        finally:
+            counts.close()
+            dead.close()
+
+    count_and_keep()
+    forget_last_commit(checkpoint)
+    count_and_keep()
+    found = letters(cluster, target)
+    assert [(record.key, record.value, record.timestamp_ms) for record in found] == ORIGINALS
+    assert [told(record.headers) for record in found] == [expected(rejecting, offset) for offset in BAD]
+    with redis.Redis.from_url(redis_server.url) as client:
+        assert client.hgetall(rejecting) == {b"ada": b"1"}
 
 
 def test_rows_that_lack_the_record_are_refused(spark: SparkSession) -> None:

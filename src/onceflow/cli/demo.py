@@ -9,7 +9,6 @@ import click
 
 from onceflow.cli.answers import require_yes
 from onceflow.cli.options import refuse_together
-from onceflow.cli.results import checked_redis, not_empty
 from onceflow.errors import OnceflowError
 
 DIRECTORY = ".onceflow"
@@ -80,46 +79,14 @@ def demo(seconds: int | None, directory: Path, lively: bool, max_bytes: int, por
     show_default=True,
     help="The demo's folder, removed but for checkpoints/, which 'onceflow run' keeps there.",
 )
-@click.option(
-    "--redis",
-    "redis_url",
-    metavar="URL",
-    callback=checked_redis,
-    help="Instead: remove one pipeline's counts and marker from this Redis.",
-)
-@click.option(
-    "--hash-key",
-    default="app::users::click",
-    show_default=True,
-    callback=not_empty,
-    help="With --redis: the pipeline's hash.",
-)
-@click.option(
-    "--checkpoint",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="With --redis: the pipeline's checkpoint folder, removed too.",
-)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was removed as one JSON document.")
-def reset(
-    directory: Path, redis_url: str | None, hash_key: str, checkpoint: Path | None, yes: bool, as_json: bool
-) -> None:
+def reset(directory: Path, yes: bool, as_json: bool) -> None:
     """Forget the demo: log, counts and checkpoint. Asks first.
 
-    With --redis, forget one pipeline's counts and marker instead, so that it can count the log from the beginning;
-    its checkpoint must go with them.
-
-    \b
-    onceflow reset
-    onceflow reset --redis redis://127.0.0.1:6379/1 --checkpoint ./checkpoint
+    What 'onceflow run' has counted elsewhere, 'onceflow sink reset redis' forgets.
     """
-    if redis_url is None:
-        refuse_together(["checkpoint"], "--checkpoint goes with --redis: the demo's checkpoint is inside its folder")
-        refuse_together(["hash_key"], "--hash-key goes with --redis: the demo's counts are inside its folder")
-        removed = _reset_demo(directory, yes)
-    else:
-        refuse_together(["directory"], "--data is the demo's folder, --redis another pipeline's counts: choose one")
-        removed = _reset_pipeline(redis_url, hash_key, checkpoint, yes)
+    removed = _reset_demo(directory, yes)
     if as_json:
         click.echo(json.dumps({"removed": removed}))
     else:
@@ -136,7 +103,7 @@ def _reset_demo(directory: Path, yes: bool) -> list[str]:
         raise OnceflowError(f"the demo in {directory} is running, pid {pid}: stop it first")
     if not (directory / "demo.json").exists():
         raise OnceflowError(
-            f"{directory} holds no demo (no demo.json in it): nothing was removed; --redis URL --checkpoint DIR forget "
+            f"{directory} holds no demo (no demo.json in it): nothing was removed; 'onceflow sink reset redis' forgets "
             "what 'onceflow run' counted"
         )
     if not yes:
@@ -158,24 +125,3 @@ def _remove_but_checkpoints(directory: Path) -> list[str]:
             each.unlink()
     click.echo(f"{directory / CHECKPOINTS} stays: it belongs to 'onceflow run', with counts in its own Redis", err=True)
     return [str(each) for each in removed]
-
-
-def _reset_pipeline(redis_url: str, hash_key: str, checkpoint: Path | None, yes: bool) -> list[str]:
-    from onceflow.clicks.reset import forget
-    from onceflow.spark.checkpoint_lock import without_driver
-    from onceflow.spark.redis_address import shown
-
-    if checkpoint is not None and not (checkpoint / "metadata").is_file():
-        what = "is no Spark checkpoint (no file 'metadata' in it)" if checkpoint.exists() else "does not exist here"
-        raise OnceflowError(f"{checkpoint} {what}: nothing was removed; without --checkpoint the counts alone are")
-    if not yes:
-        require_yes(f"Remove the counts {hash_key} and their marker from {shown(redis_url)}?", "removed")
-    if checkpoint is None:
-        removed = forget(redis_url, hash_key)
-        if removed:
-            click.echo("the pipeline's checkpoint is still there: 'onceflow run' needs a new one", err=True)
-        return removed
-    with without_driver(checkpoint):
-        removed = forget(redis_url, hash_key)
-        shutil.rmtree(checkpoint)
-    return [*removed, str(checkpoint)]

@@ -115,7 +115,7 @@ def reset_kafka(
     if wanted is None:
         raise click.UsageError("say of which query: --checkpoint DIRECTORY, or --query ID; 'onceflow sink show kafka'")
     with open_cluster(bootstrap) as cluster:
-        states = kafka_sinks(cluster, marker_topic, wanted, name)
+        states = kafka_sinks(cluster, marker_topic, wanted, name, None if checkpoint is None else str(checkpoint))
         if not states and checkpoint is None:
             raise NoSuchSink(
                 f"no Kafka sink of query {wanted} has a marker in {marker_topic} at {bootstrap}: 'onceflow sink show "

@@ -119,8 +119,9 @@ def show_kafka(
 
     at = None if checkpoint is None else read_checkpoint(checkpoint)
     with open_cluster(bootstrap) as cluster:
-        states = kafka_sinks(cluster, marker_topic, query_of(at, query), name)
-    judged = [(state, _judge_kafka(state, at, bootstrap)) for state in states]
+        location = None if checkpoint is None else str(checkpoint)
+        states = kafka_sinks(cluster, marker_topic, query_of(at, query), name, location)
+    judged = [(state, _judge_kafka(state, at)) for state in states]
     with stdout_may_close():
         if as_json:
             shown = [{**_kafka_document(state), **_verdict_document(verdict)} for state, verdict in judged]
@@ -136,18 +137,12 @@ def show_kafka(
     click.get_current_context().exit(0 if states and is_right else 1)
 
 
-def _judge_kafka(state: "KafkaSinkState", at: "CheckpointState | None", bootstrap: str) -> "Verdict | None":
-    from onceflow.spark.kafka_sink_state import kafka_wording
-    from onceflow.spark.reset_commands import kafka_reset
+def _judge_kafka(state: "KafkaSinkState", at: "CheckpointState | None") -> "Verdict | None":
     from onceflow.spark.sink_state import Verdict, judge
 
     if state.conflict is not None:
         return Verdict(False, state.conflict)
-    if at is None:
-        return None
-    location, place = at.checkpoint.location, state.place
-    reset = kafka_reset(bootstrap, state.sink, location, query=at.query, marker_topic=place.topic)
-    return judge(state.marker, at, state.sink, kafka_wording(state, reset))
+    return None if at is None else judge(state.marker, at, state.sink, state.place.wording)
 
 
 def _kafka_document(state: "KafkaSinkState") -> dict[str, Any]:

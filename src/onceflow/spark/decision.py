@@ -29,7 +29,7 @@ class Wording:
     elsewhere: str
     """Where this checkpoint may have written before: `another hash key`."""
     anew: str
-    """What is left where nothing else helps: `delete counts and checkpoint with 'onceflow reset' and count again`."""
+    """What is left where nothing else helps: `delete counts and checkpoint with 'onceflow sink reset …'`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from onceflow.client.records import read_records
 from onceflow.spark.batch import canonical_json
 from onceflow.spark.decision import Wording
 from onceflow.spark.proof import Proof, proof_fields
+from onceflow.spark.reset_commands import kafka_reset
 from onceflow.spark.sink_errors import SinkStopped
 from onceflow.wire.murmur2 import partition_for_key
 
@@ -82,8 +83,12 @@ class KafkaMarker(Proof):
         return text
 
 
-def parse(where: str, text: str | bytes) -> tuple[KafkaMarker, int]:
-    """The marker and the offset of its record (-1: this is the record). Raises SinkStopped."""
+def parse(copy: str, place: "Place", text: str | bytes) -> tuple[KafkaMarker, int]:
+    """The marker and the offset of its record (-1: this is the record); `copy` says which of the two this is.
+
+    Raises SinkStopped.
+    """
+    where = f"{copy} of {place}"
     try:
         document = json.loads(text)
         if document["format"] != FORMAT:
@@ -100,13 +105,8 @@ def parse(where: str, text: str | bytes) -> tuple[KafkaMarker, int]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         shown = text[:80]
         raise SinkStopped(
-            f"{where} is no marker ({type(error).__name__}: {error}), it holds {shown!r}: {_ANEW}"
+            f"{where} is no marker ({type(error).__name__}: {error}), it holds {shown!r}: {place.anew}"
         ) from error
-
-
-_ANEW = (
-    "put back what belongs together, or write anew with an empty checkpoint, and another name= or another output topic"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,8 @@ class Place:
     name: str
     topic: str
     partition: int
+    reset: str = "onceflow sink reset kafka"
+    """The command that forgets the marker and the query's checkpoint."""
 
     def __str__(self) -> str:
         return f"marker '{self.name}' (group, and key in {self.topic}-{self.partition})"
@@ -128,7 +130,15 @@ class Place:
             target="the cluster",
             data="output",
             elsewhere="another cluster, or by another name= or marker_topic=",
-            anew=_ANEW,
+            anew=self.anew,
+        )
+
+    @property
+    def anew(self) -> str:
+        """What is left where nothing else helps, for the end of a sentence."""
+        return (
+            f"put back what belongs together, or forget marker and checkpoint with '{self.reset}' and write anew, to "
+            "another or an emptied topic"
         )
 
     def hidden_from(self, cluster: Cluster) -> int | None:
@@ -153,7 +163,7 @@ class Place:
             newest = self._value(cluster, max(start, proven), proven + 1, read_committed=False)
             start = max(start, proven + 1)
         newest = self._value(cluster, start, end, read_committed=True) or newest
-        return None if newest is None else parse(f"the record of {self}", newest)[0]
+        return None if newest is None else parse("the record", self, newest)[0]
 
     def _value(self, cluster: Cluster, begin: int, end: int, *, read_committed: bool) -> bytes | None:
         if not read_committed:
@@ -167,10 +177,11 @@ class Place:
         return newest
 
 
-def place_of(cluster: Cluster, sink: str, topic: str, query: str) -> Place:
+def place_of(cluster: Cluster, sink: str, topic: str, checkpoint: str | None, query: str) -> Place:
     """Where the marker of a query's sink is, in the marker topic `topic`. Raises SinkStopped."""
     name = f"onceflow-{query}-{sink}"
-    return Place(name, topic, partition_for_key(name.encode(), _marker_partitions(cluster, topic)))
+    reset = kafka_reset(cluster.bootstrap, sink, checkpoint, query=query, marker_topic=topic)
+    return Place(name, topic, partition_for_key(name.encode(), _marker_partitions(cluster, topic)), reset)
 
 
 def _marker_partitions(cluster: Cluster, topic: str) -> int:
@@ -197,7 +208,7 @@ def agreed(place: Place, in_group: KafkaMarker | None, in_record: KafkaMarker | 
         raise SinkStopped(
             f"the two copies of {place} differ: the group's offset tells of batch {in_group.batch} (digest "
             f"{in_group.digest[:12]}) and the record of batch {in_record.batch} (digest {in_record.digest[:12]}); "
-            f"somebody has changed one of them: {_ANEW}"
+            f"somebody has changed one of them: {place.anew}"
         )
     return in_record
 
@@ -222,6 +233,6 @@ def with_offset_of(place: Place, batch_offset: int, found: KafkaMarker) -> Kafka
     if found.batch != batch_offset:
         raise SinkStopped(
             f"the group's offset of {place} is {batch_offset} and its metadata tells of batch {found.batch}: somebody "
-            f"has changed it: {_ANEW}"
+            f"has changed it: {place.anew}"
         )
     return replace(found, offsets=None, since=None)

@@ -19,7 +19,7 @@ def refuse_written_output(cluster: Cluster, place: Place, sink: str, query: str,
     For a query that has no marker yet. It reads the marker topic once, as far as it is committed.
     """
     for partition in sorted(cluster.require_topic(place.topic).partitions):
-        for found in _markers(cluster, place.topic, partition):
+        for found in _markers(cluster, place, partition):
             written = sorted(set(topics) & set(found.partitions))
             if found.query != query and found.sink == sink and written:
                 reset = kafka_reset(cluster.bootstrap, sink, None, query=found.query, marker_topic=place.topic)
@@ -31,8 +31,9 @@ def refuse_written_output(cluster: Cluster, place: Place, sink: str, query: str,
                 )
 
 
-def _markers(cluster: Cluster, topic: str, partition: int) -> list[KafkaMarker]:
+def _markers(cluster: Cluster, place: Place, partition: int) -> list[KafkaMarker]:
     """The newest of each key; what is no marker of this version belongs to somebody else."""
+    topic = place.topic
     start, end = (cluster.list_offsets(topic, {partition: at})[partition].offset for at in (EARLIEST, LATEST))
     newest: dict[bytes | None, bytes | None] = {}
     for record in read_records(cluster, topic, partition, start, end):
@@ -40,7 +41,7 @@ def _markers(cluster: Cluster, topic: str, partition: int) -> list[KafkaMarker]:
     found = []
     for value in newest.values():
         try:
-            found += [] if value is None else [parse(f"a record of {topic}-{partition}", value)[0]]
+            found += [] if value is None else [parse("a record", place, value)[0]]
         except SinkStopped:
             continue
     return found

@@ -119,7 +119,7 @@ class KafkaSink(ExactlyOnce):
             cluster,
             options.name,
             output=output,
-            place_of=partial(place_of, cluster, options.name, options.marker_topic),
+            place_of=partial(place_of, cluster, options.name, options.marker_topic, options.checkpoint),
             owner=uuid.uuid4().hex,
             settings=settings,
             accepted=options.accept_partitions,

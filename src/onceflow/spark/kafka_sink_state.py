@@ -10,8 +10,8 @@ from onceflow.client.records import read_records
 from onceflow.client.security import Security
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.errors import OnceflowError
-from onceflow.spark.decision import Wording
 from onceflow.spark.kafka_marker import KafkaMarker, Place, agreed, parse, with_offset_of
+from onceflow.spark.reset_commands import kafka_reset
 from onceflow.spark.sink_errors import SinkStopped
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.murmur2 import partition_for_key
@@ -45,11 +45,11 @@ class KafkaSinkState:
     @property
     def sink(self) -> str:
         """The sink's name within its query."""
-        return self.place.name[len(PREFIX) + QUERY_ID_CHARACTERS + 1 :]
+        return parts_of(self.place.name)[1]
 
     @property
     def query(self) -> str:
-        return self.place.name[len(PREFIX) :][:QUERY_ID_CHARACTERS]
+        return parts_of(self.place.name)[0]
 
     @property
     def is_open(self) -> bool:
@@ -57,8 +57,10 @@ class KafkaSinkState:
         return self.transaction is not None and self.transaction.state in OPEN
 
 
-def kafka_sinks(cluster: Cluster, marker_topic: str, query: str | None, sink: str | None) -> list[KafkaSinkState]:
-    """Those of which a copy of the marker or the transactional id is known, of one query or of all.
+def kafka_sinks(
+    cluster: Cluster, marker_topic: str, query: str | None, sink: str | None, checkpoint: str | None
+) -> list[KafkaSinkState]:
+    """Those of which a copy of the marker is there, of one query or of all; sentences name `checkpoint`.
 
     Raises NoMarkerTopic.
     """
@@ -71,19 +73,22 @@ def kafka_sinks(cluster: Cluster, marker_topic: str, query: str | None, sink: st
     admin = Admin(cluster)
     groups = {each.group_id for each in admin.list_groups()}
     keys = {name for partition in topic.partitions for name in _keys(cluster, marker_topic, partition)}
-    places = [
-        Place(name, marker_topic, partition_for_key(name.encode(), len(topic.partitions)))
-        for name in sorted(groups | keys)
-        if _is_wanted(name, query, sink)
-    ]
+    places = []
+    for name in sorted(groups | keys):
+        its_query, its_sink = parts_of(name)
+        if its_sink and query in (None, its_query) and sink in (None, its_sink):
+            partition = partition_for_key(name.encode(), len(topic.partitions))
+            reset = kafka_reset(cluster.bootstrap, its_sink, checkpoint, query=its_query, marker_topic=marker_topic)
+            places.append(Place(name, marker_topic, partition, reset))
     return [state for place in places if (state := _state(admin, place)) is not None]
 
 
-def _is_wanted(name: str, query: str | None, sink: str | None) -> bool:
+def parts_of(name: str) -> tuple[str, str]:
+    """Query id and sink's name of a transactional id; both empty where it is not of a sink."""
     begin = len(PREFIX) + QUERY_ID_CHARACTERS
     if not name.startswith(PREFIX) or name[begin : begin + 1] != "-":
-        return False
-    return query in (None, name[len(PREFIX) : begin]) and sink in (None, name[begin + 1 :])
+        return "", ""
+    return name[len(PREFIX) : begin], name[begin + 1 :]
 
 
 def _keys(cluster: Cluster, topic: str, partition: int) -> set[str]:
@@ -102,7 +107,7 @@ def _state(admin: Admin, place: Place) -> KafkaSinkState | None:
     committed = admin.group_offsets(place.name).get((place.topic, place.partition))
     try:
         if committed is not None and committed.offset >= 0:
-            found, record_offset = parse(f"the group's offset of {place}", committed.metadata)
+            found, record_offset = parse("the group's offset", place, committed.metadata)
             in_group = with_offset_of(place, committed.offset, found)
         in_record = place.read_record(admin.cluster, record_offset)
         agreed(place, in_group, in_record)
@@ -120,17 +125,6 @@ def _transaction(admin: Admin, name: str) -> TransactionDescription | None:
         if error.error_code != ErrorCode.transactional_id_not_found:
             raise
         return None
-
-
-def kafka_wording(state: KafkaSinkState, reset: str) -> Wording:
-    """How sentences name a Kafka sink's things."""
-    return Wording(
-        marker=str(state.place),
-        target="the cluster",
-        data="output",
-        elsewhere="another name= or another cluster",
-        anew=f"forget marker and checkpoint with '{reset}' and write anew, to another or an emptied topic",
-    )
 
 
 def forget_kafka_sink(cluster: Cluster, state: KafkaSinkState, security: Security) -> None:

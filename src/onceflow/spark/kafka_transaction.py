@@ -92,7 +92,7 @@ class Transaction:
         entry = answer.topics[0].partitions[0]
         if entry.committed_offset < 0:
             return None
-        found, record_offset = parse(f"the group's offset of {self._place}", entry.metadata or "")
+        found, record_offset = parse("the group's offset", self._place, entry.metadata or "")
         return with_offset_of(self._place, entry.committed_offset, found), record_offset
 
     def add(self, partitions: Iterable[TopicPartition]) -> None:

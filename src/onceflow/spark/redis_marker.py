@@ -37,7 +37,7 @@ from onceflow.spark.proof import Proof, proof_of, ranges_digest
 from onceflow.spark.sink_errors import MarkerRefused
 
 FORMAT = "1"
-RESET = "onceflow reset"
+RESET = "onceflow sink reset redis"
 """The command that forgets counts and checkpoint; whoever knows their places says it with its options."""
 _CHUNK_FIELD = re.compile(r"chunk:(\d+)")
 

@@ -10,16 +10,15 @@ field is an entry of its list or stream, the amount its order) or of a SetIfNewe
 value, the amount being its version).
 """
 
-import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pyspark.sql import DataFrame
 
 from onceflow.spark import redis_marker as markers
 from onceflow.spark.decision import WentBack
-from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_scripts import (
     Append,
     DataMisfit,
@@ -31,6 +30,7 @@ from onceflow.spark.redis_scripts import (
 )
 from onceflow.spark.redis_target import Rebuild, RedisTarget, RedisUnfit, RepairFailed
 from onceflow.spark.repair import MissingRanges
+from onceflow.spark.reset_commands import redis_reset
 from onceflow.spark.sink import ExactlyOnce
 from onceflow.spark.sink_errors import MarkerRefused
 
@@ -85,10 +85,8 @@ class RedisSink(ExactlyOnce):
             appends=tuple(appends),
             sets=tuple(sets),
             streams=tuple(streams),
-            reset=shlex.join(
-                [*markers.RESET.split(), "--redis", shown(url), "--hash-key", hash_key, "--checkpoint", checkpoint]
-            ),
         )
+        keys = replace(keys, reset=redis_reset(url, hash_key, checkpoint, keys.data))
         self.target = RedisTarget(url, keys, name=name or keys.marker, rebuild=rebuild, now_ms=now_ms)
         super().__init__(self.target, checkpoint=checkpoint, plan=plan, plan_version=plan_version)
         # A check may come from another thread than the batches, and must not repair what a batch is writing.
