@@ -349,5 +349,5 @@ def die(copy: Copy, java_home: str, directory: Path, point: str, visit: int) -> 
         visit,
     )
     command = [sys.executable, "-m", "tests.spark.driver_of_kafka_sink", *map(str, words)]
-    ended = subprocess.run(command, start_new_session=True, timeout=120, check=False)
+    ended = subprocess.run(command, start_new_session=True, timeout=300, check=False)
     assert ended.returncode == -9, (directory / "driver.log").read_text()[-3000:]
