@@ -86,7 +86,7 @@ def test_a_checkpoint_that_was_deleted(
     query.checkpoint.mkdir()
     query.query_id = "00000000-0000-4000-8000-00000000000b"
     sentence = refused(query)
-    assert "00000000-0000-4000-8000-000000000000" in sentence and "onceflow " in sentence and "reset" in sentence
+    assert "00000000-0000-4000-8000-000000000000" in sentence and "onceflow sink reset" in sentence
     replace_with(query.checkpoint, tmp_path / "gone")
     query.run(2)
     query.check()
