@@ -22,9 +22,9 @@ from onceflow.spark.sink import ExactlyOnce, Sink
 from onceflow.spark.testing.examination import examine
 from onceflow.spark.testing.points import Reaper
 from onceflow.spark.testing.query import Query
-from onceflow.spark.testing.stand import Make, Stand, as_they_are
-from onceflow.spark.testing.start import DriverSilent
-from onceflow.spark.testing.steps import LOSSES, BatchSink, Loss, Steps
+from onceflow.spark.testing.stand import Stand, as_they_are
+from onceflow.spark.testing.start import DriverSilent, bury
+from onceflow.spark.testing.steps import BatchSink, Loss, with_steps
 from onceflow.spark.testing.verdict import KitMisused, NotExactlyOnce, Rule
 
 __all__ = [
@@ -84,10 +84,19 @@ def check_exactly_once(
     visible_within_ms: how long what was committed may take to be seen.
     """
 
-    def make(checkpoint: str, reaper: Reaper, loss: Loss | None) -> BatchSink:
-        return ExactlyOnce(Steps(make_sink(), reaper, loss), checkpoint=checkpoint)
+    def make(checkpoint: str) -> BatchSink:
+        return ExactlyOnce(make_sink(), checkpoint=checkpoint)
 
-    return _check(make, LOSSES, read, spark, rows_per_batch, columns, lines, watch, visible_within_ms)
+    return check_foreach_batch(
+        make,
+        read,
+        spark=spark,
+        rows_per_batch=rows_per_batch,
+        columns=columns,
+        lines=lines,
+        watch=watch,
+        visible_within_ms=visible_within_ms,
+    )
 
 
 def check_foreach_batch(
@@ -101,31 +110,14 @@ def check_foreach_batch(
     watch: Collection[ModuleType] = (),
     visible_within_ms: int = 2000,
 ) -> Report:
-    """As `check_exactly_once`, for whatever foreachBatch gets; `make_sink` is given the query's checkpoint."""
-    return _check(
-        lambda checkpoint, reaper, loss: make_sink(checkpoint),
-        (),
-        read,
-        spark,
-        rows_per_batch,
-        columns,
-        lines,
-        watch,
-        visible_within_ms,
-    )
+    """As `check_exactly_once`, for whatever foreachBatch gets; `make_sink` is given the query's checkpoint.
 
+    The steps of an `ExactlyOnce` are seen as they are there; another function has lines alone.
+    """
 
-def _check(
-    make: Make,
-    losses: Collection[Loss],
-    read: Callable[[], Iterable[str]],
-    spark: SparkSession,
-    rows_per_batch: int,
-    columns: Callable[[DataFrame], DataFrame],
-    lines: bool,
-    watch: Collection[ModuleType],
-    visible_within_ms: int,
-) -> Report:
+    def make(checkpoint: str, reaper: Reaper, loss: Loss | None) -> BatchSink:
+        return with_steps(make_sink(checkpoint), reaper, loss)
+
     if rows_per_batch < 2:
         raise KitMisused(f"rows_per_batch {rows_per_batch}: what is there in part needs 2 rows at least")
     files = {str(module.__file__) for module in watch}
@@ -135,9 +127,10 @@ def _check(
         # What is there before is left alone by the many collections that follow dead drivers.
         gc.freeze()
         try:
-            examine(stand, losses)
+            examine(stand)
         finally:
             gc.unfreeze()
+            bury()
     counts = stand.counts
     points = tuple(str(point) for point in counts.points)
     return Report(query.newest, points, counts.overtaken, counts.blocked, counts.losses, counts.tasks)

@@ -13,7 +13,7 @@ from onceflow.spark.testing import tasks
 from onceflow.spark.testing.points import Point
 from onceflow.spark.testing.stand import Stand
 from onceflow.spark.testing.start import Start
-from onceflow.spark.testing.steps import Loss
+from onceflow.spark.testing.steps import LOSSES, Loss
 from onceflow.spark.testing.tasks import TaskDeath
 from onceflow.spark.testing.verdict import Event, Kind, KitMisused, NotExactlyOnce, Rule
 
@@ -22,7 +22,7 @@ OVERTAKE_S = 10.0
 """How long a driver that sleeps may hold its successor up; it is ended then."""
 
 
-def examine(stand: Stand, losses: Collection[Loss]) -> None:
+def examine(stand: Stand) -> None:
     """Raises NotExactlyOnce, KitMisused, DriverSilent."""
     first_batch(stand)
     ordinary_batches(stand)
@@ -30,7 +30,7 @@ def examine(stand: Stand, losses: Collection[Loss]) -> None:
     other_batches(stand)
     way = the_way(stand)
     deaths(stand, way)
-    for loss in losses:
+    for loss in LOSSES:
         deaths(stand, way, loss)
     failed_tasks(stand)
     overtaken(stand, way)
@@ -115,7 +115,7 @@ def deaths(stand: Stand, way: Collection[Point], loss: Loss | None = None) -> No
         start = stand.start(stand.new_point, loss=loss)
         error = start.end()
         number, at = stand.query.newest, start.reaper.at
-        stand.counts.losses += loss is not None
+        stand.counts.losses += start.reaper.losses
         if at is None:
             is_there = loss is not None and loss.is_done and loss.step == "commit"
             event = Event(Kind.LOSS, number, f"in batch {number} a step ended with {loss}", was_there=is_there)

@@ -45,6 +45,8 @@ class Reaper:
         self.at: Point | None = None
         """Where the driver died or fell asleep."""
         self.passed: list[Point] = []
+        self.losses = 0
+        """Answers that the driver did not get."""
         self.stopped = threading.Event()
         """Set when the driver falls asleep; its thread sets it too when it ends."""
         self._wanted = wanted

@@ -87,13 +87,17 @@ def _forget(error: BaseException) -> None:
     """Lets go of all that the frames of a dead driver hold; where it happened stays, as text."""
     error.add_note("".join(traceback.format_tb(error.__traceback__)))
     each: BaseException | None = error
+    for _ in range(CAUSES_MAX):
+        if each is None:
+            break
+        traceback.clear_frames(each.__traceback__)
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    bury()
+
+
+def bury() -> None:
+    """Closes what dead drivers had open. A process that dies leaves its connections to the system, too."""
     with warnings.catch_warnings():
-        # A process that dies leaves its connections to the system, too.
         warnings.simplefilter("ignore", ResourceWarning)
-        for _ in range(CAUSES_MAX):
-            if each is None:
-                break
-            traceback.clear_frames(each.__traceback__)
-            each.__traceback__ = None
-            each = each.__cause__ or each.__context__
         gc.collect()

@@ -53,6 +53,9 @@ class Steps(Sink):
         self._reaper = reaper
         self._loss = loss
 
+    def open(self, session: Any, query: str | None) -> None:
+        self.inner.open(session, query)
+
     def recover(self, query: str) -> Proof | None:
         found = self.inner.recover(query)
         self._ended("recover")
@@ -89,10 +92,18 @@ class Steps(Sink):
             self._ended(name)
         if loss is not None:
             self._loss = None
+            self._reaper.losses += 1
             raise loss.error(str(loss))
 
     def _ended(self, step: str) -> None:
         self._reaper.visit("", step, 0, f"after {step}", step)
+
+
+def with_steps(sink: BatchSink, reaper: Reaper, loss: Loss | None) -> BatchSink:
+    """The same, its steps made visible where it has some."""
+    if isinstance(sink, ExactlyOnce):
+        sink.sink = Steps(sink.sink, reaper, loss)
+    return sink
 
 
 def files_of(sink: BatchSink) -> set[str]:
