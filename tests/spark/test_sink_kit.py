@@ -1,6 +1,7 @@
 """The conformance kit: right sinks pass it, and each wrong one is caught by the name of the rule that it breaks."""
 
 import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from onceflow.client.cluster import Cluster
 from onceflow.spark.testing import NotExactlyOnce, Report, Rule, check_exactly_once, check_foreach_batch
 from tests.spark import wrong_sinks as wrong
+from tests.spark.conftest import Send
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = "examples/spark/parquet_sink.py"
@@ -120,3 +123,22 @@ def test_rows_of_a_failed_task_are_found(repeated_tasks: None, spark: SparkSessi
 
 def test_rows_that_a_failed_task_did_not_write_are_missed(spark: SparkSession, tmp_path: Path) -> None:
     assert failing(wrong.IgnoresFailedTasks, spark, tmp_path / "table").rule == Rule.TASK_LOST
+
+
+def test_the_example_runs(
+    spark: SparkSession,
+    bootstrap: str,
+    topic: str,
+    cluster: Cluster,
+    send: Send,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster.create_topic(topic, 1)
+    monkeypatch.setattr(sys, "argv", [EXAMPLE, bootstrap, topic, str(tmp_path)])
+    for begin, end in ((0, 3), (3, 5)):
+        send([str(number) for number in range(begin, end)])
+        runpy.run_path(str(ROOT / EXAMPLE), run_name="__main__")
+        assert f"has {end} records of {topic}, each once" in capsys.readouterr().out
+        assert values_in(tmp_path) == [str(number) for number in range(end)]
