@@ -110,7 +110,7 @@ class Sink(abc.ABC):
     def wording(self) -> Wording:
         """How sentences about this sink name things."""
         return Wording(
-            marker=f"the proof of sink {self.name!r}",
+            marker=f"proof of sink {self.name!r}",
             target=f"the target of sink {self.name!r}",
             data="data",
             elsewhere="another target",
