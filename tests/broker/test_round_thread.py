@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -71,3 +72,34 @@ def test_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
                 os.fstat(descriptor)
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("lacking", ["descriptor for the loop", "thread"])
+def test_a_round_that_cannot_begin_leaves_nothing_and_the_next_one_can(
+    lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        over = asyncio.Event()
+        rounds = RoundThread("rounds", lambda _result: over.set())
+        loop = asyncio.get_running_loop()
+        open_before = set(os.listdir("/dev/fd"))
+        with monkeypatch.context() as patches:
+            if lacking == "thread":
+                patches.setattr(threading.Thread, "start", fail_with(RuntimeError("can't start new thread")))
+            else:
+                patches.setattr(loop, "add_reader", fail_with(OSError(28, "No space left on device")))
+            with pytest.raises(OSError, match="no thread for rounds"):
+                rounds.begin(lambda: None)
+        assert set(os.listdir("/dev/fd")) == open_before
+        rounds.begin(lambda: None)
+        await asyncio.wait_for(over.wait(), 20)
+        rounds.close()
+
+    asyncio.run(test())
+
+
+def fail_with(error: Exception) -> Callable[..., None]:
+    def fail(*_arguments: object) -> None:
+        raise error
+
+    return fail

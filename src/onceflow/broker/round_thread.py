@@ -28,15 +28,23 @@ class RoundThread(Generic[Result]):
         self._reading = self._writing = -1
 
     def begin(self, work: Callable[[], Result]) -> None:
-        """Do the work, which raises nothing, in the thread. Raises OSError where no pipe can be had."""
+        """Do the work, which raises nothing, in the thread. Raises OSError where no pipe or no thread can be had."""
         if self._reading < 0:
             self._open()
         self._work.put(work)
 
     def _open(self) -> None:
-        self._reading, self._writing = os.pipe()
-        asyncio.get_running_loop().add_reader(self._reading, self._ended)
-        self._thread.start()
+        reading, writing = os.pipe()
+        try:
+            asyncio.get_running_loop().add_reader(reading, self._ended)
+            self._thread.start()
+        except (OSError, RuntimeError) as error:
+            asyncio.get_running_loop().remove_reader(reading)
+            os.close(reading)
+            os.close(writing)
+            raise OSError(f"no thread for rounds: {error}") from error
+        # Not before both are there: the next round would take a pipe for a thread.
+        self._reading, self._writing = reading, writing
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
