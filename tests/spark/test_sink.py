@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from onceflow.spark import sink
 from onceflow.spark.batch import Batch
-from onceflow.spark.checkpoint import LocalCheckpoint
+from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint
+from onceflow.spark.checkpoint_lock import CheckpointInUse
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.proof import Proof
-from onceflow.spark.sink import ATTEMPTS_MAX, Sink, write_batch
+from onceflow.spark.sink import ATTEMPTS_MAX, ExactlyOnce, Sink, write_batch
 from onceflow.spark.sink_errors import AttemptEnded, CommitUnknown, MarkerRefused, SinkStopped
 
 Fault = Callable[[], None]
@@ -147,6 +149,38 @@ class _Planned(LocalCheckpoint):
 
     def batch(self, number: int, *, plan: str, plan_version: int) -> Batch:
         return batch(number)
+
+
+class Elsewhere(Checkpoint):
+    """A checkpoint whose storage knows no locks, before the first start of its query."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+
+    def read_text(self, name: str) -> str | None:
+        return None
+
+    def names(self, folder: str) -> list[str]:
+        return []
+
+
+def test_a_name_is_given_once_where_the_checkpoint_cannot_be_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "checkpoint_at", lambda _session, location: Elsewhere(location))
+
+    def opened(checkpoint: str, name: str = "kafka") -> ExactlyOnce:
+        made = TableSink(Table())
+        made.name = name
+        started = ExactlyOnce(made, checkpoint=checkpoint)
+        started.open(None)
+        return started
+
+    first = opened("hdfs://host/a")
+    with pytest.raises(CheckpointInUse, match=r"hdfs://host/a is in use by another sink .* with the name 'kafka'"):
+        opened("hdfs://host/a")
+    others = [opened("hdfs://host/a", "kafka 2"), opened("hdfs://host/b")]
+    first.close()
+    for each in (*others, opened("hdfs://host/a")):
+        each.close()
 
 
 def test_a_proof_is_text_and_back() -> None:

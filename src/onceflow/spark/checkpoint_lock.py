@@ -4,6 +4,9 @@ The JVM takes it, not Python: a driver whose Python was killed leaves a JVM that
 its successor must wait for that JVM to end. It is a POSIX record lock on `onceflow.lock` in the checkpoint, so the
 kernel drops it with the process. Such a lock is also dropped when its process closes any other descriptor of the
 file, so a process opens the file once at most: the sinks of one query share the lock, by name.
+
+Other storage (HDFS, S3) knows no such lock. Its sinks share only the names: two of one name would take each other's
+marker for their own.
 """
 
 import contextlib
@@ -32,31 +35,32 @@ class CheckpointInUse(OnceflowError):
 
 
 class _Held:
-    """The lock of one checkpoint, and the sinks of this process that hold it."""
+    """The lock of one checkpoint, and the sinks of this process that hold it; without file where none can be locked."""
 
-    def __init__(self, java_file: Any) -> None:
+    def __init__(self, java_file: Any = None) -> None:
         # Java closes the file, and so drops the lock, once nothing refers to this object any more.
         self.java_file = java_file
         self.sinks: set[str] = set()
 
 
-_held: dict[Path, _Held] = {}
+_held: dict[str, _Held] = {}
 
 
 class CheckpointLock:
     """One sink's share in a lock; `release` gives it back."""
 
-    def __init__(self, path: Path, sink: str) -> None:
-        self._path = path
+    def __init__(self, place: str, sink: str) -> None:
+        self._place = place
         self._sink = sink
 
     def release(self) -> None:
         """Gives the share back, the last of them with the lock; the JVM's end does the same."""
-        held = _held[self._path]
+        held = _held[self._place]
         held.sinks.discard(self._sink)
         if not held.sinks:
-            held.java_file.close()
-            del _held[self._path]
+            if held.java_file is not None:
+                held.java_file.close()
+            del _held[self._place]
 
 
 def take_lock(
@@ -67,16 +71,26 @@ def take_lock(
     Sinks of one process share the lock; of one name there is one.
     """
     path = directory.absolute() / FILE_NAME
-    held = _held.get(path)
-    if held is None:
-        held = _held[path] = _Held(_locked(session, directory, path, wait_ms, sleep))
-    elif sink in held.sinks:
+    if str(path) not in _held:
+        _held[str(path)] = _Held(_locked(session, directory, path, wait_ms, sleep))
+    return _share(str(path), str(directory), sink)
+
+
+def take_name(location: str, sink: str) -> CheckpointLock:
+    """Takes the sink's name alone, at a checkpoint whose storage knows no locks. Raises CheckpointInUse."""
+    _held.setdefault(location, _Held())
+    return _share(location, location, sink)
+
+
+def _share(place: str, checkpoint: str, sink: str) -> CheckpointLock:
+    held = _held[place]
+    if sink in held.sinks:
         raise CheckpointInUse(
-            f"checkpoint {directory} is in use by another sink of this process with the name {sink!r}: close() that "
+            f"checkpoint {checkpoint} is in use by another sink of this process with the name {sink!r}: close() that "
             "sink, give this one another name, or this query a checkpoint of its own"
         )
     held.sinks.add(sink)
-    return CheckpointLock(path, sink)
+    return CheckpointLock(place, sink)
 
 
 def _locked(session: Any, directory: Path, path: Path, wait_ms: int, sleep: Callable[[float], None]) -> Any:

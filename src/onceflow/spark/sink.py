@@ -23,7 +23,7 @@ from onceflow.errors import OnceflowError
 from onceflow.spark import failure
 from onceflow.spark.batch import Batch
 from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint, checkpoint_at, other_query
-from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock
+from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock, take_name
 from onceflow.spark.decision import Decision, Refuse, Skip, WentBack, Wording, decide, refusal_at_start
 from onceflow.spark.proof import Proof, proof_of
 from onceflow.spark.sink_errors import AttemptEnded, CommitUnknown, MarkerRefused, SinkStopped
@@ -178,6 +178,8 @@ class ExactlyOnce(FailureKept):
             if self._lock is None:
                 self._lock = take_lock(session, checkpoint.directory, self.sink.name, sleep=sleep)
             checkpoint.drop_torn()
+        elif self._lock is None:
+            self._lock = take_name(checkpoint.location, self.sink.name)
         _within_attempts(f"sink {self.sink.name!r} could not be opened", lambda: self._check_start(session, checkpoint))
         self._checkpoint = checkpoint
 
@@ -260,7 +262,8 @@ def _within_attempts(failed: str, attempt: Callable[[], _T]) -> _T:
             return attempt()
         except AttemptEnded as ended:
             reason = str(ended)
-            _log.warning("%s, and is tried again: %s", failed, ended)
+            # As text: a log that keeps its records would keep the attempt's connections with the exception.
+            _log.warning("%s, and is tried again: %s", failed, reason)
     raise SinkStopped(
         f"{failed} in {ATTEMPTS_MAX} attempts, the last of which ended because {reason}: nothing is lost; mend that, "
         "then start the query again"
