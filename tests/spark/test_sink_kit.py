@@ -34,7 +34,7 @@ def test_a_right_sink_passes(spark: SparkSession, tmp_path: Path) -> None:
     assert len(report.points) > 10
     assert report.overtaken > 10 and report.losses >= 3
     assert report.blocked > 0, "SQLite has one writer, so nobody overtakes a driver in the middle of its transaction"
-    assert "after line" in report.points[3] and str(report).startswith("exactly once: ")
+    assert any("after line" in point for point in report.points) and str(report).startswith("exactly once: ")
 
 
 BETWEEN_STEPS = [

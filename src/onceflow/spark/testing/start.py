@@ -1,9 +1,10 @@
 """One start of the query: a driver in a thread of its own, which makes the sink and calls it until it ends or dies."""
 
+import contextlib
 import gc
 import traceback
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as futures_wait
 
@@ -86,18 +87,26 @@ class Start:
 def _forget(error: BaseException) -> None:
     """Lets go of all that the frames of a dead driver hold; where it happened stays, as text."""
     error.add_note("".join(traceback.format_tb(error.__traceback__)))
-    each: BaseException | None = error
-    for _ in range(CAUSES_MAX):
-        if each is None:
-            break
-        traceback.clear_frames(each.__traceback__)
-        each.__traceback__ = None
-        each = each.__cause__ or each.__context__
+    with _death():
+        each: BaseException | None = error
+        for _ in range(CAUSES_MAX):
+            if each is None:
+                break
+            traceback.clear_frames(each.__traceback__)
+            each.__traceback__ = None
+            each = each.__cause__ or each.__context__
     bury()
 
 
 def bury() -> None:
-    """Closes what dead drivers had open. A process that dies leaves its connections to the system, too."""
+    """Closes what dead drivers had open."""
+    with _death():
+        gc.collect()
+
+
+@contextlib.contextmanager
+def _death() -> Iterator[None]:
+    """A process that dies leaves its connections to the system, so nobody is told that they were not closed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+        yield
