@@ -9,13 +9,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from onceflow.spark import checkpoint_lock
-from onceflow.spark.checkpoint_lock import FILE_NAME, CheckpointInUse, take_lock, without_driver
+from onceflow.spark.checkpoint_lock import FILE_NAME, CheckpointInUse, CheckpointLock, take_lock, without_driver
 
 DRIVER = Path(__file__).with_name("driver_whose_python_dies.py")
 
@@ -95,3 +97,50 @@ def test_a_second_query_of_one_jvm_is_refused_and_the_first_keeps_its_lock(
             take_lock(spark, checkpoint, "a")
     assert locked_by_another_process(checkpoint)
     lock.release()
+
+
+class Jvm:
+    """A JVM of this process: its end leaves only errors for who asks it."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.java = SimpleNamespace(
+            io=SimpleNamespace(RandomAccessFile=self._open),
+            lang=SimpleNamespace(ProcessHandle=SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: 1))),
+        )
+        self.locked: list[str] = []
+
+    def _open(self, path: str, _mode: str) -> Any:
+        def close() -> None:
+            raise self._error
+
+        return SimpleNamespace(
+            getChannel=lambda: SimpleNamespace(tryLock=lambda: self.locked.append(path) or path),
+            close=close,
+            setLength=lambda _size: None,
+            writeBytes=lambda text: Path(path).write_text(text),
+        )
+
+
+@pytest.mark.parametrize("error", [Py4JNetworkError("answer is empty"), ConnectionRefusedError("nobody is there")])
+def test_a_jvm_that_died_leaves_no_lock_behind(
+    error: Exception, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead, alive = Jvm(error), Jvm(error)
+
+    def take(jvm: Jvm, sink: str) -> CheckpointLock:
+        session: Any = SimpleNamespace(_jvm=jvm)
+        return take_lock(session, checkpoint, sink)
+
+    first, second = take(dead, "a"), take(dead, "b")
+    # The next session has a JVM of its own, while nobody has closed the sinks of the former.
+    third = take(alive, "a")
+    assert (len(dead.locked), len(alive.locked)) == (1, 1)
+    first.release()
+    second.release()
+    assert f"the lock {checkpoint / FILE_NAME} ended with its JVM" in caplog.text
+    with pytest.raises(CheckpointInUse, match="another sink of this process"):
+        take(alive, "a")
+    third.release()
+    take(alive, "a").release()
+    assert len(alive.locked) == 2

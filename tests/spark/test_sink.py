@@ -61,6 +61,9 @@ class TableSink(Sink):
     def abort(self) -> None:
         self.steps.append("abort")
 
+    def close(self) -> None:
+        self.steps.append("close")
+
     def _step(self, name: str) -> None:
         self.steps.append(name)
         if name in self.faults:
@@ -181,6 +184,22 @@ def test_a_name_is_given_once_where_the_checkpoint_cannot_be_locked(monkeypatch:
     first.close()
     for each in (*others, opened("hdfs://host/a")):
         each.close()
+
+
+def test_a_sink_is_closed_whatever_becomes_of_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def release(self) -> None:
+            raise OSError("the lock is gone")
+
+    monkeypatch.setattr(sink, "checkpoint_at", lambda _session, location: Elsewhere(location))
+    monkeypatch.setattr(sink, "take_name", lambda _location, _name: Gone())
+    table = TableSink(Table())
+    started = ExactlyOnce(table, checkpoint="hdfs://host/c")
+    started.open(None)
+    with pytest.raises(OSError, match="the lock is gone"):
+        started.close()
+    started.close()
+    assert table.steps == ["close", "close"]
 
 
 def test_a_proof_is_text_and_back() -> None:

@@ -11,15 +11,18 @@ marker for their own.
 
 import contextlib
 import fcntl
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 
 from onceflow.errors import OnceflowError
+
+_log = logging.getLogger(__name__)
 
 FILE_NAME = "onceflow.lock"
 WAIT_MS = 30_000
@@ -37,7 +40,8 @@ class CheckpointInUse(OnceflowError):
 class _Held:
     """The lock of one checkpoint, and the sinks of this process that hold it; without file where none can be locked."""
 
-    def __init__(self, java_file: Any = None) -> None:
+    def __init__(self, jvm: Any = None, java_file: Any = None) -> None:
+        self.jvm = jvm
         # Java closes the file, and so drops the lock, once nothing refers to this object any more.
         self.java_file = java_file
         self.sinks: set[str] = set()
@@ -49,18 +53,23 @@ _held: dict[str, _Held] = {}
 class CheckpointLock:
     """One sink's share in a lock; `release` gives it back."""
 
-    def __init__(self, place: str, sink: str) -> None:
+    def __init__(self, place: str, held: _Held, sink: str) -> None:
         self._place = place
+        self._held = held
         self._sink = sink
 
     def release(self) -> None:
         """Gives the share back, the last of them with the lock; the JVM's end does the same."""
-        held = _held[self._place]
-        held.sinks.discard(self._sink)
-        if not held.sinks:
-            if held.java_file is not None:
-                held.java_file.close()
+        self._held.sinks.discard(self._sink)
+        if self._held.sinks:
+            return
+        if _held.get(self._place) is self._held:
             del _held[self._place]
+        if self._held.java_file is not None:
+            try:
+                self._held.java_file.close()
+            except (Py4JError, OSError) as error:
+                _log.warning("the lock %s ended with its JVM, which cannot be asked: %s", self._place, error)
 
 
 def take_lock(
@@ -71,8 +80,10 @@ def take_lock(
     Sinks of one process share the lock; of one name there is one.
     """
     path = directory.absolute() / FILE_NAME
-    if str(path) not in _held:
-        _held[str(path)] = _Held(_locked(session, directory, path, wait_ms, sleep))
+    held = _held.get(str(path))
+    # A lock ends with its JVM, and a new session of this process may have a new one.
+    if held is None or held.jvm is not session._jvm:
+        _held[str(path)] = _Held(session._jvm, _locked(session, directory, path, wait_ms, sleep))
     return _share(str(path), str(directory), sink)
 
 
@@ -90,7 +101,7 @@ def _share(place: str, checkpoint: str, sink: str) -> CheckpointLock:
             "sink, give this one another name, or this query a checkpoint of its own"
         )
     held.sinks.add(sink)
-    return CheckpointLock(place, sink)
+    return CheckpointLock(place, held, sink)
 
 
 def _locked(session: Any, directory: Path, path: Path, wait_ms: int, sleep: Callable[[float], None]) -> Any:

@@ -185,11 +185,12 @@ class ExactlyOnce(FailureKept):
 
     def close(self) -> None:
         """Gives the checkpoint back and closes the sink; the query must have ended."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-        self._checkpoint = None
-        self.sink.close()
+        lock, self._lock, self._checkpoint = self._lock, None, None
+        try:
+            if lock is not None:
+                lock.release()
+        finally:
+            self.sink.close()
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Writes one micro-batch, or finds that it is written. Raises an OnceflowError, kept in `failure`."""
