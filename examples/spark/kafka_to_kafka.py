@@ -1,4 +1,4 @@
-"""Copy TOPIC to TOPIC-copy, each record once: python examples/spark/kafka_to_kafka.py HOST:PORT TOPIC"""
+"""Copy TOPIC to TOPIC-copy, which exists, each record once: python examples/spark/kafka_to_kafka.py HOST:PORT TOPIC"""
 
 import sys
 import tempfile
@@ -13,7 +13,7 @@ if len(sys.argv) != 3:
     sys.exit(2)
 bootstrap, topic = sys.argv[1:]
 # Where it goes on when it was killed, or is started again.
-checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-{topic}"))
+checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-copy-{topic}"))
 
 spark = SparkSession.builder.getOrCreate()
 rows = (

@@ -67,10 +67,10 @@ def test_the_articles_job_counts_each_click_once(
     run, found = example
     produce(click("ada", 3), click("bob", 1), ("bad", "nonsense"), click("ada", 2))
     run(CLICKS)
-    assert found.hgetall("app::users::click") == {"ada": "5", "bob": "1"}
+    assert found.hgetall("example::users::click") == {"ada": "5", "bob": "1"}
     produce(click("bob", 6))
     run(CLICKS)
-    assert found.hgetall("app::users::click") == {"ada": "5", "bob": "7"}
+    assert found.hgetall("example::users::click") == {"ada": "5", "bob": "7"}
     found.close()
 
 
