@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.spark import kafka_steps
+from onceflow.spark.kafka_sender import Blob
 from onceflow.spark.kafka_steps import STEPS, Step
 from onceflow.spark.sink_errors import SinkStopped
 from onceflow.testing import BrokerProcess
@@ -311,6 +312,28 @@ def test_rows_that_were_lost_between_encoding_and_sending_are_noticed(
     with pytest.raises(SinkStopped, match=r"5 attempts, .* \d+ records were acknowledged and 30 encoded"):
         driver.write(1, Losing(topic, values_of(1), blobs_per_pull=2))
     expect(bootstrap, topic, 1)
+
+
+def test_a_transaction_is_aborted_though_spark_cannot_forget_its_rows(
+    new_driver: NewDriver, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stubborn(Rows):
+        def close(self) -> None:
+            raise ConnectionError("Spark is away")
+
+        def blobs(self) -> Iterator[Sequence[Blob]]:
+            yield from super().blobs()
+            raise ZeroDivisionError
+
+    driver = new_driver()
+    driver.write(0)
+    with pytest.raises(ZeroDivisionError):
+        driver.write(1, Stubborn(topic, values_of(1)))
+    with Cluster(bootstrap) as cluster:
+        assert driver.place.name not in {
+            each.transactional_id for each in Admin(cluster).list_transactions(states=["Ongoing"])
+        }
+    assert "Spark is away" in caplog.text
 
 
 def test_a_second_driver_ends_the_first(new_driver: NewDriver, bootstrap: str, topic: str) -> None:

@@ -137,6 +137,21 @@ def test_any_other_error_stops_the_query_after_an_abort() -> None:
     assert sink.steps == ["recover", "prepare", "write", "abort"]
 
 
+class Unabortable(TableSink):
+    def abort(self) -> None:
+        self.steps.append("abort")
+        raise ConnectionError("the target is away")
+
+
+def test_an_abort_that_fails_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    sink = Unabortable(Table(), write=AttemptEnded("the line went dead"))
+    assert write(sink, 0), "the attempt that follows is made"
+    assert sink.table.rows == rows_of(0)
+    assert "sink 'table' could not abort, which is left to its recovery: the target is away" in caplog.text
+    with pytest.raises(ZeroDivisionError):
+        write(Unabortable(sink.table, commit=ZeroDivisionError()), 1)
+
+
 def test_a_proof_that_does_not_fit_stops_the_query_before_anything_is_prepared() -> None:
     table = Table()
     write(TableSink(table), 0)

@@ -133,8 +133,10 @@ class KafkaTarget(Sink):
         self._forget_rows()
 
     def abort(self) -> None:
-        self._forget_rows()
-        self._transaction.abort()
+        try:
+            self._forget_rows()
+        finally:
+            self._transaction.abort()
 
     def close(self) -> None:
         self._cluster.close()
@@ -148,9 +150,9 @@ class KafkaTarget(Sink):
         return self._place.topic, self._place.partition
 
     def _forget_rows(self) -> None:
-        if self._rows is not None:
-            self._rows.close()
-            self._rows = None
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            rows.close()
 
     @contextlib.contextmanager
     def _told_apart(self) -> Iterator[None]:

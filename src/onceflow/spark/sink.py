@@ -95,7 +95,7 @@ class Sink(abc.ABC):
     def abort(self) -> None:  # noqa: B027
         """Takes back what the attempt wrote, as far as that can be done now; `recover` does the rest.
 
-        Called where `prepare`, `write` or `commit` has failed.
+        Called where `prepare`, `write` or `commit` has failed; where it fails itself, that is logged.
         """
 
     def close(self) -> None:  # noqa: B027
@@ -276,7 +276,10 @@ def _aborted_where_it_fails(sink: Sink) -> Iterator[None]:
     try:
         yield
     except Exception:
-        sink.abort()
+        try:
+            sink.abort()
+        except Exception as error:  # noqa: BLE001 - what failed before it decides whether there is another attempt
+            _log.warning("sink %r could not abort, which is left to its recovery: %s", sink.name, error)
         raise
 
 

@@ -13,7 +13,7 @@ from onceflow.spark.testing import tasks
 from onceflow.spark.testing.points import Point
 from onceflow.spark.testing.stand import Stand
 from onceflow.spark.testing.start import Start
-from onceflow.spark.testing.steps import LOSSES, Loss
+from onceflow.spark.testing.steps import LOSSES, NO_ABORT, Loss
 from onceflow.spark.testing.tasks import TaskDeath
 from onceflow.spark.testing.verdict import Event, Kind, KitMisused, NotExactlyOnce, Rule
 
@@ -32,6 +32,7 @@ def examine(stand: Stand) -> None:
     deaths(stand, way)
     for loss in LOSSES:
         deaths(stand, way, loss)
+    failed_abort(stand)
     failed_tasks(stand)
     overtaken(stand, way)
 
@@ -127,6 +128,16 @@ def deaths(stand: Stand, way: Collection[Point], loss: Loss | None = None) -> No
         stand.through(event, lambda point: point not in way and stand.new_point(point))
         stand.advance()
     raise KitMisused(f"the sink has more than {POINTS_MAX} points where a driver can die: watch fewer modules")
+
+
+def failed_abort(stand: Stand) -> None:
+    """An attempt ends after `write` and cannot be aborted: the next one of the same start goes on all the same."""
+    event = Event(Kind.LOSS, stand.query.newest, f"in batch {stand.query.newest} a step ended with {NO_ABORT}")
+    start = stand.start(loss=NO_ABORT)
+    stand.must_not_stop(event, start.end())
+    stand.counts.losses += start.reaper.losses
+    stand.must_be_whole(event)
+    stand.advance()
 
 
 def overtaken(stand: Stand, way: Collection[Point]) -> None:

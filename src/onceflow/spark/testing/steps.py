@@ -32,9 +32,12 @@ class Loss:
     step: str
     is_done: bool
     error: type[AttemptEnded]
+    aborts: bool = True
+    """False where the abort that follows is not done either, and fails."""
 
     def __str__(self) -> str:
-        return f"{self.error.__name__} {'after' if self.is_done else 'instead of'} {self.step}"
+        abort = "" if self.aborts else " and an abort that failed"
+        return f"{self.error.__name__} {'after' if self.is_done else 'instead of'} {self.step}{abort}"
 
 
 LOSSES = (
@@ -42,6 +45,7 @@ LOSSES = (
     Loss("commit", False, CommitUnknown),
     Loss("commit", True, CommitUnknown),
 )
+NO_ABORT = Loss("write", True, AttemptEnded, aborts=False)
 
 
 class Steps(Sink):
@@ -52,6 +56,7 @@ class Steps(Sink):
         self.inner = inner
         self._reaper = reaper
         self._loss = loss
+        self._aborts = loss is None or loss.aborts
 
     def open(self, session: Any, query: str | None) -> None:
         self.inner.open(session, query)
@@ -72,6 +77,9 @@ class Steps(Sink):
         self._step("commit", lambda: self.inner.commit(proof))
 
     def abort(self) -> None:
+        if not self._aborts:
+            self._aborts = True
+            raise ConnectionError("the target could not be reached to abort")
         self.inner.abort()
         self._ended("abort")
 
