@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from onceflow.wire import apis
 from tests.spark.answer_proxy import DROPPED, LOST, AnswerProxy
 from tests.spark.kafka_driver import (
     MARKER_TOPIC,
+    QUERY,
     Driver,
     Killed,
     Rows,
@@ -444,6 +446,34 @@ def test_a_record_behind_the_open_transaction_of_another_sink_is_not_missed(
         other.abort()
     new_driver(owner="owner-4").write(2)
     expect(bootstrap, topic, 3)
+
+
+def test_what_a_lost_checkpoints_query_wrote_is_not_missed_behind_an_open_transaction(
+    new_driver: NewDriver, bootstrap: str, topic: str
+) -> None:
+    markers = f"{topic}-markers"
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(markers, 2, configs={"cleanup.policy": "compact"})
+
+    def write_anew(**options: object) -> None:
+        driver = new_driver(owner="owner-2", marker_topic=markers, **options)
+        driver.place = replace(driver.place, name=f"{driver.place.name}-anew", partition=1)
+        driver.write(0, of=replace(batch(0), query="query-anew"))
+
+    with TransactionalProducer(bootstrap, f"{topic}-other") as other:
+
+        def begin_other(point: str) -> None:
+            if point == "before AddPartitionsToTxn":
+                other.begin()
+                other.send(markers, b"open", b"other key", partition=0)
+                other.flush()
+
+        new_driver(marker_topic=markers, settings={"at": begin_other}).write(0)
+        with pytest.raises(SinkStopped, match=rf"markers in {markers}-0 cannot be read behind offset 0"):
+            write_anew(settings={"again_ms": 100})
+        other.abort()
+    with pytest.raises(SinkStopped, match=rf"{topic} holds what sink 'kafka' of query {QUERY} wrote, up to batch 0"):
+        write_anew()
 
 
 def test_copies_that_differ_stop_the_query(new_driver: NewDriver, bootstrap: str, topic: str) -> None:

@@ -141,13 +141,10 @@ class Place:
             "another or an emptied topic"
         )
 
-    def hidden_from(self, cluster: Cluster) -> int | None:
-        """From which offset on records cannot be read now, because another sink's transaction is open; None: none."""
-        ends = [
-            cluster.list_offsets(self.topic, {self.partition: LATEST}, read_committed=committed)[self.partition].offset
-            for committed in (True, False)
-        ]
-        return ends[0] if ends[0] < ends[1] else None
+    def end(self, cluster: Cluster, *, read_committed: bool = True) -> int:
+        """Where the marker's partition ends: with `read_committed` the first offset that an open transaction hides."""
+        asked = {self.partition: LATEST}
+        return cluster.list_offsets(self.topic, asked, read_committed=read_committed)[self.partition].offset
 
     def read_record(self, cluster: Cluster, proven: int | None = None) -> KafkaMarker | None:
         """The newest record of this marker that can be read now; None where there is none.
@@ -157,7 +154,7 @@ class Place:
         """
         asked = {self.partition: EARLIEST}
         start = cluster.list_offsets(self.topic, asked)[self.partition].offset
-        end = cluster.list_offsets(self.topic, {self.partition: LATEST})[self.partition].offset
+        end = self.end(cluster)
         newest: bytes | None = None
         if proven is not None:
             newest = self._value(cluster, max(start, proven), proven + 1, read_committed=False)
@@ -168,8 +165,7 @@ class Place:
     def _value(self, cluster: Cluster, begin: int, end: int, *, read_committed: bool) -> bytes | None:
         if not read_committed:
             # Where the topic was made anew the log may end before the offset that was named.
-            asked = {self.partition: LATEST}
-            end = min(end, cluster.list_offsets(self.topic, asked, read_committed=False)[self.partition].offset)
+            end = min(end, self.end(cluster, read_committed=False))
         newest: bytes | None = None
         for record in read_records(cluster, self.topic, self.partition, begin, end, read_committed=read_committed):
             if record.key == self.name.encode():

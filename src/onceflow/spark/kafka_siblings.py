@@ -5,20 +5,25 @@ this look around it would write everything a second time into a topic that alrea
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 
-from onceflow.client.cluster import EARLIEST, LATEST, Cluster
+from onceflow.client.cluster import EARLIEST, LATEST, PAUSE_MS_MAX, Cluster
 from onceflow.client.records import read_records
 from onceflow.spark.kafka_marker import KafkaMarker, Place, parse
+from onceflow.spark.kafka_transaction import Settings
 from onceflow.spark.reset_commands import kafka_reset
 from onceflow.spark.sink_errors import SinkStopped
 
 
-def refuse_written_output(cluster: Cluster, place: Place, sink: str, query: str, topics: Collection[str]) -> None:
+def refuse_written_output(
+    cluster: Cluster, place: Place, settings: Settings, sink: str, query: str, topics: Collection[str]
+) -> None:
     """Raises SinkStopped where another query has written to one of `topics` under the same sink's name.
 
-    For a query that has no marker yet. It reads the marker topic once, as far as it is committed.
+    For a query that has no marker yet. It reads the marker topic once, after the end of what is open in it.
     """
     for partition in sorted(cluster.require_topic(place.topic).partitions):
+        wait_until_readable(cluster, replace(place, partition=partition), settings)
         for found in _markers(cluster, place, partition):
             written = sorted(set(topics) & set(found.partitions))
             if found.query != query and found.sink == sink and written:
@@ -29,6 +34,23 @@ def refuse_written_output(cluster: Cluster, place: Place, sink: str, query: str,
                     f"all would be written again; put it back, or forget it with '{reset}' and empty the topic. If "
                     "both are to write there, give this sink another name="
                 )
+
+
+def wait_until_readable(cluster: Cluster, place: Place, settings: Settings) -> None:
+    """Waits until all that the partition of `place` has now can be read. Raises SinkStopped.
+
+    Many sinks write to one marker topic, and what lies behind the open transaction of another is hidden.
+    """
+    end = place.end(cluster, read_committed=False)
+    begun = settings.clock()
+    while (hidden_from := place.end(cluster)) < end:
+        if (settings.clock() - begun) * 1000 > settings.again_ms:
+            raise SinkStopped(
+                f"markers in {place.topic}-{place.partition} cannot be read behind offset {hidden_from}, where another "
+                "sink's transaction is open: 'onceflow transaction list --state Ongoing' shows it, 'onceflow "
+                "transaction abort' ends it"
+            )
+        settings.sleep(PAUSE_MS_MAX / 1000)
 
 
 def _markers(cluster: Cluster, place: Place, partition: int) -> list[KafkaMarker]:

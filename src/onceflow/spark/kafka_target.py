@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
 
-from onceflow.client.cluster import PAUSE_MS_MAX, Cluster
+from onceflow.client.cluster import Cluster
 from onceflow.spark.batch import Batch
 from onceflow.spark.decision import Wording
 from onceflow.spark.kafka_marker import KafkaMarker, Place, agreed, pinned
 from onceflow.spark.kafka_sender import Blob, TopicPartition
-from onceflow.spark.kafka_siblings import refuse_written_output
+from onceflow.spark.kafka_siblings import refuse_written_output, wait_until_readable
 from onceflow.spark.kafka_steps import Refused
 from onceflow.spark.kafka_transaction import Settings, Transaction
 from onceflow.spark.proof import Proof
@@ -108,7 +108,7 @@ class KafkaTarget(Sink):
         self._counts = pinned(self.last, self._rows.partition_counts(), self._accepted)
         new = self._counts.keys() - (self.last.partitions.keys() if self.last is not None else set())
         if new:
-            refuse_written_output(self._cluster, self._place, self.name, self._batch.query, new)
+            refuse_written_output(self._cluster, self._place, self.settings, self.name, self._batch.query, new)
         expected = dict(self._rows.records())
         with self._told_apart():
             self._transaction.add([*expected, self._home])
@@ -186,15 +186,8 @@ class KafkaTarget(Sink):
     def _record(self, proven: int | None) -> KafkaMarker | None:
         """The marker's record; `proven` is where the group says that it is.
 
-        Many sinks write to one marker topic, and what lies behind the open transaction of another is hidden. Without
-        a group to name the record the end of that transaction is waited for.
+        Without a group to name the record, all that is there must be readable.
         """
-        begun = self.settings.clock()
-        while proven is None and (hidden := self._place.hidden_from(self._cluster)) is not None:
-            if (self.settings.clock() - begun) * 1000 > self.settings.again_ms:
-                raise SinkStopped(
-                    f"{self._place} cannot be read behind offset {hidden}, where another sink's transaction is open: "
-                    "'onceflow transaction list --state Ongoing' shows it, 'onceflow transaction abort' ends it"
-                )
-            self.settings.sleep(PAUSE_MS_MAX / 1000)
+        if proven is None:
+            wait_until_readable(self._cluster, self._place, self.settings)
         return self._place.read_record(self._cluster, proven)
