@@ -3,7 +3,7 @@
 Nothing here depends on the order of rows or on tasks: Spark repeats a batch with other ones.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from onceflow.spark import redis_chunks, redis_pool, redis_scripts
 from onceflow.spark import redis_marker as markers
 from onceflow.spark.batch import NO_BATCH, Batch, canonical_json
 from onceflow.spark.redis_marker import Marker
-from onceflow.spark.redis_scripts import Append, Argument, DataMisfit, Increment, Keys, SetIfNewer, StreamAppend
+from onceflow.spark.redis_scripts import Append, Argument, DataMisfit, Keys, StreamAppend
 
 # Up to here a batch is one script, which holds Redis for some 40 ms then; its rows pass through the driver. Chunks take
 # five more jobs of Spark, each of which costs more than so many rows do.
@@ -29,7 +29,6 @@ FIELD_BYTES_MAX = 1024 * 1024
 Entries = dict[str, list[tuple[int, bytes]]]
 """Target → its new entries and their order."""
 
-Target = Increment | Append | SetIfNewer | StreamAppend
 
 COLUMNS = {"target": "string", "field": "binary", "amount": "bigint"}
 VALUE = {"value": "binary"}
@@ -100,9 +99,7 @@ class BatchWriter:
     def _measured(self, rows: DataFrame) -> tuple[int, int]:
         """Number of rows and bytes of their fields. Raises DataMisfit for a row that could not be counted."""
         keys = self.keys
-        groups: tuple[Sequence[Target], ...] = (keys.increments, keys.appends, keys.sets, keys.streams)
-        targets = [each.target for group in groups for each in group]
-        fits = F.col("target").isin(targets) & F.col("field").isNotNull() & F.col("amount").isNotNull()
+        fits = F.col("target").isin(keys.targets) & F.col("field").isNotNull() & F.col("amount").isNotNull()
         fits &= F.col("value").isNotNull() | ~F.col("target").isin([each.target for each in keys.sets])
         size = F.coalesce(F.length("field"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
         summary = rows.agg(F.count(F.lit(1)), F.count_if(fits), F.sum(size), F.max(size)).head()
@@ -112,7 +109,7 @@ class BatchWriter:
             lacking = "a field, an amount or a value" if keys.sets else "a field or an amount"
             raise DataMisfit(
                 f"batch {self.batch.number}: {row_count - fitting} of {row_count} rows lack {lacking} or "
-                f"have a target other than {', '.join(targets)}"
+                f"have a target other than {', '.join(keys.targets)}"
             )
         if (field_bytes or 0) > FIELD_BYTES_MAX:
             with_value = " with its value" if keys.sets else ""

@@ -83,6 +83,9 @@ class StreamAppend:
     length_max: int
 
 
+Target = Increment | Append | SetIfNewer | StreamAppend
+
+
 @dataclass(frozen=True)
 class Keys:
     """Every key of one sink, in the order in which all scripts are handed them."""
@@ -100,11 +103,21 @@ class Keys:
     @functools.cached_property
     def data(self) -> list[str]:
         """The keys beside marker and history, each once."""
+        return list(dict.fromkeys(self.named))
+
+    @property
+    def named(self) -> list[str]:
+        """The keys beside marker and history, as often as they were given."""
         keys = [increment.key for increment in self.increments]
         keys += [increment.ranking_key for increment in self.increments if increment.ranking_key is not None]
         keys += [append.key for append in self.appends] + [stream.key for stream in self.streams]
-        keys += [key for each in self.sets for key in (each.key, each.versions_key)]
-        return list(dict.fromkeys(keys))
+        return keys + [key for each in self.sets for key in (each.key, each.versions_key)]
+
+    @property
+    def targets(self) -> list[str]:
+        """What a row's target may be."""
+        groups: tuple[Sequence[Target], ...] = (self.increments, self.appends, self.sets, self.streams)
+        return [each.target for group in groups for each in group]
 
     @functools.cached_property
     def all(self) -> list[str]:

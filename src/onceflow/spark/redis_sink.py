@@ -12,6 +12,7 @@ value, the amount being its version).
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -33,6 +34,7 @@ from onceflow.spark.repair import MissingRanges
 from onceflow.spark.reset_commands import redis_reset
 from onceflow.spark.sink import ExactlyOnce
 from onceflow.spark.sink_errors import MarkerRefused
+from onceflow.spark.wrong_option import WrongOption
 
 __all__ = [
     "Append",
@@ -60,6 +62,8 @@ class RedisSink(ExactlyOnce):
     `rebuild` makes the rows of given offsets again (`onceflow.spark.read_again` reads them), so that batches which
     Redis lost are counted again instead of stopping the query. It must not be given where a row depends on more than
     its event; a stateful query is refused.
+
+    Raises WrongOption where a target or a key is given twice, or a key is the marker's or the history's.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class RedisSink(ExactlyOnce):
             sets=tuple(sets),
             streams=tuple(streams),
         )
+        _refuse_shared(keys)
         keys = replace(keys, reset=redis_reset(url, hash_key, checkpoint, keys.data))
         self.target = RedisTarget(url, keys, name=name or keys.marker, rebuild=rebuild, now_ms=now_ms)
         super().__init__(self.target, checkpoint=checkpoint, plan=plan, plan_version=plan_version)
@@ -116,6 +121,18 @@ class RedisSink(ExactlyOnce):
     def _lost_since(self, expected: int) -> WentBack | None:
         self.target.moment = f"after batch {expected}"
         return self.target.lost_since(expected)
+
+
+def _refuse_shared(keys: Keys) -> None:
+    """The scripts find a key by its target and a type by its key; of two alike one would be lost, or fail halfway."""
+    for what, names in (("target", keys.targets), ("key", [keys.marker, keys.history, *keys.named])):
+        twice = sorted(name for name, times in Counter(names).items() if times > 1)
+        if twice:
+            raise WrongOption(
+                f"the sink with marker {keys.marker} was given {what} {twice[0]!r} for more than one purpose: each of "
+                f"its increments, appends, sets and streams needs a {what} of its own, beside marker {keys.marker} and "
+                f"history {keys.history}"
+            )
 
 
 redis_sink = RedisSink
