@@ -14,7 +14,7 @@ from onceflow.log.disk import RealDisk
 from onceflow.log.errors import DataDirectoryRefused
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock
-from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
+from tests.log.partition_logs import NOW_MS, batch, open_log, records, sync, values
 
 
 def open_directory(path: Path, **options: object) -> DataDirectory:
@@ -196,6 +196,20 @@ def test_a_power_cut_of_a_new_log(seed: int, is_written: bool, scratch: Path) ->
     assert values(opened()) == [*sent, b"b"]
     assert (scratch / "t-0" / "partition.metadata").read_text() == f"version: 0\ntopic_id: {encode_uuid(topic_id)}"
     assert (scratch / "t-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"
+
+
+def test_a_new_log_that_rolled_before_its_first_sync_begins_at_its_beginning(scratch: Path) -> None:
+    """Whatever names a power cut leaves: later records without the first ones would be a log with a hole."""
+    for seed in range(100):
+        directory, disk = scratch / str(seed), FaultyDisk(scratch)
+        log = open_log(directory, disk=disk, segment_bytes=200)
+        while len(log.segments.in_order) < 3:
+            log.append(batch(b"a" * 50))
+        disk.crash(seed)
+        log = open_log(directory, disk=disk, segment_bytes=200)
+        assert log.log_start_offset == 0
+        assert [record.offset for record in records(log)] == list(range(log.log_end_offset))
+        log.close()
 
 
 def test_what_was_closed_before_it_was_written_keeps_its_first_record(scratch: Path) -> None:

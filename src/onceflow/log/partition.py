@@ -26,7 +26,7 @@ from onceflow.log import swap
 from onceflow.log.checkpoint import LEADER_EPOCH, check_checkpoints, new_checkpoints
 from onceflow.log.clock import Clock
 from onceflow.log.config import INT64_MAX, LogConfig
-from onceflow.log.disk import Disk, write_whole
+from onceflow.log.disk import Disk, SyncNotBegun, write_whole
 from onceflow.log.errors import OffsetOutOfRange, StorageFailed
 from onceflow.log.producers import LastBatch, ProducerState
 from onceflow.log.recovery import Loaded, Loader, new_log
@@ -283,6 +283,8 @@ class PartitionLog:
         )
 
     def _roll(self, now_ms: int) -> Segment:
+        if self._is_new and not self._seals:
+            self._keep_first_name()
         try:
             fresh = Segment(self._disk, self.directory, self.log_end_offset, create=True)
         except OSError as error:
@@ -293,6 +295,17 @@ class PartitionLog:
         self.segments.add(fresh)
         self._active_since_ms = now_ms
         return fresh
+
+    def _keep_first_name(self) -> None:
+        """At a roll before the first round: a power cut could else keep the second segment's name and not the first's,
+        and the log would begin with records that followed lost ones."""
+        try:
+            self._disk.sync_directory(self.directory)
+        except SyncNotBegun as error:
+            raise StorageFailed(f"{self.name}: no new segment at {self.log_end_offset}: {error}") from error
+        except OSError as error:
+            self._fail(error)
+            raise StorageFailed(str(self.failure)) from error
 
     def begin_sync(self) -> SyncPoint | None:
         """What has to be made durable, or None if there is nothing; one round at a time."""
