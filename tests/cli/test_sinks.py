@@ -1,6 +1,7 @@
 """`onceflow sink show|reset`: what markers say beside a checkpoint, and forgetting them, without a Spark."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -16,6 +17,7 @@ import redis
 from click.testing import CliRunner, Result
 
 from onceflow.cli import onceflow, sink_options
+from onceflow.cli.sink_reset import NoSuchSink
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.client.transactional import TransactionalProducer
@@ -74,6 +76,11 @@ def a_driver_runs(query: Query) -> Iterator[None]:
         assert driver.stdout is not None and driver.stdout.readline() == b"held\n"
         yield
         driver.communicate()
+
+
+def left_in(query: Query) -> list[str]:
+    """What a reset has left of the checkpoint."""
+    return sorted(path.name for path in query.directory.iterdir())
 
 
 def run(*words: str) -> Result:
@@ -197,7 +204,7 @@ def test_reset_of_redis_shows_first_and_then_takes_all_that_is_the_sinks(counts:
     assert "starting offsets again" in done["kept"][0]
     assert counts.client.exists(counts.marker_key, counts.hash_key, beside, other) == 0
     assert counts.client.exists(strange) == 1
-    assert not query.directory.exists()
+    assert left_in(query) == ["onceflow.lock"]
 
 
 def test_reset_of_redis_is_refused_while_a_driver_runs(counts: Counts, query: Query) -> None:
@@ -208,6 +215,29 @@ def test_reset_of_redis_is_refused_while_a_driver_runs(counts: Counts, query: Qu
         refused = run(*words, "--execute")
     assert "is in use by JVM with pid 7 on here: end that process first" in str(refused.exception)
     assert counts.client.exists(counts.marker_key, counts.hash_key) == 2 and query.directory.exists()
+
+
+def test_a_driver_that_waits_during_a_reset_gets_the_lock_that_later_ones_ask_for(counts: Counts, query: Query) -> None:
+    counts.write(query.commit(1))
+    with (query.directory / "onceflow.lock").open("a+") as waiting:
+        assert run("reset", *counts.words, "--checkpoint", str(query.directory), "--execute").exception is None
+        assert os.path.samestat(os.fstat(waiting.fileno()), (query.directory / "onceflow.lock").stat())
+
+
+def test_reset_of_redis_keeps_a_checkpoint_whose_sink_is_not_there(counts: Counts, query: Query) -> None:
+    query.commit(1)
+    for more in ((), ("--execute",)):
+        refused = run("reset", *counts.words, "--checkpoint", str(query.directory), *more)
+        assert isinstance(refused.exception, NoSuchSink)
+        assert f"no key of a sink with hash key {counts.hash_key} at " in str(refused.exception)
+        assert f"'rm -r {shlex.quote(str(query.directory))}'" in str(refused.exception)
+    assert (query.directory / "metadata").exists() and (query.directory / "commits" / "1").exists()
+
+
+def test_reset_takes_a_checkpoint_that_has_finished_nothing(counts: Counts, query: Query) -> None:
+    query.plan(0)
+    assert run("reset", *counts.words, "--checkpoint", str(query.directory), "--execute").exception is None
+    assert left_in(query) == ["onceflow.lock"]
 
 
 def test_reset_without_a_checkpoint_says_what_that_leaves(counts: Counts, query: Query, tmp_path: Path) -> None:
@@ -303,7 +333,7 @@ def test_the_way_out_can_be_copied(bootstrap: str, output: Output, query: Query)
     assert (place.name, place.reset) == (output.name, command[1])
     assert run(*shlex.split(command[1])[2:], "--execute").exception is None
     assert asked("show", *output.words, "--query", query.id)[1]["sinks"] == []
-    assert not query.directory.exists()
+    assert left_in(query) == ["onceflow.lock"]
 
 
 @pytest.mark.parametrize(
@@ -363,11 +393,21 @@ def test_reset_of_kafka_forgets_both_copies_and_the_checkpoint_and_no_record(
     assert asked("show", *output.words, "--checkpoint", str(query.directory))[0] == 0
     done = asked(*words, "--execute")[1]
     assert (done["executed"], len(done["forgotten"])) == (True, 2)
-    assert not query.directory.exists()
+    assert left_in(query) == ["onceflow.lock"]
     assert asked("show", *output.words, "--query", query.id) == (1, {"checkpoint": None, "sinks": []})
     assert visible(bootstrap, output.topic) == before
     again = run("reset", *output.words, "--query", query.id, "--execute")
     assert f"no Kafka sink of query {query.id} has a marker" in str(again.exception)
+
+
+def test_reset_of_kafka_keeps_a_checkpoint_whose_sink_is_not_there(output: Output, query: Query) -> None:
+    output.write(1)
+    query.commit(1)
+    words = ("reset", *output.words, "--name", "kafak", "--checkpoint", str(query.directory), "--execute")
+    refused = run(*words)
+    assert isinstance(refused.exception, NoSuchSink)
+    assert f"no marker of a Kafka sink 'kafak' of query {query.id} in " in str(refused.exception)
+    assert (query.directory / "metadata").exists() and (query.directory / "commits" / "1").exists()
 
 
 def test_a_driver_left_over_from_before_a_reset_stops(output: Output, query: Query) -> None:

@@ -1,6 +1,7 @@
 """`onceflow sink reset`: forgetting what a sink has noted as written, so that its query can begin anew."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -66,9 +67,12 @@ def reset_redis(
     from onceflow.spark.redis_sink_state import forget_redis_keys, redis_keys
 
     _require_checkpoint(checkpoint)
-    found = redis_keys(redis_url, hash_key, keys)
-    if execute:
-        with nullcontext() if checkpoint is None else without_driver(checkpoint):
+    # Looked for while the lock is held: a driver that ends just now has written its keys by then.
+    with without_driver(checkpoint) if execute and checkpoint is not None else nullcontext():
+        found = redis_keys(redis_url, hash_key, keys)
+        if not found:
+            _refuse_written(checkpoint, f"no key of a sink with hash key {hash_key} at {shown(redis_url)}")
+        if execute:
             forget_redis_keys(redis_url, found)
             _remove(checkpoint)
     kept = ["the log and its groups' offsets: a query with an empty checkpoint counts from its starting offsets again"]
@@ -114,22 +118,31 @@ def reset_kafka(
     wanted = query_of(at, query)
     if wanted is None:
         raise click.UsageError("say of which query: --checkpoint DIRECTORY, or --query ID; 'onceflow sink show kafka'")
-    with open_cluster(bootstrap) as cluster:
+    locked = without_driver(checkpoint) if execute and checkpoint is not None else nullcontext()
+    with open_cluster(bootstrap) as cluster, locked:
         states = kafka_sinks(cluster, marker_topic, wanted, name, None if checkpoint is None else str(checkpoint))
-        if not states and checkpoint is None:
-            raise NoSuchSink(
-                f"no Kafka sink of query {wanted} has a marker in {marker_topic} at {bootstrap}: 'onceflow sink show "
-                "kafka' shows those that have"
-            )
+        if not states:
+            _refuse_without_marker(wanted, name, marker_topic, bootstrap, checkpoint)
         if execute:
-            with nullcontext() if checkpoint is None else without_driver(checkpoint):
-                for state in states:
-                    _refuse_open(state)
-                for state in states:
-                    forget_kafka_sink(cluster, state, security())
-                _remove(checkpoint)
+            for state in states:
+                _refuse_open(state)
+            for state in states:
+                forget_kafka_sink(cluster, state, security())
+            _remove(checkpoint)
     forgotten = [f"the marker of sink {each.sink}, in group {each.place.name} and {marker_topic}" for each in states]
     _tell_reset(forgotten, _kept_of_kafka(states, name, checkpoint), checkpoint, execute, as_json)
+
+
+def _refuse_without_marker(
+    query: str, name: str | None, marker_topic: str, bootstrap: str, checkpoint: Path | None
+) -> None:
+    sink = "Kafka sink" if name is None else f"Kafka sink {name!r}"
+    if checkpoint is None:
+        raise NoSuchSink(
+            f"no {sink} of query {query} has a marker in {marker_topic} at {bootstrap}: 'onceflow sink show kafka' "
+            "shows those that have"
+        )
+    _refuse_written(checkpoint, f"no marker of a {sink} of query {query} in {marker_topic} at {bootstrap}")
 
 
 def _refuse_open(state: "KafkaSinkState") -> None:
@@ -159,9 +172,31 @@ def _require_checkpoint(checkpoint: Path | None) -> None:
         raise OnceflowError(f"{checkpoint} {what}: nothing was removed; name the query's own checkpointLocation")
 
 
+def _refuse_written(checkpoint: Path | None, missing: str) -> None:
+    """Raises NoSuchSink where the query has finished batches: their sink must be elsewhere, or is lost."""
+    if checkpoint is not None and any((checkpoint / "commits").glob("[0-9]*")):
+        raise NoSuchSink(
+            f"there is {missing}, and the query of checkpoint {checkpoint} has finished batches: nothing was removed; "
+            f"name that sink and where it writes, or if all is lost there, begin anew with 'rm -r "
+            f"{shlex.quote(str(checkpoint))}'"
+        )
+
+
 def _remove(checkpoint: Path | None) -> None:
-    if checkpoint is not None:
-        shutil.rmtree(checkpoint)
+    """Empties the checkpoint but for the lock's file.
+
+    A driver that waits for the lock has that file open, and would hold a lock on nothing if it were another one. What
+    makes the folder a checkpoint goes last, so that the command can be repeated.
+    """
+    from onceflow.spark.checkpoint_lock import FILE_NAME
+
+    if checkpoint is None:
+        return
+    for path in sorted(checkpoint.iterdir(), key=lambda path: (path.name == "metadata", path.name)):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != FILE_NAME:
+            path.unlink()
 
 
 def _tell_reset(
