@@ -15,7 +15,9 @@ bootstrap, topic, redis_url = sys.argv[1:]
 checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-latest-{topic}"))
 
 spark = SparkSession.builder.getOrCreate()
-# A key is in one partition, so its offsets are its versions; a record without a value sets nothing.
+# A key is in one partition, so its offsets are its versions; a record without a value sets nothing. This ends where the
+# topic gets further partitions: a key's newer records may then have smaller offsets in another one, and set nothing.
+# Where that can happen, the version must be a number that the events themselves bring.
 rows = (
     spark.readStream.format("onceflow")
     .option("kafka.bootstrap.servers", bootstrap)
