@@ -26,6 +26,7 @@ from onceflow.spark import redis_marker as markers
 from onceflow.spark.batch import Batch
 from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.kafka_marker import place_of
+from onceflow.spark.redis_sink_state import OtherSinkBeside
 from onceflow.spark.reset_commands import kafka_reset, redis_reset
 from tests.conftest import RedisProcess
 from tests.spark.kafka_driver import MARKER_TOPIC, Driver, make_topics, visible
@@ -232,6 +233,29 @@ def test_reset_of_redis_keeps_a_checkpoint_whose_sink_is_not_there(counts: Count
         assert f"no key of a sink with hash key {counts.hash_key} at " in str(refused.exception)
         assert f"'rm -r {shlex.quote(str(query.directory))}'" in str(refused.exception)
     assert (query.directory / "metadata").exists() and (query.directory / "commits" / "1").exists()
+
+
+def test_reset_of_redis_is_refused_where_another_sink_is_named_after_the_hash(
+    counts: Counts, query: Query, redis_server: RedisProcess
+) -> None:
+    counts.write(query.commit(1))
+    other = Counts(redis_server, f"{{{counts.hash_key}}}:clicks")
+    other.marker_key = f"{other.hash_key}:onceflow"
+    other.write(query.plan(1))
+    words = ("reset", *counts.words, "--checkpoint", str(query.directory))
+    for more in ((), ("--execute",)):
+        refused = run(*words, *more)
+        assert isinstance(refused.exception, OtherSinkBeside)
+        assert f"{other.marker_key} is the marker of another sink, with hash key {other.hash_key}," in str(
+            refused.exception
+        )
+    assert counts.client.exists(counts.marker_key, counts.hash_key, other.marker_key, other.hash_key) == 4
+    assert (query.directory / "metadata").exists()
+    assert run("reset", *other.words, "--execute").exception is None
+    assert counts.client.exists(counts.marker_key, counts.hash_key, other.marker_key, other.hash_key) == 2
+    other.client.close()
+    assert run(*words, "--execute").exception is None
+    assert counts.client.exists(counts.marker_key, counts.hash_key) == 0
 
 
 def test_reset_takes_a_checkpoint_that_has_finished_nothing(counts: Counts, query: Query) -> None:

@@ -7,12 +7,17 @@ from typing import Any
 
 import redis
 
+from onceflow.errors import OnceflowError
 from onceflow.spark import redis_answers, redis_pool
 from onceflow.spark import redis_marker as markers
 from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_marker import Marker, same_slot
 
 SCAN_KEYS = 10_000
+
+
+class OtherSinkBeside(OnceflowError):
+    """Another sink's keys are named after this sink's hash, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +52,14 @@ def read_redis_sink(url: str, hash_key: str, reset: str) -> RedisSinkState:
 def redis_keys(url: str, hash_key: str, others: Iterable[str]) -> list[str]:
     """The keys that a reset forgets, of those that are there: the hash, all that is named after it, and `others`.
 
-    Raises RedisFailed, RedisAddressInvalid.
+    Raises OtherSinkBeside, RedisFailed, RedisAddressInvalid.
     """
     client: Any = redis_pool.client(url, hash_key)
     try:
         named = [name for name in (hash_key, *others) if client.exists(name)]
-        return list(dict.fromkeys([*named, *sorted(_named_after(client, hash_key))]))
+        found = list(dict.fromkeys([*named, *sorted(_named_after(client, hash_key))]))
+        _refuse_other_sinks(client, hash_key, found)
+        return found
     except redis.RedisError as error:
         raise redis_answers.failed(url, "to find the sink's keys", error) from error
 
@@ -62,6 +69,19 @@ def _named_after(client: Any, hash_key: str) -> Iterator[str]:
     literally = re.sub(r"([*?\[\]\\])", r"\\\1", beside)
     for name in client.scan_iter(match=f"{literally}*", count=SCAN_KEYS):
         yield name.decode("utf-8", "surrogateescape")
+
+
+def _refuse_other_sinks(client: Any, hash_key: str, found: Iterable[str]) -> None:
+    """By its marker: `{shop}:clicks` may be a key of the sink `shop`, or a sink of its own."""
+    own, ending = same_slot(hash_key, "onceflow"), ":onceflow"
+    for name in found:
+        if name != own and name.endswith(ending) and client.type(name) == b"hash":
+            other = name.removesuffix(ending)
+            raise OtherSinkBeside(
+                f"{name} is the marker of another sink, with hash key {other}, whose keys are among those named after "
+                f"{hash_key}: nothing was deleted; forget that sink first, or delete by hand what is this one's, with "
+                f"its marker {own} in the same UNLINK"
+            )
 
 
 def forget_redis_keys(url: str, keys: Iterable[str]) -> None:
