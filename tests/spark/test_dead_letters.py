@@ -136,3 +136,9 @@ def test_rows_that_lack_the_record_are_refused(spark: SparkSession) -> None:
         dead_letters(kept)
     with pytest.raises(WrongOption, match="neither rejected nor _corrupt_reason"):
         dead_letters(spark.createDataFrame([], "value binary"))
+
+
+@pytest.mark.parametrize("mode", ["at-least-once", "none", "exactly-once"])
+def test_a_mode_is_refused_with_what_to_do(mode: str) -> None:
+    with pytest.raises(WrongOption, match=f"mode '{mode}': dead letters are always exactly-once, so leave mode out"):
+        dead_letter_sink("127.0.0.1:1", topic="dead", checkpoint="/nowhere", mode=mode)

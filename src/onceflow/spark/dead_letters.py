@@ -88,8 +88,14 @@ def dead_letter_sink(
 
     `topic` is made where it is missing: one partition, and records that are kept for ever, since they have the time
     of the original and would be deleted by it. `checkpoint` is the query's own; other options are those of
-    `kafka_sink`, such as `kafka` and `compression`. Raises WrongOption.
+    `kafka_sink`, such as `kafka` and `compression`, but `mode`: dead letters are always exactly-once. Raises
+    WrongOption.
     """
+    if "mode" in options:
+        raise WrongOption(
+            f"mode {options['mode']!r}: dead letters are always exactly-once, so leave mode out; kafka_sink writes "
+            "dead_letters(rows) in the other modes"
+        )
     sink = kafka_sink(bootstrap, topic=topic, checkpoint=checkpoint, name=name, **options)
     return DeadLetterSink(sink, bootstrap, topic, options.get("kafka", {}))
 
