@@ -66,7 +66,12 @@ class Sinks:
         self.rebuilt: list[MissingRanges] = []
 
     def start(
-        self, *, plan_version: int = 1, close_others: bool = True, rebuild: Callable[..., DataFrame] | None = None
+        self,
+        *,
+        plan_version: int = 1,
+        close_others: bool = True,
+        rebuild: Callable[..., DataFrame] | None = None,
+        name: str = "",
     ) -> RedisSink:
         if close_others:
             self.close()
@@ -79,6 +84,7 @@ class Sinks:
             plan="clicks",
             plan_version=plan_version,
             rebuild=rebuild,
+            name=name,
         )
         self.made.append(sink)
         return sink
@@ -567,6 +573,21 @@ def test_two_sinks_of_one_process_do_not_share_a_checkpoint(sinks: Sinks) -> Non
         sinks.start(close_others=False).open(sinks.spark)
     sinks.close()
     sinks.start().open(sinks.spark)
+
+
+def test_two_sinks_of_one_query_do_not_share_a_marker(sinks: Sinks, redis_client: Any) -> None:
+    first = sinks.start()
+    sinks.run(first, 0)
+    second = sinks.start(close_others=False, name="other")
+    refused = r"marker {counts}:onceflow belongs to sink '{counts}:onceflow' and this is sink 'other': give it its"
+    with pytest.raises(MarkerRefused, match=refused):
+        sinks.batch(second, 0)
+    with pytest.raises(MarkerRefused, match=refused):
+        sinks.start(name="other").open(sinks.spark)
+    # A marker of before says nothing of its sink.
+    redis_client.hdel("{counts}:onceflow", "sink")
+    sinks.run(sinks.start(), 1)
+    assert_counted(redis_client, 2)
 
 
 @pytest.mark.parametrize("sums_max", [43, 42])

@@ -7,6 +7,7 @@ sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, 
 |---|---|
 | `format` | `1`, this table |
 | `query` | Spark's query id, from the checkpoint's `metadata` |
+| `sink` | name of the sink that made the marker; absent in those of earlier versions |
 | `owner` | owner epoch; one more with every start, whatever carries an older one is refused |
 | `batch` | number of the micro-batch; `-1` before the first one |
 | `complete` | `1` all of the batch is written; `0` some chunks may be missing |
@@ -53,7 +54,7 @@ def same_slot(hash_key: str, name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Marker(Proof):
-    """The marker as it stands in Redis. Its key names the sink, so no field does."""
+    """The marker as it stands in Redis."""
 
     ranges_json: str
     topic_ids: Mapping[str, str]
@@ -93,7 +94,10 @@ def anew(reset: str) -> str:
 
 
 def parse(key: str, fields: Mapping[str, str], *, sink: str = "", reset: str = RESET) -> Marker | None:
-    """The marker of `sink` from HGETALL of `key`; None where nothing is there. Raises MarkerUnreadable."""
+    """The marker from HGETALL of `key`, of `sink` where it names none; None where nothing is there.
+
+    Raises MarkerUnreadable.
+    """
     if not fields:
         return None
     if fields.get("format") != FORMAT:
@@ -104,7 +108,7 @@ def parse(key: str, fields: Mapping[str, str], *, sink: str = "", reset: str = R
     try:
         return Marker(
             query=fields["query"],
-            sink=sink or key,
+            sink=fields.get("sink") or sink or key,
             batch=int(fields["batch"]),
             complete={"1": True, "0": False}[fields["complete"]],
             digest=fields["digest"],
@@ -122,11 +126,12 @@ def parse(key: str, fields: Mapping[str, str], *, sink: str = "", reset: str = R
         raise MarkerUnreadable(f"marker {key} is damaged ({type(error).__name__}: {error}): {anew(reset)}") from error
 
 
-def first_fields(batch: Batch) -> dict[str, str]:
+def first_fields(batch: Batch, sink: str = "") -> dict[str, str]:
     """The marker's fields before the first batch, without owner."""
     return {
         "format": FORMAT,
         "query": batch.query,
+        "sink": sink,
         "batch": str(NO_BATCH),
         "complete": "1",
         "digest": "",

@@ -84,6 +84,7 @@ class RedisTarget(Sink):
 
         Raises MarkerRefused, RedisUnfit, RedisFailed.
         """
+        redis_pool.enter(self._url, self)
         self._session = session
         self.moment = "before the first batch"
         with self._told():
@@ -113,7 +114,7 @@ class RedisTarget(Sink):
         self.moment = f"in batch {batch.number}"
         with self._told():
             if found is None:
-                self._acquire(batch.query, markers.first_fields(batch), may_make=batch.number == 0)
+                self._acquire(batch.query, markers.first_fields(batch, self.name), may_make=batch.number == 0)
         self._writer = self._writer_of(batch, found)
 
     def write(self, rows: DataFrame) -> None:
@@ -129,7 +130,7 @@ class RedisTarget(Sink):
         self.batch_done = proof.batch
 
     def close(self) -> None:
-        redis_pool.close(self._url)
+        redis_pool.leave(self._url, self)
 
     def lost_since(self, expected: int) -> WentBack | None:
         """What is wrong where Redis does not hold batch `expected` any more. Raises MarkerRefused, RedisFailed."""
