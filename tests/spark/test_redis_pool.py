@@ -14,6 +14,7 @@ from onceflow.spark import redis_pool
 from onceflow.spark.redis_address import RedisAddressInvalid
 from onceflow.spark.redis_chunks import ChunkWriter
 from onceflow.spark.redis_scripts import Append, Increment, Keys
+from onceflow.spark.redis_target import RedisTarget
 
 
 @pytest.fixture
@@ -56,6 +57,38 @@ def test_a_connection_that_the_server_closed_is_replaced_on_borrow(new_redis: Ca
     server.start()
     assert client.set("key", "value")
     redis_pool.close(server.url)
+
+
+def test_a_sink_that_closes_leaves_the_pool_to_the_others_of_its_address(url: str) -> None:
+    first, second, never_opened = (
+        RedisTarget(url, Keys(f"{name}:m", f"{name}:h", (Increment("count", f"{name}:c"),), ()), name=name)
+        for name in ("first", "second", "never opened")
+    )
+    first.open(None, None)
+    second.open(None, None)
+    pool = redis_pool.client(url).connection_pool
+    first.close()
+    first.close()
+    never_opened.close()
+    assert redis_pool.client(url).connection_pool is pool
+    second.close()
+    assert redis_pool.client(url).connection_pool is not pool
+
+
+def test_a_pool_that_is_closed_while_it_is_asked_for_is_still_given(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closing(dict[Any, Any]):
+        """Another thread closes each pool right after it was found."""
+
+        def __contains__(self, place: object) -> bool:
+            return self.pop(place, None) is not None
+
+        def get(self, place: object, default: Any = None) -> Any:
+            return self.pop(place, default)
+
+    redis_pool.client(url)
+    monkeypatch.setattr(redis_pool, "_pools", Closing(redis_pool._pools))
+    client: Any = redis_pool.client(url)
+    assert client.ping()
 
 
 @pytest.mark.parametrize("url", ["localhost:6379", "http://127.0.0.1/1", "redis://127.0.0.1:x/1"])

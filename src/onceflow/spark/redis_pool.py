@@ -10,6 +10,7 @@ pool reconnects one that was closed or has unread bytes, and one that was idle f
 """
 
 import atexit
+import weakref
 from typing import Any
 
 import redis
@@ -27,8 +28,8 @@ RETRIES = 10
 RETRY_WAIT_FIRST_S = 0.01
 RETRY_WAIT_MAX_S = 1.0
 
-
 _pools: dict[tuple[str, int], redis.BlockingConnectionPool] = {}
+_users: dict[str, weakref.WeakSet[Any]] = {}
 
 
 def client(url: str, key: str | bytes = "") -> redis.Redis:
@@ -37,9 +38,11 @@ def client(url: str, key: str | bytes = "") -> redis.Redis:
     In a cluster it is that of the node which holds `key`, and there is a pool for each slot that is asked for.
     """
     place = url, redis_route.slot_of(url, key)
-    if place not in _pools:
-        _pools[place] = _open_pool(url, key)
-    return redis.Redis(connection_pool=_pools[place])
+    # Asked for once: another thread may close it at any time.
+    pool = _pools.get(place)
+    if pool is None:
+        pool = _pools[place] = _open_pool(url, key)
+    return redis.Redis(connection_pool=pool)
 
 
 def _open_pool(url: str, key: str | bytes) -> redis.BlockingConnectionPool:
@@ -65,10 +68,25 @@ def _borrow_once(pool: Any) -> None:
     pool.release(pool.get_connection())
 
 
+def enter(url: str, user: object) -> None:
+    """`user` needs the connections of `url` until it leaves."""
+    _users.setdefault(url, weakref.WeakSet()).add(user)
+
+
+def leave(url: str, user: object) -> None:
+    """Closes the connections of `url` where nobody else in this process needs them."""
+    others = _users.get(url, weakref.WeakSet())
+    others.discard(user)
+    if not others:
+        close(url)
+
+
 def close(url: str | None = None) -> None:
     """Closes the connections of `url`, or of every address; a later `client` makes a pool anew."""
-    for place in [place for place in _pools if url in (None, place[0])]:
-        _pools.pop(place).disconnect()
+    for place in [place for place in list(_pools) if url in (None, place[0])]:
+        pool = _pools.pop(place, None)
+        if pool is not None:
+            pool.disconnect()
 
 
 atexit.register(close)
