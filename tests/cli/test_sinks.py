@@ -264,6 +264,19 @@ def test_reset_takes_a_checkpoint_that_has_finished_nothing(counts: Counts, quer
     assert left_in(query) == ["onceflow.lock"]
 
 
+def test_reset_takes_the_checkpoint_of_a_start_that_was_refused(counts: Counts, query: Query, tmp_path: Path) -> None:
+    """Its sentence names this command: counts of another query, and a checkpoint in which only the lock is yet."""
+    counts.write(query.commit(1))
+    refused = tmp_path / "refused"
+    refused.mkdir()
+    (refused / "onceflow.lock").touch()
+    assert run("reset", *counts.words, "--checkpoint", str(refused), "--execute").exception is None
+    assert counts.client.exists(counts.marker_key, counts.hash_key) == 0
+    (refused / "data").touch()
+    strange = run("reset", *counts.words, "--checkpoint", str(refused), "--execute")
+    assert "refused is no Spark checkpoint (no file 'metadata' in it)" in str(strange.exception)
+
+
 def test_reset_without_a_checkpoint_says_what_that_leaves(counts: Counts, query: Query, tmp_path: Path) -> None:
     counts.write(query.commit(1))
     refused = run("reset", *counts.words, "--checkpoint", str(tmp_path / "missing"), "--execute")

@@ -167,9 +167,16 @@ def _kept_of_kafka(states: "Sequence[KafkaSinkState]", name: str | None, checkpo
 
 
 def _require_checkpoint(checkpoint: Path | None) -> None:
-    if checkpoint is not None and not (checkpoint / "metadata").is_file():
+    if checkpoint is not None and not (checkpoint / "metadata").is_file() and not _is_unused(checkpoint):
         what = "is no Spark checkpoint (no file 'metadata' in it)" if checkpoint.exists() else "does not exist here"
         raise OnceflowError(f"{checkpoint} {what}: nothing was removed; name the query's own checkpointLocation")
+
+
+def _is_unused(checkpoint: Path) -> bool:
+    """Whether it holds the lock's file alone, as after a start that was refused, whose sentence names this command."""
+    from onceflow.spark.checkpoint_lock import FILE_NAME
+
+    return checkpoint.is_dir() and [path.name for path in checkpoint.iterdir()] == [FILE_NAME]
 
 
 def _refuse_written(checkpoint: Path | None, missing: str) -> None:
