@@ -497,6 +497,29 @@ def test_a_new_checkpoint_beside_old_counts_is_refused_at_the_start(sinks: Sinks
     fresh.close()
 
 
+def test_a_check_is_made_again_and_what_stops_it_is_kept(
+    sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sinks.start(rebuild=sinks.rebuild)
+    sinks.run(sink, 0, 1)
+    past = Past(redis_client)
+    sinks.run(sink, 2)
+    past.restore()
+    repair = sink.target.repair
+
+    def moved(*_arguments: Any) -> None:
+        monkeypatch.setattr(sink.target, "repair", repair)
+        raise redis_scripts.MarkerMoved("the marker went back once more")
+
+    monkeypatch.setattr(sink.target, "repair", moved)
+    sink.check()
+    assert_counted(redis_client, 3, repaired=True)
+    redis_client.flushall()
+    with pytest.raises(MarkerRefused) as told:
+        sink.check()
+    assert sink.failure is told.value
+
+
 def test_the_check_may_run_while_a_batch_is_finished(
     sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ from onceflow.spark.redis_scripts import (
 from onceflow.spark.redis_target import Rebuild, RedisTarget, RedisUnfit, RepairFailed
 from onceflow.spark.repair import MissingRanges
 from onceflow.spark.reset_commands import redis_reset
-from onceflow.spark.sink import ExactlyOnce
+from onceflow.spark.sink import ExactlyOnce, within_attempts
 from onceflow.spark.sink_errors import MarkerRefused
 from onceflow.spark.wrong_option import WrongOption
 
@@ -106,8 +106,12 @@ class RedisSink(ExactlyOnce):
     def check(self) -> None:
         """Checks that Redis still holds the last batch that this sink wrote, and repairs it; safe while the query runs.
 
-        Raises MarkerRefused, RedisFailed.
+        Raises MarkerRefused, SinkStopped, RedisFailed, kept in `failure`.
         """
+        with self._failure_kept():
+            within_attempts(f"sink {self.sink.name!r} could not be checked", self._check)
+
+    def _check(self) -> None:
         # Taken first: the query may finish another batch while the marker is being read.
         if self._lost_since(self.target.batch_done) is None:
             return

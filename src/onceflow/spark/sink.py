@@ -180,7 +180,7 @@ class ExactlyOnce(FailureKept):
             checkpoint.drop_torn()
         elif self._lock is None:
             self._lock = take_name(checkpoint.location, self.sink.name)
-        _within_attempts(f"sink {self.sink.name!r} could not be opened", lambda: self._check_start(session, checkpoint))
+        within_attempts(f"sink {self.sink.name!r} could not be opened", lambda: self._check_start(session, checkpoint))
         self._checkpoint = checkpoint
 
     def close(self) -> None:
@@ -252,10 +252,10 @@ def write_batch(sink: Sink, rows: DataFrame, batch: Batch, checkpoint: Checkpoin
             sink.commit(proof_of(batch, sink.name, found))
         return True
 
-    return _within_attempts(f"batch {batch.number} of sink {sink.name!r} could not be written", attempt)
+    return within_attempts(f"batch {batch.number} of sink {sink.name!r} could not be written", attempt)
 
 
-def _within_attempts(failed: str, attempt: Callable[[], _T]) -> _T:
+def within_attempts(failed: str, attempt: Callable[[], _T]) -> _T:
     """What the first attempt that does not end returns. Raises SinkStopped, with what has `failed`."""
     reason = ""
     for _ in range(ATTEMPTS_MAX):
