@@ -93,6 +93,20 @@ def test_a_wrong_function_is_caught_by_name(
     assert told.value.rule == rule
 
 
+def test_an_error_by_chance_is_no_refusal(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    plans: dict[int, str] = {}
+    with pytest.raises(NotExactlyOnce, match="and ended by KeyError, which is no OnceflowError") as told:
+        check_foreach_batch(
+            lambda checkpoint: wrong.FallsOverAnotherBatch(path, checkpoint, plans),
+            lambda: wrong.values_in(path),
+            spark=spark,
+            lines=False,
+            visible_within_ms=0,
+        )
+    assert told.value.rule == Rule.OTHER_BATCH
+
+
 def test_the_parquet_sink_passes(spark: SparkSession, tmp_path: Path) -> None:
     report = check_parquet(tmp_path, spark)
     assert report.tasks == 6 and report.blocked == 0, report

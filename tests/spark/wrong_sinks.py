@@ -243,6 +243,21 @@ class OnlyTheNumber:
         self.table.close()
 
 
+class FallsOverAnotherBatch(OnlyTheNumber):
+    """Ends at a plan that is not the former one, and refuses nothing."""
+
+    def __init__(self, path: Path, checkpoint: str, plans: dict[int, str]) -> None:
+        super().__init__(path)
+        self.checkpoint = Path(checkpoint)
+        self.plans = plans
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        plan = (self.checkpoint / "offsets" / str(batch_id)).read_text()
+        if self.plans.setdefault(batch_id, plan) != plan:
+            raise KeyError(batch_id)
+        super().__call__(rows, batch_id)
+
+
 class ReadsNoSkippedRows(OnlyTheNumber):
     def skip(self, rows: DataFrame) -> None:
         pass

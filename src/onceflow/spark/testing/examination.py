@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from onceflow.errors import OnceflowError
 from onceflow.spark.testing import tasks
 from onceflow.spark.testing.points import Point
 from onceflow.spark.testing.stand import Stand
@@ -87,8 +88,13 @@ def other_batches(stand: Stand) -> None:
 
     def must_refuse(said: str, start: Start) -> None:
         event = Event(Kind.REPLAY, number, f"batch {number} was written and another start came with {said}")
-        if start.end() is None:
+        error = start.end()
+        if error is None:
             raise NotExactlyOnce(Rule.OTHER_BATCH, event.said, "and was not refused")
+        if not isinstance(error, OnceflowError):
+            # It may have failed by chance, before it looked or behind what it should not have done.
+            said = f"and ended by {type(error).__name__}, which is no OnceflowError, so not by a refusal ({error})"
+            raise NotExactlyOnce(Rule.OTHER_BATCH, event.said, said) from error
         stand.must_be_whole(event)
 
     must_refuse("other offsets under the same number", stand.start(offsets_more=1))
