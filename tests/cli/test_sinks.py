@@ -231,8 +231,10 @@ def test_reset_of_redis_keeps_a_checkpoint_whose_sink_is_not_there(counts: Count
         refused = run("reset", *counts.words, "--checkpoint", str(query.directory), *more)
         assert isinstance(refused.exception, NoSuchSink)
         assert f"no key of a sink with hash key {counts.hash_key} at " in str(refused.exception)
-        assert f"'rm -r {shlex.quote(str(query.directory))}'" in str(refused.exception)
+        assert "if all is lost there, add --missing-ok" in str(refused.exception)
     assert (query.directory / "metadata").exists() and (query.directory / "commits" / "1").exists()
+    lost = run("reset", *counts.words, "--checkpoint", str(query.directory), "--missing-ok", "--execute")
+    assert lost.exception is None and left_in(query) == ["onceflow.lock"]
 
 
 def test_reset_of_redis_is_refused_where_another_sink_is_named_after_the_hash(

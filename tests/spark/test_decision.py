@@ -49,7 +49,7 @@ def of_redis(of: Batch, *, complete: bool = True) -> Proof:
 
 Make = Callable[..., Proof]
 KINDS: dict[str, tuple[Make, Wording]] = {
-    "users": (of_users, Wording("the proof", "the target", "data", "another target", "or 'reset'")),
+    "users": (of_users, Wording("the proof", "the target", "data", "another target", "or 'reset'", "or 'reset'")),
     "kafka": (of_kafka, Place(NAME, "markers", 0).wording),
     "redis": (of_redis, wording(NAME)),
 }

@@ -1,7 +1,6 @@
 """`onceflow sink reset`: forgetting what a sink has noted as written, so that its query can begin anew."""
 
 import json
-import shlex
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -22,6 +21,12 @@ if TYPE_CHECKING:
     from onceflow.spark.kafka_sink_state import KafkaSinkState
 
 execute_option = click.option("--execute", is_flag=True, help="Do it. Without this it is only shown.")
+
+
+MISSING_OK = "--missing-ok"
+missing_ok_option = click.option(
+    MISSING_OK, is_flag=True, help="Take the checkpoint although nothing of its sink is left there."
+)
 
 
 class NoSuchSink(OnceflowError):
@@ -46,10 +51,17 @@ def reset() -> None:
 @redis_options
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="Another key of the sink's data; may be repeated.")
 @checkpoint_option
+@missing_ok_option
 @execute_option
 @json_option
 def reset_redis(
-    redis_url: str, hash_key: str, keys: Sequence[str], checkpoint: Path | None, execute: bool, as_json: bool
+    redis_url: str,
+    hash_key: str,
+    keys: Sequence[str],
+    checkpoint: Path | None,
+    missing_ok: bool,
+    execute: bool,
+    as_json: bool,
 ) -> None:
     """Forget a Redis sink: its counts and its marker, and its query's checkpoint, so that the log is counted anew.
 
@@ -70,7 +82,7 @@ def reset_redis(
     # Looked for while the lock is held: a driver that ends just now has written its keys by then.
     with without_driver(checkpoint) if execute and checkpoint is not None else nullcontext():
         found = redis_keys(redis_url, hash_key, keys)
-        if not found:
+        if not found and not missing_ok:
             _refuse_written(checkpoint, f"no key of a sink with hash key {hash_key} at {shown(redis_url)}")
         if execute:
             forget_redis_keys(redis_url, found)
@@ -87,6 +99,7 @@ def reset_redis(
 @reset.command("kafka")
 @kafka_options
 @checkpoint_option
+@missing_ok_option
 @execute_option
 @bootstrap_option
 @json_option
@@ -95,6 +108,7 @@ def reset_kafka(
     query: str | None,
     marker_topic: str,
     checkpoint: Path | None,
+    missing_ok: bool,
     execute: bool,
     bootstrap: str,
     as_json: bool,
@@ -121,7 +135,7 @@ def reset_kafka(
     locked = without_driver(checkpoint) if execute and checkpoint is not None else nullcontext()
     with open_cluster(bootstrap) as cluster, locked:
         states = kafka_sinks(cluster, marker_topic, wanted, name, None if checkpoint is None else str(checkpoint))
-        if not states:
+        if not states and not missing_ok:
             _refuse_without_marker(wanted, name, marker_topic, bootstrap, checkpoint)
         if execute:
             for state in states:
@@ -184,8 +198,7 @@ def _refuse_written(checkpoint: Path | None, missing: str) -> None:
     if checkpoint is not None and any((checkpoint / "commits").glob("[0-9]*")):
         raise NoSuchSink(
             f"there is {missing}, and the query of checkpoint {checkpoint} has finished batches: nothing was removed; "
-            f"name that sink and where it writes, or if all is lost there, begin anew with 'rm -r "
-            f"{shlex.quote(str(checkpoint))}'"
+            f"name that sink and where it writes, or if all is lost there, add {MISSING_OK}"
         )
 
 

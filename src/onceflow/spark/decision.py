@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from onceflow.spark.batch import NO_BATCH, Batch
 from onceflow.spark.proof import Proof, ranges_digest
 
+MISSING_OK = "--missing-ok"
+"""The option with which a reset takes a checkpoint of whose sink nothing is left."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wording:
@@ -30,6 +33,8 @@ class Wording:
     """Where this checkpoint may have written before: `another hash key`."""
     anew: str
     """What is left where nothing else helps: `delete counts and checkpoint with 'onceflow sink reset …'`."""
+    anew_after_loss: str
+    """The same where the target has lost all: the checkpoint alone is left to delete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +138,7 @@ def _missing(committed: int, wording: Wording) -> Refuse:
     return Refuse(
         f"there is no {wording.marker} and Spark has committed batch {committed} by this checkpoint, so it wrote to "
         f"{wording.elsewhere}, or {wording.target} lost batches: give each target a checkpoint of its own, restore "
-        f"{wording.target}, or {wording.anew}"
+        f"{wording.target}, or {wording.anew_after_loss}"
     )
 
 

@@ -36,7 +36,7 @@ from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import RequestRefused, TopicExists
 from onceflow.client.records import read_records
 from onceflow.spark.batch import canonical_json
-from onceflow.spark.decision import Wording
+from onceflow.spark.decision import MISSING_OK, Wording
 from onceflow.spark.proof import Proof, proof_fields
 from onceflow.spark.reset_commands import kafka_reset
 from onceflow.spark.sink_errors import SinkStopped
@@ -109,6 +109,13 @@ def parse(copy: str, place: "Place", text: str | bytes) -> tuple[KafkaMarker, in
         ) from error
 
 
+def _anew(reset: str) -> str:
+    return (
+        f"put back what belongs together, or forget marker and checkpoint with '{reset}' and write anew, to another or "
+        "an emptied topic"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where one sink's marker is: the group and the record's key are `name`, the transactional id."""
@@ -131,15 +138,13 @@ class Place:
             data="output",
             elsewhere="another cluster, or by another name= or marker_topic=",
             anew=self.anew,
+            anew_after_loss=_anew(f"{self.reset} {MISSING_OK}"),
         )
 
     @property
     def anew(self) -> str:
         """What is left where nothing else helps, for the end of a sentence."""
-        return (
-            f"put back what belongs together, or forget marker and checkpoint with '{self.reset}' and write anew, to "
-            "another or an emptied topic"
-        )
+        return _anew(self.reset)
 
     def end(self, cluster: Cluster, *, read_committed: bool = True) -> int:
         """Where the marker's partition ends: with `read_committed` the first offset that an open transaction hides."""

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onceflow.spark.batch import NO_BATCH, Batch, canonical_json
-from onceflow.spark.decision import Wording
+from onceflow.spark.decision import MISSING_OK, Wording
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.proof import Proof, proof_of, ranges_digest
 from onceflow.spark.sink_errors import MarkerRefused
@@ -85,6 +85,7 @@ def wording(key: str, reset: str = RESET) -> Wording:
         data="counts",
         elsewhere="another hash key or another Redis",
         anew=anew(reset),
+        anew_after_loss=anew(f"{reset} {MISSING_OK}"),
     )
 
 

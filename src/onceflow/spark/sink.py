@@ -115,6 +115,7 @@ class Sink(abc.ABC):
             data="data",
             elsewhere="another target",
             anew="begin anew with an empty target and an empty checkpoint",
+            anew_after_loss="begin anew with an empty checkpoint",
         )
 
 
