@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from onceflow.spark.checkpoint import sync_path
 from onceflow.spark.sink import Batch, CommitUnknown, ExactlyOnce, Proof, Sink
 
 
@@ -43,19 +44,19 @@ class ParquetSink(Sink):
     def write(self, rows: DataFrame) -> None:
         # Spark hands over what one successful attempt of each task returned.
         self.files = [row.file for row in rows.mapInArrow(writer_to(str(self.data)), "file string").collect()]
-        sync(self.data)
+        sync_path(self.data)
 
     def commit(self, proof: Proof) -> None:
         mine = self.manifests / f"{uuid.uuid4()}.unfinished"
         mine.write_text(json.dumps({"proof": proof.text(), "files": self.files}))
-        sync(mine)
+        sync_path(mine)
         try:
             os.link(mine, self.manifests / str(proof.batch))
         except FileExistsError as error:
             raise CommitUnknown(f"batch {proof.batch} has a manifest already: {error}") from error
         finally:
             mine.unlink()
-        sync(self.manifests)
+        sync_path(self.manifests)
 
 
 def manifests_in(directory: Path) -> list[str]:
@@ -73,18 +74,10 @@ def writer_to(directory: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
             file.write_batch(batch)
         if file is not None:
             file.close()
-            sync(path)
+            sync_path(path)
             yield pa.RecordBatch.from_pydict({"file": [path.name]})
 
     return write
-
-
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_table(directory: Path) -> list[pa.Table]:

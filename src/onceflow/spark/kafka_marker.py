@@ -178,6 +178,15 @@ class Place:
         return newest
 
 
+def newest_values(cluster: Cluster, topic: str, partition: int) -> dict[bytes, bytes]:
+    """Key → value of every newest record of a partition of the marker topic that can be read and is no tombstone."""
+    start, end = (cluster.list_offsets(topic, {partition: at})[partition].offset for at in (EARLIEST, LATEST))
+    newest: dict[bytes | None, bytes | None] = {}
+    for record in read_records(cluster, topic, partition, start, end):
+        newest[record.key] = record.value
+    return {key: value for key, value in newest.items() if key is not None and value is not None}
+
+
 def place_of(cluster: Cluster, sink: str, topic: str, checkpoint: str | None, query: str) -> Place:
     """Where the marker of a query's sink is, in the marker topic `topic`. Raises SinkStopped."""
     name = f"onceflow-{query}-{sink}"

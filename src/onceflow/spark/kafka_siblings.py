@@ -7,9 +7,8 @@ this look around it would write everything a second time into a topic that alrea
 from collections.abc import Collection
 from dataclasses import replace
 
-from onceflow.client.cluster import EARLIEST, LATEST, PAUSE_MS_MAX, Cluster
-from onceflow.client.records import read_records
-from onceflow.spark.kafka_marker import KafkaMarker, Place, parse
+from onceflow.client.cluster import PAUSE_MS_MAX, Cluster
+from onceflow.spark.kafka_marker import KafkaMarker, Place, newest_values, parse
 from onceflow.spark.kafka_transaction import Settings
 from onceflow.spark.reset_commands import kafka_reset
 from onceflow.spark.sink_errors import SinkStopped
@@ -55,15 +54,10 @@ def wait_until_readable(cluster: Cluster, place: Place, settings: Settings) -> N
 
 def _markers(cluster: Cluster, place: Place, partition: int) -> list[KafkaMarker]:
     """The newest of each key; what is no marker of this version belongs to somebody else."""
-    topic = place.topic
-    start, end = (cluster.list_offsets(topic, {partition: at})[partition].offset for at in (EARLIEST, LATEST))
-    newest: dict[bytes | None, bytes | None] = {}
-    for record in read_records(cluster, topic, partition, start, end):
-        newest[record.key] = record.value
     found = []
-    for value in newest.values():
+    for value in newest_values(cluster, place.topic, partition).values():
         try:
-            found += [] if value is None else [parse("a record", place, value)[0]]
+            found.append(parse("a record", place, value)[0])
         except SinkStopped:
             continue
     return found

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 from onceflow.client.admin import Admin
 from onceflow.client.admin_answers import TransactionDescription
-from onceflow.client.cluster import EARLIEST, LATEST, Cluster
+from onceflow.client.cluster import Cluster
 from onceflow.client.errors import RequestRefused
-from onceflow.client.records import read_records
 from onceflow.client.security import Security
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.errors import OnceflowError
-from onceflow.spark.kafka_marker import KafkaMarker, Place, agreed, parse, with_offset_of
+from onceflow.spark.kafka_marker import KafkaMarker, Place, agreed, newest_values, parse, with_offset_of
 from onceflow.spark.reset_commands import kafka_reset
 from onceflow.spark.sink_errors import SinkStopped
 from onceflow.wire.errors import ErrorCode
@@ -72,9 +71,9 @@ def kafka_sinks(
         )
     admin = Admin(cluster)
     groups = {each.group_id for each in admin.list_groups()}
-    keys = {name for partition in topic.partitions for name in _keys(cluster, marker_topic, partition)}
+    keys = {key for partition in topic.partitions for key in newest_values(cluster, marker_topic, partition)}
     places = []
-    for name in sorted(groups | keys):
+    for name in sorted(groups | {key.decode("utf-8", "replace") for key in keys}):
         its_query, its_sink = parts_of(name)
         if its_sink and query in (None, its_query) and sink in (None, its_sink):
             partition = partition_for_key(name.encode(), len(topic.partitions))
@@ -89,15 +88,6 @@ def parts_of(name: str) -> tuple[str, str]:
     if not name.startswith(PREFIX) or name[begin : begin + 1] != "-":
         return "", ""
     return name[len(PREFIX) : begin], name[begin + 1 :]
-
-
-def _keys(cluster: Cluster, topic: str, partition: int) -> set[str]:
-    """The names of the markers that have a record there, and no tombstone behind it."""
-    start, end = (cluster.list_offsets(topic, {partition: at})[partition].offset for at in (EARLIEST, LATEST))
-    newest: dict[bytes | None, bytes | None] = {}
-    for record in read_records(cluster, topic, partition, start, end):
-        newest[record.key] = record.value
-    return {key.decode("utf-8", "replace") for key, value in newest.items() if key is not None and value is not None}
 
 
 def _state(admin: Admin, place: Place) -> KafkaSinkState | None:

@@ -213,6 +213,19 @@ def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: i
     return int(synced[0]) >= 1
 
 
+def marker_fields(client: Any, marker: str, data: Sequence[str]) -> tuple[dict[str, str], bool]:
+    """The marker's fields, and whether any of the `data` keys exists, at one instant. Raises redis-py's errors."""
+
+    def read() -> Any:
+        pipeline = client.pipeline(transaction=True)
+        pipeline.hgetall(marker)
+        pipeline.exists(*data)
+        return pipeline.execute()
+
+    fields, present = redis_answers.patiently(read, pool=client.connection_pool)
+    return {name.decode(): value.decode() for name, value in fields.items()}, present > 0
+
+
 def texts(answer: Sequence[Any]) -> list[str]:
     """A script's answer as text; what is not UTF-8 in a field's name is shown escaped."""
     return [part.decode("utf-8", "backslashreplace") if isinstance(part, bytes) else str(part) for part in answer]

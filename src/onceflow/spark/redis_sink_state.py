@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from onceflow.errors import OnceflowError
-from onceflow.spark import redis_answers, redis_pool
+from onceflow.spark import redis_answers, redis_pool, redis_scripts
 from onceflow.spark import redis_marker as markers
 from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_marker import Marker, same_slot
@@ -35,18 +35,11 @@ def read_redis_sink(url: str, hash_key: str, reset: str) -> RedisSinkState:
     """Raises MarkerUnreadable, RedisFailed, RedisAddressInvalid. `reset` is the command that a sentence may name."""
     key = same_slot(hash_key, "onceflow")
 
-    def read() -> Any:
-        pipeline = redis_pool.client(url, key).pipeline(transaction=True)
-        pipeline.hgetall(key)
-        pipeline.exists(hash_key)
-        return pipeline.execute()
-
     try:
-        fields, there = redis_answers.patiently(read)
+        fields, there = redis_scripts.marker_fields(redis_pool.client(url, key), key, [hash_key])
     except redis.RedisError as error:
         raise redis_answers.failed(url, "to show its marker", error) from error
-    texts = {name.decode(): value.decode() for name, value in fields.items()}
-    return RedisSinkState(url, hash_key, key, markers.parse(key, texts, reset=reset), there > 0)
+    return RedisSinkState(url, hash_key, key, markers.parse(key, fields, reset=reset), there)
 
 
 def redis_keys(url: str, hash_key: str, others: Iterable[str]) -> list[str]:

@@ -170,17 +170,9 @@ class RedisTarget(Sink):
     def read(self) -> Marker | None:
         """The marker. Raises MarkerRefused where there are counts without one, read at the same instant."""
 
-        client = self._client()
-
-        def read() -> Any:
-            pipeline = client.pipeline(transaction=True)
-            pipeline.hgetall(self._keys.marker)
-            pipeline.exists(*self._keys.data)
-            return pipeline.execute()
-
-        fields, present = redis_answers.patiently(read, pool=client.connection_pool)
-        texts = {name.decode(): value.decode() for name, value in fields.items()}
-        found = markers.parse(self._keys.marker, texts, sink=self.name, reset=self._keys.reset)
+        keys = self._keys
+        fields, present = redis_scripts.marker_fields(self._client(), keys.marker, keys.data)
+        found = markers.parse(keys.marker, fields, sink=self.name, reset=keys.reset)
         if found is None and present:
             raise MarkerRefused(
                 f"there is no marker {self._keys.marker} but there are counts beside it that it would belong to: "
