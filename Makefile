@@ -41,7 +41,7 @@ $(ARCHIVE): $(VENV)/.installed  # Spark's classes, so that the tests' JVMs start
 browser:        ## Debian's chromium for the page's test, where there is none and apt may be used
 	@./tests/install-chromium.sh
 
-campaign: install   ## the long runs of kills, damage and hostile frames; ONLY=word runs some; docs/campaigns.md
+campaign: install   ## the long runs of kills, damage and hostile frames; ONLY=word runs some; all write docs/campaigns.md
 	$(BIN)/python -m pytest -m campaign --timeout=3000 $(if $(ONLY),-k "$(ONLY)",)
 
 compat: install  ## strangers' clients and Kafka's own tools against the broker, those that are found

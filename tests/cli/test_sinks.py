@@ -208,6 +208,27 @@ def test_reset_of_redis_shows_first_and_then_takes_all_that_is_the_sinks(counts:
     assert left_in(query) == ["onceflow.lock"]
 
 
+def test_reset_of_redis_says_that_counts_and_checkpoint_are_of_two_queries(
+    counts: Counts, query: Query, tmp_path: Path
+) -> None:
+    other = Query(tmp_path / "other")
+    counts.write(other.commit(1))
+    query.commit(1)
+    words = ("reset", *counts.words, "--checkpoint")
+    said = f"the counts are of query {other.id} and the checkpoint of query {query.id}, both of which are named here"
+    assert f"take care: {said}" in run(*words, str(query.directory)).stdout
+    assert said in asked(*words, str(query.directory))[1]["mixed"]
+    assert "take care" not in run(*words, str(other.directory)).stdout
+    # Damage is what a reset is for, and says nothing about whose it is.
+    (query.directory / "metadata").write_text("torn")
+    assert asked(*words, str(query.directory), "--execute")[1]["mixed"] is None
+
+
+def test_reset_of_redis_where_nothing_is_does_not_ask_to_be_executed(counts: Counts) -> None:
+    nothing = run("reset", *counts.words, "--missing-ok")
+    assert (nothing.exception, nothing.stdout, nothing.stderr) == (None, "there is nothing to forget\n", "")
+
+
 def test_reset_of_redis_is_refused_while_a_driver_runs(counts: Counts, query: Query) -> None:
     counts.write(query.commit(1))
     words = ("reset", *counts.words, "--checkpoint", str(query.directory))

@@ -122,6 +122,15 @@ def test_clicks_for_people_and_programs(redis_server: RedisProcess, hash_key: st
     assert "nothing counted yet" in run("clicks", "--redis", redis_server.url, "--hash-key", "none").stdout
 
 
+def test_counts_of_another_job_are_not_told_as_no_clicks(redis_server: RedisProcess, hash_key: str) -> None:
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.hset(hash_key, mapping={"a": 1, "b": 2})
+        client.hset(f"{{{hash_key}}}:onceflow", mapping={"plan": "visits", "batch": "3", "complete": "1"})
+    told = run("clicks", "--redis", redis_server.url, "--hash-key", hash_key).output
+    assert told.startswith(f"2 fields in {hash_key}, but the marker {{{hash_key}}}:onceflow was written by another job")
+    assert "(its plan is 'visits')" in told
+
+
 def test_every_user_goes_into_a_file(redis_server: RedisProcess, hash_key: str) -> None:
     """Mission A7: exported for offline statistics."""
     count(redis_server.url, hash_key, "t", GOOD_AND_BAD)
@@ -200,6 +209,11 @@ def test_an_address_that_is_no_redis_is_wrong_usage() -> None:
     for command in (["clicks"], ["verify"], ["run"], ["dead"], ["sink", "reset", "redis"]):
         done = CliRunner().invoke(onceflow, [*command, "--redis", "http://127.0.0.1:6379/1"])
         assert (done.exit_code, "begins with none of redis://" in done.output) == (2, True), command
+
+
+def test_a_list_of_commands_has_whole_sentences() -> None:
+    words = " ".join(run("sink", "reset", "--help").output.split())
+    assert "redis Forget a Redis sink: its counts and its marker, and its query's checkpoint, so that the log" in words
 
 
 def test_a_mistyped_command_is_told_the_nearest() -> None:

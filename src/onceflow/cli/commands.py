@@ -1,6 +1,7 @@
-"""A group of commands that names the nearest one where a word is none of them."""
+"""A group of commands that says what each does in a whole sentence, and names the nearest one to a wrong word."""
 
 import difflib
+import sys
 
 import click
 
@@ -17,3 +18,10 @@ class Commands(click.Group):
             meant = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(known)}."
             ctx.fail(f"No such command '{args[0]}'. {meant}")
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        # click cuts a sentence to what is left of one line; a list wraps.
+        rows = [(name, command.get_short_help_str(sys.maxsize)) for name, command in commands if command is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)

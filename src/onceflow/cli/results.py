@@ -135,6 +135,13 @@ def totals(snapshot: "Snapshot") -> str:
     """Return the snapshot as lines for people."""
     if snapshot.marker is None:
         return f"nothing counted yet under {snapshot.hash_key}"
+    if snapshot.marker.counted_fields is None:
+        from onceflow.clicks.results import by_another_job
+
+        said = by_another_job(snapshot.hash_key, snapshot.marker)
+        return (
+            f"{counted(snapshot.users, 'field')} in {snapshot.hash_key}, but {said}: read them as that job means them"
+        )
     counts = {"events": snapshot.events, "clicks": snapshot.clicks, "users": snapshot.users, "bad": snapshot.bad}
     batch = f"micro-batch {snapshot.batch}{'' if snapshot.marker.complete else ' (being written)'}"
     lines = [" · ".join([*(f"{count:,} {name}" for name, count in counts.items()), batch])]

@@ -76,12 +76,13 @@ def reset_redis(
     """
     from onceflow.spark.checkpoint_lock import without_driver
     from onceflow.spark.redis_address import shown
-    from onceflow.spark.redis_sink_state import forget_redis_keys, redis_keys
+    from onceflow.spark.redis_sink_state import forget_redis_keys, marker_query, redis_keys
 
     _require_checkpoint(checkpoint)
     # Looked for while the lock is held: a driver that ends just now has written its keys by then.
     with without_driver(checkpoint) if execute and checkpoint is not None else nullcontext():
         found = redis_keys(redis_url, hash_key, keys)
+        mixed = None if checkpoint is None else _two_queries(marker_query(redis_url, hash_key), checkpoint)
         if not found and not missing_ok:
             _refuse_written(checkpoint, f"no key of a sink with hash key {hash_key} at {shown(redis_url)}")
         if execute:
@@ -93,7 +94,7 @@ def reset_redis(
     if found and hash_key not in found:
         kept.append(f"what else the sink may have written: there is no {hash_key}; name other keys with --key")
     forgotten = [f"{key} at {shown(redis_url)}" for key in found]
-    _tell_reset(forgotten, kept, checkpoint, execute, as_json)
+    _tell_reset(forgotten, kept, checkpoint, execute, as_json, mixed)
 
 
 @reset.command("kafka")
@@ -193,6 +194,22 @@ def _is_unused(checkpoint: Path) -> bool:
     return checkpoint.is_dir() and [path.name for path in checkpoint.iterdir()] == [FILE_NAME]
 
 
+def _two_queries(of_marker: str | None, checkpoint: Path) -> str | None:
+    """What is to be known where counts and checkpoint are not of one query; refusals name this command for such too."""
+    from onceflow.spark.checkpoint import CheckpointUnreadable, LocalCheckpoint
+
+    try:
+        of_checkpoint = LocalCheckpoint(checkpoint).query_id()
+    except CheckpointUnreadable:
+        return None  # Damage is a reason to forget it.
+    if of_marker is None or of_checkpoint in (None, of_marker):
+        return None
+    return (
+        f"the counts are of query {of_marker} and the checkpoint of query {of_checkpoint}, both of which are named "
+        "here; the counts' own is another one"
+    )
+
+
 def _refuse_written(checkpoint: Path | None, missing: str) -> None:
     """Raises NoSuchSink where the query has finished batches: their sink must be elsewhere, or is lost."""
     if checkpoint is not None and any((checkpoint / "commits").glob("[0-9]*")):
@@ -220,7 +237,12 @@ def _remove(checkpoint: Path | None) -> None:
 
 
 def _tell_reset(
-    forgotten: Sequence[str], kept: Sequence[str], checkpoint: Path | None, execute: bool, as_json: bool
+    forgotten: Sequence[str],
+    kept: Sequence[str],
+    checkpoint: Path | None,
+    execute: bool,
+    as_json: bool,
+    mixed: str | None = None,
 ) -> None:
     from onceflow.spark.checkpoint_lock import holder_of
 
@@ -228,7 +250,11 @@ def _tell_reset(
     driver = None if execute or checkpoint is None else holder_of(checkpoint)
     with stdout_may_close():
         if as_json:
-            click.echo(json.dumps({"executed": execute, "forgotten": gone, "kept": list(kept), "driver": driver}))
+            document = {"executed": execute, "forgotten": gone, "kept": list(kept), "driver": driver, "mixed": mixed}
+            click.echo(json.dumps(document))
+            return
+        if not gone:
+            click.echo("there is nothing to forget")
             return
         for each in gone:
             click.echo(f"{'forgotten' if execute else 'would be forgotten'}: {each}")
@@ -236,6 +262,6 @@ def _tell_reset(
             click.echo(f"stays: {each}")
         if driver is not None:
             click.echo(f"refused while a driver runs: {driver}")
-        if not gone:
-            click.echo("there is nothing to forget")
+        if mixed is not None:
+            click.echo(f"take care: {mixed}")
         click.echo("done" if execute else "nothing was changed: add --execute to do it", err=not execute)

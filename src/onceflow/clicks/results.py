@@ -115,6 +115,15 @@ class MarkerView:
     fields: Mapping[str, str]
     """Every field as it stands in Redis, to see whether the marker moved."""
 
+    @property
+    def counted_fields(self) -> tuple[str, str | None] | None:
+        """The event's fields that 'onceflow run' counts by and sums up; None where another job wrote the marker."""
+        try:
+            plan = json.loads(self.plan)
+            return plan["key_field"], plan["value_field"]
+        except (ValueError, KeyError, TypeError):
+            return None
+
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
@@ -303,6 +312,14 @@ def parse_marker(fields: Mapping[str, str]) -> MarkerView | None:
         )
     except (ValueError, AttributeError) as error:
         raise RedisUnreachable(f"the marker in Redis is not one of onceflow's ({error}): {dict(fields)}") from error
+
+
+def by_another_job(hash_key: str, marker: MarkerView) -> str:
+    """The sentence about counts whose meaning only their own job knows."""
+    return (
+        f"the marker {Keys(hash_key).marker} was written by another job than 'onceflow run' (its plan is "
+        f"{marker.plan!r})"
+    )
 
 
 def lag(cluster: "Cluster", marker: MarkerView, *, now_ms: int | None = None) -> "Lag":

@@ -6,7 +6,6 @@ parses, and the rules are `onceflow.clicks.recount`'s own. The counts are taken 
 complete batch, so this works while the stream runs; what the log holds beyond the marker is told as not yet counted.
 """
 
-import json
 import logging
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ import redis
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from onceflow.clicks.recount import Recount
-from onceflow.clicks.results import DEAD_LENGTH, Keys, MarkerView, parse_marker
+from onceflow.clicks.results import DEAD_LENGTH, Keys, MarkerView, by_another_job, parse_marker
 from onceflow.client.librdkafka import librdkafka_settings
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
@@ -121,14 +120,9 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: 
 
 
 def _plan(marker: MarkerView, keys: Keys) -> tuple[str, str | None]:
-    try:
-        plan = json.loads(marker.plan)
-        return plan["key_field"], plan["value_field"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CannotSay(
-            f"the marker {keys.marker} was written by another job than 'onceflow run' (its plan is {marker.plan!r}): "
-            "verify knows only what that counts"
-        ) from error
+    if marker.counted_fields is None:
+        raise CannotSay(f"{by_another_job(keys.count, marker)}: verify knows only what that counts")
+    return marker.counted_fields
 
 
 # Redis

@@ -42,6 +42,17 @@ def read_redis_sink(url: str, hash_key: str, reset: str) -> RedisSinkState:
     return RedisSinkState(url, hash_key, key, markers.parse(key, fields, reset=reset), there)
 
 
+def marker_query(url: str, hash_key: str) -> str | None:
+    """The query that wrote the marker, however damaged the rest of it is. Raises RedisFailed, RedisAddressInvalid."""
+    key = same_slot(hash_key, "onceflow")
+    found: Any
+    try:
+        found = redis_pool.client(url, key).hget(key, "query")
+    except redis.RedisError as error:
+        raise redis_answers.failed(url, "to read its marker", error) from error
+    return None if found is None else str(found.decode("utf-8", "replace"))
+
+
 def redis_keys(url: str, hash_key: str, others: Iterable[str]) -> list[str]:
     """The keys that a reset forgets, of those that are there: the hash, all that is named after it, and `others`.
 
