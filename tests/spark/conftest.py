@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark import redis_batch, redis_chunks
+from onceflow.spark import redis_chunks, redis_rows
 from tests.spark import simulated_spark
 from tests.spark.simulated_query import Started
 
@@ -60,8 +60,8 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 def new_query(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     """Makes queries of both sinks without Spark, whose chunks begin at 40 rows."""
     simulated_spark.stand_in(monkeypatch)
-    monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", 40)
-    monkeypatch.setattr(redis_batch, "COLLECTED_PER_WRITTEN", 1)
+    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 40)
+    monkeypatch.setattr(redis_rows, "COLLECTED_PER_WRITTEN", 1)
     monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 3)
     started = Started(directory)
     yield started

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from onceflow.spark import kafka_rows, redis_batch, redis_chunks
+from onceflow.spark import kafka_rows, redis_batch, redis_chunks, redis_rows, redis_scripts
 from onceflow.spark.kafka_sender import Blob, TopicPartition
 from onceflow.spark.redis_batch import BatchWriter
 from onceflow.spark.sink_errors import AttemptEnded
@@ -78,6 +78,11 @@ def _random_access_file(path: str, _mode: str) -> Any:
     )
 
 
+ROW_SCHEMA = pa.schema(
+    [("target", pa.string()), ("field", pa.binary()), ("amount", pa.int64()), ("value", pa.binary())]
+)
+
+
 @dataclass
 class Frame:
     """A DataFrame whose rows are tuples in memory."""
@@ -94,8 +99,15 @@ class Frame:
     def unpersist(self) -> "Frame":
         return self
 
-    def collect(self) -> list[Any]:
-        return self.sparkSession.executors.shuffled(self.rows)
+    def selectExpr(self, *_columns: str) -> "Frame":  # noqa: N802 (Spark's name)
+        return self
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 (Spark's name)
+        self.times_read += 1
+        return pa.Table.from_pylist(
+            [dict(zip(redis_chunks.ROW, row, strict=True)) for row in self.sparkSession.executors.shuffled(self.rows)],
+            ROW_SCHEMA,
+        )
 
     def agg(self, *_columns: Any) -> "Frame":
         """Number of rows and bytes of their fields, the one thing that is asked of sums."""
@@ -125,7 +137,7 @@ class Encoded:
     Rows for Kafka are (partition, key, value).
     """
 
-    def __init__(self, rows: Frame, encoder: Any, _driver_bytes: int) -> None:
+    def __init__(self, rows: Frame, encoder: Any, _driver_bytes: int, _task_bytes: int | None) -> None:
         self._rows = rows
         self._topic = encoder.topic
         self._targets = {topic: target.partition_count for topic, target in encoder.targets.items()}
@@ -137,6 +149,10 @@ class Encoded:
 
     def close(self) -> None:
         """Nothing is kept outside this process."""
+
+    def share_of_task(self) -> int | None:
+        """Whatever there is comes in parts."""
+        return None
 
     def records(self) -> Mapping[TopicPartition, int]:
         found: dict[TopicPartition, int] = {}
@@ -184,9 +200,15 @@ class Anything:
         return self
 
 
-def _measured(_writer: BatchWriter, rows: Frame) -> tuple[int, int]:
+def _measured(rows: Frame, _keys: Any, _batch: int) -> redis_rows.Measured:
     rows.times_read += 1
-    return len(rows.rows), sum(len(each[1]) for each in rows.rows)
+    return redis_rows.Measured(len(rows.rows), sum(len(each[1]) for each in rows.rows))
+
+
+def _collected_unmeasured(rows: Frame, keys: redis_scripts.Keys) -> redis_rows.Collected | None:
+    """Now and then there is a row that has to be measured."""
+    found = redis_rows.collected(rows, keys)
+    return None if rows.sparkSession.executors.chance.random() < 0.2 else found
 
 
 def _sums(writer: BatchWriter, rows: Frame) -> Frame:
@@ -227,8 +249,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_rows, "EncodedFrame", Encoded)
     monkeypatch.setattr(kafka_rows, "record_columns", lambda rows, *_options: rows)
     monkeypatch.setattr(redis_batch, "F", Anything())
-    monkeypatch.setattr(BatchWriter, "_checked_columns", lambda _writer, rows: rows)
-    monkeypatch.setattr(BatchWriter, "_measured", _measured)
+    monkeypatch.setattr(redis_rows, "require_columns", lambda _rows, _keys: None)
+    monkeypatch.setattr(redis_rows, "measured", _measured)
+    monkeypatch.setattr(redis_rows, "collected_unmeasured", _collected_unmeasured)
     monkeypatch.setattr(BatchWriter, "_sums", _sums)
     monkeypatch.setattr(BatchWriter, "_newest", _newest)
     monkeypatch.setattr(redis_chunks, "write_chunks", _write_chunks)

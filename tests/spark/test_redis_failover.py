@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from onceflow.spark import redis_batch, redis_chunks, redis_pool
+from onceflow.spark import redis_batch, redis_chunks, redis_pool, redis_rows
 from tests.conftest import RedisProcess
 from tests.spark.redis_servers import RedisCluster, Sentinel, taking_back, watched
 from tests.spark.test_checkpoint import SparkFiles
@@ -24,7 +24,7 @@ def files(tmp_path: Path) -> SparkFiles:
 @pytest.fixture
 def start(files: SparkFiles, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Sinks]]:
     """Sinks of an address; every batch is cut into chunks, of some ten rows."""
-    monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", 0)
+    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 0)
     monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 11)
     made: list[Sinks] = []
 

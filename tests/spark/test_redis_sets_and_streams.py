@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from onceflow.spark import redis_batch, redis_chunks, redis_pool, redis_scripts
+from onceflow.spark import redis_chunks, redis_pool, redis_rows, redis_scripts
 from onceflow.spark import redis_marker as markers
 from onceflow.spark.batch import Batch
 from onceflow.spark.redis_scripts import (
@@ -297,7 +297,7 @@ def test_real_spark_killed_repeated_and_repaired(
     sinks: Sinks, rows_per_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", rows_per_chunk)
-    monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", rows_per_chunk)
+    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", rows_per_chunk)
     client: Any = redis_pool.client(sinks.url)
     sinks.start()
     for number in range(3):

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
-from onceflow.spark import checkpoint_lock, redis_batch, redis_chunks, redis_pool, redis_scripts
+from onceflow.spark import checkpoint_lock, redis_chunks, redis_pool, redis_rows, redis_scripts
 from onceflow.spark.checkpoint import CheckpointNotSynced, LocalCheckpoint
 from onceflow.spark.checkpoint_lock import CheckpointInUse
 from onceflow.spark.data_loss import DataLost
@@ -53,7 +53,7 @@ def redis_client(redis_server: Any) -> Iterator[Any]:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch is cut into chunks, of some ten rows."""
-    monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", 0)
+    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 0)
     monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 11)
 
 
@@ -618,7 +618,7 @@ def test_what_is_one_script_is_told_by_the_sums(
     sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch, sums_max: int
 ) -> None:
     """63 rows of a batch, as tasks that summed for themselves hand them over, are 43 that are written."""
-    monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", sums_max)
+    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", sums_max)
     sinks.run(sinks.start(), 0, 1)
     assert_counted(redis_client, 2)
     assert (marker_of(redis_client)["chunks"] == "0") == (sums_max == 43)

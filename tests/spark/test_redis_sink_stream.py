@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark import redis_batch, redis_pool
+from onceflow.spark import redis_pool, redis_rows
 from onceflow.spark.read_again import read_again
 from onceflow.spark.redis_sink import Increment, RedisSink
 from onceflow.spark.sink_errors import MarkerRefused
@@ -89,7 +89,7 @@ def test_batches_that_spark_repeats_are_counted_once(job: Job, send: Send, monke
     assert job.counts() == {b"a": 2, b"b": 1}
     job.forget_last_commit()
     send(["a", "c"], partition=1)
-    monkeypatch.setattr(redis_batch, "WHOLE_ROWS_MAX", 1)  # what is new comes in chunks
+    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 1)  # what is new comes in chunks
     job.run(job.counted())
     assert job.counts() == {b"a": 3, b"b": 1, b"c": 1}
 

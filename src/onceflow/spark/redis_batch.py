@@ -3,54 +3,28 @@
 Nothing here depends on the order of rows or on tasks: Spark repeats a batch with other ones.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
-from onceflow.spark import redis_chunks, redis_pool, redis_scripts
+from onceflow.spark import redis_chunks, redis_pool, redis_rows, redis_scripts
 from onceflow.spark import redis_marker as markers
 from onceflow.spark.batch import NO_BATCH, Batch, canonical_json
 from onceflow.spark.redis_marker import Marker
+from onceflow.spark.redis_rows import Collected, Entries
 from onceflow.spark.redis_scripts import Append, Argument, DataMisfit, Keys, StreamAppend
-
-# Up to here a batch is one script, which holds Redis for some 40 ms then; its rows pass through the driver. Chunks take
-# five more jobs of Spark, each of which costs more than so many rows do.
-WHOLE_ROWS_MAX = 2 * redis_chunks.ROWS_PER_CHUNK
-WHOLE_BYTES_MAX = redis_chunks.BYTES_PER_CHUNK
-# Tasks that sum for themselves give a field once each: so many rows are collected for one that is written.
-COLLECTED_PER_WRITTEN = 8
-# Fields up to here keep every chunk far below its own limit.
-FIELD_BYTES_MAX = 1024 * 1024
-
-Entries = dict[str, list[tuple[int, bytes]]]
-"""Target → its new entries and their order."""
-
-
-COLUMNS = {"target": "string", "field": "binary", "amount": "bigint"}
-VALUE = {"value": "binary"}
-"""One more column, for a sink that sets values."""
-
-
-class Collected(NamedTuple):
-    """A batch's rows in the driver, those of one target and field in one: sums, newest values, all entries."""
-
-    counts: dict[tuple[str, bytes], int]
-    newest: dict[tuple[str, bytes], tuple[int, bytes]]
-    entries: Entries
-
-    @property
-    def row_count(self) -> int:
-        """What one script would write."""
-        return len(self.counts) + len(self.newest) + sum(map(len, self.entries.values()))
 
 
 @dataclass
 class BatchWriter:
-    """One attempt at one batch by one start of the query: `write`, then `commit`; `found` is the marker before."""
+    """One attempt at one batch by one start of the query: `write`, then `commit`; `found` is the marker before.
+
+    `rows_before` is how many rows the batch before had, as far as that is known.
+    """
 
     url: str
     keys: Keys
@@ -59,6 +33,9 @@ class BatchWriter:
     batch: Batch
     found: Marker | None
     now_ms: Callable[[], int]
+    rows_before: int | None = None
+    row_count: int | None = field(default=None, init=False)
+    """Of this batch, once `write` has seen all of them."""
 
     def write(self, rows: DataFrame) -> None:
         """Writes the chunks of a large batch; a small one is kept for `commit`.
@@ -66,84 +43,50 @@ class BatchWriter:
         Raises MarkerRefused, MarkerMoved, OwnerLost, DataMisfit, RedisFailed, redis-py's errors.
         """
         self._started_ms = self.now_ms()
-        cached = self._checked_columns(rows).persist()
+        redis_rows.require_columns(rows, self.keys)
+        part = self.found if self.found is not None and self.found.batch == self.batch.number else None
+        if part is None and redis_rows.is_likely_small(self.rows_before):
+            collected = redis_rows.collected_unmeasured(rows, self.keys)
+            if collected is not None and self._kept_for_commit(collected):
+                return
+        cached = redis_rows.with_value(rows, self.keys).persist()
         try:
-            row_count, size_bytes = self._measured(cached)
-            part = self.found if self.found is not None and self.found.batch == self.batch.number else None
-            small = row_count <= COLLECTED_PER_WRITTEN * WHOLE_ROWS_MAX and size_bytes <= WHOLE_BYTES_MAX
-            if part is None and small:
-                collected = self._collected(cached.collect())
-                if collected.row_count <= WHOLE_ROWS_MAX:
-                    self._last_script = partial(self._write_whole, collected)
-                    return
-            if part is None:
-                self._begin_and_write(cached)
-            elif part.chunks_missing:
-                self._write_missing(self._sums(cached), part.chunks, part.chunks_missing)
-            entries = {append.target: self._newest(cached, append) for append in self._entry_targets}
-            self._last_script = partial(self._complete, entries)
+            self._write_measured(cached, part)
         finally:
             cached.unpersist()
+
+    def _kept_for_commit(self, collected: Collected) -> bool:
+        """False where they are too many for one script."""
+        self.row_count = collected.rows_read
+        if collected.rows_written > redis_rows.WHOLE_ROWS_MAX:
+            return False
+        self._last_script = partial(self._write_whole, collected)
+        return True
+
+    def _write_measured(self, rows: DataFrame, part: Marker | None) -> None:
+        size = redis_rows.measured(rows, self.keys, self.batch.number)
+        self.row_count = size.row_count
+        if part is None and size.is_small and self._kept_for_commit(redis_rows.collected(rows, self.keys)):
+            return
+        if part is None:
+            self._begin_and_write(rows)
+        elif part.chunks_missing:
+            self._write_missing(self._sums(rows), part.chunks, part.chunks_missing)
+        entries = {append.target: self._newest(rows, append) for append in self._entry_targets}
+        self._last_script = partial(self._complete, entries)
 
     def commit(self) -> None:
         """Completes the batch, in one script."""
         self._last_script()
 
-    def _checked_columns(self, rows: DataFrame) -> DataFrame:
-        needed = COLUMNS | VALUE if self.keys.sets else COLUMNS
-        if dict(rows.dtypes) != needed:
-            raise DataMisfit(f"the sink was given columns {dict(rows.dtypes)} and needs {needed}")
-        value = F.col("value") if self.keys.sets else F.lit(None).cast("binary").alias("value")
-        return rows.select(*COLUMNS, value)
-
-    def _measured(self, rows: DataFrame) -> tuple[int, int]:
-        """Number of rows and bytes of their fields. Raises DataMisfit for a row that could not be counted."""
-        keys = self.keys
-        fits = F.col("target").isin(keys.targets) & F.col("field").isNotNull() & F.col("amount").isNotNull()
-        fits &= F.col("value").isNotNull() | ~F.col("target").isin([each.target for each in keys.sets])
-        size = F.coalesce(F.length("field"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
-        summary = rows.agg(F.count(F.lit(1)), F.count_if(fits), F.sum(size), F.max(size)).head()
-        assert summary is not None
-        row_count, fitting, size_bytes, field_bytes = summary
-        if fitting != row_count:
-            lacking = "a field, an amount or a value" if keys.sets else "a field or an amount"
-            raise DataMisfit(
-                f"batch {self.batch.number}: {row_count - fitting} of {row_count} rows lack {lacking} or "
-                f"have a target other than {', '.join(keys.targets)}"
-            )
-        if (field_bytes or 0) > FIELD_BYTES_MAX:
-            with_value = " with its value" if keys.sets else ""
-            raise DataMisfit(
-                f"batch {self.batch.number} has a field of {field_bytes} bytes{with_value} and "
-                f"{FIELD_BYTES_MAX} are allowed: count by shorter fields"
-            )
-        return row_count, size_bytes or 0
-
-    def _collected(self, rows: Iterable[Row]) -> Collected:
-        counts: dict[tuple[str, bytes], int] = {}
-        entries: dict[str, list[tuple[int, bytes]]] = {append.target: [] for append in self._entry_targets}
-        newest: dict[tuple[str, bytes], tuple[int, bytes]] = {}
-        sets = {each.target for each in self.keys.sets}
-        for target, field, amount, value in rows:
-            if target in entries:
-                entries[target].append((amount, bytes(field)))
-            elif target in sets:
-                known = newest.get((target, bytes(field)), (amount, b""))
-                newest[target, bytes(field)] = max(known, (amount, bytes(value)))
-            else:
-                counts[target, bytes(field)] = counts.get((target, bytes(field)), 0) + amount
-        return Collected(counts, newest, entries)
-
     def _write_whole(self, collected: Collected) -> None:
-        rows: list[redis_scripts.Row] = [(*key, amount, None) for key, amount in collected.counts.items()]
-        rows += [(*key, *version_and_value) for key, version_and_value in collected.newest.items()]
         fields = markers.begun_fields(self.found, self.batch, chunks=0, started_ms=self._started_ms)
         fields |= self._completed_fields()
         self._run(
             "whole",
             self._previous,
             *redis_scripts.field_arguments(fields),
-            *redis_scripts.count_arguments(self.keys, rows),
+            *redis_scripts.count_arguments(self.keys, collected.rows()),
             *self._list_arguments(fields, collected.entries),
         )
 

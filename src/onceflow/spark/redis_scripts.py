@@ -119,6 +119,11 @@ class Keys:
         groups: tuple[Sequence[Target], ...] = (self.increments, self.appends, self.sets, self.streams)
         return [each.target for group in groups for each in group]
 
+    @property
+    def entry_targets(self) -> list[str]:
+        """Those whose rows are entries of a list or a stream."""
+        return [append.target for append in self.appends] + [stream.target for stream in self.streams]
+
     @functools.cached_property
     def all(self) -> list[str]:
         return [self.marker, self.history, *self.data]

@@ -23,8 +23,9 @@ from onceflow.spark.checkpoint import Checkpoint
 from onceflow.spark.decision import Refuse, WentBack, Wording
 from onceflow.spark.proof import Proof
 from onceflow.spark.redis_address import shown
-from onceflow.spark.redis_batch import COLUMNS, VALUE, BatchWriter
+from onceflow.spark.redis_batch import BatchWriter
 from onceflow.spark.redis_marker import Marker
+from onceflow.spark.redis_rows import COLUMNS, VALUE
 from onceflow.spark.redis_scripts import Append, Argument, Keys, OwnerLost
 from onceflow.spark.repair import MissingRanges, Step
 from onceflow.spark.sink import Sink
@@ -74,6 +75,7 @@ class RedisTarget(Sink):
         self._owner: str | None = None
         self._settled = NO_BATCH
         self._waits_for_sync = True
+        self._rows_before: int | None = None
 
     @property
     def wording(self) -> Wording:
@@ -121,6 +123,7 @@ class RedisTarget(Sink):
         """The chunks of a large batch, each in one script."""
         with self._told():
             self._writer.write(rows)
+        self._rows_before = self._writer.row_count
 
     def commit(self, proof: Proof) -> None:
         """The script that completes the batch."""
@@ -217,7 +220,8 @@ class RedisTarget(Sink):
 
     def _writer_of(self, batch: Batch, found: Marker | None) -> BatchWriter:
         assert self._owner is not None
-        return BatchWriter(self._url, self._keys, self._history, self._owner, batch, found, self._now_ms)
+        known = (self._url, self._keys, self._history, self._owner, batch, found, self._now_ms)
+        return BatchWriter(*known, rows_before=self._rows_before)
 
     def _write_again(self, step: Step, found: Marker) -> None:
         writer = self._writer_of(step.batch, found)
