@@ -325,6 +325,38 @@ def test_encoded_rows_that_come_again_differently_are_noticed(
     assert [int(record.value or b"") for record in written(bootstrap, topic)[0]] == list(range(10))
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[bool | None]:
+    """Of each batch whether its blobs came with the job that encoded them; None where that was not tried."""
+    found: list[bool | None] = []
+    give = EncodedFrame._given_at_once
+
+    def noted(frame: EncodedFrame) -> Any:
+        table = give(frame)
+        found.append(None if frame._task_bytes is None else table is not None)
+        return table
+
+    monkeypatch.setattr(EncodedFrame, "_given_at_once", noted)
+    return found
+
+
+def test_a_batch_like_the_one_before_comes_in_one_job_and_a_larger_one_in_parts(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path, at_once: list[bool | None]
+) -> None:
+    cluster.create_topic(topic, 1)
+    sink = kafka_sink(bootstrap, topic=topic, checkpoint=planned(checkpoint, 0), driver_bytes=4096, batch_bytes=1024)
+    # Two tasks, and a number is a record of some ten bytes: 40 are far below what the driver holds, 300 near it, 5,000
+    # beyond it.
+    counts = (40, 40, 300, 300, 40, 40, 5_000, 40, 40)
+    for number, count in enumerate(counts):
+        planned(checkpoint, number)
+        sink(spark.range(0, count, 1, 2).selectExpr("string(id) AS value"), number)
+    sink.close()
+    assert at_once == [None, True, True, None, None, True, False, None, True]
+    values = [int(record.value or b"") for record in written(bootstrap, topic)[0]]
+    assert values == [number for count in counts for number in range(count)]
+
+
 def test_a_driver_killed_before_its_commit_is_followed_by_one_that_goes_on(
     copy: Copy, java_home: str, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ What comes out is a row for each batch, with which the driver knows what there i
 partitions the topic had, records, bytes, CRC-32C of the bytes, and the bytes.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,7 +81,8 @@ class Encoder:
 
     `topic` stands for the column of that name; `targets` are the topics that the driver knows, others are asked for.
     Rows without key and partition go to one partition per task and batch, which `turn` moves on; without timestamp
-    they have `now_ms`. Raises SinkStopped for a row that cannot be a record, with the beginning of its key.
+    they have `now_ms`. A task gives the bytes of its first batches, `given_bytes_max` at most. Raises SinkStopped for a
+    row that cannot be a record, with the beginning of its key.
     """
 
     bootstrap: str
@@ -91,15 +93,18 @@ class Encoder:
     targets: Mapping[str, Target] = field(default_factory=dict)
     security: Security = PLAINTEXT
     batch_bytes: int = BATCH_BYTES
+    given_bytes_max: int | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
         position = task * POSITIONS_PER_TASK
+        left_bytes = sys.maxsize if self.given_bytes_max is None else self.given_bytes_max
         for table in _grouped(batches):
             found = list(self.encoded(table, task))
             columns: list[list[Any]] = [[] for _ in _ARROW_SCHEMA]
             for topic, target, batch in found:
+                left_bytes -= len(batch.data)
                 row = (
                     position,
                     topic,
@@ -108,7 +113,7 @@ class Encoder:
                     batch.record_count,
                     len(batch.data),
                     crc32c(batch.data),
-                    bytes(batch.data),
+                    bytes(batch.data) if left_bytes >= 0 else None,
                 )
                 position += 1
                 for column, cell in zip(columns, row, strict=True):

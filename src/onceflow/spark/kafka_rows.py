@@ -1,11 +1,14 @@
-"""A micro-batch as encoded blobs that Spark keeps: what is there is known at once, the bytes are pulled bit by bit.
+"""A micro-batch as encoded blobs: what there is is known at once, and the driver holds no more of it than it may.
 
-One job encodes, persists on the executors and returns a summary of every blob. The blobs are then pulled in order, as
-many at a time as the driver may hold, and compared with the summary: Spark encodes a block anew that it has lost, and
-then the rows may have come in another order.
+After a batch that the driver could hold twice, one job encodes and brings all blobs. A task that would give more than
+its share keeps what is over; then, and for a first batch, they are encoded for Spark to keep: one job persists them on
+the executors and returns a summary of every blob. The blobs are pulled in order, as many at a time as the driver may
+hold, and compared with the summary: Spark encodes a block anew that it has lost, and then the rows may have come in
+another order.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,12 +18,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark.kafka_encode import SCHEMA, Encoder, Target, find_target
+from onceflow.spark.kafka_encode import POSITIONS_PER_TASK, SCHEMA, Encoder, Target, find_target
 from onceflow.spark.kafka_sender import Blob, TopicPartition
 from onceflow.spark.sink_errors import AttemptEnded, SinkStopped
 
 DRIVER_BYTES = 64 * 1024 * 1024
 """Blobs that the driver holds at a time."""
+SHARE_MARGIN = 1.25
+"""What a task gave of the batch before must fit so many times into its share of the driver's bytes."""
 _COLUMNS = {
     "key": ("string", "binary"),
     "value": ("string", "binary"),
@@ -64,6 +69,7 @@ class KafkaOutput:
         self._partitioner = partitioner
         self._driver_bytes = driver_bytes
         self._limits: dict[str, int] = {}
+        self._before: EncodedFrame | None = None
 
     def require(self) -> None:
         """Raises UnknownTopic where the encoder's topic is not there."""
@@ -74,7 +80,9 @@ class KafkaOutput:
         columns = record_columns(rows, self.encoder.topic, self._partitioner)
         now_ms = time.time_ns() // 1_000_000
         encoder = replace(self.encoder, now_ms=now_ms, turn=turn, targets=self._targets())
-        return EncodedFrame(columns, encoder, self._driver_bytes)
+        share = None if self._before is None else self._before.share_of_task()
+        self._before = EncodedFrame(columns, encoder, self._driver_bytes, share)
+        return self._before
 
     def _targets(self) -> dict[str, Target]:
         """The output topic as it is now, where one is given; its limit is asked for once."""
@@ -87,18 +95,37 @@ class KafkaOutput:
 
 
 class EncodedFrame:
-    """The encoded rows of one micro-batch; `close` lets Spark forget them."""
+    """The encoded rows of one micro-batch; `close` lets the driver and Spark forget them.
 
-    def __init__(self, rows: DataFrame, encoder: Encoder, driver_bytes: int) -> None:
-        encoded: Any = rows.mapInArrow(encoder, SCHEMA)
-        self._blobs = encoded.persist()
+    With `task_bytes` each task gives so many bytes of blobs at once, and the driver keeps them if those are all.
+    """
+
+    def __init__(self, rows: DataFrame, encoder: Encoder, driver_bytes: int, task_bytes: int | None = None) -> None:
+        self._frame = rows
+        self._encoder = encoder
         self._driver_bytes = driver_bytes
+        self._task_bytes = task_bytes
         self._known = {topic: target.partition_count for topic, target in encoder.targets.items()}
         self._summary: list[dict[str, Any]] | None = None
+        self._held: dict[int, memoryview] | None = None
+        self._persisted: DataFrame | None = None
 
     def close(self) -> None:
-        """Gives the executors' memory back."""
-        self._blobs.unpersist()
+        """Gives the driver's and the executors' memory back."""
+        self._held = None
+        if self._persisted is not None:
+            self._persisted.unpersist()
+            self._persisted = None
+
+    def share_of_task(self) -> int | None:
+        """The bytes that a task may give of a batch like this one; None where the driver might not hold all."""
+        if not self._summary:
+            return None
+        sizes: Counter[int] = Counter()
+        for row in self._summary:
+            sizes[row["position"] // POSITIONS_PER_TASK] += row["size_bytes"]
+        share = self._driver_bytes // len(sizes)
+        return share if SHARE_MARGIN * max(sizes.values()) <= share else None
 
     def records(self) -> Mapping[TopicPartition, int]:
         """Records of each partition that has any."""
@@ -120,8 +147,11 @@ class EncodedFrame:
     def blobs(self) -> Iterator[Sequence[Blob]]:
         """All blobs in order, up to the driver's budget at a time. Raises AttemptEnded where one is not as encoded."""
         for pull in self._pulls():
-            positions = F.col("position").between(pull[0]["position"], pull[-1]["position"])
-            found = _by_position(self._blobs.where(positions).select("position", "data").toArrow())
+            found = self._held
+            if found is None:
+                assert self._persisted is not None
+                positions = F.col("position").between(pull[0]["position"], pull[-1]["position"])
+                found = _by_position(self._persisted.where(positions).select("position", "data").toArrow())
             yield [self._checked(row, found) for row in pull]
 
     def _checked(self, row: Mapping[str, Any], found: Mapping[int, memoryview]) -> Blob:
@@ -148,9 +178,23 @@ class EncodedFrame:
 
     def _rows(self) -> list[dict[str, Any]]:
         if self._summary is None:
-            rows = self._blobs.drop("data").toArrow().to_pylist()
-            self._summary = sorted(rows, key=lambda row: int(row["position"]))
+            table = self._given_at_once()
+            if table is None:
+                self._persisted = self._frame.mapInArrow(self._encoder, SCHEMA).persist()
+                table = self._persisted.drop("data").toArrow()
+            self._summary = sorted(table.to_pylist(), key=lambda row: int(row["position"]))
         return self._summary
+
+    def _given_at_once(self) -> Any:
+        """The table of all blobs but for their bytes, which are held now; None where tasks kept some."""
+        if self._task_bytes is None:
+            return None
+        encoder = replace(self._encoder, given_bytes_max=self._task_bytes)
+        table = self._frame.mapInArrow(encoder, SCHEMA).toArrow()
+        if table.column("data").null_count:
+            return None
+        self._held = _by_position(table)
+        return table.drop_columns("data")
 
 
 def _by_position(table: Any) -> dict[int, memoryview]:
