@@ -49,6 +49,7 @@ def reset() -> None:
 
 @reset.command("redis")
 @redis_options
+@click.option("--tags", type=click.IntRange(2), metavar="N", help="The tags= of the sink, where it has any.")
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="Another key of the sink's data; may be repeated.")
 @checkpoint_option
 @missing_ok_option
@@ -57,6 +58,7 @@ def reset() -> None:
 def reset_redis(
     redis_url: str,
     hash_key: str,
+    tags: int | None,
     keys: Sequence[str],
     checkpoint: Path | None,
     missing_ok: bool,
@@ -66,8 +68,8 @@ def reset_redis(
     """Forget a Redis sink: its counts and its marker, and its query's checkpoint, so that the log is counted anew.
 
     What goes is the hash itself, every key that is named after it ('{HASH KEY}:…') and each --key, in one command of
-    Redis, then the checkpoint. Refused while a driver holds the checkpoint; without --checkpoint nothing is known of
-    drivers, and one that runs stops at its next micro-batch.
+    Redis (with --tags in one for each tag), then the checkpoint. Refused while a driver holds the checkpoint; without
+    --checkpoint nothing is known of drivers, and one that runs stops at its next micro-batch.
 
     \b
     Examples:
@@ -76,23 +78,29 @@ def reset_redis(
     """
     from onceflow.spark.checkpoint_lock import without_driver
     from onceflow.spark.redis_address import shown
+    from onceflow.spark.redis_marker import tagged_key
     from onceflow.spark.redis_sink_state import forget_redis_keys, marker_query, redis_keys
 
     _require_checkpoint(checkpoint)
+    named = [hash_key, *keys]
+    groups = [named] if tags is None else [[tagged_key(key, tag) for key in named] for tag in range(tags)]
     # Looked for while the lock is held: a driver that ends just now has written its keys by then.
     with without_driver(checkpoint) if execute and checkpoint is not None else nullcontext():
-        found = redis_keys(redis_url, hash_key, keys)
-        mixed = None if checkpoint is None else _two_queries(marker_query(redis_url, hash_key), checkpoint)
+        there = [redis_keys(redis_url, own, others) for own, *others in groups]
+        found = [key for group in there for key in group]
+        queries = [query for own, *_ in groups if (query := marker_query(redis_url, own)) is not None]
+        mixed = None if checkpoint is None else _two_queries(queries, checkpoint)
         if not found and not missing_ok:
             _refuse_written(checkpoint, f"no key of a sink with hash key {hash_key} at {shown(redis_url)}")
         if execute:
-            forget_redis_keys(redis_url, found)
+            for group in there:
+                forget_redis_keys(redis_url, group)
             _remove(checkpoint)
     kept = ["the log and its groups' offsets: a query with an empty checkpoint counts from its starting offsets again"]
     if checkpoint is None:
         kept.append("the query's checkpoint: the query refuses to go on with it, and needs an empty one")
-    if found and hash_key not in found:
-        kept.append(f"what else the sink may have written: there is no {hash_key}; name other keys with --key")
+    if found and not {own for own, *_ in groups} & set(found):
+        kept.append(f"what else the sink may have written: there is no {groups[0][0]}; name other keys with --key")
     forgotten = [f"{key} at {shown(redis_url)}" for key in found]
     _tell_reset(forgotten, kept, checkpoint, execute, as_json, mixed)
 
@@ -194,7 +202,7 @@ def _is_unused(checkpoint: Path) -> bool:
     return checkpoint.is_dir() and [path.name for path in checkpoint.iterdir()] == [FILE_NAME]
 
 
-def _two_queries(of_marker: str | None, checkpoint: Path) -> str | None:
+def _two_queries(of_markers: Sequence[str], checkpoint: Path) -> str | None:
     """What is to be known where counts and checkpoint are not of one query; refusals name this command for such too."""
     from onceflow.spark.checkpoint import CheckpointUnreadable, LocalCheckpoint
 
@@ -202,10 +210,11 @@ def _two_queries(of_marker: str | None, checkpoint: Path) -> str | None:
         of_checkpoint = LocalCheckpoint(checkpoint).query_id()
     except CheckpointUnreadable:
         return None  # Damage is a reason to forget it.
-    if of_marker is None or of_checkpoint in (None, of_marker):
+    others = sorted(set(of_markers) - {of_checkpoint})
+    if of_checkpoint is None or not others:
         return None
     return (
-        f"the counts are of query {of_marker} and the checkpoint of query {of_checkpoint}, both of which are named "
+        f"the counts are of query {others[0]} and the checkpoint of query {of_checkpoint}, both of which are named "
         "here; the counts' own is another one"
     )
 

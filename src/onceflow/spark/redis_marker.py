@@ -28,6 +28,7 @@ each write.
 
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -45,6 +46,24 @@ _CHUNK_FIELD = re.compile(r"chunk:(\d+)")
 
 class MarkerUnreadable(MarkerRefused):
     """The key of the marker holds something that is not a marker of this format."""
+
+
+def hash_tag(key: str) -> str:
+    """What of a key's name decides on its slot: the text in the first braces, if there is any, else the whole name."""
+    begin = key.find("{")
+    end = key.find("}", begin + 1)
+    return key[begin + 1 : end] if begin >= 0 and end > begin + 1 else key
+
+
+def tagged_key(key: str, tag: int) -> str:
+    """A key as it is named in one of several tags: `counts` in tag 3 is `{counts/3}`, `{counts}:os` `{counts/3}:os`."""
+    name = hash_tag(key)
+    return f"{{{name}/{tag}}}" if key == name else key.replace(f"{{{name}}}", f"{{{name}/{tag}}}", 1)
+
+
+def tag_of(field: bytes, tags: int) -> int:
+    """The tag under which a field is kept."""
+    return zlib.crc32(field) % tags
 
 
 def same_slot(hash_key: str, name: str) -> str:

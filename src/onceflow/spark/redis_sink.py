@@ -61,7 +61,8 @@ class RedisSink(ExactlyOnce):
 
     `rebuild` makes the rows of given offsets again (`onceflow.spark.read_again` reads them), so that batches which
     Redis lost are counted again instead of stopping the query. It must not be given where a row depends on more than
-    its event; a stateful query is refused.
+    its event; a stateful query is refused. `reset` is the command that a sentence names where counts and checkpoint are
+    to be forgotten, by default 'onceflow sink reset redis' for this sink.
 
     Raises WrongOption where a target or a key is given twice, or a key is the marker's or the history's.
     """
@@ -80,6 +81,7 @@ class RedisSink(ExactlyOnce):
         plan_version: int = 1,
         name: str = "",
         rebuild: Rebuild | None = None,
+        reset: str = "",
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         keys = Keys(
@@ -91,7 +93,7 @@ class RedisSink(ExactlyOnce):
             streams=tuple(streams),
         )
         _refuse_shared(keys)
-        keys = replace(keys, reset=redis_reset(url, hash_key, checkpoint, keys.data))
+        keys = replace(keys, reset=reset or redis_reset(url, hash_key, checkpoint, keys.data))
         self.target = RedisTarget(url, keys, name=name or keys.marker, rebuild=rebuild, now_ms=now_ms)
         super().__init__(self.target, checkpoint=checkpoint, plan=plan, plan_version=plan_version)
         # A check may come from another thread than the batches, and must not repair what a batch is writing.

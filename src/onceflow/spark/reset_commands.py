@@ -7,14 +7,17 @@ from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_marker import same_slot
 
 
-def redis_reset(url: str, hash_key: str, checkpoint: str | None, keys: Iterable[str] = ()) -> str:
+def redis_reset(
+    url: str, hash_key: str, checkpoint: str | None, keys: Iterable[str] = (), *, tags: int | None = None
+) -> str:
     """For a Redis sink; `keys` are those of its data, of which the ones beside the hash key need not be named.
 
     A checkpoint that is on no file system of this machine is left out: the command cannot remove it.
     """
     beside = same_slot(hash_key, "")
     others = [key for key in keys if key != hash_key and not key.startswith(beside)]
-    words = ["--redis", shown(url), "--hash-key", hash_key, *(word for key in others for word in ("--key", key))]
+    over = [] if tags is None else ["--tags", str(tags)]
+    words = ["--redis", shown(url), "--hash-key", hash_key, *over, *(word for key in others for word in ("--key", key))]
     return shlex.join(["onceflow", "sink", "reset", "redis", *words, *_of_checkpoint(checkpoint)])
 
 

@@ -13,7 +13,7 @@ import abc
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from pyspark.errors import PySparkException
@@ -315,14 +315,19 @@ def sinks(rows: DataFrame, batch_id: int, *each: Part) -> None:
     Each sink decides by its own proof, so after a crash between two of them the first skips the batch and the second
     writes it. Each is exactly once; that both appear at the same instant is not promised. The first failure stops.
     """
+    if not write_each(rows, batch_id, each):
+        consume(rows)
+
+
+def write_each(rows: DataFrame, batch_id: int, parts: Sequence[Part]) -> bool:
+    """As `sinks`, but rows that no sink had to write are left for the caller to read: false."""
     cached = rows.persist()
     try:
         read = False
-        for part in each:
+        for part in parts:
             sink, shape = part if isinstance(part, tuple) else (part, _as_it_is)
             read |= sink.process(shape(cached), batch_id)
-        if not read:
-            consume(cached)
+        return read
     finally:
         cached.unpersist()
 

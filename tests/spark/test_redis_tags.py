@@ -1,0 +1,264 @@
+"""One sink over several hash tags, with real Spark, on a server alone and on a real cluster."""
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import DataFrame, SparkSession
+
+from onceflow.cli import onceflow
+from onceflow.spark import redis_pool
+from onceflow.spark.redis_marker import tag_of, tagged_key
+from onceflow.spark.redis_sink import Append, DataMisfit, Increment, MarkerRefused, MissingRanges, RedisSink
+from onceflow.spark.redis_tags import TaggedRedisSink
+from onceflow.spark.sink import sinks
+from onceflow.spark.wrong_option import WrongOption
+from tests.conftest import RedisProcess
+from tests.spark.redis_servers import RedisCluster
+from tests.spark.test_checkpoint import SparkFiles
+from tests.spark.test_redis_cluster import cluster
+
+__all__ = ["cluster"]
+
+TAGS = 3
+USERS = 30
+ROW = pa.schema([("target", pa.string()), ("field", pa.binary()), ("amount", pa.int64())])
+
+
+class Counting:
+    """A query's batches: user u is counted u+number times in batch `number`; `start` makes the sink of one start."""
+
+    def __init__(self, url: str, hash_key: str, files: SparkFiles, spark: SparkSession) -> None:
+        self.url, self.hash_key, self.files, self.spark = url, hash_key, files, spark
+        self.sink: TaggedRedisSink | None = None
+
+    def start(self, tags: int = TAGS, rebuild: Callable[..., DataFrame] | None = None) -> TaggedRedisSink:
+        self.close()
+        self.sink = TaggedRedisSink(
+            self.url,
+            tags=tags,
+            hash_key=self.hash_key,
+            increments=[Increment("count", self.hash_key, f"{{{self.hash_key}}}:top")],
+            appends=[Append("last", f"{{{self.hash_key}}}:last", 2)],
+            checkpoint=str(self.files.directory),
+            plan="users",
+            rebuild=rebuild,
+        )
+        return self.sink
+
+    def close(self) -> None:
+        if self.sink is not None:
+            self.sink.close()
+            self.sink = None
+
+    def rows(self, numbers: Sequence[int]) -> DataFrame:
+        found = [("count", b"user %d" % user, user + number) for number in numbers for user in range(USERS)]
+        return self.rows_of([*found, *(("last", b"batch %d" % number, number) for number in numbers)])
+
+    def rows_of(self, rows: Sequence[tuple[str, bytes | None, int]]) -> DataFrame:
+        return self.spark.createDataFrame(
+            pa.Table.from_pylist([dict(zip(ROW.names, row, strict=True)) for row in rows], ROW)
+        )
+
+    def rebuild(self, missing: MissingRanges) -> DataFrame:
+        (part,) = missing.ranges
+        return self.rows(range(part.begin // 10 + 1, part.end // 10 + 1))
+
+    def batch(self, number: int) -> None:
+        assert self.sink is not None
+        self.files.plan(number, {"clicks": {"0": number * 10}})
+        self.sink(self.rows([number] if number else []), number)
+
+    def run(self, *numbers: int) -> None:
+        for number in numbers:
+            self.batch(number)
+            self.files.commit(number)
+
+    def client(self, tag: int) -> Any:
+        return redis_pool.client(self.url, self.key(tag))
+
+    def key(self, tag: int) -> str:
+        return tagged_key(self.hash_key, tag)
+
+    def batches(self, tags: int = TAGS) -> list[int]:
+        """Of each tag's marker."""
+        return [int(self.client(tag).hget(f"{self.key(tag)}:onceflow", "batch")) for tag in range(tags)]
+
+    def assert_counted(self, batches: int, tags: int = TAGS) -> None:
+        """All batches below that number, each field where `tag_of` says."""
+        found: dict[bytes, int] = {}
+        for tag in range(tags):
+            counts = {field: int(value) for field, value in self.client(tag).hgetall(self.key(tag)).items()}
+            assert {tag_of(field, tags) for field in counts} <= {tag}
+            found |= counts
+        numbers = range(1, batches)
+        assert found == {b"user %d" % user: sum(user + number for number in numbers) for user in range(USERS)}
+
+
+@pytest.fixture
+def counting(
+    redis_server: RedisProcess, tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest
+) -> Iterator[Counting]:
+    made = Counting(redis_server.url, f"h{zlib.crc32(request.node.nodeid.encode())}", _files(tmp_path), spark)
+    yield made
+    made.close()
+    redis_pool.close()
+
+
+def _files(directory: Path) -> SparkFiles:
+    files = SparkFiles(directory / "checkpoint")
+    files.plan(0, {"clicks": {"0": 0}})
+    return files
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("counts", "{counts/3}"),
+        ("{counts}:top", "{counts/3}:top"),
+        ("{shop}:counts", "{shop/3}:counts"),
+        ("x{shop}{y}", "x{shop/3}{y}"),
+    ],
+)
+def test_a_key_in_a_tag(key: str, name: str) -> None:
+    assert tagged_key(key, 3) == name
+
+
+def test_spark_and_readers_find_the_same_tag(spark: SparkSession) -> None:
+    fields = [b"", b"a", b"\xff\x00", b"user 7", "ü".encode() * 40]
+    frame = spark.createDataFrame(pa.table({"field": pa.array(fields, pa.binary())}))
+    found = [row.tag for row in frame.selectExpr("crc32(field) % 7 AS tag").collect()]
+    assert found == [tag_of(field, 7) for field in fields]
+
+
+def test_the_counts_of_one_pipeline_lie_on_all_masters(
+    cluster: RedisCluster, tmp_path: Path, spark: SparkSession
+) -> None:
+    counting = Counting(cluster.url, "spread", _files(tmp_path), spark)
+    counting.start(tags=9).open(spark)
+    counting.run(0, 1, 2)
+    counting.assert_counted(3, 9)
+    assert counting.batches(9) == [2] * 9, "those without rows too"
+    assert {cluster.owner_of(counting.key(tag)).port for tag in range(9)} == {node.port for node in cluster.masters}
+    counting.close()
+
+
+def test_a_batch_that_ended_between_two_tags_is_written_in_the_others(
+    counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting.start()
+    counting.run(0, 1)
+
+    def dies(_rows: DataFrame, _number: int) -> bool:
+        raise KeyboardInterrupt
+
+    sink = counting.sink
+    assert sink is not None
+    monkeypatch.setattr(sink.sinks[2], "process", dies)
+    with pytest.raises(KeyboardInterrupt):
+        counting.batch(2)
+    assert counting.batches() == [2, 2, 1]
+    counting.start()
+    counting.run(2, 3)
+    counting.assert_counted(4)
+    # Whole, and not yet committed: all tags skip it.
+    counting.start()
+    counting.run(3, 4)
+    counting.assert_counted(5)
+
+
+@pytest.mark.parametrize("tags", [TAGS - 1, TAGS + 1])
+def test_another_number_of_tags_is_refused(counting: Counting, tags: int) -> None:
+    counting.start()
+    counting.run(0, 1)
+    counting.start(tags=tags)
+    refused = f"is of plan 'users tag 0 of {TAGS}' and this job is 'users tag 0 of {tags}': start it with the former"
+    with pytest.raises(MarkerRefused, match=refused) as raised:
+        counting.batch(2)
+    assert f"--hash-key {counting.hash_key} --tags {tags} --checkpoint" in str(raised.value)
+    counting.start()
+    counting.run(2)
+    counting.assert_counted(3)
+
+
+def test_what_one_tag_lost_is_counted_again_there(counting: Counting) -> None:
+    counting.start(rebuild=counting.rebuild)
+    counting.run(0, 1)
+    client, key = counting.client(2), counting.key(2)
+    before = {name: client.dump(name) for name in client.keys(f"{key}*")}
+    counting.run(2, 3)
+    for name in client.keys(f"{key}*"):
+        client.delete(name)
+    for name, value in before.items():
+        client.restore(name, 0, value)
+    counting.start(rebuild=counting.rebuild).open(counting.spark)
+    assert counting.batches() == [3] * TAGS
+    counting.run(4)
+    before = {name: client.dump(name) for name in client.keys(f"{key}*")}
+    counting.run(5)
+    for name, value in before.items():
+        client.restore(name, 0, value, replace=True)
+    # While the query runs it is noticed by a check.
+    assert counting.sink is not None
+    counting.sink.check()
+    assert counting.batches() == [5] * TAGS
+    counting.assert_counted(6)
+
+
+def test_a_row_without_a_field_is_refused_by_one_tag(counting: Counting) -> None:
+    sink = counting.start()
+    counting.run(0, 1)
+    counting.files.plan(2, {"clicks": {"0": 20}})
+    with pytest.raises(DataMisfit, match="1 of 1 rows lack a field or an amount"):
+        sink(counting.rows_of([("count", None, 1)]), 2)
+    counting.assert_counted(2)
+
+
+def test_beside_another_sink(counting: Counting, spark: SparkSession) -> None:
+    other = RedisSink(
+        counting.url,
+        hash_key=f"{counting.hash_key}-all",
+        increments=[Increment("count", f"{counting.hash_key}-all"), Increment("last", f"{counting.hash_key}-last")],
+        checkpoint=str(counting.files.directory),
+    )
+    tagged = counting.start()
+    try:
+        for number in (0, 1, 1, 2):
+            counting.files.plan(number, {"clicks": {"0": number * 10}})
+            sinks(counting.rows([number] if number else []), number, tagged, other)
+            counting.files.commit(number)
+    finally:
+        other.close()
+    counting.assert_counted(3)
+    assert sum(map(int, counting.client(0).hvals(f"{counting.hash_key}-all"))) == sum(
+        user + number for user in range(USERS) for number in (1, 2)
+    )
+
+
+def test_reset_forgets_every_tag(counting: Counting) -> None:
+    counting.start()
+    counting.run(0, 1)
+    counting.close()
+    words = ["sink", "reset", "redis", "--redis", counting.url, "--hash-key", counting.hash_key, "--tags", str(TAGS)]
+    checkpoint = ["--checkpoint", str(counting.files.directory)]
+    done = CliRunner().invoke(onceflow, [*words, *checkpoint, "--execute"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("forgotten: {") == 4 * TAGS + 1, (
+        "hash, ranking, marker and history, and one list of entries"
+    )
+    assert not counting.client(0).keys(f"*{counting.hash_key}*")
+    assert not (counting.files.directory / "metadata").exists()
+
+
+def test_options_that_cannot_be_meant(redis_server: RedisProcess) -> None:
+    for tags in (0, 1, 257):
+        with pytest.raises(WrongOption, match=f"tags {tags}: give from 2 to 256"):
+            TaggedRedisSink(redis_server.url, tags=tags, hash_key="h", checkpoint="c")
+    with pytest.raises(WrongOption, match=r"key 'top' is not named after hash key 'h', .* call it '{h}:top'"):
+        TaggedRedisSink(
+            redis_server.url, tags=2, hash_key="h", increments=[Increment("count", "h", "top")], checkpoint="c"
+        )
