@@ -54,7 +54,9 @@ def test_the_whole_copy(cell: Cell, jars: Path, tmp_path: Path) -> None:
     figures = copy(cell, jars, tmp_path)
     print(figures)
     bounces = len(BROKER_BOUNCES_AT) if cell.bounced == "broker" else CLIENT_BOUNCES * cell.copiers
-    assert figures.aborted > 0 and figures.bounces in range(1 if cell.group_mode else bounces, bounces + 1), figures
+    # A copier of a group may have nothing to do; where a zombie waits for max.block.ms its successor gets to the end.
+    least = 1 if cell.group_mode else cell.copiers if cell.bounced == "zombies" else bounces
+    assert figures.aborted > 0 and least <= figures.bounces <= bounces, figures
 
 
 @pytest.mark.campaign
