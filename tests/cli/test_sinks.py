@@ -21,6 +21,7 @@ from onceflow.cli.sink_reset import NoSuchSink
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.client.transactional import TransactionalProducer
+from onceflow.services import free_port
 from onceflow.spark import kafka_marker
 from onceflow.spark import redis_marker as markers
 from onceflow.spark.batch import Batch
@@ -179,6 +180,15 @@ def test_a_marker_of_another_query_and_one_that_is_not_there(counts: Counts, que
     code, shown = asked("show", *counts.words)
     assert (code, shown["marker"], shown["counts_there"], shown["fits"]) == (1, None, True, None)
     assert "there are counts beside it" in run("show", *counts.words).stdout
+
+
+def test_a_redis_that_is_away_is_not_told_as_a_query_that_stopped() -> None:
+    url = f"redis://127.0.0.1:{free_port()}"
+    for word in ("show", "reset"):
+        away = str(run(word, "redis", "--redis", url).exception)
+        assert "Connection refused" in away
+        assert away.endswith("start Redis, or name its address with --redis")
+        assert "query" not in away
 
 
 def test_show_tells_who_drives_and_takes_nothing_from_him(counts: Counts, query: Query) -> None:

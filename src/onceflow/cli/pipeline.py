@@ -126,9 +126,9 @@ def run(
         log_file=spark_log,
         kafka=kafka_settings(),
     )
-    click.echo(f"counting {topic} at {bootstrap} into {hash_key} at {shown(redis_url)}; Ctrl-C stops", err=True)
-    if spark_log is not None:
-        click.echo(f"Spark's own log is {spark_log}", err=True)
+    pipeline.check()
+    told = [f"counting {topic} at {bootstrap} into {hash_key} at {shown(redis_url)}; Ctrl-C stops"]
+    click.echo("\n".join([*told, *([f"Spark's own log is {spark_log}"] if spark_log else [])]), err=True)
     # pyspark warns about versions of pandas, which nothing here uses.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     pipeline.run()

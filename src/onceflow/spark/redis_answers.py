@@ -92,6 +92,12 @@ def failed(url: str, when: str, error: redis.RedisError) -> RedisFailed:
     )
 
 
+def failed_outside(url: str, doing: str, error: redis.RedisError) -> RedisFailed:
+    """The sentence for a command that looks at a sink or forgets it, while no batch is written."""
+    remedy = REMEDIES.get(code_of(error) or "", "start Redis, or name its address with --redis")
+    return RedisFailed(f"Redis at {shown(url)} failed {doing} ({error}): {remedy}")
+
+
 def patiently(
     call: Callable[[], _T],
     *,

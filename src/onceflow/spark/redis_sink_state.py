@@ -1,5 +1,6 @@
 """A Redis sink seen from outside: what its marker says, and forgetting it with everything that belongs to it."""
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ import redis
 from onceflow.errors import OnceflowError
 from onceflow.spark import redis_answers, redis_pool, redis_scripts
 from onceflow.spark import redis_marker as markers
-from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_marker import Marker, same_slot
 
 SCAN_KEYS = 10_000
@@ -34,22 +34,16 @@ class RedisSinkState:
 def read_redis_sink(url: str, hash_key: str, reset: str) -> RedisSinkState:
     """Raises MarkerUnreadable, RedisFailed, RedisAddressInvalid. `reset` is the command that a sentence may name."""
     key = same_slot(hash_key, "onceflow")
-
-    try:
+    with _told(url, "to show its marker"):
         fields, there = redis_scripts.marker_fields(redis_pool.client(url, key), key, [hash_key])
-    except redis.RedisError as error:
-        raise redis_answers.failed(url, "to show its marker", error) from error
     return RedisSinkState(url, hash_key, key, markers.parse(key, fields, reset=reset), there)
 
 
 def marker_query(url: str, hash_key: str) -> str | None:
     """The query that wrote the marker, however damaged the rest of it is. Raises RedisFailed, RedisAddressInvalid."""
     key = same_slot(hash_key, "onceflow")
-    found: Any
-    try:
-        found = redis_pool.client(url, key).hget(key, "query")
-    except redis.RedisError as error:
-        raise redis_answers.failed(url, "to read its marker", error) from error
+    with _told(url, "to read its marker"):
+        found: Any = redis_pool.client(url, key).hget(key, "query")
     return None if found is None else str(found.decode("utf-8", "replace"))
 
 
@@ -58,14 +52,20 @@ def redis_keys(url: str, hash_key: str, others: Iterable[str]) -> list[str]:
 
     Raises OtherSinkBeside, RedisFailed, RedisAddressInvalid.
     """
-    client: Any = redis_pool.client(url, hash_key)
-    try:
+    with _told(url, "to find the sink's keys"):
+        client: Any = redis_pool.client(url, hash_key)
         named = [name for name in (hash_key, *others) if client.exists(name)]
         found = list(dict.fromkeys([*named, *sorted(_named_after(client, hash_key))]))
         _refuse_other_sinks(client, hash_key, found)
-        return found
+    return found
+
+
+@contextlib.contextmanager
+def _told(url: str, doing: str) -> Iterator[None]:
+    try:
+        yield
     except redis.RedisError as error:
-        raise redis_answers.failed(url, "to find the sink's keys", error) from error
+        raise redis_answers.failed_outside(url, doing, error) from error
 
 
 def _named_after(client: Any, hash_key: str) -> Iterator[str]:
@@ -91,8 +91,6 @@ def _refuse_other_sinks(client: Any, hash_key: str, found: Iterable[str]) -> Non
 def forget_redis_keys(url: str, keys: Iterable[str]) -> None:
     """Delete them in one command: marker and counts go together, or stay. Raises RedisFailed."""
     names = [key.encode("utf-8", "surrogateescape") for key in keys]
-    try:
+    with _told(url, "to delete the sink's keys"):
         if names:
             redis_pool.client(url, names[0]).unlink(*names)
-    except redis.RedisError as error:
-        raise redis_answers.failed(url, f"to delete the sink's keys at {shown(url)}", error) from error
