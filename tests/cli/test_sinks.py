@@ -225,13 +225,21 @@ def test_reset_of_redis_says_that_counts_and_checkpoint_are_of_two_queries(
     counts.write(other.commit(1))
     query.commit(1)
     words = ("reset", *counts.words, "--checkpoint")
-    said = f"the counts are of query {other.id} and the checkpoint of query {query.id}, both of which are named here"
+    said = f"the counts are of query {other.id} and the checkpoint is of query {query.id}: with --execute both go"
     assert f"take care: {said}" in run(*words, str(query.directory)).stdout
-    assert said in asked(*words, str(query.directory))[1]["mixed"]
+    assert said in asked(*words, str(query.directory))[1]["other_query"]
     assert "take care" not in run(*words, str(other.directory)).stdout
     # Damage is what a reset is for, and says nothing about whose it is.
     (query.directory / "metadata").write_text("torn")
-    assert asked(*words, str(query.directory), "--execute")[1]["mixed"] is None
+    assert asked(*words, str(query.directory), "--execute")[1]["other_query"] is None
+
+
+def test_reset_of_redis_forgets_a_marker_of_another_type(counts: Counts, query: Query) -> None:
+    query.commit(1)
+    counts.client.set(counts.marker_key, "torn")
+    code, done = asked("reset", *counts.words, "--checkpoint", str(query.directory), "--execute")
+    assert (code, done["other_query"]) == (0, None)
+    assert not counts.client.exists(counts.marker_key) and left_in(query) == ["onceflow.lock"]
 
 
 def test_reset_of_redis_where_nothing_is_does_not_ask_to_be_executed(counts: Counts) -> None:

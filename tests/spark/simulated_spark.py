@@ -90,6 +90,7 @@ class Frame:
     sparkSession: Session  # noqa: N815 (Spark's name)
     rows: Sequence[Any]
     times_read: int = 0
+    is_cached: bool = False
     times_read_alone: int = 0
     """Of these, by the format `noop`."""
 
@@ -137,7 +138,7 @@ class Encoded:
     Rows for Kafka are (partition, key, value).
     """
 
-    def __init__(self, rows: Frame, encoder: Any, _driver_bytes: int, _task_bytes: int | None) -> None:
+    def __init__(self, rows: Frame, encoder: Any, _driver_bytes: int, _share: Any) -> None:
         self._rows = rows
         self._topic = encoder.topic
         self._targets = {topic: target.partition_count for topic, target in encoder.targets.items()}
@@ -150,9 +151,9 @@ class Encoded:
     def close(self) -> None:
         """Nothing is kept outside this process."""
 
-    def share_of_task(self) -> int | None:
-        """Whatever there is comes in parts."""
-        return None
+    def task_sizes(self) -> Mapping[int, int]:
+        """Not known, so whatever there is comes in parts."""
+        return {}
 
     def records(self) -> Mapping[TopicPartition, int]:
         found: dict[TopicPartition, int] = {}
@@ -202,10 +203,10 @@ class Anything:
 
 def _measured(rows: Frame, _keys: Any, _batch: int) -> redis_rows.Measured:
     rows.times_read += 1
-    return redis_rows.Measured(len(rows.rows), sum(len(each[1]) for each in rows.rows))
+    return redis_rows.Measured(len(rows.rows), sum(len(each[1]) for each in rows.rows), 1)
 
 
-def _collected_unmeasured(rows: Frame, keys: redis_scripts.Keys) -> redis_rows.Collected | None:
+def _collected_unmeasured(rows: Frame, keys: redis_scripts.Keys, _tasks: int) -> redis_rows.Collected | None:
     """Now and then there is a row that has to be measured."""
     found = redis_rows.collected(rows, keys)
     return None if rows.sparkSession.executors.chance.random() < 0.2 else found

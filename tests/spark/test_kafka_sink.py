@@ -326,14 +326,15 @@ def test_encoded_rows_that_come_again_differently_are_noticed(
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> list[bool | None]:
-    """Of each batch whether its blobs came with the job that encoded them; None where that was not tried."""
-    found: list[bool | None] = []
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Of each batch the bytes that came with the job that encoded it, -1 for too few; None where that was not tried."""
+    found: list[int | None] = []
     give = EncodedFrame._given_at_once
 
     def noted(frame: EncodedFrame) -> Any:
         table = give(frame)
-        found.append(None if frame._task_bytes is None else table is not None)
+        held = -1 if frame._held is None else sum(map(len, frame._held.values()))
+        found.append(None if frame._share is None else held)
         return table
 
     monkeypatch.setattr(EncodedFrame, "_given_at_once", noted)
@@ -341,20 +342,22 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[bool | None]:
 
 
 def test_a_batch_like_the_one_before_comes_in_one_job_and_a_larger_one_in_parts(
-    spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path, at_once: list[bool | None]
+    spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path, at_once: list[int | None]
 ) -> None:
     cluster.create_topic(topic, 1)
     sink = kafka_sink(bootstrap, topic=topic, checkpoint=planned(checkpoint, 0), driver_bytes=4096, batch_bytes=1024)
-    # Two tasks, and a number is a record of some ten bytes: 40 are far below what the driver holds, 300 near it, 5,000
-    # beyond it.
-    counts = (40, 40, 300, 300, 40, 40, 5_000, 40, 40)
-    for number, count in enumerate(counts):
+    # Numbers and tasks. A number is a record of some ten bytes: of two tasks 40 are far below what the driver holds,
+    # 300 near it, 5,000 beyond it; 20 tasks are more than there were so far, each with a header of 61 bytes.
+    batches = ((40, 2), (0, 2), (40, 2), (300, 2), (300, 2), (40, 2), (5_000, 2), (40, 2), (40, 20), (40, 20), (40, 2))
+    for number, (count, tasks) in enumerate(batches):
         planned(checkpoint, number)
-        sink(spark.range(0, count, 1, 2).selectExpr("string(id) AS value"), number)
+        sink(spark.range(0, count, 1, tasks).selectExpr("string(id) AS value"), number)
     sink.close()
-    assert at_once == [None, True, True, None, None, True, False, None, True]
+    tried = [None if held is None else held >= 0 for held in at_once]
+    assert tried == [None, True, True, True, None, None, False, None, False, True, False]
+    assert max(held or 0 for held in at_once) <= 4096
     values = [int(record.value or b"") for record in written(bootstrap, topic)[0]]
-    assert values == [number for count in counts for number in range(count)]
+    assert values == [number for count, _ in batches for number in range(count)]
 
 
 def test_a_driver_killed_before_its_commit_is_followed_by_one_that_goes_on(

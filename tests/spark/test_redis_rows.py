@@ -24,14 +24,14 @@ PROFILES = Keys(
     streams=(StreamAppend("visit", "s", 3),),
     sets=(SetIfNewer("name", "names", "versions"),),
 )
-ROWS_OF_TASK_MAX = 10
 LONG = redis_rows.UNMEASURED_BYTES_MAX + 1
 GOOD = "('count', binary('a'), 1L)"
 
 
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", ROWS_OF_TASK_MAX)
+    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 5)
+    monkeypatch.setattr(redis_rows, "COLLECTED_PER_WRITTEN", 4)
 
 
 def test_rows_come_summed(spark: SparkSession) -> None:
@@ -41,7 +41,7 @@ def test_rows_come_summed(spark: SparkSession) -> None:
         "('name', binary('a'), 7L, binary('old')), ('name', binary('a'), 8L, binary('new')) "
         "AS t(target, field, amount, value)"
     ).repartition(3)
-    found = redis_rows.collected_unmeasured(rows, PROFILES)
+    found = redis_rows.collected_unmeasured(rows, PROFILES, 3)
     assert found is not None
     assert found._replace(entries={"visit": sorted(found.entries["visit"])}) == Collected(
         7,
@@ -49,21 +49,40 @@ def test_rows_come_summed(spark: SparkSession) -> None:
         {("name", b"a"): (8, b"new")},
         {"visit": [(1, b"v1"), (2, b"v2")]},
     )
-    assert redis_rows.collected(rows, PROFILES).counts == found.counts
+    assert redis_rows.collected(redis_rows.with_task(rows, PROFILES), PROFILES).counts == found.counts
 
 
 def test_no_rows(spark: SparkSession) -> None:
     none = spark.sql(f"SELECT * FROM VALUES {GOOD} AS t(target, field, amount)").where("amount > 1")
-    assert redis_rows.collected_unmeasured(none, COUNTS) == Collected(0, {}, {}, {"dead": []})
+    assert redis_rows.collected_unmeasured(none, COUNTS, 3) == Collected(0, {}, {}, {"dead": []})
 
 
 @pytest.mark.usefixtures("few_rows")
-@pytest.mark.parametrize(("tasks", "rows", "comes"), [(1, 10, True), (1, 11, False), (3, 30, True), (3, 1_000, False)])
-def test_a_task_gives_up_at_its_limit(spark: SparkSession, tasks: int, rows: int, comes: bool) -> None:
+@pytest.mark.parametrize(
+    ("tasks", "rows", "known", "comes"),
+    [(1, 20, 1, True), (1, 21, 1, False), (4, 20, 4, True), (4, 24, 4, False), (4, 8, 3, False), (4, 1_000, 4, False)],
+)
+def test_tasks_give_up_at_their_share(spark: SparkSession, tasks: int, rows: int, known: int, comes: bool) -> None:
+    """The tasks that are known bring 20 rows together; one more brings nothing but the word of it."""
     numbered = spark.range(0, rows, 1, tasks).selectExpr("'count' AS target", "binary(string(id)) AS field", "id")
-    found = redis_rows.collected_unmeasured(numbered.withColumnRenamed("id", "amount"), COUNTS)
+    brought: list[int] = []
+    fit = redis_rows._fit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redis_rows, "_fit", lambda found, keys: brought.append(len(found)) or fit(found, keys))
+        found = redis_rows.collected_unmeasured(numbered.withColumnRenamed("id", "amount"), COUNTS, known)
     assert (found is not None) == comes
     assert found is None or found.counts == {("count", b"%d" % number): number for number in range(rows)}
+    assert brought[0] <= 20 + tasks
+
+
+def test_what_is_too_much_for_one_script_is_left_to_the_measuring(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = spark.range(0, 10, 1, 1).selectExpr("'count' AS target", "binary(repeat('x', 100)) AS field", "id AS amount")
+    monkeypatch.setattr(redis_rows, "WHOLE_BYTES_MAX", 1_000)
+    assert redis_rows.collected_unmeasured(rows, COUNTS, 1) is not None
+    monkeypatch.setattr(redis_rows, "WHOLE_BYTES_MAX", 999)
+    assert redis_rows.collected_unmeasured(rows, COUNTS, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -79,14 +98,14 @@ def test_a_task_gives_up_at_its_limit(spark: SparkSession, tasks: int, rows: int
 )
 def test_a_row_that_is_long_or_cannot_be_counted_is_left_to_the_measuring(spark: SparkSession, row: str) -> None:
     rows = spark.sql(f"SELECT * FROM VALUES {GOOD}, {row} AS t(target, field, amount)")
-    assert redis_rows.collected_unmeasured(rows, COUNTS) is None
-    assert redis_rows.collected_unmeasured(rows.limit(1), COUNTS) is not None
+    assert redis_rows.collected_unmeasured(rows, COUNTS, 3) is None
+    assert redis_rows.collected_unmeasured(rows.limit(1), COUNTS, 3) is not None
 
 
 @pytest.mark.parametrize("value", ["NULL", f"binary(repeat('x', {LONG}))"])
 def test_so_is_a_value(spark: SparkSession, value: str) -> None:
     rows = spark.sql(f"SELECT * FROM VALUES ('name', binary('a'), 1L, {value}) AS t(target, field, amount, value)")
-    assert redis_rows.collected_unmeasured(rows, PROFILES) is None
+    assert redis_rows.collected_unmeasured(rows, PROFILES, 3) is None
 
 
 # The sink
@@ -94,7 +113,7 @@ def test_so_is_a_value(spark: SparkSession, value: str) -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The batches that are measured."""
+    """The numbers of the batches that are measured."""
     found: list[int] = []
     measure: Callable[..., Any] = redis_rows.measured
 
@@ -106,12 +125,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_only_the_first_batch_of_a_start_is_measured_where_all_are_small(
+def test_only_the_first_batch_with_rows_of_a_start_is_measured_where_all_are_small(
     sinks: Sinks, redis_client: Any, measured: list[int]
 ) -> None:
     sinks.run(sinks.start(), 0, 1, 2)
     sinks.run(sinks.start(), 3, 4)
-    assert measured == [0, 3]
+    assert measured == [0, 1, 3], "batch 0 has no rows"
     assert_counted(redis_client, 5)
 
 
@@ -134,7 +153,7 @@ def test_a_row_that_cannot_be_counted_is_told_of_after_a_small_batch(
     sinks.run(sink, 0, 1)
     with pytest.raises(DataMisfit, match="batch 2: 1 of 2 rows lack a field or an amount or have a target other than"):
         sinks.batch(sink, 2, [("count", b"a", 1), ("count", None, 1)])
-    assert measured == [0, 2]
+    assert measured == [0, 1, 2]
     assert_counted(redis_client, 2)
 
 
@@ -142,7 +161,7 @@ def test_small_batches_of_a_query_are_read_once(
     sinks: Sinks, redis_client: Any, tmp_path: Path, spark: SparkSession
 ) -> None:
     sink: RedisSink = sinks.start()
-    sinks.run(sink, 0)
+    sinks.run(sink, 0, 1)
     read = tmp_path / "read"
 
     def noted(batches: Any) -> Any:
@@ -152,7 +171,7 @@ def test_small_batches_of_a_query_are_read_once(
             yield batch
 
     rows = spark.sql(f"SELECT * FROM VALUES {GOOD} AS t(target, field, amount)")
-    sinks.files.plan(1, {"clicks": {"0": 10}})
-    sink(rows.mapInArrow(noted, rows.schema), 1)
+    sinks.files.plan(2, {"clicks": {"0": 20}})
+    sink(rows.mapInArrow(noted, rows.schema), 2)
     assert read.read_text() == "1\n"
     assert redis_client.hget("counts", "a") == b"1"

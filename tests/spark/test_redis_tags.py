@@ -26,6 +26,7 @@ __all__ = ["cluster"]
 
 TAGS = 3
 USERS = 30
+_COLUMNS = "target string, field binary, amount long"
 ROW = pa.schema([("target", pa.string()), ("field", pa.binary()), ("amount", pa.int64())])
 
 
@@ -36,7 +37,9 @@ class Counting:
         self.url, self.hash_key, self.files, self.spark = url, hash_key, files, spark
         self.sink: TaggedRedisSink | None = None
 
-    def start(self, tags: int = TAGS, rebuild: Callable[..., DataFrame] | None = None) -> TaggedRedisSink:
+    def start(
+        self, tags: int = TAGS, rebuild: Callable[..., DataFrame] | None = None, plan_version: int = 1
+    ) -> TaggedRedisSink:
         self.close()
         self.sink = TaggedRedisSink(
             self.url,
@@ -46,6 +49,7 @@ class Counting:
             appends=[Append("last", f"{{{self.hash_key}}}:last", 2)],
             checkpoint=str(self.files.directory),
             plan="users",
+            plan_version=plan_version,
             rebuild=rebuild,
         )
         return self.sink
@@ -109,6 +113,10 @@ def counting(
     redis_pool.close()
 
 
+def _dies(_rows: DataFrame, _number: int) -> bool:
+    raise KeyboardInterrupt
+
+
 def _files(directory: Path) -> SparkFiles:
     files = SparkFiles(directory / "checkpoint")
     files.plan(0, {"clicks": {"0": 0}})
@@ -153,12 +161,8 @@ def test_a_batch_that_ended_between_two_tags_is_written_in_the_others(
     counting.start()
     counting.run(0, 1)
 
-    def dies(_rows: DataFrame, _number: int) -> bool:
-        raise KeyboardInterrupt
-
-    sink = counting.sink
-    assert sink is not None
-    monkeypatch.setattr(sink.sinks[2], "process", dies)
+    assert counting.sink is not None
+    monkeypatch.setattr(counting.sink.sinks[2], "process", _dies)
     with pytest.raises(KeyboardInterrupt):
         counting.batch(2)
     assert counting.batches() == [2, 2, 1]
@@ -175,14 +179,48 @@ def test_a_batch_that_ended_between_two_tags_is_written_in_the_others(
 def test_another_number_of_tags_is_refused(counting: Counting, tags: int) -> None:
     counting.start()
     counting.run(0, 1)
-    counting.start(tags=tags)
     refused = f"is of plan 'users tag 0 of {TAGS}' and this job is 'users tag 0 of {tags}': start it with the former"
+    sink = counting.start(tags=tags)
     with pytest.raises(MarkerRefused, match=refused) as raised:
-        counting.batch(2)
-    assert f"--hash-key {counting.hash_key} --tags {tags} --checkpoint" in str(raised.value)
+        sink.open(counting.spark)
+    assert f"--hash-key {counting.hash_key} --tags --checkpoint" in str(raised.value)
     counting.start()
     counting.run(2)
     counting.assert_counted(3)
+
+
+def test_a_batch_that_some_tags_have_is_finished_by_the_version_that_began_it(
+    counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version may put an event into a field of another tag."""
+    sink = counting.start()
+    counting.run(0, 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(sink.sinks[1], "process", _dies)
+        with pytest.raises(KeyboardInterrupt):
+            counting.batch(2)
+    counting.start(plan_version=2)
+    with pytest.raises(MarkerRefused, match=r"batch 2 written by version 1 of .* and this job is version 2: let the"):
+        counting.batch(2)
+    assert counting.batches() == [2, 1, 1]
+    counting.start()
+    counting.run(2)
+    # A whole one may be followed by another version, and be skipped by it.
+    counting.start(plan_version=2)
+    counting.run(2, 3)
+    counting.assert_counted(4)
+
+
+def test_a_tag_that_cannot_be_opened_stops_all_before_the_first_batch(counting: Counting) -> None:
+    counting.client(2).hset(counting.key(2), "left", 1)
+    sink = counting.start()
+    with pytest.raises(MarkerRefused, match="there are counts beside it that it would belong to"):
+        counting.batch(0)
+    assert not any(counting.client(tag).exists(f"{counting.key(tag)}:onceflow") for tag in range(TAGS))
+    assert sink.failure is not None
+    counting.client(2).delete(counting.key(2))
+    with pytest.raises(DataMisfit, match="the sink was given columns"):
+        sink(counting.spark.sql("SELECT 'count' AS target, 1L AS amount"), 0)
 
 
 def test_what_one_tag_lost_is_counted_again_there(counting: Counting) -> None:
@@ -218,7 +256,7 @@ def test_a_row_without_a_field_is_refused_by_one_tag(counting: Counting) -> None
     counting.assert_counted(2)
 
 
-def test_beside_another_sink(counting: Counting, spark: SparkSession) -> None:
+def test_beside_another_sink(counting: Counting, spark: SparkSession, tmp_path: Path) -> None:
     other = RedisSink(
         counting.url,
         hash_key=f"{counting.hash_key}-all",
@@ -226,14 +264,23 @@ def test_beside_another_sink(counting: Counting, spark: SparkSession) -> None:
         checkpoint=str(counting.files.directory),
     )
     tagged = counting.start()
+    read = tmp_path / "read"
+
+    def noted(batches: Any) -> Any:
+        for batch in batches:
+            with read.open("a") as file:
+                file.write(f"{batch.num_rows}\n")
+            yield batch
+
     try:
         for number in (0, 1, 1, 2):
             counting.files.plan(number, {"clicks": {"0": number * 10}})
-            sinks(counting.rows([number] if number else []), number, tagged, other)
+            sinks(counting.rows([number] if number else []).mapInArrow(noted, _COLUMNS), number, tagged, other)
             counting.files.commit(number)
     finally:
         other.close()
     counting.assert_counted(3)
+    assert sum(map(int, read.read_text().split())) == 3 * (USERS + 1), "each batch is computed once for both"
     assert sum(map(int, counting.client(0).hvals(f"{counting.hash_key}-all"))) == sum(
         user + number for user in range(USERS) for number in (1, 2)
     )
@@ -243,7 +290,7 @@ def test_reset_forgets_every_tag(counting: Counting) -> None:
     counting.start()
     counting.run(0, 1)
     counting.close()
-    words = ["sink", "reset", "redis", "--redis", counting.url, "--hash-key", counting.hash_key, "--tags", str(TAGS)]
+    words = ["sink", "reset", "redis", "--redis", counting.url, "--hash-key", counting.hash_key, "--tags"]
     checkpoint = ["--checkpoint", str(counting.files.directory)]
     done = CliRunner().invoke(onceflow, [*words, *checkpoint, "--execute"])
     assert done.exit_code == 0, done.output

@@ -22,6 +22,10 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         # click cuts a sentence to what is left of one line; a list wraps.
-        rows = [(name, command.get_short_help_str(sys.maxsize)) for name, command in commands if command is not None]
+        rows = [
+            (name, command.get_short_help_str(sys.maxsize))
+            for name, command in commands
+            if command and not command.hidden
+        ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)

@@ -49,7 +49,7 @@ def reset() -> None:
 
 @reset.command("redis")
 @redis_options
-@click.option("--tags", type=click.IntRange(2), metavar="N", help="The tags= of the sink, where it has any.")
+@click.option("--tags", is_flag=True, help="The sink is a TaggedRedisSink: forget what is there under its tags.")
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="Another key of the sink's data; may be repeated.")
 @checkpoint_option
 @missing_ok_option
@@ -58,7 +58,7 @@ def reset() -> None:
 def reset_redis(
     redis_url: str,
     hash_key: str,
-    tags: int | None,
+    tags: bool,
     keys: Sequence[str],
     checkpoint: Path | None,
     missing_ok: bool,
@@ -79,19 +79,19 @@ def reset_redis(
     from onceflow.spark.checkpoint_lock import without_driver
     from onceflow.spark.redis_address import shown
     from onceflow.spark.redis_marker import tagged_key
-    from onceflow.spark.redis_sink_state import forget_redis_keys, marker_query, redis_keys
+    from onceflow.spark.redis_sink_state import forget_redis_keys, marker_query, redis_keys, tags_there
 
     _require_checkpoint(checkpoint)
-    named = [hash_key, *keys]
-    groups = [named] if tags is None else [[tagged_key(key, tag) for key in named] for tag in range(tags)]
     # Looked for while the lock is held: a driver that ends just now has written its keys by then.
     with without_driver(checkpoint) if execute and checkpoint is not None else nullcontext():
+        under = tags_there(redis_url, hash_key)
+        groups = [[tagged_key(key, tag) for key in (hash_key, *keys)] for tag in under] if tags else [[hash_key, *keys]]
         there = [redis_keys(redis_url, own, others) for own, *others in groups]
         found = [key for group in there for key in group]
-        queries = [query for own, *_ in groups if (query := marker_query(redis_url, own)) is not None]
-        mixed = None if checkpoint is None else _two_queries(queries, checkpoint)
+        queries = [] if checkpoint is None else [marker_query(redis_url, own) for own, *_ in groups]
         if not found and not missing_ok:
             _refuse_written(checkpoint, f"no key of a sink with hash key {hash_key} at {shown(redis_url)}")
+        strange = None if checkpoint is None else _other_query(queries, checkpoint)
         if execute:
             for group in there:
                 forget_redis_keys(redis_url, group)
@@ -101,8 +101,10 @@ def reset_redis(
         kept.append("the query's checkpoint: the query refuses to go on with it, and needs an empty one")
     if found and not {own for own, *_ in groups} & set(found):
         kept.append(f"what else the sink may have written: there is no {groups[0][0]}; name other keys with --key")
+    if under and not tags:
+        kept.append(f"what a TaggedRedisSink has under tags of {hash_key}: --tags forgets that")
     forgotten = [f"{key} at {shown(redis_url)}" for key in found]
-    _tell_reset(forgotten, kept, checkpoint, execute, as_json, mixed)
+    _tell_reset(forgotten, kept, checkpoint, execute, as_json, strange)
 
 
 @reset.command("kafka")
@@ -202,20 +204,20 @@ def _is_unused(checkpoint: Path) -> bool:
     return checkpoint.is_dir() and [path.name for path in checkpoint.iterdir()] == [FILE_NAME]
 
 
-def _two_queries(of_markers: Sequence[str], checkpoint: Path) -> str | None:
-    """What is to be known where counts and checkpoint are not of one query; refusals name this command for such too."""
+def _other_query(of_markers: Sequence[str | None], checkpoint: Path) -> str | None:
+    """What is to be known where counts are of another query than the checkpoint, which a refusal may ask to forget."""
     from onceflow.spark.checkpoint import CheckpointUnreadable, LocalCheckpoint
 
     try:
         of_checkpoint = LocalCheckpoint(checkpoint).query_id()
     except CheckpointUnreadable:
         return None  # Damage is a reason to forget it.
-    others = sorted(set(of_markers) - {of_checkpoint})
+    others = sorted({query for query in of_markers if query is not None} - {of_checkpoint})
     if of_checkpoint is None or not others:
         return None
     return (
-        f"the counts are of query {others[0]} and the checkpoint of query {of_checkpoint}, both of which are named "
-        "here; the counts' own is another one"
+        f"the counts are of query {', '.join(others)} and the checkpoint is of query {of_checkpoint}: with --execute "
+        "both go; leave --checkpoint out to keep it, or name the one that belongs to the counts"
     )
 
 
@@ -251,7 +253,7 @@ def _tell_reset(
     checkpoint: Path | None,
     execute: bool,
     as_json: bool,
-    mixed: str | None = None,
+    strange: str | None = None,
 ) -> None:
     from onceflow.spark.checkpoint_lock import holder_of
 
@@ -259,7 +261,13 @@ def _tell_reset(
     driver = None if execute or checkpoint is None else holder_of(checkpoint)
     with stdout_may_close():
         if as_json:
-            document = {"executed": execute, "forgotten": gone, "kept": list(kept), "driver": driver, "mixed": mixed}
+            document = {
+                "executed": execute,
+                "forgotten": gone,
+                "kept": list(kept),
+                "driver": driver,
+                "other_query": strange,
+            }
             click.echo(json.dumps(document))
             return
         if not gone:
@@ -271,6 +279,6 @@ def _tell_reset(
             click.echo(f"stays: {each}")
         if driver is not None:
             click.echo(f"refused while a driver runs: {driver}")
-        if mixed is not None:
-            click.echo(f"take care: {mixed}")
+        if strange is not None:
+            click.echo(f"take care: {strange}")
         click.echo("done" if execute else "nothing was changed: add --execute to do it", err=not execute)

@@ -167,6 +167,7 @@ class Snapshot:
             "top": [{"uid": uid, "clicks": clicks} for uid, clicks in self.top],
             "by_os": self.by_os,
             "bad_by_reason": self.bad_by_reason,
+            "plan": None if marker is None else marker.plan,
             "batch": self.batch,
             "complete": None if marker is None else marker.complete,
             "offsets": None if marker is None else marker.offsets,

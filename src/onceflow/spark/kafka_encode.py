@@ -75,14 +75,26 @@ def find_target(cluster: Cluster, topic: str) -> Target:
     return Target(count, limit)
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What the tasks may bring at once: the first `tasks` of them so many bytes each, further ones nothing."""
+
+    tasks: int
+    bytes_max: int
+
+    def of(self, task: int) -> int:
+        """For the task of this number."""
+        return self.bytes_max if task < self.tasks else 0
+
+
 @dataclass(frozen=True)
 class Encoder:
     """What `mapInArrow` calls for each task. Input columns: any of key, value, topic, partition, headers, timestamp.
 
     `topic` stands for the column of that name; `targets` are the topics that the driver knows, others are asked for.
     Rows without key and partition go to one partition per task and batch, which `turn` moves on; without timestamp
-    they have `now_ms`. A task gives the bytes of its first batches, `given_bytes_max` at most. Raises SinkStopped for a
-    row that cannot be a record, with the beginning of its key.
+    they have `now_ms`. With `share` a task leaves out the bytes that are beyond it. Raises SinkStopped for a row that
+    cannot be a record, with the beginning of its key.
     """
 
     bootstrap: str
@@ -93,13 +105,13 @@ class Encoder:
     targets: Mapping[str, Target] = field(default_factory=dict)
     security: Security = PLAINTEXT
     batch_bytes: int = BATCH_BYTES
-    given_bytes_max: int | None = None
+    share: Share | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
         position = task * POSITIONS_PER_TASK
-        left_bytes = sys.maxsize if self.given_bytes_max is None else self.given_bytes_max
+        left_bytes = sys.maxsize if self.share is None else self.share.of(task)
         for table in _grouped(batches):
             found = list(self.encoded(table, task))
             columns: list[list[Any]] = [[] for _ in _ARROW_SCHEMA]

@@ -1,10 +1,10 @@
 """A micro-batch as encoded blobs: what there is is known at once, and the driver holds no more of it than it may.
 
-After a batch that the driver could hold twice, one job encodes and brings all blobs. A task that would give more than
-its share keeps what is over; then, and for a first batch, they are encoded for Spark to keep: one job persists them on
-the executors and returns a summary of every blob. The blobs are pulled in order, as many at a time as the driver may
-hold, and compared with the summary: Spark encodes a block anew that it has lost, and then the rows may have come in
-another order.
+Where the batch before was small, one job encodes and brings all blobs: each of as many tasks as there were so far has a
+share of what the driver may hold, and brings no bytes beyond it. Where one had more, and for a first batch, the rows
+are encoded for Spark to keep: one job persists the blobs on the executors and returns a summary of them. They are
+pulled in order, as many at a time as the driver may hold, and compared with the summary: Spark encodes a block anew
+that it has lost, and then the rows may have come in another order.
 """
 
 import time
@@ -18,14 +18,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark.kafka_encode import POSITIONS_PER_TASK, SCHEMA, Encoder, Target, find_target
+from onceflow.spark.kafka_encode import POSITIONS_PER_TASK, SCHEMA, Encoder, Share, Target, find_target
 from onceflow.spark.kafka_sender import Blob, TopicPartition
 from onceflow.spark.sink_errors import AttemptEnded, SinkStopped
 
 DRIVER_BYTES = 64 * 1024 * 1024
 """Blobs that the driver holds at a time."""
 SHARE_MARGIN = 1.25
-"""What a task gave of the batch before must fit so many times into its share of the driver's bytes."""
+"""What the largest task brought of the batch before must fit so many times into a task's share."""
 _COLUMNS = {
     "key": ("string", "binary"),
     "value": ("string", "binary"),
@@ -70,6 +70,8 @@ class KafkaOutput:
         self._driver_bytes = driver_bytes
         self._limits: dict[str, int] = {}
         self._before: EncodedFrame | None = None
+        self._tasks = 0
+        self._largest_bytes = 0
 
     def require(self) -> None:
         """Raises UnknownTopic where the encoder's topic is not there."""
@@ -80,9 +82,19 @@ class KafkaOutput:
         columns = record_columns(rows, self.encoder.topic, self._partitioner)
         now_ms = time.time_ns() // 1_000_000
         encoder = replace(self.encoder, now_ms=now_ms, turn=turn, targets=self._targets())
-        share = None if self._before is None else self._before.share_of_task()
-        self._before = EncodedFrame(columns, encoder, self._driver_bytes, share)
+        self._before = EncodedFrame(columns, encoder, self._driver_bytes, self._share())
         return self._before
+
+    def _share(self) -> Share | None:
+        """What tasks may bring of the next batch at once; None where nothing is known, or the last one had too much."""
+        sizes = {} if self._before is None else self._before.task_sizes()
+        if sizes:
+            self._tasks = max(self._tasks, max(sizes) + 1)
+            self._largest_bytes = max(sizes.values())
+        if self._tasks == 0:
+            return None
+        share_bytes = self._driver_bytes // self._tasks
+        return Share(self._tasks, share_bytes) if SHARE_MARGIN * self._largest_bytes <= share_bytes else None
 
     def _targets(self) -> dict[str, Target]:
         """The output topic as it is now, where one is given; its limit is asked for once."""
@@ -97,14 +109,14 @@ class KafkaOutput:
 class EncodedFrame:
     """The encoded rows of one micro-batch; `close` lets the driver and Spark forget them.
 
-    With `task_bytes` each task gives so many bytes of blobs at once, and the driver keeps them if those are all.
+    With `share` the tasks bring their blobs at once as far as that goes, and the driver keeps them if those are all.
     """
 
-    def __init__(self, rows: DataFrame, encoder: Encoder, driver_bytes: int, task_bytes: int | None = None) -> None:
+    def __init__(self, rows: DataFrame, encoder: Encoder, driver_bytes: int, share: Share | None = None) -> None:
         self._frame = rows
         self._encoder = encoder
         self._driver_bytes = driver_bytes
-        self._task_bytes = task_bytes
+        self._share = share
         self._known = {topic: target.partition_count for topic, target in encoder.targets.items()}
         self._summary: list[dict[str, Any]] | None = None
         self._held: dict[int, memoryview] | None = None
@@ -117,15 +129,12 @@ class EncodedFrame:
             self._persisted.unpersist()
             self._persisted = None
 
-    def share_of_task(self) -> int | None:
-        """The bytes that a task may give of a batch like this one; None where the driver might not hold all."""
-        if not self._summary:
-            return None
+    def task_sizes(self) -> Mapping[int, int]:
+        """The bytes of each task's blobs; nothing where there are none, or they are not known."""
         sizes: Counter[int] = Counter()
-        for row in self._summary:
+        for row in self._summary or ():
             sizes[row["position"] // POSITIONS_PER_TASK] += row["size_bytes"]
-        share = self._driver_bytes // len(sizes)
-        return share if SHARE_MARGIN * max(sizes.values()) <= share else None
+        return sizes
 
     def records(self) -> Mapping[TopicPartition, int]:
         """Records of each partition that has any."""
@@ -186,11 +195,10 @@ class EncodedFrame:
         return self._summary
 
     def _given_at_once(self) -> Any:
-        """The table of all blobs but for their bytes, which are held now; None where tasks kept some."""
-        if self._task_bytes is None:
+        """The table of all blobs but for their bytes, which are held now; None where a task had too many."""
+        if self._share is None:
             return None
-        encoder = replace(self._encoder, given_bytes_max=self._task_bytes)
-        table = self._frame.mapInArrow(encoder, SCHEMA).toArrow()
+        table = self._frame.mapInArrow(replace(self._encoder, share=self._share), SCHEMA).toArrow()
         if table.column("data").null_count:
             return None
         self._held = _by_position(table)

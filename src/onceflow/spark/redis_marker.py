@@ -41,6 +41,8 @@ from onceflow.spark.sink_errors import MarkerRefused
 FORMAT = "1"
 RESET = "onceflow sink reset redis"
 """The command that forgets counts and checkpoint; whoever knows their places says it with its options."""
+TAGS_MAX = 256
+"""Hash tags of one sink."""
 _CHUNK_FIELD = re.compile(r"chunk:(\d+)")
 
 

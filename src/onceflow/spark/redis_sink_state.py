@@ -11,7 +11,7 @@ import redis
 from onceflow.errors import OnceflowError
 from onceflow.spark import redis_answers, redis_pool, redis_scripts
 from onceflow.spark import redis_marker as markers
-from onceflow.spark.redis_marker import Marker, same_slot
+from onceflow.spark.redis_marker import TAGS_MAX, Marker, same_slot, tagged_key
 
 SCAN_KEYS = 10_000
 
@@ -40,11 +40,26 @@ def read_redis_sink(url: str, hash_key: str, reset: str) -> RedisSinkState:
 
 
 def marker_query(url: str, hash_key: str) -> str | None:
-    """The query that wrote the marker, however damaged the rest of it is. Raises RedisFailed, RedisAddressInvalid."""
+    """The query that wrote the marker, however damaged the rest of it is; None where nothing says so.
+
+    Raises RedisFailed, RedisAddressInvalid.
+    """
     key = same_slot(hash_key, "onceflow")
     with _told(url, "to read its marker"):
-        found: Any = redis_pool.client(url, key).hget(key, "query")
+        client: Any = redis_pool.client(url, key)
+        found = client.hget(key, "query") if client.type(key) == b"hash" else None
     return None if found is None else str(found.decode("utf-8", "replace"))
+
+
+def tags_there(url: str, hash_key: str) -> list[int]:
+    """The tags of which something is there, by their markers and hashes. Raises RedisFailed."""
+    with _told(url, "to find the sink's tags"):
+        return [tag for tag in range(TAGS_MAX) if _is_there(url, tagged_key(hash_key, tag))]
+
+
+def _is_there(url: str, hash_key: str) -> bool:
+    client: Any = redis_pool.client(url, hash_key)
+    return bool(client.exists(hash_key, same_slot(hash_key, "onceflow")))
 
 
 def redis_keys(url: str, hash_key: str, others: Iterable[str]) -> list[str]:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import redis
@@ -25,7 +26,7 @@ from onceflow.spark.proof import Proof
 from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_batch import BatchWriter
 from onceflow.spark.redis_marker import Marker
-from onceflow.spark.redis_rows import COLUMNS, VALUE
+from onceflow.spark.redis_rows import COLUMNS, VALUE, Before
 from onceflow.spark.redis_scripts import Append, Argument, Keys, OwnerLost
 from onceflow.spark.repair import MissingRanges, Step
 from onceflow.spark.sink import Sink
@@ -75,7 +76,7 @@ class RedisTarget(Sink):
         self._owner: str | None = None
         self._settled = NO_BATCH
         self._waits_for_sync = True
-        self._rows_before: int | None = None
+        self._before = Before()
 
     @property
     def wording(self) -> Wording:
@@ -117,13 +118,13 @@ class RedisTarget(Sink):
         with self._told():
             if found is None:
                 self._acquire(batch.query, markers.first_fields(batch, self.name), may_make=batch.number == 0)
-        self._writer = self._writer_of(batch, found)
+        self._writer = replace(self._writer_of(batch, found), before=self._before)
 
     def write(self, rows: DataFrame) -> None:
         """The chunks of a large batch, each in one script."""
         with self._told():
             self._writer.write(rows)
-        self._rows_before = self._writer.row_count
+        self._before = self._writer.before
 
     def commit(self, proof: Proof) -> None:
         """The script that completes the batch."""
@@ -137,8 +138,7 @@ class RedisTarget(Sink):
 
     def lost_since(self, expected: int) -> WentBack | None:
         """What is wrong where Redis does not hold batch `expected` any more. Raises MarkerRefused, RedisFailed."""
-        with self._told():
-            found = self.read()
+        found = self.marker()
         done = NO_BATCH if found is None else found.batch_done
         return decision.went_back(done, expected, self.wording) if done < expected else None
 
@@ -169,6 +169,11 @@ class RedisTarget(Sink):
             self._settle(target.query, target.number)
         self.batch_done = max(self.batch_done, target.number)
         _log.warning("marker %s is repaired up to batch %d", self._keys.marker, target.number)
+
+    def marker(self) -> Marker | None:
+        """The marker as it is now; nothing is taken over. Raises MarkerRefused, RedisFailed."""
+        with self._told():
+            return self.read()
 
     def read(self) -> Marker | None:
         """The marker. Raises MarkerRefused where there are counts without one, read at the same instant."""
@@ -220,8 +225,7 @@ class RedisTarget(Sink):
 
     def _writer_of(self, batch: Batch, found: Marker | None) -> BatchWriter:
         assert self._owner is not None
-        known = (self._url, self._keys, self._history, self._owner, batch, found, self._now_ms)
-        return BatchWriter(*known, rows_before=self._rows_before)
+        return BatchWriter(self._url, self._keys, self._history, self._owner, batch, found, self._now_ms)
 
     def _write_again(self, step: Step, found: Marker) -> None:
         writer = self._writer_of(step.batch, found)

@@ -8,7 +8,7 @@ from onceflow.spark.redis_marker import same_slot
 
 
 def redis_reset(
-    url: str, hash_key: str, checkpoint: str | None, keys: Iterable[str] = (), *, tags: int | None = None
+    url: str, hash_key: str, checkpoint: str | None, keys: Iterable[str] = (), *, tagged: bool = False
 ) -> str:
     """For a Redis sink; `keys` are those of its data, of which the ones beside the hash key need not be named.
 
@@ -16,8 +16,14 @@ def redis_reset(
     """
     beside = same_slot(hash_key, "")
     others = [key for key in keys if key != hash_key and not key.startswith(beside)]
-    over = [] if tags is None else ["--tags", str(tags)]
-    words = ["--redis", shown(url), "--hash-key", hash_key, *over, *(word for key in others for word in ("--key", key))]
+    words = [
+        "--redis",
+        shown(url),
+        "--hash-key",
+        hash_key,
+        *(["--tags"] if tagged else []),
+        *(word for key in others for word in ("--key", key)),
+    ]
     return shlex.join(["onceflow", "sink", "reset", "redis", *words, *_of_checkpoint(checkpoint)])
 
 

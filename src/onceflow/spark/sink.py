@@ -321,7 +321,9 @@ def sinks(rows: DataFrame, batch_id: int, *each: Part) -> None:
 
 def write_each(rows: DataFrame, batch_id: int, parts: Sequence[Part]) -> bool:
     """As `sinks`, but rows that no sink had to write are left for the caller to read: false."""
-    cached = rows.persist()
+    # Rows that somebody else has persisted are theirs to forget: those of `sinks` around a sink that is several.
+    is_ours = not rows.is_cached
+    cached = rows.persist() if is_ours else rows
     try:
         read = False
         for part in parts:
@@ -329,7 +331,8 @@ def write_each(rows: DataFrame, batch_id: int, parts: Sequence[Part]) -> bool:
             read |= sink.process(shape(cached), batch_id)
         return read
     finally:
-        cached.unpersist()
+        if is_ours:
+            cached.unpersist()
 
 
 def _as_it_is(rows: DataFrame) -> DataFrame:
