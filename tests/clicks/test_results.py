@@ -119,7 +119,8 @@ def test_clicks_for_people_and_programs(redis_server: RedisProcess, hash_key: st
     nobody = run("clicks", "mallory", *where)
     assert ("has no event that counts" in nobody.stdout, nobody.exit_code) == (True, 1)
     assert json.loads(run("clicks", "mallory", "--json", *where).stdout) == {"uid": "mallory", "clicks": None}
-    assert "nothing counted yet" in run("clicks", "--redis", redis_server.url, "--hash-key", "none").stdout
+    nothing = run("clicks", "--redis", redis_server.url, "--hash-key", "none").stdout
+    assert nothing == f"nothing counted yet under none at {redis_server.url}\n"
 
 
 def test_counts_of_another_job_are_not_told_as_no_clicks(redis_server: RedisProcess, hash_key: str) -> None:
@@ -129,6 +130,8 @@ def test_counts_of_another_job_are_not_told_as_no_clicks(redis_server: RedisProc
     told = run("clicks", "--redis", redis_server.url, "--hash-key", hash_key).output
     assert told.startswith(f"2 fields in {hash_key}, but the marker {{{hash_key}}}:onceflow was written by another job")
     assert "(its plan is 'visits')" in told
+    dead = run("dead", "--redis", redis_server.url, "--hash-key", hash_key)
+    assert "'dead' knows only the events that 'onceflow run' refuses" in str(dead.exception)
 
 
 def test_every_user_goes_into_a_file(redis_server: RedisProcess, hash_key: str) -> None:

@@ -62,15 +62,15 @@ def click(uid: str, clicks: int) -> tuple[str, str]:
 
 
 def test_the_articles_job_counts_each_click_once(
-    example: tuple[Example, redis.Redis], produce: Callable[..., None]
+    example: tuple[Example, redis.Redis], produce: Callable[..., None], topic: str
 ) -> None:
     run, found = example
     produce(click("ada", 3), click("bob", 1), ("bad", "nonsense"), click("ada", 2))
     run(CLICKS)
-    assert found.hgetall("example::users::click") == {"ada": "5", "bob": "1"}
+    assert found.hgetall(f"example::{topic}::click") == {"ada": "5", "bob": "1"}
     produce(click("bob", 6))
     run(CLICKS)
-    assert found.hgetall("example::users::click") == {"ada": "5", "bob": "7"}
+    assert found.hgetall(f"example::{topic}::click") == {"ada": "5", "bob": "7"}
     found.close()
 
 

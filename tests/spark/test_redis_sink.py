@@ -492,7 +492,9 @@ def test_a_new_checkpoint_beside_old_counts_is_refused_at_the_start(sinks: Sinks
     sinks.run(sinks.start(), 0, 1)
     fresh = Sinks(sinks.url, SparkFiles(tmp_path / "fresh"), sinks.spark)
     (fresh.files.directory / "metadata").unlink()
-    with pytest.raises(MarkerRefused, match="belongs to query query-1 and the checkpoint to query a new one"):
+    with pytest.raises(
+        MarkerRefused, match="belongs to query query-1, which has read clicks, and this query's checkpoint is new"
+    ):
         fresh.start().open(sinks.spark)
     fresh.close()
 

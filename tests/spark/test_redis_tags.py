@@ -292,6 +292,9 @@ def test_reset_forgets_every_tag(counting: Counting) -> None:
     counting.close()
     words = ["sink", "reset", "redis", "--redis", counting.url, "--hash-key", counting.hash_key, "--tags"]
     checkpoint = ["--checkpoint", str(counting.files.directory)]
+    for command in ([*words[:-1], *checkpoint, "--execute"], ["sink", "show", *words[2:-1], *checkpoint]):
+        refused = CliRunner().invoke(onceflow, command)
+        assert f"{counting.hash_key} has" in str(refused.exception) and "of a TaggedRedisSink" in str(refused.exception)
     done = CliRunner().invoke(onceflow, [*words, *checkpoint, "--execute"])
     assert done.exit_code == 0, done.output
     assert done.stdout.count("forgotten: {") == 4 * TAGS + 1, (

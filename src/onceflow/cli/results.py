@@ -12,6 +12,7 @@ import click
 from onceflow.cli.options import bootstrap_option, json_option, refuse_together
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.secured import open_cluster
+from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
     from onceflow.clicks.results import DeadPointer, Results, Snapshot
@@ -93,6 +94,7 @@ def clicks(
       onceflow clicks --export csv > clicks.csv
     """
     from onceflow.clicks.results import Results
+    from onceflow.spark.redis_address import shown
 
     if layout is not None:
         refuse_together(["uid", "top", "as_json"], "--export prints every user: leave UID, --top and --json out")
@@ -104,7 +106,10 @@ def clicks(
             return
         if uid is None:
             snapshot = results.snapshot(top=top)
-            click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot))
+            told = (
+                totals(snapshot) if snapshot.marker else f"nothing counted yet under {hash_key} at {shown(redis_url)}"
+            )
+            click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else told)
             return
         count = results.clicks_of(uid)
     if as_json:
@@ -167,11 +172,16 @@ def dead(count: int, as_json: bool, redis_url: str, hash_key: str, bootstrap: st
     \b
     Example: onceflow dead --count 5
     """
-    from onceflow.clicks.results import Results, dead_records
+    from onceflow.clicks.results import Results, by_another_job, dead_records
 
     with Results(redis_url, hash_key) as results:
         pointers = results.dead_pointers(count)
-        topics = list(results.require_marker().offsets)
+        marker = results.require_marker()
+    if marker.counted_fields is None:
+        raise OnceflowError(
+            f"{by_another_job(hash_key, marker)}: 'dead' knows only the events that 'onceflow run' refuses"
+        )
+    topics = list(marker.offsets)
     if not pointers:
         if not as_json:
             click.echo("no bad event so far")

@@ -89,6 +89,8 @@ def reset_redis(
         there = [redis_keys(redis_url, own, others) for own, *others in groups]
         found = [key for group in there for key in group]
         queries = [] if checkpoint is None else [marker_query(redis_url, own) for own, *_ in groups]
+        if not found and under:
+            raise NoSuchSink(f"{hash_key} has {len(under)} tags of a TaggedRedisSink: add --tags; nothing was removed")
         if not found and not missing_ok:
             _refuse_written(checkpoint, f"no key of a sink with hash key {hash_key} at {shown(redis_url)}")
         strange = None if checkpoint is None else _other_query(queries, checkpoint)
@@ -279,6 +281,7 @@ def _tell_reset(
             click.echo(f"stays: {each}")
         if driver is not None:
             click.echo(f"refused while a driver runs: {driver}")
+            return
         if strange is not None:
             click.echo(f"take care: {strange}")
         click.echo("done" if execute else "nothing was changed: add --execute to do it", err=not execute)

@@ -12,6 +12,7 @@ from onceflow.cli.output import stdout_may_close, table
 from onceflow.cli.results import redis_options
 from onceflow.cli.secured import open_cluster
 from onceflow.cli.sink_options import checkpoint_option, kafka_options, query_of
+from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
     from onceflow.spark.kafka_marker import KafkaMarker
@@ -44,13 +45,19 @@ def show_redis(redis_url: str, hash_key: str, checkpoint: Path | None, as_json: 
     Example:
       onceflow sink show redis --hash-key site::visits --checkpoint ./checkpoint
     """
-    from onceflow.spark.redis_marker import wording
-    from onceflow.spark.redis_sink_state import read_redis_sink
+    from onceflow.spark.redis_marker import tagged_key, wording
+    from onceflow.spark.redis_sink_state import read_redis_sink, tags_there
     from onceflow.spark.reset_commands import redis_reset
     from onceflow.spark.sink_state import judge, read_checkpoint
 
     reset = redis_reset(redis_url, hash_key, None if checkpoint is None else str(checkpoint))
     state = read_redis_sink(redis_url, hash_key, reset)
+    tags = tags_there(redis_url, hash_key) if state.marker is None else []
+    if tags:
+        raise OnceflowError(
+            f"{hash_key} has no marker of its own and {len(tags)} tags of a TaggedRedisSink: name one of them, as "
+            f"--hash-key '{tagged_key(hash_key, tags[0])}'"
+        )
     at = None if checkpoint is None else read_checkpoint(checkpoint)
     verdict = None if at is None else judge(state.marker, at, state.key, wording(state.key, reset))
     document = {**_redis_document(state), "checkpoint": _checkpoint_document(at), **_verdict_document(verdict)}

@@ -107,6 +107,16 @@ def foreign_query(found: str, wanted: str, wording: Wording) -> Refuse:
     )
 
 
+def used_already(found: Proof, wording: Wording) -> Refuse:
+    """The refusal of a new checkpoint where a query has written."""
+    topics = ", ".join(sorted(found.offsets or {})) or "nothing yet"
+    return Refuse(
+        f"{wording.marker} belongs to query {found.query}, which has read {topics}, and this query's checkpoint is "
+        f"new: write to {wording.elsewhere}, or go on with the checkpoint of these {wording.data}; where that is lost, "
+        f"{wording.anew}"
+    )
+
+
 def other_plan(found: Proof, plan: str, wording: Wording) -> Refuse | None:
     """The refusal of a proof of another plan, None where it is of this one."""
     if found.plan == plan:

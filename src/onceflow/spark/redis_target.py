@@ -94,7 +94,7 @@ class RedisTarget(Sink):
             self._check_redis()
             found = self.read() if query is None else None
         if found is not None:
-            raise MarkerRefused(decision.foreign_query(found.query, "a new one", self.wording).sentence)
+            raise MarkerRefused(decision.used_already(found, self.wording).sentence)
 
     def recover(self, query: str) -> Marker | None:
         """Takes the owner epoch, so that whatever carries an older one is refused, and reads the marker."""
