@@ -1,7 +1,8 @@
 """A driver without Spark: it does the sink's steps one by one with the sink's own scripts and decisions."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -211,3 +212,15 @@ def assert_counts(client: redis.Redis, keys: Keys, batches: int, *, repaired: bo
     if not repaired:
         history = [f'{{"batch":{number}}}'.encode() for number in range(batches)]
         assert client.lrange(keys.history, 0, -1) == history[::-1][:5]
+
+
+def noting_rows(path: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For `mapInArrow`: hands its batches on and writes to `path` how many rows each has, a line for each."""
+
+    def noted(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            with path.open("a") as file:
+                file.write(f"{batch.num_rows}\n")
+            yield batch
+
+    return noted

@@ -11,6 +11,7 @@ from onceflow.spark import redis_chunks, redis_rows
 from onceflow.spark.redis_rows import Collected
 from onceflow.spark.redis_scripts import Append, DataMisfit, Increment, Keys, SetIfNewer, StreamAppend
 from onceflow.spark.redis_sink import RedisSink
+from tests.spark.redis_steps import noting_rows
 from tests.spark.test_redis_sink import Sinks, assert_counted, files, marker_of, redis_client, sinks
 
 __all__ = ["files", "redis_client", "sinks"]
@@ -164,14 +165,8 @@ def test_small_batches_of_a_query_are_read_once(
     sinks.run(sink, 0, 1)
     read = tmp_path / "read"
 
-    def noted(batches: Any) -> Any:
-        for batch in batches:
-            with read.open("a") as file:
-                file.write(f"{batch.num_rows}\n")
-            yield batch
-
     rows = spark.sql(f"SELECT * FROM VALUES {GOOD} AS t(target, field, amount)")
     sinks.files.plan(2, {"clicks": {"0": 20}})
-    sink(rows.mapInArrow(noted, rows.schema), 2)
+    sink(rows.mapInArrow(noting_rows(read), rows.schema), 2)
     assert read.read_text() == "1\n"
     assert redis_client.hget("counts", "a") == b"1"

@@ -19,6 +19,7 @@ from onceflow.spark.sink import sinks
 from onceflow.spark.wrong_option import WrongOption
 from tests.conftest import RedisProcess
 from tests.spark.redis_servers import RedisCluster
+from tests.spark.redis_steps import noting_rows
 from tests.spark.test_checkpoint import SparkFiles
 from tests.spark.test_redis_cluster import cluster
 
@@ -266,16 +267,12 @@ def test_beside_another_sink(counting: Counting, spark: SparkSession, tmp_path: 
     tagged = counting.start()
     read = tmp_path / "read"
 
-    def noted(batches: Any) -> Any:
-        for batch in batches:
-            with read.open("a") as file:
-                file.write(f"{batch.num_rows}\n")
-            yield batch
-
     try:
         for number in (0, 1, 1, 2):
             counting.files.plan(number, {"clicks": {"0": number * 10}})
-            sinks(counting.rows([number] if number else []).mapInArrow(noted, _COLUMNS), number, tagged, other)
+            sinks(
+                counting.rows([number] if number else []).mapInArrow(noting_rows(read), _COLUMNS), number, tagged, other
+            )
             counting.files.commit(number)
     finally:
         other.close()
