@@ -5,6 +5,7 @@ import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from onceflow.log.directory import DataDirectory
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
-from tests.broker.driven_broker import PoweredBroker
+from tests.broker.driven_broker import PoweredBroker, eventually
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 from tests.broker.test_admin_answers import DELETE, SET, TOPIC, add, alter, configured, create, partition_count
-from tests.broker.test_durability import commit, committed, stored_values, topic_ids
+from tests.broker.test_durability import commit, committed, is_created, stored_values, topic_ids
 
 POLICY = ("cleanup.policy", SET, "compact")
 
@@ -260,7 +261,7 @@ def test_a_start_that_cannot_finish_a_deletion_is_refused(
             powered.start()
     powered.start()
     with connected(powered.bootstrap) as client:
-        assert create(client, "t").error_code == 0
+        eventually(partial(is_created, client, "t"), "the deletion is finished, the name free again")
         assert committed(client, "g", "t") == -1
 
 

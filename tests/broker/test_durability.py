@@ -2,6 +2,7 @@
 
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,8 +14,9 @@ from onceflow.testing import BrokerProcess, FaultyDisk
 from onceflow.wire import apis
 from onceflow.wire.batch import batches, decode_batch
 from onceflow.wire.errors import ErrorCode, WireError
-from tests.broker.driven_broker import PoweredBroker
+from tests.broker.driven_broker import PoweredBroker, eventually
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
+from tests.broker.test_admin_answers import create
 
 WAIT_SECONDS = 30
 T = TypeVar("T")
@@ -141,6 +143,11 @@ def committed(client: RawClient, group: str, topic: str) -> int:
     return int(answer.groups[0].topics[0].partitions[0].committed_offset)
 
 
+def is_created(client: RawClient, topic: str) -> bool:
+    """What is tried after a start that finishes a deletion: the name is taken until that is durable."""
+    return not create(client, topic).error_code
+
+
 def producer_id(client: RawClient) -> int:
     answer = client.ask(apis.INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout=milliseconds(1000))
     return int(answer.producer_id)
@@ -260,7 +267,7 @@ def test_a_full_disk_is_told_and_passes(powered: PoweredBroker) -> None:
 def test_a_deletion_cut_short_is_finished_and_its_offsets_are_not_inherited(powered: PoweredBroker) -> None:
     for operations in range(12):
         with connected(powered.bootstrap) as client:
-            client.create_topic("t")
+            eventually(partial(is_created, client, "t"), "the deletion before is finished, the name free again")
             assert commit(client, "g", "t", 5) == 0
             powered.disk.cut_power_after(operations)
             client.socket.settimeout(0.3)
