@@ -63,7 +63,7 @@ def wait_until_ended(pid: int) -> None:
 
 
 def test_a_jvm_that_outlives_its_python_keeps_the_checkpoint(
-    spark: SparkSession, checkpoint: Path, driver: subprocess.Popen[str]
+    spark: SparkSession, checkpoint: Path, driver: subprocess.Popen[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     jvm = jvm_of(checkpoint)
     os.kill(jvm, signal.SIGSTOP)
@@ -72,6 +72,8 @@ def test_a_jvm_that_outlives_its_python_keeps_the_checkpoint(
     try:
         with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on .*waited 0.5 s"):
             take_lock(spark, checkpoint, "a", wait_ms=500)
+        (said,) = caplog.messages
+        assert re.search(f"in use by JVM with pid {jvm} on .*; waiting up to 0.5 s for its end", said)
         with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on "), without_driver(checkpoint):
             raise AssertionError("the JVM may still write")
     finally:

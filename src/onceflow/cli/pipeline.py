@@ -127,14 +127,17 @@ def run(
         kafka=kafka_settings(),
     )
     pipeline.check()
-    told = [f"counting {topic} at {bootstrap} into {hash_key} at {shown(redis_url)}; Ctrl-C stops"]
+    told = [
+        f"counting {topic} at {bootstrap} into {hash_key} at {shown(redis_url)}; Ctrl-C stops",
+        "'onceflow clicks' and 'onceflow dashboard' show the counts meanwhile, with the same --redis and --hash-key",
+    ]
     click.echo("\n".join([*told, *([f"Spark's own log is {spark_log}"] if spark_log else [])]), err=True)
     # pyspark warns about versions of pandas, which nothing here uses.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     pipeline.run()
     with Results(redis_url, hash_key) as results:
         snapshot = results.snapshot()
-    click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot))
+    click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, redis_url))
 
 
 def checkpoint_of(topic: str, hash_key: str) -> Path:

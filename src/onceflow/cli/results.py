@@ -94,7 +94,6 @@ def clicks(
       onceflow clicks --export csv > clicks.csv
     """
     from onceflow.clicks.results import Results
-    from onceflow.spark.redis_address import shown
 
     if layout is not None:
         refuse_together(["uid", "top", "as_json"], "--export prints every user: leave UID, --top and --json out")
@@ -106,10 +105,8 @@ def clicks(
             return
         if uid is None:
             snapshot = results.snapshot(top=top)
-            told = (
-                totals(snapshot) if snapshot.marker else f"nothing counted yet under {hash_key} at {shown(redis_url)}"
-            )
-            click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else told)
+            told = json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, redis_url)
+            click.echo(told)
             return
         count = results.clicks_of(uid)
     if as_json:
@@ -126,20 +123,21 @@ def _export(results: "Results", layout: str) -> None:
     click.echo(
         f"{counted(len(found), 'user')} as micro-batch {marker.batch} left them, {json.dumps(marker.offsets)}", err=True
     )
-    ordered = sorted(found.items(), key=lambda entry: (-entry[1], entry[0]))
     if layout == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(("uid", "clicks"))
-        writer.writerows(ordered)
+        writer.writerows(found.items())
         return
-    for uid, clicks_of in ordered:
+    for uid, clicks_of in found.items():
         click.echo(json.dumps({"uid": uid, "clicks": clicks_of}, ensure_ascii=False))
 
 
-def totals(snapshot: "Snapshot") -> str:
-    """Return the snapshot as lines for people."""
+def totals(snapshot: "Snapshot", redis_url: str) -> str:
+    """Return the snapshot, which is of that Redis, as lines for people."""
+    from onceflow.spark.redis_address import shown
+
     if snapshot.marker is None:
-        return f"nothing counted yet under {snapshot.hash_key}"
+        return f"nothing counted yet under {snapshot.hash_key} at {shown(redis_url)}"
     if snapshot.marker.counted_fields is None:
         from onceflow.clicks.results import by_another_job
 

@@ -82,11 +82,10 @@ class ClickPipeline:
         )
 
     def run(self) -> None:
-        """Count until SIGINT or SIGTERM, or until everything available is counted. Main thread only.
+        """Count until SIGINT or SIGTERM, or until everything available is counted. Main thread only; `check` first.
 
         Raises the sentence of what stopped the query: `QueryFailed`, or the source's and the sink's own errors.
         """
-        self.check()
         # Spark puts its own handler for SIGINT in place when its context starts, so ours comes after it.
         try:
             with self._session() as spark, stop_on_signals() as stop:

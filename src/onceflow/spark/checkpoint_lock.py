@@ -109,14 +109,18 @@ def _locked(session: Any, directory: Path, path: Path, wait_ms: int, sleep: Call
     directory.mkdir(parents=True, exist_ok=True)
     java_file = session._jvm.java.io.RandomAccessFile(str(path), "rw")
     deadline = time.monotonic() + wait_ms / 1000
+    has_said = False
     while not _try_lock(java_file, directory):
+        in_use = f"checkpoint {directory} is in use by {path.read_text('utf-8').strip() or UNKNOWN}"
         if time.monotonic() >= deadline:
-            holder = path.read_text("utf-8").strip() or UNKNOWN
             java_file.close()
             raise CheckpointInUse(
-                f"checkpoint {directory} is in use by {holder}, waited {wait_ms / 1000:g} s for it: end that process, "
-                "or give this query a checkpoint of its own"
+                f"{in_use}, waited {wait_ms / 1000:g} s for it: end that process, or give this query a checkpoint of "
+                "its own"
             )
+        if not has_said:
+            _log.warning("%s; waiting up to %g s for its end", in_use, wait_ms / 1000)
+            has_said = True
         try:
             sleep(_POLL_S)
         except BaseException:
