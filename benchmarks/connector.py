@@ -6,7 +6,7 @@ JVM and its Python workers; Kafka and Redis are the same for all and not in it.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from benchmarks import clicks_topic, flink, killed_drain, latency
 from benchmarks.child import Child
@@ -19,7 +19,10 @@ RUNS = 5
 RATES = (1_000, 20_000)
 ROWS = (200_000, 1_000_000)
 SINK_GOALS = {"lz4": Goal(0.7, 1.1), "none": Goal(0.5, 1.0)}
+PEERS = {OURS: "pushdown", PEER: "jvm"}
+"""The pipeline that each contender counts with, where it is one of each."""
 Part = Callable[[Stage], Iterator[Line]]
+T = TypeVar("T")
 
 
 class Run(NamedTuple):
@@ -53,10 +56,10 @@ def compared(
     return row(name, peer, *cells)
 
 
-def in_turns(contenders: Mapping[str, Callable[[], Run]]) -> dict[str, list[Run]]:
-    """A run of each that is not counted, then `RUNS` of each, every second round in the other order."""
-    found: dict[str, list[Run]] = {name: [] for name in contenders}
-    for number in range(-1, RUNS):
+def in_turns(contenders: Mapping[str, Callable[[], T]], *, uncounted: int = 1) -> dict[str, list[T]]:
+    """`uncounted` runs of each, then `RUNS` of each, every second round in the other order."""
+    found: dict[str, list[T]] = {name: [] for name in contenders}
+    for number in range(-uncounted, RUNS):
         for name in contenders if number % 2 else reversed(contenders):
             measured = contenders[name]()
             if number >= 0:
@@ -112,15 +115,16 @@ def drain_beside_flink(stage: Stage) -> Iterator[Line]:
 
 
 def latency_at(rate: int, stage: Stage) -> Iterator[Line]:
-    """One run of each."""
-    ours, theirs = (latency.measured(stage, contender, rate) for contender in (OURS, PEER))
+    """A drain of each warms."""
+    for pipeline in PEERS.values():
+        drained(stage, pipeline)
+    contenders = {name: partial(latency.measured, stage, name, pipeline, rate) for name, pipeline in PEERS.items()}
+    found = in_turns(contenders, uncounted=0)
     name = f"latency, event to Redis, {rate:,} events/s"
-    goals = {"p50": Goal(0.8, 0.33, is_cost=True), "p99": Goal(0.9, 0.5, is_cost=True)}
-    values = {"p50": (ours.p50_ms, theirs.p50_ms), "p99": (ours.p99_ms, theirs.p99_ms)}
+    goals = {"p50": Goal(0.8, 0.33, is_cost=True), "p99": Goal(0.9, 0.5, is_cost=True), "CPU": None}
     for what, goal in goals.items():
-        mine, its = values[what]
-        yield compared(f"{name}: {what}", "JVM connector", "ms", goal, [mine], [its])
-    yield compared(f"{name}: CPU", "JVM connector", "s", None, [ours.cpu_seconds], [theirs.cpu_seconds])
+        ours, theirs = ([getattr(run, latency.MEASURES[what]) for run in found[side]] for side in PEERS)
+        yield compared(f"{name}: {what}", "JVM connector", "s" if what == "CPU" else "ms", goal, ours, theirs)
 
 
 def kafka_sink(count: int, stage: Stage) -> Iterator[Line]:
@@ -179,7 +183,7 @@ def require_equal(what: str, found: object, wanted: object) -> None:
 
 def killed(stage: Stage) -> Iterator[Line]:
     """Ours must have none."""
-    ours, theirs = (killed_drain.wrong_users(stage, pipeline) for pipeline in ("pushdown", "jvm"))
+    ours, theirs = (killed_drain.wrong_users(stage, pipeline) for pipeline in PEERS.values())
     verdict = "aim" if ours == 0 else "**no**"
     cells = (f"{ours:,} users with a wrong sum", f"{theirs:,} of {len(stage.clicks.sums):,}", "", "0, 0", verdict)
     yield row("two kill -9 in a drain", "JVM connector", *cells)
@@ -210,7 +214,7 @@ TABLE = Table(
         f"{CLICKS:,} clicks of {clicks_topic.USERS:,} users in {clicks_topic.PARTITIONS} partitions of Apache Kafka, "
         f"{EVENTS_PER_BATCH_MAX:,} at most in a micro-batch, as in the clicks job; two threads for each contender, and "
         f"the same settings of Spark. After a drain that warms, medians of {RUNS}; sums, rows and checksums are "
-        f"compared after each. Latency is of {latency.SECONDS} s after {latency.WARM_SECONDS} s of warming, one run of "
-        "each. CPU is the driver's, its JVM's and its Python workers', without Kafka and Redis."
+        f"compared after each. Latency is of {latency.SECONDS} s after {latency.WARM_SECONDS} s of warming, its CPU of "
+        "both. CPU is the driver's, its JVM's and its Python workers', without Kafka and Redis."
     ),
 )

@@ -16,7 +16,7 @@ import redis
 
 from benchmarks import clicks_topic
 from benchmarks.child import Child
-from benchmarks.stage import OURS, Stage
+from benchmarks.stage import Stage
 
 SECONDS = 60
 WARM_SECONDS = 15
@@ -32,9 +32,12 @@ class Latency(NamedTuple):
     cpu_seconds: float
 
 
-def measured(stage: Stage, contender: str, rate: int) -> Latency:
+MEASURES = {"p50": "p50_ms", "p99": "p99_ms", "CPU": "cpu_seconds"}
+"""Names in the table → fields."""
+
+
+def measured(stage: Stage, contender: str, pipeline: str, rate: int) -> Latency:
     """One run: the warming, then the seconds that count."""
-    pipeline = "pushdown" if contender == OURS else "jvm"
     topic = stage.fresh("steady")
     clicks_topic.create(stage.bootstrap, topic)
     work = stage.counting(pipeline, topic)
