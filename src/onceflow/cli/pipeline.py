@@ -18,6 +18,7 @@ from onceflow.cli.secured import kafka_settings, security
 from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
+    from onceflow.clicks.pipeline import ClickPipeline
     from onceflow.clicks.verify import Difference, Verdict
 
 CHECKPOINTS = Path(".onceflow", "checkpoints")
@@ -106,7 +107,6 @@ def run(
         raise click.UsageError(f"--key-field and --value-field: {error}") from error
     from onceflow.clicks.pipeline import ClickPipeline
     from onceflow.clicks.results import Results
-    from onceflow.spark.redis_address import shown
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     location = _location(checkpoint or str(checkpoint_of(topic, hash_key)))
@@ -127,17 +127,26 @@ def run(
         kafka=kafka_settings(),
     )
     pipeline.check()
-    told = [
-        f"counting {topic} at {bootstrap} into {hash_key} at {shown(redis_url)}; Ctrl-C stops",
-        "'onceflow clicks' and 'onceflow dashboard' show the counts meanwhile, with the same --redis and --hash-key",
-    ]
-    click.echo("\n".join([*told, *([f"Spark's own log is {spark_log}"] if spark_log else [])]), err=True)
+    _tell_start(pipeline)
     # pyspark warns about versions of pandas, which nothing here uses.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     pipeline.run()
     with Results(redis_url, hash_key) as results:
         snapshot = results.snapshot()
     click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, redis_url))
+
+
+def _tell_start(pipeline: "ClickPipeline") -> None:
+    from onceflow.spark.redis_address import shown
+
+    into = f"{pipeline.hash_key} at {shown(pipeline.redis_url)}"
+    told = [
+        f"counting {pipeline.topic} at {pipeline.bootstrap} into {into}; Ctrl-C stops",
+        "'onceflow clicks' and 'onceflow dashboard' show the counts meanwhile, with the same --redis and --hash-key",
+    ]
+    if pipeline.log_file is not None:
+        told.append(f"Spark's own log is {pipeline.log_file}")
+    click.echo("\n".join(told), err=True)
 
 
 def checkpoint_of(topic: str, hash_key: str) -> Path:
