@@ -24,6 +24,7 @@ from onceflow.spark import checkpoint_lock, kafka_marker, redis_pool, redis_scri
 from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.kafka_sink import KafkaSink, kafka_sink
 from onceflow.spark.redis_sink import Increment, MissingRanges, RedisSink, SetIfNewer
+from onceflow.spark.sink import sinks
 from onceflow.testing import Broker, BrokerProcess, FaultyDisk, PowerCut
 from tests.conftest import RedisProcess
 from tests.end_to_end.test_power_cut import SyncedDirectory
@@ -143,7 +144,6 @@ class Query:
     stops: list[str] = field(default_factory=list)
     starts: int = 0
     repairs: int = 0
-    skips: int = 0
 
     def __post_init__(self) -> None:
         self._patches = pytest.MonkeyPatch()
@@ -340,11 +340,19 @@ class Query:
     def _foreach_batch(self, number: int) -> None:
         begins, ends = self.ends(number - 1), self.ends(number)
         ranges = {partition: (begins[partition], ends[partition]) for partition in range(PARTITIONS)}
-        for sink in self._sinks:
-            rows = self._records(ranges) if isinstance(sink, KafkaSink) else self._counts(ranges)
-            sink(rows, number)  # type: ignore[arg-type]
-            assert rows.times_read, f"batch {number} was not read, which makes a stateful query's checkpoint unusable"
-            self.skips += rows.times_read_alone
+        events = Frame(self._session, list(places(ranges)))
+        shaped: list[Frame] = []
+
+        def part(sink: KafkaSink | RedisSink) -> Any:
+            def shape(_events: Frame) -> Frame:
+                shaped.append(self._records(ranges) if isinstance(sink, KafkaSink) else self._counts(ranges))
+                return shaped[-1]
+
+            return sink, shape
+
+        sinks(events, number, *map(part, self._sinks))  # type: ignore[arg-type]
+        was_read = any(frame.times_read for frame in (events, *shaped))
+        assert was_read, f"batch {number} was not read, which makes a stateful query's checkpoint unusable"
 
     def _write(self, kind: str, name: str, text: str) -> None:
         self.at(f"before {kind}")

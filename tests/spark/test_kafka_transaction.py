@@ -347,7 +347,9 @@ def test_a_second_driver_ends_the_first(new_driver: NewDriver, bootstrap: str, t
         if number == 1:
             second.write(1)
 
-    with pytest.raises(SinkStopped, match="taken over by another driver"):
+    with pytest.raises(
+        SinkStopped, match=r"taken over by another driver.*end the other, whose progress 'onceflow sink show kafka'"
+    ):
         first.write(1, Rows(topic, values_of(1), between=overtaken))
     expect(bootstrap, topic, 2)
     with pytest.raises(SinkStopped, match=r"was written by another driver \(owner owner-2\)"):

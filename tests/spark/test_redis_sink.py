@@ -291,7 +291,7 @@ def test_an_older_start_stops_when_a_later_one_has_begun(
         patch.setattr("onceflow.spark.sink.take_lock", lambda *_, **__: None)
         later = sinks.start(close_others=False)
         sinks.run(later, 1)
-    with pytest.raises(OwnerLost, match="owner epoch 2"):
+    with pytest.raises(OwnerLost, match=r"owner epoch 2.*onceflow sink show redis"):
         sinks.run(older, 2)
     assert isinstance(older.failure, OwnerLost)
     sinks.run(later, 2)

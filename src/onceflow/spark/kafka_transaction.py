@@ -259,7 +259,8 @@ class Transaction:
         if since_s * 1000 < timeout_ms:
             raise SinkStopped(
                 f"{self._place.name} was taken over by another driver: {refused}, {since_s:.1f} s after it was begun "
-                f"and its time-out is {timeout_ms} ms; one query must run once, end the other"
+                f"and its time-out is {timeout_ms} ms; one query must run once, end the other, whose progress "
+                "'onceflow sink show kafka' tells"
             ) from refused
         raise Refused(
             f"{refused}, {since_s:.1f} s after it was begun and its time-out is {timeout_ms} ms; if a batch takes "

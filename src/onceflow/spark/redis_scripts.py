@@ -259,7 +259,7 @@ def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
         case "owner":
             raise OwnerLost(
                 f"marker {keys.marker} was taken over by a later start of this query (owner epoch {found[0]}): this "
-                "start stops, the later one goes on"
+                "start stops, the later one goes on; 'onceflow sink show redis' tells its progress"
             )
         case "moved":
             raise MarkerMoved(
