@@ -203,10 +203,10 @@ class Anything:
 
 def _measured(rows: Frame, _keys: Any, _batch: int) -> redis_rows.Measured:
     rows.times_read += 1
-    return redis_rows.Measured(len(rows.rows), sum(len(each[1]) for each in rows.rows), 1)
+    return redis_rows.Measured(len(rows.rows), sum(len(each[1]) for each in rows.rows))
 
 
-def _collected_unmeasured(rows: Frame, keys: redis_scripts.Keys, _tasks: int) -> redis_rows.Collected | None:
+def _collected_unmeasured(rows: Frame, keys: redis_scripts.Keys) -> redis_rows.Collected | None:
     """Now and then there is a row that has to be measured."""
     found = redis_rows.collected(rows, keys)
     return None if rows.sparkSession.executors.chance.random() < 0.2 else found

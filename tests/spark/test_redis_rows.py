@@ -25,14 +25,8 @@ PROFILES = Keys(
     streams=(StreamAppend("visit", "s", 3),),
     sets=(SetIfNewer("name", "names", "versions"),),
 )
-LONG = redis_rows.UNMEASURED_BYTES_MAX + 1
+LONG = redis_rows.FIELD_BYTES_MAX + 1
 GOOD = "('count', binary('a'), 1L)"
-
-
-@pytest.fixture
-def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 5)
-    monkeypatch.setattr(redis_rows, "COLLECTED_PER_WRITTEN", 4)
 
 
 def test_rows_come_summed(spark: SparkSession) -> None:
@@ -42,7 +36,7 @@ def test_rows_come_summed(spark: SparkSession) -> None:
         "('name', binary('a'), 7L, binary('old')), ('name', binary('a'), 8L, binary('new')) "
         "AS t(target, field, amount, value)"
     ).repartition(3)
-    found = redis_rows.collected_unmeasured(rows, PROFILES, 3)
+    found = redis_rows.collected_unmeasured(rows, PROFILES)
     assert found is not None
     assert found._replace(entries={"visit": sorted(found.entries["visit"])}) == Collected(
         7,
@@ -50,30 +44,32 @@ def test_rows_come_summed(spark: SparkSession) -> None:
         {("name", b"a"): (8, b"new")},
         {"visit": [(1, b"v1"), (2, b"v2")]},
     )
-    assert redis_rows.collected(redis_rows.with_task(rows, PROFILES), PROFILES).counts == found.counts
+    assert redis_rows.collected(redis_rows.with_value(rows, PROFILES), PROFILES).counts == found.counts
 
 
 def test_no_rows(spark: SparkSession) -> None:
     none = spark.sql(f"SELECT * FROM VALUES {GOOD} AS t(target, field, amount)").where("amount > 1")
-    assert redis_rows.collected_unmeasured(none, COUNTS, 3) == Collected(0, {}, {}, {"dead": []})
+    assert redis_rows.collected_unmeasured(none, COUNTS) == Collected(0, {}, {}, {"dead": []})
 
 
-@pytest.mark.usefixtures("few_rows")
-@pytest.mark.parametrize(
-    ("tasks", "rows", "known", "comes"),
-    [(1, 20, 1, True), (1, 21, 1, False), (4, 20, 4, True), (4, 24, 4, False), (4, 8, 3, False), (4, 1_000, 4, False)],
-)
-def test_tasks_give_up_at_their_share(spark: SparkSession, tasks: int, rows: int, known: int, comes: bool) -> None:
-    """The tasks that are known bring 20 rows together; one more brings nothing but the word of it."""
-    numbered = spark.range(0, rows, 1, tasks).selectExpr("'count' AS target", "binary(string(id)) AS field", "id")
-    brought: list[int] = []
-    fit = redis_rows._fit
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redis_rows, "_fit", lambda found, keys: brought.append(len(found)) or fit(found, keys))
-        found = redis_rows.collected_unmeasured(numbered.withColumnRenamed("id", "amount"), COUNTS, known)
+@pytest.mark.parametrize(("rows", "comes"), [(20, True), (21, False)])
+def test_too_many_rows_are_left_to_the_measuring(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, rows: int, comes: bool
+) -> None:
+    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 5)
+    monkeypatch.setattr(redis_rows, "COLLECTED_PER_WRITTEN", 4)
+    numbered = spark.range(0, rows, 1, 2).selectExpr("'count' AS target", "binary(string(id)) AS field", "id AS amount")
+    found = redis_rows.collected_unmeasured(numbered, COUNTS)
     assert (found is not None) == comes
     assert found is None or found.counts == {("count", b"%d" % number): number for number in range(rows)}
-    assert brought[0] <= 20 + tasks
+
+
+@pytest.mark.parametrize(
+    ("offsets", "rows_before", "is_tried"),
+    [(10_000, 5_000, True), (10_001, 1, False), (1, 5_001, False), (0, None, False), (1, None, False)],
+)
+def test_few_offsets_after_few_rows_are_tried(offsets: int, rows_before: int | None, is_tried: bool) -> None:
+    assert redis_rows.is_worth_a_try(offsets, rows_before) == is_tried
 
 
 def test_what_is_too_much_for_one_script_is_left_to_the_measuring(
@@ -81,9 +77,9 @@ def test_what_is_too_much_for_one_script_is_left_to_the_measuring(
 ) -> None:
     rows = spark.range(0, 10, 1, 1).selectExpr("'count' AS target", "binary(repeat('x', 100)) AS field", "id AS amount")
     monkeypatch.setattr(redis_rows, "WHOLE_BYTES_MAX", 1_000)
-    assert redis_rows.collected_unmeasured(rows, COUNTS, 1) is not None
+    assert redis_rows.collected_unmeasured(rows, COUNTS) is not None
     monkeypatch.setattr(redis_rows, "WHOLE_BYTES_MAX", 999)
-    assert redis_rows.collected_unmeasured(rows, COUNTS, 1) is None
+    assert redis_rows.collected_unmeasured(rows, COUNTS) is None
 
 
 @pytest.mark.parametrize(
@@ -99,14 +95,14 @@ def test_what_is_too_much_for_one_script_is_left_to_the_measuring(
 )
 def test_a_row_that_is_long_or_cannot_be_counted_is_left_to_the_measuring(spark: SparkSession, row: str) -> None:
     rows = spark.sql(f"SELECT * FROM VALUES {GOOD}, {row} AS t(target, field, amount)")
-    assert redis_rows.collected_unmeasured(rows, COUNTS, 3) is None
-    assert redis_rows.collected_unmeasured(rows.limit(1), COUNTS, 3) is not None
+    assert redis_rows.collected_unmeasured(rows, COUNTS) is None
+    assert redis_rows.collected_unmeasured(rows.limit(1), COUNTS) is not None
 
 
-@pytest.mark.parametrize("value", ["NULL", f"binary(repeat('x', {LONG}))"])
+@pytest.mark.parametrize("value", ["CAST(NULL AS BINARY)", f"binary(repeat('x', {LONG}))"])
 def test_so_is_a_value(spark: SparkSession, value: str) -> None:
     rows = spark.sql(f"SELECT * FROM VALUES ('name', binary('a'), 1L, {value}) AS t(target, field, amount, value)")
-    assert redis_rows.collected_unmeasured(rows, PROFILES, 3) is None
+    assert redis_rows.collected_unmeasured(rows, PROFILES) is None
 
 
 # The sink

@@ -4,7 +4,7 @@ Nothing here depends on the order of rows or on tasks: Spark repeats a batch wit
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from onceflow.spark import redis_chunks, redis_pool, redis_rows, redis_scripts
 from onceflow.spark import redis_marker as markers
 from onceflow.spark.batch import NO_BATCH, Batch, canonical_json
 from onceflow.spark.redis_marker import Marker
-from onceflow.spark.redis_rows import Before, Collected, Entries
+from onceflow.spark.redis_rows import Collected, Entries
 from onceflow.spark.redis_scripts import Append, Argument, DataMisfit, Keys, StreamAppend
 
 
@@ -23,7 +23,7 @@ from onceflow.spark.redis_scripts import Append, Argument, DataMisfit, Keys, Str
 class BatchWriter:
     """One attempt at one batch by one start of the query: `write`, then `commit`; `found` is the marker before.
 
-    `before` is what is known of the batches before; after `write` of this one, too.
+    `rows_before` is how many rows the last batch of this start had that had any; after `write`, this one.
     """
 
     url: str
@@ -33,7 +33,7 @@ class BatchWriter:
     batch: Batch
     found: Marker | None
     now_ms: Callable[[], int]
-    before: Before = field(default_factory=Before)
+    rows_before: int | None = None
 
     def write(self, rows: DataFrame) -> None:
         """Writes the chunks of a large batch; a small one is kept for `commit`.
@@ -43,12 +43,12 @@ class BatchWriter:
         self._started_ms = self.now_ms()
         redis_rows.require_columns(rows, self.keys)
         part = self.found if self.found is not None and self.found.batch == self.batch.number else None
-        if part is None and self.before.was_small:
-            collected = redis_rows.collected_unmeasured(rows, self.keys, self.before.tasks)
+        if part is None and redis_rows.is_worth_a_try(self.batch.size_offsets, self.rows_before):
+            collected = redis_rows.collected_unmeasured(rows, self.keys)
             if collected is not None and self._kept_for_commit(collected):
-                self.before = self.before._replace(row_count=collected.rows_read)
+                self.rows_before = collected.rows_read or self.rows_before
                 return
-        cached = redis_rows.with_task(rows, self.keys).persist()
+        cached = redis_rows.with_value(rows, self.keys).persist()
         try:
             self._write_measured(cached, part)
         finally:
@@ -63,7 +63,7 @@ class BatchWriter:
 
     def _write_measured(self, rows: DataFrame, part: Marker | None) -> None:
         size = redis_rows.measured(rows, self.keys, self.batch.number)
-        self.before = self.before.followed_by(size)
+        self.rows_before = size.row_count or self.rows_before
         if part is None and size.is_small and self._kept_for_commit(redis_rows.collected(rows, self.keys)):
             return
         if part is None:

@@ -1,8 +1,11 @@
 """A micro-batch's rows for Redis: what they must be like, how many they are, and those of a small batch in the driver.
 
-A job of Spark costs more than a small batch's rows do. So where the batch before was small the rows are collected in
-one job: each of as many tasks as there were so far may bring its share of what one script takes. Where a task has more,
-where there are more tasks, and where a row is not as expected, it is left to the measuring, which tells what it is.
+A job of Spark costs more than a small batch's rows do. So where the batch before was small and this one has few
+offsets the rows are collected in one job, as they are: a column more, or a filter, costs a tenth of such a batch's
+time. That few offsets make few rows is likely and no more, so what the driver takes is bounded by
+`spark.driver.maxResultSize`, at which Spark stops the query; a start's first batch with rows is always measured.
+Where there are too many rows after all, and where one is not as expected, it is left to the measuring, which tells
+what it is.
 """
 
 from typing import NamedTuple
@@ -28,12 +31,6 @@ COLLECTED_PER_WRITTEN = 8
 # Fields up to here keep every chunk far below its own limit.
 FIELD_BYTES_MAX = 1024 * 1024
 
-# Longer fields and values are measured before they are collected.
-UNMEASURED_BYTES_MAX = 256
-# monotonically_increasing_id() counts the rows of a task in its lower 33 bits.
-_NUMBER = "(monotonically_increasing_id() & 8589934591)"
-_TASK = "spark_partition_id()"
-
 Entries = dict[str, list[tuple[int, bytes]]]
 """Target → its new entries and their order."""
 
@@ -58,11 +55,10 @@ class Collected(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Rows, bytes of their fields and values, and up to which number tasks had rows, from 1."""
+    """Rows, and bytes of their fields and values."""
 
     row_count: int
     size_bytes: int
-    tasks: int
 
     @property
     def is_small(self) -> bool:
@@ -77,20 +73,19 @@ def require_columns(rows: DataFrame, keys: Keys) -> None:
         raise DataMisfit(f"the sink was given columns {dict(rows.dtypes)} and needs {needed}")
 
 
-def with_task(rows: DataFrame, keys: Keys) -> DataFrame:
-    """The rows with a column `value` in any case, and the number of the task that has made them."""
-    return rows.selectExpr(*COLUMNS, "value" if keys.sets else "CAST(NULL AS BINARY) AS value", f"{_TASK} AS task")
+def with_value(rows: DataFrame, keys: Keys) -> DataFrame:
+    """The rows with a column `value` in any case."""
+    return rows.selectExpr(*COLUMNS, "value" if keys.sets else "CAST(NULL AS BINARY) AS value")
 
 
 def measured(rows: DataFrame, keys: Keys, batch: int) -> Measured:
-    """Number and size of rows with their task. Raises DataMisfit for a row that could not be counted."""
+    """Number and size of rows with a value. Raises DataMisfit for a row that could not be counted."""
     fits = F.col("target").isin(keys.targets) & F.col("field").isNotNull() & F.col("amount").isNotNull()
     fits &= F.col("value").isNotNull() | ~F.col("target").isin([each.target for each in keys.sets])
     size = F.coalesce(F.length("field"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
-    tasks = F.coalesce(F.max("task") + 1, F.lit(0))
-    summary = rows.agg(F.count(F.lit(1)), F.count_if(fits), F.sum(size), F.max(size), tasks).head()
+    summary = rows.agg(F.count(F.lit(1)), F.count_if(fits), F.sum(size), F.max(size)).head()
     assert summary is not None
-    row_count, fitting, size_bytes, field_bytes, task_count = summary
+    row_count, fitting, size_bytes, field_bytes = summary
     if fitting != row_count:
         lacking = "a field, an amount or a value" if keys.sets else "a field or an amount"
         raise DataMisfit(
@@ -103,7 +98,7 @@ def measured(rows: DataFrame, keys: Keys, batch: int) -> Measured:
             f"batch {batch} has a field of {field_bytes} bytes{and_value} and "
             f"{FIELD_BYTES_MAX} are allowed: count by shorter fields"
         )
-    return Measured(row_count, size_bytes or 0, task_count)
+    return Measured(row_count, size_bytes or 0)
 
 
 def collected(rows: DataFrame, keys: Keys) -> Collected:
@@ -111,50 +106,25 @@ def collected(rows: DataFrame, keys: Keys) -> Collected:
     return _summed(rows.toArrow(), keys)
 
 
-class Before(NamedTuple):
-    """What is known of a start's batches so far."""
-
-    row_count: int | None = None
-    """Of the last one; None where there is none."""
-    tasks: int = 0
-    """Up to which number tasks had rows in any of them, from 1."""
-
-    @property
-    def was_small(self) -> bool:
-        """So small that another one like it, and larger, is worth a try."""
-        return self.row_count is not None and self.tasks > 0 and self.row_count <= WHOLE_ROWS_MAX // 2
-
-    def followed_by(self, found: Measured) -> "Before":
-        """After one more batch."""
-        return Before(found.row_count, max(self.tasks, found.tasks))
+def is_worth_a_try(offsets: int, rows_before: int | None) -> bool:
+    """Whether so many offsets are collected unmeasured, where the last batch that had rows had `rows_before`."""
+    return rows_before is not None and rows_before <= WHOLE_ROWS_MAX // 2 and offsets <= WHOLE_ROWS_MAX
 
 
-def collected_unmeasured(rows: DataFrame, keys: Keys, tasks: int) -> Collected | None:
-    """All rows, in one job; None where a task has too many, or one that is long or could not be counted.
-
-    `tasks` tasks bring what one script takes, together; further ones bring a row, which tells of them.
-    """
-    texts = ["target", "field", *(VALUE if keys.sets else ())]
-    cut = [f"substring({name}, 1, {UNMEASURED_BYTES_MAX + 1}) AS {name}" for name in texts]
-    share = COLLECTED_PER_WRITTEN * WHOLE_ROWS_MAX // max(tasks, 1)
-    its_share = f"IF({_TASK} < {tasks}, {share}, 0)"
-    # Spark analyses the plan anew with each call, for some milliseconds, so there are only two. What passes the first
-    # is numbered alike in the second.
-    first = rows.where(f"{_NUMBER} <= {its_share}")
-    found = first.selectExpr(*cut, "amount", f"{_NUMBER} < {its_share} AS in_share").toArrow()
+def collected_unmeasured(rows: DataFrame, keys: Keys) -> Collected | None:
+    """All rows, in one job; None where they are too many, or one is too long or could not be counted."""
+    found = rows.toArrow()
     if not keys.sets:
         found = found.append_column("value", pa.nulls(len(found), pa.binary()))
     return _summed(found, keys) if _fit(found, keys) else None
 
 
 def _fit(found: pa.Table, keys: Keys) -> bool:
-    """Whether each task had its share at most, nothing was cut, and each row has what `measured` asks for."""
-    lengths = [pc.binary_length(found.column(name)) for name in ("target", "field", "value")]
-    if not pc.all(found.column("in_share"), min_count=0).as_py():
+    """Whether `measured` would call them small, and each row has what it asks for."""
+    lengths = pc.add(*(pc.fill_null(pc.binary_length(found.column(name)), 0) for name in ("field", "value")))
+    if (pc.max(lengths).as_py() or 0) > FIELD_BYTES_MAX:
         return False
-    if any((pc.max(length).as_py() or 0) > UNMEASURED_BYTES_MAX for length in lengths):
-        return False
-    if sum(pc.sum(length).as_py() or 0 for length in lengths[1:]) > WHOLE_BYTES_MAX:
+    if not Measured(len(found), pc.sum(lengths).as_py() or 0).is_small:
         return False
     targets, values = found.column("target"), found.column("value")
     sets = pa.array([each.target for each in keys.sets], pa.string())

@@ -26,7 +26,7 @@ from onceflow.spark.proof import Proof
 from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_batch import BatchWriter
 from onceflow.spark.redis_marker import Marker
-from onceflow.spark.redis_rows import COLUMNS, VALUE, Before
+from onceflow.spark.redis_rows import COLUMNS, VALUE
 from onceflow.spark.redis_scripts import Append, Argument, Keys, OwnerLost
 from onceflow.spark.repair import MissingRanges, Step
 from onceflow.spark.sink import Sink
@@ -76,7 +76,7 @@ class RedisTarget(Sink):
         self._owner: str | None = None
         self._settled = NO_BATCH
         self._waits_for_sync = True
-        self._before = Before()
+        self._rows_before: int | None = None
 
     @property
     def wording(self) -> Wording:
@@ -118,13 +118,13 @@ class RedisTarget(Sink):
         with self._told():
             if found is None:
                 self._acquire(batch.query, markers.first_fields(batch, self.name), may_make=batch.number == 0)
-        self._writer = replace(self._writer_of(batch, found), before=self._before)
+        self._writer = replace(self._writer_of(batch, found), rows_before=self._rows_before)
 
     def write(self, rows: DataFrame) -> None:
         """The chunks of a large batch, each in one script."""
         with self._told():
             self._writer.write(rows)
-        self._before = self._writer.before
+        self._rows_before = self._writer.rows_before
 
     def commit(self, proof: Proof) -> None:
         """The script that completes the batch."""
