@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from onceflow.wire.codecs import Codec
@@ -16,6 +17,7 @@ from tests.broker.raw_client import stored_batches
 from tests.compat.conftest import tool
 
 RECORDS = 200
+WAIT_SECONDS = 30
 
 
 def kcat(bootstrap: str, *arguments: str, stdin: str = "") -> str:
@@ -163,15 +165,35 @@ def test_members_share_a_group_and_one_takes_over(bootstrap: str, topic: str, tm
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def test_a_transaction(bootstrap: str, topic: str) -> None:
-    """With a transactional id kcat commits its whole input, which a reader of the committed sees."""
+    """With a transactional id kcat commits its whole input; of others it reads what is committed, or everything."""
     create(bootstrap, topic, 1)
+    aborted = begun(bootstrap, f"{topic} aborted", topic, "aborted")
+    aborted.abort_transaction(WAIT_SECONDS)
     kcat(bootstrap, "-P", "-t", topic, "-X", f"transactional.id={topic}", stdin="one\ntwo\n")
-    read = ("-C", "-t", topic, "-o", "beginning", "-e", "-q", "-X", "isolation.level=read_committed")
-    assert kcat(bootstrap, *read) == "one\ntwo\n"
+    opened = begun(bootstrap, f"{topic} open", topic, "open")
+
+    def read(isolation: str) -> list[str]:
+        level = ("-X", f"isolation.level={isolation}")
+        return kcat(bootstrap, "-C", "-t", topic, "-o", "beginning", "-e", "-q", *level).splitlines()
+
+    assert read("read_committed") == ["one", "two"]
+    assert read("read_uncommitted") == ["aborted", "one", "two", "open"]
+    opened.commit_transaction(WAIT_SECONDS)
+    assert read("read_committed") == ["one", "two", "open"]
+
+
+def begun(bootstrap: str, transactional_id: str, topic: str, value: str) -> Producer:
+    """A producer of librdkafka with one record in its open transaction."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id})
+    producer.init_transactions(WAIT_SECONDS)
+    producer.begin_transaction()
+    producer.produce(topic, value)
+    assert producer.flush(WAIT_SECONDS) == 0
+    return producer
