@@ -45,7 +45,9 @@ def run(bootstrap: str) -> Run:
 def test_records(run: Run, bootstrap: str, topic: str, codec: str) -> None:
     """Idempotent, with keys, headers of two values and nulls; a group reads all of it back."""
     read = run(topic, "records", codec)
-    assert {each.codec for each in stored_batches(bootstrap, topic)} == {Codec[codec.upper()]}
+    stored = stored_batches(bootstrap, topic)
+    assert {each.codec for each in stored} == {Codec[codec.upper()]}
+    assert all(each.producer_id >= 0 for each in stored), "idempotent"
     assert sorted(read, key=lambda each: int(each["number"])) == [
         {
             "partition": number % 2,

@@ -60,7 +60,9 @@ def test_keys_headers_and_codecs(bootstrap: str, topic: str, codec: str) -> None
     lines = "".join(f"key {number}:value {number}\n" for number in range(RECORDS))
     send = ("-P", "-t", topic, "-K:", "-H", "name=text", "-H", "empty=", "-z", codec, "-X", "enable.idempotence=true")
     kcat(bootstrap, *send, stdin=lines)
-    assert {each.codec for each in stored_batches(bootstrap, topic)} == {Codec[codec.upper()]}
+    stored = stored_batches(bootstrap, topic)
+    assert {each.codec for each in stored} == {Codec[codec.upper()]}
+    assert all(each.producer_id >= 0 for each in stored), "idempotent"
     kcat(bootstrap, "-P", "-t", topic, "-K:", "-Z", stdin="deleted:\n")
     *records, deleted = as_json(kcat(bootstrap, "-C", "-t", topic, "-o", "beginning", "-e", "-q", "-J"))
     assert [(each["offset"], each["key"], each["payload"]) for each in records] == [
