@@ -6,14 +6,20 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"sort"
+	"strconv"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-const records = 200
+const (
+	records      = 200
+	partitions   = 4
+	recordsAStep = 30
+)
 
 var (
 	bootstrap, topic = os.Args[1], os.Args[2]
@@ -115,51 +121,114 @@ func roundTrip() {
 	answer(fields{"committed": sum})
 }
 
-// Polls until each member holds `share` partitions; says what they hold together.
-func settle(step string, share int, members ...*kgo.Client) {
-	for {
-		held, even := []int{}, true
-		for _, member := range members {
-			turn, done := context.WithTimeout(ctx, 20*time.Millisecond)
-			member.PollFetches(turn)
-			done()
-			group, generation := member.GroupMetadata()
-			described, err := admin.DescribeGroups(ctx, topic)
-			check(err)
-			mine := 0
-			for _, each := range described[topic].Members {
-				if assigned, ok := each.Assigned.AsConsumer(); ok && each.MemberID == group && generation > 0 {
-					for _, of := range assigned.Topics {
-						mine += len(of.Partitions)
-						for _, partition := range of.Partitions {
-							held = append(held, int(partition))
-						}
-					}
+// A member of the group, and what it has read since it last said so: partition and number.
+type member struct {
+	*kgo.Client
+	Read [][]int
+}
+
+func join() *member {
+	return &member{client(kgo.ConsumerGroup(topic), kgo.ConsumeTopics(topic), kgo.HeartbeatInterval(200*time.Millisecond),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart())), nil}
+}
+
+func (m *member) poll() {
+	turn, done := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer done()
+	m.PollFetches(turn).EachRecord(func(each *kgo.Record) {
+		number, err := strconv.Atoi(string(each.Value))
+		check(err)
+		m.Read = append(m.Read, []int{int(each.Partition), number})
+	})
+}
+
+// What the group says that it holds.
+func (m *member) held(described kadm.DescribedGroup) []int {
+	held := []int{}
+	id, generation := m.GroupMetadata()
+	for _, each := range described.Members {
+		if assigned, ok := each.Assigned.AsConsumer(); ok && each.MemberID == id && generation > 0 {
+			for _, of := range assigned.Topics {
+				for _, partition := range of.Partitions {
+					held = append(held, int(partition))
 				}
 			}
-			even = even && mine == share && described[topic].State == "Stable"
+		}
+	}
+	sort.Ints(held)
+	return held
+}
+
+// Polls until the group is stable and each of its members holds an equal share; returns what each holds.
+func settle(members ...*member) [][]int {
+	for {
+		described, err := admin.DescribeGroups(ctx, topic)
+		check(err)
+		all, even := [][]int{}, described[topic].State == "Stable"
+		for _, each := range members {
+			each.poll()
+			held := each.held(described[topic])
+			all, even = append(all, held), even && len(held) == partitions/len(members)
 		}
 		if even {
-			sort.Ints(held)
-			answer(fields{"step": step, "held": held})
-			return
+			return all
 		}
 		check(ctx.Err())
 	}
 }
 
-func group() {
-	create(4, topic)
-	member := func() *kgo.Client {
-		return client(kgo.ConsumerGroup(topic), kgo.ConsumeTopics(topic), kgo.HeartbeatInterval(200*time.Millisecond))
+// Polls until each member has read the last record of what it holds, and once more, which is how it says that it is
+// done with them; says all of it.
+func step(name string, last int, held [][]int, members ...*member) {
+	told := []fields{}
+	for place, each := range members {
+		for _, partition := range held[place] {
+			for !slices.ContainsFunc(each.Read, func(read []int) bool { return slices.Equal(read, []int{partition, last}) }) {
+				each.poll()
+				check(ctx.Err())
+			}
+		}
+		each.poll()
+		told = append(told, fields{"held": held[place], "read": each.Read})
+		each.Read = nil
 	}
-	first := member()
-	settle("one", 4, first)
-	second := member()
-	settle("two", 2, first, second)
+	answer(fields{"step": name, "members": told})
+}
+
+// As tests/compat/group_steps.py has it.
+func group() {
+	create(partitions, topic)
+	plain := client(kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	send := func(begin int, to ...int) {
+		for _, partition := range to {
+			for number := begin; number < begin+recordsAStep; number++ {
+				record := kgo.Record{Topic: topic, Partition: int32(partition), Value: []byte(strconv.Itoa(number))}
+				plain.Produce(ctx, &record, func(_ *kgo.Record, err error) { check(err) })
+			}
+		}
+		check(plain.Flush(ctx))
+	}
+	send(0, 0, 1, 2, 3)
+	first := join()
+	step("one", recordsAStep-1, settle(first), first)
+	second := join()
+	held := settle(first, second)
+	send(recordsAStep, 0, 1, 2, 3)
+	step("two", 2*recordsAStep-1, held, first, second)
 	first.Close()
-	settle("one left", 4, second)
+	send(2*recordsAStep, held[0]...)
+	all := settle(second)
+	send(2*recordsAStep, held[1]...)
+	step("one left", 3*recordsAStep-1, all, second)
 	second.Close()
+	offsets, err := admin.FetchOffsets(ctx, topic)
+	check(err)
+	committed := []int64{}
+	for partition := int32(0); partition < partitions; partition++ {
+		at, _ := offsets.Lookup(topic, partition)
+		committed = append(committed, at.At)
+	}
+	answer(fields{"committed": committed})
 }
 
 func transactions() {

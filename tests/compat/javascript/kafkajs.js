@@ -14,6 +14,8 @@ const withZstd = (work) =>
   new Promise((resolve) => ZstdCodec.run(({ Simple }) => resolve(Buffer.from(work(new Simple())))));
 
 const RECORDS = 200;
+const PARTITIONS = 4;
+const RECORDS_A_STEP = 30;
 const WAIT_MS = 30000;
 const [bootstrap, topic, name, codec] = process.argv.slice(2);
 const kafka = new Kafka({ clientId: "kafkajs", brokers: [bootstrap], logLevel: logLevel.ERROR });
@@ -25,7 +27,7 @@ const create = (wanted, numPartitions) => admin.createTopics({ topics: [{ topic:
 
 async function until(met, wanted) {
   const deadline = Date.now() + WAIT_MS;
-  while (!met()) {
+  while (!(await met())) {
     if (Date.now() > deadline) throw new Error("wanted: " + wanted);
     await new Promise((resolve) => setTimeout(resolve, 20));
   }
@@ -33,7 +35,8 @@ async function until(met, wanted) {
 
 // A running consumer of `topics`; `seen` has its messages, `owned` its partitions by topic.
 async function consumer(topics, settings = {}) {
-  const running = kafka.consumer({ groupId: topic, heartbeatInterval: 200, rebalanceTimeout: 5000, ...settings });
+  const quick = { heartbeatInterval: 200, rebalanceTimeout: 5000, maxWaitTimeInMs: 500 };
+  const running = kafka.consumer({ groupId: topic, ...quick, ...settings });
   running.seen = [];
   running.owned = {};
   running.on(running.events.GROUP_JOIN, (event) => (running.owned = event.payload.memberAssignment));
@@ -74,18 +77,44 @@ const cases = {
     await reader.disconnect();
   },
 
+  // As tests/compat/group_steps.py has it.
   async group() {
-    await create(topic, 4);
-    const owned = (each) => each.owned[topic] || [];
+    await create(topic, PARTITIONS);
+    const producer = kafka.producer();
+    await producer.connect();
+    const ends = Array(PARTITIONS).fill(0);
+    const send = async (partitions) => {
+      const values = (partition) => Array.from({ length: RECORDS_A_STEP }, () => "" + ends[partition]++);
+      const of = (partition) => values(partition).map((value) => ({ partition, value }));
+      await producer.send({ topic, messages: partitions.flatMap(of) });
+    };
+    const committed = async () => {
+      const [{ partitions }] = await admin.fetchOffsets({ groupId: topic, topics: [topic] });
+      return partitions.sort((a, b) => a.partition - b.partition).map((each) => Number(each.offset));
+    };
+    const held = (member) => member.owned[topic] || [];
+    const read = (member) => member.seen.splice(0).map((each) => [each.partition, Number(text(each.value))]);
+    const step = async (name, ...members) => {
+      await until(async () => "" + (await committed()) === "" + ends, "all of it committed in step " + name);
+      answer({ step: name, members: members.map((each) => ({ held: held(each), read: read(each) })) });
+    };
+    const every = [...ends.keys()];
+    await send(every);
     const first = await consumer([topic]);
-    await until(() => owned(first).length === 4, "one member with all partitions");
+    await step("one", first);
     const second = await consumer([topic]);
-    await until(() => owned(first).length === 2 && owned(second).length === 2, "two members with two partitions each");
-    answer({ shared: [...owned(first), ...owned(second)].sort() });
+    await until(() => held(first).length === 2 && held(second).length === 2, "two members with two partitions each");
+    await send(every);
+    await step("two", first, second);
+    const kept = held(second);
     await first.disconnect();
-    await until(() => owned(second).length === 4, "the second with all partitions");
-    answer({ alone: [...owned(second)].sort() });
+    await send(every.filter((each) => !kept.includes(each)));
+    await until(() => held(second).length === PARTITIONS, "the second with all partitions");
+    await send(kept);
+    await step("one left", second);
     await second.disconnect();
+    await producer.disconnect();
+    answer({ committed: await committed() });
   },
 
   async transactions() {
