@@ -3,9 +3,13 @@
 `python -m tests.test_compatibility` prints the table.
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.compat import test_franz_go, test_kafkajs
+from tests.compat.conftest import CLIENT_VERSIONS
 
 ROOT = Path(__file__).parent
 PAGE = ROOT.parent / "docs" / "compatibility.md"
@@ -25,6 +29,18 @@ ADMIN = "broker/test_admin_clients.py"
 
 Cell = tuple[str, str]
 """(what passes, the test that says so); nothing passes where there is no test."""
+
+
+def _java(version: str) -> tuple[Cell, ...]:
+    return (
+        ("all", f"{RECORDS}::test_idempotent_produce_in_every_codec[{version}-zstd]"),
+        ("yes", f"{RECORDS}::test_idempotent_produce_in_every_codec[{version}-none]"),
+        ("yes", f"{JAVA_TRANSACTIONS}::test_offsets_move_with_the_transaction[{version}]"),
+        ("yes", f"{GROUPS}::test_sticky[{version}-CooperativeStickyAssignor]"),
+        ("yes", f"{JAVA_TRANSACTIONS}::test_many_transactions_with_a_reader_behind_them[{version}]"),
+        ("yes", f"compat/test_java_admin.py::test_topics[{version}]"),
+    )
+
 
 CLIENTS: dict[str, tuple[Cell, ...]] = {
     "confluent-kafka (librdkafka)": (
@@ -51,15 +67,9 @@ CLIENTS: dict[str, tuple[Cell, ...]] = {
         ("yes", f"{COMMITTED}[read_with_aiokafka]"),
         ("yes", f"{ADMIN}::test_aiokafka_administers"),
     ),
-    "Java client": (
-        ("all", f"{RECORDS}::test_idempotent_produce_in_every_codec"),
-        ("yes", f"{RECORDS}::test_idempotent_produce_in_every_codec"),
-        ("yes", f"{JAVA_TRANSACTIONS}::test_offsets_move_with_the_transaction"),
-        ("yes", f"{GROUPS}::test_sticky"),
-        ("yes", f"{JAVA_TRANSACTIONS}::test_many_transactions_with_a_reader_behind_them"),
-        ("yes", "compat/test_java_admin.py::test_topics"),
-    ),
-    "kcat": (
+    "Java client 4.1.1": _java("4.1.1"),
+    "Java client 3.9.1": _java("3.9.1"),
+    "kcat 1.7.1": (
         ("all", "compat/test_kcat.py::test_keys_headers_and_codecs"),
         ("yes", "compat/test_kcat.py::test_keys_headers_and_codecs"),
         ("yes", "compat/test_kcat.py::test_a_transaction"),
@@ -67,7 +77,7 @@ CLIENTS: dict[str, tuple[Cell, ...]] = {
         ("yes", "compat/test_kcat.py::test_a_transaction"),
         ("it has none", ""),
     ),
-    "kafkajs": (
+    "kafkajs 2.2.4": (
         ("all", f"{JAVASCRIPT}::test_records"),
         ("yes", f"{JAVASCRIPT}::test_records"),
         ("yes", f"{JAVASCRIPT}::test_transactions"),
@@ -75,7 +85,7 @@ CLIENTS: dict[str, tuple[Cell, ...]] = {
         ("yes", f"{JAVASCRIPT}::test_transactions"),
         ("yes", f"{JAVASCRIPT}::test_admin"),
     ),
-    "franz-go": (
+    "franz-go 1.22.2": (
         ("all", f"{GO}::test_records"),
         ("yes", f"{GO}::test_records"),
         ("yes", f"{GO}::test_transactions"),
@@ -84,6 +94,20 @@ CLIENTS: dict[str, tuple[Cell, ...]] = {
         ("yes", f"{GO}::test_admin"),
     ),
 }
+
+TRIED = (
+    "confluent-kafka (librdkafka)",
+    "kafka-python",
+    "aiokafka",
+    "Java client 4.1.1",
+    "Java client 3.9.1",
+    "kcat 1.7.1",
+    "kafkajs 2.2.4",
+    "franz-go 1.22.2",
+)
+"""None may be dropped, nor a mark that it has: the table only grows. requirements.lock has the other versions."""
+
+HAS_NONE = {("kcat 1.7.1", "admin")}
 
 TOOLS = (
     "TopicCommand",
@@ -112,6 +136,22 @@ def table() -> str:
 
 def test_the_page_has_the_table() -> None:
     assert table() in PAGE.read_text(), "print it with python -m tests.test_compatibility"
+
+
+def test_nothing_that_passes_is_dropped() -> None:
+    assert [name for name in TRIED if name not in CLIENTS] == []
+    marks = {(name, mark): cell for name in TRIED for mark, cell in zip(CAPABILITIES, CLIENTS[name], strict=True)}
+    assert {mark for mark, (_passes, test) in marks.items() if not test} == HAS_NONE
+
+
+def test_each_client_is_run_in_its_version() -> None:
+    run = {f"Java client {version}" for version in CLIENT_VERSIONS} | {f"franz-go {test_franz_go.VERSION}"}
+    run |= {package.replace("@", " ") for package in test_kafkajs.PACKAGES}
+    installed = {"confluent-kafka (librdkafka)", "kafka-python", "aiokafka", "kcat 1.7.1"}
+    assert CLIENTS.keys() <= run | installed
+    page = PAGE.read_text()
+    for name, version in (name.rsplit(" ", 1) for name in TRIED if name[-1].isdigit()):
+        assert re.search(rf"^\| {name} \| [^|]*\b{re.escape(version)}\b", page, re.MULTILINE), (name, version)
 
 
 def test_every_mark_in_the_table_is_a_test() -> None:
