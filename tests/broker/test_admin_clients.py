@@ -1,14 +1,29 @@
 """The admin clients of librdkafka, kafka-python and aiokafka against a real broker."""
 
 import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka import AIOKafkaConsumer
+from aiokafka import TopicPartition as AioPlace
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.admin import NewPartitions as AioNewPartitions
 from aiokafka.admin import NewTopic as AioNewTopic
 from aiokafka.admin.config_resource import ConfigResource as AioResource
 from aiokafka.admin.config_resource import ConfigResourceType as AioResourceType
-from confluent_kafka import ElectionType, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    ElectionType,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -120,6 +135,140 @@ def test_aiokafka_administers(bootstrap: str, topic: str) -> None:
             assert (values["segment.ms"], values["retention.ms"]) == ("70", "604800000")
             await admin.describe_cluster()
             await admin.delete_topics([topic])
+        finally:
+            await admin.close()
+
+    asyncio.run(administer())
+
+
+@contextmanager
+def joined(bootstrap: str, group: str) -> Iterator[None]:
+    """A member of `group` holds the two partitions of a topic of the same name."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(group, 2, 1)])[group].result(SECONDS)
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "client.id": "member"})
+    consumer.subscribe([group])
+    deadline = time.monotonic() + SECONDS
+    while len(consumer.assignment()) < 2:
+        assert time.monotonic() < deadline
+        consumer.poll(0.02)
+    try:
+        yield
+    finally:
+        consumer.close()
+
+
+def test_librdkafka_administers_a_group(librdkafka: AdminClient, bootstrap: str, topic: str) -> None:
+    """Nothing is changed under a member; when it has left, its offsets are altered and the group is deleted."""
+    wanted = [TopicPartition(topic, 0, 3, "three"), TopicPartition(topic, 1, 5)]
+
+    def altered() -> list[int | None]:
+        asked = ConsumerGroupTopicPartitions(topic, wanted)
+        told = librdkafka.alter_consumer_group_offsets([asked])[topic].result(SECONDS)
+        return [each.error and each.error.code() for each in told.topic_partitions]
+
+    def offsets() -> list[tuple[int, int, str | None]]:
+        told = librdkafka.list_consumer_group_offsets([ConsumerGroupTopicPartitions(topic)])[topic].result(SECONDS)
+        return sorted((each.partition, each.offset, each.metadata) for each in told.topic_partitions)
+
+    def state() -> ConsumerGroupState:
+        return librdkafka.describe_consumer_groups([topic])[topic].result(SECONDS).state
+
+    def listed(*states: ConsumerGroupState) -> bool:
+        return topic in {each.group_id for each in librdkafka.list_consumer_groups(states={*states}).result().valid}
+
+    with joined(bootstrap, topic):
+        described = librdkafka.describe_consumer_groups([topic])[topic].result(SECONDS)
+        (member,) = described.members
+        assert (described.state, described.partition_assignor) == (ConsumerGroupState.STABLE, "range")
+        assert (member.client_id, len(member.assignment.topic_partitions)) == ("member", 2)
+        assert altered() == [KafkaError.UNKNOWN_MEMBER_ID] * 2
+        with pytest.raises(KafkaException, match="NON_EMPTY_GROUP"):
+            librdkafka.delete_consumer_groups([topic])[topic].result(SECONDS)
+        assert listed(ConsumerGroupState.STABLE) and not listed(ConsumerGroupState.EMPTY)
+    assert altered() == [None, None]
+    assert offsets() == [(0, 3, "three"), (1, 5, None)]
+    assert listed(ConsumerGroupState.EMPTY) and not listed(ConsumerGroupState.STABLE)
+    assert state() == ConsumerGroupState.EMPTY
+    librdkafka.delete_consumer_groups([topic])[topic].result(SECONDS)
+    assert not listed()
+    assert (offsets(), state()) == ([], ConsumerGroupState.DEAD)
+
+
+@pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")
+def test_kafka_python_administers_a_group(bootstrap: str, topic: str) -> None:
+    """A member is removed; offsets are altered, reset and deleted, and then the group is."""
+    from kafka.admin import MemberToRemove, OffsetSpec
+    from kafka.errors import NoError, NonEmptyGroupError, UnknownMemberIdError
+    from kafka.structs import OffsetAndMetadata
+    from kafka.structs import TopicPartition as Place
+
+    from kafka import KafkaAdminClient
+
+    first, second = Place(topic, 0), Place(topic, 1)
+    wanted = {first: OffsetAndMetadata(3, "three", -1), second: OffsetAndMetadata(5, "", -1)}
+    kafka_python = KafkaAdminClient(bootstrap_servers=bootstrap)
+
+    def listed(state: str) -> bool:
+        return topic in {each["group_id"] for each in kafka_python.list_groups(states_filter=[state])}
+
+    with joined(bootstrap, topic):
+        described = kafka_python.describe_groups([topic])[topic]
+        (member,) = described["members"]
+        assert (described["group_state"], described["protocol_data"], member["client_id"]) == (
+            "Stable",
+            "range",
+            "member",
+        )
+        assert listed("Stable") and not listed("Empty")
+        assert {*kafka_python.alter_group_offsets(topic, wanted).values()} == {UnknownMemberIdError}
+        assert kafka_python.delete_groups([topic]) == {topic: NonEmptyGroupError.__name__}
+        removed = kafka_python.remove_group_members(topic, [MemberToRemove(member["member_id"], reason="to see it")])
+        assert removed == {member["member_id"]: NoError}
+        assert kafka_python.describe_groups([topic])[topic]["group_state"] == "Empty"
+    assert kafka_python.alter_group_offsets(topic, wanted) == {first: NoError, second: NoError}
+    assert kafka_python.list_group_offsets(topic) == {topic: wanted}
+    kafka_python.reset_group_offsets(topic, {first: OffsetSpec.EARLIEST})
+    assert kafka_python.list_group_offsets({topic: [first]})[topic][first].offset == 0
+    assert kafka_python.delete_group_offsets(topic, [first]) == {first: NoError}
+    assert kafka_python.list_group_offsets(topic) == {topic: {second: wanted[second]}}
+    assert listed("Empty") and not listed("Stable")
+    assert kafka_python.delete_groups([topic]) == {topic: "OK"}
+    assert not listed("Empty")
+    assert kafka_python.list_group_offsets(topic) == {topic: {}}
+    kafka_python.close()
+
+
+def test_aiokafka_sees_a_group_and_deletes_records(bootstrap: str, topic: str) -> None:
+    """It describes and lists groups and their offsets; it has no call that alters or deletes them."""
+    place = AioPlace(topic, 0)
+
+    async def commit() -> None:
+        consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=topic)
+        await consumer.start()
+        consumer.assign([place])
+        await consumer.commit({place: (3, "three")})
+        await consumer.stop()
+
+    async def administer() -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        await admin.start()
+        try:
+            with joined(bootstrap, topic):
+                (answer,) = await admin.describe_consumer_groups([topic])
+                (_error, group, state, kind, _protocol, members, *_rest) = answer.groups[0]
+                assert (group, state, kind, len(members)) == (topic, "Stable", "consumer", 1)
+                assert (topic, "consumer") in await admin.list_consumer_groups()
+                assert await admin.find_coordinator(topic) == 1
+            await commit()
+            assert await admin.list_consumer_group_offsets(topic) == {place: (3, "three")}
+            (answer,) = await admin.describe_consumer_groups([topic])
+            assert (answer.groups[0][2], answer.groups[0][5]) == ("Empty", [])
+            producer = Producer({"bootstrap.servers": bootstrap})
+            for _ in range(3):
+                producer.produce(topic, b"value", partition=0)
+            assert producer.flush(SECONDS) == 0
+            assert await admin.delete_records({place: RecordsToDelete(before_offset=2)}) == {place: 2}
         finally:
             await admin.close()
 

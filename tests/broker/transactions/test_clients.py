@@ -267,3 +267,44 @@ def test_kafka_python_commits_aborts_and_is_fenced(bootstrap: str, topic: str) -
         assert committed_values(client, topic) == [b"0", b"2", b"second"]
     first.close(timeout=0)
     second.close(timeout=WAIT_SECONDS)
+
+
+def test_kafka_python_sends_offsets_as_a_member_of_their_group(bootstrap: str, topic: str) -> None:
+    """They move with each committed transaction, stay with an aborted one, and are refused when the member has left."""
+    from kafka.errors import KafkaError as Refused
+    from kafka.structs import OffsetAndMetadata
+    from kafka.structs import TopicPartition as Place
+
+    from kafka import KafkaConsumer, KafkaProducer
+
+    create(bootstrap, topic)
+    place = Place(topic, 0)
+    member = KafkaConsumer(topic, bootstrap_servers=bootstrap, group_id=topic, enable_auto_commit=False)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not member.assignment():
+        assert time.monotonic() < deadline
+        member.poll(timeout_ms=1000)
+    metadata = member.group_metadata()
+    producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"id-of-{topic}")
+    producer.init_transactions()
+    found = []
+    for number in range(4):
+        producer.begin_transaction()
+        producer.send(topic, b"%d" % number).get(WAIT_SECONDS)
+        producer.send_offsets_to_transaction({place: OffsetAndMetadata(number, f"of {number}", -1)}, metadata)
+        if number % 2:
+            producer.abort_transaction()
+        else:
+            producer.commit_transaction()
+        committed = member.committed(place, metadata=True)
+        found.append((committed.offset, committed.metadata))
+    assert found == [(0, "of 0"), (0, "of 0"), (2, "of 2"), (2, "of 2")]
+    member.close()
+    producer.begin_transaction()
+    producer.send(topic, b"late").get(WAIT_SECONDS)
+    with pytest.raises(Refused):
+        producer.send_offsets_to_transaction({place: OffsetAndMetadata(9, "", -1)}, metadata)
+    producer.abort_transaction()
+    producer.close(timeout=WAIT_SECONDS)
+    with connected(bootstrap) as client:
+        assert committed_values(client, topic) == [b"0", b"2"]
