@@ -285,8 +285,9 @@ def test_nothing_is_visible_unless_the_checkpoint_is_on_disk(
     for _ in range(2):
         sink(rows, 1)
     assert [record.value for record in written(bootstrap, topic)[0]] == [b"x"]
-    # The topic has grown: keys would move.
+    # The topic has grown: keys would move. Apache Kafka shows it a moment later.
     Admin(cluster).create_partitions(topic, 3)
+    eventually(lambda: len(cluster.require_topic(topic).partitions) == 3)
     planned(checkpoint, 2)
     with pytest.raises(SinkStopped, match=r"had 1 partitions .* has 3 now"):
         sink(rows, 2)

@@ -21,6 +21,7 @@ from onceflow.spark.options import SourceOptions
 from onceflow.spark.stream import StreamReader
 from onceflow.spark.subscription import subscribed
 from onceflow.spark.wrong_option import WrongOption
+from tests.spark.kafka_driver import eventually
 
 Send = Callable[..., None]
 HOUR_MS = 3_600_000
@@ -37,6 +38,12 @@ def kept(cluster: Cluster, topic: str) -> str:
     """A topic of three partitions from which nothing is deleted, however old it says it is."""
     cluster.create_topic(topic, 3, configs={"retention.ms": "-1"})
     return topic
+
+
+def wait_for_end(cluster: Cluster, topic: str, offset: int) -> None:
+    """Until readers of committed records may read partition 0 to there: Apache Kafka writes its markers late."""
+    eventually(lambda: cluster.list_offsets(topic, {0: LATEST})[0].offset == offset)
+    assert cluster.list_offsets(topic, {0: LATEST})[0].offset == offset
 
 
 def batches(bootstrap: str, topic: str, skew_ms: int | None) -> list[dict[int, tuple[int, int]]]:
@@ -111,7 +118,7 @@ def test_markers_that_are_dated_later_hold_nobody_up_for_ever(bootstrap: str, cl
             producer.send(kept, b"x", partition=0, timestamp_ms=BASE_MS + 1000 * number)
             producer.flush()
             (producer.abort if number == 1 else producer.commit)()
-    assert cluster.list_offsets(kept, {0: LATEST})[0].offset == 8
+    wait_for_end(cluster, kept, 8)
     read = batches(bootstrap, kept, 10)
     assert read[0][0][0] == 0
     assert read[-1][0][1] == 8
@@ -152,6 +159,7 @@ def test_a_partition_that_has_shown_no_record_yet_holds_the_others_back(
             producer.send(kept, b"aborted", partition=0)
             producer.flush()
         producer.abort()
+    wait_for_end(cluster, kept, 4)
     write(send, 0, [0])
     write(send, 1, [HOUR_MS])
     read = batches(bootstrap, kept, 10)
