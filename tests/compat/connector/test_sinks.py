@@ -1,8 +1,5 @@
-"""`onceflow sink` against Apache Kafka: every test of it that asks a broker, run once more."""
+"""`onceflow sink`: every test of it that asks a broker."""
 
-import pytest
-
-from benchmarks.kafka import KafkaProcess
 from tests.cli.test_sinks import (  # noqa: F401
     output,
     query,
@@ -13,9 +10,6 @@ from tests.cli.test_sinks import (  # noqa: F401
     test_one_copy_is_enough_and_none_is_told,
     test_reset_of_kafka_forgets_both_copies_and_the_checkpoint_and_no_record,
     test_reset_of_kafka_is_refused_while_a_driver_runs_or_has_a_transaction_open,
+    test_reset_of_kafka_keeps_a_checkpoint_whose_sink_is_not_there,
+    test_the_way_out_can_be_copied,
 )
-
-
-@pytest.fixture(scope="module")
-def bootstrap(apache_kafka: KafkaProcess) -> str:
-    return apache_kafka.bootstrap
