@@ -1,4 +1,4 @@
-"""The source and the client behind TLS and SASL, on an Apache Kafka that asks for them."""
+"""The source, the Kafka sink and the client behind TLS and SASL, on an Apache Kafka that asks for them."""
 
 import json
 import subprocess
@@ -9,17 +9,20 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from pyspark.sql import SparkSession
 
 from benchmarks import kafka
 from onceflow import services
 from onceflow.client.authentication import AuthenticationFailed
 from onceflow.client.cluster import Cluster
 from onceflow.client.security import read_security
+from onceflow.spark.kafka_sink import kafka_sink
 from onceflow.spark.options import read_options
 from onceflow.spark.source import BatchReader
 from tests.client.tls import Authority
 from tests.compat.conftest import kafka_jars, tool
 from tests.conftest import RedisProcess
+from tests.spark.test_kafka_sink import planned
 
 LOGIN = "org.apache.kafka.common.security.{}LoginModule required"
 MECHANISMS = {"PLAIN": "plain.Plain", "SCRAM-SHA-256": "scram.Scram", "SCRAM-SHA-512": "scram.Scram"}
@@ -77,11 +80,11 @@ def java_key(store: Path) -> Path:
     return java
 
 
-def read_through(running: kafka.KafkaProcess, protocol: str, **settings: str) -> list[bytes]:
+def read_through(running: kafka.KafkaProcess, protocol: str, topic: str = "guarded", **settings: str) -> list[bytes]:
     """What the source's planner and its tasks read with these of Kafka's settings."""
     options = {
         "kafka.bootstrap.servers": f"127.0.0.1:{running.listeners[protocol]}",
-        "subscribe": "guarded",
+        "subscribe": topic,
         "kafka.security.protocol": protocol,
         **{f"kafka.{name}": value for name, value in settings.items()},
     }
@@ -123,6 +126,32 @@ def test_a_user_that_is_not_there(guarded: kafka.KafkaProcess) -> None:
     security = read_security({"security.protocol": "SASL_PLAINTEXT", **other})
     with pytest.raises(AuthenticationFailed, match="refuses user 'a' with PLAIN: Authentication failed: Invalid user"):
         Cluster(f"127.0.0.1:{guarded.listeners['SASL_PLAINTEXT']}", security=security).topics()
+
+
+def test_a_batch_of_the_sink_is_there_once(
+    guarded: kafka.KafkaProcess, authority: Authority, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    """The executors, which ask what topic the column names, and the driver, which sends, both get what `kafka` says."""
+    settings = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": f'{LOGIN.format("scram.Scram")} username="ada" password="{quoted()}";',
+        "ssl.truststore.location": str(authority.trusted),
+    }
+    address = f"127.0.0.1:{guarded.listeners['SASL_SSL']}"
+    with Cluster(address, security=read_security(settings)) as cluster:
+        cluster.create_topic(topic, 2)
+    rows = spark.range(0, 100, 1, 2).selectExpr("string(id) AS key", "string(id) AS value", f"'{topic}' AS topic")
+    for batch in (0, 1, 1):
+        sink = kafka_sink(address, checkpoint=planned(tmp_path / "checkpoint", batch), kafka=settings)
+        sink(rows.where(f"{batch} > 0"), batch)
+        sink.close()
+    committed = read_through(guarded, "SASL_SSL", topic, **settings, **{"isolation.level": "read_committed"})
+    assert sorted(map(int, committed)) == [*range(100)]
+    wrong = settings | {"sasl.jaas.config": settings["sasl.jaas.config"].replace(quoted(), "wrong")}
+    refused = kafka_sink(address, checkpoint=planned(tmp_path / "other", 0), topic=topic, kafka=wrong)
+    with pytest.raises(AuthenticationFailed, match="refuses user 'ada' with SCRAM-SHA-512"):
+        refused.open(spark)
 
 
 def test_one_command_of_each_kind_with_a_name_and_a_password_in_a_file(
