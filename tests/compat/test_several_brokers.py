@@ -1,12 +1,14 @@
-"""Our client on an Apache Kafka of two brokers: each partition's leader is asked, and one that dies is replaced."""
+"""Our client and source on an Apache Kafka of two brokers: each partition's leader is asked, one that dies replaced."""
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from benchmarks import kafka
 from onceflow.client import ConsumerConnector, FetchRequest, KeyedMessage, Producer, SimpleConsumer
@@ -14,7 +16,12 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import RequestRefused
 from onceflow.client.records import read_partitions
+from onceflow.client.security import Security
 from onceflow.client.transactional import TransactionalProducer
+from onceflow.spark import connections
+from onceflow.spark.options import SourceOptions
+from onceflow.spark.stream import StreamReader
+from onceflow.spark.subscription import subscribed
 from tests.client.classic.test_connector import Reader, wait_until
 from tests.compat.conftest import kafka_jars, tool
 
@@ -132,3 +139,40 @@ def test_streams_and_transactions_span_brokers_and_outlive_one(two: Two) -> None
             assert cluster.committed_offsets(group, "clicks") == {theirs: 1}
             cluster.commit_offsets(group, "clicks", {theirs: 2})
         assert cluster.committed_offsets("clicks", "clicks") == {0: len("transaction after")}
+
+
+def values_in(batches: Iterable[pyarrow.RecordBatch]) -> Counter[bytes | None]:
+    return Counter(value for batch in batches for value in batch["value"].to_pylist())
+
+
+@pytest.mark.timeout(300)
+def test_a_batch_whose_leader_dies_after_it_was_planned_is_read_once(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a worker that is in the middle of it, and by a new one whose first address is the dead broker's."""
+    bootstrap = f"{two.second.bootstrap},{two.first.bootstrap}"
+    with (
+        Cluster(two.bootstrap) as cluster,
+        Producer({"metadata.broker.list": two.bootstrap, "serializer.class": "StringEncoder"}) as producer,
+        TransactionalProducer(two.bootstrap, "job") as transactional,
+    ):
+        leaders = cluster.create_topic("clicks", len(PARTITIONS)).partitions
+        assert 2 in [leaders[partition] for partition in PARTITIONS[1:]]
+        reader = StreamReader(SourceOptions(bootstrap, subscribed("clicks"), "earliest"))
+        start = reader.initialOffset()
+        assert reader.partitions(start, start) == []
+
+        sent = send(producer, "clicks", "before") + transact(transactional, "clicks", "transaction before")
+        wait_until(lambda: values_of(cluster, "clicks") == sent)
+        end = reader.latestOffset(start, ReadAllAvailable())
+        (task,) = reader.partitions(start, end)
+        reading = reader.read(task)
+        first = next(reading)
+        two.second.kill()
+        assert values_in([first, *reading]) == sent
+        as_in_a_new_worker = dict[tuple[str, Security, int], Cluster]()
+        monkeypatch.setattr(connections, "_clusters", as_in_a_new_worker)
+        assert values_in(reader.read(task)) == sent
+
+        after = send(producer, "clicks", "after") + transact(transactional, "clicks", "transaction after")
+        wait_until(lambda: values_of(cluster, "clicks") == sent + after)
+        (task,) = reader.partitions(end, reader.latestOffset(end, ReadAllAvailable()))
+        assert values_in(reader.read(task)) == after
