@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
+from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.spark import positions, read_task, stream
 from onceflow.spark.data_loss import DataLost
@@ -183,6 +184,30 @@ def test_a_topic_that_one_answer_lacks_is_not_gone(
     lacking += [1, 1, 1]
     (task,) = reader.partitions(start, end)
     assert [value for rows in reader.read(task) for value in rows["value"].to_pylist()] == [b"a"] and not lacking
+
+
+@pytest.mark.parametrize(
+    ("before", "left"), [(3, [b"3", b"4", b"5"]), (-1, [])], ids=["the next are gone", "all are gone"]
+)
+def test_records_that_were_trimmed_before_a_query_read_them_stop_it_or_are_left_out(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send, before: int, left: list[bytes]
+) -> None:
+    """As when it was paused until they expired: the plan has them, and who reads them finds them gone."""
+    cluster.create_topic(topic, 1)
+    send(["0", "1", "2", "3", "4", "5"])
+    reader, start = begin(options)
+    start = reader.latestOffset(start, ReadMaxRows(1))
+    (log_start,) = Admin(cluster).delete_records(topic, {0: before}).values()
+    strict = StreamReader(options)
+    end = strict.latestOffset(start, EVERYTHING)
+    (task,) = strict.partitions(start, end)
+    assert task.ranges == (OffsetRange(topic, 0, 1, 6),)
+    with pytest.raises(DataLost, match=rf"{topic}-0 \[1, {log_start}\) is gone from the log: .*failOnDataLoss=false"):
+        list(strict.read(task))
+
+    lenient = StreamReader(replace(options, fail_on_data_loss=False))
+    assert batch(lenient, start) == (end, left)
+    assert batch(lenient, end) == (end, [])
 
 
 def test_a_loss_is_told_once_and_not_at_every_poll(

@@ -1,5 +1,6 @@
 """The reading half against a real broker, without Spark: exact ranges as Arrow, and what is gone from the log."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import OffsetOutOfRange
 from onceflow.spark import read_task
@@ -103,6 +105,23 @@ def test_a_range_that_the_log_does_not_have_is_data_loss_or_skipped(
         rows_of(options, beyond)
     lenient = SourceOptions(bootstrap, subscribed(topic), "latest", fail_on_data_loss=False)
     assert [row["value"] for row in rows_of(lenient, beyond, OffsetRange(topic, 0, 1, 2))] == [b"b"]
+
+
+def test_records_that_were_trimmed_are_data_loss_or_skipped(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["0", "1", "2", "3", "4", "5"])
+    assert Admin(cluster).delete_records(topic, {0: 3}) == {0: 3}
+    planned = OffsetRange(topic, 0, 1, 6)
+    gone = rf"{topic}-0 \[1, 3\) is gone from the log: the partition now begins at 3 and ends at 6; "
+    with pytest.raises(DataLost, match=gone + "option failOnDataLoss=false goes on without it"):
+        rows_of(options, planned)
+    assert not caplog.records
+    rows = rows_of(replace(options, fail_on_data_loss=False), planned)
+    assert [(row["offset"], row["value"]) for row in rows] == [(3, b"3"), (4, b"4"), (5, b"5")]
+    (told,) = [record.message for record in caplog.records]
+    assert re.fullmatch(gone + "going on without it", told)
 
 
 @pytest.mark.parametrize(
