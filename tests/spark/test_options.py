@@ -48,6 +48,7 @@ def test_every_option_of_a_stream_is_read_in_any_case() -> None:
         bootstrap="a:1,[::1]:2",
         subscription=subscribed("clicks", "orders"),
         starting=Offsets({"clicks": {0: 23, 1: -2}, "orders": {0: -1}}),
+        start_given=True,
         commits_to="g",
         offsets_per_trigger_max=1000,
         offsets_per_trigger_min=10,
@@ -88,6 +89,19 @@ STARTS: list[tuple[dict[str, str], Position]] = [
 @pytest.mark.parametrize(("given", "starting"), STARTS)
 def test_where_a_fresh_query_begins(given: dict[str, str], starting: Position) -> None:
     assert read_options(LEAST | given, "stream").starting == starting
+
+
+@pytest.mark.parametrize(
+    ("given", "is_given"),
+    [
+        ({}, False),
+        ({"failOnDataLoss": "true"}, False),
+        ({"startingOffsets": "latest"}, True),
+        *((each, True) for each, _ in STARTS),
+    ],
+)
+def test_whether_an_option_says_where_a_fresh_query_begins(given: dict[str, str], is_given: bool) -> None:
+    assert read_options(LEAST | given, "stream").start_given is is_given
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.spark import positions, read_task, stream
 from onceflow.spark.data_loss import DataLost
 from onceflow.spark.offsets import IDS_KEY, OffsetRange
-from onceflow.spark.options import SourceOptions
+from onceflow.spark.options import SourceOptions, read_options
 from onceflow.spark.position_options import AtCommitted
 from onceflow.spark.stream import StreamReader, TopicNotSubscribed
 from onceflow.spark.subscription import read_subscription, subscribed
@@ -84,6 +84,65 @@ def test_batch_0_has_no_rows_although_a_group_commits_between_its_two_questions(
     earlier = reader.initialOffset()
     assert earlier[topic] == {"0": 1}
     assert reader.partitions(earlier, start) == []
+
+
+STARTS = {
+    "earliest": {"startingOffsets": "earliest"},
+    "latest": {"startingOffsets": "latest"},
+    "committed": {"startingOffsets": "committed", "groupId": "of-TOPIC"},
+    "a group": {"groupId": "of-TOPIC"},
+    "timestamp": {"startingTimestamp": "1"},
+    "timestamp of each": {"startingOffsetsByTimestamp": '{"TOPIC": {"0": 1}}'},
+    "offsets": {"startingOffsets": '{"TOPIC": {"0": 1}}'},
+}
+
+
+def given_options(bootstrap: str, topic: str, given: dict[str, str]) -> SourceOptions:
+    where = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic}
+    return read_options(where | {name: value.replace("TOPIC", topic) for name, value in given.items()}, "stream")
+
+
+def told_by_the_reader(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name == stream.__name__]
+
+
+@pytest.mark.parametrize(
+    ("given", "lines"), [*((given, 1) for given in STARTS.values()), ({}, 0)], ids=[*STARTS, "no start option"]
+)
+def test_that_a_checkpoint_wins_over_a_start_option_is_told_once(
+    bootstrap: str,
+    cluster: Cluster,
+    topic: str,
+    send: Send,
+    caplog: pytest.LogCaptureFixture,
+    given: dict[str, str],
+    lines: int,
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["a", "b"])
+    options = given_options(bootstrap, topic, given)
+    fresh = StreamReader(options)
+    start = fresh.initialOffset()
+    assert fresh.latestOffset(start, EVERYTHING) == start
+    assert fresh.partitions(fresh.initialOffset(), start) == []
+    send(["c"])
+    end, _ = batch(fresh, start)
+    assert told_by_the_reader(caplog) == []
+
+    begun = StreamReader(options)
+    begun.partitions(start, end)
+    assert batch(begun, end) == (end, [])
+    assert len(told_by_the_reader(caplog)) == lines
+    idle = StreamReader(options)
+    assert batch(idle, end) == (end, [])
+    assert len(told_by_the_reader(caplog)) == 2 * lines
+    batch_0_repeated = StreamReader(options)
+    assert batch_0_repeated.partitions(batch_0_repeated.initialOffset(), start) == []
+    assert batch(batch_0_repeated, end) == (end, [])
+    told = told_by_the_reader(caplog)
+    assert told == ["the query goes on where its checkpoint says; what the options say is where a fresh one begins"] * (
+        3 * lines
+    )
 
 
 def test_nothing_new_gives_back_the_same_text_and_no_tasks(

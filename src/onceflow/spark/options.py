@@ -12,7 +12,15 @@ from onceflow.client.security import PLAINTEXT, InvalidSecurity, Security, read_
 from onceflow.spark import position_options as positions
 from onceflow.spark import pushdown_options, subscription
 from onceflow.spark.offsets import Offsets
-from onceflow.spark.position_options import EARLIEST, LATEST, AtCommitted, Position, read_ending, read_starting
+from onceflow.spark.position_options import (
+    EARLIEST,
+    LATEST,
+    AtCommitted,
+    Position,
+    is_start_given,
+    read_ending,
+    read_starting,
+)
 from onceflow.spark.pushdown_options import Pushdown, parse_pushdown
 from onceflow.spark.subscription import Subscription, read_subscription
 from onceflow.spark.wrong_option import WrongOption
@@ -91,6 +99,8 @@ class SourceOptions:
     subscription: Subscription
     starting: Position
     ending: Position = "latest"
+    start_given: bool = False
+    """Whether an option says where a fresh query begins; `starting` is the default otherwise."""
     commits_to: str | None = None
     """The group whose offsets follow the query."""
     offsets_per_trigger_max: int | None = None
@@ -124,6 +134,7 @@ def read_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOp
         subscription=wanted,
         starting=read_starting(values, wanted, "earliest" if mode == "batch" else "latest"),
         ending=read_ending(values, wanted),
+        start_given=is_start_given(values),
         commits_to=_group_to_commit_to(values, mode),
         offsets_per_trigger_max=_count(values, MAX_OFFSETS_PER_TRIGGER),
         offsets_per_trigger_min=_count(values, MIN_OFFSETS_PER_TRIGGER),

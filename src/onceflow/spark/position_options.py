@@ -80,6 +80,11 @@ def read_starting(
     return position
 
 
+def is_start_given(values: Mapping[str, str]) -> bool:
+    """Whether an option says where the read begins, from options by their names in lower case; a group's does, too."""
+    return any(name.lower() in values for name in (*STARTING, GROUP_ID))
+
+
 def read_ending(values: Mapping[str, str], subscription: Subscription) -> Position:
     """Where a batch read ends, from options by their names in lower case. Raises WrongOption."""
     name = _only_one(values, ENDING)

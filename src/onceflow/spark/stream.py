@@ -65,14 +65,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._commits: GroupCommits | None = None
         self._alignment: Alignment | None = None
         self._armed = False
-        self._has_begun = False
+        self._is_start_settled = False
+        """Whether the query is a fresh one, or it was told that its checkpoint says where it goes on."""
         self._batch_due_at = monotonic()
         self._target: Offsets | None = None
         self._told: set[Loss] = set()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a fresh query begins."""
-        self._armed = self._has_begun = True
+        self._armed = True
         starting = self._log.resolve(STARTING_OFFSETS, self._options.starting, ends=self._target)
         return starting.as_json()
 
@@ -90,6 +91,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the batch after `start` ends; `start` itself when there is nothing, or too little."""
         if self._armed:
+            # Batch 0 repeated is planned already: it gets to `partitions` first.
+            self._is_start_settled = True
             return start
         self._tell_that_the_checkpoint_wins()
         known = offsets.parse(start)
@@ -202,8 +205,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _tell_that_the_checkpoint_wins(self) -> None:
-        if not self._has_begun and self._options.starting != "latest":
+        if not self._is_start_settled and self._options.start_given:
             _logger.warning(
                 "the query goes on where its checkpoint says; what the options say is where a fresh one begins"
             )
-        self._has_begun = True
+        self._is_start_settled = True
