@@ -22,6 +22,11 @@ def progress(*offsets: Any, query: str = "q", batch: int = 3) -> SimpleNamespace
     return SimpleNamespace(progress=SimpleNamespace(id=query, name="clicks", batchId=batch, sources=sources))
 
 
+def offset_in(document: str, topic: str) -> int:
+    offset: int = json.loads(document)[topic]["0"]
+    return offset
+
+
 def test_messages_and_the_age_of_the_oldest(bootstrap: str, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 2)
     now_ms = time.time_ns() // 1_000_000
@@ -75,3 +80,7 @@ def test_a_running_query_tells_its_lag(
         spark.streams.removeListener(listener)
     assert {each.query for each in told} == {query.id}
     assert [each.lag.messages for each in told] == [3, 1, 0]
+    sources = [each.sources[0] for each in query.recentProgress]
+    assert [offset_in(each.endOffset, topic) for each in sources] == [0, 2, 3]
+    assert [offset_in(each.latestOffset, topic) for each in sources] == [3, 3, 3], "the log's end, as it is known"
+    assert [each.metrics for each in sources] == [{}, {}, {}]
