@@ -139,6 +139,23 @@ def test_available_now_restarted_counts_what_is_there_in_that_same_run(
     assert drain(startingOffsets="latest") == {2: ["b", "c"], 3: ["d"]}, "the checkpoint wins over the option"
 
 
+def test_last_processed_3_so_4_is_in_the_checkpoint_is_committed_and_comes_next(
+    drain: Drain, cluster: Cluster, topic: str, send: Send, checkpoint: Path
+) -> None:
+    """Mission B1, the article's case; the restart has nothing but the checkpoint to start from."""
+    cluster.create_topic(topic, 1)
+    group = f"of-{topic}"
+    send(["0", "1", "2", "3"])
+    assert drain(groupId=group, startingOffsets="earliest") == {0: [], 1: ["0", "1", "2", "3"]}
+    assert offsets_of(checkpoint, 1)[topic] == {"0": 4}
+    assert cluster.committed_offsets(group, topic) == {0: 4}
+    send(["4", "5"])
+    cluster.commit_offsets(group, topic, {0: 2})
+    assert drain(groupId=group) == {2: ["4", "5"]}
+    assert offsets_of(checkpoint, 2)[topic] == {"0": 6}
+    assert cluster.committed_offsets(group, topic) == {0: 6}
+
+
 MODES: dict[str, tuple[dict[str, str], list[str]]] = {
     "earliest": ({"startingOffsets": "earliest"}, ["0", "1", "2", "3"]),
     "latest": ({}, []),

@@ -384,7 +384,7 @@ def test_a_batch_waits_for_enough_offsets_but_not_for_ever(
 def test_a_group_follows_the_query_and_shows_what_is_complete(
     options: SourceOptions, cluster: Cluster, topic: str, send: Send
 ) -> None:
-    """Mission B1 and B2: last processed 3, so 4 is committed and comes next; never the current position."""
+    """Mission B2: what the last complete batch reached, never the current position."""
     cluster.create_topic(topic, 1)
     send(["0", "1", "2", "3"])
     group = f"of-{topic}"
