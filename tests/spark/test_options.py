@@ -8,7 +8,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 import pyspark_onceflow
 from onceflow.spark.offsets import Offsets
-from onceflow.spark.options import NAMES, Mode, SourceOptions, read_options
+from onceflow.spark.options import NAMES, WITHOUT_MEANING, Mode, SourceOptions, read_options
 from onceflow.spark.position_options import AtCommitted, AtTimestamp, Position
 from onceflow.spark.source import OnceflowDataSource, WrongSchema
 from onceflow.spark.source_columns import SCHEMA
@@ -27,6 +27,16 @@ def test_the_defaults_are_sparks_but_for_the_isolation_level() -> None:
 def test_the_page_has_every_option_and_no_other() -> None:
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
     assert tuple(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)) == NAMES
+
+
+def test_the_page_of_those_who_come_from_sparks_source_has_every_option_that_is_refused() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "from-spark-kafka.md").read_text()
+    refused = page[page.index("## What is refused") : page.index("## What else differs")]
+    named = re.findall(r"^\| `([^`]+)` \|", refused, re.MULTILINE)
+    assert [name.lower() for name in named] == list(WITHOUT_MEANING)
+    for name in named:
+        with pytest.raises(WrongOption, match=rf"^option {name} means nothing to source onceflow, take it out: "):
+            read_options(LEAST | {name: "5"}, "stream")
 
 
 def test_every_option_of_a_stream_is_read_in_any_case() -> None:
@@ -156,8 +166,24 @@ WRONG: list[tuple[Mode, dict[str, str], str]] = [
         {"kafka.isolation.level": "read_committed", "isolation.level": "read_uncommitted"},
         "isolation.level='read_uncommitted' was given as 'read_committed' under its other name",
     ),
-    ("stream", {"kafka.group.id": "g"}, "kafka.group.id means nothing to source onceflow: .*groupId names the group"),
+    (
+        "stream",
+        {"kafka.group.id": "g"},
+        "kafka.group.id means nothing to source onceflow, take it out: .*groupId names the group",
+    ),
     ("stream", {"fetchOffset.numRetries": "3"}, "fetchOffset.numRetries means nothing"),
+    (
+        "stream",
+        {"kafka.max.poll.records": "5"},
+        "means nothing .*, take it out: maxOffsetsPerTrigger bounds a micro-batch",
+    ),
+    (
+        "stream",
+        {"kafka.fetch.min.bytes": "5"},
+        "means nothing .*, take it out: .* it has kafka.bootstrap.servers, kafka.is",
+    ),
+    ("stream", {"kafka.session.timeout.ms": "5"}, "session.timeout.ms means nothing to source onceflow, take it out"),
+    ("stream", {"kafka.ssl.keystore.password": "x"}, "did you mean kafka.ssl.key.password"),
     ("stream", {"subscribePattern": "a.*"}, "options subscribe and subscribePattern both say what to read"),
     ("stream", PATTERN | {"subscribePattern": "a("}, "subscribePattern='a\\(' is no regular expression"),
     ("stream", ASSIGNED | {"assign": "a"}, "assign='a' is not partitions by topic"),

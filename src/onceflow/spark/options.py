@@ -71,14 +71,26 @@ NAMES = (
 )
 _ALIASES = {"kafka.isolation.level": ISOLATION_LEVEL}
 """Spark's connector hands every option that begins with "kafka." to its consumer; this one means the same here."""
-_WITHOUT_MEANING = {
+WITHOUT_MEANING = {
     "kafka.group.id": f"it shares nothing with other readers; {positions.GROUP_ID} names the group that it commits to",
     "groupidprefix": f"there are no groups to name; {positions.GROUP_ID} names the group that it commits to",
     "fetchoffset.numretries": "offsets are asked for until the client's time-out",
     "fetchoffset.retryintervalms": "offsets are asked for until the client's time-out",
     "kafkaconsumer.polltimeoutms": "a read ends with an error when a partition gives nothing for 30 s",
+    "kafka.max.poll.records": f"{MAX_OFFSETS_PER_TRIGGER} bounds a micro-batch, {MAX_RECORDS_PER_PARTITION} a task",
+    "kafka.auto.offset.reset": f"{positions.STARTING_OFFSETS} says where a fresh query begins",
+    "kafka.enable.auto.commit": f"{positions.GROUP_ID} and {COMMIT_OFFSETS} say whether a group follows the query",
+    "kafka.key.deserializer": "key is binary; CAST(key AS string) makes text of it",
+    "kafka.value.deserializer": "value is binary; CAST(value AS string) makes text of it, decode columns",
+    "kafka.ssl.truststore.password": "a truststore in PEM has none",
 }
 """Options of Spark's connector that this source has no use for, in lower case, and why."""
+_OF_A_CONSUMER = (
+    f"of the settings of Kafka's consumer it has {BOOTSTRAP_SERVERS}, kafka.{ISOLATION_LEVEL} and those of TLS and SASL"
+)
+_LIKENESS_MIN = 0.5
+_LIKENESS_OF_KAFKAS_MIN = 0.85
+"""Most of the consumer's settings are somewhat like one of ours; a slip of the finger is nearer than that."""
 
 MAX_TRIGGER_DELAY_MS = 15 * 60_000
 """Spark's default."""
@@ -166,12 +178,15 @@ def _by_lower_name(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _require_known(name: str) -> None:
-    by_lower = {known.lower(): known for known in NAMES}
-    if name.lower() in by_lower or name.lower() in _ALIASES:
+    by_lower = {known.lower(): known for known in NAMES} | _ALIASES
+    if name.lower() in by_lower:
         return
-    if name.lower() in _WITHOUT_MEANING:
-        raise WrongOption(f"option {name} means nothing to source onceflow: {_WITHOUT_MEANING[name.lower()]}")
-    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    of_kafka = name.lower().startswith(KAFKA)
+    cutoff = _LIKENESS_OF_KAFKAS_MIN if of_kafka else _LIKENESS_MIN
+    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    why = WITHOUT_MEANING.get(name.lower(), _OF_A_CONSUMER if of_kafka and not nearest else None)
+    if why is not None:
+        raise WrongOption(f"option {name} means nothing to source onceflow, take it out: {why}")
     remedy = f"did you mean {by_lower[nearest[0]]}?" if nearest else f"the options are {', '.join(NAMES)}"
     raise WrongOption(f"unknown option {name} of source onceflow; {remedy}")
 
