@@ -1,5 +1,6 @@
 """The faulty disk forgets what was not synced, keeps what was, and leaves only states that a power cut could."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from onceflow.log.disk import RealDisk, read_file, replace_file, write_file
 from onceflow.testing import FaultyDisk, ManualClock, PowerCut
+from onceflow.testing.disk import FAULTS, FLIPPED_BITS, KILLS
 
 
 @pytest.fixture
@@ -180,3 +182,32 @@ def test_a_directory_that_cannot_be_synced_keeps_nothing_for_sure(root: Path) ->
         disk.sync_directory(root)
     disk.crash(0, drop_all=True)
     assert disk.names(root) == ["old"]
+
+
+def test_each_fault_that_happens_is_counted(root: Path) -> None:
+    found: Counter[str] = Counter()
+    for seed in range(100):
+        (root / "log.log").write_bytes(b"old")
+        disk = FaultyDisk(root)
+        assert not disk.faults
+        log = disk.open(root / "log.log")
+        disk.fail_next_syncs()
+        disk.fail_next_directory_syncs()
+        for failing in (log.sync_data, lambda disk=disk: disk.sync_directory(root)):
+            with pytest.raises(OSError, match="could not sync"):
+                failing()
+        disk.space_bytes = 4
+        assert log.write(b"12345", 3) == 4
+        with pytest.raises(OSError, match="no space left"):
+            log.write(b"5", 7)
+        with pytest.raises(OSError, match="no space left"):
+            disk.open(root / "none", create=True)
+        disk.space_bytes = None
+        disk.open(root / "new", create=True).close()
+        assert disk.faults == {"EIO of a file's sync": 1, "EIO of a directory's sync": 1, "ENOSPC": 2}
+        disk.crash(seed)
+        disk.kill()
+        disk.flip_bit(root / "log.log", 0)
+        assert (disk.faults[KILLS], disk.faults[FLIPPED_BITS]) == (1, 1)
+        found += disk.faults
+    assert found.keys() == set(FAULTS)

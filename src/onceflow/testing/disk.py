@@ -4,6 +4,7 @@ import errno
 import random
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -13,6 +14,32 @@ from typing_extensions import Buffer
 from onceflow.log.disk import File, RealDisk
 
 FLIPPED_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
+
+POWER_CUTS = "power cuts"
+KILLS = "kills"
+LOST_WRITES = "unsynced writes lost"
+LOST_NAMES = "unsynced names lost"
+TORN_WRITES = "writes torn"
+ZEROED_WRITES = "writes zeroed"
+FLIPPED_WRITES = "writes with a bit flipped"
+FLIPPED_BITS = "bits flipped at rest"
+ENOSPC = "ENOSPC"
+EIO = "EIO of a file's sync"
+EIO_DIRECTORY = "EIO of a directory's sync"
+FAULTS = (
+    POWER_CUTS,
+    KILLS,
+    LOST_WRITES,
+    LOST_NAMES,
+    TORN_WRITES,
+    ZEROED_WRITES,
+    FLIPPED_WRITES,
+    FLIPPED_BITS,
+    ENOSPC,
+    EIO,
+    EIO_DIRECTORY,
+)
+"""What can happen on a `FaultyDisk`, as its `faults` count it."""
 
 
 class PowerCut(Exception):
@@ -31,9 +58,11 @@ class _FileNode:
             _apply(self.durable, position, data)
         self.pending.clear()
 
-    def crash(self, seed: random.Random, drop_all: bool, *, may_flip: bool) -> None:
-        for position, data in [] if drop_all else _survivors(seed, self.pending):
-            _apply(self.durable, position, data if data is None else _torn(seed, data, may_flip=may_flip))
+    def crash(self, seed: random.Random, drop_all: bool, faults: Counter[str], *, may_flip: bool) -> None:
+        survivors = [] if drop_all else _survivors(seed, self.pending)
+        faults[LOST_WRITES] += len(self.pending) - len(survivors)
+        for position, data in survivors:
+            _apply(self.durable, position, data if data is None else _torn(seed, data, faults, may_flip=may_flip))
         self.pending.clear()
 
 
@@ -54,16 +83,18 @@ class _DirectoryNode:
         self.durable = dict(self.live)
         self.pending.clear()
 
-    def crash(self, seed: random.Random, drop_all: bool) -> None:
-        for changes in [] if drop_all else _survivors(seed, self.pending):
+    def crash(self, seed: random.Random, drop_all: bool, faults: Counter[str]) -> None:
+        survivors = [] if drop_all else _survivors(seed, self.pending)
+        faults[LOST_NAMES] += len(self.pending) - len(survivors)
+        for changes in survivors:
             _rename(self.durable, changes)
         self.live = dict(self.durable)
         self.pending.clear()
         for name, node in self.live.items():
             if isinstance(node, _FileNode):
-                node.crash(seed, drop_all, may_flip=name.endswith(FLIPPED_SUFFIXES))
+                node.crash(seed, drop_all, faults, may_flip=name.endswith(FLIPPED_SUFFIXES))
             else:
-                node.crash(seed, drop_all)
+                node.crash(seed, drop_all, faults)
 
 
 _Node: TypeAlias = _FileNode | _DirectoryNode
@@ -91,6 +122,8 @@ class FaultyDisk:
         self._operations_left: int | None = None
         self._sync_failures = 0
         self._directory_sync_failures = 0
+        self.faults: Counter[str] = Counter()
+        """How often each of `FAULTS` happened: what a test meant to inject, and did."""
         self.operations = 0
         """How many changes and syncs there have been; `cut_power_after` counts the same."""
         self.space_bytes: int | None = None
@@ -124,6 +157,7 @@ class FaultyDisk:
         """Damages a durable byte."""
         node = self._file(path)
         node.durable[position] ^= 1 << bit
+        self.faults[FLIPPED_BITS] += 1
         file = self._disk.open(path)
         file.write(bytes([file.read(1, position)[0] ^ 1 << bit]), position)
         file.close()
@@ -134,7 +168,8 @@ class FaultyDisk:
             self._generation += 1
             self._off = False
             self._operations_left = None
-            self._tree.crash(random.Random(seed), drop_all)
+            self.faults[POWER_CUTS] += 1
+            self._tree.crash(random.Random(seed), drop_all, self.faults)
             for entry in self._root.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
             _write_tree(self._tree, self._root)
@@ -142,6 +177,7 @@ class FaultyDisk:
     def kill(self) -> None:
         """The program is killed and the machine goes on: what was written is there, and still not durable."""
         with self._lock:
+            self.faults[KILLS] += 1
             self._generation += 1
             self._off = False
             self._operations_left = None
@@ -202,12 +238,17 @@ class FaultyDisk:
                 return
             if self._directory_sync_failures:
                 self._directory_sync_failures -= 1
+                self.faults[EIO_DIRECTORY] += 1
                 raise OSError(errno.EIO, "the faulty disk could not sync a directory")
             self._directory(path).sync()
 
     def _require_room(self) -> None:
         if self.space_bytes == 0:
-            raise OSError(errno.ENOSPC, "no space left on the faulty disk")
+            raise self._no_space()
+
+    def _no_space(self) -> OSError:
+        self.faults[ENOSPC] += 1
+        return OSError(errno.ENOSPC, "no space left on the faulty disk")
 
     def _step(self) -> None:
         """One change or sync is about to happen."""
@@ -266,7 +307,7 @@ class _FaultyFile:
             if self._disk.space_bytes is not None:
                 content = content[: self._disk.space_bytes]
                 if not content:
-                    raise OSError(errno.ENOSPC, "no space left on the faulty disk")
+                    raise self._disk._no_space()
                 self._disk.space_bytes -= len(content)
             self._node.pending.append((position, content))
             return self._file.write(content, position)
@@ -284,6 +325,7 @@ class _FaultyFile:
             self._disk._step()
             if self._disk._sync_failures:
                 self._disk._sync_failures -= 1
+                self._disk.faults[EIO] += 1
                 self._node.pending.clear()
                 raise OSError(errno.EIO, "the faulty disk could not sync")
             if not self._disk.ignores_sync_data:
@@ -310,14 +352,17 @@ def _survivors(seed: random.Random, pending: list[_Change]) -> list[_Change]:
             return [change for change in pending if seed.random() < 0.5]
 
 
-def _torn(seed: random.Random, data: bytes, *, may_flip: bool) -> bytes:
+def _torn(seed: random.Random, data: bytes, faults: Counter[str], *, may_flip: bool) -> bytes:
     """A surviving write: mostly whole, sometimes a first part, its length alone, or whole with one bit flipped."""
     match seed.randrange(8):
         case 0:
+            faults[TORN_WRITES] += 1
             return data[: seed.randrange(len(data) + 1)]
         case 1:
+            faults[ZEROED_WRITES] += 1
             return bytes(len(data))
         case 2 if data and may_flip:
+            faults[FLIPPED_WRITES] += 1
             flipped = bytearray(data)
             flipped[seed.randrange(len(data))] ^= 1 << seed.randrange(8)
             return bytes(flipped)
