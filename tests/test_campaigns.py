@@ -1,21 +1,61 @@
 """The campaigns' page adds up what their runs told."""
 
-from tests.campaigns import Run, page
+from tests.campaigns import Known, Run, added, page, seeds_of
 
 
-def run(seconds: float, printed: str = "", **counts: float) -> Run:
-    return Run(seconds=seconds, what="", counts=counts, printed=printed)
+def run(seconds: float, printed: str = "", *, session: float = 1.0, **counts: float | str) -> Run:
+    return Run(seconds=seconds, what="", counts=counts, printed=printed, finished=session)
+
+
+def written(known: Known) -> str:
+    return page("0123456789", "2026-01-02", known)
+
+
+def rows(known: Known) -> list[str]:
+    return written(known).partition("|---|---|---:|---:|---|\n")[2].splitlines()
+
+
+NOTHING = Known(runs={}, reds={})
+KILLS, CUTS = "tests/a.py::test_kills[0]", "tests/b.py::test_cuts_hurt_nobody"
 
 
 def test_pieces_are_one_row() -> None:
     runs = {
-        "tests/a.py::test_kills[0]": run(60, kills=100, records=1000),
+        KILLS: run(60, kills=100, records=1000),
         "tests/a.py::test_kills[1]": run(62, kills=100, records=2500),
-        "tests/b.py::test_cuts_hurt_nobody": run(4, "3 cuts | none lost\n5 s"),
+        CUTS: run(4, "3 cuts | none lost\n5 s"),
     }
-    written = page("0123456789", "2026-01-02", runs)
-    assert "2026-01-02, commit `0123456789`, 3 runs in 2 minutes." in written
-    assert written.splitlines()[-2:] == [
+    known = added(NOTHING, runs, [])
+    assert "2026-01-02, commit `0123456789`, 3 runs in 2 minutes.\n" in written(known)
+    assert rows(known) == [
         "| `tests/a.py` | kills | 2 | 122 | 200 kills, 3,500 records |",
         "| `tests/b.py` | cuts hurt nobody | 1 | 4 | 3 cuts / none lost; 5 s |",
     ]
+
+
+def test_seeds_of_pieces_are_told_together() -> None:
+    pieces = (range(1050, 1100), range(1000, 1050), range(7, 8), range(9, 11))
+    runs = {
+        f"tests/a.py::test_kills[{number}]": run(1, seeds=seeds_of(seeds), kills=2)
+        for number, seeds in enumerate(pieces)
+    }
+    assert rows(added(NOTHING, runs, [])) == [
+        "| `tests/a.py` | kills | 4 | 4 | seeds 7 and 9 to 10 and 1,000 to 1,099, 8 kills |"
+    ]
+
+
+def test_what_was_red_before_it_was_green_is_told() -> None:
+    known = added(NOTHING, {CUTS: run(4)}, [KILLS])
+    assert known["runs"].keys() == {CUTS}
+    known = added(known, {KILLS: run(60)}, [])
+    assert f"2 runs in 1 minutes; 1 repeated after a failure: `{KILLS}`.\n" in written(known)
+
+
+def test_what_was_green_before_it_was_red_is_green_no_more() -> None:
+    known = added(NOTHING, {KILLS: run(60), CUTS: run(4)}, [])
+    assert added(known, {}, [KILLS])["runs"].keys() == {CUTS}
+
+
+def test_a_full_run_made_in_several_sessions_says_so() -> None:
+    known = added(added(NOTHING, {KILLS: run(60, session=1.0)}, []), {CUTS: run(4, session=2.0)}, [])
+    assert "2 runs in 1 minutes, in 2 pieces.\n" in written(known)

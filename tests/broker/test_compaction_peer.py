@@ -19,6 +19,7 @@ from onceflow.testing import BrokerProcess
 from onceflow.wire.batch import batches, decode_batch
 from onceflow.wire.errors import ErrorCode
 from tests.broker.raw_client import RawClient
+from tests.campaigns import RecordProperty
 from tests.log.compactions import keyed
 
 BACKOFF_MS = 500
@@ -123,7 +124,10 @@ def two_passes(bootstrap: str, begin_ms: int) -> tuple[list[Survivor], list[Surv
 
 
 @pytest.mark.campaign
-def test_rule_10_the_same_records_survive_in_apache_kafka(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_10_the_same_records_survive_in_apache_kafka(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: RecordProperty
+) -> None:
+    """Apache Kafka and ours compact the same records, twice: the same survive."""
     jars = kafka.jars()
     if jars is None:
         pytest.skip("no jars of Apache Kafka")
@@ -136,6 +140,8 @@ def test_rule_10_the_same_records_survive_in_apache_kafka(tmp_path: Path, monkey
     assert len(ours[0]) > 10
     assert ours == theirs
     check_dump(tmp_path / "ours" / "table-0", jars)
+    for number, survivors_of_pass in enumerate(ours, 1):
+        record_property(f"survivors of pass {number}, the same in both", len(survivors_of_pass))
 
 
 def check_dump(directory: Path, jars: Path) -> None:

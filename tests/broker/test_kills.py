@@ -122,6 +122,7 @@ def test_a_killed_broker_keeps_what_it_acknowledged_once(
             for partition, count in enumerate(load.sent):
                 assert committed_values(client, "load", partition) == [b"%d" % number for number in range(count)]
     assert load.acknowledged == sum(load.sent), "librdkafka repeats what was not acknowledged"
+    record_property("seeds", str(piece))
     record_property("kills", KILLS_AT_ONCE)
     record_property("records acknowledged, in order and once", load.acknowledged)
     record_property("transactions committed", len(rounds.transactions))

@@ -16,6 +16,7 @@ import pytest
 
 from onceflow import services
 from onceflow.cli import submit
+from tests.campaigns import RecordProperty
 from tests.end_to_end.pipeline import TOPIC, Pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,9 @@ def daemon(java_home: str, name: str, log: Path, *arguments: str) -> Iterator[in
 
 @pytest.mark.campaign
 @pytest.mark.timeout(400)
-def test_the_articles_spark_submit_runs_the_wheel_on_a_standalone_cluster(tmp_path: Path, java_home: str) -> None:
+def test_the_articles_spark_submit_runs_the_wheel_on_a_standalone_cluster(
+    tmp_path: Path, java_home: str, record_property: RecordProperty
+) -> None:
     archive, python = wheel(tmp_path), python_without_onceflow(tmp_path)
     environment = {
         **os.environ,
@@ -114,3 +117,5 @@ def test_the_articles_spark_submit_runs_the_wheel_on_a_standalone_cluster(tmp_pa
         assert (verified["events"], verified["not_yet_counted"], verified["differences"]) == (EVENTS, 0, [])
         executors = list((tmp_path / "work").glob("app-*/*"))
         assert executors, "the work was done by the cluster's executors"
+        record_property("events, 0 differences", EVENTS)
+        record_property("executors", len(executors))

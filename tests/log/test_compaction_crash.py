@@ -6,6 +6,7 @@ on at the same offset. A second cut may interrupt the recovery. A failure prints
 """
 
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from onceflow.log.partition import PartitionLog
 from onceflow.log.swap import retire
 from onceflow.testing import FaultyDisk, PowerCut
+from tests.campaigns import RecordProperty, tell
 from tests.log.compactions import compact, keyed, offsets, stored, table
 from tests.log.partition_logs import NOW_MS, open_log, sync
 
@@ -136,12 +138,15 @@ def test_rule_10_merged_segments_replace_all_old_ones_or_none(scratch: Path) -> 
 
 
 @pytest.mark.campaign
-def test_many_power_cuts_of_compactions(scratch: Path) -> None:
-    was_cut, operation = True, 0
-    while was_cut:
-        cuts = [check(scratch, operation, seed) for seed in range(SEEDS_CAMPAIGN)]
-        was_cut = any(cuts)
-        operation += 1
+def test_many_power_cuts_of_compactions(scratch: Path, record_property: RecordProperty) -> None:
+    """The power is cut at each operation of compactions: the log is the old one or the new, never a mix."""
+    counts: Counter[str] = Counter()
+    cuts = [True]
+    while any(cuts):
+        cuts = [check(scratch, counts["operations"], seed) for seed in range(SEEDS_CAMPAIGN)]
+        counts["power cuts in a compaction"] += sum(cuts)
+        counts["operations"] += 1
+    tell(record_property, range(SEEDS_CAMPAIGN), counts)
 
 
 def check(scratch: Path, operation: int, seed: int) -> bool:

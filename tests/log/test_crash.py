@@ -6,6 +6,7 @@ nothing is there twice, and what is there is a beginning of what was appended. A
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from onceflow.log.errors import StorageFailed
 from onceflow.log.partition import PartitionLog
 from onceflow.log.sync import SyncPoint, write_snapshot
 from onceflow.testing import FaultyDisk, PowerCut
+from tests.campaigns import RecordProperty, tell
 from tests.log.partition_logs import batch, open_log, records, values
 
 SEEDS = 200
@@ -126,7 +128,8 @@ class Life:
             client.unanswered = [(at, sent) for at, sent in client.unanswered if sent[-1] not in visible]
 
 
-def run(root: Path, seed: int) -> None:
+def run(root: Path, seed: int) -> Counter[str]:
+    """How much happened in the life of this seed."""
     life = Life(root, seed)
     for _ in range(LIVES):
         log = life.open()
@@ -148,16 +151,19 @@ def run(root: Path, seed: int) -> None:
         mine = [value.split(b" ")[0] for value in life.appended if value.startswith(prefix)]
         assert mine == [prefix + b"%d" % sequence for sequence in range(client.sequence)], "once each, in order"
     assert [record.value for record in records(open_log(life.directory, disk=life.disk, clean=True))] == life.appended
+    return life.disk.faults + Counter({"records kept, once and in order": len(life.appended)})
 
 
-def run_seeds(scratch: Path, seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_seeds(scratch: Path, seeds: range, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    counts: Counter[str] = Counter()
     for seed in seeds:
         # Half of the lives recover from the newest snapshot, so that what it claims is relied upon.
         monkeypatch.setattr(recovery, "RECHECK_BYTES", 0 if seed % 2 else 1 << 26)
         try:
-            run(scratch / str(seed), seed)
+            counts += run(scratch / str(seed), seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error!r}") from error
+    return counts
 
 
 def test_power_cuts(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +171,10 @@ def test_power_cuts(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.campaign
-def test_many_power_cuts(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_seeds(scratch, range(SEEDS, SEEDS + SEEDS_CAMPAIGN), monkeypatch)
+def test_many_power_cuts(scratch: Path, monkeypatch: pytest.MonkeyPatch, record_property: RecordProperty) -> None:
+    """A partition's life of power cuts and kills: what was promised is there, in order, once."""
+    seeds = range(SEEDS, SEEDS + SEEDS_CAMPAIGN)
+    tell(record_property, seeds, run_seeds(scratch, seeds, monkeypatch))
 
 
 def finish_seals(point: SyncPoint, *, sync_directory: bool = True) -> None:

@@ -13,6 +13,7 @@ from onceflow.log.errors import OutOfOrderSequence
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, PowerCut
 from onceflow.wire.batch import batches, patch_offset, read_header
+from tests.campaigns import RecordProperty
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
 
 BLOCK_BYTES = 4096
@@ -105,9 +106,14 @@ def test_cut_within_the_last_16_kib(one_segment: Original, scratch: Path) -> Non
 
 
 @pytest.mark.campaign
-def test_cut_at_every_byte_of_the_last_16_kib(one_segment: Original, scratch: Path) -> None:
-    for position in range(one_segment.size_bytes - 16 * 1024, one_segment.size_bytes + 1):
+def test_cut_at_every_byte_of_the_last_16_kib(
+    one_segment: Original, scratch: Path, record_property: RecordProperty
+) -> None:
+    """A log that ends at any byte: the whole batches before it are there, and nothing else."""
+    positions = range(one_segment.size_bytes - 16 * 1024, one_segment.size_bytes + 1)
+    for position in positions:
         cut_at(one_segment, scratch / "clicks-0", position, clean=position % 2 == 0)
+    record_property("cuts, one at each byte", len(positions))
 
 
 @pytest.mark.parametrize("clean", [False, True])

@@ -6,6 +6,7 @@ records and markers says, and all that any reader saw before. A failure prints i
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from onceflow.log.transactions import OpenTransactions, TransactionIndex
 from onceflow.testing import FaultyDisk, PowerCut
 from onceflow.wire.batch import Record, batches, decode_batch, encode_batch
 from onceflow.wire.markers import decode_marker
+from tests.campaigns import RecordProperty, tell
 from tests.log.partition_logs import NOW_MS, open_log
 
 SEEDS = 80
@@ -191,7 +193,8 @@ class Life:
         raise AssertionError("the power was never cut")
 
 
-def run(root: Path, seed: int) -> None:
+def run(root: Path, seed: int) -> Counter[str]:
+    """How much happened in the life of this seed."""
     life = Life(root, seed)
     for _ in range(LIVES):
         log = life.open()
@@ -206,16 +209,19 @@ def run(root: Path, seed: int) -> None:
     log.close()
     life.promised = log.log_end_offset
     life.check(open_log(life.directory, disk=life.disk, clean=True, segment_bytes=600))
+    return life.disk.faults + Counter({"records and markers kept": len(life.events)})
 
 
-def run_seeds(scratch: Path, seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_seeds(scratch: Path, seeds: range, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    counts: Counter[str] = Counter()
     for seed in seeds:
         # Half of the lives recover from the newest snapshot, so that what it claims is relied upon.
         monkeypatch.setattr(recovery, "RECHECK_BYTES", 0 if seed % 2 else 1 << 26)
         try:
-            run(scratch / str(seed), seed)
+            counts += run(scratch / str(seed), seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error!r}") from error
+    return counts
 
 
 def test_power_cuts(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,8 +230,10 @@ def test_power_cuts(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(900)
-def test_many_power_cuts(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_seeds(scratch, range(SEEDS, SEEDS + SEEDS_CAMPAIGN), monkeypatch)
+def test_many_power_cuts(scratch: Path, monkeypatch: pytest.MonkeyPatch, record_property: RecordProperty) -> None:
+    """Power cuts and kills between records, markers and the index of aborted ones: readers see what a model says."""
+    seeds = range(SEEDS, SEEDS + SEEDS_CAMPAIGN)
+    tell(record_property, seeds, run_seeds(scratch, seeds, monkeypatch))
 
 
 def lose_the_index(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,18 +61,21 @@ STOPPED = re.compile(
 
 
 @pytest.mark.parametrize("side", [pytest.param("before", marks=pytest.mark.campaign), "after"])
-def test_another_driver_comes_up_at_each_point(directory: Path, new_query: Started, side: str) -> None:
+def test_another_driver_comes_up_at_each_point(
+    directory: Path, new_query: Started, side: str, record_property: Callable[[str, object], None]
+) -> None:
     """The lock keeps it out of a local checkpoint only; elsewhere the first one must notice it, and stop."""
     chance = random.Random(1)
+    points = [each for each in POINTS if each.startswith(side) and not each.endswith(("metadata", "alone"))]
     with services(directory, chance) as running:
         query = new_query(running, chance)
-        for point in POINTS:
-            if point.startswith(side) and not point.endswith(("metadata", "alone")):
-                query.meet(Death(point, SECOND_DRIVER))
-                query.check()
-                for sentence in query.stops:
-                    assert STOPPED.search(sentence), f"{point}: {sentence}"
-                query.stops.clear()
+        for point in points:
+            query.meet(Death(point, SECOND_DRIVER))
+            query.check()
+            for sentence in query.stops:
+                assert STOPPED.search(sentence), f"{point}: {sentence}"
+            query.stops.clear()
+    record_property("points at which a second driver came up, both outputs exact", len(points))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS_IN_TEST))
@@ -97,6 +100,7 @@ def test_deaths_in_any_order_for_long(
     chance = random.Random(seed)
     with services(directory, chance, broker=broker, appendfsync=chance.choice(("always", "everysec"))) as running:
         deaths, points, batches = die_at_random(running, chance, new_query, DEATHS_PER_SEED)
+    record_property("seeds", str(seed))
     for victim, count in deaths.items():
         record_property(f"times the {victim} died", count)
     record_property("micro-batches", batches)

@@ -61,6 +61,7 @@ def test_twenty_drivers_killed_at_named_points(
     assert copy.by_key() == expected(count)
     for phase, made in PHASES.items():
         record_property(f"drivers killed in phase {phase}", sum(map(len, made)))
+    record_property("seeds", str(seed))
     record_property("records, each once and in order", count)
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from onceflow.client.cluster import Cluster
 from onceflow.spark.testing import NotExactlyOnce, Report, Rule, check_exactly_once, check_foreach_batch
+from tests.campaigns import RecordProperty
 from tests.spark import wrong_sinks as wrong
 from tests.spark.conftest import Send
 
@@ -65,12 +66,19 @@ WRONG = [
 
 @pytest.mark.parametrize(("kind", "rule", "said", "lines"), WRONG)
 def test_a_wrong_sink_is_caught_by_name(
-    kind: type[wrong.TableSink], rule: Rule, said: str, lines: bool, spark: SparkSession, tmp_path: Path
+    kind: type[wrong.TableSink],
+    rule: Rule,
+    said: str,
+    lines: bool,
+    spark: SparkSession,
+    tmp_path: Path,
+    record_property: RecordProperty,
 ) -> None:
     told = failing(kind, spark, tmp_path / "table", lines=lines)
     assert told.rule == rule
     assert said in told.event
     assert str(told).startswith(f"not exactly once, {rule}: ")
+    record_property("wrong sinks, each caught by name", 1)
 
 
 def failing(kind: type[wrong.TableSink], spark: SparkSession, path: Path, *, lines: bool = False) -> NotExactlyOnce:

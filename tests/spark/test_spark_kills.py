@@ -19,12 +19,12 @@ from onceflow.client.cluster import Cluster
 from onceflow.spark import redis_pool, redis_scripts
 from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.read_again import read_again
+from tests.campaigns import RecordProperty
 from tests.conftest import RedisProcess
 from tests.spark.driver_on_executors import STOP
 from tests.spark.test_kafka_sink import Copy, expected
 from tests.spark.test_redis_sink_stream import Job, to_rows
 
-RecordProperty = Callable[[str, object], None]
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 EXECUTOR_KILLS = 50
 
@@ -112,6 +112,7 @@ def test_a_redis_that_always_syncs_is_killed_while_spark_writes(
     killed = new_killed(seed)
     killed.count(100)
     assert repaired(caplog) == 0
+    record_property("seeds", str(seed))
     record_property("Redis kills", killed.kills)
     record_property("values, each counted once", killed.sent.total())
     record_property("starts more", killed.stops)
@@ -132,6 +133,7 @@ def test_a_redis_that_syncs_every_second_is_killed_while_spark_writes(
     monkeypatch.setattr(redis_scripts, "settle", lambda *_arguments, **_options: True)
     killed = new_killed(seed, appendfsync="everysec")
     killed.count(100)
+    record_property("seeds", str(seed))
     record_property("Redis kills", killed.kills)
     record_property("values, each counted once", killed.sent.total())
     record_property("losses repaired", repaired(caplog))
@@ -208,5 +210,6 @@ def test_executors_are_killed_while_spark_writes(
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait(timeout=30)
     assert copy.by_key() == expected(count)
+    record_property("seeds", str(seed))
     record_property("executor kills", EXECUTOR_KILLS)
     record_property("records, each once and in order", count)

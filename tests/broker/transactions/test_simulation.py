@@ -1,12 +1,14 @@
 """Seeded simulations of transactions; a failure names its seed."""
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.broker.transactions import simulation
+from tests.campaigns import RecordProperty, tell
 
 SEEDS = 200
 CAMPAIGN_SEEDS = 5000
@@ -21,9 +23,9 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
-def run(seeds: range, directory: Path) -> tuple[int, int]:
-    """(transactions whose end was told, crashes) of all seeds."""
-    transactions = crashes = 0
+def run(seeds: range, directory: Path) -> Counter[str]:
+    """How much happened in all seeds."""
+    counts: Counter[str] = Counter()
     for seed in seeds:
         root = directory / str(seed)
         root.mkdir()
@@ -31,19 +33,22 @@ def run(seeds: range, directory: Path) -> tuple[int, int]:
             world = simulation.simulate(seed, root)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
-        transactions += sum(attempt.was_told for attempt in world.attempts)
-        crashes += world.crashes
-    return transactions, crashes
+        counts["transactions told of"] += sum(attempt.was_told for attempt in world.attempts)
+        counts["crashes"] += world.crashes
+    return counts
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_ONCE))
 def test_transactions_are_whole_or_gone(first: int, directory: Path) -> None:
-    transactions, crashes = run(range(first, first + SEEDS_AT_ONCE), directory)
-    assert transactions > 3 * SEEDS_AT_ONCE
-    assert crashes > 3 * SEEDS_AT_ONCE
+    counts = run(range(first, first + SEEDS_AT_ONCE), directory)
+    assert counts["transactions told of"] > 3 * SEEDS_AT_ONCE
+    assert counts["crashes"] > 3 * SEEDS_AT_ONCE
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("first", range(SEEDS, CAMPAIGN_SEEDS, SEEDS_AT_ONCE))
-def test_transactions_are_whole_or_gone_in_many_more_seeds(first: int, directory: Path) -> None:
-    run(range(first, first + SEEDS_AT_ONCE), directory)
+def test_transactions_are_whole_or_gone_in_many_more_seeds(
+    first: int, directory: Path, record_property: RecordProperty
+) -> None:
+    seeds = range(first, first + SEEDS_AT_ONCE)
+    tell(record_property, seeds, run(seeds, directory))
