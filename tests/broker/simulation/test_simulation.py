@@ -22,19 +22,21 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from onceflow.broker import log_cleaner
+from onceflow.testing.disk import FAULTS
 from tests.broker.simulation.clients import Admin, Committer, IdempotentProducer, PlainProducer, Reader
 from tests.broker.simulation.members import Attempt, Member, TransactionalProducer
 from tests.broker.simulation.rot import rot
 from tests.broker.simulation.stepped_broker import Unexpected
 from tests.broker.simulation.transactions import check_attempts, end_transactions
 from tests.broker.simulation.world import Steps, World
+from tests.campaigns import RecordProperty, tell
 
 STEPS = 500
 SEEDS = 300
@@ -98,6 +100,7 @@ def live(world: World) -> Counter[str]:
             "crashes": world.crashes,
             "transactions told of": told,
             "offsets committed": sum(world.committed.values()),
+            **world.disk.faults,
         }
     )
 
@@ -156,15 +159,16 @@ def run(seeds: range, directory: Path) -> Counter[str]:
 def test_what_was_acknowledged_is_there(first: int, directory: Path) -> None:
     counts = run(range(first, first + SEEDS_AT_ONCE), directory)
     assert counts["transactions told of"] > SEEDS_AT_ONCE, counts
+    assert not [fault for fault in FAULTS if not counts[fault]], counts
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("first", range(0, CAMPAIGN_SEEDS, 10 * SEEDS_AT_ONCE))
 def test_what_was_acknowledged_is_there_in_many_more_seeds(
-    first: int, directory: Path, record_property: Callable[[str, object], None]
+    first: int, directory: Path, record_property: RecordProperty
 ) -> None:
     """The whole broker on a disk with every fault: what it acknowledged is there, in order, once."""
-    counts = run(range(first, first + 10 * SEEDS_AT_ONCE), directory)
-    record_property("seeds", 10 * SEEDS_AT_ONCE)
-    for name, count in counts.items():
-        record_property(name, count)
+    seeds = range(first, first + 10 * SEEDS_AT_ONCE)
+    counts = run(seeds, directory)
+    assert not [fault for fault in FAULTS if not counts[fault]], counts
+    tell(record_property, seeds, counts)
