@@ -1,7 +1,8 @@
 """Malformed frames by the million: requests of every API and version, and what broken or hostile clients make of them.
 
 Half of the requests are sensible, of a topic, a group and a transactional id that may exist; the other half has any
-values that its fields may have. A seed decides everything.
+values that its fields may have. Some are what a client that is well sends: they are stored, and wait for more. A seed
+decides everything.
 """
 
 import datetime
@@ -13,9 +14,10 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 from uuid import UUID
 
-from onceflow.wire import apis
+from onceflow.broker.request import build
+from onceflow.wire import apis, fetch, produce
 from onceflow.wire.batch import Record, encode_batch
-from onceflow.wire.frames import append_request_header, request_class
+from onceflow.wire.frames import append_request_header, encode_request, request_class
 from tests.wire.messages import body, random_message
 
 NAMES = ("t", "t", "u", "g", "x", "", "member", "__consumer_offsets", "segment.bytes", "range")
@@ -28,12 +30,42 @@ def requests(seeded: random.Random, *, per_version: int) -> list[bytes]:
     """Whole requests with their sizes, some of each version of each API."""
     made = []
     for api in apis.APIS.values():
-        for version in range(api.version_min, api.version_max + 1):
+        for version in _versions(api.key):
             for number in range(per_version):
                 entity_class: Any = request_class(api.key, version)
                 make = sensible_message if number % 2 else random_message
                 made.append(framed(api.key, version, body(make(entity_class, seeded)), seeded))
-    return made
+    return made + [sound for sound in sound_requests() for _ in range(per_version)]
+
+
+def sound_requests() -> Iterator[bytes]:
+    """Records for one partition of topic t, a wait for those of the other, and a member that joins a group."""
+    batch = encode_batch([Record(0, 1_700_000_000_000, b"k", b"v")])
+    asked = fetch.FetchRequest(-1, 60_000, 1, 1 << 20, 0, 0, -1, [("t", [fetch.FetchPartition(1, -1, 0, -1, 1 << 20)])])
+    joining = {
+        "group_id": "g",
+        "session_timeout": datetime.timedelta(seconds=30),
+        "rebalance_timeout": datetime.timedelta(seconds=60),
+        "member_id": "",
+        "group_instance_id": None,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": b""}],
+        "reason": None,
+    }
+    for version in _versions(apis.PRODUCE):
+        pieces = produce.encode_request(
+            version, 1, "fuzz", transactional_id=None, acks=-1, timeout_ms=1000, topics=[("t", [(0, batch)])]
+        )
+        yield b"".join(map(bytes, pieces))
+    for version in _versions(apis.FETCH):
+        yield fetch.encode_request(version, 2, "fuzz", asked)
+    for version in _versions(apis.JOIN_GROUP):
+        payload = build(request_class(apis.JOIN_GROUP, version), joining)
+        yield encode_request(apis.JOIN_GROUP, version, 3, "fuzz", payload)
+
+
+def _versions(api_key: int) -> range:
+    return range(apis.APIS[api_key].version_min, apis.APIS[api_key].version_max + 1)
 
 
 def framed(api_key: int, version: int, content: bytes, seeded: random.Random) -> bytes:

@@ -1,10 +1,14 @@
-"""Malformed frames: the broker lives, in bounded memory; each is a closed connection or an answer of the right kind.
+"""Malformed frames: the broker lives, in bounded memory; each is a closed connection or an answer with a right code.
 
 In this process the frames go through a real `Connection` into the broker's own dispatch, over a socket that is a
 buffer, to a broker that is stepped (`stepped_broker`); over TCP they go to a broker's process. Nothing that the broker
 logs may be an error that it did not foresee.
+
+A frame that has its answer later, or that is half a request, is left as it is while others come; in the end time
+passes until each has its answer or its connection is closed.
 """
 
+import itertools
 import os
 import random
 import re
@@ -13,7 +17,7 @@ import socket
 import struct
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,16 +28,17 @@ from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.connection import Connection
 from onceflow.broker.request_memory import RequestMemory
-from onceflow.broker.turn import Turn
 from onceflow.log.disk import RealDisk, RealFile
 from onceflow.testing import BrokerProcess, ManualClock
 from onceflow.wire import apis, fetch, produce
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import decode_response
 from tests.broker.malformed import malformed, requests
+from tests.broker.malformed_answers import check_answers, due, split
 from tests.broker.raw_client import batch_of, connected, fetch_request
 from tests.broker.simulation.stepped_broker import SteppedBroker, Unexpected
 from tests.broker.simulation.world import encoded, new_topic
+from tests.campaigns import RecordProperty, tell
 
 FRAMES = 4_000
 CAMPAIGN_FRAMES = 1_000_000
@@ -43,6 +48,16 @@ FRAMES_PER_BROKER = 5_000
 """What well-formed requests leave behind is theirs, topics and groups: each broker gets so many frames."""
 GROWTH_BYTES_MAX = 64 * 1024 * 1024
 """How much more memory a broker may take for frames of at most a few KB each, however large they say they are."""
+HALF_MS = 31_000
+"""More than `request.stalled.max.ms`."""
+WAITS_MS = (HALF_MS, *(1000 * 2**number for number in range(22)))
+"""Together more than the 2^31 ms that a Fetch or a group's rebalance may ask for."""
+ENDS_SECONDS = 20.0
+"""How long an answer or a close may take over TCP until the test gives up."""
+SILENT_AT_ONCE = 500
+MAY_WAIT = frozenset((apis.FETCH, apis.JOIN_GROUP, apis.SYNC_GROUP))
+TOPIC_MADE = encoded(apis.CREATE_TOPICS, 7, new_topic("t", "kept", 2))
+"""Asked again and again: among the frames are some that delete it."""
 IN_MEMORY = Path("/dev/shm")
 
 
@@ -68,12 +83,15 @@ class NoDescriptors(RealDisk):
 class BufferedSocket:
     """What a client sent and what it was sent."""
 
+    _numbers = itertools.count()
+
     def __init__(self) -> None:
         self.incoming = bytearray()
         self.outgoing = bytearray()
+        self._number = next(self._numbers)
 
     def fileno(self) -> int:
-        return 0
+        return self._number
 
     def recv_into(self, view: memoryview) -> int:
         if not self.incoming:
@@ -91,8 +109,31 @@ class BufferedSocket:
         """It has no descriptor."""
 
 
+class Sent:
+    """A frame on its connection, and what came back so far."""
+
+    def __init__(self, frame: bytes, connection: Connection, client: BufferedSocket) -> None:
+        self.frame = frame
+        self.connection = connection
+        self.client = client
+
+    @property
+    def is_half(self) -> bool:
+        return self.connection._begin != self.connection._end
+
+    def outcome(self) -> str | None:
+        """None while something is still to come."""
+        is_closed = not self.connection.is_open
+        if not is_closed and (self.connection._pending or self.is_half):
+            return None
+        check_answers(self.frame, bytes(self.client.outgoing), are_all=not is_closed)
+        if is_closed:
+            return "closed"
+        return "answered" if self.client.outgoing else "wanted no answer"
+
+
 class Fuzzed:
-    """A broker and the one connection at a time over which it is sent frames."""
+    """A broker, the one connection at a time over which it is sent frames, and those that wait for their answer."""
 
     def __init__(self, root: Path, unexpected: Unexpected) -> None:
         self.clock = ManualClock()
@@ -102,7 +143,8 @@ class Fuzzed:
         self._config = BrokerConfig(root)
         self._memory = RequestMemory(self._config.queued_request_bytes_max)
         self._answers = AnswerMemory(self._config.unsent_bytes_max, lambda: None)
-        self.ask(encoded(apis.CREATE_TOPICS, 7, new_topic("t", "kept", 2)))
+        self._waiting: list[Sent] = []
+        self.ask(TOPIC_MADE)
         self._connect()
 
     def _connect(self) -> None:
@@ -116,7 +158,7 @@ class Fuzzed:
                 self._memory,
                 self._answers,
                 self.clock,
-                Turn(),
+                self.broker.node.turn,
                 self.broker.handle,
                 lambda _connection: None,
             )
@@ -130,29 +172,37 @@ class Fuzzed:
 
     def send(self, frame: bytes) -> None:
         """One frame, and what became of it."""
-        self._socket.incoming += frame
-        while self._socket.incoming and self._connection.is_open and 0 in self.broker.loop.readers:
+        client, readers = self._socket, self.broker.loop.readers
+        client.incoming += frame
+        while client.incoming and self._connection.is_open and client.fileno() in readers:
             with self.broker.loop.running():
-                self.broker.loop.readers[0]()
+                readers[client.fileno()]()
         self.turn()
-        connection = self._connection
-        if not connection.is_open:
-            outcome = "closed"
-        elif self._socket.outgoing:
-            outcome = "answered"
-            check_answers(frame, bytes(self._socket.outgoing))
-        elif connection._pending:
-            outcome = "waits"
-        else:
-            outcome = "incomplete"
-        self.outcomes[outcome] += 1
-        self._socket.outgoing.clear()
-        if connection.is_open and (connection._pending or connection._begin != connection._end):
-            # What is left of this frame must not become a part of the next one.
-            with self.broker.loop.running():
-                connection.close(None)
-        if not connection.is_open:
+        sent = Sent(frame, self._connection, client)
+        if not self._note(sent):
+            self._waiting.append(sent)
             self._connect()
+        elif sent.connection.is_open:
+            client.outgoing.clear()
+        else:
+            self._connect()
+
+    def _note(self, sent: Sent, *, has_waited: bool = False) -> bool:
+        """Whether the frame came to its end, which is counted."""
+        outcome = sent.outcome()
+        if outcome is None:
+            return False
+        if has_waited:
+            assert outcome == ("closed" if sent.is_half else "answered"), f"{sent.frame.hex()}: {outcome} after a wait"
+            outcome = "closed as half a request" if sent.is_half else "answered after a wait"
+            self._leave(sent.connection)
+        self.outcomes[outcome] += 1
+        return True
+
+    def _leave(self, connection: Connection) -> None:
+        """As a client does."""
+        with self.broker.loop.running():
+            connection.close(None)
 
     def turn(self) -> None:
         self.broker.loop.turn()
@@ -162,6 +212,24 @@ class Fuzzed:
             self.broker.loop.turn()
         # What a handler left for the turn after the threads', and the answer's way out.
         self.broker.loop.turn()
+
+    def let_wait(self) -> None:
+        """Time passes, as much as any request may ask for: who waits gets his answer, half a request its close."""
+        for wait_ms in WAITS_MS:
+            heard_bytes = {sent: len(sent.client.outgoing) for sent in self._waiting}
+            self.clock.advance_ms(wait_ms)
+            self.broker.settle()
+            for sent in self._waiting:
+                if sent.is_half and sent.connection.is_open:
+                    with self.broker.loop.running():
+                        sent.connection.look_after(self.clock.monotonic())
+            self._waiting = [sent for sent in self._waiting if not self._note(sent, has_waited=True)]
+            # A request before the half one may have been answered a moment ago: then nothing has stalled yet.
+            quiet = [sent for sent in self._waiting if len(sent.client.outgoing) == heard_bytes[sent]]
+            stalled = [sent.frame.hex() for sent in quiet if sent.is_half and wait_ms >= HALF_MS]
+            assert not stalled, f"half a request is not closed: {stalled}"
+        assert not self._waiting, f"neither answered nor closed: {[sent.frame.hex() for sent in self._waiting]}"
+        self._leave(self._connection)
 
     def check_alive(self) -> None:
         """It serves a client that is well, and no memory is reserved for those who left."""
@@ -181,31 +249,6 @@ class Fuzzed:
         assert not self.unexpected.found, self.unexpected.found
 
 
-def headers(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """(API key, version, correlation id) of each frame: a size that lies makes several of one."""
-    while len(data) >= 12:
-        size_bytes, api_key, version = struct.unpack_from(">ihh", data)
-        yield api_key, version, data[8:12]
-        data = data[4 + max(size_bytes, 0) :]
-
-
-def check_answers(frame: bytes, answers: bytes) -> None:
-    """Each is whole, and of the API, version and correlation id of its request."""
-    asked = headers(frame)
-    while answers:
-        (size_bytes,) = struct.unpack_from(">i", answers)
-        answer, answers = answers[4 : 4 + size_bytes], answers[4 + size_bytes :]
-        assert len(answer) == size_bytes
-        api_key, version, _id = next(each for each in asked if each[2] == answer[:4])
-        if api_key == apis.PRODUCE:
-            produce.parse_response(version, answer)
-        elif api_key == apis.FETCH:
-            fetch.parse_response(version, answer)
-        else:
-            api = apis.APIS[api_key]
-            decode_response(api_key, version if 0 <= version <= api.version_max else 0, answer)
-
-
 def fuzz(seed: int, count: int, directory: Path) -> Counter[str]:
     """Send `count` frames to brokers in this process; what became of them."""
     seeded = random.Random(seed)
@@ -223,6 +266,8 @@ def fuzz(seed: int, count: int, directory: Path) -> Counter[str]:
                     raise AssertionError(f"seed {seed}, frame {number}, {frame.hex()}: {error!r}") from error
                 if number % 100 == 0:
                     fuzzed.clock.advance_ms(1000)
+                    fuzzed.ask(TOPIC_MADE)
+            fuzzed.let_wait()
             fuzzed.check_alive()
             fuzzed.broker.stop()
         outcomes += fuzzed.outcomes
@@ -241,61 +286,120 @@ def test_malformed_frames(directory: Path) -> None:
     outcomes = fuzz(1, FRAMES, directory)
     assert outcomes["closed"] > FRAMES // 10
     assert outcomes["answered"] > FRAMES // 10
+    assert outcomes["answered after a wait"] > FRAMES // 100
+    assert outcomes["closed as half a request"] > FRAMES // 100
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("piece", range(CAMPAIGN_PIECES))
-def test_a_million_malformed_frames(
-    piece: int, directory: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_million_malformed_frames(piece: int, directory: Path, record_property: RecordProperty) -> None:
     """Malformed requests of every API and version through a connection in process: the broker lives, in its memory."""
     fuzz(piece, FRAMES_PER_BROKER, directory)
     before = memory_bytes()
     outcomes = fuzz(1000 + piece, CAMPAIGN_FRAMES // CAMPAIGN_PIECES, directory)
     growth_bytes = memory_bytes(what="VmHWM") - before
     assert growth_bytes < GROWTH_BYTES_MAX
-    tell(record_property, outcomes, growth_bytes)
+    told = {"frames": outcomes.total(), **outcomes, "at most MiB of memory more": growth_bytes // 2**20}
+    tell(record_property, range(1000 + piece, 1001 + piece), told)
 
 
-def tell(record_property: Callable[[str, object], None], outcomes: Counter[str], growth_bytes: int) -> None:
-    record_property("frames", outcomes.total())
-    for name, count in outcomes.items():
-        record_property(name, count)
-    record_property("at most MiB of memory more", growth_bytes // 2**20)
+class SentOverTcp:
+    """A frame on a connection whose client then says no more."""
+
+    def __init__(self, broker: BrokerProcess, frame: bytes) -> None:
+        self.frame = frame
+        self.due, self.is_half = due(frame)
+        self._answers = bytearray()
+        self._is_closed = False
+        self._socket = socket.create_connection(("127.0.0.1", broker.port), timeout=30)
+        # No waiting state after the close: there are not enough ports for them.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.sendall(frame)
+
+    def read(self, seconds: float) -> None:
+        """What comes until all is there, for so long at most after each part of it."""
+        self._socket.settimeout(seconds)
+        try:
+            while not (self._is_closed or (self.due and self._is_whole())):
+                data = self._socket.recv(65536)
+                self._answers += data
+                self._is_closed = not data
+        except TimeoutError:
+            """Nothing more for now."""
+        except ConnectionResetError:
+            self._is_closed = True
+
+    def _is_whole(self) -> bool:
+        return not self.is_half and len(self._answered()) == len(self.due)
+
+    def _answered(self) -> list[bytes]:
+        return split(bytes(self._answers))[0]
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the next answer may come when others do something, or never."""
+        missing = self.due[len(self._answered()) :]
+        return not self.is_half and bool(missing) and struct.unpack_from(">h", missing[0])[0] in MAY_WAIT
+
+    def outcome(self) -> str | None:
+        """None while something is still to come; what came is checked."""
+        if not (self._is_closed or self._is_whole()):
+            return None
+        self._socket.close()
+        check_answers(self.frame, bytes(self._answers), are_all=not self._is_closed)
+        if self._is_closed:
+            return "closed"
+        return "answered" if self.due else "wanted no answer"
 
 
-def send_over_tcp(broker: BrokerProcess, frames: Iterator[bytes]) -> Counter[str]:
-    """Each frame on a connection whose client then says no more."""
-    outcomes: Counter[str] = Counter()
-    for frame in frames:
-        with socket.create_connection(("127.0.0.1", broker.port), timeout=30) as client:
-            # No waiting state after the close: there are not enough ports for them.
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.sendall(frame)
-            client.settimeout(0.02)
-            try:
-                outcomes["answered" if client.recv(65536) else "closed"] += 1
-            except TimeoutError:
-                outcomes["waits or incomplete"] += 1
-            except ConnectionResetError:
-                outcomes["closed"] += 1
-    return outcomes
+def send_over_tcp(broker: BrokerProcess, frames: Iterator[bytes], outcomes: Counter[str]) -> list[SentOverTcp]:
+    """Count what becomes of the frames; those that wait for others are left."""
+    silent: list[SentOverTcp] = []
+    waiting: list[SentOverTcp] = []
+    for number, frame in enumerate(frames):
+        if number % 100 == 0:
+            with connected(broker.bootstrap) as client:
+                client.socket.sendall(TOPIC_MADE)
+                assert client.receive_frame()
+        sent = SentOverTcp(broker, frame)
+        sent.read(0.02)
+        outcome = sent.outcome()
+        if outcome is None:
+            (waiting if sent.may_wait else silent).append(sent)
+        else:
+            outcomes[outcome] += 1
+        if len(silent) == SILENT_AT_ONCE:
+            end(silent, outcomes, "late")
+    end(silent, outcomes, "late")
+    return waiting
+
+
+def end(silent: list[SentOverTcp], outcomes: Counter[str], how: str) -> None:
+    """Each is answered or closed by now, or soon."""
+    for sent in silent:
+        sent.read(ENDS_SECONDS)
+        outcome = sent.outcome()
+        assert outcome is not None, f"neither answered nor closed: {sent.frame.hex()}"
+        outcomes["closed as half a request" if sent.is_half else f"{outcome} {how}"] += 1
+    silent.clear()
 
 
 def check_over_tcp(count: int, directory: Path) -> tuple[Counter[str], int]:
     """(outcomes, by how much the broker's memory grew)."""
     seeded = random.Random(count)
     frames = malformed(requests(seeded, per_version=4), seeded)
-    with BrokerProcess(directory / "data") as broker:
+    outcomes: Counter[str] = Counter()
+    with BrokerProcess(directory / "data", 0, "--request-stalled-max-ms", "1000") as broker:
         with connected(broker.bootstrap) as client:
-            client.create_topic("t", 2)
             client.create_topic("well")
         before = memory_bytes(broker.pid)
-        outcomes = send_over_tcp(broker, islice(frames, count))
+        waiting = send_over_tcp(broker, islice(frames, count), outcomes)
         growth_bytes = memory_bytes(broker.pid, "VmHWM") - before
         with connected(broker.bootstrap) as client:
             assert client.produce("well", 0, batch_of(b"value")).base_offset == 0
+        broker.stop()
+        end(waiting, outcomes, "as the broker stopped")
     log = broker.log_path.read_text()
     assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:3000]
     assert growth_bytes < GROWTH_BYTES_MAX
@@ -306,11 +410,13 @@ def test_malformed_frames_over_tcp(directory: Path) -> None:
     outcomes, _growth_bytes = check_over_tcp(400, directory)
     assert outcomes["closed"] > 40
     assert outcomes["answered"] > 40
+    assert outcomes["closed as half a request"] > 4
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1200)
-def test_many_malformed_frames_over_tcp(directory: Path, record_property: Callable[[str, object], None]) -> None:
+def test_many_malformed_frames_over_tcp(directory: Path, record_property: RecordProperty) -> None:
     """The same to a broker's process, a connection for each: it lives, in its memory, and logs no error unforeseen."""
     outcomes, growth_bytes = check_over_tcp(CAMPAIGN_FRAMES_TCP, directory)
-    tell(record_property, outcomes, growth_bytes)
+    told = {"frames": outcomes.total(), **outcomes, "at most MiB of memory more": growth_bytes // 2**20}
+    tell(record_property, range(CAMPAIGN_FRAMES_TCP, CAMPAIGN_FRAMES_TCP + 1), told)
