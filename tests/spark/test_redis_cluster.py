@@ -211,6 +211,9 @@ def test_a_cluster_that_lacks_a_node_is_waited_for(own_cluster: RedisCluster, im
         return False
 
     wait_until(is_down, "CLUSTERDOWN")
+    with pytest.raises(redis.RedisError) as raised:
+        Driver(own_cluster.url, keys).acquire(batch_of(1))
+    assert REMEDIES["CLUSTERDOWN"] in str(failed(own_cluster.url, "in batch 1", raised.value))
     impatient.undo()
     starting = threading.Timer(0.3, dead.start)
     starting.start()
