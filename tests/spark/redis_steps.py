@@ -143,20 +143,23 @@ class Driver:
         if self.owner is None:
             self.acquire(batch)
             yield "acquire"
-        decision = self.decide(batch)
+        found, decision = self.decided(batch)
         if isinstance(decision, WentBack) and self.checkpoint is not None:
             yield from self.repair(batch.number - 1)
-            decision = self.decide(batch)
+            found, decision = self.decided(batch)
         if isinstance(decision, Refuse):
             raise MarkerRefused(decision.sentence)
         if not isinstance(decision, Skip):
-            yield from self.written(batch, rows_of(batch.number), whole=batch.number % 2 == 0)
+            yield from self.written(batch, rows_of(batch.number), found, whole=batch.number % 2 == 0)
 
-    def decide(self, batch: Batch) -> Decision:
-        return decisions.decide(self.marker(), batch, self.keys.marker, markers.wording(self.keys.marker))
-
-    def written(self, batch: Batch, rows: list[tuple[str, bytes, int]], *, whole: bool) -> Iterator[str]:
+    def decided(self, batch: Batch) -> tuple[Marker | None, Decision]:
         found = self.marker()
+        return found, decisions.decide(found, batch, self.keys.marker, markers.wording(self.keys.marker))
+
+    def written(
+        self, batch: Batch, rows: list[tuple[str, bytes, int]], found: Marker | None, *, whole: bool
+    ) -> Iterator[str]:
+        """`found` is the marker by which it was decided: what has gone back since is refused by the scripts."""
         assert found is not None
         is_begun = found.batch == batch.number
         if not is_begun and whole:
@@ -186,7 +189,7 @@ class Driver:
                 return
             if isinstance(step, Refuse):
                 raise MarkerRefused(step.sentence)
-            for name in self.written(step.batch, rows_again(step.batch)[0], whole=False):
+            for name in self.written(step.batch, rows_again(step.batch)[0], found, whole=False):
                 yield f"repair: batch {step.batch.number}: {name}"
 
 
