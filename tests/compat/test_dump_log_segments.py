@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,27 +34,45 @@ def fill(bootstrap: str, topic: str, begin_ms: int) -> None:
     wanted = NewTopic(topic, 1, 1, config={"segment.bytes": str(SEGMENT_BYTES)})
     admin.create_topics([wanted])[topic].result(WAIT_SECONDS)
     admin.list_topics(topic, WAIT_SECONDS)
-    settings = {"bootstrap.servers": bootstrap, "linger.ms": 500, "topic.metadata.refresh.interval.ms": 100}
+    settings = {"bootstrap.servers": bootstrap, "linger.ms": 5000, "topic.metadata.refresh.interval.ms": 100}
+    fives = {**settings, "batch.num.messages": 5}
     times_ms = iter(range(begin_ms, begin_ms + 10_000))
     for codec in CODECS:
-        producer = Producer({**settings, "compression.type": codec})
+        producer = Producer({**settings, "batch.num.messages": 10, "compression.type": codec})
         for number in range(10):
             headers = [("header", b"x"), ("null", None)]
             producer.produce(topic, b"value" * number, b"key", headers=headers, timestamp=next(times_ms))
-        assert producer.flush(WAIT_SECONDS) == 0
-    producer = Producer({**settings, "transactional.id": topic})
+        deliver(producer)
+    producer = Producer({**fives, "transactional.id": topic})
     producer.init_transactions(WAIT_SECONDS)
     for commit in (True, False, True):
         producer.begin_transaction()
         for _ in range(5):
             producer.produce(topic, b"x" * 5000, timestamp=next(times_ms))
-        assert producer.flush(WAIT_SECONDS) == 0
+        deliver(producer)
         producer.commit_transaction() if commit else producer.abort_transaction()
-    producer = Producer(settings)
+    producer = Producer(fives)
     for _ in range(30):
         for _ in range(5):
             producer.produce(topic, b"y" * 9000, timestamp=next(times_ms))
-        assert producer.flush(WAIT_SECONDS) == 0
+        deliver(producer)
+
+
+def deliver(producer: Producer) -> None:
+    """Wait for full batches; flush() would send what is there, in as many batches as it happens to find."""
+
+    def is_delivered() -> bool:
+        producer.poll(0.01)
+        return not len(producer)
+
+    wait_until(is_delivered)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
