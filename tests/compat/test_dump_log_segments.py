@@ -2,15 +2,17 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks import kafka
 from onceflow.testing import BrokerProcess
+from tests.broker.raw_client import connected
+from tests.broker.transactions.transactional_client import TransactionalClient
 from tests.compat.kafka_tools import KafkaTools, Peers
 from tests.compat.known_differences import KNOWN_DIFFERENCES
 
@@ -138,3 +140,96 @@ def test_snapshots(peers: Peers, folders: tuple[Path, Path]) -> None:
     assert told[0] == expected[0]
     assert told[-1] == expected[-1]
     assert len(told) == 4
+
+
+OF_EACH_COORDINATOR = (
+    (re.compile(r"offset: \d+ CreateTime: \d+ "), ""),
+    (re.compile(r'"(\w+Timestamp(?:Ms)?)":\d+'), r'"\1":TIME'),
+    (re.compile(r'"producerId":\d+'), '"producerId":ID'),
+)
+"""Where its records stand, when they were written, and the ids that it gives."""
+
+
+def kept_by_coordinators(
+    peers: Peers, data: Sequence[Path], topic: str, decoder: str, about: str
+) -> tuple[list[str], list[str]]:
+    """The records of an internal topic that name `about`, in all of its partitions: theirs and ours."""
+    found = []
+    for tools, directory in zip((peers.theirs, peers.ours), data, strict=True):
+        logs = [str(path) for path in sorted(directory.glob(f"{topic}-*/*.log")) if path.stat().st_size]
+        printed = tools.run("DumpLogSegments", "--files", ",".join(logs), decoder)
+        assert printed.code == 0, printed
+        lines = [line for line in printed.lines if about in line]
+        for pattern, replacement in OF_EACH_COORDINATOR:
+            lines = [pattern.sub(replacement, line) for line in lines]
+        found.append(lines)
+    theirs, ours = found
+    return theirs, ours
+
+
+def create(admin: AdminClient, topic: str) -> None:
+    admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(WAIT_SECONDS)
+    admin.list_topics(topic, WAIT_SECONDS)
+
+
+def be_a_group(bootstrap: str, topic: str) -> None:
+    """Offsets are altered, a member joins, commits and leaves, the group is deleted."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    create(admin, topic)
+    wanted = ConsumerGroupTopicPartitions(topic, [TopicPartition(topic, 0, 3, "three"), TopicPartition(topic, 1, 5)])
+
+    def is_altered() -> bool:
+        told = admin.alter_consumer_group_offsets([wanted])[topic].result(WAIT_SECONDS)
+        return not any(each.error for each in told.topic_partitions)
+
+    wait_until(is_altered)
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic, "enable.auto.commit": False})
+    consumer.subscribe([topic])
+    wait_until(lambda: consumer.poll(0.02) or consumer.assignment())
+    consumer.commit(offsets=[TopicPartition(topic, 0, 4, "four")], asynchronous=False)
+    consumer.close()
+    admin.delete_consumer_groups([topic])[topic].result(WAIT_SECONDS)
+
+
+def be_a_transactional_producer(bootstrap: str, topic: str) -> None:
+    """One transaction of two partitions is committed, one is aborted."""
+    create(AdminClient({"bootstrap.servers": bootstrap}), topic)
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic, "linger.ms": 500})
+    producer.init_transactions(WAIT_SECONDS)
+    for commit in (True, False):
+        producer.begin_transaction()
+        for partition in (0, 1):
+            producer.produce(topic, b"value", partition=partition)
+        assert producer.flush(WAIT_SECONDS) == 0
+        producer.commit_transaction(WAIT_SECONDS) if commit else producer.abort_transaction(WAIT_SECONDS)
+    with connected(bootstrap) as client:
+        wait_until(lambda: TransactionalClient(client, topic).state() == "CompleteAbort")
+
+
+def test_records_of_a_group(
+    peers: Peers, apache_kafka: kafka.KafkaProcess, tools_broker: BrokerProcess, topic: str
+) -> None:
+    """Each commit and each generation with its members, and what takes all of it away again."""
+    for bootstrap in (apache_kafka.bootstrap, tools_broker.bootstrap):
+        be_a_group(bootstrap, topic)
+    data = (apache_kafka.directory / "data", tools_broker.data)
+    theirs, ours = kept_by_coordinators(peers, data, "__consumer_offsets", "--offsets-decoder", topic)
+    assert "records of groups" in KNOWN_DIFFERENCES
+    assert [line.replace("sequence: -1", "sequence: N") for line in ours] == [
+        re.sub(r"sequence: \d+", "sequence: N", line).replace('{"version":"4"', '{"version":"3"') for line in theirs
+    ]
+    types = [re.sub(r'.*"type":"(\d)".*?(<DELETE>)?$', r"\1\2", line) for line in ours]
+    assert types == ["1", "1", "2", "1", "2", "1<DELETE>", "1<DELETE>", "2<DELETE>"]
+
+
+def test_records_of_a_transactional_id(
+    peers: Peers, apache_kafka: kafka.KafkaProcess, tools_broker: BrokerProcess, topic: str
+) -> None:
+    """Its states, one by one, with their partitions."""
+    for bootstrap in (apache_kafka.bootstrap, tools_broker.bootstrap):
+        be_a_transactional_producer(bootstrap, topic)
+    data = (apache_kafka.directory / "data", tools_broker.data)
+    theirs, ours = kept_by_coordinators(peers, data, "__transaction_state", "--transaction-log-decoder", topic)
+    assert ours == theirs
+    states = [re.sub(r'.*"transactionStatus":(\d).*', r"\1", line) for line in ours]
+    assert states == ["0", "1", "2", "4", "1", "3", "5"], "empty, then ongoing, prepared and complete, twice"

@@ -1,9 +1,10 @@
 """Kafka's records in `__consumer_offsets`: committed offsets and the state of classic groups.
 
 Key and value each begin with an int16 version and go on in the non-flexible format of their schemas
-(kafka-group-coordinator, `common/message/OffsetCommit{Key,Value}.json`, `GroupMetadata{Key,Value}.json`). Written as
-Kafka 4.1 writes them: keys 1 and 2, values version 3, an offset that expires at a time of its own version 1; read in
-every non-flexible version. A null value takes the key's entry away.
+(kafka-group-coordinator, `common/message/OffsetCommit{Key,Value}.json`, `GroupMetadata{Key,Value}.json`). Written in
+keys 1 and 2, values version 3, an offset that expires at a time of its own version 1; read in every non-flexible
+version. So does Kafka, but for an offset's value: 4.1 writes the flexible version 4, with the same fields. A null value
+takes the key's entry away. Kafka's `DumpLogSegments --offsets-decoder` reads them.
 """
 
 import struct
