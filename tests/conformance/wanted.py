@@ -81,7 +81,20 @@ OWN_VALUES = (
     "transaction.state.log.num.partitions",
     "transaction.state.log.replication.factor",
 )
-"""Settings of the broker with another value, default or source than Kafka's; their types are the same."""
+"""Settings of the broker with another value or default than Kafka's; their types are the same."""
+SET_BY_KAFKAS_FILE = (
+    "advertised.listeners",
+    "broker.id",
+    "group.initial.rebalance.delay.ms",
+    "inter.broker.listener.name",
+    "node.id",
+    "offsets.topic.num.partitions",
+    "offsets.topic.replication.factor",
+    "transaction.state.log.min.isr",
+    "transaction.state.log.num.partitions",
+    "transaction.state.log.replication.factor",
+)
+"""Those that are in the server.properties of the peer and are a default here."""
 REFUSED_HERE = (
     "Produce 9 *.error_code: 'none' → 'invalid_*'",
     "Produce 9 *.base_offset: 0 → -1",
@@ -111,6 +124,37 @@ NOT_WRITTEN_HERE = (
     "Produce 9 *.error_message: None → 'text'",
 )
 STRICT_BATCHES = ("a batch and half another", "log append time", "a delete horizon", "unused attributes")
+
+PRODUCED_TWICE = (
+    "Produce 3 *.partition_responses.1: 'absent' → {'index': 0, 'error_code': 'none', 'base_offset': 1, *",
+    "Produce 9 *.partition_responses.0.base_offset: 1 → 2",
+    "Produce 9 *.partition_responses.1: 'absent' → {'index': 0, 'error_code': 'none', 'base_offset': 3, *",
+)
+"""Two records in each version, where Kafka writes one."""
+TO_A_TOPIC_TWICE = (
+    "Produce 9 responses.produce-to-a-topic-twice: {*'error_code': 'none', 'base_offset': 0, * → 'absent'",
+    *(
+        f"Produce 9 responses.{place}: 'absent' → {{*'error_code': 'none', 'base_offset': {place}, *"
+        for place in (0, 1)
+    ),
+)
+THREE_BATCHES = (
+    "{*'error_code': 'none', 'high_watermark': 3, 'last_stable_offset': 3, "
+    "*'base_offset': 0, *'base_offset': 1, *'base_offset': 2, *"
+)
+FROM_A_TOPIC_TWICE = (
+    f"Fetch 12 responses.fetch-a-topic-twice: {THREE_BATCHES} → 'absent'",
+    *(f"Fetch 12 responses.{place}: 'absent' → {THREE_BATCHES}" for place in (0, 1)),
+)
+DELETED_TWICE = (
+    "*.partitions.1.partition_index: 1 → 0",
+    "*.partitions.1.low_watermark: 0 → 2",
+    "*.partitions.2: 'absent' → {'partition_index': 1, 'low_watermark': 0, 'error_code': 'none'}",
+    *(
+        line.format("{'partition_index': 9, 'low_watermark': -1, 'error_code': 'unknown_topic_or_partition'}")
+        for line in ("*.partitions.9: {} → 'absent'", "*.partitions.3: 'absent' → {}")
+    ),
+)
 
 CREATED = (
     "CreateTopics [567]",
@@ -154,7 +198,14 @@ WANTED = [
     *_each(
         "create a topic in no time",
         "time-outs of administrators",
-        ("*.error_code: 'request_timed_out' → 'none'", "CreateTopics 7 topics.create-a-topic-in-no-time.*"),
+        (
+            "*.error_code: 'request_timed_out' → 'none'",
+            "*.error_message: 'text' → None",
+            "*.topic_id: None → 'uuid 1'",
+            "*.num_partitions: -1 → 2",
+            "*.replication_factor: -1 → 1",
+            "*.configs.*: 'absent' → {'name': *, 'read_only': False, 'config_source': [45], 'is_sensitive': False}",
+        ),
     ),
     Wanted(
         "describe configs of all brokers", "*.configs.min.insync.replicas: * → 'absent'", "eligible leader replicas"
@@ -164,7 +215,9 @@ WANTED = [
         "settings of the broker",
         (
             *(f"*.configs.{name}.[sv]*" for name in OWN_VALUES),
-            "*.config_source: * → *",
+            *(f"*.configs.{name}.config_source: 4 → 5" for name in SET_BY_KAFKAS_FILE),
+            "*.configs.log.dir.config_source: 5 → 4",
+            "*.configs.min.insync.replicas.config_source: 3 → 5",
             "*.read_only: False → True",
         ),
     ),
@@ -172,12 +225,22 @@ WANTED = [
     *_each(
         "metadata of what has neither name nor id",
         "what Kafka did not foresee",
-        ("*'unknown_server_error'* → 'absent'", "*: 'absent' → *'invalid_request'*", "Metadata 12 *"),
+        (
+            "*'unknown_server_error'* → 'absent'",
+            "*: 'absent' → *'invalid_request'*",
+            "Metadata 12 brokers.0: 'absent' → {'node_id': 1, 'host': 'HOST', 'port': 'PORT', 'rack': None}",
+            "Metadata 12 cluster_id: None → 'CLUSTER_ID'",
+            "Metadata 12 controller_id: -1 → 1",
+        ),
     ),
     *_each(
         "metadata that makes topics",
         "topics that are made by asking",
-        ("*.error_code: 'unknown_topic_or_partition' → 'none'", "Metadata 12 *"),
+        (
+            "*.error_code: 'unknown_topic_or_partition' → 'none'",
+            "*.topic_id: None → 'uuid 1'",
+            "*.partitions.0: 'absent' → {'error_code': 'none', 'partition_index': 0, 'leader_id': 1, *",
+        ),
     ),
     *_each(
         "produce under other names in a transaction",
@@ -203,7 +266,11 @@ WANTED = [
     *_each(
         "initialise after a time-out",
         "commit after a time-out",
-        ("InitProducerId 4 error_code: 'none' → 'producer_fenced'", "InitProducerId 4 producer_*"),
+        (
+            "InitProducerId 4 error_code: 'none' → 'producer_fenced'",
+            "InitProducerId 4 producer_id: 'producer 1' → -1",
+            "InitProducerId 4 producer_epoch: 1 → -1",
+        ),
     ),
     *(
         Wanted(f"frames with {what}", "a frame : b'* → 'closed the connection'", "stricter with frames")
@@ -241,7 +308,7 @@ WANTED = [
         "what Kafka did not foresee",
     ),
     Wanted("produce a batch: null", "Produce 9 : 'did not answer' → *'invalid_record'*", "no answer"),
-    Wanted("join with a protocol twice", "JoinGroup 3 : 'did not answer' → *", "no answer"),
+    Wanted("join with a protocol twice", "JoinGroup 3 : 'did not answer' → {'error_code': 'none', *", "no answer"),
     Wanted("produce a batch: from the future", "*.record_errors.0: * → 'absent'", "record errors"),
     Wanted("produce without keys to a compacted topic", "*.record_errors.[01]: * → 'absent'", "record errors"),
     Wanted("produce times between bounds", "*.record_errors.0: * → 'absent'", "record errors"),
@@ -253,16 +320,16 @@ WANTED = [
     Wanted("sequences repeated that are too old", "*.log_append_time: 1700000000001 → -1", "time of a repeated batch"),
     Wanted("sequences that wrap", "*.log_append_time: 1700000000001 → -1", "time of a repeated batch"),
     Wanted("sequences in old versions", "*.log_append_time: 1700000000001 → -1", "time of a repeated batch"),
-    Wanted("produce to a partition twice", "Produce *: * → *", "the same twice, or nothing"),
-    Wanted("produce to a topic twice", "Produce *: * → *", "the same twice, or nothing"),
+    *_each("produce to a partition twice", "the same twice, or nothing", PRODUCED_TWICE),
+    *_each("produce to a topic twice", "the same twice, or nothing", TO_A_TOPIC_TWICE),
     Wanted(
         "produce to no partition", "*: 'absent' → {'name': *, 'partition_responses': *}", "the same twice, or nothing"
     ),
-    Wanted("fetch a partition twice", "*.partitions.1: 'absent' → *", "the same twice, or nothing"),
-    Wanted("fetch a topic twice", "Fetch *: * → *", "the same twice, or nothing"),
+    Wanted("fetch a partition twice", f"*.partitions.1: 'absent' → {THREE_BATCHES}", "the same twice, or nothing"),
+    *_each("fetch a topic twice", "the same twice, or nothing", FROM_A_TOPIC_TWICE),
     Wanted("fetch of no partition", "*: 'absent' → {'topic': *, 'partitions': *}", "the same twice, or nothing"),
     Wanted("list offsets of no partition", "*: 'absent' → {'name': *, 'partitions': *}", "the same twice, or nothing"),
-    Wanted("delete records of a partition twice", "*.partitions.*: * → *", "the same twice, or nothing"),
+    *_each("delete records of a partition twice", "the same twice, or nothing", DELETED_TWICE),
     Wanted("delete no records", "*: 'absent' → {'name': *, 'partitions': *}", "the same twice, or nothing"),
     *(
         Wanted(f"fetch -1 bytes {what}", line, "what Kafka did not foresee")
