@@ -279,7 +279,13 @@ def test_kafka_python_sends_offsets_as_a_member_of_their_group(bootstrap: str, t
 
     create(bootstrap, topic)
     place = Place(topic, 0)
-    member = KafkaConsumer(topic, bootstrap_servers=bootstrap, group_id=topic, enable_auto_commit=False)
+    member = KafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap,
+        group_id=topic,
+        enable_auto_commit=False,
+        isolation_level="read_committed",
+    )
     deadline = time.monotonic() + WAIT_SECONDS
     while not member.assignment():
         assert time.monotonic() < deadline
