@@ -83,15 +83,16 @@ def finish(reporter: pytest.TerminalReporter) -> None:
         for report in reporter.getreports(outcome)
         if "campaign" in report.keywords
     }
-    if not (runs or failed) or config.cache is None:
+    cache = getattr(config, "cache", None)  # Not there with `-p no:cacheprovider`.
+    if not (runs or failed) or cache is None:
         return
     commit = unchanged_commit()
     if commit is None:
         reporter.write_line("docs/campaigns.md stays: sources or tests are not a commit's")
         return
     key = f"{CACHE}/{commit}"
-    known = added(config.cache.get(key, Known(runs={}, reds={})), runs, failed)
-    config.cache.set(key, known)
+    known = added(cache.get(key, Known(runs={}, reds={})), runs, failed)
+    cache.set(key, known)
     missing = set(config.stash.get(ALL, [])) - known["runs"].keys()
     if config.stash.get(ALL, []) and not missing:
         PAGE.write_text(page(commit, time.strftime("%Y-%m-%d"), known))
