@@ -39,6 +39,12 @@ def wait_until(happened: Callable[[], bool], what: str) -> None:
     raise AssertionError(f"not within {WAIT_S} s: {what}")
 
 
+def append_only_file(server: RedisProcess) -> Path:
+    """The one that it writes to; a rewrite begins the next."""
+    files = (server.directory / "appendonlydir").glob("*.incr.aof")
+    return max(files, key=lambda path: int(path.name.split(".")[-3]))
+
+
 @contextmanager
 def taking_back(admin: Any, master: RedisProcess, replica: RedisProcess) -> Iterator[None]:
     """What the master acknowledges meanwhile reaches nobody else; then it dies, and the replica can take over."""

@@ -1,5 +1,6 @@
 """A marker that went back: what is planned, and a real Valkey that really went back, repaired and killed in between."""
 
+import os
 import random
 import shutil
 import threading
@@ -30,6 +31,7 @@ from onceflow.spark.sink_errors import MarkerRefused
 from onceflow.spark.source import BatchReader
 from onceflow.spark.wrong_option import WrongOption
 from tests.conftest import RedisProcess
+from tests.spark.redis_servers import append_only_file, wait_until
 from tests.spark.redis_steps import Driver, assert_counts, batch_of, new_keys
 from tests.spark.test_checkpoint import SparkFiles
 
@@ -288,46 +290,111 @@ def test_a_redis_that_goes_back_in_the_middle_of_its_repair(past: PastRedis, che
         assert_counts(driver.client, keys, 8, repaired=True)
 
 
+class Writer:
+    """Writes batch after batch by the sink's own steps to a Redis that is killed, and counts again what that lost."""
+
+    def __init__(self, server: RedisProcess, directory: Path) -> None:
+        self.server, self.keys = server, new_keys()
+        self.number = self.repairs = self.repair_steps = 0
+        self._files = SparkFiles(directory)
+        self.start()
+
+    def start(self) -> None:
+        checkpoint = LocalCheckpoint(self._files.directory)
+        self._driver = Driver(self.server.url, self.keys, checkpoint=checkpoint)
+
+    def write_next(self) -> None:
+        self._files.plan(self.number, {"clicks": {"0": 10 * self.number}})
+        steps = [step for step in self._driver.steps(batch_of(self.number)) if step.startswith("repair: batch")]
+        self.repairs += bool(steps)
+        self.repair_steps += sum(step.endswith("complete") for step in steps)
+        self.number += 1
+
+    def write_while(self, going_on: Callable[[], bool]) -> None:
+        while going_on():
+            try:
+                self.write_next()
+            except (redis.RedisError, OnceflowError):
+                self.start()
+
+    def check(self) -> None:
+        assert_counts(self._driver.client, self.keys, self.number, repaired=True)
+
+
+class Killer:
+    """Kills the server of a `Writer` that goes on meanwhile."""
+
+    def __init__(self, writer: Writer, chance: random.Random) -> None:
+        self._writer, self._server, self._chance = writer, writer.server, chance
+        self.losses = 0
+
+    def kill(self) -> None:
+        time.sleep(self._chance.uniform(0.02, 1.5))
+        self._server.kill()
+        self._server.start()
+
+    def cut_power(self) -> None:
+        """The end of the file is lost, with a batch at least that was acknowledged."""
+        files, sizes = [], []
+        for _ in range(2):
+            time.sleep(self._chance.uniform(0.01, 0.5))
+            files.append(append_only_file(self._server))
+            sizes.append(files[-1].stat().st_size)
+            self._wait_for_a_batch_that_begins_now()
+        self._server.kill()
+        if {*files} == {append_only_file(self._server)}:  # It was not being rewritten.
+            os.truncate(files[0], self._chance.randint(*sizes))
+            self.losses += 1
+        self._server.start()
+
+    def _wait_for_a_batch_that_begins_now(self) -> None:
+        under_way = self._writer.number
+        wait_until(lambda: self._writer.number > under_way + 1, f"batch {under_way + 1}")
+
+
+def write_while_redis_is_killed(writer: Writer, kill: Callable[[], None]) -> None:
+    thread = threading.Thread(target=kill)
+    thread.start()
+    writer.write_while(thread.is_alive)
+    thread.join()
+    writer.start()
+    writer.write_next()
+    writer.check()
+
+
+@pytest.fixture
+def unsynced(new_redis: Callable[..., RedisProcess], tmp_path: Path) -> Iterator[Writer]:
+    """Its batches are acknowledged before they are on the disk. The first one is there."""
+    server = new_redis(appendfsync="everysec")
+    writer = Writer(server, tmp_path / "long")
+    writer.write_next()
+    yield writer
+    redis_pool.close(server.url)
+
+
+def test_what_power_cuts_take_is_counted_again(unsynced: Writer) -> None:
+    killer = Killer(unsynced, random.Random(6))
+    for cuts in (1, 2, 3):
+        write_while_redis_is_killed(unsynced, killer.cut_power)
+        assert unsynced.repairs == killer.losses == cuts
+
+
 @pytest.mark.campaign
 def test_a_redis_that_syncs_every_second_is_killed_and_repaired(
-    new_redis: Callable[..., RedisProcess], tmp_path: Path
+    unsynced: Writer, record_property: Callable[[str, object], None]
 ) -> None:
-    """Every loss is noticed and counted again: the sums are exact after each of the kills."""
-    server, keys = new_redis(appendfsync="everysec"), new_keys()
-    files = SparkFiles(tmp_path / "long")
-    checkpoint = LocalCheckpoint(files.directory)
+    """Every loss is noticed and counted again: the sums are exact after each of the kills and power cuts."""
     chance = random.Random(6)
-    kills, repairs, lost, number = 0, 0, 0, 0
+    killer, kills = Killer(unsynced, chance), 0
     deadline = time.monotonic() + 120
-
-    def kill() -> None:
-        time.sleep(chance.uniform(0.02, 1.5))
-        server.kill()
-        server.start()
-
     while time.monotonic() < deadline:
-        killer = threading.Thread(target=kill)
-        killer.start()
-        driver = Driver(server.url, keys, checkpoint=checkpoint)
-        while killer.is_alive():
-            files.plan(number, {"clicks": {"0": 10 * number}})
-            try:
-                steps = list(driver.steps(batch_of(number)))
-            except (redis.RedisError, OnceflowError):
-                driver = Driver(server.url, keys, checkpoint=checkpoint)
-                continue
-            repaired = [step for step in steps if step.startswith("repair: batch") and step.endswith("complete")]
-            repairs += bool(repaired)
-            lost += len(repaired)
-            number += 1
-        killer.join()
+        losses, repairs = killer.losses, unsynced.repairs
+        write_while_redis_is_killed(unsynced, chance.choice((killer.kill, killer.cut_power)))
         kills += 1
-        driver = Driver(server.url, keys, checkpoint=checkpoint)
-        files.plan(number, {"clicks": {"0": 10 * number}})
-        list(driver.steps(batch_of(number)))
-        number += 1
-        assert_counts(driver.client, keys, number, repaired=True)
-    print(
-        f"\nappendfsync everysec, not settled: {kills} kills, {number} batches, {repairs} repairs, {lost} steps of them"
-    )
-    redis_pool.close(server.url)
+        assert unsynced.repairs - repairs >= killer.losses - losses
+    assert killer.losses > 0
+    record_property("Redis kills", kills)
+    record_property("of them took acknowledged batches", killer.losses)
+    record_property("losses repaired", unsynced.repairs)
+    record_property("steps of repairs", unsynced.repair_steps)
+    record_property("batches", unsynced.number)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from onceflow.client.cluster import Cluster
 from onceflow.spark import redis_pool, redis_scripts
@@ -22,6 +23,7 @@ from onceflow.spark.read_again import read_again
 from tests.campaigns import RecordProperty
 from tests.conftest import RedisProcess
 from tests.spark.driver_on_executors import STOP
+from tests.spark.redis_servers import append_only_file
 from tests.spark.test_kafka_sink import Copy, expected
 from tests.spark.test_redis_sink_stream import Job, to_rows
 
@@ -30,12 +32,16 @@ EXECUTOR_KILLS = 50
 
 
 class KilledRedis:
-    """A query that counts values while its Redis is killed; started again where it stops."""
+    """A query that counts values while its Redis is killed; started again where it stops.
 
-    def __init__(self, job: Job, server: RedisProcess, seed: int) -> None:
+    Of the kills `power_cuts` is the part that are power cuts: they take the end of the append-only file, too.
+    """
+
+    def __init__(self, job: Job, server: RedisProcess, seed: int, power_cuts: float = 0.0) -> None:
         self.job, self.server, self.chance = job, server, random.Random(seed)
         self.sent: Counter[bytes] = Counter()
-        self.kills = self.stops = 0
+        self.kills = self.losses = self.stops = 0
+        self._power_cuts = power_cuts
         self._producer = Producer({"bootstrap.servers": job.bootstrap})
 
     def count(self, kills: int) -> None:
@@ -46,7 +52,10 @@ class KilledRedis:
                 writer = self.job.counted().writeStream.foreachBatch(sink)
                 query = writer.option("checkpointLocation", str(self.job.checkpoint)).start()
                 while query.isActive and self.kills < kills:
-                    self._send_and_kill()
+                    if self.chance.random() < self._power_cuts:
+                        self._send_and_cut_power(query)
+                    else:
+                        self._send_and_kill()
                 query.stop()
                 # A query that stopped did so with a sentence of the sink's, and the next start goes on.
                 assert query.exception() is None or sink.failure is not None, query.exception()
@@ -56,16 +65,46 @@ class KilledRedis:
         self.job.run(self.job.counted(), self.job.sink(rebuild=self._rebuild))
         assert self.job.counts() == self.sent
 
-    def _send_and_kill(self) -> None:
+    def _send(self) -> None:
         for _ in range(self.chance.randrange(1, 40)):
             value = b"value-%d" % self.chance.randrange(50)
             self._producer.produce(self.job.topic, value=value, partition=self.chance.randrange(2))
             self.sent[value] += 1
         assert self._producer.flush(30) == 0
+
+    def _send_and_kill(self) -> None:
+        self._send()
         time.sleep(self.chance.uniform(0, 0.4))
         self.server.kill()
         self.server.start()
         self.kills += 1
+
+    def _send_and_cut_power(self, query: StreamingQuery) -> None:
+        """One or two batches at least that Spark has committed are lost, and what was under way behind them."""
+        file, sizes = append_only_file(self.server), []
+        for _ in range(3):
+            self._send()
+            if not self._all_committed(query):
+                return
+            sizes.append(file.stat().st_size)
+        self._send()
+        time.sleep(self.chance.uniform(0, 0.4))
+        self.server.kill()
+        os.truncate(file, self.chance.randrange(sizes[0], sizes[-1]))
+        self.server.start()
+        self.kills += 1
+        self.losses += 1
+
+    def _all_committed(self, query: StreamingQuery, within_s: float = 60) -> bool:
+        """Waits until Redis has counted and Spark committed all that was sent; false where the query stops before."""
+        files = LocalCheckpoint(self.job.checkpoint)
+        deadline = time.monotonic() + within_s
+        while query.isActive:
+            if self.job.counts() == self.sent and files.newest_batch("commits") == files.newest_batch("offsets"):
+                return True
+            assert time.monotonic() < deadline, f"{self.sent.total()} values are not counted within {within_s} s"
+            time.sleep(0.02)
+        return False
 
     def _rebuild(self, missing: Any) -> Any:
         options = {"kafka.bootstrap.servers": self.job.bootstrap, "subscribe": self.job.topic}
@@ -83,12 +122,22 @@ def new_killed(
 ) -> Iterator[Callable[..., KilledRedis]]:
     cluster.create_topic(topic, 2)
 
-    def make(seed: int, **settings: str) -> KilledRedis:
+    def make(seed: int, *, power_cuts: float = 0.0, **settings: str) -> KilledRedis:
         server = new_redis(**settings)
-        return KilledRedis(Job(spark, bootstrap, topic, server.url, checkpoint), server, seed)
+        return KilledRedis(Job(spark, bootstrap, topic, server.url, checkpoint), server, seed, power_cuts)
 
     yield make
     redis_pool.close()
+
+
+@pytest.fixture
+def unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for Redis's syncs."""
+    monkeypatch.setattr(redis_scripts, "settle", lambda *_arguments, **_options: True)
+
+
+def noticed(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("what is missing is counted again from the log" in message for message in caplog.messages)
 
 
 def repaired(caplog: pytest.LogCaptureFixture) -> int:
@@ -99,7 +148,18 @@ def test_redis_is_killed_while_spark_writes(
     new_killed: Callable[..., KilledRedis], caplog: pytest.LogCaptureFixture
 ) -> None:
     new_killed(0).count(3)
-    assert repaired(caplog) == 0
+    assert noticed(caplog) == repaired(caplog) == 0
+
+
+@pytest.mark.usefixtures("unsettled")
+def test_what_power_cuts_take_from_redis_is_noticed_and_counted_again(
+    new_killed: Callable[..., KilledRedis], caplog: pytest.LogCaptureFixture
+) -> None:
+    killed = new_killed(11, power_cuts=1.0, appendfsync="everysec")
+    killed.count(2)
+    assert killed.losses == 2
+    assert noticed(caplog) >= 2
+    assert repaired(caplog) >= 2
 
 
 @pytest.mark.campaign
@@ -111,7 +171,7 @@ def test_a_redis_that_always_syncs_is_killed_while_spark_writes(
     """Redis with appendfsync always is killed -9 under a real Spark: nothing is lost, nothing repaired."""
     killed = new_killed(seed)
     killed.count(100)
-    assert repaired(caplog) == 0
+    assert noticed(caplog) == repaired(caplog) == 0
     record_property("seeds", str(seed))
     record_property("Redis kills", killed.kills)
     record_property("values, each counted once", killed.sent.total())
@@ -120,23 +180,23 @@ def test_a_redis_that_always_syncs_is_killed_while_spark_writes(
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("unsettled")
 @pytest.mark.parametrize("seed", range(10, 15))
 def test_a_redis_that_syncs_every_second_is_killed_while_spark_writes(
-    new_killed: Callable[..., KilledRedis],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    record_property: RecordProperty,
-    seed: int,
+    new_killed: Callable[..., KilledRedis], caplog: pytest.LogCaptureFixture, record_property: RecordProperty, seed: int
 ) -> None:
-    """Redis with appendfsync everysec is killed -9 under a real Spark, and nobody waits for its syncs: each loss is
-    repaired."""
-    monkeypatch.setattr(redis_scripts, "settle", lambda *_arguments, **_options: True)
-    killed = new_killed(seed, appendfsync="everysec")
+    """Redis with appendfsync everysec is killed -9 under a real Spark, and its file loses its end; it is repaired."""
+    killed = new_killed(seed, power_cuts=0.25, appendfsync="everysec")
     killed.count(100)
+    assert killed.losses > 0
+    assert noticed(caplog) >= killed.losses
+    assert repaired(caplog) >= killed.losses
     record_property("seeds", str(seed))
     record_property("Redis kills", killed.kills)
-    record_property("values, each counted once", killed.sent.total())
+    record_property("of them took committed batches", killed.losses)
+    record_property("times a loss was noticed", noticed(caplog))
     record_property("losses repaired", repaired(caplog))
+    record_property("values, each counted once", killed.sent.total())
     record_property("starts more", killed.stops)
 
 
