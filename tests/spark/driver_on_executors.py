@@ -1,6 +1,6 @@
 """A driver of its own whose executors are processes: it copies a topic until the file STOP is there, then what is left.
 
-`bootstrap input output checkpoint directory java_home`
+`bootstrap input output checkpoint directory java_home executors`
 """
 
 import sys
@@ -24,9 +24,11 @@ SETTINGS = {
 }
 
 
-def main(bootstrap: str, source: str, target: str, checkpoint: str, directory: str, java_home: str) -> None:
-    log = Path(directory, "driver.log")
-    spark = build_session("copies", "local-cluster[2,1,1024]", java_home=java_home, log_file=log, extra_conf=SETTINGS)
+def main(
+    bootstrap: str, source: str, target: str, checkpoint: str, directory: str, java_home: str, executors: str
+) -> None:
+    log, master = Path(directory, "driver.log"), f"local-cluster[{executors},1,1024]"
+    spark = build_session("copies", master, java_home=java_home, log_file=log, extra_conf=SETTINGS)
     sink = kafka_sink(bootstrap, topic=target, checkpoint=checkpoint, compression="lz4")
     stream = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
     options = {"subscribe": source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "500", "minPartitions": "4"}

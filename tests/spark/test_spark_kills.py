@@ -231,44 +231,60 @@ def wait_for_batch(number: int, driver: "subprocess.Popen[bytes]", checkpoint: P
         time.sleep(0.05)
 
 
-@pytest.mark.campaign
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("seed", range(6))
-def test_executors_are_killed_while_spark_writes(
-    bootstrap: str,
-    cluster: Cluster,
-    topic: str,
-    checkpoint: Path,
-    java_home: str,
-    tmp_path: Path,
-    record_property: RecordProperty,
-    seed: int,
-) -> None:
-    """Executors, processes of their own, are killed -9 while they encode for the Kafka sink: each record once, in
-    order."""
+@pytest.fixture
+def copy(bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path) -> Copy:
+    """A query that runs in a process of its own."""
     no_session: Any = None
-    copy, chance, count = Copy(no_session, bootstrap, topic, checkpoint), random.Random(seed), 0
+    copy = Copy(no_session, bootstrap, topic, checkpoint)
     cluster.create_topic(topic, 2)
     cluster.create_topic(copy.target, 3)
-    words = (bootstrap, topic, copy.target, checkpoint, tmp_path, java_home)
+    return copy
+
+
+def copy_while_executors_are_killed(
+    copy: Copy, directory: Path, java_home: str, *, executors: int, seed: int, kills: int
+) -> int:
+    """Each is killed after new records, and the last before some more; returns how many records all are."""
+    chance, count = random.Random(seed), 0
+    words = (copy.bootstrap, copy.source, copy.target, copy.checkpoint, directory, java_home, executors)
     command = [sys.executable, "-m", "tests.spark.driver_on_executors", *map(str, words)]
     driver = subprocess.Popen(command, start_new_session=True)
     try:
-        executors = Executors(driver.pid)
-        wait_for_batch(0, driver, checkpoint)
-        for _ in range(EXECUTOR_KILLS):
-            seen = newest_batch(checkpoint)
+        running = Executors(driver.pid)
+        wait_for_batch(0, driver, copy.checkpoint)
+        for _ in range(kills):
+            seen = newest_batch(copy.checkpoint)
             copy.produce(count, count + 400)
             count += 400
             time.sleep(chance.uniform(0, 1))
-            executors.kill_one(chance)
-            wait_for_batch(seen + 1, driver, checkpoint)
-        (tmp_path / STOP).touch()
+            running.kill_one(chance)
+            wait_for_batch(seen + 1, driver, copy.checkpoint)
+        copy.produce(count, count + 400)
+        count += 400
+        (directory / STOP).touch()
         assert driver.wait(timeout=600) == 0
     finally:
         if driver.poll() is None:
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait(timeout=30)
+    return count
+
+
+def test_an_executor_is_killed_while_spark_writes(copy: Copy, tmp_path: Path, java_home: str) -> None:
+    count = copy_while_executors_are_killed(copy, tmp_path, java_home, executors=1, seed=0, kills=1)
+    assert copy.by_key() == expected(count)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("seed", range(6))
+def test_executors_are_killed_while_spark_writes(
+    copy: Copy, tmp_path: Path, java_home: str, record_property: RecordProperty, seed: int
+) -> None:
+    """Executors, processes of their own, are killed -9 while they encode for the Kafka sink: each record once, in
+    order."""
+    kills = EXECUTOR_KILLS
+    count = copy_while_executors_are_killed(copy, tmp_path, java_home, executors=2, seed=seed, kills=kills)
     assert copy.by_key() == expected(count)
     record_property("seeds", str(seed))
     record_property("executor kills", EXECUTOR_KILLS)
