@@ -281,8 +281,7 @@ def test_an_executor_is_killed_while_spark_writes(copy: Copy, tmp_path: Path, ja
 def test_executors_are_killed_while_spark_writes(
     copy: Copy, tmp_path: Path, java_home: str, record_property: RecordProperty, seed: int
 ) -> None:
-    """Executors, processes of their own, are killed -9 while they encode for the Kafka sink: each record once, in
-    order."""
+    """Executors, processes of their own, are killed -9 while they encode for Kafka: each record once, in order."""
     kills = EXECUTOR_KILLS
     count = copy_while_executors_are_killed(copy, tmp_path, java_home, executors=2, seed=seed, kills=kills)
     assert copy.by_key() == expected(count)
