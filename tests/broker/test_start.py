@@ -1,0 +1,36 @@
+"""What a start does to the process that it runs in."""
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from onceflow.broker import node
+from onceflow.log.partition import PartitionLog
+from tests.broker.driven_broker import InnerBroker
+
+
+def test_the_collector_rests_while_logs_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    opened = PartitionLog.open
+
+    def watched(*arguments: object, **named: object) -> PartitionLog:
+        seen.append(gc.isenabled())
+        return opened(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(node.PartitionLog, "open", watched)
+    broker = InnerBroker(tmp_path / "data", disk=None)
+    broker.start()
+    broker.stop()
+    assert seen and not any(seen)
+    assert gc.isenabled()
+
+
+def test_the_collector_goes_on_after_a_start_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_arguments: object, **_named: object) -> PartitionLog:
+        raise OSError("no more room")
+
+    monkeypatch.setattr(node.PartitionLog, "open", failing)
+    with pytest.raises(OSError, match="no more room"):
+        InnerBroker(tmp_path / "data", disk=None).start()
+    assert gc.isenabled()
