@@ -87,6 +87,11 @@ def rows() -> list[Row]:
             partial(rdk.produce_and_consume, size_bytes=1000, count=200_000),
             rate("consume, librdkafka, 1 kB", 0.9, 1.1),
         ),
+        # A client that pauses for a second whenever its queue is full measures its pauses: printed, not judged.
+        Row(
+            partial(rdk.produce_and_consume, size_bytes=100, count=600_000, settings=rdk.OWN_PAUSE),
+            unjudged("consume, librdkafka, 100 B, with the client's pauses of 1 s"),
+        ),
         Row(partial(java.consume, size_bytes=1000, count=300_000), rate("consume, Java, 1 kB", 1.0, 1.3)),
         Row(
             partial(raw.fetched, answer_bytes=1 << 20, total_bytes=4 << 30), rate("fetch, raw, 1 MB", 0.8, 1.3, "MB/s")

@@ -101,6 +101,19 @@ def alternate(peers: Sequence[Peer], count: int, run: Callable[[Peer, int], Run]
     return found
 
 
+def in_turns(
+    count: int, ours: Callable[[int], float], theirs: Callable[[int], float] | None
+) -> tuple[list[float], list[float]]:
+    """The figures of `count` runs of each, every second round in the other order; no peer gives none."""
+    mine: list[float] = []
+    its: list[float] = []
+    both = [(ours, mine)] if theirs is None else [(ours, mine), (theirs, its)]
+    for number in range(count):
+        for run, found in both if number % 2 == 0 else reversed(both):
+            found.append(run(number))
+    return mine, its
+
+
 def compared(row: Row, peers: Sequence[Peer], number: int, runs: int = RUNS) -> dict[str, list[Run]]:
     """All runs of a row; a run before them, which is not counted, warms both."""
     touch_memory()
@@ -146,9 +159,9 @@ def judged(found: Sequence[float], goal: Goal | None) -> tuple[str, str, str]:
 
 
 def judged_cpu(row: Row, found: Sequence[float]) -> str:
-    """One cell; other durability is other work, and not judged."""
-    verdict = "" if row.durability is Durability.OWN_DEFAULT else f" {CPU_GOAL.verdict(statistics.median(found))}"
-    return f"{spread(found)}{verdict}"
+    """One cell; other durability is other work, and not judged, nor is a row that has no goal."""
+    is_judged = row.durability is not Durability.OWN_DEFAULT and row.figures[0].goal is not None
+    return f"{spread(found)} {CPU_GOAL.verdict(statistics.median(found))}" if is_judged else spread(found)
 
 
 COLUMNS = (

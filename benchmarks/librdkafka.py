@@ -12,6 +12,8 @@ from benchmarks.peers import Peer, configure_topic
 
 NO_PAUSE = MappingProxyType({"fetch.queue.backoff.ms": 1})
 """librdkafka asks for nothing for a second once its queue holds 100,000 records, however empty it is by then."""
+OWN_PAUSE: Mapping[str, int] = MappingProxyType({})
+"""The client's default, `fetch.queue.backoff.ms=1000`."""
 TRANSACTION_STATE = "__transaction_state"
 
 
@@ -61,10 +63,12 @@ def consume(peer: Peer, topic: str, count: int, settings: Mapping[str, int] = NO
     return rate
 
 
-def produce_and_consume(peer: Peer, topic: str, size_bytes: int, count: int) -> tuple[float]:
+def produce_and_consume(
+    peer: Peer, topic: str, size_bytes: int, count: int, settings: Mapping[str, int] = NO_PAUSE
+) -> tuple[float]:
     """Records per second of reading what was produced a moment ago."""
     produce(peer, topic, size_bytes, count)
-    return (consume(peer, topic, count),)
+    return (consume(peer, topic, count, settings),)
 
 
 def three_and_three(peer: Peer, topic: str, size_bytes: int, count: int) -> tuple[float]:

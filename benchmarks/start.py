@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import kafka
-from benchmarks.comparison import Goal, judged, ratios, spread
+from benchmarks.comparison import Goal, in_turns, judged, ratios, spread
 from benchmarks.figures import Line, Table, row
 from onceflow import services
 from onceflow.wire import apis
@@ -68,13 +68,17 @@ def kafkas_start(directory: Path, classpath: Path) -> float:
 
 def measured(_names: Sequence[str]) -> Iterator[Line]:
     """Runs in turns, on new directories."""
-    ours, theirs = [], []
     classpath = kafka.jars()
     with tempfile.TemporaryDirectory() as directory:
-        for number in range(RUNS):
-            ours.append(our_start(Path(directory) / f"ours-{number}"))
-            if classpath is not None:
-                theirs.append(kafkas_start(Path(directory) / f"kafka-{number}", classpath))
+
+        def ours_once(number: int) -> float:
+            return our_start(Path(directory) / f"ours-{number}")
+
+        def theirs_once(number: int) -> float:
+            assert classpath is not None
+            return kafkas_start(Path(directory) / f"kafka-{number}", classpath)
+
+        ours, theirs = in_turns(RUNS, ours_once, theirs_once if classpath is not None else None)
     beside = (f"{spread(theirs)} s", *judged(ratios(ours, theirs), GOAL)) if theirs else ("", "", "", "")
     yield row("start", f"{spread(ours)} s", *beside)
 

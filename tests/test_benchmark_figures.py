@@ -1,6 +1,7 @@
 """What `make bench` writes: rows measured again take the place of their predecessors, and what people wrote stays."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -8,7 +9,7 @@ import pytest
 
 from benchmarks import figures
 from benchmarks.__main__ import run
-from benchmarks.comparison import CPU_GOAL, Goal, spread
+from benchmarks.comparison import CPU_GOAL, Goal, in_turns, spread
 from benchmarks.figures import BEGIN, END, Figures, Line, Table, row
 from benchmarks.grouped_bars import Group, picture
 
@@ -86,3 +87,16 @@ def test_the_picture_has_a_bar_for_each_value() -> None:
     assert texts[:3] == ["Seconds", "ours", "a < b"]
     assert [text for text in texts if text in ("0.10", "2.00", "90")] == ["0.10", "2.00", "0.10", "90"]
     assert {"0.1 s", "100 s", "enqueue, 10 KB"} <= set(texts)
+
+
+def test_every_second_round_begins_with_the_peer() -> None:
+    turns: list[str] = []
+
+    def run(name: str, number: int) -> float:
+        turns.append(f"{name}{number}")
+        return number
+
+    found = in_turns(3, partial(run, "ours"), partial(run, "its"))
+    assert turns == ["ours0", "its0", "its1", "ours1", "ours2", "its2"]
+    assert found == ([0, 1, 2], [0, 1, 2])
+    assert in_turns(2, partial(run, "ours"), None) == ([0, 1], [])
