@@ -161,6 +161,8 @@ WRONG: list[tuple[Mode, dict[str, str], str]] = [
     ("stream", {"startingOffset": "latest"}, "unknown option startingOffset .*did you mean startingOffsets"),
     ("stream", {"maxOffsetPerTrigger": "5"}, "did you mean maxOffsetsPerTrigger"),
     ("stream", {"kafka.isolation.levl": "read_committed"}, "did you mean isolation.level"),
+    ("stream", {"kafka.groupId": "g"}, "did you mean groupId"),
+    ("stream", {"kafka.subscribe": "t"}, "did you mean subscribe"),
     (
         "stream",
         {"kafka.isolation.level": "read_committed", "isolation.level": "read_uncommitted"},

@@ -66,7 +66,7 @@ def test_too_many_rows_are_left_to_the_measuring(
 
 @pytest.mark.parametrize(
     ("offsets", "rows_before", "is_tried"),
-    [(10_000, 5_000, True), (10_001, 1, False), (1, 5_001, False), (0, None, False), (1, None, False)],
+    [(10_000, 5_000, True), (10_001, 1, False), (1, 5_001, False), (0, 1, False), (1, None, False)],
 )
 def test_few_offsets_after_few_rows_are_tried(offsets: int, rows_before: int | None, is_tried: bool) -> None:
     assert redis_rows.is_worth_a_try(offsets, rows_before) == is_tried
@@ -128,6 +128,33 @@ def test_only_the_first_batch_with_rows_of_a_start_is_measured_where_all_are_sma
     sinks.run(sinks.start(), 0, 1, 2)
     sinks.run(sinks.start(), 3, 4)
     assert measured == [0, 1, 3], "batch 0 has no rows"
+    assert_counted(redis_client, 5)
+
+
+def test_a_query_with_state_is_measured_whatever_came_before(
+    sinks: Sinks, redis_client: Any, measured: list[int]
+) -> None:
+    """A window that closes brings rows of offsets long past."""
+    sink = sinks.start()
+    sinks.run(sink, 0, 1, 2)
+    (sinks.files.directory / "state" / "0").mkdir(parents=True)
+    sinks.run(sink, 3)
+    assert measured == [0, 1, 3]
+    assert_counted(redis_client, 4)
+
+
+def test_a_batch_that_failed_is_measured_when_it_comes_again(
+    sinks: Sinks, redis_client: Any, measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that passes spark.driver.maxResultSize, also where the query is started with the same sink again."""
+    sink = sinks.start()
+    sinks.run(sink, 0, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(redis_rows, "collected_unmeasured", lambda *_arguments: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            sinks.run(sink, 3)
+    sinks.run(sink, 3, 4)
+    assert measured == [0, 1, 3], "batch 4 follows one that was small"
     assert_counted(redis_client, 5)
 
 

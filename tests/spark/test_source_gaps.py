@@ -31,7 +31,7 @@ CLEANER_MS = 15_000
 @pytest.fixture(autouse=True)
 def _nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(positions, "ENDS_AGE_MS_MAX", 0)
-    monkeypatch.setattr(read_task, "STALL_SECONDS_MAX", 1)
+    monkeypatch.setattr(read_task, "STALL_SECONDS_MAX", 10)
 
 
 @pytest.fixture

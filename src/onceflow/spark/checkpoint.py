@@ -21,6 +21,8 @@ from onceflow.spark.batch import NO_BATCH, Batch
 
 _log = logging.getLogger(__name__)
 _NO_OFFSETS = "-"
+STATE = "state"
+"""The folder that stateful operators alone have."""
 
 
 class CheckpointUnreadable(OnceflowError):
@@ -68,6 +70,11 @@ class Checkpoint:
             return str(json.loads(text)["id"])
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointUnreadable(f"{self.location}/metadata holds no query id: {text[:80]!r}") from error
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the query keeps state, as seen from its first batch with rows on."""
+        return bool(self.names(STATE))
 
     def newest_batch(self, folder: str) -> int:
         """Number of the newest batch in `offsets` (planned) or `commits` (finished); -1 where there is none."""
@@ -220,7 +227,7 @@ class LocalCheckpoint(Checkpoint):
         return directories
 
     def _state_files(self) -> Iterator[Path]:
-        for folder, _, files in os.walk(self.directory / "state"):
+        for folder, _, files in os.walk(self.directory / STATE):
             yield from (Path(folder) / file for file in files if not file.endswith(".tmp"))
 
     def _sync_ancestors(self) -> None:

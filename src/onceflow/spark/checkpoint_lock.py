@@ -111,15 +111,14 @@ def _locked(session: Any, directory: Path, path: Path, wait_ms: int, sleep: Call
     deadline = time.monotonic() + wait_ms / 1000
     has_said = False
     while not _try_lock(java_file, directory):
-        in_use = f"checkpoint {directory} is in use by {path.read_text('utf-8').strip() or UNKNOWN}"
         if time.monotonic() >= deadline:
             java_file.close()
             raise CheckpointInUse(
-                f"{in_use}, waited {wait_ms / 1000:g} s for it: end that process, or give this query a checkpoint of "
-                "its own"
+                f"{_in_use(path)}, waited {wait_ms / 1000:g} s for it: end that process, or give this query a "
+                "checkpoint of its own"
             )
         if not has_said:
-            _log.warning("%s; waiting up to %g s for its end", in_use, wait_ms / 1000)
+            _log.warning("%s; waiting up to %g s for its end", _in_use(path), wait_ms / 1000)
             has_said = True
         try:
             sleep(_POLL_S)
@@ -128,6 +127,10 @@ def _locked(session: Any, directory: Path, path: Path, wait_ms: int, sleep: Call
             raise
     _write_holder(session, java_file)
     return java_file
+
+
+def _in_use(path: Path) -> str:
+    return f"checkpoint {path.parent} is in use by {path.read_text('utf-8').strip() or UNKNOWN}"
 
 
 @contextlib.contextmanager

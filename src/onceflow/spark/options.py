@@ -86,7 +86,8 @@ WITHOUT_MEANING = {
 }
 """Options of Spark's connector that this source has no use for, in lower case, and why."""
 _OF_A_CONSUMER = (
-    f"of the settings of Kafka's consumer it has {BOOTSTRAP_SERVERS}, kafka.{ISOLATION_LEVEL} and those of TLS and SASL"
+    f"of the settings of Kafka's consumer it has {BOOTSTRAP_SERVERS}, kafka.{ISOLATION_LEVEL} and those of TLS and "
+    "SASL that docs/spark.md lists"
 )
 _LIKENESS_MIN = 0.5
 _LIKENESS_OF_KAFKAS_MIN = 0.85
@@ -184,6 +185,10 @@ def _require_known(name: str) -> None:
     of_kafka = name.lower().startswith(KAFKA)
     cutoff = _LIKENESS_OF_KAFKAS_MIN if of_kafka else _LIKENESS_MIN
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    if of_kafka and not nearest:
+        # As much as a name of the source itself, which was thought to be the consumer's.
+        own = difflib.get_close_matches(name.lower().removeprefix(KAFKA), by_lower, n=1, cutoff=cutoff)
+        nearest = own if name.lower() not in WITHOUT_MEANING else []
     why = WITHOUT_MEANING.get(name.lower(), _OF_A_CONSUMER if of_kafka and not nearest else None)
     if why is not None:
         raise WrongOption(f"option {name} means nothing to source onceflow, take it out: {why}")

@@ -2,10 +2,10 @@
 
 A job of Spark costs more than a small batch's rows do. So where the batch before was small and this one has few
 offsets the rows are collected in one job, as they are: a column more, or a filter, costs a tenth of such a batch's
-time. That few offsets make few rows is likely and no more, so what the driver takes is bounded by
-`spark.driver.maxResultSize`, at which Spark stops the query; a start's first batch with rows is always measured.
-Where there are too many rows after all, and where one is not as expected, it is left to the measuring, which tells
-what it is.
+time. Few offsets make few rows where there is no state and rows are not multiplied without measure; what the driver
+takes is bounded by `spark.driver.maxResultSize`, at which Spark stops the query. What follows a batch that failed, or
+a start, is measured first. Where there are too many rows after all, and where one is not as expected, it is left to
+the measuring, which tells what it is.
 """
 
 from typing import NamedTuple
@@ -108,7 +108,7 @@ def collected(rows: DataFrame, keys: Keys) -> Collected:
 
 def is_worth_a_try(offsets: int, rows_before: int | None) -> bool:
     """Whether so many offsets are collected unmeasured, where the last batch that had rows had `rows_before`."""
-    return rows_before is not None and rows_before <= WHOLE_ROWS_MAX // 2 and offsets <= WHOLE_ROWS_MAX
+    return rows_before is not None and rows_before <= WHOLE_ROWS_MAX // 2 and 0 < offsets <= WHOLE_ROWS_MAX
 
 
 def collected_unmeasured(rows: DataFrame, keys: Keys) -> Collected | None:

@@ -19,6 +19,8 @@ from dataclasses import replace
 from pyspark.sql import DataFrame
 
 from onceflow.spark import redis_marker as markers
+from onceflow.spark.batch import Batch
+from onceflow.spark.checkpoint import Checkpoint
 from onceflow.spark.decision import WentBack
 from onceflow.spark.redis_scripts import (
     Append,
@@ -112,6 +114,10 @@ class RedisSink(ExactlyOnce):
         """
         with self._failure_kept():
             within_attempts(f"sink {self.sink.name!r} could not be checked", self._check)
+
+    def _batch(self, checkpoint: Checkpoint, number: int) -> Batch:
+        self.target.is_stateful = checkpoint.is_stateful
+        return super()._batch(checkpoint, number)
 
     def _check(self) -> None:
         # Taken first: the query may finish another batch while the marker is being read.

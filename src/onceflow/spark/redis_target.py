@@ -77,6 +77,8 @@ class RedisTarget(Sink):
         self._settled = NO_BATCH
         self._waits_for_sync = True
         self._rows_before: int | None = None
+        self.is_stateful = False
+        """Whether a batch's rows may come of offsets before it."""
 
     @property
     def wording(self) -> Wording:
@@ -118,10 +120,12 @@ class RedisTarget(Sink):
         with self._told():
             if found is None:
                 self._acquire(batch.query, markers.first_fields(batch, self.name), may_make=batch.number == 0)
-        self._writer = replace(self._writer_of(batch, found), rows_before=self._rows_before)
+        rows_before = None if self.is_stateful else self._rows_before
+        self._writer = replace(self._writer_of(batch, found), rows_before=rows_before)
 
     def write(self, rows: DataFrame) -> None:
         """The chunks of a large batch, each in one script."""
+        self._rows_before = None  # What fails here is measured when it comes again.
         with self._told():
             self._writer.write(rows)
         self._rows_before = self._writer.rows_before

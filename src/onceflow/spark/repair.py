@@ -15,13 +15,10 @@ from dataclasses import dataclass
 
 from onceflow.spark import decision
 from onceflow.spark.batch import Batch
-from onceflow.spark.checkpoint import Checkpoint
+from onceflow.spark.checkpoint import STATE, Checkpoint
 from onceflow.spark.decision import Refuse, Skip, Wording
 from onceflow.spark.offsets import OffsetRange, Offsets
 from onceflow.spark.redis_marker import Marker
-
-STATE = "state"
-"""The checkpoint's folder that stateful operators alone have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class Step:
 
 def refusal_of_state(checkpoint: Checkpoint, words: Wording) -> Refuse | None:
     """Why a stateful query cannot be repaired: what it adds for an event depends on all events before."""
-    if not checkpoint.names(STATE):
+    if not checkpoint.is_stateful:
         return None
     return Refuse(
         f"Redis lost batches of a stateful query ({checkpoint.location}/{STATE}), whose rows cannot be made again from "

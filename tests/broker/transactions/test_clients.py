@@ -271,7 +271,7 @@ def test_kafka_python_commits_aborts_and_is_fenced(bootstrap: str, topic: str) -
 
 def test_kafka_python_sends_offsets_as_a_member_of_their_group(bootstrap: str, topic: str) -> None:
     """They move with each committed transaction, stay with an aborted one, and are refused when the member has left."""
-    from kafka.errors import KafkaError as Refused
+    from kafka.errors import CommitFailedError
     from kafka.structs import OffsetAndMetadata
     from kafka.structs import TopicPartition as Place
 
@@ -308,7 +308,7 @@ def test_kafka_python_sends_offsets_as_a_member_of_their_group(bootstrap: str, t
     member.close()
     producer.begin_transaction()
     producer.send(topic, b"late").get(WAIT_SECONDS)
-    with pytest.raises(Refused):
+    with pytest.raises(CommitFailedError, match="UnknownMemberId"):
         producer.send_offsets_to_transaction({place: OffsetAndMetadata(9, "", -1)}, metadata)
     producer.abort_transaction()
     producer.close(timeout=WAIT_SECONDS)
