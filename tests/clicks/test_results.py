@@ -153,17 +153,6 @@ def test_every_user_goes_into_a_file(redis_server: RedisProcess, hash_key: str) 
     assert (empty.stdout, type(empty.exception)) == ("", NothingCounted)
 
 
-def test_equal_sums_have_one_order_wherever_they_are_listed(redis_server: RedisProcess, hash_key: str) -> None:
-    of_users = "".join(f'{{"uid": "u{number}", "click_count": 7}}\n' for number in range(9)).encode().splitlines()
-    count(redis_server.url, hash_key, "t", {0: of_users})
-    where = ["--redis", redis_server.url, "--hash-key", hash_key]
-    exported = [json.loads(line)["uid"] for line in run("clicks", *where, "--export", "jsonl").stdout.splitlines()]
-    assert sorted(exported) == [f"u{number}" for number in range(9)]
-    for length in range(1, 10):
-        listed = json.loads(run("clicks", *where, "--top", str(length), "--json").stdout)["top"]
-        assert [row["uid"] for row in listed] == exported[:length]
-
-
 def test_a_file_is_of_one_micro_batch(
     redis_server: RedisProcess, hash_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

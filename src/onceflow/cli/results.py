@@ -123,12 +123,13 @@ def _export(results: "Results", layout: str) -> None:
     click.echo(
         f"{counted(len(found), 'user')} as micro-batch {marker.batch} left them, {json.dumps(marker.offsets)}", err=True
     )
+    ordered = sorted(found.items(), key=lambda entry: (-entry[1], entry[0]))
     if layout == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(("uid", "clicks"))
-        writer.writerows(found.items())
+        writer.writerows(ordered)
         return
-    for uid, clicks_of in found.items():
+    for uid, clicks_of in ordered:
         click.echo(json.dumps({"uid": uid, "clicks": clicks_of}, ensure_ascii=False))
 
 

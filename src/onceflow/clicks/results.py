@@ -257,9 +257,8 @@ class Results:
     def users(self) -> tuple[MarkerView, dict[str, int]]:
         """Return every user's sum as of one complete micro-batch, and that batch's marker; all of it is in memory.
 
-        In the order of the ranking: the largest sum first, of equal ones the uid that sorts last, as ZREVRANGE. Read in
-        parts, so that Redis serves others meanwhile, between two looks at the marker that found the same batch. Raises
-        NothingCounted, NeverStill.
+        Read in parts, so that Redis serves others meanwhile, between two looks at the marker that found the same batch.
+        Raises NothingCounted, NeverStill.
         """
         for _ in range(STANDSTILL_ATTEMPTS):
             before = self.require_marker()
@@ -267,8 +266,7 @@ class Results:
                 found = self._ask(lambda: dict(self._redis.hscan_iter(self.hash_key, count=SCAN_FIELDS)))
                 after = self.require_marker()
                 if (after.query, after.batch, after.complete) == (before.query, before.batch, True):
-                    sums = [(int(clicks), uid) for uid, clicks in found.items()]
-                    return before, {_text(uid): clicks for clicks, uid in sorted(sums, reverse=True)}
+                    return before, {_text(uid): int(clicks) for uid, clicks in found.items()}
             time.sleep(STANDSTILL_PAUSE_S)
         raise NeverStill(
             f"no micro-batch stood complete while '{self.hash_key}' was read, in {STANDSTILL_ATTEMPTS} attempts: if "
@@ -364,7 +362,8 @@ def _text(value: bytes) -> str:
 
 
 def _ranking(entries: list[tuple[bytes, float]]) -> list[tuple[str, int]]:
-    return [(_text(uid), int(score)) for uid, score in entries]
+    ranking = [(_text(uid), int(score)) for uid, score in entries]
+    return sorted(ranking, key=lambda entry: (-entry[1], entry[0]))
 
 
 def _by_size(counts: Mapping[bytes, bytes]) -> dict[str, int]:
