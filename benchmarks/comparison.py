@@ -4,11 +4,14 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
+from typing import TypeVar
 
 from benchmarks.figures import Line
 from benchmarks.peers import OURS, Peer, fresh_topic, touch_memory
 
 RUNS = 5
+T = TypeVar("T")
 Measure = Callable[[Peer, str], Sequence[float]]
 """Measures on a fresh topic; gives a figure for each `Figure` of its row."""
 
@@ -92,26 +95,18 @@ def measured(row: Row, peer: Peer, topic: str, config: Mapping[str, str]) -> Run
         return Run(values, peer.cpu_seconds() - before)
 
 
-def alternate(peers: Sequence[Peer], count: int, run: Callable[[Peer, int], Run]) -> dict[str, list[Run]]:
-    """`count` runs of each peer, every second round in the other order."""
-    found: dict[str, list[Run]] = {peer.name: [] for peer in peers}
-    for number in range(count):
-        for peer in peers if number % 2 == 0 else reversed(peers):
-            found[peer.name].append(run(peer, number))
+def in_turns(contenders: Mapping[str, Callable[[int], T]], count: int, *, uncounted: int = 0) -> dict[str, list[T]]:
+    """What `count` runs of each gave, by their numbers, every second round in the other order.
+
+    Before them come `uncounted` rounds, numbered below 0.
+    """
+    found: dict[str, list[T]] = {name: [] for name in contenders}
+    for number in range(-uncounted, count):
+        for name in contenders if number % 2 == 0 else reversed(list(contenders)):
+            measured_now = contenders[name](number)
+            if number >= 0:
+                found[name].append(measured_now)
     return found
-
-
-def in_turns(
-    count: int, ours: Callable[[int], float], theirs: Callable[[int], float] | None
-) -> tuple[list[float], list[float]]:
-    """The figures of `count` runs of each, every second round in the other order; no peer gives none."""
-    mine: list[float] = []
-    its: list[float] = []
-    both = [(ours, mine)] if theirs is None else [(ours, mine), (theirs, its)]
-    for number in range(count):
-        for run, found in both if number % 2 == 0 else reversed(both):
-            found.append(run(number))
-    return mine, its
 
 
 def compared(row: Row, peers: Sequence[Peer], number: int, runs: int = RUNS) -> dict[str, list[Run]]:
@@ -121,8 +116,7 @@ def compared(row: Row, peers: Sequence[Peer], number: int, runs: int = RUNS) -> 
     def one(peer: Peer, run: int) -> Run:
         return measured(row, peer, f"bench-{number}-{run}", row.config(peer))
 
-    alternate(peers, 1, lambda peer, _: one(peer, -1))
-    return alternate(peers, runs, one)
+    return in_turns({peer.name: partial(one, peer) for peer in peers}, runs, uncounted=1)
 
 
 def spread(values: Sequence[float]) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from benchmarks import clicks_topic, flink, killed_drain, latency
 from benchmarks.child import Child
-from benchmarks.comparison import Goal, judged, ratios, spread
+from benchmarks.comparison import Goal, in_turns, judged, ratios, spread
 from benchmarks.figures import Line, Table, row
 from benchmarks.stage import CLICKS, OURS, PEER, Stage
 from onceflow.clicks.pipeline import EVENTS_PER_BATCH_MAX
@@ -56,20 +56,18 @@ def compared(
     return row(name, peer, *cells)
 
 
-def in_turns(contenders: Mapping[str, Callable[[], T]], *, uncounted: int = 1) -> dict[str, list[T]]:
-    """`uncounted` runs of each, then `RUNS` of each, every second round in the other order."""
-    found: dict[str, list[T]] = {name: [] for name in contenders}
-    for number in range(-uncounted, RUNS):
-        for name in contenders if number % 2 else reversed(contenders):
-            measured = contenders[name]()
-            if number >= 0:
-                found[name].append(measured)
-    return found
+def rounds(contenders: Mapping[str, Callable[[], T]], *, uncounted: int = 1) -> dict[str, list[T]]:
+    """`RUNS` of each in turns, after `uncounted` ones."""
+
+    def numbered(run: Callable[[], T]) -> Callable[[int], T]:
+        return lambda _number: run()
+
+    return in_turns({name: numbered(run) for name, run in contenders.items()}, RUNS, uncounted=uncounted)
 
 
 def drain(stage: Stage) -> Iterator[Line]:
     """Push-downs and raw records beside the same runs of the peer."""
-    found = in_turns({name: partial(drained, stage, name) for name in ("pushdown", "raw", "jvm")})
+    found = rounds({name: partial(drained, stage, name) for name in ("pushdown", "raw", "jvm")})
     with_pushdowns, raw = Sides(found["pushdown"], found["jvm"]), Sides(found["raw"], found["jvm"])
     name = "drain to Redis, with push-downs"
     yield with_pushdowns.speed(name, "JVM connector", "events/s", Goal(1.5, 2.5))
@@ -103,7 +101,7 @@ def drain_beside_flink(stage: Stage) -> Iterator[Line]:
         yield row(name, "PyFlink", "", f"not measured: {found}", "", "1, 1.5", "")
         return
     with Child(found.command, stage.directory / "flink.log") as child:
-        runs = in_turns(
+        runs = rounds(
             {
                 "pushdown": partial(drained, stage, "pushdown"),
                 "flink": lambda: one_drain(stage, child, stage.counting("flink", stage.clicks.topic)),
@@ -119,7 +117,7 @@ def latency_at(rate: int, stage: Stage) -> Iterator[Line]:
     for pipeline in PEERS.values():
         drained(stage, pipeline)
     contenders = {name: partial(latency.measured, stage, name, pipeline, rate) for name, pipeline in PEERS.items()}
-    found = in_turns(contenders, uncounted=0)
+    found = rounds(contenders, uncounted=0)
     name = f"latency, event to Redis, {rate:,} events/s"
     goals = {"p50": Goal(0.8, 0.33, is_cost=True), "p99": Goal(0.9, 0.5, is_cost=True), "CPU": None}
     for what, goal in goals.items():
@@ -141,7 +139,7 @@ def kafka_sink(count: int, stage: Stage) -> Iterator[Line]:
         works = {source: sink_work(stage, source, compression) for source in (OURS, PEER)}
         for source, work in works.items():
             stage.driver(source).ask("begin", **work)
-        found = in_turns({source: partial(written, stage, work, count) for source, work in works.items()})
+        found = rounds({source: partial(written, stage, work, count) for source, work in works.items()})
         for source, work in works.items():
             wanted = {name: value * (RUNS + 1) for name, value in cached[0].items()}
             require_equal(f"rows written by {source}", stage.driver(source).ask("end", **work), wanted)

@@ -70,15 +70,11 @@ def measured(_names: Sequence[str]) -> Iterator[Line]:
     """Runs in turns, on new directories."""
     classpath = kafka.jars()
     with tempfile.TemporaryDirectory() as directory:
-
-        def ours_once(number: int) -> float:
-            return our_start(Path(directory) / f"ours-{number}")
-
-        def theirs_once(number: int) -> float:
-            assert classpath is not None
-            return kafkas_start(Path(directory) / f"kafka-{number}", classpath)
-
-        ours, theirs = in_turns(RUNS, ours_once, theirs_once if classpath is not None else None)
+        contenders = {"ours": lambda number: our_start(Path(directory) / f"ours-{number}")}
+        if classpath is not None:
+            contenders["theirs"] = lambda number: kafkas_start(Path(directory) / f"kafka-{number}", classpath)
+        found = in_turns(contenders, RUNS)
+    ours, theirs = found["ours"], found.get("theirs")
     beside = (f"{spread(theirs)} s", *judged(ratios(ours, theirs), GOAL)) if theirs else ("", "", "", "")
     yield row("start", f"{spread(ours)} s", *beside)
 

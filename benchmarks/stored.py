@@ -293,16 +293,18 @@ def recoveries() -> Iterator[Line]:
         root = Path(directory)
         classpath = kafka.jars()
 
-        def ours_once(number: int) -> float:
-            touch_memory()
-            return our_recovery(root / f"ours-{number}" / "data")
+        def after_touching(recovered: Callable[[int], float]) -> Callable[[int], float]:
+            def run(number: int) -> float:
+                touch_memory()
+                return recovered(number)
 
-        def theirs_once(number: int) -> float:
-            touch_memory()
-            assert classpath is not None
-            return kafkas_recovery(root / f"kafka-{number}", classpath)
+            return run
 
-        ours, theirs = in_turns(RECOVERIES, ours_once, theirs_once if classpath is not None else None)
+        contenders = {"ours": after_touching(lambda number: our_recovery(root / f"ours-{number}" / "data"))}
+        if classpath is not None:
+            contenders["theirs"] = after_touching(lambda number: kafkas_recovery(root / f"kafka-{number}", classpath))
+        found = in_turns(contenders, RECOVERIES)
+    ours, theirs = found["ours"], found.get("theirs")
     name = "recovery of 1 GB after kill -9"
     if theirs:
         ratio = ratios(ours, theirs)

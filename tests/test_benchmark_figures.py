@@ -96,7 +96,11 @@ def test_every_second_round_begins_with_the_peer() -> None:
         turns.append(f"{name}{number}")
         return number
 
-    found = in_turns(3, partial(run, "ours"), partial(run, "its"))
+    both = {name: partial(run, name) for name in ("ours", "its")}
+    found = in_turns(both, 3)
     assert turns == ["ours0", "its0", "its1", "ours1", "ours2", "its2"]
-    assert found == ([0, 1, 2], [0, 1, 2])
-    assert in_turns(2, partial(run, "ours"), None) == ([0, 1], [])
+    assert found == {"ours": [0, 1, 2], "its": [0, 1, 2]}
+    assert in_turns({"ours": both["ours"]}, 2) == {"ours": [0, 1]}
+    turns.clear()
+    assert in_turns(both, 1, uncounted=1) == {"ours": [0], "its": [0]}
+    assert turns == ["its-1", "ours-1", "ours0", "its0"]
