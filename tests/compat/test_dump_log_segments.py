@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -150,21 +150,32 @@ OF_EACH_COORDINATOR = (
 """Where its records stand, when they were written, and the ids that it gives."""
 
 
+Coordinators = Callable[[Callable[[str, str], None], str, str], tuple[list[str], list[str]]]
+
+
+@pytest.fixture
 def kept_by_coordinators(
-    peers: Peers, data: Sequence[Path], topic: str, decoder: str, about: str
-) -> tuple[list[str], list[str]]:
-    """The records of an internal topic that name `about`, in all of its partitions: theirs and ours."""
-    found = []
-    for tools, directory in zip((peers.theirs, peers.ours), data, strict=True):
-        logs = [str(path) for path in sorted(directory.glob(f"{topic}-*/*.log")) if path.stat().st_size]
-        printed = tools.run("DumpLogSegments", "--files", ",".join(logs), decoder)
-        assert printed.code == 0, printed
-        lines = [line for line in printed.lines if about in line]
-        for pattern, replacement in OF_EACH_COORDINATOR:
-            lines = [pattern.sub(replacement, line) for line in lines]
-        found.append(lines)
-    theirs, ours = found
-    return theirs, ours
+    peers: Peers, apache_kafka: kafka.KafkaProcess, tools_broker: BrokerProcess, topic: str
+) -> Coordinators:
+    """Does the same on both; the records that name the topic in all partitions of an internal one: theirs and ours."""
+
+    def kept(act: Callable[[str, str], None], internal: str, decoder: str) -> tuple[list[str], list[str]]:
+        act(apache_kafka.bootstrap, topic)
+        act(tools_broker.bootstrap, topic)
+        theirs = records_about(topic, peers.theirs, apache_kafka.directory / "data", internal, decoder)
+        return theirs, records_about(topic, peers.ours, tools_broker.data, internal, decoder)
+
+    return kept
+
+
+def records_about(name: str, tools: KafkaTools, data: Path, internal: str, decoder: str) -> list[str]:
+    logs = [str(path) for path in sorted(data.glob(f"{internal}-*/*.log")) if path.stat().st_size]
+    printed = tools.run("DumpLogSegments", "--files", ",".join(logs), decoder)
+    assert printed.code == 0, printed
+    lines = [line for line in printed.lines if name in line]
+    for pattern, replacement in OF_EACH_COORDINATOR:
+        lines = [pattern.sub(replacement, line) for line in lines]
+    return lines
 
 
 def create(admin: AdminClient, topic: str) -> None:
@@ -206,14 +217,9 @@ def be_a_transactional_producer(bootstrap: str, topic: str) -> None:
         wait_until(lambda: TransactionalClient(client, topic).state() == "CompleteAbort")
 
 
-def test_records_of_a_group(
-    peers: Peers, apache_kafka: kafka.KafkaProcess, tools_broker: BrokerProcess, topic: str
-) -> None:
+def test_records_of_a_group(kept_by_coordinators: Coordinators) -> None:
     """Each commit and each generation with its members, and what takes all of it away again."""
-    for bootstrap in (apache_kafka.bootstrap, tools_broker.bootstrap):
-        be_a_group(bootstrap, topic)
-    data = (apache_kafka.directory / "data", tools_broker.data)
-    theirs, ours = kept_by_coordinators(peers, data, "__consumer_offsets", "--offsets-decoder", topic)
+    theirs, ours = kept_by_coordinators(be_a_group, "__consumer_offsets", "--offsets-decoder")
     assert "records of groups" in KNOWN_DIFFERENCES
     assert [line.replace("sequence: -1", "sequence: N") for line in ours] == [
         re.sub(r"sequence: \d+", "sequence: N", line).replace('{"version":"4"', '{"version":"3"') for line in theirs
@@ -222,14 +228,9 @@ def test_records_of_a_group(
     assert types == ["1", "1", "2", "1", "2", "1<DELETE>", "1<DELETE>", "2<DELETE>"]
 
 
-def test_records_of_a_transactional_id(
-    peers: Peers, apache_kafka: kafka.KafkaProcess, tools_broker: BrokerProcess, topic: str
-) -> None:
+def test_records_of_a_transactional_id(kept_by_coordinators: Coordinators) -> None:
     """Its states, one by one, with their partitions."""
-    for bootstrap in (apache_kafka.bootstrap, tools_broker.bootstrap):
-        be_a_transactional_producer(bootstrap, topic)
-    data = (apache_kafka.directory / "data", tools_broker.data)
-    theirs, ours = kept_by_coordinators(peers, data, "__transaction_state", "--transaction-log-decoder", topic)
+    theirs, ours = kept_by_coordinators(be_a_transactional_producer, "__transaction_state", "--transaction-log-decoder")
     assert ours == theirs
     states = [re.sub(r'.*"transactionStatus":(\d).*', r"\1", line) for line in ours]
     assert states == ["0", "1", "2", "4", "1", "3", "5"], "empty, then ongoing, prepared and complete, twice"

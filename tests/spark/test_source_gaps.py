@@ -43,20 +43,20 @@ def still_open(bootstrap: str, cluster: Cluster, topic: str, send: Send) -> Iter
         TransactionalProducer(bootstrap, f"done-{topic}") as done,
         TransactionalProducer(bootstrap, f"open-{topic}") as own,
     ):
-        done.begin()
-        done.send(topic, b"committed", partition=0)
+        begin_with(done, topic, b"committed")
         done.commit()
-        done.begin()
-        done.send(topic, b"aborted", partition=0)
-        done.flush()
+        begin_with(done, topic, b"aborted")
         done.abort()
-        own.begin()
-        own.send(topic, b"open", partition=0)
-        own.flush()
-        done.begin()
-        done.send(topic, b"behind it", partition=0)
+        begin_with(own, topic, b"open")
+        begin_with(done, topic, b"behind it")
         done.commit()
         yield own
+
+
+def begin_with(producer: TransactionalProducer, topic: str, value: bytes) -> None:
+    producer.begin()
+    producer.send(topic, value, partition=0)
+    producer.flush()
 
 
 def options_of(bootstrap: str, topic: str, **more: str) -> dict[str, str]:
