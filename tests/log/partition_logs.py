@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import Disk, RealDisk
@@ -29,6 +30,7 @@ def open_log(
     clean: bool = False,
     disk: Disk | None = None,
     clock: ManualClock | None = None,
+    topic_id: UUID | None = None,
     log_start_offset: int = 0,
     **settings: Any,
 ) -> PartitionLog:
@@ -38,6 +40,7 @@ def open_log(
         disk=disk or RealDisk(),
         clock=clock or ManualClock(NOW_MS),
         clean=clean,
+        topic_id=topic_id,
         log_start_offset=log_start_offset,
     )
 

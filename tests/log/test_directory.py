@@ -1,8 +1,10 @@
 """The data directory: one broker, one cluster, clean or not, and deletions that stay."""
 
+import errno
 import os
 import re
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -12,6 +14,7 @@ from onceflow.log.config import LogConfig
 from onceflow.log.directory import DataDirectory
 from onceflow.log.disk import RealDisk
 from onceflow.log.errors import DataDirectoryRefused
+from onceflow.log.offset_checkpoint import LOG_START_FILE
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock
 from tests.log.partition_logs import NOW_MS, batch, open_log, records, sync, values
@@ -31,6 +34,28 @@ def test_a_new_directory_gets_a_cluster_id_and_keeps_it(tmp_path: Path) -> None:
     again.close(clean=False)
     lines = (tmp_path / "data" / "meta.properties").read_text().splitlines()
     assert {line.partition("=")[0] for line in lines} == {"version", "cluster.id", "node.id", "directory.id"}
+
+
+def test_a_disk_that_cannot_say_whether_a_file_is_there_does_not_say_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name in a damaged directory is not one that is free: where the log starts would be forgotten, written anew."""
+    directory = open_directory(tmp_path / "data")
+    directory.log_start_offsets.advance({("clicks", 0): 7})
+    directory.close(clean=False)
+    stat = os.stat
+
+    def failing(path: Any, *arguments: Any, **named: Any) -> os.stat_result:
+        if str(path).endswith(LOG_START_FILE):
+            raise OSError(errno.EIO, "Input/output error")
+        return stat(path, *arguments, **named)
+
+    with monkeypatch.context() as damaged:
+        damaged.setattr(os, "stat", failing)
+        with pytest.raises(OSError, match="Input/output error"):
+            open_directory(tmp_path / "data")
+    assert not RealDisk().exists(tmp_path / "data" / "meta.properties" / "below a file")
+    assert open_directory(tmp_path / "data").log_start_offsets.get("clicks", 0) == 7
 
 
 def test_a_second_broker_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -35,3 +36,33 @@ def test_a_start_asks_for_each_size_once_and_for_no_snapshots(
     assert not [name for name in asked if name.endswith(".snapshot")]
     files = {f"{base:020d}{suffix}": 1 for base in segments[:-1] for suffix in (".log", ".index", ".timeindex")}
     assert {name: count for name, count in asked.items() if name in files} == files
+
+
+def test_a_clean_start_opens_what_it_needs_once_and_no_empty_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most logs of a broker with ten thousand partitions are one segment of few records."""
+    log = open_log(tmp_path / "clicks-0", topic_id=UUID(int=1))
+    log.append(batch(b"one"))
+    sync(log)
+    log.close()
+    stats, opens = Counter[str](), Counter[str]()
+    stat, open_file = os.stat, os.open
+
+    def counted_stat(path: Any, *arguments: Any, **named: Any) -> os.stat_result:
+        stats[Path(path).name] += 1
+        return stat(path, *arguments, **named)
+
+    def counted_open(path: Any, *arguments: Any, **named: Any) -> int:
+        opens[Path(path).name] += 1
+        return open_file(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "stat", counted_stat)
+    monkeypatch.setattr(os, "open", counted_open)
+    again = open_log(tmp_path / "clicks-0", clean=True, topic_id=UUID(int=1))
+    monkeypatch.undo()
+    assert values(again) == [b"one"]
+    base, end = f"{0:020d}", f"{1:020d}"
+    assert stats == dict.fromkeys(["clicks-0", f"{base}.log", f"{base}.index", f"{base}.timeindex"], 1)
+    read = ["leader-epoch-checkpoint", "partition.metadata", f"{base}.log", f"{base}.timeindex", f"{end}.snapshot"]
+    assert opens == dict.fromkeys(read, 1)

@@ -58,7 +58,9 @@ class Disk(Protocol):
         """Opens for reading and writing; `create` makes an empty file where there is none."""
         ...
 
-    def exists(self, path: Path) -> bool: ...
+    def exists(self, path: Path) -> bool:
+        """Raises OSError where that cannot be told."""
+        ...
 
     def size_bytes(self, path: Path) -> int:
         """Of a file, without opening it."""
@@ -165,7 +167,12 @@ class RealDisk:
         return RealFile(os.open(path, flags, 0o644))
 
     def exists(self, path: Path) -> bool:
-        return path.exists()
+        # os.path.exists would take a disk that cannot say for one that says no.
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def size_bytes(self, path: Path) -> int:
         return os.stat(path).st_size

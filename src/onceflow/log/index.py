@@ -23,6 +23,7 @@ same however large the log is; the mapping is let go like a segment's file (`onc
 
 import struct
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,20 @@ class Index:
         """Forgets the entries in memory: from now on the file is searched."""
         self.entries = None
 
-    def load(self) -> bool:
-        """Takes the file's entries into memory, to append to them; False if the file is missing or not sane."""
-        if not self._disk.exists(self.path):
+    def load(self, sizes: Mapping[str, int]) -> bool:
+        """Takes the file's entries into memory, to append to them; False if the file is missing or not sane: entries
+        that are cut, or below the base offset (Kafka's sanityCheck).
+
+        `sizes` are of its directory's files: an empty one, as most are where partitions are many, is not opened.
+        """
+        size_bytes = sizes.get(self.name)
+        if size_bytes is None:
             return False
-        self.entries = bytearray(read_file(self._disk, self.path))
-        return self.is_sane()
+        self.entries = bytearray(read_file(self._disk, self.path)) if size_bytes else bytearray()
+        if len(self.entries) % self.entry.size:
+            return False
+        last = self.last_entry()
+        return last is None or min(last) >= 0
 
     def let_go(self) -> bool:
         """Unmaps the file, unless it was searched since it was last asked or has lost its name."""
@@ -112,15 +121,6 @@ class Index:
             if self.entries is None and self._disk.exists(self.path):
                 self._map()
                 self._is_pinned = True
-
-    def is_sane(self) -> bool:
-        """What can be told without the log: whole entries, none below the base offset (Kafka's sanityCheck)."""
-        if self.entries is None and not self._disk.exists(self.path):
-            return False
-        if self.size_bytes() % self.entry.size:
-            return False
-        last = self.last_entry()
-        return last is None or min(last) >= 0
 
     def last_entry(self) -> tuple[Any, ...] | None:
         """None while there is none. A file that is not mapped is not mapped for it: a start asks each segment's."""

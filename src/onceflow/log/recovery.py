@@ -131,7 +131,9 @@ class Loader:
             # What was never written has no indexes and no producers.
             active.forget_indexes()
             return Loaded(segments, 0, self._producers, 0, is_new=True, is_closed=True)
-        if not all(segment.has_indexes(self._sizes) for segment in segments[:-1]) or not active.load_active():
+        if not all(segment.has_indexes(self._sizes) for segment in segments[:-1]):
+            return None
+        if not active.load_active(self._sizes):
             return None
         self._load_sealed(segments[:-1])
         end = self._checked_end(segments)

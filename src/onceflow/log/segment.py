@@ -195,9 +195,10 @@ class Segment:
         self._is_dated = False
         self.transaction_index.load_sealed(transaction_index_bytes)
 
-    def load_active(self) -> bool:
-        """Takes the indexes into memory, to append to them; False where one is missing or not sane."""
-        if not (self.offset_index.load() and self.time_index.load() and self.transaction_index.load()):
+    def load_active(self, sizes: Mapping[str, int]) -> bool:
+        """Takes the indexes into memory, to append to them; False where one is missing or not sane. `sizes` are of its
+        directory's files."""
+        if not all(index.load(sizes) for index in (self.offset_index, self.time_index, self.transaction_index)):
             return False
         self._date(*self.time_index.last())
         self._measure_indexes()

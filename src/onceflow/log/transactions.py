@@ -20,7 +20,7 @@ closed, and rebuilt by recovery.
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,13 +109,9 @@ class TransactionIndex(Index):
         self.entries += self.entry.pack(*aborted)
         self.count += 1
 
-    def is_sane(self) -> bool:
+    def load(self, sizes: Mapping[str, int]) -> bool:
         """As for the other indexes, but no file is no entry."""
-        return not self._disk.exists(self.path) or super().is_sane()
-
-    def load(self) -> bool:
-        """As for the other indexes, but no file is no entry."""
-        is_sane = super().load()
+        is_sane = super().load(sizes)
         if self.entries is None:
             self.entries, is_sane = bytearray(), True
         self.count = len(self)
