@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
-from onceflow.spark import checkpoint_lock, redis_chunks, redis_pool, redis_rows, redis_scripts
+from onceflow.spark import checkpoint_lock, redis_chunks, redis_pool, redis_rows, redis_scripts, redis_target
 from onceflow.spark.checkpoint import CheckpointNotSynced, LocalCheckpoint
 from onceflow.spark.checkpoint_lock import CheckpointInUse
 from onceflow.spark.data_loss import DataLost
@@ -589,6 +589,30 @@ def test_a_redis_that_does_not_sync_works_and_the_sink_says_what_that_means(
     assert_counted(redis_client, 2)
     assert f"cannot say when a write is on disk ({reason})" in caplog.text
     assert "settled" not in marker_of(redis_client)
+
+
+@pytest.mark.parametrize(
+    ("since", "setting", "told"),
+    [((99, 0, 0), "yes", True), ((99, 0, 0), "no", False), ((), "yes", False)],
+    ids=["leaves it", "does not start", "takes it off"],
+)
+def test_a_redis_that_leaves_the_begin_of_a_torn_script_is_told(
+    sinks: Sinks,
+    redis_client: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    since: tuple[int, ...],
+    setting: str,
+    told: bool,
+) -> None:
+    """As Redis 7.0 and Valkey 9.1.1 do: tests/compat/test_redis_itself.py."""
+    monkeypatch.setattr(redis_target, "WHOLE_TAILS_SINCE", since)
+    redis_client.config_set("aof-load-truncated", setting)
+    try:
+        sinks.start().open(sinks.spark)
+    finally:
+        redis_client.config_set("aof-load-truncated", "yes")
+    assert ("has aof-load-truncated 'yes': where a power cut tears a script" in caplog.text) is told
 
 
 def test_two_sinks_of_one_process_do_not_share_a_checkpoint(sinks: Sinks) -> None:

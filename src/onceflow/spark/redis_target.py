@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 HISTORY_LENGTH = 600
 SYNC_WAIT_MS = 10_000
 REPAIR_STEPS = 3
+WHOLE_TAILS_SINCE = (9, 1, 2)
+"""The first Valkey that takes the begin of a torn script off its append-only file (valkey-io/valkey#4342)."""
 
 Rebuild = Callable[[MissingRanges], DataFrame]
 """Makes the sink's rows of these offsets, and of nothing else, by the same code as the query."""
@@ -288,11 +290,43 @@ class RedisTarget(Sink):
             _log.warning(
                 "Redis %s at %s cannot say when a write is on disk (%s): after a crash of Redis batches can be "
                 "missing, which %s",
-                info.get("redis_version"),
+                info.get("valkey_version") or info.get("redis_version"),
                 shown(self._url),
                 unsynced,
                 "stops the query" if self._rebuild is None else "are then counted again from the log",
             )
+        if _leaves_torn_scripts(client, info):
+            _log.warning(
+                "Redis %s at %s has aof-load-truncated 'yes': where a power cut tears a script at the end of its "
+                "append-only file, it may leave the script's begin there and apply it at its next start but one; call "
+                "BGREWRITEAOF, then set it to 'no' (docs/exactly-once.md), or take Valkey %s or newer after that",
+                info.get("valkey_version") or info.get("redis_version"),
+                shown(self._url),
+                ".".join(map(str, WHOLE_TAILS_SINCE)),
+            )
+
+
+def _leaves_torn_scripts(client: Any, info: Mapping[str, Any]) -> bool:
+    """Whether a file that ends within a script keeps the begin of it; False where the server cannot be asked."""
+    if not info.get("aof_enabled") or _version(info.get("valkey_version")) >= WHOLE_TAILS_SINCE:
+        return False
+    # Whoever runs a hosted Redis decides what becomes of its files.
+    return _setting(client, "aof-load-truncated") == "yes"
+
+
+def _setting(client: Any, name: str) -> str | None:
+    """None where it cannot be asked: a hosted Redis may forbid CONFIG."""
+    try:
+        found: str | None = client.config_get(name).get(name)
+    except redis.ResponseError:
+        return None
+    return found
+
+
+def _version(text: Any) -> tuple[int, ...]:
+    """() where there is none, or one that is not numbers."""
+    parts = str(text or "").split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
 
 
 def _why_unsynced(client: Any, info: Mapping[str, Any]) -> str | None:
@@ -305,8 +339,6 @@ def _why_unsynced(client: Any, info: Mapping[str, Any]) -> str | None:
         return "its user may not call WAITAOF"
     except redis.ResponseError:
         return "it has no WAITAOF, which came with Redis 7.2"
-    try:
-        # With `no` it would wait for the whole time-out at each batch, and then for nothing.
-        return "appendfsync is 'no'" if client.config_get("appendfsync").get("appendfsync") == "no" else None
-    except redis.ResponseError:
-        return None  # A hosted Redis may forbid CONFIG; waiting is right or fails with a sentence.
+    # With `no` it would wait for the whole time-out at each batch, and then for nothing; where that cannot be asked,
+    # waiting is right or fails with a sentence.
+    return "appendfsync is 'no'" if _setting(client, "appendfsync") == "no" else None

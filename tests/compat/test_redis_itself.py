@@ -1,0 +1,190 @@
+"""Redis's own server, where one is installed: TLS ports of its own, and what it makes of a torn append-only file."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from onceflow import services
+from onceflow.spark import redis_pool
+from onceflow.spark.redis_answers import code_of
+from tests.client.tls import Authority
+from tests.compat.conftest import tool
+from tests.conftest import RedisProcess
+from tests.spark.redis_servers import SERVICE, RedisCluster, append_only_file, wait_until
+from tests.spark.redis_steps import Driver, assert_counts, batch_of, expected_counts, new_keys
+
+NewRedis = Callable[..., RedisProcess]
+LOCAL = "127.0.0.1"
+
+
+@pytest.fixture(autouse=True)
+def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What `new_redis` starts."""
+    found = tool("redis-server", "apt install redis-server")
+    if "Redis" not in subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout:
+        pytest.skip(f"{found} is not Redis: install Redis itself")
+    monkeypatch.setattr(services, "find_redis_server", lambda: found)
+    yield found
+    redis_pool.close()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def tls(authority: Authority, *more: str) -> tuple[int, list[str]]:
+    """A port for TLS, beside the plain one for the test, and what the server needs for it."""
+    port, own = services.free_port(), str(authority.issue(LOCAL))
+    given = {"--tls-cert-file": own, "--tls-key-file": own, "--tls-ca-cert-file": str(authority.trusted)}
+    words = [word for pair in given.items() for word in pair]
+    return port, ["--tls-port", str(port), *words, "--tls-auth-clients", "optional", *more]
+
+
+def run(driver: Driver, *numbers: int) -> None:
+    for number in numbers:
+        list(driver.steps(batch_of(number)))
+
+
+def of_sums(server: RedisProcess) -> Any:
+    return redis.Redis(LOCAL, server.port, db=1)
+
+
+def test_a_tls_port_of_its_own(new_redis: NewRedis, authority: Authority) -> None:
+    port, arguments = tls(authority)
+    server, keys = new_redis(arguments=arguments), new_keys()
+    run(Driver(f"rediss://{LOCAL}:{port}/1?ssl_ca_certs={authority.trusted}", keys), 0, 1)
+    assert_counts(of_sums(server), keys, 2)
+
+
+def test_a_tls_port_that_asks_for_certificates(new_redis: NewRedis, authority: Authority) -> None:
+    port, arguments = tls(authority, "--tls-auth-clients", "yes")
+    server, keys, own = new_redis(arguments=arguments), new_keys(), authority.issue("pipeline")
+    url = f"rediss://{LOCAL}:{port}/1?ssl_ca_certs={authority.trusted}"
+    with pytest.raises(redis.ConnectionError) as raised:
+        redis_pool.client(url)
+    assert code_of(raised.value) == "TLS"
+    run(Driver(f"{url}&ssl_certfile={own}&ssl_keyfile={own}", keys), 0)
+    assert_counts(of_sums(server), keys, 1)
+
+
+def test_a_cluster_that_speaks_tls_alone_among_its_nodes(new_redis: NewRedis, authority: Authority) -> None:
+    ports = []
+
+    def with_tls(*, arguments: list[str]) -> RedisProcess:
+        port, more = tls(authority, "--tls-cluster", "yes", "--tls-replication", "yes")
+        ports.append(port)
+        return new_redis(arguments=[*arguments, *more])
+
+    cluster, keys = RedisCluster(with_tls, masters=1), new_keys()
+    run(Driver(f"rediss+cluster://{LOCAL}:{ports[0]}?ssl_ca_certs={authority.trusted}", keys), 0, 1)
+    assert_counts(cluster.admin(cluster.nodes[0]), keys, 2)
+
+
+def test_sentinels_behind_tls_and_a_failover(
+    new_redis: NewRedis, authority: Authority, tmp_path: Path, program: str
+) -> None:
+    (port, of_master), (other_port, of_replica) = (tls(authority, "--tls-replication", "yes") for _ in range(2))
+    master, replica = new_redis(arguments=of_master), new_redis(arguments=of_replica)
+    follow: Any = redis.Redis(LOCAL, replica.port)
+    follow.replicaof(LOCAL, str(port))
+    wait_until(lambda: follow.info("replication")["master_link_status"] == "up", "a replica in step")
+    own_port, arguments = tls(authority, "--tls-replication", "yes")
+    lines = [" ".join(pair).removeprefix("--") for pair in zip(arguments[::2], arguments[1::2], strict=True)]
+    lines += ["port 0", f"bind {LOCAL}", f"dir {tmp_path}", f"sentinel monitor {SERVICE} {LOCAL} {port} 1"]
+    lines += [f"sentinel down-after-milliseconds {SERVICE} 300", f"sentinel failover-timeout {SERVICE} 2000"]
+    (tmp_path / "sentinel.conf").write_text("\n".join(lines) + "\n")
+    with (tmp_path / "sentinel.log").open("ab") as log:
+        sentinel = subprocess.Popen([program, str(tmp_path / "sentinel.conf"), "--sentinel"], stdout=log, stderr=log)
+    try:
+        asking: Any = redis.Redis(LOCAL, own_port, ssl=True, ssl_ca_certs=str(authority.trusted))
+        known = f"{LOCAL}:{other_port}"
+        wait_until(lambda: known in str(asking.execute_command("SENTINEL", "REPLICAS", SERVICE)), "a known replica")
+        keys = new_keys()
+        driver = Driver(f"rediss+sentinel://{LOCAL}:{own_port}/{SERVICE}/1?ssl_ca_certs={authority.trusted}", keys)
+        run(driver, 0, 1)
+        there = of_sums(master).hgetall(keys.marker)
+        wait_until(lambda: of_sums(replica).hgetall(keys.marker) == there, "a replica that has batch 1")
+        master.kill()
+        run(driver, 2)
+        assert_counts(of_sums(replica), keys, 3)
+    finally:
+        sentinel.terminate()
+        sentinel.wait(timeout=20)
+
+
+def within_a_script(written: bytes, begin: int) -> int:
+    """In the middle of the second HINCRBY of the first script that has some."""
+    first = written.index(b"HINCRBY", begin)
+    cut = written.index(b"HINCRBY", first + 1) + 3
+    assert written.rfind(b"MULTI", begin, first) > written.rfind(b"EXEC", 0, cut)
+    return cut
+
+
+class Torn:
+    """A server of which a power cut took all from the middle of a script of batch 1 on; batches 1 and 2 come again."""
+
+    def __init__(self, server: RedisProcess) -> None:
+        self.server, self.keys = server, new_keys()
+        driver = Driver(server.url, self.keys)
+        run(driver, 0)
+        self.file = append_only_file(server)
+        before = self._at_rest()
+        run(driver, 1, 2)
+        written = self._at_rest()
+        server.kill()
+        os.truncate(self.file, within_a_script(written, len(before)))
+
+    def _at_rest(self) -> bytes:
+        client = of_sums(self.server)
+        wait_until(lambda: client.info("persistence")["aof_pending_bio_fsync"] == 0, "a file that is written")
+        return self.file.read_bytes()
+
+    def start_twice(self) -> None:
+        """Batches 1 and 2 again after the first start."""
+        self.server.start()
+        run(Driver(self.server.url, self.keys), 1, 2)
+        self.server.kill()
+        self.server.start()
+
+
+def test_the_begin_of_a_torn_script_is_counted_by_the_start_after_next(new_redis: NewRedis) -> None:
+    """What docs/exactly-once.md says of `aof-load-truncated yes`. With a Redis that does better, mend page and sink."""
+    torn = Torn(new_redis())
+    torn.start_twice()
+    counted = of_sums(torn.server).hgetall(torn.keys.increments[0].key).values()
+    assert sum(map(int, counted)) > sum(expected_counts(3)["count"].values())
+    run(Driver(torn.server.url, torn.keys), 2, 3)  # No marker tells.
+
+
+def test_a_torn_script_is_cut_off_where_redis_does_not_start_with_it(new_redis: NewRedis) -> None:
+    torn = Torn(new_redis(arguments=["--aof-load-truncated", "no"]))
+    torn.server.start(wait=False)
+    log = torn.server.directory / "server.log"
+    deadline = time.monotonic() + 20
+    while "Unexpected end of file" not in log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert "redis-check-aof --fix" in log.read_text()
+    torn.server.stop()
+    mend = [tool("redis-check-aof", "apt install redis-tools"), "--fix", str(torn.file)]
+    subprocess.run(mend, input=b"y\n", capture_output=True, check=True)
+    torn.start_twice()
+    assert_counts(of_sums(torn.server), torn.keys, 3)
+
+
+def test_a_rewrite_before_anything_is_written_takes_a_torn_script_away(new_redis: NewRedis) -> None:
+    torn = Torn(new_redis())
+    torn.server.start()
+    client = of_sums(torn.server)
+    client.bgrewriteaof()
+    wait_until(lambda: append_only_file(torn.server) != torn.file, "a file that is rewritten")
+    wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"], "the rewriting is over")
+    torn.server.kill()
+    torn.start_twice()
+    assert_counts(of_sums(torn.server), torn.keys, 3)
