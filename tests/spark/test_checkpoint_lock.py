@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from onceflow.spark import checkpoint_lock
@@ -99,6 +100,17 @@ def test_a_second_query_of_one_jvm_is_refused_and_the_first_keeps_its_lock(
             take_lock(spark, checkpoint, "a")
     assert locked_by_another_process(checkpoint)
     lock.release()
+
+
+def test_a_lock_whose_holder_cannot_be_written_is_given_back(
+    spark: SparkSession, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(checkpoint_lock, "_write_holder", Mock(side_effect=Py4JError("No space left on device")))
+        with pytest.raises(Py4JError, match="No space left"):
+            take_lock(spark, checkpoint, "a")
+    assert not locked_by_another_process(checkpoint)
+    take_lock(spark, checkpoint, "a").release()
 
 
 class Jvm:

@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from onceflow.cli import onceflow
 from onceflow.spark import redis_pool
 from onceflow.spark.redis_marker import tag_of, tagged_key
-from onceflow.spark.redis_sink import Append, DataMisfit, Increment, MarkerRefused, MissingRanges, RedisSink
+from onceflow.spark.redis_sink import Append, DataMisfit, Increment, MarkerRefused, MissingRanges, RedisSink, RedisUnfit
 from onceflow.spark.redis_tags import TaggedRedisSink
 from onceflow.spark.sink import sinks
 from onceflow.spark.wrong_option import WrongOption
@@ -222,6 +223,19 @@ def test_a_tag_that_cannot_be_opened_stops_all_before_the_first_batch(counting: 
     counting.client(2).delete(counting.key(2))
     with pytest.raises(DataMisfit, match="the sink was given columns"):
         sink(counting.spark.sql("SELECT 'count' AS target, 1L AS amount"), 0)
+
+
+def test_tags_that_were_opened_before_one_failed_leave_the_checkpoint_free(
+    counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = counting.start()
+    monkeypatch.setattr(sink.sinks[2], "open", Mock(side_effect=RedisUnfit("Redis forgets keys")))
+    with pytest.raises(RedisUnfit, match="forgets keys"):
+        counting.batch(0)
+    counting.sink = None  # Nobody closes it.
+    counting.start()
+    counting.run(0, 1)
+    counting.assert_counted(2)
 
 
 def test_what_one_tag_lost_is_counted_again_there(counting: Counting) -> None:

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from pyspark.sql import SparkSession
 
 from onceflow.spark import sink
 from onceflow.spark.batch import Batch
@@ -199,6 +201,25 @@ def test_a_name_is_given_once_where_the_checkpoint_cannot_be_locked(monkeypatch:
     first.close()
     for each in (*others, opened("hdfs://host/a")):
         each.close()
+
+
+def test_a_sink_that_could_not_be_opened_leaves_the_checkpoint_free(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook the name is given to the next attempt, and nobody is left who could close the first."""
+    refused = TableSink(Table())
+    monkeypatch.setattr(refused, "open", Mock(side_effect=SinkStopped("there is no topic clean-vists")))
+    with pytest.raises(SinkStopped, match="clean-vists"):
+        ExactlyOnce(refused, checkpoint=str(tmp_path)).open(spark)
+    again = ExactlyOnce(TableSink(Table()), checkpoint=str(tmp_path))
+    again.open(spark)
+    again.close()
+    monkeypatch.setattr(sink, "checkpoint_at", lambda _session, location: Elsewhere(location))
+    with pytest.raises(SinkStopped, match="clean-vists"):
+        ExactlyOnce(refused, checkpoint="hdfs://host/d").open(None)
+    again = ExactlyOnce(TableSink(Table()), checkpoint="hdfs://host/d")
+    again.open(None)
+    again.close()
 
 
 def test_a_sink_is_closed_whatever_becomes_of_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:

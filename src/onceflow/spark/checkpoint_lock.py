@@ -125,7 +125,11 @@ def _locked(session: Any, directory: Path, path: Path, wait_ms: int, sleep: Call
         except BaseException:
             java_file.close()
             raise
-    _write_holder(session, java_file)
+    try:
+        _write_holder(session, java_file)
+    except BaseException:
+        java_file.close()
+        raise
     return java_file
 
 

@@ -91,8 +91,13 @@ class TaggedRedisSink(FailureKept):
                 refusal = None if found is None else other_plan(found, plan, sink.target.wording)
                 if refusal is not None:
                     raise MarkerRefused(refusal.sentence)
-            for sink in self.sinks:
-                sink.open(session, sleep=sleep)
+            try:
+                for sink in self.sinks:
+                    sink.open(session, sleep=sleep)
+            except BaseException:
+                for sink in self.sinks:
+                    sink.release()
+                raise
         self._is_open = True
 
     def close(self) -> None:

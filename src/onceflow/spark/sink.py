@@ -170,28 +170,38 @@ class ExactlyOnce(FailureKept):
         """Locks the checkpoint, recovers the sink and holds its proof against the checkpoint.
 
         `sleep` may raise to end the wait for another driver's lock. The first batch calls it where nobody has. Raises
-        CheckpointInUse, MarkerRefused and what the sink raises.
+        CheckpointInUse, MarkerRefused and what the sink raises; this sink keeps nobody from the checkpoint then.
         """
         if self._checkpoint is not None:
             return
+        try:
+            self._checkpoint = self._opened(session, sleep)
+        except BaseException:
+            self.release()
+            raise
+
+    def _opened(self, session: Any, sleep: Callable[[float], None]) -> Checkpoint:
         checkpoint = checkpoint_at(session, self._location)
         if isinstance(checkpoint, LocalCheckpoint):
-            if self._lock is None:
-                self._lock = take_lock(session, checkpoint.directory, self.sink.name, sleep=sleep)
+            self._lock = take_lock(session, checkpoint.directory, self.sink.name, sleep=sleep)
             checkpoint.drop_torn()
-        elif self._lock is None:
+        else:
             self._lock = take_name(checkpoint.location, self.sink.name)
         within_attempts(f"sink {self.sink.name!r} could not be opened", lambda: self._check_start(session, checkpoint))
-        self._checkpoint = checkpoint
+        return checkpoint
 
     def close(self) -> None:
         """Gives the checkpoint back and closes the sink; the query must have ended."""
-        lock, self._lock, self._checkpoint = self._lock, None, None
         try:
-            if lock is not None:
-                lock.release()
+            self.release()
         finally:
             self.sink.close()
+
+    def release(self) -> None:
+        """Gives this sink's share of the checkpoint back; `open` takes it again."""
+        lock, self._lock, self._checkpoint = self._lock, None, None
+        if lock is not None:
+            lock.release()
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Writes one micro-batch, or finds that it is written. Raises an OnceflowError, kept in `failure`."""
@@ -227,6 +237,7 @@ class ExactlyOnce(FailureKept):
             committed=committed,
             planned=checkpoint.newest_batch("offsets"),
             wording=self.sink.wording,
+            plan=self._plan,
         )
         if isinstance(refusal, WentBack):
             self.sink.repair(refusal, self._batch(checkpoint, committed), checkpoint)
