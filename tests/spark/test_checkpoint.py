@@ -92,7 +92,8 @@ def test_several_sources(files: SparkFiles) -> None:
         (3, None, CheckpointUnreadable, "offsets/3 is missing.*checkpointLocation"),
         (1, "", CheckpointUnreadable, "offsets/1 is ''.*v1"),
         (1, "v2\n{}\n{}", CheckpointUnreadable, "v2.*v1"),
-        (1, offsets_text({"logOffset": 3}), MalformedOffsets, "logOffset"),
+        (1, offsets_text({"logOffset": 3}), MalformedOffsets, "offsets/1 is damaged, or of a source that.*logOffset"),
+        (1, offsets_text("23"), MalformedOffsets, r"or of a source that is not format\('onceflow'\), and"),
         (1, offsets_text({"clicks": {"0": 9}}, {"views": {"0": 1}}), CheckpointUnreadable, "2 sources.*has 1"),
     ],
 )

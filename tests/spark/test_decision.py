@@ -149,5 +149,16 @@ def test_start(kind: str, found: tuple[Batch, bool] | None, committed: int, plan
         says(refusal, expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_plan_is_refused_at_the_start(kind: str) -> None:
+    """Not when the next record comes, which may be tomorrow; and before anything lost is counted again by it."""
+    make, words = KINDS[kind]
+    for found, committed in ((K, 7), (K, 6), (PARTIAL, 6), (K_MINUS_1, 7)):
+        at = {"query": "query-1", "sink": NAME, "committed": committed, "planned": 7, "wording": words}
+        says(refusal_at_start(found_by(make, found), **at, plan="by ip"), "plan 'clicks'.*job is 'by ip'.*, or ")
+        refusal = refusal_at_start(found_by(make, found), **at, plan="clicks")
+        assert refusal is None or isinstance(refusal, WentBack)
+
+
 def test_a_proof_beside_a_checkpoint_that_no_query_has_used() -> None:
     says(foreign_query("query-1", "a new one", wording(NAME)), "query-1.*a new one.*reset")

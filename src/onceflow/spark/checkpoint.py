@@ -107,16 +107,26 @@ class Checkpoint:
                     f"{self.location}/offsets/{number}: a source appears that had no offsets in the batch before, so "
                     "where it begins is not known; take a new checkpoint"
                 )
-            start = None if start_line is None else offsets.parse(start_line)
-            end = offsets.parse(end_line)
+            start = None if start_line is None else self._parsed(number - 1, start_line)
+            end = self._parsed(number, end_line)
             topic_ids |= end.topic_ids
             ranges += offsets.ranges(start, end)
         self._refuse_topic_twice(number, ranges)
         return Batch(query, number, tuple(sorted(ranges)), plan, plan_version, topic_ids)
 
+    def _parsed(self, number: int, line: str) -> offsets.Offsets:
+        try:
+            return offsets.parse(line)
+        except offsets.MalformedOffsets as error:
+            raise offsets.MalformedOffsets(
+                f"{self.location}/offsets/{number} is damaged, or of a source that is not format('onceflow'), and a "
+                "sink takes queries whose sources all are: write such rows to Kafka first, and read them there "
+                f"({error})"
+            ) from error
+
     def reached(self, number: int) -> offsets.Offsets:
         """Where batch `number` ends, all sources together. Raises CheckpointUnreadable, offsets.MalformedOffsets."""
-        ends = [offsets.parse(line) for line in self._source_lines(number) if line != _NO_OFFSETS]
+        ends = [self._parsed(number, line) for line in self._source_lines(number) if line != _NO_OFFSETS]
         return offsets.Offsets(
             {topic: partitions for end in ends for topic, partitions in end.by_topic.items()},
             {topic: topic_id for end in ends for topic, topic_id in end.topic_ids.items()},

@@ -86,14 +86,26 @@ def decide(found: Proof | None, batch: Batch, sink: str, wording: Wording) -> De
 
 
 def refusal_at_start(
-    found: Proof | None, *, query: str, sink: str, committed: int, planned: int, wording: Wording
+    found: Proof | None,
+    *,
+    query: str,
+    sink: str,
+    committed: int,
+    planned: int,
+    wording: Wording,
+    plan: str | None = None,
 ) -> Refuse | None:
-    """Why a query must not start, or None. `committed` and `planned` are the checkpoint's newest batches, -1 none."""
+    """Why a query must not start, or None. `committed` and `planned` are the checkpoint's newest batches, -1 none.
+
+    Who looks at a sink from outside does not know the job's `plan`, and a proof of any is as good.
+    """
     if found is None:
         return None if committed == NO_BATCH else _missing(committed, wording)
     if found.batch > planned:
         return _foreign(found, query, sink, wording) or _older_checkpoint(found, planned, wording)
     refusal = _foreign(found, query, sink, wording)
+    if refusal is None and plan is not None:
+        refusal = other_plan(found, plan, wording)
     if refusal is None and found.batch_done < committed:
         return went_back(found.batch_done, committed, wording)
     return refusal

@@ -190,7 +190,8 @@ class Encoder:
             row = int(np.argmax(wrong))
             raise SinkStopped(
                 f"a row {_origin(key, row)} has partition {chosen[row]} and topic {topic} has "
-                f"{target.partition_count}, counted from 0"
+                f"{target.partition_count}, counted from 0: let the partitioner or the column partition name one of "
+                "these; drop('partition') takes the column away, which a source's rows have of their own"
             )
         return np.where(is_given, chosen, partitions)
 

@@ -85,7 +85,7 @@ def code_of(error: redis.RedisError) -> str | None:
 def failed(url: str, when: str, error: redis.RedisError) -> RedisFailed:
     """The sentence for what is left after all attempts; `when` says in which step."""
     remedy = REMEDIES.get(code_of(error) or "")
-    todo = "start Redis and the query again" if remedy is None else f"{remedy}, then start the query again"
+    todo = f"{remedy or 'start Redis, or look whether it is one that listens there'}, then start the query again"
     return RedisFailed(
         f"Redis at {shown(url)} failed {when} ({error}): nothing is lost, what is unfinished is finished at the next "
         f"start; {todo}"

@@ -51,7 +51,10 @@ def read_checkpoint(directory: Path) -> CheckpointState:
 
 
 def judge(found: Proof | None, state: CheckpointState, sink: str, wording: Wording) -> Verdict:
-    """What the next start of the query would do about the sink named `sink`. Raises CheckpointUnreadable."""
+    """What the next start of the query would do about the sink named `sink`, with the plan that `found` is of.
+
+    Raises CheckpointUnreadable.
+    """
     refusal = refusal_at_start(
         found, query=state.query, sink=sink, committed=state.committed, planned=state.planned, wording=wording
     )
