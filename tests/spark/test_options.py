@@ -10,7 +10,7 @@ import pyspark_onceflow
 from onceflow.spark.offsets import Offsets
 from onceflow.spark.options import NAMES, WITHOUT_MEANING, Mode, SourceOptions, read_options
 from onceflow.spark.position_options import AtCommitted, AtTimestamp, Position
-from onceflow.spark.source import OnceflowDataSource, WrongSchema
+from onceflow.spark.source import OnceflowDataSource, RefusedReader, WrongSchema
 from onceflow.spark.source_columns import SCHEMA
 from onceflow.spark.subscription import subscribed
 from onceflow.spark.wrong_option import WrongOption
@@ -260,8 +260,16 @@ def test_headers_are_a_column_where_they_are_asked_for() -> None:
 def test_a_schema_of_the_users_own_is_refused() -> None:
     source = OnceflowDataSource(LEAST)
     assert source.schema() == SCHEMA
+    own = StructType([StructField("uid", StringType())])
     with pytest.raises(WrongSchema, match=r"has the columns struct<key:binary.* not struct<uid:string>"):
-        source.streamReader(StructType([StructField("uid", StringType())]))
+        source.reader(own)
+    # A stream's reader is there to be stopped, and says it at the first question, whichever that is.
+    refused = source.streamReader(own)
+    assert isinstance(refused, RefusedReader)
+    for asked in (refused.initialOffset, refused.latestOffset, lambda: refused.partitions({}, {})):
+        with pytest.raises(WrongSchema, match="not struct<uid:string>"):
+            asked()
+    refused.stop()
 
 
 def test_spark_finds_the_source_by_the_name_of_a_package() -> None:

@@ -89,6 +89,38 @@ def test_a_batch_read_goes_from_its_start_to_its_end_exactly(
     assert sorted(row.offset for row in frame.collect()) == list(range(13, 42))
 
 
+def test_a_batch_read_between_two_moments_or_from_what_a_group_committed(
+    read: Callable[..., DataFrame], cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 2)
+    base_ms = time.time_ns() // 1_000_000
+    for number in range(5):
+        send([f"v{number}"], timestamp=base_ms + 1000 * number)
+    send(["early"], partition=1, timestamp=base_ms + 500)
+    group = f"of-{topic}"
+    cluster.commit_offsets(group, topic, {0: 3, 1: 1})
+
+    def values(**options: str) -> list[str]:
+        return sorted(row.value.decode() for row in read(**options).collect())
+
+    def at(*moments: int) -> str:
+        """Of each partition; -1 is its latest offset."""
+        given = {str(number): ms if ms < 0 else base_ms + ms for number, ms in enumerate(moments)}
+        return json.dumps({topic: given})
+
+    # The first record that is dated so, or later, is the first one left out; where there is none, nothing is.
+    assert values(endingTimestamp=str(base_ms + 2000)) == ["early", "v0", "v1"]
+    assert values(endingTimestamp=str(base_ms + 1)) == ["v0"]
+    assert values(endingOffsetsByTimestamp=at(3500, 500)) == ["v0", "v1", "v2", "v3"]
+    assert values(endingOffsetsByTimestamp=at(1000, 501)) == ["early", "v0"]
+    between = {"startingTimestamp": str(base_ms + 400), "endingTimestamp": str(base_ms + 3000)}
+    assert values(**between) == ["early", "v1", "v2"]
+    late = {"startingOffsetsByTimestamp": at(1500, 501), "startingOffsetsByTimestampStrategy": "latest"}
+    assert values(**late) == ["v2", "v3", "v4"]
+    assert values(groupId=group) == values(groupId=group, startingOffsets="committed") == ["v3", "v4"]
+    assert values(groupId=group, endingTimestamp=str(base_ms + 4000)) == ["v3"]
+
+
 def test_a_batch_read_of_an_empty_topic_is_empty(read: Callable[..., DataFrame], cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1)
     assert read().collect() == []
@@ -108,6 +140,28 @@ def test_what_cannot_be_read_is_told_in_one_sentence(
         read(**{name: value}).collect()
     assert expected in sentence(caught.value)
     assert "\n" not in sentence(caught.value)
+
+
+def test_what_a_stream_cannot_do_is_told_in_one_sentence(drain: Drain, cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, 1)
+    with pytest.raises(PySparkException) as caught:
+        drain(endingOffsets="latest")
+    assert sentence(caught.value) == "option endingOffsets means nothing in a stream read; take it out"
+    assert "UnboundLocalError" not in str(caught.value)
+
+
+def test_who_would_write_with_the_source_is_told_of_the_sinks(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path
+) -> None:
+    cluster.create_topic(topic, 1)
+    with pytest.raises(PySparkException) as caught:
+        spark.sql("SELECT 'a' AS value").write.format("onceflow").mode("append").save()
+    assert re.search(r"reads alone: .*kafka_sink\(…\)", sentence(caught.value))
+    reader = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
+    writer = reader.option("subscribe", topic).load().writeStream.format("onceflow")
+    with pytest.raises(PySparkException) as caught:
+        writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination(60)
+    assert re.search(r"reads alone: .*kafka_sink\(…\).*redis_sink\(…\)", sentence(caught.value))
 
 
 def test_batch_0_writes_the_start_and_each_later_batch_reads_what_its_offsets_say(

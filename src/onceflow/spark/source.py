@@ -5,9 +5,9 @@ source; the one default that differs is isolation.level, read_committed here.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from onceflow.errors import OnceflowError
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 class WrongSchema(OnceflowError):
     """The user gave a schema; the source has one of its own."""
+
+
+class NoWriter(OnceflowError):
+    """Rows were to be written with `format("onceflow")`, which reads alone."""
 
 
 class OnceflowDataSource(DataSource):
@@ -44,13 +48,56 @@ class OnceflowDataSource(DataSource):
         _require_schema(options, schema)
         return BatchReader(options)
 
-    def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> "StreamReader | RefusedReader":  # noqa: N802 - Spark's name
         """For `spark.readStream`."""
-        from onceflow.spark.stream import StreamReader
+        try:
+            from onceflow.spark.stream import StreamReader
 
-        options = read_options(self.options, "stream")
-        _require_schema(options, schema)
+            options = read_options(self.options, "stream")
+            _require_schema(options, schema)
+        except Exception as error:  # noqa: BLE001 - whatever it is, Spark would tell of another
+            return RefusedReader(error)
         return StreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        """For `write`. Raises NoWriter."""
+        raise NoWriter(
+            "format('onceflow') reads alone: write a batch with Spark's own format('kafka'), or let a query write it "
+            "exactly once with writeStream.foreachBatch(kafka_sink(…)), from onceflow.spark.kafka_sink"
+        )
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
+        """For `writeStream`. Raises NoWriter."""
+        raise NoWriter(
+            "format('onceflow') reads alone: write exactly once with writeStream.foreachBatch(kafka_sink(…)), from "
+            "onceflow.spark.kafka_sink, or redis_sink(…), from onceflow.spark.redis_sink"
+        )
+
+
+class RefusedReader(DataSourceStreamReader):
+    """Stands for a reader that cannot be made, and says why when Spark asks it for anything.
+
+    Of an error in `streamReader` itself Spark (4.2) tells nothing at the end: it stops the reader that it has not got.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def initialOffset(self) -> NoReturn:  # noqa: N802 - Spark's name
+        """Of a fresh query."""
+        raise self._error
+
+    def latestOffset(self) -> NoReturn:  # type: ignore[override]  # noqa: N802
+        """Of any query."""
+        raise self._error
+
+    def partitions(self, start: Any, end: Any) -> NoReturn:
+        """Of a batch that was planned."""
+        raise self._error
+
+    def read(self, partition: Any) -> NoReturn:
+        """Is not asked, for there are no partitions."""
+        raise self._error
 
 
 class BatchReader(DataSourceReader):
