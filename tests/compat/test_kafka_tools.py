@@ -82,10 +82,13 @@ def test_consumer_group_command(peers: Peers, topic: str) -> None:
 def test_offsets_and_deleted_records(peers: Peers, topic: str, tmp_path: Path) -> None:
     """GetOffsetShell by each kind of time, before and after DeleteRecordsCommand."""
     peers.same("TopicCommand", *BROKER, "--create", "--topic", topic, "--partitions", "1")
-    peers.same("ConsoleProducer", *BROKER, "--topic", topic, stdin="one\ntwo\nthree\n")
+    peers.same("ConsoleProducer", *BROKER, "--topic", topic, stdin="one\n")
     shell = ("GetOffsetShell", *BROKER, "--topic", topic)
+    # Of several records the producer may give some the same millisecond, and the first of those is the newest.
+    assert peers.same(*shell, "--time", "max-timestamp").lines == [f"{topic}:0:0"]
+    peers.same("ConsoleProducer", *BROKER, "--topic", topic, stdin="two\nthree\n")
     assert peers.same(*shell).lines == [f"{topic}:0:3"]
-    for time in ("earliest", "latest", "max-timestamp", "1000"):
+    for time in ("earliest", "latest", "1000"):
         peers.same(*shell, "--time", time)
     wanted = {"version": 1, "partitions": [{"topic": topic, "partition": 0, "offset": 2}]}
     file = tmp_path / "offsets.json"

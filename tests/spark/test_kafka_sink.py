@@ -48,13 +48,13 @@ class Copy:
         stream = self.spark.readStream.format("onceflow").option("kafka.bootstrap.servers", self.bootstrap)
         return stream.options(subscribe=self.source, startingOffsets="earliest", **options).load()
 
-    def run(self, rows: DataFrame | None = None, sink: KafkaSink | None = None) -> None:
+    def run(self, rows: DataFrame | None = None, sink: KafkaSink | None = None, *, seconds: float = 120) -> None:
         sink = sink or self.sink()
         try:
             sink.open(self.spark)
             writer = (rows or self.rows().select("key", "value")).writeStream.foreachBatch(sink)
             query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
-            assert query.awaitTermination(120)
+            assert query.awaitTermination(seconds)
         finally:
             sink.close()
 
@@ -92,6 +92,20 @@ def expected(count: int) -> dict[bytes, list[int]]:
     return {b"key-%d" % key: list(range(key, count, KEYS)) for key in range(min(KEYS, count))}
 
 
+def noted_pulls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes the driver takes from the executors at a time, from now on."""
+    pulls: list[int] = []
+    by_position = kafka_rows._by_position
+
+    def noted(table: Any) -> dict[int, memoryview]:
+        found = by_position(table)
+        pulls.append(sum(map(len, found.values())))
+        return found
+
+    monkeypatch.setattr(kafka_rows, "_by_position", noted)
+    return pulls
+
+
 @pytest.fixture
 def copy(spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path) -> Copy:
     copy = Copy(spark, bootstrap, topic, checkpoint)
@@ -106,15 +120,7 @@ def test_batches_that_spark_repeats_are_there_once(copy: Copy, monkeypatch: pyte
     copy.forget_last_commit()
     copy.produce(300, 3000)
     # What is there now is more than ten times what the driver may hold.
-    pulls: list[int] = []
-    by_position = kafka_rows._by_position
-
-    def noted(table: Any) -> dict[int, memoryview]:
-        found = by_position(table)
-        pulls.append(sum(map(len, found.values())))
-        return found
-
-    monkeypatch.setattr(kafka_rows, "_by_position", noted)
+    pulls = noted_pulls(monkeypatch)
     copy.run(sink=copy.sink(driver_bytes=4096, batch_bytes=1024))
     assert sum(pulls) > 10 * 4096 >= 10 * max(pulls)
     assert copy.by_key() == expected(3000)
@@ -196,6 +202,7 @@ def test_rows_that_cannot_be_written_are_refused(in_topic: Written, spark: Spark
     large = spark.createDataFrame([("small", "x"), ("large", "x" * 1_100_000)], "key string, value string")
     assert "with key b'large' cannot be written: a record of 11000" in refused(large)
     assert "has partition 4 and topic" in refused(large.limit(1), partitioner="4")
+    assert "drop('partition') takes the column away" in refused(spark.sql("select 'a' as value, 4 as partition"))
     assert "column value is int and must be string or binary" in refused(spark.sql("select 1 as value"))
     assert "none is value" in refused(spark.sql("select 'a' as key"))
     assert "neither the sink nor the rows name a topic" in refused(spark.sql("select 'a' as value"), topic=None)

@@ -5,12 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
+from onceflow.spark.kafka_rows import DRIVER_BYTES
 from tests.spark.kafka_driver import Driver, expect, make_topics
-from tests.spark.test_kafka_sink import Copy, die, expected
+from tests.spark.test_kafka_sink import KEYS, Copy, die, expected, noted_pulls, written
+from tests.spark.test_source import offsets_of
 
 pytestmark = pytest.mark.campaign
 
@@ -29,6 +32,8 @@ PHASES = {
 ONCE = ("opening", "alone")
 EPOCHS = 32_766
 """The last epoch of a producer id; the coordinator gives a new id after it."""
+VALUE_BYTES = 1000
+IN_FLIGHT_MAX = 50_000
 
 
 @pytest.mark.timeout(3000)
@@ -63,6 +68,52 @@ def test_twenty_drivers_killed_at_named_points(
         record_property(f"drivers killed in phase {phase}", sum(map(len, made)))
     record_property("seeds", str(seed))
     record_property("records, each once and in order", count)
+
+
+def produce_noise(bootstrap: str, topic: str, count: int) -> None:
+    """Keys in turn; values of VALUE_BYTES that no codec makes smaller, and before them their number in ten digits."""
+    chance = random.Random(11)
+    noise = chance.randbytes(8 * 1024 * 1024)
+    producer = Producer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random", "linger.ms": 50})
+    for number in range(count):
+        begin = chance.randrange(len(noise) - VALUE_BYTES)
+        value = b"%010d" % number + noise[begin : begin + VALUE_BYTES]
+        while len(producer) >= IN_FLIGHT_MAX:
+            producer.poll(0.1)
+        producer.produce(topic, key=b"key-%d" % (number % KEYS), value=value)
+    assert producer.flush(60) == 0
+
+
+@pytest.mark.timeout(900)
+def test_a_backlog_of_ten_budgets_drains_without_an_option(
+    spark: SparkSession,
+    bootstrap: str,
+    cluster: Cluster,
+    topic: str,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """A backlog of ten times what the driver holds by default is one batch and one transaction, pulled in pieces."""
+    copy = Copy(spark, bootstrap, topic, checkpoint)
+    cluster.create_topic(topic, 2)
+    cluster.create_topic(copy.target, 3)
+    count = 10 * DRIVER_BYTES // VALUE_BYTES + KEYS
+    produce_noise(bootstrap, topic, count)
+    pulls = noted_pulls(monkeypatch)
+    copy.run(seconds=600)
+    assert sum(pulls) > 10 * DRIVER_BYTES >= 10 * max(pulls)
+    found: dict[bytes, list[int]] = {}
+    for records in written(bootstrap, copy.target).values():
+        for record in records:
+            assert record.key is not None and record.value is not None
+            found.setdefault(record.key, []).append(int(record.value[:10]))
+    assert found == expected(count)
+    # Batch 0 is the empty one with which a query begins; Spark made one batch of all the rest.
+    assert sum(offsets_of(checkpoint, 1)[topic].values()) == count
+    record_property("records", count)
+    record_property("MiB, in one transaction", sum(pulls) // 1024**2)
+    record_property("at most MiB in one pull", max(pulls) // 1024**2)
 
 
 @pytest.mark.timeout(3000)

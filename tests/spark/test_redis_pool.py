@@ -7,14 +7,17 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import redis
+from pyspark.sql import SparkSession
 
 from onceflow.spark import redis_pool
 from onceflow.spark.redis_address import RedisAddressInvalid
 from onceflow.spark.redis_chunks import ChunkWriter
 from onceflow.spark.redis_scripts import Append, Increment, Keys
 from onceflow.spark.redis_target import RedisTarget
+from tests.conftest import RedisProcess
 
 
 @pytest.fixture
@@ -34,6 +37,30 @@ def test_one_pool_for_a_process(url: str) -> None:
     pool.release(connection)
     redis_pool.close(url)
     assert redis_pool.client(url).connection_pool is not pool
+
+
+def test_a_worker_of_spark_has_one_pool_for_all_its_tasks(
+    new_redis: Callable[..., RedisProcess], spark: SparkSession
+) -> None:
+    """Mission A4: tasks share it, and later ones find it with the connection that the first one opened."""
+    url = new_redis().url
+    before: Any = redis_pool.client(url).client_list()
+
+    def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            client: Any = redis_pool.client(url)
+            told = {"pid": os.getpid(), "pool": id(client.connection_pool), "connection": client.client_id()}
+            yield pa.RecordBatch.from_pylist([told])
+
+    tasks = spark.range(0, 12, 1, 12)
+    jobs = [tasks.mapInArrow(ask, "pid long, pool long, connection long").collect() for _ in range(2)]
+    assert [len(told) for told in jobs] == [12, 12]
+    together = {tuple(row) for told in jobs for row in told}
+    pids = {pid for pid, _, _ in together}
+    assert len(together) == len(pids) < 12, "one pool and one connection for each process"
+    assert {row.pid for row in jobs[0]} & {row.pid for row in jobs[1]}, "workers outlive a job"
+    after: Any = redis_pool.client(url).client_list()
+    assert {int(each["id"]) for each in after} - {int(each["id"]) for each in before} == {each for *_, each in together}
 
 
 def test_ten_connections_and_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from onceflow.client.cluster import Cluster
+from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.log.config import LogConfig
 from onceflow.spark import positions, read_task
@@ -47,10 +47,20 @@ def still_open(bootstrap: str, cluster: Cluster, topic: str, send: Send) -> Iter
         done.commit()
         begin_with(done, topic, b"aborted")
         done.abort()
+        # Kafka answers before the marker is there.
+        wait_for_end(cluster, topic, 5)
         begin_with(own, topic, b"open")
         begin_with(done, topic, b"behind it")
         done.commit()
+        wait_for_end(cluster, topic, 8)
         yield own
+
+
+def wait_for_end(cluster: Cluster, topic: str, end: int) -> None:
+    def ends_there() -> bool:
+        return cluster.list_offsets(topic, {0: LATEST}, read_committed=False)[0].offset == end
+
+    eventually(ends_there, f"the log ends at {end}")
 
 
 def begin_with(producer: TransactionalProducer, topic: str, value: bytes) -> None:
@@ -107,12 +117,13 @@ def test_what_a_query_sees_of_transactions(
 
 
 def test_the_batch_after_a_transaction_ended_goes_on_where_it_began(
-    bootstrap: str, topic: str, still_open: TransactionalProducer
+    bootstrap: str, cluster: Cluster, topic: str, still_open: TransactionalProducer
 ) -> None:
     reader, start = begun(read_options(options_of(bootstrap, topic), "stream"))
     end, _ = next_batch(reader, start, topic)
     assert next_batch(reader, end, topic) == (end, [])
     still_open.commit()
+    wait_for_end(cluster, topic, 9)
     later, rows = next_batch(reader, end, topic)
     assert (later[topic], rows) == ({"0": 9}, [(5, b"open"), (6, b"behind it")])
     assert next_batch(reader, later, topic) == (later, [])
@@ -153,7 +164,7 @@ def test_a_compacted_log_is_read_across_its_gaps(tmp_path: Path) -> None:
 
         eventually(is_compacted, "the log is compacted")
         eventually(lambda: broker.call(lambda node: node.housekeeping._cleaner.compacting is None), "the pass is over")
-        assert cluster.list_offsets("table", {0: -1})[0].offset == end
+        assert cluster.list_offsets("table", {0: LATEST})[0].offset == end
         options = SourceOptions(broker.bootstrap, subscribed("table"), "earliest")
         left = offsets(log)
         reader, start = begun(options)

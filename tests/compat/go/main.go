@@ -283,8 +283,11 @@ func administer() {
 	check(err)
 	check(grown.Error())
 	plain := client(kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	now := time.Now()
 	for number := 0; number < 3; number++ {
-		check(plain.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: []byte("value")}).FirstErr())
+		// Of records of one millisecond the first would be the newest.
+		dated := now.Add(time.Duration(number) * time.Second)
+		check(plain.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: []byte("value"), Timestamp: dated}).FirstErr())
 	}
 	ends, err := admin.ListEndOffsets(ctx, topic)
 	check(err)

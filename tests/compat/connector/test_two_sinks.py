@@ -1,0 +1,9 @@
+"""A Kafka sink and a Redis sink of one micro-batch, a driver killed between them included."""
+
+from tests.spark.test_sinks import (  # noqa: F401
+    batch,
+    files,
+    pair,
+    test_a_name_is_given_once,
+    test_two_sinks_of_one_batch_and_a_driver_killed_between_them,
+)
