@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 ARCHIVE := $(VENV)/spark.jsa
 SECONDS_OPTION := $(if $(filter command line environment override,$(origin SECONDS)),--seconds $(SECONDS),)
 UV_VERSION := 0.13.8
+# The certificates of the machine, as pip takes them, so that a company's own authority is known to uv too.
+export UV_SYSTEM_CERTS ?= 1
 
 .PHONY: install demo test lint campaign bench compat conformance lock clean browser
 .DEFAULT_GOAL := help

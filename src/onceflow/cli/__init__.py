@@ -88,8 +88,8 @@ class LazyCommands(Commands):
 def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
     """Say which package a command lacks, and what brings it."""
     return OnceflowError(
-        f"'onceflow {command}' needs the package '{error.name}', which is not installed: "
-        "pip install 'onceflow[demo]' brings everything"
+        f"'onceflow {command}' needs the package '{error.name}', which is not installed: install Onceflow with its "
+        "extra 'demo', which brings everything, as pip install 'onceflow-…-py3-none-any.whl[demo]'"
     )
 
 

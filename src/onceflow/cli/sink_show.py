@@ -139,7 +139,7 @@ def show_kafka(
                 _tell_verdict(verdict)
             _tell_checkpoint(at)
     if not states:
-        _tell_none(at, bootstrap, marker_topic)
+        _tell_none(at, name, bootstrap, marker_topic)
     is_right = all(verdict is None or verdict.fits for _, verdict in judged)
     click.get_current_context().exit(0 if states and is_right else 1)
 
@@ -190,8 +190,8 @@ def _tell_kafka(state: "KafkaSinkState") -> None:
         _tell_offsets(newest.since, newest.offsets)
 
 
-def _tell_none(at: "CheckpointState | None", bootstrap: str, marker_topic: str) -> None:
-    whose = "" if at is None else f" of query {at.query}"
+def _tell_none(at: "CheckpointState | None", name: str | None, bootstrap: str, marker_topic: str) -> None:
+    whose = ("" if name is None else f" named {name}") + ("" if at is None else f" of query {at.query}")
     click.echo(f"no Kafka sink{whose} has a marker in {marker_topic} at {bootstrap}", err=True)
 
 

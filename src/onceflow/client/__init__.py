@@ -6,7 +6,7 @@ whose transactions another process can finish, `classic` has the API of Kafka's 
 or our own broker. One `Cluster` belongs to one thread.
 
 The names below can be imported from here; their modules are loaded when they are asked for, since some need librdkafka
-(`pip install 'onceflow[client]'`).
+(Onceflow's extra `client`).
 """
 
 import importlib

@@ -184,7 +184,8 @@ class Connection:
         except (OSError, UnicodeError) as error:
             raise BrokerUnreachable(
                 f"no Kafka broker answers at {self.address}: {_reason(error)}; "
-                "start one with 'onceflow broker', or name another with --bootstrap HOST:PORT",
+                "start one with 'onceflow broker', or name another (--bootstrap HOST:PORT; in a program of Spark's the "
+                "option kafka.bootstrap.servers)",
                 self.address,
             ) from error
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
