@@ -30,6 +30,7 @@ if CLASS_ARCHIVE.exists() and CLASS_ARCHIVE.stat().st_size:
     JAVA_OPTIONS += [f"-XX:SharedArchiveFile={CLASS_ARCHIVE}", "-Xlog:disable"]
 os.environ.setdefault("JDK_JAVA_OPTIONS", " ".join(JAVA_OPTIONS))
 
+WEEK_MS = str(7 * 24 * 3_600_000)
 LONGEST_FIRST = ("end_to_end/test_kills.py", "end_to_end/test_demo.py", "clicks/test_pipeline.py")
 
 
@@ -143,8 +144,13 @@ class RedisProcess:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One real broker process for all tests that do not kill it."""
-    with BrokerProcess(tmp_path_factory.mktemp("broker")) as running:
+    """One real broker process for all tests that do not kill it.
+
+    It never looks for what retention deletes: many tests write records of 1970.
+    """
+    data = tmp_path_factory.mktemp("broker")
+    never = ("--log-initial-task-delay-ms", WEEK_MS, "--log-retention-check-interval-ms", WEEK_MS)
+    with BrokerProcess(data, 0, *never) as running:
         yield running
 
 
