@@ -291,7 +291,10 @@ def _aborted_where_it_fails(sink: Sink) -> Iterator[None]:
         try:
             sink.abort()
         except Exception as error:  # noqa: BLE001 - what failed before it decides whether there is another attempt
-            _log.warning("sink %r could not abort, which is left to its recovery: %s", sink.name, error)
+            # Of a query that is stopped: Spark's error has the whole stack of its JVM.
+            _log.warning(
+                "sink %r could not abort, which is left to its recovery: %s", sink.name, failure.sentence(error)
+            )
         raise
 
 
