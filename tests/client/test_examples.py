@@ -27,6 +27,12 @@ def test_an_example_without_its_arguments_says_how_it_is_used(path: Path) -> Non
     assert done.stderr == f"usage: python examples/{path.name} HOST:PORT TOPIC\n"
 
 
+def test_without_librdkafka_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onceflow.client.classic", None)
+    with pytest.raises(ModuleNotFoundError, match=r"Producer needs the package .*\[client\]'"):
+        from onceflow.client import Producer  # noqa: F401
+
+
 def test_a_star_import_gives_every_name_of_the_client() -> None:
     names: dict[str, object] = {}
     exec("from onceflow.client import *", names)

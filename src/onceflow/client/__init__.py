@@ -53,4 +53,12 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'onceflow.client' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        home = importlib.import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{name} needs the package '{error.name}', which is not installed: install Onceflow with its extra "
+            "'client', as pip install 'onceflow-…-py3-none-any.whl[client]'",
+            name=error.name,
+        ) from error
+    return getattr(home, name)

@@ -254,12 +254,18 @@ def test_a_stream_that_nobody_reads_holds_up_no_other(bootstrap: str, topic: str
         assert [next(idle).offset for _ in range(1000)] == list(range(1000)), "nothing was lost while it waited"
 
 
-def test_a_topic_is_not_made_by_reading_it_and_is_found_when_it_is_there(bootstrap: str, topic: str) -> None:
+def test_a_topic_is_not_made_by_reading_it_and_is_found_when_it_is_there(
+    bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
     config = settings(bootstrap, topic, consumer_timeout_ms=500, topic_metadata_refresh_interval_ms=50)
     with Cluster(bootstrap) as cluster, ConsumerConnector(config) as connector:
         stream = connector.create_message_streams({topic: 1})[topic][0]
-        with pytest.raises(ConsumerTimeout):
-            next(stream)
+        for _ in range(60):
+            with pytest.raises(ConsumerTimeout):
+                next(stream)
+            if caplog.records:
+                break
+        assert re.search(rf"{topic}.*; its streams stay empty until it is made", caplog.text)
         assert topic not in cluster.topics()
         cluster.create_topic(topic, 1)
         produce(bootstrap, topic, [("0", "first")])

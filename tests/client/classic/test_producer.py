@@ -16,6 +16,7 @@ from onceflow.client.classic import (
     QueueFull,
     SendFailed,
     StringEncoder,
+    sender,
 )
 from onceflow.client.classic.connector import SETTINGS as CONSUMER_SETTINGS
 from onceflow.client.classic.encoders import EncodingFailed
@@ -350,9 +351,10 @@ def test_kafkas_own_class_names_are_understood(bootstrap: str, made: str) -> Non
     assert [value for _, _, value in written(bootstrap, made)] == [b"text"]
 
 
-def test_a_wrong_address_and_a_missing_topic_are_said() -> None:
+def test_a_wrong_address_is_said_before_a_message_would_count_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "FIRST_CONTACT_S_MAX", 0.3)
     with (
-        Producer({"metadata.broker.list": "127.0.0.1:1", "delivery.timeout.ms": 300}) as producer,
+        Producer({"metadata.broker.list": "127.0.0.1:1", "delivery.timeout.ms": 1_000_000}) as producer,
         pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"),
     ):
         producer.send(KeyedMessage("topic", b"x"))

@@ -101,17 +101,18 @@ def test_out_of_range_fails_or_resets_as_asked(bootstrap: str, filled: Fill) -> 
 def test_offsets_before_are_where_segments_begin(bootstrap: str, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1, configs={"segment.bytes": str(1024 * 1024)})
     with EventWriter(bootstrap, topic, **{"batch.size": 1000, "linger.ms": 0}) as writer:
-        for number in range(3000):
+        # 3.4 to 3.6 segments, whether a batch has one record or several.
+        for number in range(3500):
             writer.write(None, b"x" * 1000, 1000 + number)
     with SimpleConsumer(*parse_address(bootstrap)) as consumer:
-        assert consumer.get_offsets_before(topic, 0, LATEST, 1) == [3000]
+        assert consumer.get_offsets_before(topic, 0, LATEST, 1) == [3500]
         assert consumer.get_offsets_before(topic, 0, EARLIEST, 1) == [0]
         if not consumer._connection.serves(apis.LIST_OFFSETS, 0):
             with pytest.raises(UnsupportedBroker, match=r"Apache Kafka does not from 4\.0 on"):
                 consumer.get_offsets_before(topic, 0, LATEST, 2)
             return
         found = consumer.get_offsets_before(topic, 0, LATEST, 100)
-        assert found[0] == 3000
+        assert found[0] == 3500
         assert found[-1] == 0
         assert len(found) == 5
         assert found == sorted(found, reverse=True)
@@ -126,7 +127,7 @@ def test_offsets_before_are_where_segments_begin(bootstrap: str, cluster: Cluste
 
 
 def test_what_does_not_exist_is_said(consumer: SimpleConsumer, cluster: Cluster, topic: str) -> None:
-    with pytest.raises(UnknownTopic, match=f"{topic}-0 does not exist"):
+    with pytest.raises(UnknownTopic, match=f"no partition 0 of a topic '{topic}' at .*topic list"):
         consumer.fetch(FetchRequest(topic, 0, 0))
     with pytest.raises(BrokerUnreachable):
         SimpleConsumer("127.0.0.1", 1)

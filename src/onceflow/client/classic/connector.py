@@ -19,6 +19,7 @@ from confluent_kafka import TopicPartition as Position
 from onceflow.client.addresses import parse_bootstrap
 from onceflow.client.classic.encoders import Decoder, DefaultDecoder
 from onceflow.client.classic.settings import (
+    FIRST_CONTACT_S_MAX,
     Config,
     InvalidSetting,
     Setting,
@@ -65,7 +66,6 @@ SETTINGS = (
 )
 """Every setting with its default; times in ms. A consumer that names no group is in the group `default`."""
 
-FIRST_CONTACT_S_MAX = 10.0
 _POLL_S = 0.05
 _POLL_S_WHILE_HOLDING = 0.005
 """Messages that wait for room in a stream's queue are looked after more often."""
@@ -324,7 +324,9 @@ class ConsumerConnector:
     def _give(self, message: Message) -> None:
         error = message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            if error.fatal() or (not error.retriable() and error.name() != "UNKNOWN_TOPIC_OR_PART"):
+            if error.name() == "UNKNOWN_TOPIC_OR_PART":
+                _log.warning("%s; its streams stay empty until it is made", error.str())
+            elif error.fatal() or not error.retriable():
                 raise KafkaException(error)
             return
         place = place_of(message)

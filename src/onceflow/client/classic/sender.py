@@ -1,5 +1,6 @@
 """Encoded messages to the brokers, acknowledged before `send` returns. Stands on librdkafka."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from onceflow.client.addresses import parse_bootstrap
+from onceflow.client.classic.settings import FIRST_CONTACT_S_MAX
 from onceflow.client.errors import BrokerUnreachable, ClientError, UnknownTopic
 from onceflow.client.producer import producer
 
@@ -59,9 +61,10 @@ class Sender:
     def _ask_partitions(self, topic: str) -> list[int]:
         """Waits for a topic that the broker is creating because it was asked for."""
         deadline = time.monotonic() + min(self._timeout_ms / 1000, CREATION_S_MAX)
+        timeout_s = min(self._timeout_ms / 1000, math.inf if self._partitions else FIRST_CONTACT_S_MAX)
         while True:
             try:
-                found = self._producer.list_topics(topic, timeout=self._timeout_ms / 1000).topics[topic]
+                found = self._producer.list_topics(topic, timeout=timeout_s).topics[topic]
             except KafkaException as error:
                 address = parse_bootstrap(self._bootstrap)[0]
                 raise BrokerUnreachable(

@@ -10,6 +10,8 @@ from onceflow.client.errors import ClientError
 
 Config = Mapping[str, Any]
 
+FIRST_CONTACT_S_MAX = 10.0
+"""How long a broker may take that has never answered: it may be a wrong address."""
 SECURITY_PREFIXES = ("security.protocol", "ssl.", "sasl.")
 """Names that go to librdkafka as they are, which refuses what it does not know."""
 

@@ -168,9 +168,15 @@ class SimpleConsumer:
 
     def _check_offsets(self, topic: str, partition: int, code: ErrorCode) -> None:
         if code == ErrorCode.unknown_topic_or_partition:
-            raise UnknownTopic(f"{topic}-{partition} does not exist at {self._connection.address}")
+            raise self._unknown(topic, partition)
         if code != ErrorCode.none:
             raise RequestRefused(f"{topic}-{partition}: its offsets cannot be had: {code.name}", code)
+
+    def _unknown(self, topic: str, partition: int) -> UnknownTopic:
+        return UnknownTopic(
+            f"there is no partition {partition} of a topic '{topic}' at {self._connection.address}: 'onceflow topic "
+            "list' shows all topics and how many partitions each has, counted from 0"
+        )
 
     def _ask(self, asked: Sequence[FetchRequest]) -> list[wire_fetch.FetchedPartition]:
         topics: dict[str, list[wire_fetch.FetchPartition]] = {}
@@ -205,7 +211,7 @@ class SimpleConsumer:
         if code == ErrorCode.offset_out_of_range:
             return self.fetch(FetchRequest(asked.topic, asked.partition, self._reset(asked), asked.max_size))
         if code == ErrorCode.unknown_topic_or_partition:
-            raise UnknownTopic(f"{asked} does not exist at {self._connection.address}: 'onceflow topic list' shows all")
+            raise self._unknown(asked.topic, asked.partition)
         if code != ErrorCode.none:
             raise RequestRefused(f"{asked} cannot be read at {self._connection.address}: {code.name}", code)
         if answer.records and not any(True for _ in batches(answer.records)):
