@@ -62,8 +62,8 @@ class OnceflowDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         """For `write`. Raises NoWriter."""
         raise NoWriter(
-            "format('onceflow') reads alone: write a batch with Spark's own format('kafka'), or let a query write it "
-            "exactly once with writeStream.foreachBatch(kafka_sink(…)), from onceflow.spark.kafka_sink"
+            "format('onceflow') reads alone: write a batch with Spark's own format('kafka') and its jar, or let a "
+            "query write it exactly once with writeStream.foreachBatch(kafka_sink(…)), from onceflow.spark.kafka_sink"
         )
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
