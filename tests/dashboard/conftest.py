@@ -34,6 +34,12 @@ CHROMIUM_ARGUMENTS = [
 NOBODY = "127.0.0.1:1"
 """An address where nothing answers, and a connection is refused at once."""
 
+PATIENT_S = 60
+"""How long something that has to come is waited for, on a machine that has other work too."""
+
+ALIVE_S = 10.0
+"""So long an answer waits for what Redis and the broker say; a page takes a server that is silent for 12 s for lost."""
+
 
 class Counted:
     """Writes micro-batches into Redis under one hash key, each in one transaction, as the sink does."""
@@ -109,7 +115,7 @@ class RunningPage:
 
 @contextlib.contextmanager
 def running_page(
-    addresses: Addresses, *, port: int = 0, poll_s: float = 0.1, alive_s: float = 0.3
+    addresses: Addresses, *, port: int = 0, poll_s: float = 0.1, alive_s: float = ALIVE_S
 ) -> Iterator[RunningPage]:
     """Serve the page until the block ends, on a free port unless one is named."""
     with listen("127.0.0.1", port) as listening:
@@ -122,7 +128,7 @@ def running_page(
             yield running
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(PATIENT_S)
             assert not thread.is_alive()
 
 
@@ -136,7 +142,7 @@ def counted(redis_server: RedisProcess, topic: str) -> Counted:
 def serve_page() -> Iterator[Callable[..., RunningPage]]:
     """A factory of page servers; all are stopped after the test."""
     with contextlib.ExitStack() as pages:
-        yield lambda addresses: pages.enter_context(running_page(addresses))
+        yield lambda addresses, **options: pages.enter_context(running_page(addresses, **options))
 
 
 @pytest.fixture(scope="session")
@@ -152,9 +158,11 @@ def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no chromium on PATH")
-    expect.set_options(timeout=15_000)
+    expect.set_options(timeout=PATIENT_S * 1_000)
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+        running = playwright.chromium.launch(
+            executable_path=chromium, args=CHROMIUM_ARGUMENTS, timeout=PATIENT_S * 1_000
+        )
         yield running
         running.close()
 
@@ -172,7 +180,7 @@ def page(browser: Browser) -> Iterator[Page]:
     assert errors == []
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = PATIENT_S) -> None:
     """Poll until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
