@@ -109,6 +109,11 @@ class RedisProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not ended since."""
+        return self._process is not None
+
     def start(self, *, wait: bool = True, arguments: Sequence[str] = ()) -> "RedisProcess":
         self.directory.mkdir(parents=True, exist_ok=True)
         command = services.redis_arguments(

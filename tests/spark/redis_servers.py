@@ -16,7 +16,12 @@ from onceflow import services
 from tests.conftest import RedisProcess
 
 SLOTS = 16_384
-NODE_TIMEOUT_MS = 500
+NODE_TIMEOUT_MS, DOWN_AFTER_MS = 500, 300
+"""After so long a node or a master that is away is replaced, from `notice` on."""
+
+PATIENCE_MS = 60_000
+"""Before that. A disk that is slow to sync holds a server up for longer than a test should wait for its death."""
+
 WAIT_S = 30.0
 SERVICE = "counts"
 
@@ -46,15 +51,17 @@ def append_only_file(server: RedisProcess) -> Path:
 
 
 @contextmanager
-def taking_back(admin: Any, master: RedisProcess, replica: RedisProcess) -> Iterator[None]:
+def taking_back(servers: "RedisCluster | Sentinel", master: RedisProcess, replica: RedisProcess) -> Iterator[None]:
     """What the master acknowledges meanwhile reaches nobody else; then it dies, and the replica can take over."""
     os.kill(replica.pid, signal.SIGSTOP)
-    admin.execute_command("CLIENT", "KILL", "TYPE", "REPLICA")  # Else it waits in the stopped one's socket.
+    # Else it waits in the stopped one's socket.
+    servers.admin(master).execute_command("CLIENT", "KILL", "TYPE", "REPLICA")
     try:
         yield
     finally:
         master.kill()
         os.kill(replica.pid, signal.SIGCONT)
+        servers.notice()
 
 
 class RedisCluster:
@@ -70,8 +77,19 @@ class RedisCluster:
             bus_port = self.admin(self.nodes[0]).config_get("cluster-port")["cluster-port"]
             self.admin(node).execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port, bus_port)
         self.wait_until_all_agree()
+        self._take_for_dead_after(PATIENCE_MS)
+        self.wait_until_all_agree()
         for number, node in enumerate(self.nodes[masters:]):
             self.replicate(node, self.masters[number % masters])
+
+    def notice(self) -> None:
+        """From now on a node that is away is soon taken for dead; a test calls it when it has killed one."""
+        self._take_for_dead_after(NODE_TIMEOUT_MS)
+
+    def _take_for_dead_after(self, silence_ms: int) -> None:
+        for node in self.nodes:
+            if node.is_running:
+                self.admin(node).config_set("cluster-node-timeout", silence_ms)
 
     def replicate(self, node: RedisProcess, master: RedisProcess) -> None:
         self.admin(node).execute_command("CLUSTER", "REPLICATE", self.id_of(master))
@@ -171,7 +189,7 @@ class Sentinel:
             f"port {self.port}",
             f"dir {self.directory}",
             f"sentinel monitor {SERVICE} 127.0.0.1 {self.master.port} 1",
-            f"sentinel down-after-milliseconds {SERVICE} 300",
+            f"sentinel down-after-milliseconds {SERVICE} {PATIENCE_MS}",
             f"sentinel failover-timeout {SERVICE} 2000",
         )
         (self.directory / "sentinel.conf").write_text("\n".join(lines) + "\n")
@@ -186,6 +204,11 @@ class Sentinel:
 
         wait_until(knows_the_replica, "a Sentinel that knows the replica well")
         return self
+
+    def notice(self) -> None:
+        """From now on a master that is away is soon replaced; a test calls it when it has killed one."""
+        asking: Any = redis.Redis("127.0.0.1", self.port, socket_timeout=5)
+        asking.execute_command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", DOWN_AFTER_MS)
 
     def stop(self) -> None:
         if self._process is not None:

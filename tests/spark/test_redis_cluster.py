@@ -202,6 +202,7 @@ def test_a_cluster_that_lacks_a_node_is_waited_for(own_cluster: RedisCluster, im
     keys = keys_at(own_cluster, alive)
     run(Driver(own_cluster.url, keys), 0)
     dead.kill()
+    own_cluster.notice()
 
     def is_down() -> bool:
         try:
@@ -234,7 +235,7 @@ def test_a_replica_takes_over_in_the_middle_of_a_batch_and_lacks_a_chunk(own_clu
     rows = [[row for row in rows_of(1) if chunk_of(row) == number] for number in range(CHUNKS)]
     driver.chunk(batch, 0, rows[0])
     wait_until(lambda: driver.client.wait(1, 100) == 1, "a replica that has chunk 0")
-    with taking_back(own_cluster.admin(master), master, replica):
+    with taking_back(own_cluster, master, replica):
         driver.chunk(batch, 1, rows[1])
     driver.chunk(batch, 2, rows[2])
     assert own_cluster.owner_of(keys.marker) is replica
@@ -261,6 +262,7 @@ def test_one_node_after_the_other_takes_over_while_batches_are_written(
 ) -> None:
     """The owner dies ten times, every other time with writes that its replica lacks; the sums stay exact."""
     cluster = RedisCluster(new_redis, replicas=1)
+    cluster.notice()
     owner, replica = cluster.masters[0], cluster.nodes[-1]
     keys, chance = keys_at(cluster, owner), random.Random(11)
     files = SparkFiles(tmp_path / "long")
@@ -285,7 +287,7 @@ def test_one_node_after_the_other_takes_over_while_batches_are_written(
         for _ in range(chance.randrange(3, 30)):
             write_next()
         if failover % 2:
-            with taking_back(cluster.admin(owner), owner, replica):
+            with taking_back(cluster, owner, replica):
                 for _ in range(chance.randrange(1, 10)):
                     write_next()
         else:

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from onceflow.spark import redis_batch, redis_chunks, redis_pool, redis_rows
 from tests.conftest import RedisProcess
-from tests.spark.redis_servers import RedisCluster, Sentinel, taking_back, watched
+from tests.spark.redis_servers import RedisCluster, Sentinel, taking_back, wait_until, watched
 from tests.spark.test_checkpoint import SparkFiles
 from tests.spark.test_redis_sink import CHUNKS, Sinks, assert_counted, marker_of
 
@@ -56,14 +56,13 @@ def test_a_master_dies_in_the_middle_of_a_batch_with_chunks_that_its_replica_lac
     def lose_two(sums: Any, writer: Any, *, chunks: int, missing: tuple[int, ...]) -> None:
         missing_each_time.append(tuple(missing))
         if len(missing_each_time) == 1:
-            with taking_back(sentinel.admin(sentinel.master), sentinel.master, sentinel.replica):
+            with taking_back(sentinel, sentinel.master, sentinel.replica):
                 write_chunks(sums, writer, chunks=chunks, missing=missing[:2])
             missing = missing[2:]
         write_chunks(sums, writer, chunks=chunks, missing=missing)
 
-    client = redis_pool.client(sentinel.url)
     monkeypatch.setattr(redis_chunks, "write_chunks", lose_two)
-    monkeypatch.setattr(redis_batch.BatchWriter, "_run", replicated(redis_batch.BatchWriter._run, client))
+    monkeypatch.setattr(redis_batch.BatchWriter, "_run", replicated(redis_batch.BatchWriter._run, sentinel))
     sinks.run(sink, 1)
     assert missing_each_time == [tuple(range(CHUNKS)), (0, 1)]
     sinks.run(sink, 2)
@@ -72,12 +71,14 @@ def test_a_master_dies_in_the_middle_of_a_batch_with_chunks_that_its_replica_lac
     assert marker_of(promoted)["owner"] == "2"  # Taken again, so that what is left of the first attempt is refused.
 
 
-def replicated(run: Callable[..., None], client: Any) -> Callable[..., None]:
-    """What the driver's scripts write is on the replica before anything else happens."""
+def replicated(run: Callable[..., None], sentinel: Sentinel) -> Callable[..., None]:
+    """What the driver's scripts write is on the replica, while there is one, before anything else happens."""
+    client = redis_pool.client(sentinel.url)
 
     def run_and_wait(*arguments: Any) -> None:
         run(*arguments)
-        client.wait(1, 2_000)
+        if sentinel.master.is_running:
+            wait_until(lambda: client.wait(1, 100) == 1, "a replica in step")
 
     return run_and_wait
 
@@ -95,7 +96,7 @@ def test_what_a_failover_of_a_cluster_took_back_is_counted_again(
     sink = sinks.start(rebuild=sinks.rebuild)
     sinks.run(sink, 0, 1)
     assert redis_pool.client(cluster.url, "counts").wait(1, 2_000) == 1
-    with taking_back(cluster.admin(master), master, replica):
+    with taking_back(cluster, master, replica):
         sinks.run(sink, 2, 3)
     sinks.run(sink, 4)
     assert [(part.begin, part.end) for missing in sinks.rebuilt for part in missing.ranges] == [(10, 20), (20, 30)]

@@ -56,6 +56,7 @@ def test_another_master_in_the_middle_of_a_batch(sentinel: Sentinel) -> None:
         driver.chunk(batch, 0, rows_of_chunk(1, 0))
         wait_until(lambda: driver.client.wait(1, 100) == 1, "a replica in step")
         sentinel.master.kill()
+        sentinel.notice()
         for chunk in range(1, CHUNKS):
             driver.chunk(batch, chunk, rows_of_chunk(1, chunk))
         driver.complete(batch)
@@ -74,7 +75,7 @@ def test_what_a_failover_took_back_is_seen_and_made_good(sentinel: Sentinel, los
         driver.begin(batch_of(1))
         driver.chunk(batch_of(1), 0, rows_of_chunk(1, 0))
     wait_until(lambda: driver.client.wait(1, 100) == 1, "a replica in step")
-    with taking_back(sentinel.admin(sentinel.master), sentinel.master, sentinel.replica):
+    with taking_back(sentinel, sentinel.master, sentinel.replica):
         if lost == "chunk 1":
             driver.chunk(batch_of(1), 1, rows_of_chunk(1, 1))
         else:
