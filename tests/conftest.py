@@ -80,6 +80,10 @@ def _place(item: pytest.Item) -> int:
     return next((1 + place for place, name in enumerate(LONGEST_FIRST) if path.endswith(name)), 1 + len(LONGEST_FIRST))
 
 
+WITHIN_S = 60
+"""A Redis starts and ends within that, also where other tests keep processors and disk busy."""
+
+
 class RedisProcess:
     """A Redis-compatible server of the test's own, with its data in `directory`."""
 
@@ -127,7 +131,7 @@ class RedisProcess:
         return self
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + WITHIN_S
         while time.monotonic() < deadline:
             if services.redis_answers(self.port):
                 return
@@ -143,7 +147,7 @@ class RedisProcess:
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(number)
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=WITHIN_S)
             self._process = None
 
 

@@ -19,17 +19,17 @@ from onceflow.services import Supervisor
 with Supervisor() as supervisor:
     child = supervisor.start("sleeper", [sys.executable, "-c", {child!r}], Path({log!r}))
     print(child.pid, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 CHILD_WITH_A_CHILD = (
     "import subprocess, sys, time; "
-    "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid, flush=True); "
-    "time.sleep(60)"
+    "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid, flush=True); "
+    "time.sleep(600)"
 )
 
 
-def eventually(what: Callable[[], bool], within_s: float = 15.0) -> bool:
+def eventually(what: Callable[[], bool], within_s: float = 60.0) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if what():
@@ -64,7 +64,7 @@ def test_children_and_grandchildren_end_when_the_command_is_killed(tmp_path: Pat
 
 def test_children_end_when_the_supervisor_itself_is_killed(tmp_path: Path) -> None:
     with services.Supervisor() as supervisor:
-        child = supervisor.start("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log")
+        child = supervisor.start("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"], tmp_path / "log")
         assert supervisor._process is not None
         supervisor._process.kill()
         assert eventually(lambda: child.code is not None)
@@ -86,7 +86,7 @@ def test_a_program_that_does_not_exist_fails_with_its_name(tmp_path: Path) -> No
 
 def test_stop_waits_for_the_end(tmp_path: Path) -> None:
     with services.Supervisor() as supervisor:
-        child = supervisor.start("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log")
+        child = supervisor.start("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"], tmp_path / "log")
         supervisor.stop("sleeper")
         assert not alive(child.pid)
 

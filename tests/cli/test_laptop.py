@@ -34,7 +34,7 @@ def end_of(tmp_path: Path, new_redis: Callable[..., RedisProcess]) -> Iterator[E
                     client.hincrby(HASH_KEY, "ada", by_hand)
             with services.Supervisor() as laptop.supervisor:
                 for name in ("generator", "spark"):
-                    laptop.supervisor.start(name, ["sleep", "60"], tmp_path / f"{name}.log", None)
+                    laptop.supervisor.start(name, ["sleep", "600"], tmp_path / f"{name}.log", None)
                 return laptop.conclude(as_json=True)
 
         yield conclude

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.testing import BrokerProcess
-from tests.conftest import RedisProcess
+from tests.conftest import WITHIN_S, RedisProcess
 
 ONCEFLOW = [sys.executable, "-m", "onceflow"]
 HASH_KEY = "app::users::click"
@@ -81,7 +81,7 @@ class Pipeline:
             # A driver that stopped by itself has left nobody in its group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.driver.pid, signal.SIGKILL)
-        self.driver.wait(timeout=20)
+        self.driver.wait(timeout=WITHIN_S)
         self.driver = None
 
     def drain(self, *options: str, code: int | None = 0) -> "subprocess.CompletedProcess[str]":

@@ -1,8 +1,8 @@
 """A network between driver and broker that answers in the broker's place, or loses what the broker has answered."""
 
+import select
 import socket
 import struct
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,9 @@ LOST = -1
 DROPPED = -2
 """The connection ends before the broker is asked."""
 
+HELD_S_MAX = 5.0
+"""Less than the driver waits for an answer."""
+
 TopicPartition = tuple[str, int]
 
 
@@ -28,8 +31,8 @@ class AnswerProxy(FaultyProxy):
     """`faults` are used up in order, each by the first request of its API: an error code that is answered without
     asking the broker, LOST, DROPPED, or None, which lets the request pass.
 
-    `produced` has the partition and first sequence of each batch that came by, `in_flight_max` how many Produce
-    requests were seen at once.
+    `produced` has the partition and first sequence of each batch that came by. The answer to the Produce request that
+    `holds` counts down to waits until the next request is there; `several_in_flight` says whether it came.
     """
 
     faults: list[tuple[int, int | None]]  # type: ignore[assignment]
@@ -37,7 +40,8 @@ class AnswerProxy(FaultyProxy):
     def __init__(self, upstream: Address) -> None:
         super().__init__(upstream)
         self.produced: list[tuple[TopicPartition, int]] = []
-        self.in_flight_max = 0
+        self.holds = 0
+        self.several_in_flight = False
 
     @property
     def bootstrap(self) -> str:
@@ -68,15 +72,10 @@ class AnswerProxy(FaultyProxy):
             for partition, records in partitions:
                 assert records is not None
                 self.produced.append(((topic, partition), read_header(records).base_sequence))
-        # What lies in the socket already is a further request, sent before this one was answered.
-        threading.Event().wait(0.002)
-        client.setblocking(False)
-        try:
-            self.in_flight_max = max(self.in_flight_max, 1 + bool(client.recv(1, socket.MSG_PEEK)))
-        except BlockingIOError:
-            pass
-        finally:
-            client.setblocking(True)
+        self.holds -= 1
+        if self.holds == 0:
+            readable, _, _ = select.select([client], [], [], HELD_S_MAX)
+            self.several_in_flight = bool(readable)
 
 
 def refusal(header: RequestHeader, request: bytes, code: int) -> bytes:

@@ -186,7 +186,7 @@ def expect(bootstrap: str, topic: str, batches: int) -> None:
     assert visible(bootstrap, topic) == wanted
 
 
-def eventually(done: Callable[[], bool], within_s: float = 10) -> None:
+def eventually(done: Callable[[], bool], within_s: float = 60) -> None:
     deadline = time.monotonic() + within_s
     while not done() and time.monotonic() < deadline:
         time.sleep(0.02)

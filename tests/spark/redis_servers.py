@@ -13,7 +13,7 @@ import redis
 from redis.crc import key_slot
 
 from onceflow import services
-from tests.conftest import RedisProcess
+from tests.conftest import WITHIN_S, RedisProcess
 
 SLOTS = 16_384
 NODE_TIMEOUT_MS, DOWN_AFTER_MS = 500, 300
@@ -22,7 +22,6 @@ NODE_TIMEOUT_MS, DOWN_AFTER_MS = 500, 300
 PATIENCE_MS = 60_000
 """Before that. A disk that is slow to sync holds a server up for longer than a test should wait for its death."""
 
-WAIT_S = 30.0
 SERVICE = "counts"
 
 AT_ONCE = ("--repl-diskless-sync-delay", "0", "--shutdown-timeout", "0")
@@ -33,7 +32,7 @@ NewRedis = Callable[..., RedisProcess]
 
 def wait_until(happened: Callable[[], bool], what: str) -> None:
     """Asks every few milliseconds; a server that does not answer has not."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WITHIN_S
     while time.monotonic() < deadline:
         try:
             if happened():
@@ -41,7 +40,7 @@ def wait_until(happened: Callable[[], bool], what: str) -> None:
         except redis.RedisError:
             pass
         time.sleep(0.02)
-    raise AssertionError(f"not within {WAIT_S} s: {what}")
+    raise AssertionError(f"not within {WITHIN_S} s: {what}")
 
 
 def append_only_file(server: RedisProcess) -> Path:
@@ -213,7 +212,7 @@ class Sentinel:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=WITHIN_S)
             self._process = None
 
 

@@ -87,13 +87,15 @@ def test_none_sends_once_and_counts_what_was_not_acknowledged(
         write_once(through, Rows(topic, values_of(3)), SETTINGS)
 
 
-def test_none_goes_on_where_nobody_listens(tmp_path: Path, topic: str) -> None:
+def test_none_goes_on_where_nobody_listens(tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with BrokerProcess(tmp_path / "broker") as running:
         make_topics(running.bootstrap, topic)
-        with Cluster(running.bootstrap, timeout_ms=1_000) as cluster:
+        with Cluster(running.bootstrap) as cluster:
             assert write_once(cluster, Rows(topic, values_of(1)), SETTINGS) == 0
             running.kill()
-            assert write_once(cluster, Rows(topic, values_of(2)), SETTINGS) == 30
+            with monkeypatch.context() as impatient:
+                impatient.setattr(cluster, "timeout_ms", 1_000)
+                assert write_once(cluster, Rows(topic, values_of(2)), SETTINGS) == 30
             running.start()
             assert write_once(cluster, Rows(topic, values_of(3)), SETTINGS) == 0
         eventually(lambda: sum(map(len, visible(running.bootstrap, topic).values())) == 60)

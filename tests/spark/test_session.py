@@ -68,10 +68,11 @@ def test_the_sentence_of_a_failed_query(text: str, expected: str) -> None:
 def test_an_interrupt_while_the_jvm_starts_leaves_no_jvm(java_home: str, tmp_path: Path) -> None:
     mark, log = f"session-{uuid.uuid4()}", tmp_path / "spark.log"
     program = f"""
-import pathlib, sys
+import pathlib, time
 from onceflow.spark.session import build_session
 print("starting", flush=True)
 build_session("interrupted", java_home={java_home!r}, log_file=pathlib.Path({str(log)!r}))
+time.sleep(300)  # Where the interrupt comes late, it comes here.
 """
     environment = {**os.environ, MARK: mark}
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as driver:
