@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from onceflow import services
@@ -29,6 +30,11 @@ JAVA_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 if CLASS_ARCHIVE.exists() and CLASS_ARCHIVE.stat().st_size:
     JAVA_OPTIONS += [f"-XX:SharedArchiveFile={CLASS_ARCHIVE}", "-Xlog:disable"]
 os.environ.setdefault("JDK_JAVA_OPTIONS", " ".join(JAVA_OPTIONS))
+
+# Else an example that takes more than 200 ms is an error, and so is one that is slow to make: what a test finds must
+# not depend on what the machine does beside it.
+settings.register_profile("onceflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("onceflow")
 
 WEEK_MS = str(7 * 24 * 3_600_000)
 LONGEST_FIRST = ("end_to_end/test_kills.py", "end_to_end/test_demo.py", "clicks/test_pipeline.py")

@@ -87,7 +87,7 @@ def test_a_record_read_before_and_dated_later_is_not_found_again(cluster: Cluste
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=6), min_size=3, max_size=3), st.integers(0, 20))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_everything_is_read_and_what_is_in_order_is_never_late(
     bootstrap: str, cluster: Cluster, topic: str, times: list[list[int]], skew_ms: int
 ) -> None:
