@@ -96,14 +96,19 @@ class InnerBroker:
 
 
 class DrivenBroker(InnerBroker):
-    """Under a manual clock."""
+    """Under a manual clock.
+
+    No connection is closed as idle or stalled unless the settings say so: in the hours that a test lets pass at once
+    its client had no time to ask.
+    """
 
     clock: ManualClock
 
     def __init__(
         self, data: Path, *, disk: Disk | None = None, clock: ManualClock | None = None, **settings: Any
     ) -> None:
-        super().__init__(data, disk=disk, clock=clock or ManualClock(), **settings)
+        patient = {"connections_idle_max_ms": -1, "request_stalled_max_ms": -1}
+        super().__init__(data, disk=disk, clock=clock or ManualClock(), **(patient | settings))
 
 
 class PoweredBroker(InnerBroker):
