@@ -1,10 +1,11 @@
 """A broker in this process on a real socket, whose clock or disk a test holds."""
 
 import asyncio
+import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -14,6 +15,7 @@ from onceflow.log.clock import Clock
 from onceflow.log.disk import Disk
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock, PowerCut
+from tests.broker.raw_client import RawClient
 
 T = TypeVar("T")
 
@@ -118,6 +120,27 @@ class PoweredBroker(InnerBroker):
 
     def __init__(self, disk: FaultyDisk, data: Path) -> None:
         super().__init__(data, disk=disk)
+
+
+@contextmanager
+def hung_up_without_power(disk: FaultyDisk, *clients: RawClient) -> Iterator[None]:
+    """A broker without power never answers: the clients' connections end then, so that nobody waits."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.002):
+            if disk.is_off:
+                for client in clients:
+                    client.socket.shutdown(socket.SHUT_RDWR)
+                return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def eventually(condition: Callable[[], T], what: str) -> T:

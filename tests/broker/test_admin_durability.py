@@ -18,7 +18,7 @@ from onceflow.log.directory import DataDirectory
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
-from tests.broker.driven_broker import PoweredBroker, eventually
+from tests.broker.driven_broker import PoweredBroker, eventually, hung_up_without_power
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 from tests.broker.test_admin_answers import DELETE, SET, TOPIC, add, alter, configured, create, partition_count
 from tests.broker.test_durability import commit, committed, is_created, stored_values, topic_ids
@@ -56,9 +56,8 @@ def test_whatever_the_moment_of_the_power_cut_an_answer_holds(powered: PoweredBr
     for operations in range(0, 42, 3):
         answered = []
         with connected(powered.bootstrap) as client:
-            client.socket.settimeout(0.3)
             powered.disk.cut_power_after(operations)
-            with suppress(OSError, WireError, AssertionError):
+            with hung_up_without_power(powered.disk, client), suppress(OSError, WireError, AssertionError):
                 if add(client, ("t", partitions + 1, None)) == [("t", 0)]:
                     answered.append("partitions")
                 if alter(client, (TOPIC, "t", [("segment.ms", SET, str(5000 + operations))])) == [0]:

@@ -14,7 +14,7 @@ from onceflow.testing import BrokerProcess, FaultyDisk
 from onceflow.wire import apis
 from onceflow.wire.batch import batches, decode_batch
 from onceflow.wire.errors import ErrorCode, WireError
-from tests.broker.driven_broker import PoweredBroker, eventually
+from tests.broker.driven_broker import PoweredBroker, eventually, hung_up_without_power
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 from tests.broker.test_admin_answers import create
 
@@ -270,8 +270,7 @@ def test_a_deletion_cut_short_is_finished_and_its_offsets_are_not_inherited(powe
             eventually(partial(is_created, client, "t"), "the deletion before is finished, the name free again")
             assert commit(client, "g", "t", 5) == 0
             powered.disk.cut_power_after(operations)
-            client.socket.settimeout(0.3)
-            with suppress(OSError, WireError):
+            with hung_up_without_power(powered.disk, client), suppress(OSError, WireError):
                 client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
         powered.power_cycle(operations, drop_all=True)
         with connected(powered.bootstrap) as client:

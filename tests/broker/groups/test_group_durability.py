@@ -9,7 +9,7 @@ import pytest
 from onceflow.broker.node import Node
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
-from tests.broker.driven_broker import PoweredBroker
+from tests.broker.driven_broker import PoweredBroker, hung_up_without_power
 from tests.broker.groups.raw_group import RawGroup
 
 NONE = ErrorCode.none
@@ -90,10 +90,9 @@ def test_what_was_acknowledged_survives_a_power_cut_at_any_moment(
         steps = Steps(powered, f"g{operations}")
         acknowledged = False
         with RawGroup(powered.bootstrap, steps.group_id) as group:
-            group.client().socket.settimeout(0.5)
-            group.client("back").socket.settimeout(0.5)
+            clients = group.client(), group.client("back")
             powered.disk.cut_power_after(operations)
-            with suppress(OSError, WireError):
+            with hung_up_without_power(powered.disk, *clients), suppress(OSError, WireError):
                 acknowledged = do(steps, group)
         powered.power_cycle(operations, drop_all=True)
         with RawGroup(powered.bootstrap, steps.group_id) as group:

@@ -1,6 +1,5 @@
 """Power cuts at every step of a transaction, asked for over a real socket: whole or gone, as it was told."""
 
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -15,8 +14,8 @@ from onceflow.broker.transactions.transaction import TransactionState
 from onceflow.testing import FaultyDisk
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
-from tests.broker.driven_broker import DrivenBroker, PoweredBroker, eventually
-from tests.broker.raw_client import RawClient, connected, milliseconds
+from tests.broker.driven_broker import DrivenBroker, PoweredBroker, eventually, hung_up_without_power
+from tests.broker.raw_client import connected, milliseconds
 from tests.broker.transactions.answers import offset_fetch
 from tests.broker.transactions.transactional_client import TransactionalClient, committed_values, patiently
 
@@ -45,26 +44,6 @@ def one_transaction(producer: TransactionalClient, told: Told, number: int, *, c
     assert producer.commit_offset(GROUP, TOPICS[0], number) == NONE
     told.end = producer.end(commit=commit) == NONE
     told.is_over = True
-
-
-@contextmanager
-def hung_up_without_power(client: RawClient, disk: FaultyDisk) -> Iterator[None]:
-    """A broker without power never answers: the client's connection ends then, so that nobody waits."""
-    is_over = threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(0.002):
-            if disk._off:
-                client.socket.shutdown(socket.SHUT_RDWR)
-                return
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def outcome(broker: DrivenBroker, number: int) -> set[bool]:
@@ -99,7 +78,7 @@ def test_a_power_cut_at_any_step_leaves_a_transaction_whole_or_gone(
         seen = set()
         for operations in range(60):
             told = Told()
-            with connected(broker.bootstrap) as client, hung_up_without_power(client, broker.disk):
+            with connected(broker.bootstrap) as client, hung_up_without_power(broker.disk, client):
                 broker.disk.cut_power_after(operations)
                 try:
                     one_transaction(TransactionalClient(client, "x"), told, operations, commit=commit)
