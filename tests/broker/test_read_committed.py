@@ -17,13 +17,14 @@ from confluent_kafka import TopicPartition as RdkafkaPartition
 
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition
-from onceflow.log.segment import Segment
+from onceflow.log.partition import PartitionLog
+from onceflow.log.segment import Segment, Slice
 from onceflow.testing import FaultyDisk
 from onceflow.wire import apis
 from onceflow.wire.batch import batches, patch_offset
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.fetch import READ_COMMITTED, READ_UNCOMMITTED
-from tests.broker.driven_broker import PoweredBroker
+from tests.broker.driven_broker import PoweredBroker, eventually
 from tests.broker.raw_client import FETCH_VERSION, RawClient, batch_of, connected
 from tests.broker.test_durability import WAIT_SECONDS
 from tests.log import golden_transactions as golden
@@ -180,20 +181,23 @@ def test_rule_15_a_marker_wakes_a_committed_fetch(broker: ChangedBroker, client:
 def test_a_waiting_fetch_that_fails_closes_its_connection(
     broker: ChangedBroker, client: RawClient, wait_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_arguments: object, **_options: object) -> None:
-        raise RuntimeError("nobody foresaw this")
+    looks: list[object] = []
+    read = PartitionLog.read
 
-    def break_reading(partition: Partition) -> None:
-        assert partition.watchers, "the fetch waits"
-        monkeypatch.setattr(type(partition.log), "read", fails)
-        if wait_ms > 1000:
-            partition.wake()
+    def fails_from_the_second_look_on(log: PartitionLog, *arguments: Any, **options: Any) -> Slice | None:
+        looks.append(log)
+        if len(looks) > 1:
+            raise RuntimeError("nobody foresaw this")
+        return read(log, *arguments, **options)
 
+    monkeypatch.setattr(PartitionLog, "read", fails_from_the_second_look_on)
     client.send_fetch([("g", 0, 15)], wait_ms=wait_ms)
     with connected(broker.bootstrap) as other:
-        list_offset(other, -1, READ_UNCOMMITTED)
-        broker.change("g", break_reading)
+        if wait_ms > 1000:
+            eventually(lambda: broker.call(lambda node: node.partitions.get("g", 0).watchers), "the fetch waits")  # type: ignore[union-attr]
+            broker.change("g", Partition.wake)
         assert client.receive_frame() == b""
+        assert len(looks) == 2, "it waited"
         monkeypatch.undo()
         assert other.fetch([("g", 0, 0)])[0].error_code == 0
     assert not broker.call(lambda node: node.partitions.get("g", 0).watchers)  # type: ignore[union-attr]
