@@ -12,7 +12,7 @@ from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.errors import InvalidTransaction, ProducerFenced, RequestRefused
 from onceflow.client.records import read_records
 from onceflow.client.transactional import TransactionalProducer
-from onceflow.testing import Broker
+from onceflow.testing import Broker, ManualClock
 from onceflow.wire.codecs import Codec
 
 
@@ -159,12 +159,15 @@ def test_a_resumed_transaction_that_was_fenced_says_so(bootstrap: str, cluster: 
 
 
 def test_a_resumed_transaction_that_timed_out_says_so() -> None:
-    with Broker(settings={"transaction.abort.timed.out.transaction.cleanup.interval.ms": 20}) as broker:
+    clock = ManualClock(time.time_ns() // 1_000_000)
+    settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 20}
+    with Broker(settings=settings, clock=clock) as broker:
         broker.create_topic("clicks")
         first = TransactionalProducer(broker.bootstrap_servers, "job", transaction_timeout_ms=50)
         first.begin()
         first.send("clicks", b"x", partition=0)
         first.flush()
+        clock.advance_ms(100)
         with Cluster(broker.bootstrap_servers) as cluster:
             while Admin(cluster).describe_transaction("job").state != "CompleteAbort":
                 time.sleep(0.01)
