@@ -211,21 +211,45 @@ def test_what_only_reads_is_tried_again(proxy: FaultyProxy, filled: Fill, faults
     assert proxy.faults == []
 
 
-def test_trying_again_ends_with_the_time_allowed(proxy: FaultyProxy, filled: Fill) -> None:
+class PausesAlone:
+    """A clock on which nothing but pauses takes time."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+
+def hurry(cluster: Cluster, timeout_ms: int) -> None:
+    """The connections that there are wait no longer than so; those that are made anew do."""
+    for connection in cluster._connections.values():
+        connection.timeout_ms = timeout_ms
+
+
+def test_trying_again_ends_with_the_time_allowed(
+    proxy: FaultyProxy, filled: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = filled([b"a"])
-    proxy.faults = [(apis.FETCH, "not_leader")] * 100
-    with (
-        Cluster(str(proxy.address), timeout_ms=500) as cluster,
-        pytest.raises(LeaderUnavailable, match=f"{topic}-0 cannot be read now: not_leader_or_follower"),
-    ):
-        cluster.fetch(topic, 0, 0)
-    assert 2 <= 100 - len(proxy.faults) <= 10
+    with Cluster(str(proxy.address)) as cluster:
+        assert values(cluster.fetch(topic, 0, 0).records) == [b"a"]
+        proxy.faults = [(apis.FETCH, "not_leader")] * 100
+        cluster.timeout_ms = 500
+        monkeypatch.setattr(cluster_module, "time", PausesAlone())
+        with pytest.raises(LeaderUnavailable, match=f"{topic}-0 cannot be read now: not_leader_or_follower"):
+            cluster.fetch(topic, 0, 0)
+    assert 100 - len(proxy.faults) == 4, "after pauses of 50, 100 and 200 ms; 400 more would be too much"
 
 
 def test_a_broker_that_is_silent_times_out_once(proxy: FaultyProxy, filled: Fill) -> None:
     topic = filled([b"a"])
-    proxy.faults = [(apis.FETCH, "silent")]
-    with Cluster(str(proxy.address), timeout_ms=300) as cluster:
+    with Cluster(str(proxy.address)) as cluster:
+        assert values(cluster.fetch(topic, 0, 0).records) == [b"a"]
+        proxy.faults = [(apis.FETCH, "silent")]
+        hurry(cluster, 300)
         with pytest.raises(RequestTimedOut, match="did not answer within 310 ms"):
             cluster.fetch(topic, 0, 0, wait_ms=10)
         assert values(cluster.fetch(topic, 0, 0).records) == [b"a"]
@@ -234,11 +258,12 @@ def test_a_broker_that_is_silent_times_out_once(proxy: FaultyProxy, filled: Fill
 @pytest.mark.parametrize("fault", ["close", "silent"])
 def test_creating_is_not_tried_again_when_the_answer_is_lost(proxy: FaultyProxy, topic: str, fault: str) -> None:
     proxy.faults = [(apis.CREATE_TOPICS, fault)]
-    with (
-        Cluster(str(proxy.address), timeout_ms=300) as cluster,
-        pytest.raises(ConnectionLost if fault == "close" else RequestTimedOut),
-    ):
-        cluster.create_topic(topic, 1)
+    with Cluster(str(proxy.address)) as cluster:
+        assert topic not in cluster.topics()
+        if fault == "silent":
+            hurry(cluster, 300)
+        with pytest.raises(ConnectionLost if fault == "close" else RequestTimedOut):
+            cluster.create_topic(topic, 1)
 
 
 def test_connections_that_idled_out_are_opened_anew(proxy: FaultyProxy, topic: str) -> None:
@@ -306,7 +331,8 @@ def test_a_leader_that_was_never_reached_is_waited_for_once_its_cluster_was(boot
         finally:
             opening.join()
             late.__exit__(None, None, None)
-    with Cluster(bootstrap, timeout_ms=200) as cluster:
+    with Cluster(bootstrap) as cluster:
         assert cluster.topics() is not None
+        cluster.timeout_ms = 200
         with pytest.raises(BrokerUnreachable):
             cluster.retried(lambda: cluster._connection(parse_address("127.0.0.1:1")))

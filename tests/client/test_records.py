@@ -36,9 +36,10 @@ def test_a_range_over_many_fetches(cluster: Cluster, filled: Fill, monkeypatch: 
 
 def test_a_range_that_is_not_there_yet_is_waited_for_and_then_told(bootstrap: str, filled: Fill) -> None:
     topic = filled([b"a"])
-    with Cluster(bootstrap, timeout_ms=300) as cluster:
+    with Cluster(bootstrap) as cluster:
         records = read_records(cluster, topic, 0, 0, 2)
         assert next(records).value == b"a"
+        cluster.timeout_ms = 300
         with pytest.raises(RequestTimedOut, match=f"{topic}-0: waited 300 ms at offset 1 for records up to 2"):
             next(records)
 
