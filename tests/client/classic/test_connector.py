@@ -163,13 +163,20 @@ def test_all_that_was_read_leaves_no_lag_behind_a_transactions_marker(bootstrap:
         producer.send(topic, b"m0")
         producer.send(topic, b"m1")
         producer.commit()
-    with ConsumerConnector(settings(bootstrap, topic, consumer_timeout_ms=1000)) as connector:
+    with ConsumerConnector(settings(bootstrap, topic)) as connector:
         stream = connector.create_message_streams({topic: 1})[topic][0]
         assert [next(stream).offset, next(stream).offset] == [0, 1]
         connector.commit_offsets()
         assert committed(bootstrap, topic, topic) == {0: 2}, "nobody asked for what comes behind message 1"
-        with pytest.raises(ConsumerTimeout):
-            next(stream)
+        stream._timeout_ms = 500
+
+        def is_read_up_to(end: int) -> bool:
+            """Whether the end of the partition has been seen, behind which no message comes."""
+            with pytest.raises(ConsumerTimeout):
+                next(stream)
+            return stream.consumed(while_working=False) == {(topic, 0): end}
+
+        wait_until(lambda: is_read_up_to(3))
         connector.commit_offsets()
         assert committed(bootstrap, topic, topic) == {0: 3}
         with TransactionalProducer(bootstrap, topic) as producer:
@@ -177,8 +184,7 @@ def test_all_that_was_read_leaves_no_lag_behind_a_transactions_marker(bootstrap:
             producer.send(topic, b"never seen")
             producer.flush()
             producer.abort()
-        with pytest.raises(ConsumerTimeout):
-            next(stream)
+        wait_until(lambda: is_read_up_to(5))
     assert committed(bootstrap, topic, topic) == {0: 5}
 
 
