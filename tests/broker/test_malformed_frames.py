@@ -408,7 +408,7 @@ def check_over_tcp(count: int, directory: Path) -> tuple[Counter[str], int]:
 
 def test_malformed_frames_over_tcp(directory: Path) -> None:
     outcomes, _growth_bytes = check_over_tcp(400, directory)
-    assert outcomes["closed"] > 40
+    assert outcomes["closed"] + outcomes["closed late"] > 40
     assert outcomes["answered"] + outcomes["answered late"] > 40
     assert outcomes["closed as half a request"] > 4
 
