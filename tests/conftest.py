@@ -37,6 +37,12 @@ settings.register_profile("onceflow", deadline=None, suppress_health_check=[Heal
 settings.load_profile("onceflow")
 
 WEEK_MS = str(7 * 24 * 3_600_000)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A script's shell lets what it runs in the background ignore interrupts, and so would every child that a test sends
+    # one to.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 LONGEST_FIRST = ("end_to_end/test_kills.py", "end_to_end/test_demo.py", "clicks/test_pipeline.py")
 
 

@@ -167,8 +167,10 @@ def process(bootstrap: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         stderr=subprocess.PIPE,
     )
     with started:
-        yield started
-        started.kill()
+        try:
+            yield started
+        finally:
+            started.kill()
 
 
 def test_following_shows_what_is_written_and_ends_with_an_interrupt(bootstrap: str, filled: Fill, run: Run) -> None:
