@@ -198,8 +198,9 @@ const quoted = (text) => (/^[\w.:/@%+-]+$/.test(text) ? text : `'${text.replaceA
 
 async function findUser(uid) {
   const answer = await fetch(`/api/user?uid=${encodeURIComponent(uid)}`);
-  if (state.user !== uid) return;
   const body = await answer.json();
+  // Another may have been searched for, or none, while it was on its way.
+  if (state.user !== uid) return;
   $("found").hidden = false;
   put($("found-uid"), visible(uid));
   $("found-uid").title = uid;
