@@ -136,6 +136,27 @@ def test_one_user_is_found_and_kept_up_to_date(serve_page: ServePage, counted: C
     expect(page.locator("#found")).to_be_hidden()
 
 
+def test_an_answer_to_a_search_that_was_cleared_meanwhile_is_not_shown(
+    serve_page: ServePage, counted: Counted, page: Page
+) -> None:
+    counted.micro_batch({("ann", "iOS"): 1})
+    page.add_init_script("""
+        const ask = window.fetch;
+        window.fetch = async (...words) => {
+          const answer = await ask(...words), read = answer.json.bind(answer);
+          answer.json = () => new Promise((done) => { window.handOver = () => done(read()); });
+          return answer;
+        };
+    """)
+    page.goto(serve_page(counted.addresses()).url)
+    search = page.get_by_label("Find one user")
+    search.fill("ann")
+    search.press("Enter")
+    wait_until(lambda: page.evaluate("Boolean(window.handOver)"), "the answer to come")
+    search.fill("")
+    assert page.evaluate("window.handOver(); new Promise((done) => setTimeout(done)).then(() => found.hidden)")
+
+
 def test_no_request_leaves_this_server(serve_page: ServePage, counted: Counted, page: Page) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
