@@ -476,12 +476,8 @@ def test_what_a_lost_checkpoints_query_wrote_is_not_missed_behind_an_open_transa
         with pytest.raises(SinkStopped, match=rf"markers in {markers}-0 cannot be read behind offset 0"):
             write_anew(settings={"again_ms": 100})
         other.abort()
-    with pytest.raises(
-        SinkStopped, match=rf"{QUERY} writes to topic {topic}, and has written nothing yet; .*reset kafka"
-    ):
-        write_anew()
-    new_driver(owner="owner-3", marker_topic=markers).write(1)
-    with pytest.raises(SinkStopped, match=rf"{topic} holds what sink 'kafka' of query {QUERY} wrote, up to batch 1"):
+    may_hold = rf"{topic} may hold what sink 'kafka' of query {QUERY} wrote, up to batch 0, .* where anything is in it"
+    with pytest.raises(SinkStopped, match=may_hold):
         write_anew()
 
 

@@ -28,24 +28,11 @@ def refuse_written_output(
             if found.query != query and found.sink == sink and written:
                 reset = kafka_reset(cluster.bootstrap, sink, None, query=found.query, marker_topic=place.topic)
                 raise SinkStopped(
-                    f"{_already(found, written[0], query, reset)}; or, if both are to write there, give "
-                    "this sink another name="
+                    f"topic {written[0]} may hold what sink '{sink}' of query {found.query} wrote, up to batch "
+                    f"{found.batch}, and this is query {query} at its first batch: if that one's checkpoint was lost, "
+                    f"all would be written again; put it back, or forget it with '{reset}' and empty the topic, where "
+                    "anything is in it. If both are to write there, give this sink another name="
                 )
-
-
-def _already(found: KafkaMarker, topic: str, query: str, reset: str) -> str:
-    """A fresh query's batch 0 is empty, so one that failed in batch 1 has left a marker and no record."""
-    if found.since is not None and found.offsets == found.since:
-        return (
-            f"sink '{found.sink}' of query {found.query} writes to topic {topic}, and has written nothing yet; this is "
-            f"query {query} at its first batch: go on with that one's checkpoint, or, if it has ended, forget it with "
-            f"'{reset}', after which the topic need not be emptied"
-        )
-    return (
-        f"topic {topic} holds what sink '{found.sink}' of query {found.query} wrote, up to batch {found.batch}, and "
-        f"this is query {query} at its first batch: if that one's checkpoint was lost, all would be written again; put "
-        f"it back, or forget it with '{reset}' and empty the topic"
-    )
 
 
 def wait_until_readable(cluster: Cluster, place: Place, settings: Settings) -> None:
