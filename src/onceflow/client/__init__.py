@@ -56,6 +56,8 @@ def __getattr__(name: str) -> Any:
     try:
         home = importlib.import_module(_HOMES[name])
     except ModuleNotFoundError as error:
+        if str(error.name).startswith("onceflow"):
+            raise
         raise ModuleNotFoundError(
             f"{name} needs the package '{error.name}', which is not installed: install Onceflow with its extra "
             "'client', as pip install 'onceflow-…-py3-none-any.whl[client]'",

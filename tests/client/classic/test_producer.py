@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from onceflow import services
 from onceflow.client.classic import (
     CallbackHandler,
     Encoder,
@@ -16,8 +17,8 @@ from onceflow.client.classic import (
     QueueFull,
     SendFailed,
     StringEncoder,
-    sender,
 )
+from onceflow.client.classic import producer as producer_module
 from onceflow.client.classic.connector import SETTINGS as CONSUMER_SETTINGS
 from onceflow.client.classic.encoders import EncodingFailed
 from onceflow.client.classic.handlers import Messages, PartitionOutOfRange
@@ -27,7 +28,7 @@ from onceflow.client.classic.settings import InvalidSetting, Setting
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import BrokerUnreachable, UnknownTopic
 from onceflow.client.records import read_records
-from onceflow.testing import Broker
+from onceflow.testing import Broker, BrokerProcess
 
 
 def written(bootstrap: str, topic: str) -> list[tuple[int, bytes | None, bytes | None]]:
@@ -351,13 +352,30 @@ def test_kafkas_own_class_names_are_understood(bootstrap: str, made: str) -> Non
     assert [value for _, _, value in written(bootstrap, made)] == [b"text"]
 
 
+@pytest.mark.timeout(60)
 def test_a_wrong_address_is_said_before_a_message_would_count_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "FIRST_CONTACT_S_MAX", 0.3)
+    monkeypatch.setattr(producer_module, "FIRST_CONTACT_S_MAX", 0.3)
     with (
         Producer({"metadata.broker.list": "127.0.0.1:1", "delivery.timeout.ms": 1_000_000}) as producer,
         pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"),
     ):
         producer.send(KeyedMessage("topic", b"x"))
+
+
+def test_what_waits_in_a_queue_waits_for_a_broker_that_is_still_to_be_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(producer_module, "FIRST_CONTACT_S_MAX", 0.0)
+    address = f"127.0.0.1:{services.free_port()}"
+    config = {"metadata.broker.list": address, "producer.type": "async", "queue.time": 1}
+    with Producer(config) as producer:
+        producer.send(KeyedMessage("clicks", b"early"))
+        assert producer._queue is not None
+        while not producer._queue._messages.empty():
+            time.sleep(0.01)
+        with BrokerProcess(tmp_path / "data", int(address.rpartition(":")[2])) as broker:
+            producer.close()
+            assert [value for _, _, value in written(broker.bootstrap, "clicks")] == [b"early"]
 
 
 def test_a_topic_that_may_not_exist_is_said(bootstrap: str) -> None:

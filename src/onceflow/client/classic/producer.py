@@ -1,5 +1,6 @@
 """`Producer`: sends one message or a list, at once or through a queue."""
 
+import math
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +12,7 @@ from onceflow.client.classic.partitioners import DefaultPartitioner
 from onceflow.client.classic.send_queue import SendQueue
 from onceflow.client.classic.sender import Sender
 from onceflow.client.classic.settings import (
+    FIRST_CONTACT_S_MAX,
     Config,
     InvalidSetting,
     Setting,
@@ -93,6 +95,8 @@ class Producer:
                 require(settings, "metadata.broker.list"),
                 {**security_settings(config), **_librdkafka(settings)},
                 timeout_ms=settings["delivery.timeout.ms"],
+                # What waits in a queue may wait for a broker that is still to be started.
+                first_contact_s=math.inf if is_async else FIRST_CONTACT_S_MAX,
             )
         except ProduceFailed as error:
             raise InvalidSetting(str(error)) from error

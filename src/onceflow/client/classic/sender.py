@@ -1,6 +1,5 @@
 """Encoded messages to the brokers, acknowledged before `send` returns. Stands on librdkafka."""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from onceflow.client.addresses import parse_bootstrap
-from onceflow.client.classic.settings import FIRST_CONTACT_S_MAX
 from onceflow.client.errors import BrokerUnreachable, ClientError, UnknownTopic
 from onceflow.client.producer import producer
 
@@ -45,9 +43,13 @@ class EncodedMessage:
 class Sender:
     """Sends to any partition of any topic. One thread at a time."""
 
-    def __init__(self, bootstrap: str, librdkafka: Mapping[str, Any], *, timeout_ms: int) -> None:
+    def __init__(
+        self, bootstrap: str, librdkafka: Mapping[str, Any], *, timeout_ms: int, first_contact_s: float
+    ) -> None:
+        """Waits `timeout_ms` for an acknowledgement, but `first_contact_s` at most for a broker's first answer."""
         self._bootstrap = bootstrap
         self._timeout_ms = timeout_ms
+        self._first_contact_s = first_contact_s
         self._producer = producer(bootstrap, **{**librdkafka, "delivery.timeout.ms": timeout_ms})
         self._partitions: dict[str, tuple[float, list[int]]] = {}
 
@@ -60,8 +62,10 @@ class Sender:
 
     def _ask_partitions(self, topic: str) -> list[int]:
         """Waits for a topic that the broker is creating because it was asked for."""
-        deadline = time.monotonic() + min(self._timeout_ms / 1000, CREATION_S_MAX)
-        timeout_s = min(self._timeout_ms / 1000, math.inf if self._partitions else FIRST_CONTACT_S_MAX)
+        deadline: float | None = None
+        timeout_s = self._timeout_ms / 1000
+        if not self._partitions:
+            timeout_s = min(timeout_s, self._first_contact_s)
         while True:
             try:
                 found = self._producer.list_topics(topic, timeout=timeout_s).topics[topic]
@@ -72,6 +76,7 @@ class Sender:
                 ) from error
             if found.error is None and found.partitions:
                 return sorted(found.partitions)
+            deadline = deadline or time.monotonic() + min(self._timeout_ms / 1000, CREATION_S_MAX)
             if found.error is None or found.error.code() not in _NOT_THERE_YET or time.monotonic() > deadline:
                 raise UnknownTopic(
                     f"topic '{topic}' does not exist at {self._bootstrap} and was not created: "
