@@ -1,5 +1,6 @@
 """How `onceflow demo --seconds` ends: with 0 only if something was counted, in several micro-batches, and all equal."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import redis
 
 from onceflow import services
+from onceflow.cli import laptop as laptop_module
 from onceflow.cli.laptop import HASH_KEY, TOPIC, Laptop
 from onceflow.errors import OnceflowError
 from onceflow.testing import Broker
@@ -60,3 +62,50 @@ def test_a_difference_is_1(end_of: EndOf) -> None:
 def test_equal_but_too_little_is_no_proof(end_of: EndOf, values: Values, batch_before: int) -> None:
     with pytest.raises(OnceflowError, match="too little was counted to say that it works"):
         end_of(values, batch_before=batch_before)
+
+
+@pytest.fixture
+def watched(
+    tmp_path: Path, new_redis: Callable[..., RedisProcess], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Values], Laptop]]:
+    """A demo that goes on with what is counted already: its generator ends at once, and its Spark counts nothing."""
+    server = new_redis()
+    monkeypatch.setattr(laptop_module, "SLOW_START_S", 0.0)
+    monkeypatch.setattr(laptop_module, "FIRST_COUNT_WAIT_S", 1.0)
+    with Broker(tmp_path / "broker") as broker, services.Supervisor() as supervisor:
+
+        def start(values: Values) -> Laptop:
+            laptop = Laptop(tmp_path, lively=False, max_bytes=1 << 20, page_port=0, quiet=True)
+            laptop.ports |= {"broker": int(broker.bootstrap_servers.split(":")[1]), "redis": server.port}
+            write(laptop.bootstrap, TOPIC, values)
+            count(laptop.redis_url, HASH_KEY, TOPIC, values)
+            laptop.batch_before = 1
+            laptop.supervisor = supervisor
+            supervisor.start("generator", ["true"], tmp_path / "generator.log", None)
+            supervisor.start("spark", ["sleep", "600"], tmp_path / "spark.log", None)
+            while supervisor.children["generator"].code is None:
+                time.sleep(0.01)
+            return laptop
+
+        yield start
+
+
+def test_a_log_that_is_full_and_counted_is_no_slow_start(
+    watched: Callable[[Values], Laptop], capfd: pytest.CaptureFixture[str]
+) -> None:
+    watched(GOOD_AND_BAD).watch(0)
+    assert "the log has reached its 1 MiB (--max-bytes) and is counted: nothing new will come" in capfd.readouterr().err
+
+
+def test_who_waits_is_told_that_the_machine_is_slow_and_at_last_how_to_go_on(
+    watched: Callable[[Values], Laptop], capfd: pytest.CaptureFixture[str]
+) -> None:
+    laptop = watched(GOOD_AND_BAD)
+    write(laptop.bootstrap, TOPIC, GOOD_AND_BAD)
+    with pytest.raises(
+        OnceflowError, match=r"nothing was counted within 1 s, .*spark\.log and jvm\.log .* goes on from"
+    ):
+        laptop.watch(0)
+    printed = capfd.readouterr().err
+    assert printed.count("this machine is slow or busy") == 1
+    assert "nothing new will come" not in printed

@@ -30,7 +30,6 @@ from typing import TextIO
 
 import click
 from rich.console import Console
-from rich.status import Status
 
 from onceflow import services
 from onceflow.cli.demo import DIRECTORY
@@ -47,7 +46,7 @@ INTERVAL_LIVELY_MS = 2
 READY_WAIT_S = 60.0
 SLOW_START_S = 30.0
 FIRST_COUNT_WAIT_S = 600.0
-DRAIN_WAIT_S = 60.0
+DRAIN_WAIT_S = 180.0
 PREFERRED_PORTS = {"broker": 9092, "redis": 6379}
 
 
@@ -173,31 +172,41 @@ class Laptop:
     def watch(self, seconds: int | None = None) -> None:
         """Show the counts until Ctrl-C, or until `seconds` after the first counted events."""
         first_counted: float | None = None
-        started = time.monotonic()
+        started, is_slow = time.monotonic(), False
         with self.console.status("Spark is starting, usually for 10 to 20 seconds") as status:
             while True:
                 self._fail_if_a_child_ended()
                 snapshot = self._snapshot()
-                if first_counted is None and _batch(snapshot) > self.batch_before and snapshot.events > 0:
-                    first_counted = time.monotonic()
-                    self.console.print(f"first micro-batch committed after {first_counted - started:.0f} s")
                 if first_counted is None:
-                    self._wait_on(time.monotonic() - started, status)
+                    waited_s = time.monotonic() - started
+                    if _batch(snapshot) > self.batch_before and snapshot.events > 0:
+                        first_counted = time.monotonic()
+                        self.console.print(f"first micro-batch committed after {waited_s:.0f} s")
+                    elif self._is_over(snapshot):
+                        first_counted = time.monotonic()
+                        limit = f"{self.max_bytes / (1 << 20):.0f} MiB (--max-bytes)"
+                        self.console.print(f"the log has reached its {limit} and is counted: nothing new will come")
+                    elif waited_s > FIRST_COUNT_WAIT_S:
+                        raise self._given_up()
+                    elif waited_s > SLOW_START_S and not is_slow:
+                        is_slow = True
+                        self.console.print(f"Spark is starting for {waited_s:.0f} s now: this machine is slow or busy")
                 else:
                     status.update(f"{_totals(snapshot)} · batch {_batch(snapshot)}")
                     if seconds is not None and time.monotonic() - first_counted >= seconds:
                         return
                 time.sleep(0.25)
 
-    def _wait_on(self, waited_s: float, status: Status) -> None:
-        if waited_s > FIRST_COUNT_WAIT_S:
-            logs = f"{self.supervisor.children['spark'].log} and jvm.log beside it"
-            raise OnceflowError(
-                f"nothing was counted within {FIRST_COUNT_WAIT_S:.0f} s, though Spark runs: {logs} tell how far it "
-                "came; where this machine was only slow, the same command goes on from there"
-            )
-        if waited_s > SLOW_START_S:
-            status.update(f"Spark is starting, for {waited_s:.0f} s now: this machine is slow or busy")
+    def _is_over(self, snapshot: Snapshot) -> bool:
+        """Whether the generator has written all that it may, and nothing of it is left to count."""
+        return self.supervisor.children["generator"].code == 0 and snapshot.events > 0 and self._lag() == 0
+
+    def _given_up(self) -> OnceflowError:
+        logs = f"{self.supervisor.children['spark'].log} and jvm.log beside it"
+        return OnceflowError(
+            f"nothing was counted within {FIRST_COUNT_WAIT_S:.0f} s, though Spark runs: {logs} tell how far it came; "
+            "where this machine was only slow, the same command goes on from there"
+        )
 
     def conclude(self, *, as_json: bool) -> int:
         """Stop the generator, let the stream count what is there, verify; 0 only if events were counted, all equal."""
@@ -220,15 +229,19 @@ class Laptop:
         return verified.returncode
 
     def _drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_WAIT_S
+        while self._lag() > 0:
+            self._fail_if_a_child_ended()
+            if time.monotonic() > deadline:
+                raise OnceflowError(f"the stream did not reach the log's end within {DRAIN_WAIT_S:.0f} s")
+            time.sleep(0.2)
+
+    def _lag(self) -> int:
+        """Events that are in the log and not counted."""
         from onceflow.client.cluster import Cluster
 
-        deadline = time.monotonic() + DRAIN_WAIT_S
         with Cluster(self.bootstrap) as cluster, Results(self.redis_url, HASH_KEY) as results:
-            while lag(cluster, results.require_marker()).messages > 0:
-                self._fail_if_a_child_ended()
-                if time.monotonic() > deadline:
-                    raise OnceflowError(f"the stream did not reach the log's end within {DRAIN_WAIT_S:.0f} s")
-                time.sleep(0.2)
+            return lag(cluster, results.require_marker()).messages
 
     def _snapshot(self) -> Snapshot:
         with Results(self.redis_url, HASH_KEY) as results:
