@@ -130,8 +130,11 @@ def hung_up_without_power(disk: FaultyDisk, *clients: RawClient) -> Iterator[Non
     def watch() -> None:
         while not is_over.wait(0.002):
             if disk.is_off:
+                # Time for an answer that must not come.
+                is_over.wait(0.2)
                 for client in clients:
-                    client.socket.shutdown(socket.SHUT_RDWR)
+                    with suppress(OSError):  # of a connection that the broker has reset
+                        client.socket.shutdown(socket.SHUT_RDWR)
                 return
 
     thread = threading.Thread(target=watch)

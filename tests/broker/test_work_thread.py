@@ -21,8 +21,8 @@ def test_work_is_done_in_turn_in_one_thread_and_failures_are_handed_back() -> No
 
 def test_a_shutdown_ends_after_the_work_that_waits_or_cancels_it() -> None:
     for cancels in (False, True):
-        thread, may_end = WorkThread("ending"), threading.Event()
         threads = set(threading.enumerate())
+        thread, may_end = WorkThread("ending"), threading.Event()
         first, second = thread.submit(may_end.wait, 10), thread.submit(int, "7")
         while not first.running():
             pass
@@ -41,6 +41,8 @@ def test_a_shutdown_ends_after_the_work_that_waits_or_cancels_it() -> None:
 
 
 def test_a_thread_that_had_no_work_is_not_started() -> None:
-    thread, threads = WorkThread("idle"), set(threading.enumerate())
+    threads = set(threading.enumerate())
+    thread = WorkThread("idle")
+    assert set(threading.enumerate()) <= threads
     thread.shutdown()
     assert set(threading.enumerate()) <= threads

@@ -247,6 +247,8 @@ def timed_out(producer: TransactionalClient, topic: str) -> Said:
         assert producer.add((topic, 0)) == ErrorCode.none
         if not patiently(lambda: producer.produce(topic, b"v")):
             break
+    else:
+        raise AssertionError("nothing was written in time, not within 10 s either")
     while producer.state() != "CompleteAbort":
         pass
     yield producer.produce(topic, b"v")
