@@ -348,13 +348,15 @@ def test_a_second_driver_ends_the_first(new_driver: NewDriver, bootstrap: str, t
     def overtaken(number: int) -> None:
         if number == 1:
             second.write(1)
+            # Where Kafka has still to write the marker, it knows nothing of the newer epoch there.
+            expect(bootstrap, topic, 2)
 
     with pytest.raises(
         SinkStopped, match=r"taken over by another driver.*end the other, whose progress 'onceflow sink show kafka'"
     ):
         first.write(1, Rows(topic, values_of(1), between=overtaken))
     expect(bootstrap, topic, 2)
-    with pytest.raises(SinkStopped, match=r"was written by another driver \(owner owner-2\)"):
+    with pytest.raises(SinkStopped, match=r"was written by another driver \(owner owner-2\).*sink show kafka' tells"):
         first.write(2)
     second.write(2)
     expect(bootstrap, topic, 3)

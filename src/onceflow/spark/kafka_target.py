@@ -179,7 +179,7 @@ class KafkaTarget(Sink):
         if owner not in (self._first_owner, self._owner):
             raise SinkStopped(
                 f"{self._place} was written by another driver (owner {owner}) while this one (owner {self._owner}) "
-                "was running: one query must run once, end the other"
+                "was running: one query must run once, end the other, whose progress 'onceflow sink show kafka' tells"
             )
         return found
 

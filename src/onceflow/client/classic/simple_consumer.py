@@ -65,7 +65,7 @@ class MessageSet:
 
 
 class SimpleConsumer:
-    """A connection to one broker, which must lead the partitions that are asked for.
+    """A connection to one broker, which must lead the partitions that are asked for, or follow them (KIP-392).
 
         with SimpleConsumer("127.0.0.1", 9092) as consumer:
             messages = consumer.fetch(FetchRequest("clicks", 0, offset=0))
