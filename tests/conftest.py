@@ -93,7 +93,7 @@ def _place(item: pytest.Item) -> int:
 
 
 WITHIN_S = 60
-"""A Redis starts and ends within that, also where other tests keep processors and disk busy."""
+"""What has to come, as a Redis's start, comes within that, where other tests keep processors and disk busy too."""
 
 
 class RedisProcess:

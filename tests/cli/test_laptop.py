@@ -1,6 +1,5 @@
 """How `onceflow demo --seconds` ends: with 0 only if something was counted, in several micro-batches, and all equal."""
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,11 +11,21 @@ from onceflow.cli import laptop as laptop_module
 from onceflow.cli.laptop import HASH_KEY, TOPIC, Laptop
 from onceflow.errors import OnceflowError
 from onceflow.testing import Broker
+from tests.broker.driven_broker import eventually
 from tests.clicks.counted import GOOD_AND_BAD, Values, count, write
 from tests.conftest import RedisProcess
 
 ONLY_ZEROS: Values = {0: [b'{"uid":"ada","click_count":0}'], 1: []}
 EndOf = Callable[..., int]
+
+
+def beside(directory: Path, broker: Broker, server: RedisProcess, values: Values) -> Laptop:
+    """A demo that has none of its children yet; `values` are in its log, and counted."""
+    laptop = Laptop(directory, lively=False, max_bytes=1 << 20, page_port=0, quiet=True)
+    laptop.ports |= {"broker": int(broker.bootstrap_servers.split(":")[1]), "redis": server.port}
+    write(laptop.bootstrap, TOPIC, values)
+    count(laptop.redis_url, HASH_KEY, TOPIC, values)
+    return laptop
 
 
 @pytest.fixture
@@ -26,11 +35,8 @@ def end_of(tmp_path: Path, new_redis: Callable[..., RedisProcess]) -> Iterator[E
     with Broker(tmp_path / "broker") as broker:
 
         def conclude(values: Values, *, batch_before: int = -1, by_hand: int = 0) -> int:
-            laptop = Laptop(tmp_path, lively=False, max_bytes=1 << 20, page_port=0, quiet=True)
-            laptop.ports |= {"broker": int(broker.bootstrap_servers.split(":")[1]), "redis": server.port}
+            laptop = beside(tmp_path, broker, server, values)
             laptop.batch_before = batch_before
-            write(laptop.bootstrap, TOPIC, values)
-            count(laptop.redis_url, HASH_KEY, TOPIC, values)
             if by_hand:
                 with redis.Redis.from_url(server.url) as client:
                     client.hincrby(HASH_KEY, "ada", by_hand)
@@ -75,16 +81,12 @@ def watched(
     with Broker(tmp_path / "broker") as broker, services.Supervisor() as supervisor:
 
         def start(values: Values) -> Laptop:
-            laptop = Laptop(tmp_path, lively=False, max_bytes=1 << 20, page_port=0, quiet=True)
-            laptop.ports |= {"broker": int(broker.bootstrap_servers.split(":")[1]), "redis": server.port}
-            write(laptop.bootstrap, TOPIC, values)
-            count(laptop.redis_url, HASH_KEY, TOPIC, values)
+            laptop = beside(tmp_path, broker, server, values)
             laptop.batch_before = 1
             laptop.supervisor = supervisor
             supervisor.start("generator", ["true"], tmp_path / "generator.log", None)
             supervisor.start("spark", ["sleep", "600"], tmp_path / "spark.log", None)
-            while supervisor.children["generator"].code is None:
-                time.sleep(0.01)
+            eventually(lambda: supervisor.children["generator"].code is not None, "the generator has ended")
             return laptop
 
         yield start

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -167,9 +166,7 @@ def test_a_torn_script_is_cut_off_where_redis_does_not_start_with_it(new_redis: 
     torn = Torn(new_redis(arguments=["--aof-load-truncated", "no"]))
     torn.server.start(wait=False)
     log = torn.server.directory / "server.log"
-    deadline = time.monotonic() + 20
-    while "Unexpected end of file" not in log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: "Unexpected end of file" in log.read_text(), "a refusal of the torn file")
     assert "redis-check-aof --fix" in log.read_text()
     torn.server.stop()
     mend = [tool("redis-check-aof", "apt install redis-tools"), "--fix", str(torn.file)]

@@ -19,7 +19,7 @@ from onceflow.dashboard.app import create_app
 from onceflow.dashboard.feed import Feed
 from onceflow.dashboard.server import PageServer, listen, url
 from onceflow.dashboard.sources import Addresses
-from tests.conftest import RedisProcess
+from tests.conftest import WITHIN_S, RedisProcess
 
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox",
@@ -33,9 +33,6 @@ CHROMIUM_ARGUMENTS = [
 
 NOBODY = "127.0.0.1:1"
 """An address where nothing answers, and a connection is refused at once."""
-
-PATIENT_S = 60
-"""How long something that has to come is waited for, on a machine that has other work too."""
 
 ALIVE_S = 10.0
 """So long an answer waits for what Redis and the broker say; a page takes a server that is silent for 12 s for lost."""
@@ -128,7 +125,7 @@ def running_page(
             yield running
         finally:
             server.should_exit = True
-            thread.join(PATIENT_S)
+            thread.join(WITHIN_S)
             assert not thread.is_alive()
 
 
@@ -158,10 +155,10 @@ def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no chromium on PATH")
-    expect.set_options(timeout=PATIENT_S * 1_000)
+    expect.set_options(timeout=WITHIN_S * 1_000)
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(
-            executable_path=chromium, args=CHROMIUM_ARGUMENTS, timeout=PATIENT_S * 1_000
+            executable_path=chromium, args=CHROMIUM_ARGUMENTS, timeout=WITHIN_S * 1_000
         )
         yield running
         running.close()
@@ -180,7 +177,7 @@ def page(browser: Browser) -> Iterator[Page]:
     assert errors == []
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = PATIENT_S) -> None:
+def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = WITHIN_S) -> None:
     """Poll until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():

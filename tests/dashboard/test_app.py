@@ -21,7 +21,8 @@ from onceflow.client.producer import EventWriter
 from onceflow.dashboard import app, feed
 from onceflow.dashboard.server import CannotListen, listen, url
 from onceflow.dashboard.sources import Addresses
-from tests.dashboard.conftest import NOBODY, PATIENT_S, Counted, RunningPage, wait_until
+from tests.conftest import WITHIN_S
+from tests.dashboard.conftest import NOBODY, Counted, RunningPage, wait_until
 
 ServePage = Callable[..., RunningPage]
 
@@ -29,7 +30,7 @@ ServePage = Callable[..., RunningPage]
 def get(base: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], bytes]:
     """Return the status, the headers with lower-case names, and the body."""
     address = urlsplit(base)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=PATIENT_S)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=WITHIN_S)
     with contextlib.closing(connection):
         connection.request("GET", path, headers=headers or {})
         answer = connection.getresponse()
@@ -46,7 +47,7 @@ def get_json(base: str, path: str) -> Any:
 def events(base: str) -> Iterator[Iterator[tuple[str, Any]]]:
     """Open the feed; yields (event, data) pairs as they come."""
     address = urlsplit(base)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=PATIENT_S)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=WITHIN_S)
     connection.request("GET", "/events")
     answer = connection.getresponse()
     assert answer.getheader("content-type", "").startswith("text/event-stream")
@@ -298,7 +299,7 @@ def test_the_command_prints_its_address_first_and_stops_with_pages_open(counted:
         with events(line.split()[-1]) as stream:
             next(stream)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENT_S) == 0
+            assert process.wait(WITHIN_S) == 0
         assert process.communicate() == ("", "")
 
 
@@ -306,7 +307,7 @@ def test_the_command_warns_on_an_address_that_others_reach_and_fails_on_a_taken_
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = str(taken.getsockname()[1])
         with start("--host", "0.0.0.0", "--port", port) as process:
-            output, errors = process.communicate(timeout=PATIENT_S)
+            output, errors = process.communicate(timeout=WITHIN_S)
     assert (process.returncode, output) == (1, "")
     assert errors.startswith(f"onceflow: port {port} of 0.0.0.0 is taken")
     with start("--host", "0.0.0.0", "--port", "0") as process:
@@ -316,4 +317,4 @@ def test_the_command_warns_on_an_address_that_others_reach_and_fails_on_a_taken_
         assert "password" in process.stderr.readline()
         assert get(base, "/", {"Host": "my-machine.example"})[0] == 200
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENT_S) == 0
+        assert process.wait(WITHIN_S) == 0

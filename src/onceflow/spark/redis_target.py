@@ -284,13 +284,14 @@ class RedisTarget(Sink):
                 f"Redis at {shown(self._url)} has maxmemory-policy {policy!r} and may drop counts: set it to "
                 "'noeviction'"
             )
+        version = info.get("valkey_version") or info.get("redis_version")
         unsynced = _why_unsynced(client, info)
         self._waits_for_sync = unsynced is None
         if unsynced is not None:
             _log.warning(
                 "Redis %s at %s cannot say when a write is on disk (%s): after a crash of Redis batches can be "
                 "missing, which %s",
-                info.get("valkey_version") or info.get("redis_version"),
+                version,
                 shown(self._url),
                 unsynced,
                 "stops the query" if self._rebuild is None else "are then counted again from the log",
@@ -300,7 +301,7 @@ class RedisTarget(Sink):
                 "Redis %s at %s has aof-load-truncated 'yes': where a power cut tears a script at the end of its "
                 "append-only file, it may leave the script's begin there and apply it at its next start but one; call "
                 "BGREWRITEAOF, then set it to 'no' (docs/exactly-once.md), or take Valkey %s or newer after that",
-                info.get("valkey_version") or info.get("redis_version"),
+                version,
                 shown(self._url),
                 ".".join(map(str, WHOLE_TAILS_SINCE)),
             )

@@ -266,11 +266,13 @@ def test_a_topic_is_not_made_by_reading_it_and_is_found_when_it_is_there(
     config = settings(bootstrap, topic, consumer_timeout_ms=500, topic_metadata_refresh_interval_ms=50)
     with Cluster(bootstrap) as cluster, ConsumerConnector(config) as connector:
         stream = connector.create_message_streams({topic: 1})[topic][0]
-        for _ in range(60):
+
+        def is_told() -> bool:
             with pytest.raises(ConsumerTimeout):
                 next(stream)
-            if "stay empty" in caplog.text:
-                break
+            return "stay empty" in caplog.text
+
+        wait_until(is_told)
         assert re.search(rf"{topic}.*; its streams stay empty until it is made", caplog.text)
         assert topic not in cluster.topics()
         cluster.create_topic(topic, 1)

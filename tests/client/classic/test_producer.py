@@ -29,6 +29,7 @@ from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import BrokerUnreachable, UnknownTopic
 from onceflow.client.records import read_records
 from onceflow.testing import Broker, BrokerProcess
+from tests.broker.driven_broker import eventually
 
 
 def written(bootstrap: str, topic: str) -> list[tuple[int, bytes | None, bytes | None]]:
@@ -371,8 +372,7 @@ def test_what_waits_in_a_queue_waits_for_a_broker_that_is_still_to_be_started(
     with Producer(config) as producer:
         producer.send(KeyedMessage("clicks", b"early"))
         assert producer._queue is not None
-        while not producer._queue._messages.empty():
-            time.sleep(0.01)
+        eventually(producer._queue._messages.empty, "the message is under way")
         with BrokerProcess(tmp_path / "data", int(address.rpartition(":")[2])) as broker:
             producer.close()
             assert [value for _, _, value in written(broker.bootstrap, "clicks")] == [b"early"]
