@@ -1,6 +1,7 @@
 """Fetch by hand against kio: every version, both directions, every cut, unknown tags."""
 
 import random
+import struct
 from typing import Any
 
 import pytest
@@ -18,10 +19,10 @@ from onceflow.wire.fetch import (
     parse_request,
     parse_response,
 )
+from onceflow.wire.frames import decode_request, read_request_header, request_class, response_class
 from onceflow.wire.frames import decode_response as decode_by_kio
 from onceflow.wire.frames import encode_request as encode_by_kio
 from onceflow.wire.frames import encode_response as encode_response_by_kio
-from onceflow.wire.frames import read_request_header, request_class, response_class
 from tests.wire.messages import random_message
 
 every_version = pytest.mark.parametrize("version", range(APIS[FETCH].version_min, APIS[FETCH].version_max + 1))
@@ -178,3 +179,84 @@ def test_responses_with_every_tag_and_null_that_kio_writes_are_read(version: int
 def test_an_error_of_the_whole_request_has_no_partitions() -> None:
     (frame,) = encode_response(12, 1, [], error_code=35)
     assert parse_response(12, frame[4:]) == FetchResponse(1, 0, 35, 0, [])
+
+
+def request_for_one(name: str) -> bytes:
+    asked = FetchPartition(5, 0, 2**40, -1, 2**20)
+    return encode_request(12, 7, "me", FetchRequest(-1, 500, 1, 2**30, READ_COMMITTED, 0, -1, [(name, [asked])]))[4:]
+
+
+@pytest.mark.parametrize("name", ["", "a", "clicks", "täglich", "t" * 126, "t" * 127, "t" * 249])
+def test_a_request_for_one_partition_is_read_as_any_other(name: str) -> None:
+    frame = request_for_one(name)
+    # One byte more, and it is read field by field.
+    assert parsed(memoryview(frame)) == parsed(memoryview(frame + b"\0"))
+    assert parsed(memoryview(frame)).topics == [(name, [FetchPartition(5, 0, 2**40, -1, 2**20)])]
+    with pytest.raises(MalformedFrame, match="more than 1"):
+        parse_request(memoryview(frame), read_request_header(memoryview(frame)), entries_max=1)
+
+
+def test_noise_in_a_request_for_one_partition_is_read_as_kio_says() -> None:
+    seeded = random.Random(5)
+    frame = request_for_one("täglich")
+    read = 0
+    for _ in range(20_000):
+        spoilt = bytearray(frame)
+        for _ in range(seeded.randint(1, 2)):
+            spoilt[seeded.randrange(12, len(spoilt))] = seeded.choice((0, 1, 2, 3, 0x7F, 0x80, 0xFF))
+        view = memoryview(spoilt)
+        try:
+            request = parsed(view)
+        except MalformedFrame:
+            continue
+        read += 1
+        assert request == as_kio_says(decode_request(view, read_request_header(view)))
+    assert read > 1000
+
+
+def test_a_name_whose_length_is_written_in_two_bytes_is_read_whole() -> None:
+    """Read as one byte it would end in the tagged field, which holds what a shorter request would have there."""
+    asked = struct.pack(">iiqiqi", 5, 0, 9, 0, 0, 2**20)
+    other = struct.pack(">iiqiqi", 6, 0, 8, 0, 0, 2**20)
+    tag = bytes(91) + b"\x02" + other + b"\0"
+    frame = (
+        bytes.fromhex("0001 000c 00000001 0002 6d65 00 ffffffff 00000064 00000001 7fffffff 01 00000000 ffffffff 02")
+        + b"\x85\x00abcd\x02" + asked + b"\x01\x63" + bytes([len(tag)]) + tag + bytes.fromhex("00 01 01 00")
+    )  # fmt: skip
+    assert parsed(memoryview(frame)).topics == [("abcd", [FetchPartition(5, 0, 9, 0, 2**20)])]
+
+
+@every_version
+@pytest.mark.parametrize("aborted", [None, [], [(7, 5)]])
+@pytest.mark.parametrize("records_bytes", [0, 1, 126, 127, 16_383, 2**21])
+def test_an_answer_for_one_partition_is_what_kio_reads(
+    version: int, aborted: list[tuple[int, int]] | None, records_bytes: int
+) -> None:
+    for name, error_code, whole_error_code, throttle_ms in (
+        ("a", 0, 0, 0),
+        ("t" * 249, 0, 0, 0),
+        ("a", 6, 0, 0),
+        ("a", 0, 70, 0),
+        ("a", 0, 0, 9),
+    ):
+        answer = PartitionAnswer(9, error_code, 2**40, 2**40 - 1, 3, records_bytes, aborted)
+        pieces = encode_response(version, -3, [(name, [answer])], error_code=whole_error_code, throttle_ms=throttle_ms)
+        frame = bytes(records_bytes).join(pieces) if records_bytes else pieces[0]
+        assert len(pieces) == (2 if records_bytes else 1)
+        assert int.from_bytes(frame[:4]) == len(frame) - 4
+        correlation_id, message = decode_by_kio(FETCH, version, frame[4:])
+        assert encode_response_by_kio(FETCH, version, correlation_id, message) == frame
+        assert round(1000 * message.throttle_time.total_seconds()) == throttle_ms
+        assert getattr(message, "error_code", whole_error_code) == whole_error_code
+        (topic,) = message.responses
+        (got,) = topic.partitions
+        assert (topic.topic, got.partition_index, got.error_code, len(got.records)) == (
+            name,
+            9,
+            error_code,
+            records_bytes,
+        )
+        assert (got.high_watermark, got.last_stable_offset) == (2**40, 2**40 - 1)
+        known = got.aborted_transactions
+        assert (known and [(each.producer_id, each.first_offset) for each in known]) == (aborted or known)
+        assert (known is None) == (aborted is None)

@@ -43,6 +43,7 @@ from onceflow.log.disk import Disk, RealDisk
 from onceflow.log.errors import LogError
 from onceflow.log.partition import PartitionLog
 from onceflow.wire.errors import ErrorCode
+from onceflow.wire.known_produce import KnownRequests
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Node:
         self.turn = Turn()
         self.group_commit = GroupCommit(self.turn)
         self.answer_cache = AnswerCache()
+        self.known_requests = KnownRequests()
         self.record_checks = RecordChecks(clock, self.in_search_thread)
         self.metadata_entries = MetadataEntries(self.node_id)
         self.topic_operations = TopicOperations(self)

@@ -6,6 +6,7 @@ watermark is the synced end, with the round of syncs that the append asks for.
 
 import logging
 
+from onceflow.broker.connection import Reply
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition, Synced
 from onceflow.broker.request import Request, close_unanswered
@@ -16,12 +17,14 @@ from onceflow.wire import apis, produce
 from onceflow.wire.batch import HEADER_BYTES, read_header
 from onceflow.wire.codecs import Codec
 from onceflow.wire.errors import ErrorCode
+from onceflow.wire.known_produce import KNOWN_VERSION, Known
 from onceflow.wire.produce import PartitionResponse
 
 logger = logging.getLogger(__name__)
 
 ACKS_ALL = -1
-
+_NOT_YET = PartitionResponse(-1, 0, -1)
+"""In an answer's place until it is there."""
 
 _ATTRIBUTES_LOW_BYTE = 22
 _CODEC_MASK = 0x07
@@ -46,11 +49,12 @@ class Refused(OnceflowError):
 class PendingProduce:
     """One Produce request whose partitions wait for their syncs."""
 
-    __slots__ = ("_acks", "_missing", "_request", "_topics", "version")
+    __slots__ = ("_acks", "_correlation_id", "_missing", "_reply", "_topics", "version")
 
-    def __init__(self, request: Request, acks: int) -> None:
-        self._request = request
-        self.version = request.header.version
+    def __init__(self, reply: Reply, version: int, correlation_id: int, acks: int) -> None:
+        self._reply = reply
+        self.version = version
+        self._correlation_id = correlation_id
         self._acks = acks
         self._topics: list[tuple[str, list[PartitionResponse]]] = []
         self._missing = 1
@@ -81,32 +85,59 @@ class PendingProduce:
         if self._missing:
             return
         if self._acks == 0:
-            _end_without_answer(self._request, self)
-        else:
-            header, reply = self._request.header, self._request.reply
-            try:
-                reply.send([produce.encode_response(header.version, header.correlation_id, self._topics)])
-            except BaseException as error:
-                close_unanswered(reply, error)
-                raise
+            self._end_without_answer()
+            return
+        try:
+            self._reply.send([produce.encode_response(self.version, self._correlation_id, self._topics)])
+        except BaseException as error:
+            close_unanswered(self._reply, error)
+            raise
 
-    def first_error(self) -> PartitionResponse | None:
-        return next((each for _name, responses in self._topics for each in responses if each.error_code), None)
+    def _end_without_answer(self) -> None:
+        error = next((each for _name, responses in self._topics for each in responses if each.error_code), None)
+        if error is None:
+            self._reply.send([])
+        else:
+            # The client awaits no answer: a closed connection is the only way to tell it, and Kafka's.
+            reason = f"acks=0, {ErrorCode(error.error_code).name}: {error.error_message}"
+            self._reply.close_connection(reason)
 
 
 def handle(node: Node, request: Request) -> None:
     """Serve one Produce request."""
-    asked = produce.parse_request(request.frame, request.header, entries_max=node.config.request_partitions_max)
-    pending = PendingProduce(request, asked.acks)
+    header = request.header
+    asked = produce.parse_request(request.frame, header, entries_max=node.config.request_partitions_max)
+    node.known_requests.learn(request.frame, header, asked)
+    pending = PendingProduce(request.reply, header.version, header.correlation_id, asked.acks)
     for name, partitions in asked.topics:
         responses = pending.add_topic(name)
         for index, records in partitions:
-            responses.append(PartitionResponse(index, 0, -1))
-            try:
-                _append_or_queue(node, asked, name, records, pending, responses)
-            except (Refused, LogError) as error:
-                responses[-1] = _refused(index, error, node.partitions.get(name, index))
+            _take(node, asked, name, index, records, pending, responses)
     pending.done()
+
+
+def handle_known(node: Node, known: Known, correlation_id: int, batch: memoryview, reply: Reply) -> None:
+    """Serve one that `node.known_requests` knows."""
+    pending = PendingProduce(reply, KNOWN_VERSION, correlation_id, known.asked.acks)
+    _take(node, known.asked, known.topic, known.partition, batch, pending, pending.add_topic(known.topic))
+    pending.done()
+
+
+def _take(
+    node: Node,
+    asked: produce.ProduceRequest,
+    name: str,
+    index: int,
+    records: memoryview | None,
+    pending: PendingProduce,
+    responses: list[PartitionResponse],
+) -> None:
+    """One partition's records; what is to be answered is added to `responses`."""
+    responses.append(_NOT_YET)
+    try:
+        _append_or_queue(node, asked, name, index, records, pending, responses)
+    except (Refused, LogError) as error:
+        responses[-1] = _refused(index, error, node.partitions.get(name, index))
 
 
 def _refused(index: int, error: Refused | LogError, partition: Partition | None) -> PartitionResponse:
@@ -120,13 +151,14 @@ def _append_or_queue(
     node: Node,
     asked: produce.ProduceRequest,
     name: str,
+    index: int,
     records: memoryview | None,
     pending: PendingProduce,
     responses: list[PartitionResponse],
 ) -> None:
     """Append now, or once a thread has looked at the records; the last one of `responses` is the answer's place."""
     at = len(responses) - 1
-    partition = node.partitions.get(name, responses[at].partition)
+    partition = node.partitions.get(name, index)
     _check(asked, pending.version, name, partition, records)
     assert partition is not None
     assert records is not None
@@ -227,15 +259,6 @@ def _check_transaction(
             f"{partition}: producer {header.producer_id} of epoch {header.producer_epoch} has no ongoing transaction"
             f" of {transactional_id!r} with this partition; add the partition first",
         )
-
-
-def _end_without_answer(request: Request, pending: PendingProduce) -> None:
-    error = pending.first_error()
-    if error is None:
-        request.reply.send([])
-    else:
-        # The client awaits no answer: a closed connection is the only way to tell it, and Kafka's.
-        request.reply.close_connection(f"acks=0, {ErrorCode(error.error_code).name}: {error.error_message}")
 
 
 HANDLERS = {

@@ -123,6 +123,15 @@ class Broker:
             self._node.directory.close_descriptor()
 
     def _handle(self, frame: memoryview, reply: Reply, connection: Connection) -> None:
+        node = self._node
+        assert node is not None
+        known = node.known_requests.find(frame) if self._watch is None else None
+        if known is None:
+            self._parse_and_handle(frame, reply, connection)
+        else:
+            produce_handler.handle_known(node, *known, reply)
+
+    def _parse_and_handle(self, frame: memoryview, reply: Reply, connection: Connection) -> None:
         try:
             header = read_request_header(frame, self.config.request_tags_max)
         except UnsupportedVersion as error:
@@ -134,8 +143,7 @@ class Broker:
         reply.is_long_wait = api.key in LONG_WAITS
         request = Request(header, frame, reply, connection.peer_host, self.config.request_elements_max)
         if self._watch is None:
-            assert self._node is not None
-            HANDLERS[api.key](self._node, request)
+            HANDLERS[api.key](self.node, request)
             return
         with self._watch.measured(api.name, connection.peer):
             HANDLERS[api.key](self.node, request)

@@ -41,7 +41,8 @@ SIZE_BYTES_MAX = 64 * 1024 * 1024
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _LENGTH_OVERHEAD_BYTES = 12
 _CRC_POSITION = 17
-_CRC_BEGIN = 21
+CRC_BEGIN = 21
+"""What the CRC is of begins here, and ends with the batch."""
 _MAX_TIMESTAMP_POSITION = 35
 _EPOCH_POSITION = 12
 _PRODUCER = struct.Struct(">qhi")
@@ -160,7 +161,7 @@ def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
         raise CorruptBatch(
             f"{_at(position, header)}: {header.record_count} records, last offset delta {header.last_offset_delta}"
         )
-    crc = crc32c(view[position + _CRC_BEGIN : end])
+    crc = crc32c(view[position + CRC_BEGIN : end])
     if crc != header.crc:
         raise CorruptBatch(f"{_at(position, header)}: CRC {crc:08x} computed, {header.crc:08x} stored")
 
@@ -262,8 +263,8 @@ def patch_producer(
     batch: bytearray, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool
 ) -> None:
     """Puts a producer into a whole batch of records, in place, and seals it with the CRC that fits."""
-    attributes = struct.unpack_from(">H", batch, _CRC_BEGIN)[0] & ~_TRANSACTIONAL
-    struct.pack_into(">H", batch, _CRC_BEGIN, attributes | _TRANSACTIONAL * transactional)
+    attributes = struct.unpack_from(">H", batch, CRC_BEGIN)[0] & ~_TRANSACTIONAL
+    struct.pack_into(">H", batch, CRC_BEGIN, attributes | _TRANSACTIONAL * transactional)
     _PRODUCER.pack_into(batch, _PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
     write_crc(batch, 0)
 
@@ -311,15 +312,15 @@ def encode_retained(
 
 def stamp_append_time(buffer: bytearray | memoryview, position: int, now_ms: int) -> None:
     """Dates the batch from `position` to the buffer's end by the broker's clock (LogAppendTime): a new CRC."""
-    attributes = struct.unpack_from(">H", buffer, position + _CRC_BEGIN)[0] | _LOG_APPEND_TIME
-    struct.pack_into(">H", buffer, position + _CRC_BEGIN, attributes)
+    attributes = struct.unpack_from(">H", buffer, position + CRC_BEGIN)[0] | _LOG_APPEND_TIME
+    struct.pack_into(">H", buffer, position + CRC_BEGIN, attributes)
     struct.pack_into(">q", buffer, position + _MAX_TIMESTAMP_POSITION, now_ms)
     write_crc(buffer, position)
 
 
 def write_crc(buffer: bytearray | memoryview, position: int) -> None:
     """Writes the CRC-32C of the batch from `position` to the buffer's end."""
-    struct.pack_into(">I", buffer, position + _CRC_POSITION, crc32c(memoryview(buffer)[position + _CRC_BEGIN :]))
+    struct.pack_into(">I", buffer, position + _CRC_POSITION, crc32c(memoryview(buffer)[position + CRC_BEGIN :]))
 
 
 def decode_batch(buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZE_BYTES_MAX) -> list[Record]:
