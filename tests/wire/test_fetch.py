@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from onceflow.wire import fetch
 from onceflow.wire.apis import APIS, FETCH
 from onceflow.wire.errors import MalformedFrame
 from onceflow.wire.fetch import (
@@ -260,3 +261,29 @@ def test_an_answer_for_one_partition_is_what_kio_reads(
         known = got.aborted_transactions
         assert (known and [(each.producer_id, each.first_offset) for each in known]) == (aborted or known)
         assert (known is None) == (aborted is None)
+
+
+@every_version
+def test_answers_without_throttling_are_as_those_with_it(version: int) -> None:
+    one = [("clicks", [PartitionAnswer(0, 0, 4, 4, 0, 5, [])])]
+    for topics in (ANSWERS, [("clicks", ANSWERS[0][1])], one + one, [*one, ("views", [])], [("views", [])], []):
+        throttled = encode_response(version, -3, topics, throttle_ms=1)
+        pieces = encode_response(version, -3, topics)
+        begin = 8 + (version >= APIS[FETCH].flexible_from)
+        assert throttled[0][begin : begin + 4] == b"\0\0\0\1"
+        assert [pieces[0][:begin] + b"\0\0\0\1" + pieces[0][begin + 4 :], *pieces[1:]] == throttled
+
+
+def test_only_names_of_topics_that_exist_are_remembered() -> None:
+    before = fetch._answer_of_one.cache_info().currsize
+    for number in range(20):
+        unknown = PartitionAnswer(0, 3, -1, -1, -1, 0)
+        encode_response(12, 1, [(f"{number}" * 10_000, [unknown])])
+    assert fetch._answer_of_one.cache_info().currsize == before
+
+
+@every_version
+def test_a_request_of_each_version_for_one_partition_is_read_whole(version: int) -> None:
+    asked = FetchPartition(5, -1, 2**40, -1, 2**20)
+    request = FetchRequest(-1, 500, 1, 2**30, READ_COMMITTED, 0, -1, [("clicks", [asked])])
+    assert parsed(memoryview(encode_request(version, 1, "me", request))[4:]) == request

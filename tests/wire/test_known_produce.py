@@ -9,8 +9,16 @@ from onceflow.wire.apis import APIS, PRODUCE
 from onceflow.wire.errors import MalformedFrame
 from onceflow.wire.frames import encode_request as encode_by_kio
 from onceflow.wire.frames import read_request_header, request_class
-from onceflow.wire.known_produce import KNOWN_BYTES_MAX, KNOWN_MAX, KnownRequests
-from onceflow.wire.produce import ProduceRequest, encode_request, parse_request
+from onceflow.wire.known_produce import GENERATION_MAX, KNOWN_BYTES_MAX, KnownRequests
+from onceflow.wire.primitives import append_uvarint
+from onceflow.wire.produce import (
+    AnswerOfOne,
+    PartitionResponse,
+    ProduceRequest,
+    encode_request,
+    encode_response,
+    parse_request,
+)
 from tests.wire.messages import random_message
 
 NEWEST = APIS[PRODUCE].version_max
@@ -41,17 +49,16 @@ def request_of(
 
 
 def parsed(frame: bytes) -> tuple[int, ProduceRequest]:
+    """Without the timeout, which no answer depends on."""
     view = memoryview(frame)
     header = read_request_header(view)
-    return header.correlation_id, parse_request(view, header)
+    return header.correlation_id, parse_request(view, header)._replace(timeout_ms=0)
 
 
 def learnt(*frames: bytes) -> KnownRequests:
     known = KnownRequests()
     for frame in frames:
-        view = memoryview(frame)
-        header = read_request_header(view)
-        known.learn(view, header, parse_request(view, header))
+        learn(known, frame)
     return known
 
 
@@ -61,7 +68,8 @@ def found(known: KnownRequests, frame: bytes) -> tuple[int, ProduceRequest] | No
     if answer is None:
         return None
     request, correlation_id, batch = answer
-    return correlation_id, request.asked._replace(topics=[(request.topic, [(request.partition, batch)])])
+    topics: list[tuple[str, list[tuple[int, memoryview | None]]]] = [(request.topic, [(request.partition, batch)])]
+    return correlation_id, ProduceRequest(request.transactional_id, request.acks, 0, topics)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +114,7 @@ def test_the_batch_is_a_view_of_the_frame_and_none_is_kept() -> None:
         {"topic": "views"},
         {"partition": 4},
         {"version": NEWEST - 1},
+        {"batch": None},
     ],
 )
 def test_who_says_something_else_is_not_known(other: dict[str, Any]) -> None:
@@ -150,6 +159,12 @@ def test_who_says_something_else_is_not_known(other: dict[str, Any]) -> None:
 def test_a_request_of_another_form_is_parsed_each_time(frame: bytes) -> None:
     parsed(frame)
     assert found(learnt(frame), frame) is None
+
+
+def test_what_is_too_long_is_not_remembered() -> None:
+    assert len(learnt(request_of(client_id="m" * 200))) == 1
+    assert len(learnt(request_of(client_id="m" * KNOWN_BYTES_MAX))) == 0
+    assert len(learnt(request_of(client_id=None), request_of(bytes(70_000), client_id=None))) == 0
 
 
 def test_random_requests_are_read_as_the_parser_reads_them() -> None:
@@ -197,20 +212,55 @@ def test_a_batch_without_a_right_length_is_left_to_the_parser(length: bytes) -> 
 
 
 def test_a_request_that_is_longer_than_it_need_be_is_not_known_by_half() -> None:
-    """Its count of topics has two bytes: where the length of its batch is looked for, part of its partition stands."""
-    head = bytes.fromhex("0000 0009 00000001 0002 6d65 00 00 ffff 00007530 8200 02 61 02 00")
-    first = head + bytes.fromhex("858000 05 01020304 000000")
-    assert parsed(first)[1].topics == [("a", [(0x858000, b"\1\2\3\4")])]
-    other = head + bytes.fromhex("05b0b1 02 b3 000000")
-    assert parsed(other)[1].topics == [("a", [(0x05B0B1, b"\xb3")])]
-    assert found(learnt(first), other) is None
+    """Its count of topics has three bytes: the length of its batch seems to stand where the batch itself says so."""
+    head = bytes.fromhex("0000 0009 00000001 0002 6d65 00 00 ffff 00007530 828000 02 61 02 00000005")
+    batch = bytearray(b"x" * 300)
+    length = bytearray()
+    append_uvarint(length, len(batch) + 1)
+    batch[122:124] = length
+    frame = head + length + bytes(batch) + bytes(3 + 124)
+    assert parsed(frame)[1].topics == [("a", [(5, batch)])]
+    assert found(learnt(frame), frame) is None
 
 
-def test_too_many_are_forgotten_and_learnt_again() -> None:
-    known = learnt(*(request_of(partition=number) for number in range(KNOWN_MAX)))
-    assert all(found(known, request_of(partition=number)) for number in range(KNOWN_MAX))
-    view = memoryview(request_of(partition=KNOWN_MAX))
+def test_a_name_whose_length_has_two_bytes_is_not_taken_for_a_shorter_one() -> None:
+    """The length of the batch seems to begin with the partition's last byte."""
+    frame = request_of(b"some batch", topic="t" * 127, partition=0x85)
+    known = learnt(frame)
+    begin = frame.index(b"\x85\x0bsome batch")
+    other = frame[:begin] + b"\x86\x02y" + bytes(0x86 + (2 << 7) - 0x80 - 2) + bytes(3)
+    assert parsed(other)[1].topics == [("t" * 127, [(0x86, b"y")])]
+    assert found(known, other) is None
+
+
+def learn(known: KnownRequests, frame: bytes) -> None:
+    view = memoryview(frame)
     header = read_request_header(view)
     known.learn(view, header, parse_request(view, header))
-    assert found(known, request_of(partition=KNOWN_MAX)) is not None
-    assert found(known, request_of(partition=0)) is None
+
+
+def test_who_is_not_heard_of_while_a_generation_of_others_comes_is_forgotten() -> None:
+    known = KnownRequests()
+    busy, *others = (request_of(partition=number) for number in range(2 * GENERATION_MAX + 2))
+    learn(known, busy)
+    for frame in others:
+        learn(known, frame)
+        assert found(known, busy) is not None
+    assert found(known, others[0]) is None
+    assert found(known, others[-1]) is not None
+    learn(known, others[0])
+    assert found(known, others[0]) is not None
+
+
+def test_a_generation_that_comes_in_turn_is_known() -> None:
+    frames = [request_of(partition=number) for number in range(GENERATION_MAX)]
+    known = learnt(request_of(topic="before"), *frames)
+    for _ in range(3):
+        assert all(found(known, frame) for frame in frames)
+
+
+def test_the_answer_is_what_the_encoder_makes() -> None:
+    for topic in ("a", "täglich", "t" * 249):
+        answer = AnswerOfOne(topic)
+        for response in (PartitionResponse(0, 0, 0), PartitionResponse(2**31 - 1, 87, 2**40, 2**41, 2**39)):
+            assert answer.encode(-7, response) == encode_response(NEWEST, -7, [(topic, [response])])

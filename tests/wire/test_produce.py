@@ -8,7 +8,6 @@ from kio.serial import entity_reader as kio_reader
 
 from onceflow.wire.apis import APIS, PRODUCE
 from onceflow.wire.errors import MalformedFrame
-from onceflow.wire.frames import decode_response as decode_by_kio
 from onceflow.wire.frames import encode_request as encode_by_kio
 from onceflow.wire.frames import encode_response as encode_response_by_kio
 from onceflow.wire.frames import read_request_header, request_class, response_class
@@ -163,19 +162,3 @@ def test_a_message_longer_than_a_string_can_be_is_cut(version: int) -> None:
     answer = PartitionResponse(0, 3, -1, error_message="ß" * 40_000)
     _, topics, _ = parse_response(version, encode_response(version, 1, [("t", [answer])])[4:])
     assert topics[0][1][0].error_message == ("ß" * ERROR_MESSAGE_CHARACTERS_MAX if version >= 8 else None)
-
-
-@every_version
-@pytest.mark.parametrize("name", ["a", "clicks", "t" * 249])
-def test_an_answer_for_one_partition_is_what_kio_reads(version: int, name: str) -> None:
-    answer = PartitionResponse(2**31 - 1, 0, 2**40, 2**41, 2**39)
-    for partition in (answer, answer._replace(error_code=7), answer._replace(partition=0, base_offset=-1)):
-        for throttle_ms in (0, 3):
-            frame = encode_response(version, -3, [(name, [partition])], throttle_ms=throttle_ms)
-            correlation_id, message = decode_by_kio(PRODUCE, version, frame[4:])
-            assert encode_response_by_kio(PRODUCE, version, correlation_id, message) == frame
-            (got,) = message.responses[0].partition_responses
-            assert (message.responses[0].name, correlation_id, got.index) == (name, -3, partition.partition)
-            assert (got.error_code, got.base_offset) == (partition.error_code, partition.base_offset)
-            assert getattr(got, "log_start_offset", 2**39) == 2**39
-            assert parse_response(version, frame[4:])[2] == throttle_ms

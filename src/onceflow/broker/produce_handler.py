@@ -18,13 +18,11 @@ from onceflow.wire.batch import HEADER_BYTES, read_header
 from onceflow.wire.codecs import Codec
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.known_produce import KNOWN_VERSION, Known
-from onceflow.wire.produce import PartitionResponse
+from onceflow.wire.produce import AnswerOfOne, PartitionResponse
 
 logger = logging.getLogger(__name__)
 
 ACKS_ALL = -1
-_NOT_YET = PartitionResponse(-1, 0, -1)
-"""In an answer's place until it is there."""
 
 _ATTRIBUTES_LOW_BYTE = 22
 _CODEC_MASK = 0x07
@@ -49,13 +47,23 @@ class Refused(OnceflowError):
 class PendingProduce:
     """One Produce request whose partitions wait for their syncs."""
 
-    __slots__ = ("_acks", "_correlation_id", "_missing", "_reply", "_topics", "version")
+    __slots__ = ("_answer", "_correlation_id", "_missing", "_reply", "_topics", "acks", "transactional_id", "version")
 
-    def __init__(self, reply: Reply, version: int, correlation_id: int, acks: int) -> None:
-        self._reply = reply
+    def __init__(
+        self,
+        reply: Reply,
+        version: int,
+        correlation_id: int,
+        transactional_id: str | None,
+        acks: int,
+        answer: AnswerOfOne | None = None,
+    ) -> None:
         self.version = version
+        self.transactional_id = transactional_id
+        self.acks = acks
+        self._reply = reply
         self._correlation_id = correlation_id
-        self._acks = acks
+        self._answer = answer
         self._topics: list[tuple[str, list[PartitionResponse]]] = []
         self._missing = 1
 
@@ -84,17 +92,28 @@ class PendingProduce:
         self._missing -= 1
         if self._missing:
             return
-        if self._acks == 0:
+        if self.acks == 0:
             self._end_without_answer()
             return
         try:
-            self._reply.send([produce.encode_response(self.version, self._correlation_id, self._topics)])
+            self._reply.send([self._encoded()])
         except BaseException as error:
             close_unanswered(self._reply, error)
             raise
 
+    def _encoded(self) -> bytes:
+        if self._answer is not None:
+            response = self._topics[0][1][0]
+            if response.error_message is None:
+                return self._answer.encode(self._correlation_id, response)
+        return produce.encode_response(self.version, self._correlation_id, self._topics)
+
+    def first_error(self) -> PartitionResponse | None:
+        """Of those that are there."""
+        return next((each for _name, responses in self._topics for each in responses if each.error_code), None)
+
     def _end_without_answer(self) -> None:
-        error = next((each for _name, responses in self._topics for each in responses if each.error_code), None)
+        error = self.first_error()
         if error is None:
             self._reply.send([])
         else:
@@ -105,39 +124,55 @@ class PendingProduce:
 
 def handle(node: Node, request: Request) -> None:
     """Serve one Produce request."""
-    header = request.header
-    asked = produce.parse_request(request.frame, header, entries_max=node.config.request_partitions_max)
-    node.known_requests.learn(request.frame, header, asked)
-    pending = PendingProduce(request.reply, header.version, header.correlation_id, asked.acks)
+    frame, header = request.frame, request.header
+    asked = produce.parse_request(frame, header, entries_max=node.config.request_partitions_max)
+    pending = PendingProduce(request.reply, header.version, header.correlation_id, asked.transactional_id, asked.acks)
     for name, partitions in asked.topics:
         responses = pending.add_topic(name)
         for index, records in partitions:
-            _take(node, asked, name, index, records, pending, responses)
+            _take(node, name, index, records, pending, responses)
+    if pending.first_error() is None:
+        node.known_requests.learn(frame, header, asked)
     pending.done()
 
 
 def handle_known(node: Node, known: Known, correlation_id: int, batch: memoryview, reply: Reply) -> None:
     """Serve one that `node.known_requests` knows."""
-    pending = PendingProduce(reply, KNOWN_VERSION, correlation_id, known.asked.acks)
-    _take(node, known.asked, known.topic, known.partition, batch, pending, pending.add_topic(known.topic))
+    transactional_id, acks, topic, partition, answer = known
+    pending = PendingProduce(reply, KNOWN_VERSION, correlation_id, transactional_id, acks, answer)
+    _take(node, topic, partition, batch, pending, pending.add_topic(topic))
     pending.done()
 
 
 def _take(
     node: Node,
-    asked: produce.ProduceRequest,
     name: str,
     index: int,
     records: memoryview | None,
     pending: PendingProduce,
     responses: list[PartitionResponse],
 ) -> None:
-    """One partition's records; what is to be answered is added to `responses`."""
-    responses.append(_NOT_YET)
+    """One partition's records: append them now, or once a thread has looked at them. One is added to `responses`."""
+    at = len(responses)
+    partition = node.partitions.get(name, index)
     try:
-        _append_or_queue(node, asked, name, index, records, pending, responses)
+        _check(pending, name, partition, records)
+        assert partition is not None
+        assert records is not None
+        if node.record_checks.must_wait(partition, records):
+            _append_later(node, partition, records, pending, responses)
+        else:
+            _append(node, partition, records, pending, responses, at)
     except (Refused, LogError) as error:
-        responses[-1] = _refused(index, error, node.partitions.get(name, index))
+        _answer(responses, at, _refused(index, error, partition))
+
+
+def _answer(responses: list[PartitionResponse], at: int, response: PartitionResponse) -> None:
+    """Puts it in its place, which is the end or, of one that had to wait, where `_append_later` has kept it."""
+    if at == len(responses):
+        responses.append(response)
+    else:
+        responses[at] = response
 
 
 def _refused(index: int, error: Refused | LogError, partition: Partition | None) -> PartitionResponse:
@@ -147,24 +182,12 @@ def _refused(index: int, error: Refused | LogError, partition: Partition | None)
     return PartitionResponse(index, error.error_code, -1, log_start_offset=log_start_offset, error_message=str(error))
 
 
-def _append_or_queue(
-    node: Node,
-    asked: produce.ProduceRequest,
-    name: str,
-    index: int,
-    records: memoryview | None,
-    pending: PendingProduce,
-    responses: list[PartitionResponse],
+def _append_later(
+    node: Node, partition: Partition, records: memoryview, pending: PendingProduce, responses: list[PartitionResponse]
 ) -> None:
-    """Append now, or once a thread has looked at the records; the last one of `responses` is the answer's place."""
-    at = len(responses) - 1
-    partition = node.partitions.get(name, index)
-    _check(asked, pending.version, name, partition, records)
-    assert partition is not None
-    assert records is not None
-    if not node.record_checks.must_wait(partition, records):
-        _append(node, asked, partition, records, pending, responses, at)
-        return
+    """Append when a thread has looked at the records."""
+    at = len(responses)
+    responses.append(PartitionResponse(partition.index, 0, -1))
     pending.hold()
     # The request's own buffer is used again after this turn.
     batch = memoryview(bytearray(records))
@@ -174,20 +197,28 @@ def _append_or_queue(
             if error is not None:
                 raise error
             # The topic may have been deleted meanwhile, and made again.
-            current = node.partitions.get(name, partition.index)
-            _check(asked, pending.version, name, current if current is partition else None, batch)
-            _append(node, asked, partition, batch, pending, responses, at, is_checked=True)
+            current = node.partitions.get(partition.topic, partition.index)
+            _check(pending, partition.topic, current if current is partition else None, batch)
+            _append(node, partition, batch, pending, responses, at, is_checked=True)
         except (Refused, LogError) as refusal:
             responses[at] = _refused(partition.index, refusal, partition)
+        except Exception as failure:
+            # Nobody knows whether it is in the log: in the turn of its request this would close the connection.
+            logger.exception("%s: a batch could not be appended", partition)
+            responses[at] = PartitionResponse(partition.index, _code_of(failure), -1)
         finally:
             pending.done()
 
     node.record_checks.check(partition, batch, checked)
 
 
+def _code_of(failure: Exception) -> ErrorCode:
+    """As Kafka's ReplicaManager answers what it did not foresee."""
+    return ErrorCode.kafka_storage_error if isinstance(failure, OSError) else ErrorCode.unknown_server_error
+
+
 def _append(
     node: Node,
-    asked: produce.ProduceRequest,
     partition: Partition,
     records: memoryview,
     pending: PendingProduce,
@@ -198,37 +229,34 @@ def _append(
 ) -> None:
     in_transaction = is_transactional(records)
     if in_transaction:
-        _check_transaction(node, asked.transactional_id, partition, records, pending)
+        _check_transaction(node, partition, records, pending)
     log = partition.log
     appended = log.append(records, is_checked=is_checked)
-    responses[at] = PartitionResponse(
-        partition.index, 0, appended.base_offset, appended.timestamp_ms, log.log_start_offset
-    )
+    response = PartitionResponse(partition.index, 0, appended.base_offset, appended.timestamp_ms, log.log_start_offset)
+    _answer(responses, at, response)
     if in_transaction:
         # Whatever acks and flush policy say: after a crash the producer goes on, and commits what it was told is there.
         node.group_commit.flush(partition)
-        if asked.acks:
+        if pending.acks:
             partition.when_durable(pending.expect(partition, responses, at))
         return
     node.group_commit.request(partition)
-    if asked.acks == ACKS_ALL and appended.last_offset >= log.high_watermark:
+    if pending.acks == ACKS_ALL and appended.last_offset >= log.high_watermark:
         synced = pending.expect(partition, responses, at)
         partition.when_synced(appended.last_offset + 1, synced)
 
 
-def _check(
-    asked: produce.ProduceRequest, version: int, name: str, partition: Partition | None, records: memoryview | None
-) -> None:
+def _check(pending: PendingProduce, name: str, partition: Partition | None, records: memoryview | None) -> None:
     """In Kafka's order: KafkaApis.handleProduceRequest, ProduceRequest.validateRecords, ReplicaManager."""
     if partition is None:
         raise Refused(ErrorCode.unknown_topic_or_partition, f"topic {name[:NAME_CHARACTERS_MAX]} has no such partition")
     if not records:
         raise Refused(ErrorCode.invalid_record, f"{name}: a partition without records")
-    if version < ZSTD_FROM and _codec(records) == Codec.ZSTD:
-        message = f"{name}: zstd in Produce {version}, where readers need not know it; send it in {ZSTD_FROM} or later"
-        raise Refused(ErrorCode.unsupported_compression_type, message)
-    if asked.acks not in (ACKS_ALL, 0, 1):
-        raise Refused(ErrorCode.invalid_required_acks, f"acks={asked.acks}; -1, 0 and 1 exist")
+    if pending.version < ZSTD_FROM and _codec(records) == Codec.ZSTD:
+        message = f"zstd in Produce {pending.version}, where readers need not know it; send it in {ZSTD_FROM} or later"
+        raise Refused(ErrorCode.unsupported_compression_type, f"{name}: {message}")
+    if pending.acks not in (ACKS_ALL, 0, 1):
+        raise Refused(ErrorCode.invalid_required_acks, f"acks={pending.acks}; -1, 0 and 1 exist")
     if name in INTERNAL_TOPICS:
         raise Refused(ErrorCode.invalid_topic_exception, f"topic {name} is the broker's own; clients cannot write it")
 
@@ -237,10 +265,9 @@ def _codec(batch: memoryview) -> int:
     return batch[_ATTRIBUTES_LOW_BYTE] & _CODEC_MASK if len(batch) >= HEADER_BYTES else Codec.NONE
 
 
-def _check_transaction(
-    node: Node, transactional_id: str | None, partition: Partition, records: memoryview, pending: PendingProduce
-) -> None:
+def _check_transaction(node: Node, partition: Partition, records: memoryview, pending: PendingProduce) -> None:
     """Coordinator and partition decide in one turn of the loop: no batch enters a transaction that is not open."""
+    transactional_id = pending.transactional_id
     if transactional_id is None:
         raise Refused(
             ErrorCode.transactional_id_authorization_failed,

@@ -125,11 +125,14 @@ class Broker:
     def _handle(self, frame: memoryview, reply: Reply, connection: Connection) -> None:
         node = self._node
         assert node is not None
-        known = node.known_requests.find(frame) if self._watch is None else None
+        known = node.known_requests.find(frame)
         if known is None:
             self._parse_and_handle(frame, reply, connection)
-        else:
+        elif self._watch is None:
             produce_handler.handle_known(node, *known, reply)
+        else:
+            with self._watch.measured(apis.APIS[apis.PRODUCE].name, connection.peer):
+                produce_handler.handle_known(node, *known, reply)
 
     def _parse_and_handle(self, frame: memoryview, reply: Reply, connection: Connection) -> None:
         try:

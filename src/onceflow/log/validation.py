@@ -18,7 +18,7 @@ from onceflow.log.errors import (
     RecordListTooLarge,
 )
 from onceflow.wire import errors as wire_errors
-from onceflow.wire.batch import CRC_BEGIN, HEADER_BYTES, BatchHeader, check_batch, read_header, record_heads
+from onceflow.wire.batch import CRC_BEGIN, HEADER_BYTES, BatchHeader, read_header, record_heads, wrong_crc
 from onceflow.wire.codecs import Codec
 
 _CODEC_MASK = 0x07
@@ -81,11 +81,9 @@ def validated_header(
         )
     ):
         raise _refusal(name, header, size_bytes, config, now_ms)
-    if crc32c(view[position + CRC_BEGIN :]) != crc:
-        try:
-            check_batch(buffer, position, header)
-        except wire_errors.CorruptBatch as error:
-            raise CorruptBatch(f"{name}: {error}; the bytes changed on their way") from error
+    computed = crc32c(view[position + CRC_BEGIN :])
+    if computed != crc:
+        raise CorruptBatch(f"{name}: {wrong_crc(position, header, computed)}; the bytes changed on their way")
     return header
 
 

@@ -163,7 +163,12 @@ def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
         )
     crc = crc32c(view[position + CRC_BEGIN : end])
     if crc != header.crc:
-        raise CorruptBatch(f"{_at(position, header)}: CRC {crc:08x} computed, {header.crc:08x} stored")
+        raise wrong_crc(position, header, crc)
+
+
+def wrong_crc(position: int, header: BatchHeader, computed: int) -> CorruptBatch:
+    """What is to be raised where the CRC-32C of a batch is not the one in its header."""
+    return CorruptBatch(f"{_at(position, header)}: CRC {computed:08x} computed, {header.crc:08x} stored")
 
 
 def patch_offset(buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None:

@@ -29,7 +29,8 @@ from onceflow.wire.primitives import (
 )
 
 _FLEXIBLE_FROM = APIS[FETCH].flexible_from
-_VERSION_MAX = APIS[FETCH].version_max
+_VERSION_OF_ONE = 12
+"""What most requests and answers are, those of one partition, has a shorter way in this version."""
 _SESSIONS_FROM = 7
 _RACK_FROM = 11
 
@@ -127,7 +128,7 @@ class FetchResponse(NamedTuple):
 def parse_request(frame: memoryview, header: RequestHeader, *, entries_max: int = sys.maxsize) -> FetchRequest:
     """Body of a Fetch request. Raises MalformedFrame. `entries_max` bounds its topics and partitions together."""
     version = header.version
-    if version == _VERSION_MAX and entries_max >= 2:
+    if version == _VERSION_OF_ONE and entries_max >= 2:
         asked = _parse_one(frame, header.body_position)
         if asked is not None:
             return asked
@@ -244,10 +245,20 @@ def encode_response(
     Piece i stands in front of the records of the i-th partition that has any (`records_bytes` > 0), in the order of
     `topics`; one last piece ends the response, so that there is one piece more than there are such partitions.
     """
-    if version == _VERSION_MAX and len(topics) == 1 and not error_code and not throttle_ms:
+    if version == _VERSION_OF_ONE and len(topics) == 1 and not error_code and not throttle_ms:
         name, answers = topics[0]
-        if len(answers) == 1 and not answers[0].aborted:
+        if len(answers) == 1 and not answers[0].aborted and not answers[0].error_code:
             return _encode_one(correlation_id, name, answers[0])
+    return _encode_response(version, correlation_id, topics, error_code, throttle_ms)
+
+
+def _encode_response(
+    version: int,
+    correlation_id: int,
+    topics: Sequence[tuple[str, Sequence[PartitionAnswer]]],
+    error_code: int,
+    throttle_ms: int,
+) -> list[bytes]:
     flexible = version >= _FLEXIBLE_FROM
     pieces = []
     piece = bytearray(8)
@@ -280,11 +291,11 @@ def encode_response(
 
 
 def _encode_one(correlation_id: int, name: str, answer: PartitionAnswer) -> list[bytes]:
-    """A response of the newest version that has one partition, and no aborted transaction."""
+    """A response of that version with one partition, without an error and without aborted transactions."""
     layout, begin = _answer_of_one(name)
     length = bytearray()
     append_uvarint(length, answer.records_bytes + 1)
-    size_bytes = layout.size + len(length) + answer.records_bytes + len(_BEHIND_ONE_ANSWERED) - 4
+    size_bytes = layout.size + len(length) + max(answer.records_bytes, 0) + len(_BEHIND_ONE_ANSWERED) - 4
     aborted = 0 if answer.aborted is None else 1
     piece = layout.pack(size_bytes, correlation_id, begin, *answer[:5], aborted, -1) + length
     if answer.records_bytes > 0:
@@ -294,12 +305,14 @@ def _encode_one(correlation_id: int, name: str, answer: PartitionAnswer) -> list
 
 @lru_cache(maxsize=1000)
 def _answer_of_one(name: str) -> tuple[struct.Struct, bytes]:
-    """(layout up to the records' length, what stands between correlation id and partition)."""
-    begin = bytearray(1 + INT32.size + _ERROR_AND_SESSION.size)
-    append_count(begin, 1, flexible=True)
-    append_string(begin, name, flexible=True)
-    append_count(begin, 1, flexible=True)
-    return struct.Struct(f">ii{len(begin)}s{_ANSWERED_FROM_5.format[1:]}Bi"), bytes(begin)
+    """(layout up to the records' length, what stands between correlation id and partition) for a topic that exists,
+    whose name is no longer than 249 characters."""
+    nothing = PartitionAnswer(0, 0, 0, 0, 0, 0)
+    (whole,) = _encode_response(_VERSION_OF_ONE, 0, [(name, [nothing])], 0, 0)
+    changing = _ANSWERED_FROM_5.format[1:] + "Bi"
+    behind_bytes = struct.calcsize(">" + changing) + 1 + len(_BEHIND_ONE_ANSWERED)
+    begin = whole[8 : len(whole) - behind_bytes]
+    return struct.Struct(f">ii{len(begin)}s{changing}"), begin
 
 
 def _append_answer(piece: bytearray, version: int, answer: PartitionAnswer) -> None:

@@ -1,26 +1,28 @@
 """Produce requests that say nothing new but their correlation id and their batch.
 
 With every batch for a partition a producer repeats its name, acks, timeout and topic, byte for byte. A request that
-was parsed once is known by these bytes: the next one is looked up, and its batch found, without reading what stands
-around it, which is most of the work of parsing a small one.
+was parsed once is known by the bytes between its correlation id and the length of its batch: the next one is looked
+up, and its batch found, without reading what stands around it, which is most of the work of parsing a small one.
 
-Known are requests of the newest version with one batch, without tagged fields; all others are parsed.
+Known are requests of version 9 for one partition that have a client id, names of less than 127 bytes, all in all no
+more than `KNOWN_BYTES_MAX`, and no tagged fields. All others are parsed.
 """
 
 import struct
 from typing import NamedTuple
 
-from onceflow.wire.apis import APIS, PRODUCE
+from onceflow.wire.apis import PRODUCE
 from onceflow.wire.errors import MalformedFrame
 from onceflow.wire.frames import SIZE_BYTES, RequestHeader
 from onceflow.wire.primitives import read_uvarint
-from onceflow.wire.produce import ProduceRequest, encode_request
+from onceflow.wire.produce import AnswerOfOne, ProduceRequest, encode_request
 
-KNOWN_MAX = 1000
-KNOWN_BYTES_MAX = 1024
-"""The longest bytes that are remembered; what is known takes a megabyte, and is forgotten when it is too much."""
+KNOWN_VERSION = AnswerOfOne.VERSION
+KNOWN_BYTES_MAX = 512
+"""The longest bytes that a request is known by."""
+GENERATION_MAX = 2000
+"""Requests in each of two generations; with all that belongs to one they have some 4 MB at most."""
 
-KNOWN_VERSION = APIS[PRODUCE].version_max
 _HEADER = struct.Struct(">hhi")
 _CLIENT_ID = 10
 _END = bytes(3)
@@ -30,32 +32,49 @@ _END = bytes(3)
 class Known(NamedTuple):
     """What a request has in common with the next ones."""
 
-    asked: ProduceRequest
-    """Without its topics."""
+    transactional_id: str | None
+    acks: int
     topic: str
     partition: int
+    answer: AnswerOfOne
 
 
 class KnownRequests:
-    """The requests that were parsed before, by the bytes between correlation id and batch."""
+    """The requests that were parsed before.
 
-    __slots__ = ("_known",)
+    When the young generation is full it becomes the old one, and what was not asked for since then is forgotten.
+    """
+
+    __slots__ = ("_old", "_young")
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Known] = {}
+        self._young: dict[bytes, Known] = {}
+        self._old: dict[bytes, Known] = {}
+
+    def __len__(self) -> int:
+        return len(self._young.keys() | self._old.keys())
 
     def find(self, frame: memoryview) -> tuple[Known, int, memoryview] | None:
-        """(what is known, correlation id, batch as a view of `frame`), or None: then the frame must be parsed."""
+        """(what is known, correlation id, batch as a view of `frame`), or None: then the frame must be parsed.
+
+        `frame` has at least the eight bytes up to the correlation id.
+        """
+        api_key, version, correlation_id = _HEADER.unpack_from(frame)
+        if api_key != PRODUCE or version != KNOWN_VERSION:
+            return None
         try:
-            api_key, version, correlation_id = _HEADER.unpack_from(frame)
-            if api_key != PRODUCE or version != KNOWN_VERSION:
-                return None
             position = _length_at(frame)
-            known = self._known.get(bytes(frame[8:position]))
-            if known is None:
+            if position > KNOWN_BYTES_MAX:
                 return None
+            repeated = bytes(frame[8:position])
+            known = self._young.get(repeated)
+            if known is None:
+                if repeated not in self._old:
+                    return None
+                known = self._old[repeated]
+                self._keep(repeated, known)
             length, begin = read_uvarint(frame, position)
-        except (IndexError, struct.error, MalformedFrame):
+        except (IndexError, MalformedFrame):
             return None
         end = begin + length - 1
         if not length or frame[end:] != _END:
@@ -69,27 +88,28 @@ class KnownRequests:
         topic, ((partition, batch),) = asked.topics[0]
         if batch is None:
             return
-        # As our own encoder writes it: every length in its shortest form, no tagged fields.
-        before, _batch, behind = encode_request(
-            header.version, header.correlation_id, header.client_id, **asked._asdict()
-        )
-        begin = memoryview(before).nbytes - SIZE_BYTES
-        if frame[:begin] != memoryview(before)[SIZE_BYTES:] or frame[begin + len(batch) :] != behind:
-            return
         try:
             position = _length_at(frame)
-            if position > KNOWN_BYTES_MAX or read_uvarint(frame, position) != (len(batch) + 1, begin):
-                return
+            length, begin = read_uvarint(frame, position)
         except (IndexError, MalformedFrame):
             return
-        if len(self._known) >= KNOWN_MAX:
-            self._known.clear()
-        self._known[bytes(frame[8:position])] = Known(asked._replace(topics=[]), topic, partition)
+        if position > KNOWN_BYTES_MAX or length != len(batch) + 1:
+            return
+        # The length may have been found where it is not: unless all before it is as our own encoder writes it, every
+        # length in its shortest form and without tagged fields.
+        before = encode_request(header.version, header.correlation_id, header.client_id, **asked._asdict())[0]
+        if frame[:begin] == memoryview(before)[SIZE_BYTES:]:
+            known = Known(asked.transactional_id, asked.acks, topic, partition, AnswerOfOne(topic))
+            self._keep(bytes(frame[8:position]), known)
+
+    def _keep(self, repeated: bytes, known: Known) -> None:
+        if len(self._young) >= GENERATION_MAX:
+            self._old, self._young = self._young, {}
+        self._young[repeated] = known
 
 
 def _length_at(frame: memoryview) -> int:
-    """Where the length of the batch stands, if the client id is not null, it and the names are shorter than 127 bytes,
-    and there are no tagged fields; somewhere if not. Raises IndexError."""
+    """Where the length of the batch stands in a request of the kind; somewhere in another one. Raises IndexError."""
     position = _CLIENT_ID + (frame[8] << 8 | frame[9])
     # A tagged section, the transactional id (its length and one more, 0: null), acks, timeout, and a count.
     position += frame[position + 1] or 1

@@ -6,7 +6,6 @@ Records are never copied: a parsed request holds views of its frame, an encoded 
 import struct
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from typing_extensions import Buffer
@@ -37,8 +36,6 @@ _TOPIC_MIN_BYTES = {False: 6, True: 3}
 # A partition's part of a response up to what later versions added behind it.
 _PARTITION_FROM_2 = struct.Struct(">ihqq")
 _PARTITION_FROM_5 = struct.Struct(">ihqqq")
-_BEHIND_PARTITIONS = {False: 4, True: 6}
-"""Bytes of a response behind its last partition: the throttle time, and tags of topic and response."""
 _NO_ERRORS_FROM_8 = b"\x00\x00\x00\x00\xff\xff"
 _NO_ERRORS_FROM_9 = b"\x01\x00\x00"
 
@@ -115,28 +112,6 @@ def encode_response(
     throttle_ms: int = 0,
 ) -> bytes:
     """A whole Produce response, size included."""
-    if len(topics) == 1 and version >= 5 and not throttle_ms:
-        name, partitions = topics[0]
-        if len(partitions) == 1 and partitions[0].error_message is None:
-            size_bytes, layout, begin, end = _answer_of_one(version, name)
-            return layout.pack(size_bytes, correlation_id, begin, *partitions[0][:5], end)
-    return _encode_response(version, correlation_id, topics, throttle_ms)
-
-
-@lru_cache(maxsize=1000)
-def _answer_of_one(version: int, name: str) -> tuple[int, struct.Struct, bytes, bytes]:
-    """What most answers have in common with the last one for that topic: (size, layout, bytes before the partition,
-    bytes behind it), for an answer that has one partition and no message."""
-    whole = _encode_response(version, 0, [(name, [PartitionResponse(0, 0, 0)])], 0)
-    begin_bytes = len(_encode_response(version, 0, [(name, [])], 0)) - _BEHIND_PARTITIONS[version >= _FLEXIBLE_FROM] - 8
-    end_bytes = len(whole) - 8 - begin_bytes - _PARTITION_FROM_5.size
-    layout = struct.Struct(f">ii{begin_bytes}s{_PARTITION_FROM_5.format[1:]}{end_bytes}s")
-    return len(whole) - 4, layout, whole[8 : 8 + begin_bytes], whole[len(whole) - end_bytes :]
-
-
-def _encode_response(
-    version: int, correlation_id: int, topics: Sequence[tuple[str, Sequence[PartitionResponse]]], throttle_ms: int
-) -> bytes:
     flexible = version >= _FLEXIBLE_FROM
     buffer = bytearray(8)
     if flexible:
@@ -154,6 +129,28 @@ def _encode_response(
         buffer.append(0)
     _SIZE_AND_CORRELATION_ID.pack_into(buffer, 0, len(buffer) - 4, correlation_id)
     return bytes(buffer)
+
+
+class AnswerOfOne:
+    """A response of version 9 that names one partition of a topic: what stays the same in it is encoded once."""
+
+    __slots__ = ("_begin", "_end", "_layout", "_size_bytes")
+
+    VERSION = 9
+
+    def __init__(self, topic: str) -> None:
+        whole = encode_response(self.VERSION, 0, [(topic, [PartitionResponse(0, 0, 0)])])
+        none = encode_response(self.VERSION, 0, [(topic, [])])
+        # Behind the last partition: no tags of the topic, throttle time, no tags of the response.
+        partition_begin = len(none) - 6
+        fixed_end = partition_begin + _PARTITION_FROM_5.size
+        self._begin, self._end = whole[8:partition_begin], whole[fixed_end:]
+        self._layout = struct.Struct(f">ii{len(self._begin)}s{_PARTITION_FROM_5.format[1:]}{len(self._end)}s")
+        self._size_bytes = len(whole) - 4
+
+    def encode(self, correlation_id: int, response: PartitionResponse) -> bytes:
+        """The whole response, size included, but for the message that `response` may have."""
+        return self._layout.pack(self._size_bytes, correlation_id, self._begin, *response[:5], self._end)
 
 
 def _append_partition(buffer: bytearray, version: int, response: PartitionResponse) -> None:
