@@ -113,6 +113,7 @@ class Connection:
         "_config",
         "_end",
         "_handle",
+        "_has_writer",
         "_is_blocked",
         "_is_finishing",
         "_is_handling_scheduled",
@@ -177,6 +178,7 @@ class Connection:
         self._turn_bytes_left = 0
         self._is_reading = True
         self._is_starved = False
+        self._has_writer = False
         self._is_blocked = False
         self._is_finishing = False
         self._is_write_scheduled = False
@@ -392,14 +394,12 @@ class Connection:
     def _send(self) -> None:
         self._turn_bytes_left = self._config.turn_sent_bytes_max
         try:
-            while self._unsent and self._turn_bytes_left > 0:
+            while self._unsent and self._turn_bytes_left > 0 and not self._is_blocked:
                 self._send_first()
-            if self._unsent:
+            if self._unsent and not self._is_blocked:
                 self.write_soon()
         except (BlockingIOError, InterruptedError):
-            if not self._is_blocked:
-                self._is_blocked = True
-                self._loop.add_writer(self._socket.fileno(), self._on_writable)
+            self._wait_until_writable()
         except OSError as error:
             self._fail(error)
         if self._turn_bytes_left < self._config.turn_sent_bytes_max:
@@ -463,11 +463,23 @@ class Connection:
         piece.size_bytes -= count
         if not piece.size_bytes:
             self._unsent.popleft()
+        elif count < wanted:
+            # The socket is full: another call would only say so.
+            self._wait_until_writable()
+
+    def _wait_until_writable(self) -> None:
+        self._is_blocked = True
+        if not self._has_writer:
+            self._has_writer = True
+            self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
     def _on_writable(self) -> None:
+        """A large answer fills the socket several times: the loop is asked to call again until nothing is held up."""
         self._is_blocked = False
-        self._loop.remove_writer(self._socket.fileno())
         self._write()
+        if self.is_open and not self._is_blocked:
+            self._has_writer = False
+            self._loop.remove_writer(self._socket.fileno())
 
     # The end
 
