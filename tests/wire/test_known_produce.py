@@ -55,6 +55,12 @@ def parsed(frame: bytes) -> tuple[int, ProduceRequest]:
     return header.correlation_id, parse_request(view, header)._replace(timeout_ms=0)
 
 
+def learn(known: KnownRequests, frame: bytes) -> None:
+    view = memoryview(frame)
+    header = read_request_header(view)
+    known.learn(view, header, parse_request(view, header))
+
+
 def learnt(*frames: bytes) -> KnownRequests:
     known = KnownRequests()
     for frame in frames:
@@ -231,12 +237,6 @@ def test_a_name_whose_length_has_two_bytes_is_not_taken_for_a_shorter_one() -> N
     other = frame[:begin] + b"\x86\x02y" + bytes(0x86 + (2 << 7) - 0x80 - 2) + bytes(3)
     assert parsed(other)[1].topics == [("t" * 127, [(0x86, b"y")])]
     assert found(known, other) is None
-
-
-def learn(known: KnownRequests, frame: bytes) -> None:
-    view = memoryview(frame)
-    header = read_request_header(view)
-    known.learn(view, header, parse_request(view, header))
 
 
 def test_who_is_not_heard_of_while_a_generation_of_others_comes_is_forgotten() -> None:

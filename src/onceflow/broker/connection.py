@@ -16,7 +16,6 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from onceflow.log.clock import Clock
 from onceflow.log.disk import File
 from onceflow.wire import apis
 from onceflow.wire.errors import WireError
+from onceflow.wire.primitives import INT32
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ SLICE_BYTES_SMALL = 32 * 1024
 JOINED_BYTES_MAX = 64 * 1024
 DRAINED_BYTES_MAX = 1024 * 1024
 
-_SIZE = struct.Struct(">i")
 _GROUP_REQUESTS = frozenset((apis.JOIN_GROUP, apis.SYNC_GROUP, apis.OFFSET_COMMIT, apis.TXN_OFFSET_COMMIT))
 _MSG_MORE = getattr(socket, "MSG_MORE", 0)
 
@@ -221,7 +220,7 @@ class Connection:
     def _handle_frames(self) -> None:
         handled_bytes = 0
         while self.is_open and self._is_reading and self._end - self._begin >= 4:
-            (size_bytes,) = _SIZE.unpack_from(self._view, self._begin)
+            (size_bytes,) = INT32.unpack_from(self._view, self._begin)
             frame_begin = self._begin + 4
             if not FRAME_BYTES_MIN <= size_bytes <= self._plain_bytes_max and not self._may_be(size_bytes):
                 return

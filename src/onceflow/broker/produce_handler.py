@@ -47,7 +47,16 @@ class Refused(OnceflowError):
 class PendingProduce:
     """One Produce request whose partitions wait for their syncs."""
 
-    __slots__ = ("_answer", "_correlation_id", "_missing", "_reply", "_topics", "acks", "transactional_id", "version")
+    __slots__ = (
+        "_answer_of_one",
+        "_correlation_id",
+        "_missing",
+        "_reply",
+        "_topics",
+        "acks",
+        "transactional_id",
+        "version",
+    )
 
     def __init__(
         self,
@@ -56,14 +65,14 @@ class PendingProduce:
         correlation_id: int,
         transactional_id: str | None,
         acks: int,
-        answer: AnswerOfOne | None = None,
+        answer_of_one: AnswerOfOne | None = None,
     ) -> None:
         self.version = version
         self.transactional_id = transactional_id
         self.acks = acks
         self._reply = reply
         self._correlation_id = correlation_id
-        self._answer = answer
+        self._answer_of_one = answer_of_one
         self._topics: list[tuple[str, list[PartitionResponse]]] = []
         self._missing = 1
 
@@ -102,10 +111,10 @@ class PendingProduce:
             raise
 
     def _encoded(self) -> bytes:
-        if self._answer is not None:
+        if self._answer_of_one is not None:
             response = self._topics[0][1][0]
             if response.error_message is None:
-                return self._answer.encode(self._correlation_id, response)
+                return self._answer_of_one.encode(self._correlation_id, response)
         return produce.encode_response(self.version, self._correlation_id, self._topics)
 
     def first_error(self) -> PartitionResponse | None:
@@ -138,8 +147,8 @@ def handle(node: Node, request: Request) -> None:
 
 def handle_known(node: Node, known: Known, correlation_id: int, batch: memoryview, reply: Reply) -> None:
     """Serve one that `node.known_requests` knows."""
-    transactional_id, acks, topic, partition, answer = known
-    pending = PendingProduce(reply, KNOWN_VERSION, correlation_id, transactional_id, acks, answer)
+    transactional_id, acks, topic, partition, answer_of_one = known
+    pending = PendingProduce(reply, KNOWN_VERSION, correlation_id, transactional_id, acks, answer_of_one)
     _take(node, topic, partition, batch, pending, pending.add_topic(topic))
     pending.done()
 
@@ -164,10 +173,10 @@ def _take(
         else:
             _append(node, partition, records, pending, responses, at)
     except (Refused, LogError) as error:
-        _answer(responses, at, _refused(index, error, partition))
+        _put(responses, at, _refused(index, error, partition))
 
 
-def _answer(responses: list[PartitionResponse], at: int, response: PartitionResponse) -> None:
+def _put(responses: list[PartitionResponse], at: int, response: PartitionResponse) -> None:
     """Puts it in its place, which is the end or, of one that had to wait, where `_append_later` has kept it."""
     if at == len(responses):
         responses.append(response)
@@ -233,7 +242,7 @@ def _append(
     log = partition.log
     appended = log.append(records, is_checked=is_checked)
     response = PartitionResponse(partition.index, 0, appended.base_offset, appended.timestamp_ms, log.log_start_offset)
-    _answer(responses, at, response)
+    _put(responses, at, response)
     if in_transaction:
         # Whatever acks and flush policy say: after a crash the producer goes on, and commits what it was told is there.
         node.group_commit.flush(partition)

@@ -26,7 +26,8 @@ from onceflow.wire.primitives import SHORT_OF_BYTES, TAGS_MAX, append_string, re
 
 SIZE_BYTES = 4
 
-_REQUEST_HEADER = struct.Struct(">hhi")
+REQUEST_HEADER = struct.Struct(">hhi")
+"""API key, version, correlation id; the client id follows, and tagged fields where the version is flexible."""
 _SIZE_AND_CORRELATION_ID = struct.Struct(">ii")
 _CORRELATION_ID = struct.Struct(">i")
 _NO_TAGS = b"\x00"
@@ -51,11 +52,11 @@ def read_request_header(frame: memoryview, tags_max: int = TAGS_MAX) -> RequestH
     Raises UnsupportedVersion, which knows the correlation id, for what `apis.APIS` does not serve, and MalformedFrame.
     """
     try:
-        api_key, version, correlation_id = _REQUEST_HEADER.unpack_from(frame, 0)
+        api_key, version, correlation_id = REQUEST_HEADER.unpack_from(frame, 0)
         api = APIS.get(api_key)
         if api is None or not api.version_min <= version <= api.version_max:
             raise UnsupportedVersion(api_key, version, correlation_id=correlation_id)
-        client_id, position = read_nullable_string(frame, _REQUEST_HEADER.size, flexible=False)
+        client_id, position = read_nullable_string(frame, REQUEST_HEADER.size, flexible=False)
         if version >= api.flexible_from:
             position = skip_tags(frame, position, tags_max)
     except SHORT_OF_BYTES as error:
@@ -87,7 +88,7 @@ def append_request_header(
     buffer: bytearray, api_key: int, version: int, correlation_id: int, client_id: str | None, *, flexible: bool
 ) -> None:
     """Adds a request header, without size."""
-    buffer += _REQUEST_HEADER.pack(api_key, version, correlation_id)
+    buffer += REQUEST_HEADER.pack(api_key, version, correlation_id)
     append_string(buffer, client_id, flexible=False)
     if flexible:
         buffer += _NO_TAGS

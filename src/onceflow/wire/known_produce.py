@@ -8,12 +8,11 @@ Known are requests of version 9 for one partition that have a client id, names o
 more than `KNOWN_BYTES_MAX`, and no tagged fields. All others are parsed.
 """
 
-import struct
 from typing import NamedTuple
 
 from onceflow.wire.apis import PRODUCE
 from onceflow.wire.errors import MalformedFrame
-from onceflow.wire.frames import SIZE_BYTES, RequestHeader
+from onceflow.wire.frames import REQUEST_HEADER, SIZE_BYTES, RequestHeader
 from onceflow.wire.primitives import read_uvarint
 from onceflow.wire.produce import AnswerOfOne, ProduceRequest, encode_request
 
@@ -21,10 +20,8 @@ KNOWN_VERSION = AnswerOfOne.VERSION
 KNOWN_BYTES_MAX = 512
 """The longest bytes that a request is known by."""
 GENERATION_MAX = 2000
-"""Requests in each of two generations; with all that belongs to one they have some 4 MB at most."""
+"""Requests in each of two generations; both together have 3.4 MB (tracemalloc), 6.2 MB with the longest names."""
 
-_HEADER = struct.Struct(">hhi")
-_CLIENT_ID = 10
 _END = bytes(3)
 """Behind the batch: no tagged fields of partition, topic and request."""
 
@@ -36,7 +33,7 @@ class Known(NamedTuple):
     acks: int
     topic: str
     partition: int
-    answer: AnswerOfOne
+    answer_of_one: AnswerOfOne
 
 
 class KnownRequests:
@@ -59,7 +56,7 @@ class KnownRequests:
 
         `frame` has at least the eight bytes up to the correlation id.
         """
-        api_key, version, correlation_id = _HEADER.unpack_from(frame)
+        api_key, version, correlation_id = REQUEST_HEADER.unpack_from(frame)
         if api_key != PRODUCE or version != KNOWN_VERSION:
             return None
         try:
@@ -69,9 +66,9 @@ class KnownRequests:
             repeated = bytes(frame[8:position])
             known = self._young.get(repeated)
             if known is None:
-                if repeated not in self._old:
+                known = self._old.get(repeated)
+                if known is None:
                     return None
-                known = self._old[repeated]
                 self._keep(repeated, known)
             length, begin = read_uvarint(frame, position)
         except (IndexError, MalformedFrame):
@@ -110,7 +107,8 @@ class KnownRequests:
 
 def _length_at(frame: memoryview) -> int:
     """Where the length of the batch stands in a request of the kind; somewhere in another one. Raises IndexError."""
-    position = _CLIENT_ID + (frame[8] << 8 | frame[9])
+    # The client id, behind its length.
+    position = 10 + (frame[8] << 8 | frame[9])
     # A tagged section, the transactional id (its length and one more, 0: null), acks, timeout, and a count.
     position += frame[position + 1] or 1
     position += 8
