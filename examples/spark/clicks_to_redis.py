@@ -14,7 +14,8 @@ if len(sys.argv) != 4:
     sys.exit(2)
 bootstrap, topic, redis_url = sys.argv[1:]
 checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-clicks-{topic}"))
-# One hash for each topic, and not that of `onceflow run`, which counts more than this.
+# One hash for each topic, and not that of `onceflow run`, which counts more than this, and refuses what it should not
+# count: an event with a count below zero, for example, is added up here.
 clicks = f"example::{topic}::click"
 # JSON is read and summed in the source: what comes out is one row for each user of a read task.
 source = {

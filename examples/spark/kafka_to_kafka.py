@@ -1,4 +1,4 @@
-"""Copy TOPIC to TOPIC-copy, which exists, each record once: python examples/spark/kafka_to_kafka.py HOST:PORT TOPIC"""
+"""TOPIC in capitals, each record once, into TOPIC-copy: python examples/spark/kafka_to_kafka.py HOST:PORT TOPIC"""
 
 import sys
 import tempfile
@@ -24,9 +24,10 @@ rows = (
     .load()
     .selectExpr("key", "upper(string(value)) AS value", "timestamp")
 )
+# TOPIC-copy must be there: a sink makes no topic.
 sink = kafka_sink(bootstrap, topic=f"{topic}-copy", checkpoint=checkpoint, compression="lz4")
 sink.open(spark)
 query = rows.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
 query.awaitTermination()
 sink.close()
-print(f"{topic} is in {topic}-copy, each record once; {checkpoint} says how far")
+print(f"{topic} is in capitals in {topic}-copy, each record once; {checkpoint} says how far")
