@@ -14,7 +14,7 @@ from typing_extensions import Buffer
 
 from onceflow.wire.apis import APIS, FETCH
 from onceflow.wire.errors import MalformedFrame
-from onceflow.wire.frames import RequestHeader, append_request_header, read_response_header
+from onceflow.wire.frames import SIZE_AND_CORRELATION_ID, RequestHeader, append_request_header, read_response_header
 from onceflow.wire.primitives import (
     INT32,
     SHORT_OF_BYTES,
@@ -36,7 +36,6 @@ _RACK_FROM = 11
 
 _LIMITS = struct.Struct(">iiiib")
 _SESSION = struct.Struct(">ii")
-_SIZE_AND_CORRELATION_ID = struct.Struct(">ii")
 _ERROR_AND_SESSION = struct.Struct(">hi")
 _ABORTED = struct.Struct(">qq")
 
@@ -286,7 +285,7 @@ def _encode_response(
         piece.append(0)
     pieces.append(piece)
     size_bytes = sum(map(len, pieces)) + records_bytes
-    _SIZE_AND_CORRELATION_ID.pack_into(pieces[0], 0, size_bytes - 4, correlation_id)
+    SIZE_AND_CORRELATION_ID.pack_into(pieces[0], 0, size_bytes - 4, correlation_id)
     return [bytes(part) for part in pieces]
 
 

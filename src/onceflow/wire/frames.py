@@ -28,7 +28,7 @@ SIZE_BYTES = 4
 
 REQUEST_HEADER = struct.Struct(">hhi")
 """API key, version, correlation id; the client id follows, and tagged fields where the version is flexible."""
-_SIZE_AND_CORRELATION_ID = struct.Struct(">ii")
+SIZE_AND_CORRELATION_ID = struct.Struct(">ii")
 _CORRELATION_ID = struct.Struct(">i")
 _NO_TAGS = b"\x00"
 
@@ -96,7 +96,7 @@ def append_request_header(
 
 def encode_response(api_key: int, version: int, correlation_id: int, payload: Any) -> bytes:
     """A whole response, size included; `payload` is of `response_class(api_key, version)`."""
-    head = bytearray(_SIZE_AND_CORRELATION_ID.pack(0, correlation_id))
+    head = bytearray(SIZE_AND_CORRELATION_ID.pack(0, correlation_id))
     if payload.__flexible__ and api_key != API_VERSIONS:
         head += _NO_TAGS
     return _with_size(head, payload)
@@ -114,7 +114,7 @@ def encode_joined(correlation_id: int, body: Sequence[bytes], *, flexible: bool)
     """A whole response, size included, from the parts of its body. Not for ApiVersions, whose header differs."""
     tags = _NO_TAGS if flexible else b""
     size_bytes = _CORRELATION_ID.size + len(tags) + sum(map(len, body))
-    return b"".join((_SIZE_AND_CORRELATION_ID.pack(size_bytes, correlation_id), tags, *body))
+    return b"".join((SIZE_AND_CORRELATION_ID.pack(size_bytes, correlation_id), tags, *body))
 
 
 def encode_unsupported_api_versions(correlation_id: int) -> bytes:

@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 
 from onceflow.wire.apis import APIS, PRODUCE
 from onceflow.wire.errors import MalformedFrame
-from onceflow.wire.frames import RequestHeader, append_request_header, read_response_header
+from onceflow.wire.frames import SIZE_AND_CORRELATION_ID, RequestHeader, append_request_header, read_response_header
 from onceflow.wire.primitives import (
     INT32,
     SHORT_OF_BYTES,
@@ -27,7 +27,6 @@ from onceflow.wire.primitives import (
 
 _FLEXIBLE_FROM = APIS[PRODUCE].flexible_from
 _ACKS_AND_TIMEOUT = struct.Struct(">hi")
-_SIZE_AND_CORRELATION_ID = struct.Struct(">ii")
 ERROR_MESSAGE_CHARACTERS_MAX = 4096
 """A longer message is cut: before version 9 a string ends at 32,767 bytes, and a character has up to 4."""
 _PARTITION_MIN_BYTES = {False: 8, True: 6}
@@ -127,7 +126,7 @@ def encode_response(
     buffer += INT32.pack(throttle_ms)
     if flexible:
         buffer.append(0)
-    _SIZE_AND_CORRELATION_ID.pack_into(buffer, 0, len(buffer) - 4, correlation_id)
+    SIZE_AND_CORRELATION_ID.pack_into(buffer, 0, len(buffer) - 4, correlation_id)
     return bytes(buffer)
 
 
