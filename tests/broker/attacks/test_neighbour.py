@@ -1,0 +1,23 @@
+"""No client stalls another: an innocent client's latency and the broker's memory while others ask too much."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from onceflow.testing import BrokerProcess
+from tests.broker.attacks import neighbour
+
+ATTACKS: Sequence[tuple[str, Sequence[str]]] = (("many_small_requests", ()),)
+"""Attack program and its options, a row for each variant."""
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("attack", "options"), ATTACKS, ids=lambda value: value if isinstance(value, str) else None)
+def test_the_neighbour_is_served(attack: str, options: Sequence[str], tmp_path: Path) -> None:
+    """An innocent client beside each attack: p99 below 100 ms, 128 MiB more at most, recovered within 2 s."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        figures = neighbour.measure(broker, attack, *options)
+    print(f"{attack} {' '.join(options)}: {figures}")
+    figures.check()
