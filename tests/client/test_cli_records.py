@@ -218,4 +218,4 @@ def test_consume_needs_no_librdkafka(run: Run, filled: Fill, monkeypatch: pytest
     assert run("consume", topic, "--exit-at-end").stdout == "a\n"
     produced = run("produce", topic)
     assert produced.returncode == 1
-    assert produced.stderr.startswith("onceflow: 'onceflow produce' needs the package 'confluent_kafka'")
+    assert produced.stderr.startswith("onceflow: 'onceflow produce' needs the package confluent_kafka")

@@ -31,7 +31,8 @@ def test_without_librdkafka_it_says_what_to_install() -> None:
     program = "import sys; sys.modules['confluent_kafka'] = None; from onceflow.client import Producer"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     said = (
-        "Producer needs the package 'confluent_kafka', which is not installed: install Onceflow with its extra 'client'"
+        "Producer needs the package confluent_kafka, which is not installed; "
+        "install it with: pip install 'onceflow-0.1.0-py3-none-any.whl[client]'"
     )
     assert (done.returncode, said in done.stderr) == (1, True), done.stderr
 

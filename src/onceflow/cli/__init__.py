@@ -59,6 +59,19 @@ SUMMARIES: dict[str, str] = {
     "reset": "Forget the demo's data and counts.",
 }
 
+EXTRAS = {
+    "produce": "client",
+    "generate": "client",
+    "replay": "client",
+    "run": "spark",
+    "verify": "client,dashboard",
+    "clicks": "dashboard",
+    "dead": "dashboard",
+    "dashboard": "dashboard",
+    "sink": "spark",
+}
+"""Command name → the smallest extras that bring its packages; `demo` for any other, which brings everything."""
+
 SHOWN_CHARACTERS_MAX = 80
 
 
@@ -86,10 +99,11 @@ class LazyCommands(Commands):
 
 
 def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
-    """Say which package a command lacks, and what brings it."""
+    """Return the error that names the missing package and the smallest extras that bring it."""
+    package = str(error.name).partition(".")[0]
     return OnceflowError(
-        f"'onceflow {command}' needs the package '{error.name}', which is not installed: install Onceflow with its "
-        "extra 'demo', which brings everything, as pip install 'onceflow-…-py3-none-any.whl[demo]'"
+        f"'onceflow {command}' needs the package {package}, which is not installed; "
+        f"install it with: pip install 'onceflow-{__version__}-py3-none-any.whl[{EXTRAS.get(command, 'demo')}]'"
     )
 
 

@@ -12,6 +12,8 @@ The names below can be imported from here; their modules are loaded when they ar
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from onceflow import __version__
+
 if TYPE_CHECKING:
     from onceflow.client.classic import (
         Blacklist,
@@ -59,8 +61,8 @@ def __getattr__(name: str) -> Any:
         if str(error.name).startswith("onceflow"):
             raise
         raise ModuleNotFoundError(
-            f"{name} needs the package '{error.name}', which is not installed: install Onceflow with its extra "
-            "'client', as pip install 'onceflow-…-py3-none-any.whl[client]'",
+            f"{name} needs the package {error.name}, which is not installed; "
+            f"install it with: pip install 'onceflow-{__version__}-py3-none-any.whl[client]'",
             name=error.name,
         ) from error
     return getattr(home, name)

@@ -1,0 +1,82 @@
+"""The extras named for a missing package: each command runs with them, and without them names them."""
+
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from onceflow.cli import EXTRAS
+from onceflow.testing import Broker
+
+BROKER = ("--bootstrap", "{bootstrap}")
+REDIS = ("--redis", "redis://127.0.0.1:1")
+ARGUMENTS: dict[str, Sequence[str]] = {
+    "produce": ("visits", *BROKER),
+    "generate": ("--count", "1", *BROKER),
+    "replay": ("{file}", "--topic", "visits", "--const", "click_count=1", *BROKER),
+    "run": (*BROKER, *REDIS),
+    "verify": (*BROKER, *REDIS),
+    "clicks": REDIS,
+    "dead": (*BROKER, *REDIS),
+    "dashboard": ("--host", "192.0.2.1"),
+    "sink": ("show", "redis", "--redis", "redis://127.0.0.1:1/1"),
+}
+RUN = """
+import sys
+for name in {blocked!r}:
+    sys.modules[name] = None
+from onceflow.cli import main
+sys.argv = ["onceflow", *{words!r}]
+main()
+"""
+
+
+def packages_of(extras: Iterable[str]) -> set[str]:
+    """Top-level packages of the distributions that Onceflow requires with these extras, and of theirs in turn."""
+
+    def required(distribution: str, extra: str) -> Iterable[Requirement]:
+        for line in metadata.requires(distribution) or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                yield requirement
+
+    todo = [("onceflow", extra) for extra in ("", *extras)]
+    found: set[tuple[str, str]] = set()
+    while todo:
+        if (item := todo.pop()) not in found:
+            found.add(item)
+            todo += [(each.name, extra) for each in required(*item) for extra in ("", *each.extras)]
+    distributions = {name.lower().replace("_", "-") for name, _extra in found}
+    return {
+        package
+        for package, homes in metadata.packages_distributions().items()
+        if distributions & {home.lower().replace("_", "-") for home in homes}
+    }
+
+
+def run_with(extras: Sequence[str], words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """The command, in a Python that has the packages of these extras alone."""
+    blocked = sorted(packages_of(("demo",)) - packages_of(extras))
+    command = [sys.executable, "-c", RUN.format(blocked=blocked, words=list(words))]
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("command", EXTRAS)
+def test_a_command_names_the_smallest_extras(command: str, onceflow_broker: Broker, tmp_path: Path) -> None:
+    file = tmp_path / "clicks.csv"
+    file.write_text("uid,event_time,os_type\nann,1700000000000,iOS\n")
+    values = {"file": file, "bootstrap": onceflow_broker.bootstrap_servers}
+    words = [command, *(word.format(**values) for word in ARGUMENTS[command])]
+    extras = EXTRAS[command].split(",")
+
+    with_them = run_with(extras, words)
+    assert "needs the package" not in with_them.stderr, with_them.stderr
+    assert "ModuleNotFoundError" not in with_them.stderr, with_them.stderr
+
+    for missing in extras:
+        without = run_with([extra for extra in extras if extra != missing], words)
+        assert f".whl[{EXTRAS[command]}]'" in without.stderr, (missing, without.stderr)
