@@ -10,7 +10,7 @@ import pytest
 from onceflow.cli import onceflow, reference
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def test_the_page_of_commands_is_what_help_prints() -> None:
