@@ -49,7 +49,7 @@ class InnerBroker:
         self.bootstrap = f"127.0.0.1:{self._broker.port}"
 
     def stop(self) -> None:
-        """A clean stop, or what is left of one without power."""
+        """Stop cleanly; without power, end the threads and close the files without a sync."""
         assert self._loop is not None
         assert self._broker is not None
         try:
@@ -59,7 +59,9 @@ class InnerBroker:
             self._end_loop()
 
     def power_cycle(self, seed: int, *, drop_all: bool = False) -> None:
+        """Cut the power, then end the broker, which can sync nothing any more, and start it on what the disk kept."""
         assert isinstance(self.disk, FaultyDisk)
+        self.disk.cut_power()
         self.stop()
         self.disk.crash(seed, drop_all=drop_all)
         self.start()

@@ -76,6 +76,22 @@ def test_whatever_the_moment_of_the_power_cut_an_answer_holds(powered: PoweredBr
     assert changes > 1
 
 
+def test_a_created_topic_survives_a_power_cut_at_any_moment(powered: PoweredBroker) -> None:
+    outcomes = set()
+    for operations in range(0, 20, 2):
+        name, is_acknowledged = f"t{operations}", False
+        with connected(powered.bootstrap) as client:
+            powered.disk.cut_power_after(operations)
+            with hung_up_without_power(powered.disk, client), suppress(OSError, WireError):
+                is_acknowledged = not create(client, name).error_code
+        powered.power_cycle(operations, drop_all=True)
+        with connected(powered.bootstrap) as client:
+            is_there = name in topic_ids(client)
+        assert is_there or not is_acknowledged, f"after {operations} operations of the disk"
+        outcomes.add((is_acknowledged, is_there))
+    assert {(True, True), (False, False)} <= outcomes
+
+
 def test_no_answer_tells_of_what_a_power_cut_could_take_back(powered: PoweredBroker, client: RawClient) -> None:
     create(client, "t")
     before = topic_ids(client).keys()

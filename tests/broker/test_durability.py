@@ -1,5 +1,7 @@
 """What was acknowledged is there after a killed broker, a power cut and a failed sync; once."""
 
+import select
+import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -10,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from onceflow.errors import OnceflowError
-from onceflow.testing import BrokerProcess, FaultyDisk
+from onceflow.testing import BrokerProcess, FaultyDisk, PowerCut
 from onceflow.wire import apis
 from onceflow.wire.batch import batches, decode_batch
 from onceflow.wire.errors import ErrorCode, WireError
@@ -238,6 +240,68 @@ def test_a_failed_sync_is_told_and_final_for_its_partition(powered: PoweredBroke
         assert client.produce("t", 0, batch_of(b"again")).base_offset == 1
 
 
+def test_a_duplicate_waits_for_the_sync_of_its_first_time(
+    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry on another connection must not be acknowledged before the records that it repeats are durable."""
+    with connected(powered.bootstrap) as first, connected(powered.bootstrap) as second:
+        first.create_topic("t")
+        batch = batch_of(b"a", producer_id=producer_id(first), producer_epoch=0, base_sequence=0)
+        disk_syncs = threading.Event()
+        with monkeypatch.context() as slow:
+            slow.setattr("onceflow.testing.disk._FaultyFile.sync_data", lambda _file: disk_syncs.wait(10))
+            first.send_batch("t", 0, batch)
+            first_read = powered.log("t")
+            eventually(lambda: first_read.log_end_offset == 1, "the batch is appended")
+            second.send_batch("t", 0, batch)
+            with connected(powered.bootstrap) as third:
+                third.ask(apis.API_VERSIONS, 0)
+            assert select.select([first.socket, second.socket], [], [], 0.2) == ([], [], [])
+            disk_syncs.set()
+            assert [each.receive_produced().base_offset for each in (first, second)] == [0, 0]
+
+
+def test_a_power_cut_gives_no_producer_id_twice(powered: PoweredBroker) -> None:
+    given = []
+    for seed in range(3):
+        with connected(powered.bootstrap) as client:
+            given.append(producer_id(client))
+        powered.power_cycle(seed, drop_all=True)
+    assert len(set(given)) == 3
+
+
+def test_a_power_cut_of_the_first_start_leaves_a_broker_that_starts(tmp_path: Path) -> None:
+    for operations in range(0, 60, 2):
+        data = tmp_path / str(operations)
+        data.mkdir()
+        disk = FaultyDisk(data)
+        disk.cut_power_after(operations)
+        broker = PoweredBroker(disk, data)
+        try:
+            broker.start()
+        except PowerCut:
+            disk.crash(operations)
+            broker.start()
+        else:
+            broker.power_cycle(operations)
+        with connected(broker.bootstrap) as client:
+            client.create_topic("t")
+            assert client.produce("t", 0, batch_of(b"a")).error_code == 0
+        broker.stop()
+
+
+def test_a_stop_that_cannot_close_a_log_is_not_clean(powered: PoweredBroker) -> None:
+    """The next start scans then, and keeps what had been acknowledged."""
+    with connected(powered.bootstrap) as client:
+        client.create_topic("t")
+        assert client.produce("t", 0, batch_of(b"good")).error_code == 0
+        powered.disk.fail_next_syncs()
+        assert client.produce("t", 0, batch_of(b"lost")).error_code == ErrorCode.kafka_storage_error
+    powered.stop()
+    powered.start()
+    assert not powered.call(lambda node: node.directory.clean)
+
+
 def test_a_failed_sync_of_the_groups_makes_their_answers_errors_until_restart(powered: PoweredBroker) -> None:
     with connected(powered.bootstrap) as client:
         client.create_topic("t")
@@ -266,15 +330,18 @@ def test_a_full_disk_is_told_and_passes(powered: PoweredBroker) -> None:
 
 def test_a_deletion_cut_short_is_finished_and_its_offsets_are_not_inherited(powered: PoweredBroker) -> None:
     for operations in range(12):
+        is_acknowledged = False
         with connected(powered.bootstrap) as client:
             eventually(partial(is_created, client, "t"), "the deletion before is finished, the name free again")
             assert commit(client, "g", "t", 5) == 0
             powered.disk.cut_power_after(operations)
             with hung_up_without_power(powered.disk, client), suppress(OSError, WireError):
-                client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
+                answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
+                is_acknowledged = not answer.responses[0].error_code
         powered.power_cycle(operations, drop_all=True)
         with connected(powered.bootstrap) as client:
             if "t" in topic_ids(client):
+                assert not is_acknowledged
                 assert committed(client, "g", "t") == 5
                 answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
                 assert answer.responses[0].error_code == 0

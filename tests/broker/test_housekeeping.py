@@ -1,4 +1,4 @@
-"""Retention, compaction, deleted records and the flush policy, as a broker does them by itself under a manual clock."""
+"""Retention, compaction and deleted records, as a broker does them by itself under a manual clock."""
 
 import asyncio
 import os
@@ -294,43 +294,6 @@ def test_the_groups_offsets_are_compacted(tmp_path: Path) -> None:
         consumer.close()
         other.close()
         client.close()
-
-
-@pytest.mark.parametrize("messages", [1, 2, 7])
-def test_the_flush_policy_loses_fewer_than_its_messages(messages: int, tmp_path: Path) -> None:
-    data = tmp_path / "disk"
-    data.mkdir()
-    with DrivenBroker(data, disk=FaultyDisk(data)) as broker:
-        client = RawClient(broker.bootstrap)
-        client.create_topic("clicks", flush_messages=str(messages))
-        end = 0
-        for seed in range(4):
-            for _ in range(10):
-                assert client.produce("clicks", 0, keyed(("k", "v"))).base_offset == end
-                end += 1
-                assert client.fetch([("clicks", 0, end - 1)])[0].high_watermark == end, "what is acknowledged is read"
-            client.close()
-            broker.power_cycle(seed, drop_all=True)
-            client = RawClient(broker.bootstrap)
-            left = broker.log("clicks").log_end_offset
-            assert end - messages < left <= end
-            end = left
-        client.close()
-
-
-def test_the_flush_policy_syncs_what_is_older_than_flush_ms(tmp_path: Path) -> None:
-    data = tmp_path / "disk"
-    data.mkdir()
-    with DrivenBroker(data, disk=FaultyDisk(data)) as broker:
-        client = RawClient(broker.bootstrap)
-        client.create_topic("clicks", flush_ms="50")
-        for offset in range(5):
-            assert client.produce("clicks", 0, keyed(("k", "v"))).base_offset == offset
-        log = broker.log("clicks")
-        eventually(lambda: log.synced_offset == 5, "the timer syncs")
-        client.close()
-        broker.power_cycle(0, drop_all=True)
-        assert broker.log("clicks").log_end_offset == 5
 
 
 def test_log_append_time_is_the_brokers_and_is_answered(broker: DrivenBroker, client: RawClient) -> None:

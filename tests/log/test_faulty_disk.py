@@ -109,6 +109,20 @@ def test_a_kill_keeps_what_a_power_cut_still_takes(root: Path) -> None:
     assert read_file(disk, root / "old") == b"old content"
 
 
+def test_without_power_nothing_changes_until_the_crash(root: Path) -> None:
+    disk = FaultyDisk(root)
+    file = disk.open(root / "old")
+    file.write(b"NEW", 0)
+    disk.cut_power()
+    assert disk.is_off
+    for change in (file.sync_data, lambda: file.truncate(0), lambda: disk.sync_directory(root)):
+        with pytest.raises(PowerCut):
+            change()
+    disk.crash(0, drop_all=True)
+    assert not disk.is_off
+    assert read_file(disk, root / "old") == b"old content"
+
+
 def test_a_failed_sync_forgets(root: Path) -> None:
     disk = FaultyDisk(root)
     file = disk.open(root / "old")

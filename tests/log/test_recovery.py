@@ -363,6 +363,47 @@ def test_a_recovery_leaves_snapshots_behind_the_segments_that_it_scanned(scratch
     assert is_known(open_log(scratch / "t-0", disk=disk, log_start_offset=1))
 
 
+def test_what_is_left_of_a_torn_write_is_durable_after_a_kill(scratch: Path) -> None:
+    """A kill may come in the middle of a write; the batches before it are in the page cache alone."""
+    disk = FaultyDisk(scratch)
+    log = open_log(scratch / "t-0", disk=disk)
+    for value in (b"a", b"b"):
+        log.append(batch(value))
+    log.segments.active.file.write(batch(b"torn")[:30], log.size_bytes)
+    disk.kill()
+    assert values(open_log(scratch / "t-0", disk=disk)) == [b"a", b"b"]
+    disk.crash(0, drop_all=True)
+    assert values(open_log(scratch / "t-0", disk=disk)) == [b"a", b"b"]
+
+
+def test_segments_behind_damage_do_not_come_back_after_a_power_cut(scratch: Path) -> None:
+    """Whatever names a power cut leaves: a segment behind the damage must be gone before the damage is."""
+    settings = {"segment_bytes": 200}
+    for seed in range(40):
+        root = scratch / str(seed)
+        root.mkdir()
+        disk = FaultyDisk(root)
+        log = open_log(root / "t-0", disk=disk, **settings)
+        for number in range(6):
+            log.append(batch(b"%d" % number + bytes(60)))
+        sync(log)
+        second = log.segments.in_order[1]
+        del log
+        disk.flip_bit(second.path, 80)
+        kept = second.base_offset
+        disk.cut_power_after(4 + seed % 8)
+        try:
+            log = open_log(root / "t-0", disk=disk, **settings)
+            log.append(batch(b"next" + bytes(60)))
+            sync(log)
+        except PowerCut:
+            pass
+        disk.crash(seed)
+        found = values(open_log(root / "t-0", disk=disk, **settings))
+        assert found[:kept] == [b"%d" % number + bytes(60) for number in range(kept)], seed
+        assert found[kept:] in ([], [b"next" + bytes(60)]), seed
+
+
 def test_a_flipped_bit_in_an_index_hides_no_record_and_shows_no_other(scratch: Path) -> None:
     """After a clean stop nobody looks at each index: what one says is believed only where the log agrees."""
     settings = {"segment_bytes": 1500, "index_interval_bytes": 150}

@@ -136,6 +136,11 @@ class FaultyDisk:
         """Lets that many more changes and syncs happen; the next one raises PowerCut."""
         self._operations_left = operations
 
+    def cut_power(self) -> None:
+        """Turn the power off now: every later change and sync raises PowerCut."""
+        with self._lock:
+            self._off = True
+
     def fail_next_syncs(self, count: int = 1) -> None:
         """The next `count` file syncs raise EIO and, as a kernel does, forget the writes that they were for."""
         self._sync_failures = count

@@ -44,15 +44,20 @@ class Stored:
         await self.group_commit._idle.wait()
 
     async def reopen(self) -> None:
-        await self.group_commit.close()
+        await self._end()
         self.disk.kill()
         self._open()
 
     async def crash(self) -> None:
         """All that was not synced is lost."""
-        await self.group_commit.close()
+        await self._end()
         self.disk.crash(1, drop_all=True)
         self._open()
+
+    async def _end(self) -> None:
+        """End the threads without the syncs that they would make."""
+        self.disk.cut_power()
+        await self.group_commit.close()
 
     async def record(self, *records: GroupRecord) -> ErrorCode:
         return await self._told(lambda settled: self.requests.record(records, settled))
