@@ -1,17 +1,19 @@
 """ListOffsets and OffsetForLeaderEpoch.
 
-The ends of a log are known at once. A search by time reads batches and unpacks them, so it runs in a thread, one
-request at a time, while the loop serves the others; its answer follows when every partition's search is over.
+A response that depends on a log's end waits until everything appended before the request is synced: a client that
+was told of a record (acks=1) counts it at once. A search by time reads batches and unpacks them, so it runs in a
+thread, one request at a time, while the loop serves the others; its answer follows when every partition's search is
+over.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from onceflow.broker.leader_epoch import NO_LEADER_EPOCH, epoch_error
 from onceflow.broker.node import Node
-from onceflow.broker.partitions import Partition
+from onceflow.broker.partitions import Partition, when_ends_synced
 from onceflow.broker.request import Request, closed_if_unanswered
 from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.log.errors import LogError
@@ -29,6 +31,8 @@ EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_KIND_FROM = ((9, LATEST_TIERED), (8, EARLIEST_LOCAL), (7, MAX_TIMESTAMP), (0, EARLIEST))
 """The first version that may ask for each kind, and for those above it (KIP-734, KIP-405, KIP-1005)."""
+INDEPENDENT_OF_END = frozenset((EARLIEST, EARLIEST_LOCAL, LATEST_TIERED))
+"""Kinds whose answer no append changes; a search by time does depend on the end, since it may find the last record."""
 NOT_FOUND = (-1, -1)
 NO_OFFSET = -1
 
@@ -48,10 +52,30 @@ def handle_list_offsets(node: Node, request: Request) -> None:
     Nothing is in tiered storage: all of a log is local. Version 10's time-out is for looking there.
     """
     asked = request.decode()
+
+    def synced(errors: Mapping[Partition, ErrorCode]) -> None:
+        if request.reply.is_open:
+            with closed_if_unanswered(request.reply):
+                _list_offsets(node, request, asked, errors)
+
+    when_ends_synced(_partitions_by_end(node, asked), synced)
+
+
+def _partitions_by_end(node: Node, asked: Any) -> Iterator[Partition]:
+    """The partitions of a request whose answer depends on their end."""
+    for topic in asked.topics:
+        for each in topic.partitions:
+            partition = node.partitions.get(topic.name, each.partition_index)
+            if partition is not None and each.timestamp not in INDEPENDENT_OF_END:
+                yield partition
+
+
+def _list_offsets(node: Node, request: Request, asked: Any, errors: Mapping[Partition, ErrorCode]) -> None:
+    """Answer with the offsets of now; `errors` of partitions whose sync failed."""
     if request.version == 0:
-        _answer_offsets_before(node, request, asked)
+        _answer_offsets_before(node, request, asked, errors)
         return
-    listing = _Listing(node, request.version, asked)
+    listing = _Listing(node, request.version, asked, errors)
     topics, searches = listing.topics, listing.searches
     if not searches:
         request.answer(topics=topics)
@@ -66,12 +90,18 @@ def handle_list_offsets(node: Node, request: Request) -> None:
     node.in_search_thread(lambda: [_run(search) for search in searches], searched)
 
 
+def _end_error(partition: Partition, errors: Mapping[Partition, ErrorCode], timestamp: int) -> ErrorCode:
+    """The error of a partition whose end cannot be known, if this kind depends on it."""
+    return ErrorCode.none if timestamp in INDEPENDENT_OF_END else errors.get(partition, ErrorCode.none)
+
+
 class _Listing:
     """The answers to one request; a search by time is added to `searches` and fills its answer later."""
 
-    def __init__(self, node: Node, version: int, asked: Any) -> None:
+    def __init__(self, node: Node, version: int, asked: Any, errors: Mapping[Partition, ErrorCode]) -> None:
         self.searches: list[_Search] = []
         self._node = node
+        self._errors = errors
         self._version = version
         self._isolation_level = getattr(asked, "isolation_level", READ_UNCOMMITTED)
         self._times_named = Counter(
@@ -115,16 +145,18 @@ class _Listing:
             return ErrorCode.unknown_topic_or_partition
         if asked.timestamp < next(kind for version, kind in EARLIEST_KIND_FROM if self._version >= version):
             return ErrorCode.unsupported_version
-        return epoch_error(getattr(asked, "current_leader_epoch", NO_LEADER_EPOCH))
+        return epoch_error(getattr(asked, "current_leader_epoch", NO_LEADER_EPOCH)) or _end_error(
+            partition, self._errors, asked.timestamp
+        )
 
 
-def _answer_offsets_before(node: Node, request: Request, asked: Any) -> None:
+def _answer_offsets_before(node: Node, request: Request, asked: Any, errors: Mapping[Partition, ErrorCode]) -> None:
     """Version 0: segments' first offsets, the latest first (Kafka 3's fetchOffsetsForTimestamp of old clients)."""
     topics = [
         {
             "name": topic.name,
             "partitions": [
-                _offsets_before(node.partitions.get(topic.name, each.partition_index), each)
+                _offsets_before(node.partitions.get(topic.name, each.partition_index), each, errors)
                 for each in topic.partitions
             ],
         }
@@ -133,10 +165,13 @@ def _answer_offsets_before(node: Node, request: Request, asked: Any) -> None:
     request.answer(topics=topics)
 
 
-def _offsets_before(partition: Partition | None, asked: Any) -> dict[str, Any]:
+def _offsets_before(partition: Partition | None, asked: Any, errors: Mapping[Partition, ErrorCode]) -> dict[str, Any]:
     answer = {"partition_index": asked.partition_index}
     if partition is None:
         return {**answer, "error_code": ErrorCode.unknown_topic_or_partition}
+    error_code = _end_error(partition, errors, asked.timestamp)
+    if error_code:
+        return {**answer, "error_code": error_code}
     begins = partition.log.segment_begins()
     if asked.timestamp == EARLIEST:
         candidates = [begins[0][0]]
@@ -182,15 +217,35 @@ def _at(timestamp_ms: int, offset: int) -> dict[str, Any]:
 def handle_offset_for_leader_epoch(node: Node, request: Request) -> None:
     """Serve one OffsetForLeaderEpoch request (LeaderEpochFileCache.endOffsetFor, with the one epoch that there is).
 
-    Kafka answers with the log's end. Here it is the high watermark, behind which nothing is shown to anybody.
+    The end is the log's, as in Kafka, once everything below it is synced.
     """
     asked = request.decode()
+
+    def synced(errors: Mapping[Partition, ErrorCode]) -> None:
+        if request.reply.is_open:
+            with closed_if_unanswered(request.reply):
+                _answer_epoch_ends(node, request, asked, errors)
+
+    when_ends_synced(_partitions_by_epoch(node, asked), synced)
+
+
+def _partitions_by_epoch(node: Node, asked: Any) -> Iterator[Partition]:
+    """The partitions of a request that asks for the end of their present epoch."""
+    for topic in asked.topics:
+        for each in topic.partitions:
+            partition = node.partitions.get(topic.topic, each.partition)
+            if partition is not None and each.leader_epoch == LEADER_EPOCH:
+                yield partition
+
+
+def _answer_epoch_ends(node: Node, request: Request, asked: Any, errors: Mapping[Partition, ErrorCode]) -> None:
     request.answer(
         topics=[
             {
                 "topic": topic.topic,
                 "partitions": [
-                    _epoch_end(node.partitions.get(topic.topic, each.partition), each) for each in topic.partitions
+                    _epoch_end(node.partitions.get(topic.topic, each.partition), each, errors)
+                    for each in topic.partitions
                 ],
             }
             for topic in asked.topics
@@ -198,12 +253,14 @@ def handle_offset_for_leader_epoch(node: Node, request: Request) -> None:
     )
 
 
-def _epoch_end(partition: Partition | None, asked: Any) -> dict[str, Any]:
+def _epoch_end(partition: Partition | None, asked: Any, errors: Mapping[Partition, ErrorCode]) -> dict[str, Any]:
     error_code, leader_epoch, end_offset = ErrorCode.none, NO_LEADER_EPOCH, NO_OFFSET
     if partition is None:
         error_code = ErrorCode.unknown_topic_or_partition
     elif epoch_error(asked.current_leader_epoch):
         error_code = epoch_error(asked.current_leader_epoch)
+    elif asked.leader_epoch == LEADER_EPOCH and partition in errors:
+        error_code = errors[partition]
     elif asked.leader_epoch == LEADER_EPOCH:
         leader_epoch, end_offset = LEADER_EPOCH, partition.log.high_watermark
     elif asked.leader_epoch < NO_LEADER_EPOCH:

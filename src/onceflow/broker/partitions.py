@@ -2,7 +2,8 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from onceflow.log.partition import PartitionLog
 from onceflow.wire.errors import ErrorCode
@@ -83,6 +84,29 @@ class Partition:
             waiting(*arguments)
         except Exception:
             logger.exception("%s: what waited for this partition failed", self)
+
+
+def when_ends_synced(partitions: Iterable[Partition], synced: Callable[[Mapping[Partition, ErrorCode]], None]) -> None:
+    """Call `synced` once everything that is in these logs now is visible, or cannot be; with the errors, if any.
+
+    At once where nothing waits for a sync.
+    """
+    unsynced = {each for each in partitions if each.log.log_end_offset > each.log.high_watermark}
+    left = len(unsynced)
+    errors: dict[Partition, ErrorCode] = {}
+    if not unsynced:
+        synced(errors)
+
+    def end(partition: Partition, error_code: ErrorCode) -> None:
+        nonlocal left
+        left -= 1
+        if error_code:
+            errors[partition] = error_code
+        if not left:
+            synced(errors)
+
+    for each in unsynced:
+        each.when_synced(each.log.log_end_offset, partial(end, each))
 
 
 class Partitions:

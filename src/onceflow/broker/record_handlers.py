@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from onceflow.broker.node import Node
-from onceflow.broker.partitions import Partition
+from onceflow.broker.partitions import Partition, when_ends_synced
 from onceflow.broker.request import Request, closed_if_unanswered
 from onceflow.broker.topics import INTERNAL_TOPICS
 from onceflow.wire import apis
@@ -18,13 +19,38 @@ NO_OFFSET = -1
 
 
 def handle_delete_records(node: Node, request: Request) -> None:
-    """Serve one DeleteRecords request; answered when the new beginnings are durable."""
+    """Serve one DeleteRecords request; answered when the new beginnings are durable.
+
+    An offset is compared with the log's end only when everything appended before the request is synced.
+    """
     asked = request.decode()
+
+    def synced(errors: Mapping[Partition, ErrorCode]) -> None:
+        with closed_if_unanswered(request.reply):
+            _delete_records(node, request, asked, errors)
+
+    when_ends_synced(_partitions_by_end(node, asked), synced)
+
+
+def _partitions_by_end(node: Node, asked: Any) -> Iterator[Partition]:
+    """The partitions of a request whose new start depends on what is not synced yet."""
+    for topic in asked.topics:
+        for each in topic.partitions:
+            partition = node.partitions.get(topic.name, each.partition_index)
+            if partition is not None and not _is_synced(partition, each.offset):
+                yield partition
+
+
+def _is_synced(partition: Partition, offset: int) -> bool:
+    return 0 <= offset <= partition.log.high_watermark
+
+
+def _delete_records(node: Node, request: Request, asked: Any, errors: Mapping[Partition, ErrorCode]) -> None:
     log_starts: dict[Partition, int] = {}
     topics = [
         {
             "name": topic.name,
-            "partitions": [_decide(node, topic.name, each, log_starts) for each in topic.partitions],
+            "partitions": [_decide(node, topic.name, each, log_starts, errors) for each in topic.partitions],
         }
         for topic in asked.topics
     ]
@@ -49,10 +75,12 @@ def handle_delete_records(node: Node, request: Request) -> None:
     deletion.add_done_callback(deleted)
 
 
-def _decide(node: Node, topic: str, asked: Any, log_starts: dict[Partition, int]) -> dict[str, Any]:
+def _decide(
+    node: Node, topic: str, asked: Any, log_starts: dict[Partition, int], errors: Mapping[Partition, ErrorCode]
+) -> dict[str, Any]:
     """The answer for one partition, its low watermark still to come where there is no error."""
     partition = node.partitions.get(topic, asked.partition_index)
-    error_code = _refusal(topic, partition, asked.offset)
+    error_code = _refusal(topic, partition, asked.offset, errors)
     if not error_code:
         assert partition is not None
         wanted = partition.log.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
@@ -60,13 +88,15 @@ def _decide(node: Node, topic: str, asked: Any, log_starts: dict[Partition, int]
     return {"partition_index": asked.partition_index, "low_watermark": NO_OFFSET, "error_code": error_code}
 
 
-def _refusal(topic: str, partition: Partition | None, offset: int) -> ErrorCode:
+def _refusal(topic: str, partition: Partition | None, offset: int, errors: Mapping[Partition, ErrorCode]) -> ErrorCode:
     if partition is None:
         return ErrorCode.unknown_topic_or_partition
     if topic in INTERNAL_TOPICS:
         return ErrorCode.invalid_topic_exception
     if not partition.log.config.cleanup_delete:
         return ErrorCode.policy_violation
+    if partition in errors and not _is_synced(partition, offset):
+        return errors[partition]
     if not HIGH_WATERMARK <= offset <= partition.log.high_watermark:
         return ErrorCode.offset_out_of_range
     return ErrorCode.none
