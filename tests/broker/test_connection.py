@@ -42,15 +42,19 @@ def test_a_request_byte_by_byte(client: RawClient) -> None:
     assert decode_response(apis.API_VERSIONS, 0, client.receive_frame())[0] == 7
 
 
-def test_answers_come_in_the_order_of_requests(client: RawClient, topic: str) -> None:
+def test_answers_come_in_the_order_of_requests(client: RawClient, broker: BrokerProcess, topic: str) -> None:
     client.create_topic(topic)
-    client.send_fetch([(topic, 0, 0)], wait_ms=LONGER_THAN_THE_TEST_MS)
     client.send_batch(topic, 0, batch_of(b"a"))
+    client.send_fetch([(topic, 0, 1)], wait_ms=LONGER_THAN_THE_TEST_MS)
     correlation_id = client.send(apis.API_VERSIONS, 0)
-    (fetched,) = client.receive_fetched()
-    assert len(fetched.records) > 0, "the produce request behind the fetch woke it"
+    client.send_batch(topic, 0, batch_of(b"c"))
     assert client.receive_produced().base_offset == 0
+    with connected(broker.bootstrap) as other:
+        assert other.produce(topic, 0, batch_of(b"b")).base_offset == 1, "the request behind the fetch waits"
+    (fetched,) = client.receive_fetched()
+    assert [header.base_offset for _, header in batches(fetched.records)] == [1]
     assert decode_response(apis.API_VERSIONS, 0, client.receive_frame())[0] == correlation_id
+    assert client.receive_produced().base_offset == 2
 
 
 def test_more_requests_in_flight_than_are_taken_at_once(client: RawClient, topic: str) -> None:

@@ -71,7 +71,7 @@ def test_an_answer_that_fails_closes_its_connection_and_no_other(
 def test_a_watcher_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
     partition = Partition("t", 0, None)  # type: ignore[arg-type]
     seen: list[int] = []
-    partition.watchers |= {lambda: seen.append(1), lambda: seen.append(1 // 0), lambda: seen.append(1)}
+    partition.watchers |= {lambda _: seen.append(1), lambda _: seen.append(1 // 0), lambda _: seen.append(1)}
     partition.wake()
     assert seen == [1, 1]
     assert "ZeroDivisionError" in caplog.text

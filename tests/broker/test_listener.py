@@ -290,6 +290,84 @@ def test_requests_wait_in_the_socket_while_answers_are_unsent() -> None:
     served(scenario, queued_requests_max=10, stop_timeout_ms=10)
 
 
+def parking(server: Served) -> None:
+    """Let Fetch requests park their connection; all others are answered at once."""
+
+    def handle(frame: memoryview, reply: Reply, _connection: Connection) -> None:
+        server.frames.append(bytes(frame[:16]))
+        server.replies.append(reply)
+        if frame[1] == apis.FETCH:
+            reply.is_long_wait = True
+        else:
+            reply.send([struct.pack(">i", 4) + bytes(frame[:4])])
+
+    server.listener._handle = handle
+
+
+def test_requests_behind_a_parked_one_stay_unparsed() -> None:
+    """They stay in the first buffer and the socket, cost no reserved memory, and are handled in their order."""
+
+    async def scenario(server: Served) -> None:
+        parking(server)
+        client = await server.connect()
+        behind = [frame(apis.METADATA, 1000), frame(apis.FETCH), frame(apis.PRODUCE, 3 * MIB)]
+        sending = asyncio.ensure_future(send(client, frame(apis.FETCH) + b"".join(behind)))
+        await server.asked(1)
+        (connection,) = server.listener._connections
+        await until(lambda: not connection._is_reading, "a full buffer")
+        await turns(20)
+        assert len(server.frames) == 1
+        assert server.listener._memory.used_bytes == 0
+        server.replies[0].send([b"parked"])
+        await server.asked(3)
+        await turns(20)
+        assert [each[1] for each in server.frames] == [apis.FETCH, apis.METADATA, apis.FETCH]
+        assert await receive(client, 6 + 8) == b"parked" + struct.pack(">ihh", 4, apis.METADATA, 0)
+        server.replies[2].send([b"again"])
+        await sending
+        assert await receive(client, 5 + 8) == b"again" + struct.pack(">ihh", 4, apis.PRODUCE, 0)
+
+    served(scenario, stop_timeout_ms=10)
+
+
+def test_a_parked_reply_that_is_answered_before_an_earlier_one_frees_its_connection() -> None:
+    async def scenario(server: Served) -> None:
+        server.is_silent = True
+        client = await server.connect()
+        await send(client, frame(apis.PRODUCE))
+        await server.asked(1)
+        parking(server)
+        await send(client, frame(apis.FETCH) + frame(apis.METADATA))
+        await server.asked(2)
+        await turns(20)
+        server.replies[1].send([b"parked"])
+        await server.asked(3)
+        server.replies[0].send([b"synced"])
+        assert await receive(client, 12) == b"syncedparked"
+
+    served(scenario, stop_timeout_ms=10)
+
+
+@pytest.mark.parametrize("behind_bytes", [0, 100, 100_000])
+def test_a_client_that_leaves_while_parked_is_noticed(behind_bytes: int) -> None:
+    async def scenario(server: Served) -> None:
+        parking(server)
+        client = await server.connect()
+        behind = frame(apis.METADATA, behind_bytes) if behind_bytes else b""
+        await send(client, frame(apis.FETCH) + behind)
+        await server.asked(1)
+        (connection,) = server.listener._connections
+        await until(lambda: connection.is_blind or connection._end - connection._begin == len(behind), "what fits")
+        server.advance_ms(1000)
+        assert server.listener._connections
+        client.shutdown(socket.SHUT_WR)
+        await turns(20)
+        server.advance_ms(1000)
+        await until(lambda: not server.listener._connections, "the connection to be closed")
+
+    served(scenario, stop_timeout_ms=10)
+
+
 def test_one_connection_has_a_share_of_each_turn() -> None:
     """Requests and bytes between two turns of the loop are counted: what one connection may cost the others."""
     per_turn: list[int] = []

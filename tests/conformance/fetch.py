@@ -96,6 +96,14 @@ def two_topics_twice(side: Side) -> None:
     fetched(side, topic, topics=[entry, entry])
 
 
+def two_offsets_of_one_partition(side: Side) -> None:
+    topic = with_records(side, 2)
+    fetched(side, topic, (0, 0), (1, 0), (0, 2))
+    first, second = (fetch_fields(topic, (partition, 0))["topics"][0] for partition in (0, 1))
+    last = fetch_fields(topic, (0, 2))["topics"][0]
+    fetched(side, topic, topics=[first, second, last])
+
+
 def nothing(side: Side) -> None:
     side.ask(apis.FETCH, 12, **fetch_fields("", topics=()))
 
@@ -112,6 +120,7 @@ CASES: dict[str, Callable[[Side], None]] = {
     "fetch a topic without a name": of_partitions(0, name=""),
     "fetch of no partition": of_partitions(),
     "fetch a topic twice": two_topics_twice,
+    "fetch two offsets of one partition": two_offsets_of_one_partition,
     "fetch nothing": nothing,
     "fetch 0 bytes in all": of_partitions(0, 1, max_bytes=0),
     "fetch 10 bytes in all": of_partitions(0, 1, max_bytes=10),

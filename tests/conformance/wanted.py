@@ -142,10 +142,6 @@ THREE_BATCHES = (
     "{*'error_code': 'none', 'high_watermark': 3, 'last_stable_offset': 3, "
     "*'base_offset': 0, *'base_offset': 1, *'base_offset': 2, *"
 )
-FROM_A_TOPIC_TWICE = (
-    f"Fetch 12 responses.fetch-a-topic-twice: {THREE_BATCHES} → 'absent'",
-    *(f"Fetch 12 responses.{place}: 'absent' → {THREE_BATCHES}" for place in (0, 1)),
-)
 DELETED_TWICE = (
     "*.partitions.1.partition_index: 1 → 0",
     "*.partitions.1.low_watermark: 0 → 2",
@@ -325,9 +321,6 @@ WANTED = [
     Wanted(
         "produce to no partition", "*: 'absent' → {'name': *, 'partition_responses': *}", "the same twice, or nothing"
     ),
-    Wanted("fetch a partition twice", f"*.partitions.1: 'absent' → {THREE_BATCHES}", "the same twice, or nothing"),
-    *_each("fetch a topic twice", "the same twice, or nothing", FROM_A_TOPIC_TWICE),
-    Wanted("fetch of no partition", "*: 'absent' → {'topic': *, 'partitions': *}", "the same twice, or nothing"),
     Wanted("list offsets of no partition", "*: 'absent' → {'name': *, 'partitions': *}", "the same twice, or nothing"),
     *_each("delete records of a partition twice", "the same twice, or nothing", DELETED_TWICE),
     Wanted("delete no records", "*: 'absent' → {'name': *, 'partitions': *}", "the same twice, or nothing"),

@@ -50,6 +50,8 @@ class BrokerConfig:
     """A connection that has sent half a request and then nothing for so long is closed; -1: never."""
     queued_requests_max: int = 100
     """Unanswered requests of one connection: at so many the next ones are left in the socket."""
+    parked_fetch_partitions_max: int = 100_000
+    """Partitions named by all Fetch requests that wait; each costs about 400 bytes."""
     queued_request_bytes_max: int = 512 * 1024**2
     """Memory of all requests that are being received; Kafka has no limit."""
     unsent_bytes_per_connection_max: int = 4 * 1024**2

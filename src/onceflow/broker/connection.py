@@ -9,6 +9,11 @@ in one call with what stands around them they cost less, and they wake their rea
 What one connection may cost the others is bounded: bytes read, handled and sent in one turn of the loop, unanswered
 requests, unsent answers, and, over all connections in sum, the memory of requests that are being received and of
 answers that nobody reads.
+
+A request that waits for other clients or for records (JoinGroup, SyncGroup, Fetch) *parks* its connection: the requests
+behind it stay unparsed in the buffer and the socket until it is answered. Kafka does so behind every request, since it
+mutes the channel until the response is sent. Here requests that wait for the disk do not park: pipelined Produce
+requests are appended together and acknowledged by one sync.
 """
 
 import asyncio
@@ -74,7 +79,10 @@ class Reply:
         self.on_stop: Callable[[], None] | None = None
         """Called when the broker stops and there is no answer yet: gives the answer that is possible now."""
         self.is_long_wait = False
-        """The answer waits for other clients (JoinGroup, SyncGroup): a broker that stops does not wait for it."""
+        """The answer waits for other clients or for records, not for the disk.
+
+        It parks the connection, and a broker that stops does not wait for it.
+        """
 
     @property
     def is_open(self) -> bool:
@@ -116,6 +124,7 @@ class Connection:
         "_is_blocked",
         "_is_finishing",
         "_is_handling_scheduled",
+        "_is_parked",
         "_is_reading",
         "_is_starved",
         "_is_write_scheduled",
@@ -180,6 +189,7 @@ class Connection:
         self._has_writer = False
         self._is_blocked = False
         self._is_finishing = False
+        self._is_parked = False
         self._is_write_scheduled = False
         self._is_handling_scheduled = False
         self._active_at = clock.monotonic()
@@ -219,7 +229,7 @@ class Connection:
 
     def _handle_frames(self) -> None:
         handled_bytes = 0
-        while self.is_open and self._is_reading and self._end - self._begin >= 4:
+        while self.is_open and self._is_reading and not self._is_parked and self._end - self._begin >= 4:
             (size_bytes,) = INT32.unpack_from(self._view, self._begin)
             frame_begin = self._begin + 4
             if not FRAME_BYTES_MIN <= size_bytes <= self._plain_bytes_max and not self._may_be(size_bytes):
@@ -265,6 +275,8 @@ class Connection:
         except Exception:
             logger.exception("request of %s failed; its connection is closed", self.peer)
             self.close("the broker failed")
+        if reply.pieces is None and reply.is_long_wait:
+            self._is_parked = True
 
     def _handle_soon(self) -> None:
         """Go on with the requests that are in the buffer already, after the other connections' turn."""
@@ -280,9 +292,13 @@ class Connection:
     def _make_room(self) -> bool:
         """The buffer is full and has no whole request: move what is there to its front, or to a larger one's.
 
+        The buffer of a parked connection does not grow: what follows stays in the socket.
         Memory is reserved for the whole request before the first of it beyond the first buffer is taken: requests
         that have begun can always end. False where none is left: reading goes on when there is some again.
         """
+        if self._is_parked:
+            self._pause_reading()
+            return False
         held = self._view[self._begin : self._end]
         if self._begin == 0:
             wanted_bytes = max(BUFFER_BYTES_STEP, 4 + int.from_bytes(held[:4], "big"))
@@ -330,8 +346,6 @@ class Connection:
         self._is_reading = True
         if not self._is_starved:
             self._loop.add_reader(self._socket.fileno(), self._on_readable)
-        # Frames that arrived before the pause are in the buffer already: no event will tell of them.
-        self._handle_frames()
 
     # Writing
 
@@ -364,15 +378,25 @@ class Connection:
             self._collect()
             if not self._is_blocked:
                 self._send()
-            if self.is_open and (self._is_finishing or not self._is_reading):
+            if self.is_open and (self._is_finishing or self._is_parked or not self._is_reading):
                 self._written()
 
     def _written(self) -> None:
         """Answers went out, which may make room for requests."""
         if self._is_finishing:
             self._close_if_finished()
-        elif not self._is_reading and self._is_relaxed():
+            return
+        if self._is_parked:
+            # Nothing was taken after the request that parked: its reply is the last.
+            self._is_parked = bool(self._pending) and self._pending[-1].pieces is None
+            if self._is_parked:
+                return
+        if not self._is_reading:
+            if not self._is_relaxed():
+                return
             self._resume_reading()
+        # Frames that arrived before the pause are in the buffer already: no event will tell of them.
+        self._handle_frames()
 
     def _collect(self) -> None:
         """Take over the pieces of every answer whose turn it is, small ones joined."""
@@ -482,11 +506,21 @@ class Connection:
 
     # The end
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether it is parked with a full buffer: it reads nothing, so it cannot see that its client has left."""
+        return self._is_parked and not self._is_reading
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._socket.fileno()
+
     def look_after(self, now: float) -> None:
         """About once a second: give back a buffer that is not needed, close what is stalled or idle."""
         idle_seconds = now - self._active_at
         config = self._config
-        has_half_request = self._end > self._begin and self._is_reading and not self._is_starved
+        is_receiving = self._is_reading and not self._is_parked and not self._is_starved
+        has_half_request = self._end > self._begin and is_receiving
         if has_half_request and _is_over(idle_seconds, config.request_stalled_max_ms):
             self.close(f"a request stopped in its middle for {idle_seconds:.0f} s (request.stalled.max.ms)")
         elif self._is_idle() and _is_over(idle_seconds, config.connections_idle_max_ms):

@@ -2,7 +2,11 @@
 
 Kafka's rules: the limits are soft, the first partition that has data gives at least one whole batch (KIP-74); any
 error answers at once; otherwise the answer waits until `min_bytes` are there or `max_wait_ms` is over, and then
-takes what exists (ReplicaManager.fetchMessages, DelayedFetch).
+takes what exists (ReplicaManager.fetchMessages, DelayedFetch). A partition that is named several times is asked once,
+in the first place with the last values (FetchRequest.fetchData).
+
+A waiting fetch knows how many bytes each partition has for it. A record that arrives costs it a look at one partition;
+all are gathered again only when their sum is enough.
 
 Who reads committed data gets it up to the last stable offset, with the list of aborted transactions whose records may
 be among it (LocalLog.addAbortedTransactions); it waits there, and the marker that ends the transaction wakes it.
@@ -11,6 +15,7 @@ be among it (LocalLog.addAbortedTransactions); it waits there, and the marker th
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import groupby
 
 from onceflow.broker.connection import Piece
 from onceflow.broker.node import Node
@@ -24,6 +29,8 @@ from onceflow.wire.errors import ErrorCode
 from onceflow.wire.fetch import FetchPartition, PartitionAnswer
 
 logger = logging.getLogger(__name__)
+
+Topics = list[tuple[str, list[FetchPartition]]]
 
 FULL_SESSION_EPOCHS = (0, -1)
 """Of a fetch that names all its partitions, to begin a session or without one (KIP-227's FetchMetadata)."""
@@ -48,60 +55,108 @@ class Gathered:
 class PendingFetch:
     """One Fetch request, until it is answered."""
 
-    __slots__ = ("_asked", "_is_scheduled", "_max_bytes", "_node", "_request", "_timer", "_watched")
+    __slots__ = (
+        "_asked",
+        "_max_bytes",
+        "_moved",
+        "_node",
+        "_request",
+        "_size_bytes",
+        "_sizes",
+        "_timer",
+        "_wanted_bytes",
+        "_watched",
+    )
 
     def __init__(self, node: Node, request: Request, asked: fetch.FetchRequest) -> None:
         self._node = node
         self._request = request
         self._asked = asked
         self._max_bytes = min(asked.max_bytes, node.config.fetch_bytes_max)
-        self._watched: list[Partition] = []
+        self._wanted_bytes = min(asked.min_bytes, self._max_bytes)
+        self._watched: dict[Partition, FetchPartition] = {}
+        self._sizes: dict[Partition, int] = {}
+        """Bytes for this fetch in each watched partition that has any; `_size_bytes` is their sum."""
+        self._size_bytes = 0
+        self._moved: set[Partition] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._is_scheduled = False
 
     def start(self) -> None:
         """Answer now, or begin to wait."""
         found = self._gather()
         if self._is_enough(found) or self._asked.max_wait_ms <= 0 or not found.answers:
             self._answer(found)
-            return
-        self._request.reply.on_abandoned = self._stop
-        self._request.reply.on_stop = self._expired
-        self._timer = asyncio.get_running_loop().call_later(self._asked.max_wait_ms / 1000, self._expired)
+        else:
+            self._park(found)
+
+    def _park(self, found: Gathered) -> None:
+        reply = self._request.reply
+        reply.is_long_wait = True
+        reply.on_abandoned = self._stop
+        reply.on_stop = self.answer_now
+        self._timer = asyncio.get_running_loop().call_later(self._asked.max_wait_ms / 1000, self.answer_now)
+        watcher = self._woken
         for topic, partitions in self._asked.topics:
             for each in partitions:
                 partition = self._node.partitions.get(topic, each.partition)
                 assert partition is not None, "a missing partition is an error, and an error is enough"
-                partition.watchers.add(self._woken)
-                self._watched.append(partition)
+                partition.watchers.add(watcher)
+                self._watched[partition] = each
+        self._remember_sizes(found)
+        self._node.parked_fetches.add(self, len(self._watched))
 
     def _is_enough(self, found: Gathered) -> bool:
-        return found.is_final or found.size_bytes >= min(self._asked.min_bytes, self._max_bytes)
+        return found.is_final or found.size_bytes >= self._wanted_bytes
 
-    def _woken(self) -> None:
+    def _remember_sizes(self, found: Gathered) -> None:
+        answers = (answer for _, answers in found.answers for answer in answers)
+        pairs = zip(self._watched, answers, strict=True)
+        self._sizes = {partition: answer.records_bytes for partition, answer in pairs if answer.records_bytes}
+        self._size_bytes = found.size_bytes
+
+    def _woken(self, partition: Partition) -> None:
         # Several partitions may wake it in one round of syncs: look once, after all of them.
-        if not self._is_scheduled:
-            self._is_scheduled = True
+        if not self._moved:
             self._node.turn.soon(self._look_again)
+        self._moved.add(partition)
 
     def _look_again(self) -> None:
-        self._is_scheduled = False
-        if self._timer is not None:
-            with closed_if_unanswered(self._request.reply):
-                found = self._gather()
-                if self._is_enough(found):
-                    self._answer(found)
+        moved, self._moved = self._moved, set()
+        if self._timer is None:
+            return
+        with closed_if_unanswered(self._request.reply):
+            is_final = False
+            for partition in moved:
+                alone = Gathered()
+                self._look(partition.topic, self._watched[partition], alone)
+                self._size_bytes += alone.size_bytes - self._sizes.get(partition, 0)
+                self._sizes[partition] = alone.size_bytes
+                is_final = is_final or alone.is_final
+            if is_final or self._size_bytes >= self._wanted_bytes:
+                self._gather_again()
 
-    def _expired(self) -> None:
+    def _gather_again(self) -> None:
+        """Answer if there is enough in all partitions together, within the limits of the whole request."""
+        found = self._gather()
+        if self._is_enough(found):
+            self._answer(found)
+        else:
+            self._remember_sizes(found)
+
+    def answer_now(self) -> None:
+        """Answer with what there is."""
         with closed_if_unanswered(self._request.reply):
             self._answer(self._gather())
 
     def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        self._timer = None
+        self._node.parked_fetches.remove(self)
+        watcher = self._woken
         for partition in self._watched:
-            partition.watchers.discard(self._woken)
+            partition.watchers.discard(watcher)
         self._watched.clear()
 
     def _gather(self) -> Gathered:
@@ -161,7 +216,16 @@ def handle(node: Node, request: Request) -> None:
     elif asked.isolation_level not in (fetch.READ_UNCOMMITTED, fetch.READ_COMMITTED):
         _refuse(request, ErrorCode.unknown_server_error, asked.topics)
     else:
-        PendingFetch(node, request, asked).start()
+        PendingFetch(node, request, asked._replace(topics=_distinct(asked.topics))).start()
+
+
+def _distinct(topics: Topics) -> Topics:
+    """Each partition once; neighbours of one topic together, topics without partitions left out, as in Kafka."""
+    if len(topics) == 1 and len(topics[0][1]) == 1:
+        return topics
+    asked = {(topic, each.partition): each for topic, partitions in topics for each in partitions}
+    grouped = groupby(asked.items(), key=lambda entry: entry[0][0])
+    return [(topic, [each for _, each in entries]) for topic, entries in grouped]
 
 
 def _refuse(request: Request, error_code: ErrorCode, topics: Sequence[tuple[str, Sequence[FetchPartition]]]) -> None:

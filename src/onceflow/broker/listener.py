@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import select
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_SECONDS = 1.0
+
+_HAS_LEFT = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
 
 Handle = Callable[[memoryview, Reply, Connection], None]
 
@@ -86,7 +89,8 @@ class Listener:
             connection.close_descriptor()
 
     def look_after(self) -> None:
-        """About once a second: close idle connections, tell of refused ones."""
+        """About once a second: close idle and abandoned connections, log how many were refused."""
+        self._close_abandoned()
         now = self._clock.monotonic()
         for connection in list(self._connections):
             connection.look_after(now)
@@ -140,6 +144,15 @@ class Listener:
                 f"{connection.unsent_bytes} bytes of its answers are unread, and unsent.max.bytes="
                 f"{self._config.unsent_bytes_max} is used up"
             )
+
+    def _close_abandoned(self) -> None:
+        """Close parked connections whose client has left, which they cannot see for themselves."""
+        poll = select.poll()
+        blind = {connection.fileno(): connection for connection in self._connections if connection.is_blind}
+        for descriptor in blind:
+            poll.register(descriptor, _HAS_LEFT)
+        for descriptor, _ in poll.poll(0):
+            blind[descriptor].close(None)
 
     def _forget(self, connection: Connection) -> None:
         self._connections.discard(connection)

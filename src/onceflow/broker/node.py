@@ -18,6 +18,7 @@ from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.housekeeping import Housekeeping
 from onceflow.broker.metadata_entries import MetadataEntries
 from onceflow.broker.metadata_records import MetadataRecord
+from onceflow.broker.parked_fetches import ParkedFetches
 from onceflow.broker.partitions import Partition, Partitions, Synced
 from onceflow.broker.record_checks import RecordChecks
 from onceflow.broker.state_log import StateLog
@@ -74,6 +75,7 @@ class Node:
         self.advertised_host, self.advertised_port = config.advertised or (config.host, config.port)
         self.topics = Topics(self.node_id, config.partition_count_default, config.partitions_max)
         self.partitions = Partitions()
+        self.parked_fetches = ParkedFetches(config.parked_fetch_partitions_max)
         self.groups = GroupCoordinator(clock, config)
         self.turn = Turn()
         self.group_commit = GroupCommit(self.turn)

@@ -11,7 +11,8 @@ from onceflow.wire.errors import ErrorCode
 logger = logging.getLogger(__name__)
 
 Synced = Callable[[ErrorCode], None]
-Watcher = Callable[[], None]
+Watcher = Callable[["Partition"], None]
+"""Called with the partition that moved."""
 
 
 class Partition:
@@ -74,11 +75,11 @@ class Partition:
         self.wake()
 
     def wake(self) -> None:
-        """Let every waiting fetch look again."""
+        """Let every waiting fetch look again at this partition."""
         for watcher in list(self.watchers):
-            self._call(watcher)
+            self._call(watcher, self)
 
-    def _call(self, waiting: Callable[..., None], *arguments: ErrorCode) -> None:
+    def _call(self, waiting: Callable[..., None], *arguments: object) -> None:
         """One answer that fails must not take with it those of the others."""
         try:
             waiting(*arguments)

@@ -360,6 +360,13 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "Unanswered requests of one connection; further ones wait in its socket. Onceflow's own.",
         ),
         Setting(
+            "queued.max.fetch.partitions",
+            "parked_fetch_partitions_max",
+            _COUNT,
+            "Partitions that Fetch requests name while they wait for records, in sum over all connections; beyond it"
+            " the requests that name most are answered early. Onceflow's own.",
+        ),
+        Setting(
             "queued.max.request.bytes",
             "queued_request_bytes_max",
             Whole(MIB),

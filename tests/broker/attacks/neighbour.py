@@ -1,7 +1,7 @@
 """An innocent client beside an attack: the latency of its requests, the broker's memory, and the time to recover.
 
-The innocent client writes 100-byte records with acks=all to a topic of its own, one at a time. The attack is one of
-the programs beside this module, in a process of its own.
+The innocent client writes records with acks=all to a topic of its own, one at a time, of 100 bytes unless a test asks
+for larger ones. The attack is one of the programs beside this module, in a process of its own.
 """
 
 import math
@@ -27,7 +27,7 @@ GROWTH_MIB_MAX = 128.0
 RECOVERY_SECONDS_MAX = 2.0
 RECOVERY_WATCHED_SECONDS = 30.0
 TOPIC = "innocent"
-VALUE = b"x" * 100
+VALUE_BYTES = 100
 PAUSE_SECONDS = 0.002
 
 
@@ -59,9 +59,10 @@ class Figures:
 class Neighbour:
     """Writes in a thread from `start` to `stop`, and keeps when each request began and how long it took."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, value_bytes: int = VALUE_BYTES) -> None:
         self._client = RawClient(bootstrap)
         self._client.socket.settimeout(120)
+        self._value = bytes(value_bytes)
         self._client.create_topic(TOPIC)
         self._samples: list[tuple[float, float]] = []
         self._is_over = threading.Event()
@@ -70,7 +71,7 @@ class Neighbour:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        batch = batch_of(VALUE)
+        batch = batch_of(self._value)
         try:
             while not self._is_over.wait(PAUSE_SECONDS):
                 self._began_at = time.monotonic()
@@ -139,9 +140,11 @@ def is_over() -> bool:
     return bool(readable)
 
 
-def measure(broker: BrokerProcess, attack: str, *options: str, seconds: float = 10.0) -> Figures:
+def measure(
+    broker: BrokerProcess, attack: str, *options: str, value_bytes: int = VALUE_BYTES, seconds: float = 10.0
+) -> Figures:
     """Run an attack for some seconds beside the innocent client of a running broker."""
-    neighbour = Neighbour(broker.bootstrap)
+    neighbour = Neighbour(broker.bootstrap, value_bytes)
     neighbour.start()
     try:
         time.sleep(0.5)

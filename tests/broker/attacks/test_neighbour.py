@@ -8,7 +8,13 @@ import pytest
 from onceflow.testing import BrokerProcess
 from tests.broker.attacks import neighbour
 
-ATTACKS: Sequence[tuple[str, Sequence[str]]] = (("many_small_requests", ()),)
+ATTACKS: Sequence[tuple[str, Sequence[str]]] = (
+    ("many_small_requests", ()),
+    ("parked_fetches", ()),
+    ("parked_fetches", ("--connections", "100", "--requests", "10")),
+    ("parked_fetches", ("--connections", "20", "--requests", "2", "--partitions", "8000")),
+    ("parked_fetches", ("--connections", "10", "--requests", "10", "--entries", "2000", "--leaving")),
+)
 """Attack program and its options, a row for each variant."""
 
 
