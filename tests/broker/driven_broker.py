@@ -121,7 +121,7 @@ class PoweredBroker(InnerBroker):
     disk: FaultyDisk
 
     def __init__(self, disk: FaultyDisk, data: Path) -> None:
-        super().__init__(data, disk=disk)
+        super().__init__(data, disk=disk, reserve_bytes=4096)
 
 
 @contextmanager

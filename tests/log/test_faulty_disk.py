@@ -188,6 +188,22 @@ def test_a_full_disk_creates_nothing(root: Path) -> None:
     disk.open(root / "new", create=True)
 
 
+def test_what_is_removed_makes_room_on_a_full_disk(root: Path) -> None:
+    disk = FaultyDisk(root)
+    disk.capacity_bytes = 20
+    disk.allocate(root / "kept", 9)
+    assert disk.free_bytes(root) == 0
+    with pytest.raises(OSError, match="no space left"):
+        disk.allocate(root / "more", 1)
+    old = disk.open(root / "old")
+    assert old.write(b"OLD and more", 0) == 11, "overwriting needs no room"
+    with pytest.raises(OSError, match="no space left"):
+        old.write(b"!", 11)
+    disk.remove(root / "kept")
+    assert old.write(b"! and more of it", 11) == 9
+    assert disk.names(root) == ["old"]
+
+
 def test_a_directory_that_cannot_be_synced_keeps_nothing_for_sure(root: Path) -> None:
     disk = FaultyDisk(root)
     disk.fail_next_directory_syncs()

@@ -118,7 +118,7 @@ def test_a_log_that_finds_no_descriptor_refuses_and_goes_on(tmp_path: Path) -> N
     while not log.segments.active.let_go():
         pass
     disk.refused = (".log",)
-    with pytest.raises(StorageFailed, match="could not be opened"):
+    with pytest.raises(StorageFailed, match="could not be written"):
         log.append(batch(b"b"))
     disk.refused = ()
     log.append(batch(b"b"))

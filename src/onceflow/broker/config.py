@@ -25,6 +25,8 @@ class BrokerConfig:
     partitions_max: int = 20_000
     """Of all topics together."""
     log: LogConfig = field(default_factory=LogConfig)
+    reserve_bytes: int = 16 * 1024**2
+    """Space kept for deletions on a full disk (onceflow.log.reserve): some indexes of large segments, and more."""
     node_id: int = 1
     cluster_id: str | None = None
     """The cluster that the data directory must belong to; None: the one that it says, or one made up for a new one."""

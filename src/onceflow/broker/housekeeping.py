@@ -26,14 +26,16 @@ from onceflow.broker.partitions import Partition, Partitions
 from onceflow.log import retention, swap
 from onceflow.log.clock import Clock
 from onceflow.log.directory import DataDirectory
-from onceflow.log.disk import Disk
 from onceflow.log.errors import LogError
+from onceflow.log.reserve import ReservedDisk
 from onceflow.log.segment import Segment
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 LOGS_PER_SLICE = 64
+RETRY_MS = 5_000
+"""After how long files that could not be renamed or removed are tried again."""
 
 Result = TypeVar("Result")
 Decisions = Sequence[tuple[Partition, retention.Decision]]
@@ -48,7 +50,7 @@ class Housekeeping:
         partitions: Partitions,
         directory: DataDirectory,
         *,
-        disk: Disk,
+        disk: ReservedDisk,
         clock: Clock,
         group_commit: GroupCommit,
         thread: Executor,
@@ -66,6 +68,8 @@ class Housekeeping:
         self._next_retention = self._after(min(config.retention_check_first_ms, config.retention_check_interval_ms))
         self._leftovers: set[Partition] = set()
         """Logs whose start has passed a segment that is not synced yet."""
+        self._unretired: list[tuple[float, Partition, Sequence[Segment]]] = []
+        """(when, log, segments that left it): their files are still to be renamed."""
         self._retired: list[tuple[float, Sequence[Path]]] = []
         """(when, files): to be removed."""
         self._cleaner = LogCleaner(
@@ -109,7 +113,10 @@ class Housekeeping:
         for partition in list(self._leftovers):
             self._leftovers.discard(partition)
             await self._leave_needless(partition)
+        await self._retire_due()
         await self._remove_retired()
+        if self._disk.is_full:
+            await self._in_thread(self._disk.refill)
 
     def _after(self, duration_ms: int) -> float:
         return self._clock.monotonic() + duration_ms / 1000
@@ -144,7 +151,11 @@ class Housekeeping:
 
     async def _carry_out(self, decisions: Decisions) -> None:
         changed = {each: decision.log_start_offset for each, decision in decisions if self._is_served(each)}
-        await self._advance(changed)
+        try:
+            await self._advance(changed)
+        except OSError as error:
+            logger.error("retention deletes nothing of %d logs this time: %s", len(changed), error)
+            return
         for partition, decision in decisions:
             if decision.needs_roll and decision.log_start_offset == partition.log.log_end_offset:
                 self._roll(partition)
@@ -197,9 +208,18 @@ class Housekeeping:
         try:
             paths = await self._in_thread(lambda: swap.retire(self._disk, directory, segments))
         except OSError as error:
-            logger.error("%s: files of deleted segments stay until the next start: %s", partition, error)
+            logger.error("%s: files of deleted segments are renamed later: %s", partition, error)
+            self._unretired.append((self._after(RETRY_MS), partition, segments))
         else:
             self._remove_later(partition, paths)
+
+    async def _retire_due(self) -> None:
+        now = self._clock.monotonic()
+        due = [each for each in self._unretired if each[0] <= now]
+        self._unretired = [each for each in self._unretired if each[0] > now]
+        for _when, partition, segments in due:
+            if self._is_served(partition):
+                await self._retire(partition, segments)
 
     def _remove_later(self, partition: Partition, paths: Sequence[Path]) -> None:
         self._retired.append((self._after(partition.log.config.file_delete_delay_ms), paths))
@@ -212,7 +232,8 @@ class Housekeeping:
             try:
                 await self._in_thread(lambda paths=paths: swap.remove_retired(self._disk, paths))  # type: ignore[misc]
             except OSError as error:
-                logger.error("%s and others stay until the next start: %s", paths[0], error)
+                logger.error("%s and others are removed later: %s", paths[0], error)
+                self._retired.append((self._after(RETRY_MS), paths))
 
     async def delete_records(self, log_starts: Mapping[Partition, int]) -> None:
         """Let logs begin at these offsets, at most their high watermarks; durable when it returns. Raises OSError."""

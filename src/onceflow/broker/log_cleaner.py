@@ -8,6 +8,7 @@ it (`onceflow.log.swap`).
 """
 
 import asyncio
+import errno
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from onceflow.log import compaction, swap
 from onceflow.log.clock import Clock
 from onceflow.log.compaction import Cleaned, Compactable, Compaction, Dirt
 from onceflow.log.directory import DataDirectory
-from onceflow.log.disk import Disk
+from onceflow.log.reserve import ReservedDisk
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class LogCleaner:
         partitions: Partitions,
         directory: DataDirectory,
         *,
-        disk: Disk,
+        disk: ReservedDisk,
         clock: Clock,
         housekeeping_thread: Executor,
         remove_later: Callable[[Partition, Sequence[Path]], None],
@@ -154,7 +155,7 @@ class LogCleaner:
         aborted = await self._in_thread(lambda: [each for index in indexes for each in index.since(0)])
         compacting = Compaction(
             dirt,
-            disk=self._disk,
+            disk=self._disk.unreserved,
             now_ms=now_ms,
             keys_max=self._keys_max,
             aborted=aborted,
@@ -164,6 +165,8 @@ class LogCleaner:
         while not is_over:
             if not self._is_served(partition):
                 return False
+            if self._disk.is_full:
+                raise OSError(errno.ENOSPC, "the disk is full")
             is_over, cleaned = await self._in_thread(lambda: _slice(steps))
             if cleaned is not None and not await self._replace(partition, cleaned):
                 return False

@@ -41,8 +41,9 @@ from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.config import LogConfig
 from onceflow.log.directory import DataDirectory
 from onceflow.log.disk import Disk, RealDisk
-from onceflow.log.errors import LogError
+from onceflow.log.errors import LogError, NoRoomForNewLog
 from onceflow.log.partition import PartitionLog
+from onceflow.log.reserve import ReservedDisk
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.known_produce import KnownRequests
 
@@ -66,7 +67,7 @@ class UnfinishedDeletion(OnceflowError):
 class Node:
     """Everything a handler needs. All methods belong to the event loop's thread."""
 
-    def __init__(self, config: BrokerConfig, disk: Disk, clock: Clock, directory: DataDirectory) -> None:
+    def __init__(self, config: BrokerConfig, disk: ReservedDisk, clock: Clock, directory: DataDirectory) -> None:
         self.config = config
         self.clock = clock
         self.directory = directory
@@ -108,11 +109,12 @@ class Node:
     @classmethod
     def open(cls, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> "Node":
         """Lock the data directory, recover what is in it. Blocks; raises DataDirectoryRefused, OSError."""
-        disk = disk or RealDisk()
-        directory = DataDirectory.open(config.data, disk=disk, node_id=config.node_id, cluster_id=config.cluster_id)
+        reserved = ReservedDisk(disk or RealDisk(), config.data, config.reserve_bytes)
+        directory = DataDirectory.open(config.data, disk=reserved, node_id=config.node_id, cluster_id=config.cluster_id)
         try:
+            reserved.fill()
             with _without_collector():
-                return cls(config, disk, clock or SystemClock(), directory)
+                return cls(config, reserved, clock or SystemClock(), directory)
         except BaseException:
             directory.close(clean=False)
             raise
@@ -144,13 +146,22 @@ class Node:
 
     def _open_topics(self) -> None:
         for topic in self.topics.by_name.values():
-            self.partitions.install(topic.name, self._open_logs(topic, clean=self.directory.clean))
+            self._open_topic(topic)
         removed = self._gone_topics()
         for name, index in list(self.directory.partitions()):
             if name in removed:
                 self.directory.delete_partition(name, index)
             elif name != CLUSTER_METADATA_TOPIC and self.partitions.get(name, index) is None:
                 logger.warning("%s belongs to no topic; it is left alone", self.directory.partition_path(name, index))
+
+    def _open_topic(self, topic: Topic) -> None:
+        """Without room for the logs of a topic that was recorded last, it is not served: it can be deleted."""
+        try:
+            self.partitions.install(topic.name, self._open_logs(topic, clean=self.directory.clean))
+        except NoRoomForNewLog as error:
+            if topic.is_internal:
+                raise
+            logger.error("topic %s is not served: %s; free the disk and restart the broker", topic.name, error)
 
     def _open_logs(self, topic: Topic, *, clean: bool) -> list[PartitionLog]:
         return self.open_logs(topic, range(topic.partition_count), self.log_config_of(topic), clean=clean)
@@ -206,7 +217,7 @@ class Node:
         Until that is durable, nobody can make a topic with one of the names in `gone`.
         """
         for orphans in self.groups.decide_forget(lambda topic: topic not in self.topics.by_name):
-            if orphans and self.group_requests.append_in_batches(orphans):
+            if orphans and self.group_requests.append_in_batches(orphans, from_reserve=True):
                 raise UnfinishedDeletion(
                     f"{GROUP_OFFSETS_TOPIC}: the offsets of deleted topics could not be taken away; look for the reason"
                     " above, free the disk and start the broker again"
@@ -224,9 +235,10 @@ class Node:
         """Create topics; `answer` is called when each is durable and open, or refused."""
         self.topic_operations.create(wanted, answer)
 
-    def record(self, records: Sequence[MetadataRecord]) -> None:
+    def record(self, records: Sequence[MetadataRecord], *, from_reserve: bool = False) -> None:
         """Append and replay a change of the topics. Raises LogError."""
-        self._metadata.append([(None, metadata_records.encode(record)) for record in records])
+        entries = [(None, metadata_records.encode(record)) for record in records]
+        self._metadata.append(entries, from_reserve=from_reserve)
         for record in records:
             self.topics.replay(record)
 

@@ -51,6 +51,14 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             is_common=True,
         ),
         Setting(
+            "log.dir.reserve.bytes",
+            "reserve_bytes",
+            Whole(0, INT32_MAX),
+            "Disk space kept in the data directory for a full disk: deletions, changes of configurations, the end of"
+            " transactions and checkpoints use it then, and records are refused until as much is free again. 0: none."
+            " Onceflow's own.",
+        ),
+        Setting(
             "listeners",
             "host port",
             Address(any_host=True),

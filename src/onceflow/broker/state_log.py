@@ -32,12 +32,18 @@ class StateLog:
         self._group_commit = group_commit
 
     def append(
-        self, entries: Sequence[KeyValue], *, producer_id: int = NO_PRODUCER, producer_epoch: int = NO_PRODUCER
+        self,
+        entries: Sequence[KeyValue],
+        *,
+        producer_id: int = NO_PRODUCER,
+        producer_epoch: int = NO_PRODUCER,
+        from_reserve: bool = False,
     ) -> int:
         """Append all of `entries` in one batch: after a crash all are there, or none; returns the first one's offset.
 
         With a producer id the batch belongs to that producer's transaction and has no sequence, as Kafka's own
-        coordinators write it. Raises LogError.
+        coordinators write it. `from_reserve` is for what deletes or ends something: on a full disk nothing else is
+        appended. Raises LogError.
         """
         now_ms = self._clock.now_ms()
         records = [Record(offset, now_ms, key, value) for offset, (key, value) in enumerate(entries)]
@@ -47,7 +53,7 @@ class StateLog:
             producer_epoch=producer_epoch,
             transactional=producer_id != NO_PRODUCER,
         )
-        appended = self.partition.log.append(batch, by_coordinator=True)
+        appended = self.partition.log.append(batch, by_coordinator=True, from_reserve=from_reserve)
         self._group_commit.request(self.partition)
         return appended.base_offset
 

@@ -222,7 +222,8 @@ class TopicOperations:
             try:
                 records = self._node.topics.decide_configs(topic, configs)
                 if records and not validate_only:
-                    self._node.record(records)
+                    # Retention is lowered so: it must be possible when the disk is full.
+                    self._node.record(records, from_reserve=True)
             except (TopicRefused, LogError) as error:
                 results.append(Changed(topic.name, error.error_code, str(error)))
             else:
@@ -279,7 +280,7 @@ class TopicOperations:
     def _delete(self, topic: Topic) -> Deleted:
         node = self._node
         try:
-            node.record(node.topics.decide_delete(topic))
+            node.record(node.topics.decide_delete(topic), from_reserve=True)
         except (TopicRefused, LogError) as error:
             return topic, error.error_code, str(error)
         node.topics.being_deleted.add(topic.name)

@@ -3,6 +3,7 @@
     .lock                 held by the running broker (flock), with its process id as text
     meta.properties       Kafka's: version=1, cluster.id, node.id, directory.id
     .kafka_cleanshutdown  there if the last broker synced and closed every log
+    .reserve              space for a full disk (onceflow.log.reserve)
     log-start-offset-checkpoint, cleaner-offset-checkpoint  (onceflow.log.offset_checkpoint)
     TOPIC-N/              the log of one partition (onceflow.log.partition)
     TOPIC-N.ID-delete/    one that is being deleted; removed at the next start if a crash came between
@@ -129,8 +130,9 @@ def _lock(path: Path) -> int:
         raise DataDirectoryRefused(
             f"{path} is in use by another broker (pid {holder or 'unknown'}); stop that one or choose another --data"
         ) from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    # In this order a full disk needs no new block for it.
+    length = os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    os.ftruncate(lock, length)
     return lock
 
 

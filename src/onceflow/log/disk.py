@@ -6,6 +6,7 @@ durable, `Disk.sync_directory` makes the names in a directory durable (creations
 does the other's work.
 """
 
+import errno
 import fcntl
 import mmap
 import os
@@ -87,6 +88,23 @@ class Disk(Protocol):
         """Makes the names in the directory durable. Raises SyncNotBegun, or another OSError, which is final."""
         ...
 
+    def allocate(self, path: Path, size_bytes: int) -> None:
+        """Create or extend a file to that size with all its blocks. Raises OSError, after which it is as before."""
+        ...
+
+    def free_bytes(self, directory: Path) -> int:
+        """Return what can still be written to the directory's file system."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the last free space is kept for other writes than a client's (`onceflow.log.reserve`)."""
+        ...
+
+    def make_room(self, error: OSError) -> bool:
+        """Release what is kept if `error` says that the disk is full; whether the failed call is worth repeating."""
+        ...
+
 
 class RealFile:
     """A file of the operating system.
@@ -160,7 +178,12 @@ class _Sizes(Mapping[str, int]):
 
 
 class RealDisk:
-    """The operating system's files."""
+    """The operating system's files. Nothing is kept for a full disk here."""
+
+    is_full = False
+
+    def make_room(self, error: OSError) -> bool:
+        return False
 
     def open(self, path: Path, *, create: bool = False) -> RealFile:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
@@ -205,6 +228,36 @@ class RealDisk:
         finally:
             os.close(descriptor)
 
+    def allocate(self, path: Path, size_bytes: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o644)
+        try:
+            held_bytes = os.fstat(descriptor).st_size
+            try:
+                _allocate(descriptor, size_bytes)
+            except OSError:
+                # Some blocks may be allocated beyond the end, which a truncation need not free.
+                os.ftruncate(descriptor, held_bytes)
+                if not held_bytes:
+                    os.unlink(path)
+                raise
+        finally:
+            os.close(descriptor)
+
+    def free_bytes(self, directory: Path) -> int:
+        found = os.statvfs(directory)
+        return found.f_bavail * found.f_frsize
+
+
+def _allocate(descriptor: int, size_bytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    else:
+        # macOS: bytes are written, since a file that was only extended has no blocks.
+        for position in range(0, size_bytes, 1024 * 1024):
+            data = bytes(min(1024 * 1024, size_bytes - position))
+            if os.pwrite(descriptor, data, position) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
 
 def _sync_data(descriptor: int) -> None:
     if sys.platform == "darwin":
@@ -231,8 +284,18 @@ def read_file(disk: Disk, path: Path) -> bytes:
 def write_file(disk: Disk, path: Path, data: Buffer) -> None:
     """Replaces a file's content and makes it durable; its name is durable after `sync_directory`.
 
-    A crash may leave it torn: for files whose reader notices (a checksum) or that can be rebuilt.
+    A crash may leave it torn: for files whose reader notices (a checksum) or that can be rebuilt. Where the disk is
+    full, it is written once more with the room that was kept for it.
     """
+    try:
+        _write_file(disk, path, data)
+    except OSError as error:
+        if not disk.make_room(error):
+            raise
+        _write_file(disk, path, data)
+
+
+def _write_file(disk: Disk, path: Path, data: Buffer) -> None:
     file = disk.open(path, create=True)
     try:
         file.truncate(0)

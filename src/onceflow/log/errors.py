@@ -1,5 +1,6 @@
 """What a partition's log can refuse, one class per thing that a caller can react to, each with Kafka's error code."""
 
+from pathlib import Path
 from typing import ClassVar
 
 from onceflow.errors import OnceflowError
@@ -82,6 +83,13 @@ class StorageFailed(LogError):
 
     error_code = ErrorCode.kafka_storage_error
     tells_log_start = False
+
+
+class NoRoomForNewLog(StorageFailed):
+    """The disk is full, and the directory of a new log was not created."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(f"{directory} cannot be created: the disk is full")
 
 
 class OffsetOutOfRange(LogError):

@@ -26,11 +26,11 @@ from onceflow.log import swap
 from onceflow.log.checkpoint import LEADER_EPOCH, check_checkpoints, new_checkpoints
 from onceflow.log.clock import Clock
 from onceflow.log.config import INT64_MAX, LogConfig
-from onceflow.log.disk import Disk, SyncNotBegun, write_whole
-from onceflow.log.errors import OffsetOutOfRange, StorageFailed
+from onceflow.log.disk import Disk, SyncNotBegun
+from onceflow.log.errors import NoRoomForNewLog, OffsetOutOfRange, StorageFailed
 from onceflow.log.producers import LastBatch, ProducerState
 from onceflow.log.recovery import Loaded, Loader, new_log
-from onceflow.log.segment import NO_TIMESTAMP, Segment, Slice
+from onceflow.log.segment import NO_TIMESTAMP, Segment, Slice, WriteNotUndone
 from onceflow.log.segments import Segments
 from onceflow.log.sync import Seal, SyncPoint, write_snapshot
 from onceflow.log.time_search import TimeSearch, first_at_or_after, latest
@@ -80,6 +80,7 @@ class PartitionLog:
         self._syncing: SyncPoint | None = None
         self._unsynced_since_ms: int | None = None
         self._is_warned = False
+        self._is_refusing = False
         self._is_new = loaded.is_new
         self._closed = self._position() if loaded.is_closed else None
         """Where the log ended when all that a clean start needs was there."""
@@ -103,9 +104,11 @@ class PartitionLog:
         record, so that thousands can be made in a moment: one that a power cut took away was empty and is made anew.
 
         `log_start_offset` is the one that was made durable last; segments wholly below it are removed.
-        Raises DataDirectoryRefused where the directory is of a topic with another id, OSError.
+        Raises DataDirectoryRefused where the directory is of a topic with another id, NoRoomForNewLog, OSError.
         """
         if not disk.exists(directory):
+            if disk.is_full:
+                raise NoRoomForNewLog(directory)
             disk.make_directory(directory)
             new_checkpoints(disk, directory, topic_id)
             return cls(directory, config, disk, clock, new_log(directory, config, disk, log_start_offset))
@@ -150,12 +153,14 @@ class PartitionLog:
         position: int = 0,
         by_coordinator: bool = False,
         is_checked: bool = False,
+        from_reserve: bool = False,
     ) -> Appended:
         """Appends the one batch that `buffer` holds from `position` on; offset and leader epoch are stamped in place.
 
         A transactional batch begins or continues its producer's transaction: whether it may, the caller has asked the
         transaction's coordinator. `by_coordinator`: the batch is a coordinator's own, whose sequences are not checked.
         `is_checked`: its records have been looked at (`onceflow.log.validation.check_records`) where that is needed.
+        `from_reserve`: it may use the space that is kept for a full disk (`onceflow.log.reserve`).
         Raises LogError: CorruptBatch, InvalidRecord, InvalidTimestamp, InvalidTransactionState, MessageTooLarge,
         RecordListTooLarge, OutOfOrderSequence, InvalidProducerEpoch, StorageFailed. Nothing is appended then.
         """
@@ -179,7 +184,7 @@ class PartitionLog:
             timestamp_ms = now_ms
             header = header._replace(max_timestamp=now_ms)
         base_offset = self.log_end_offset
-        self._append(header, memoryview(buffer)[position:] if position else buffer, now_ms)
+        self._append(header, memoryview(buffer)[position:] if position else buffer, now_ms, from_reserve=from_reserve)
         if header.producer_id >= 0:
             self._producers.add(header, last_sequence, base_offset, now_ms)
         return Appended(base_offset, self.log_end_offset - 1, timestamp_ms=timestamp_ms)
@@ -217,7 +222,7 @@ class PartitionLog:
             producer_id, producer_epoch, marker, offset=offset, timestamp_ms=now_ms, leader_epoch=LEADER_EPOCH
         )
         header = read_header(batch)
-        self._append(header, batch, now_ms)
+        self._append(header, batch, now_ms, from_reserve=True)
         aborted = self._producers.add_marker(header, marker, offset, now_ms)
         if aborted is not None:
             self.segments.active.transaction_index.append(aborted)
@@ -225,45 +230,49 @@ class PartitionLog:
         self._producers.transactions.forget_ended(self.high_watermark)
         return Appended(offset, offset)
 
-    def _append(self, header: BatchHeader, buffer: bytearray | memoryview, now_ms: int) -> None:
+    def _append(self, header: BatchHeader, buffer: bytearray | memoryview, now_ms: int, *, from_reserve: bool) -> None:
         """Writes a batch at the log's end, in a new segment if it must be, and indexes it."""
+        self._require_room(from_reserve=from_reserve)
         base_offset = self.log_end_offset
         last_offset = base_offset + header.last_offset_delta
         size_bytes = header.batch_length + 12
         segment = self.segments.active
         if self._must_roll(segment, header, size_bytes, last_offset, now_ms):
             segment = self._roll(now_ms)
+            self._require_room(from_reserve=from_reserve)
         patch_offset(buffer, 0, base_offset, LEADER_EPOCH)
         begin = segment.size_bytes
-        self._write(segment, buffer, size_bytes)
+        self._write(segment, buffer, size_bytes, from_reserve=from_reserve)
+        if not from_reserve:
+            self._is_refusing = False
         segment.note(begin, size_bytes, last_offset, header.max_timestamp, self.config.index_interval_bytes)
         self.log_end_offset = last_offset + 1
         if self.has_flush_policy:
             self._show_unsynced(now_ms)
 
-    def _write(self, segment: Segment, batch: bytearray | memoryview, size_bytes: int) -> None:
-        position = segment.size_bytes
-        try:
-            file = segment.file
-        except OSError as error:
-            raise StorageFailed(f"{self.name}: {segment.path} could not be opened: {error}") from error
-        segment.is_unsynced = True
-        try:
-            taken = file.write(batch, position)
-            if taken < size_bytes:
-                write_whole(file, memoryview(batch)[taken:], position + taken)
-        except OSError as error:
-            self._undo_write(segment)
-            raise StorageFailed(f"{self.name}: {segment.path} could not be written: {error}; free the disk") from error
-        segment.size_bytes = position + size_bytes
+    def _require_room(self, *, from_reserve: bool) -> None:
+        if self._disk.is_full and not from_reserve:
+            raise self._refused("the disk is full")
 
-    def _undo_write(self, segment: Segment) -> None:
-        """Half a batch must not stay: what follows it later might be read as the rest."""
+    def _write(self, segment: Segment, batch: bytearray | memoryview, size_bytes: int, *, from_reserve: bool) -> None:
         try:
-            segment.file.truncate(segment.size_bytes)
+            segment.write(batch, size_bytes)
         except OSError as error:
-            # A round of syncs may be under way: it ends by itself, and what it covers is durable then.
-            self._fail(error)
+            if isinstance(error, WriteNotUndone):
+                # A round of syncs may be under way: it ends by itself, and what it covers is durable then.
+                self._fail(error)
+            elif from_reserve and self._disk.make_room(error):
+                self._write(segment, batch, size_bytes, from_reserve=False)
+                return
+            raise self._refused(f"{segment.path} could not be written: {error}") from error
+
+    def _refused(self, problem: str) -> StorageFailed:
+        """Logged once until a write succeeds: clients repeat what is refused."""
+        refusal = StorageFailed(f"{self.name}: {problem}; free the disk")
+        if not self._is_refusing:
+            logger.error("records are refused until a write succeeds: %s", refusal)
+        self._is_refusing = True
+        return refusal
 
     def _must_roll(self, segment: Segment, header: BatchHeader, size_bytes: int, last_offset: int, now_ms: int) -> bool:
         """Kafka's LogSegment.shouldRoll: size, age by the batches' own timestamps, index full, offsets out of int32."""
@@ -288,7 +297,7 @@ class PartitionLog:
         try:
             fresh = Segment(self._disk, self.directory, self.log_end_offset, create=True)
         except OSError as error:
-            raise StorageFailed(f"{self.name}: no new segment at {self.log_end_offset}: {error}") from error
+            raise self._refused(f"no new segment at {self.log_end_offset}: {error}") from error
         sealed = self.segments.active
         sealed.note_max_timestamp()
         self._seals.append(Seal(sealed, self.log_end_offset, self._producers.encode()))

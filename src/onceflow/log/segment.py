@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from onceflow.log.disk import Disk, File, remove_if_there
+from onceflow.log.disk import Disk, File, remove_if_there, write_whole
 from onceflow.log.errors import CorruptBatch
 from onceflow.log.index import OffsetIndex, TimeIndex, file_name
 from onceflow.log.open_files import OPEN_FILES
@@ -51,6 +51,10 @@ class Slice:
 
     def read(self) -> bytes:
         return self.file.read(self.size_bytes, self.position)
+
+
+class WriteNotUndone(OSError):
+    """Half a batch may be at the end of the file: what follows it later might be read as the rest."""
 
 
 class Segment:
@@ -158,6 +162,22 @@ class Segment:
                 file = self._file = self._disk.open(self.path)
                 OPEN_FILES.opened(self)
             return file
+
+    def write(self, batch: bytearray | memoryview, size_bytes: int) -> None:
+        """Write a batch at the end. Raises OSError, after which nothing of it is there, or WriteNotUndone."""
+        file, position = self.file, self.size_bytes
+        self.is_unsynced = True
+        try:
+            taken = file.write(batch, position)
+            if taken < size_bytes:
+                write_whole(file, memoryview(batch)[taken:], position + taken)
+        except OSError:
+            try:
+                file.truncate(position)
+            except OSError as error:
+                raise WriteNotUndone(error.errno, error.strerror, str(self.path)) from error
+            raise
+        self.size_bytes = position + size_bytes
 
     def let_go(self) -> bool:
         """Lets go of the file, unless it was used since it was last asked, is unsynced or has lost its name."""

@@ -43,7 +43,8 @@ _VERSION = "0"
 
 def retire(disk: Disk, directory: Path, segments: Sequence[Segment], *, kept_snapshot: int = -1) -> list[Path]:
     """Renames the files of sealed segments, and the snapshots at their beginnings but for `kept_snapshot`'s, oldest
-    first. Blocks; raises OSError. Returns the new paths, for `remove_retired` when nobody reads them any more."""
+    first. Blocks; raises OSError, after which it may be repeated. Returns the new paths, for `remove_retired` when no
+    reader holds them."""
     retired = []
     disk.sync_directory(directory)
     for segment in segments:
@@ -51,9 +52,12 @@ def retire(disk: Disk, directory: Path, segments: Sequence[Segment], *, kept_sna
         suffixes = SEGMENT_SUFFIXES if segment.base_offset == kept_snapshot else (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX)
         for suffix in suffixes:
             path = directory / file_name(segment.base_offset, suffix)
+            target = path.with_name(path.name + DELETED_SUFFIX)
             if disk.exists(path):
-                retired.append(path.with_name(path.name + DELETED_SUFFIX))
-                disk.rename(path, retired[-1])
+                disk.rename(path, target)
+            elif not disk.exists(target):
+                continue
+            retired.append(target)
     disk.sync_directory(directory)
     return retired
 

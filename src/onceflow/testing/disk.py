@@ -3,6 +3,7 @@
 import errno
 import random
 import shutil
+import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,13 @@ class _FileNode:
     def __init__(self, durable: bytes = b"") -> None:
         self.durable = bytearray(durable)
         self.pending: list[tuple[int, bytes | None]] = []
+        self.size_bytes = len(durable)
+        """Length that a program sees."""
+
+    def change(self, position: int, data: bytes | None) -> None:
+        """A write, or without data a truncation."""
+        self.pending.append((position, data))
+        self.size_bytes = position if data is None else max(self.size_bytes, position + len(data))
 
     def sync(self) -> None:
         for position, data in self.pending:
@@ -64,6 +72,7 @@ class _FileNode:
         for position, data in survivors:
             _apply(self.durable, position, data if data is None else _torn(seed, data, faults, may_flip=may_flip))
         self.pending.clear()
+        self.size_bytes = len(self.durable)
 
 
 class _DirectoryNode:
@@ -73,6 +82,11 @@ class _DirectoryNode:
         self.durable: dict[str, _Node] = {}
         self.live: dict[str, _Node] = {}
         self.pending: list[dict[str, _Node | None]] = []
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files in it."""
+        return sum(node.size_bytes for node in self.live.values())
 
     def change(self, changes: dict[str, "_Node | None"]) -> None:
         """One atomic change of names; None takes a name away."""
@@ -112,6 +126,8 @@ class FaultyDisk:
     only in a log's own files (`FLIPPED_SUFFIXES`): a small text file is one sector, which is there or not.
     """
 
+    is_full = False
+
     def __init__(self, root: Path) -> None:
         self._root = root
         self._disk = RealDisk()
@@ -128,6 +144,8 @@ class FaultyDisk:
         """How many changes and syncs there have been; `cut_power_after` counts the same."""
         self.space_bytes: int | None = None
         """How many more bytes can be written before ENOSPC; at 0 nothing can be created either. None: any number."""
+        self.capacity_bytes: int | None = None
+        """Size of all files together at which the disk is full; a removal makes room. None: no limit."""
         self.ignores_sync_data = False
         """A file's sync does nothing: what a test shows with this, it would show of a forgotten fdatasync."""
         self.ignores_sync_directory = False
@@ -247,9 +265,51 @@ class FaultyDisk:
                 raise OSError(errno.EIO, "the faulty disk could not sync a directory")
             self._directory(path).sync()
 
+    def allocate(self, path: Path, size_bytes: int) -> None:
+        with self._lock:
+            self._step()
+            held = self._directory(path.parent).live.get(path.name)
+            held_bytes = held.size_bytes if held is not None else 0
+            if self._room_bytes() < size_bytes - held_bytes:
+                raise self._no_space()
+        file = self.open(path, create=True)
+        if held_bytes < size_bytes:
+            self._use(size_bytes - held_bytes)
+            file.truncate(size_bytes)
+        file.close()
+
+    def free_bytes(self, directory: Path) -> int:
+        with self._lock:
+            return self._room_bytes()
+
+    def make_room(self, error: OSError) -> bool:
+        return False
+
+    def _room_bytes(self) -> int:
+        room_bytes = self.space_bytes if self.space_bytes is not None else sys.maxsize
+        if self.capacity_bytes is not None:
+            room_bytes = min(room_bytes, max(0, self.capacity_bytes - self._tree.size_bytes))
+        return room_bytes
+
+    def _use(self, size_bytes: int) -> None:
+        if self.space_bytes is not None:
+            self.space_bytes -= size_bytes
+
     def _require_room(self) -> None:
-        if self.space_bytes == 0:
+        if not self._room_bytes():
             raise self._no_space()
+
+    def _take(self, node: _FileNode, position: int, data: bytes) -> bytes:
+        """The first bytes of a write that there is room for. Raises OSError where there is none."""
+        taken = data
+        if self.space_bytes is not None:
+            taken = taken[: self.space_bytes]
+        if self.capacity_bytes is not None:
+            taken = taken[: max(0, node.size_bytes - position) + self._room_bytes()]
+        if data and not taken:
+            raise self._no_space()
+        self._use(len(taken))
+        return taken
 
     def _no_space(self) -> OSError:
         self.faults[ENOSPC] += 1
@@ -308,20 +368,15 @@ class _FaultyFile:
         with self._disk._lock:
             self._require_power()
             self._disk._step()
-            content = bytes(data)
-            if self._disk.space_bytes is not None:
-                content = content[: self._disk.space_bytes]
-                if not content:
-                    raise self._disk._no_space()
-                self._disk.space_bytes -= len(content)
-            self._node.pending.append((position, content))
+            content = self._disk._take(self._node, position, bytes(data))
+            self._node.change(position, content)
             return self._file.write(content, position)
 
     def truncate(self, size_bytes: int) -> None:
         with self._disk._lock:
             self._require_power()
             self._disk._step()
-            self._node.pending.append((size_bytes, None))
+            self._node.change(size_bytes, None)
             self._file.truncate(size_bytes)
 
     def sync_data(self) -> None:

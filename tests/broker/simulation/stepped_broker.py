@@ -169,6 +169,10 @@ class Unexpected(logging.Handler):
         logging.Logger.manager._clear_cache()  # type: ignore[attr-defined]
 
 
+RESERVE_BYTES = 300
+"""Small, so that a full disk exhausts it."""
+
+
 class SteppedBroker:
     """One life of a broker, from its start to `stop` or `drop`."""
 
@@ -180,7 +184,7 @@ class SteppedBroker:
         self.unexpected = unexpected
         self._is_unlocked = False
         self.loop.set_exception_handler(self._note)
-        config = BrokerConfig(data, port=9092, **settings)
+        config = BrokerConfig(data, port=9092, **({"reserve_bytes": RESERVE_BYTES} | settings))
         self._broker = Broker(config, disk=disk, clock=clock)
         try:
             with self.loop.running(), self._stepped_threads():

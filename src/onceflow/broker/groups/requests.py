@@ -150,10 +150,10 @@ class GroupRequests:
         else:
             self.settle_in_time(settled)
 
-    def append_in_batches(self, records: Sequence[GroupRecord]) -> ErrorCode:
+    def append_in_batches(self, records: Sequence[GroupRecord], *, from_reserve: bool = False) -> ErrorCode:
         """Append and replay records that need not be in one batch, which bounds their number; ends at an error."""
         for begin in range(0, len(records), RECORDS_IN_A_BATCH):
-            error_code = self._append(records[begin : begin + RECORDS_IN_A_BATCH])
+            error_code = self._append(records[begin : begin + RECORDS_IN_A_BATCH], from_reserve=from_reserve)
             if error_code:
                 return error_code
         return ErrorCode.none
@@ -170,7 +170,7 @@ class GroupRequests:
             nonlocal found
             try:
                 records = next(slices, None)
-                error_code = self.append_in_batches(records or ())
+                error_code = self.append_in_batches(records or (), from_reserve=True)
             except Exception:
                 logger.exception("the offsets of deleted topics could not be taken away")
                 settled(ErrorCode.unknown_server_error)
@@ -185,11 +185,12 @@ class GroupRequests:
 
         turn()
 
-    def _append(self, records: Sequence[GroupRecord]) -> ErrorCode:
+    def _append(self, records: Sequence[GroupRecord], *, from_reserve: bool = False) -> ErrorCode:
         if self.error_code or not records:
             return self.error_code
         try:
-            offset = self._state_log.append([group_records.encode(record) for record in records])
+            entries = [group_records.encode(record) for record in records]
+            offset = self._state_log.append(entries, from_reserve=from_reserve)
         except LogError as error:
             return _append_error(error)
         for record in _placed(records, offset):
@@ -304,9 +305,10 @@ def _placed(records: Sequence[GroupRecord], offset: int) -> Iterator[GroupRecord
 
 def _append_error(error: LogError) -> ErrorCode:
     """As Kafka answers it: what is too large stays so, whoever asks again (CoordinatorOperationExceptionHelper)."""
+    if error.error_code == ErrorCode.kafka_storage_error:
+        # The log has reported it, once: groups repeat what is refused.
+        return ErrorCode.coordinator_not_available
     logger.error("the groups' records could not be appended: %s", error)
     if error.error_code in _TOO_LARGE:
         return ErrorCode.unknown_server_error
-    if error.error_code == ErrorCode.kafka_storage_error:
-        return ErrorCode.coordinator_not_available
     return error.error_code

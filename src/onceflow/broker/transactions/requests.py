@@ -38,7 +38,7 @@ from onceflow.broker.transactions.transaction import (
     Transaction,
     TransactionState,
 )
-from onceflow.log.errors import InvalidProducerEpoch, LogError
+from onceflow.log.errors import InvalidProducerEpoch, LogError, StorageFailed
 from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
@@ -187,11 +187,15 @@ class Transactions:
             lambda code: answer(ErrorCode.coordinator_not_available if code else ErrorCode.none)
         )
 
-    def _record(self, records: Sequence[TransactionRecord]) -> ErrorCode:
+    def _record(self, records: Sequence[TransactionRecord], *, from_reserve: bool = False) -> ErrorCode:
         if self.error_code:
             return self.error_code
         try:
-            self._state_log.append([transaction_records.encode(record) for record in records])
+            entries = [transaction_records.encode(record) for record in records]
+            self._state_log.append(entries, from_reserve=from_reserve)
+        except StorageFailed:
+            # The log has reported it, once: clients repeat what is refused.
+            return ErrorCode.coordinator_not_available
         except LogError as error:
             logger.error("a transaction's record could not be appended: %s", error)
             return ErrorCode.coordinator_not_available
@@ -306,7 +310,7 @@ class Transactions:
 
     def _prepare(self, prepared: Transaction, answer: Answer) -> None:
         """Decide the outcome; `answer` is told when its markers are durable."""
-        error_code = self._record([prepared])
+        error_code = self._record([prepared], from_reserve=True)
         if error_code:
             answer(error_code)
             return
@@ -355,6 +359,9 @@ class Transactions:
             logger.warning("%s: no marker of %s: %s", partition, transaction.transactional_id, error)
             completion.unmarked.discard(at)
             return
+        except StorageFailed:
+            # The log has reported it, once: the marker is repeated every second.
+            return
         except LogError as error:
             logger.error("%s: no marker of %s yet: %s", partition, transaction.transactional_id, error)
             return
@@ -384,8 +391,10 @@ class Transactions:
     def _marked(self, transaction: Transaction, completion: Completion) -> None:
         """A round of markers is over: record the end, or leave what is missing to `tick` or the next start."""
         completion.is_under_way = False
-        if not completion.unmarked and not self._record([transaction.completed(self.coordinator.clock.now_ms())]):
-            del self._completions[transaction.transactional_id]
+        if not completion.unmarked:
+            completed = transaction.completed(self.coordinator.clock.now_ms())
+            if not self._record([completed], from_reserve=True):
+                del self._completions[transaction.transactional_id]
         completion.answer()
 
     # Time

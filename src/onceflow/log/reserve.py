@@ -1,0 +1,136 @@
+"""Disk space that is kept for what must still be possible when the disk is full.
+
+`.reserve` in the data directory is a file whose blocks are allocated. When a deletion, a marker, a checkpoint or a
+record of the broker's own finds the disk full, the file is removed and the call that failed is made once more. From
+then on `is_full` is true and clients' records are refused before they reach the disk, so the room is left to what it
+was kept for. `refill` allocates the file again once as much is free.
+
+Two kinds of writes never take the room: a client's records, and what grows without a bound of its own (new topics,
+compaction). The first ask `is_full`, the second write through `unreserved`.
+"""
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from onceflow.log.disk import Disk, File
+
+logger = logging.getLogger(__name__)
+
+RESERVE_FILE = ".reserve"
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+Result = TypeVar("Result")
+
+
+class ReservedDisk:
+    """A disk with a reserve in one data directory. Any thread."""
+
+    def __init__(self, unreserved: Disk, directory: Path, size_bytes: int) -> None:
+        self.unreserved = unreserved
+        self.is_full = False
+        """Whether the reserve is released: only what it was kept for may be written."""
+        self._path = directory / RESERVE_FILE
+        self._size_bytes = size_bytes
+        self._lock = threading.Lock()
+
+    def fill(self) -> None:
+        """Allocate the reserve at the start. Raises OSError where the directory cannot be read."""
+        with self._lock:
+            held_bytes = self.unreserved.size_bytes(self._path) if self.unreserved.exists(self._path) else 0
+            if held_bytes > self._size_bytes:
+                self.unreserved.remove(self._path)
+            if not self._allocate():
+                self._set_full()
+
+    def refill(self) -> None:
+        """Allocate a released reserve if there is room for it. Raises OSError where that is unknown."""
+        with self._lock:
+            if self.is_full and self.unreserved.free_bytes(self._path.parent) >= self._size_bytes and self._allocate():
+                self.is_full = False
+                logger.info("%s is allocated again: clients' records are accepted", self._path)
+
+    def _allocate(self) -> bool:
+        try:
+            if self._size_bytes:
+                self.unreserved.allocate(self._path, self._size_bytes)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            return False
+        return True
+
+    def make_room(self, error: OSError) -> bool:
+        """Release the reserve if `error` says that the disk is full; whether the failed call is worth repeating."""
+        if error.errno not in _FULL:
+            return False
+        with self._lock:
+            if self.is_full or not self._size_bytes:
+                # Another thread may have released it after this call had failed.
+                return self.is_full
+            self.unreserved.remove(self._path)
+            self._set_full()
+            return True
+
+    def _set_full(self) -> None:
+        self.is_full = True
+        logger.error(
+            "the disk of %s is full: clients' records are refused until %d bytes are free; free the disk, or delete"
+            " records or topics",
+            self._path.parent,
+            self._size_bytes,
+        )
+
+    def _with_room(self, call: Callable[[], Result]) -> Result:
+        try:
+            return call()
+        except OSError as error:
+            if not self.make_room(error):
+                raise
+            return call()
+
+    # Calls that may need room
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        if create:
+            return self._with_room(lambda: self.unreserved.open(path, create=True))
+        return self.unreserved.open(path)
+
+    def make_directory(self, path: Path) -> None:
+        self._with_room(lambda: self.unreserved.make_directory(path))
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._with_room(lambda: self.unreserved.rename(source, target))
+
+    # Calls that need none
+
+    def exists(self, path: Path) -> bool:
+        return self.unreserved.exists(path)
+
+    def size_bytes(self, path: Path) -> int:
+        return self.unreserved.size_bytes(path)
+
+    def names(self, directory: Path) -> Sequence[str]:
+        return self.unreserved.names(directory)
+
+    def sizes(self, directory: Path) -> Mapping[str, int]:
+        return self.unreserved.sizes(directory)
+
+    def remove(self, path: Path) -> None:
+        self.unreserved.remove(path)
+
+    def remove_directory(self, path: Path) -> None:
+        self.unreserved.remove_directory(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self.unreserved.sync_directory(path)
+
+    def allocate(self, path: Path, size_bytes: int) -> None:
+        self.unreserved.allocate(path, size_bytes)
+
+    def free_bytes(self, directory: Path) -> int:
+        return self.unreserved.free_bytes(directory)
