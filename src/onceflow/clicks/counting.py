@@ -17,7 +17,6 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from onceflow.clicks.events import Reason, Rules
-from onceflow.errors import OnceflowError
 
 COUNT = "count"
 OS = "os"
@@ -29,18 +28,12 @@ EVENTS, CLICKS, BAD_EVENTS = "events", "clicks", "bad"
 ROWS_SCHEMA = pa.schema([("target", pa.string()), ("field", pa.binary()), ("amount", pa.int64())])
 USERS_MAX = 200_000
 """Users whose sums one task keeps before it hands them on."""
-SUM_MAX = 10**18 - 1
-"""The sink takes amounts of at most 18 digits."""
-
-
-class SumTooLarge(OnceflowError):
-    """The clicks of one micro-batch sum up to more than a count in Redis can hold."""
 
 
 def count_events(
     batches: Iterator[pa.RecordBatch], *, key_field: str, value_field: str | None, dead_length: int
 ) -> Iterator[pa.RecordBatch]:
-    """Turn a task's events into the sink's rows; for `DataFrame.mapInArrow`. Raises `SumTooLarge`."""
+    """Turn a task's events into the sink's rows; for `DataFrame.mapInArrow`."""
     rules = Rules(key_field, value_field)
     sums = Sums(dead_length)
     for batch in batches:
@@ -101,13 +94,6 @@ class Sums:
         rows += [(OS, system, amount) for system, amount in self.by_os.items()]
         rows += [(BAD, reason, amount) for reason, amount in self.by_reason.items()]
         rows += [(DEAD, pointer, timestamp_us) for timestamp_us, pointer in self.dead]
-        for target, name, amount in rows:
-            # A pointer's amount is a time, which only orders the pointers: a wild one must not stop the stream.
-            if amount > SUM_MAX and target != DEAD:
-                raise SumTooLarge(
-                    f"the counts of '{name[:80]}' ({target}) in one micro-batch sum up to {amount}, and a count in "
-                    f"Redis holds at most {SUM_MAX}: another --value-field is meant, or none to count events"
-                )
         columns: list[pa.Array] = [
             pa.array([target for target, _, _ in rows], pa.string()),
             pa.array([name.encode() for _, name, _ in rows], pa.binary()),

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from onceflow.clicks.events import (
+    COUNT_MAX,
     KEY_FIELD,
     OS_FIELD,
     TIME_FIELD,
@@ -91,7 +92,8 @@ class FieldMapping:
         self._refuse_typos()
         if VALUE_FIELD in self.constants and isinstance(count_of_text(self.constants[VALUE_FIELD]), Reason):
             raise WrongMapping(
-                f"--const {VALUE_FIELD}={self.constants[VALUE_FIELD]} is not a count: a whole number from 0 to 2^53 is"
+                f"--const {VALUE_FIELD}={self.constants[VALUE_FIELD]} is not a count: give a whole number from 0 to "
+                f"{COUNT_MAX:,}"
             )
         if self.time_format is not None and self.time_format not in TIME_FORMATS:
             _check_pattern(self.time_format)

@@ -33,7 +33,7 @@ from onceflow.spark.read_again import read_again
 from onceflow.spark.redis_sink import Append, Increment, MissingRanges, RedisSink
 from onceflow.spark.session import build_session
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 """Goes up with every change of `onceflow.clicks.events` that makes another count of the same event."""
 
 EVENTS_PER_BATCH_MAX = 2_000_000

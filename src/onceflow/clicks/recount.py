@@ -10,7 +10,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple, NoReturn
 
 UID_BYTES_MAX = 1024
-COUNT_MAX = 9_007_199_254_740_992
+COUNT_MAX = 10_000
 DEPTH_MAX = 200
 
 

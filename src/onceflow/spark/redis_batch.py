@@ -3,7 +3,8 @@
 Nothing here depends on the order of rows or on tasks: Spark repeats a batch with other ones.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,6 +42,26 @@ class BatchWriter:
         Raises MarkerRefused, MarkerMoved, OwnerLost, DataMisfit, RedisFailed, redis-py's errors.
         """
         self._started_ms = self.now_ms()
+        with self._offsets_named():
+            self._write(rows)
+
+    def commit(self) -> None:
+        """Complete the batch, in one script."""
+        with self._offsets_named():
+            self._last_script()
+
+    @contextlib.contextmanager
+    def _offsets_named(self) -> Iterator[None]:
+        """Say of a row that does not fit in which offsets it lies."""
+        try:
+            yield
+        except DataMisfit as misfit:
+            parts = (f"{part.topic}-{part.partition} offsets {part.begin} to {part.end}" for part in self.batch.ranges)
+            raise DataMisfit(
+                f"{misfit}; micro-batch {self.batch.number} is {', '.join(parts) or 'without offsets'}"
+            ) from misfit
+
+    def _write(self, rows: DataFrame) -> None:
         redis_rows.require_columns(rows, self.keys)
         part = self.found if self.found is not None and self.found.batch == self.batch.number else None
         if part is None and redis_rows.is_worth_a_try(self.batch.size_offsets, self.rows_before):
@@ -72,10 +93,6 @@ class BatchWriter:
             self._write_missing(self._sums(rows), part.chunks, part.chunks_missing)
         entries = {append.target: self._newest(rows, append) for append in self._entry_targets}
         self._last_script = partial(self._complete, entries)
-
-    def commit(self) -> None:
-        """Completes the batch, in one script."""
-        self._last_script()
 
     def _write_whole(self, collected: Collected) -> None:
         fields = markers.begun_fields(self.found, self.batch, chunks=0, started_ms=self._started_ms)

@@ -5,6 +5,7 @@ A call can be sent again at any time: every script finds by the marker that it h
 
 import functools
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -277,7 +278,7 @@ def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
                 "use another hash key"
             )
         case "misfit" | "stream" | "amount":
-            raise DataMisfit(_why_misfit(kind, found))
+            raise DataMisfit(_why_misfit(kind, found, reset))
         case "forbidden":
             raise Forbidden(
                 f"the user of the Redis address may not call {found[0]} on the keys beside {keys.marker} ({found[1]}): "
@@ -291,7 +292,7 @@ def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
             )
 
 
-def _why_misfit(kind: str, found: Sequence[str]) -> str:
+def _why_misfit(kind: str, found: Sequence[str], reset: str) -> str:
     """The sentence for what cannot be added to, or cannot be added."""
     if kind == "stream":
         return (
@@ -307,6 +308,11 @@ def _why_misfit(kind: str, found: Sequence[str]) -> str:
         return (
             f"key {found[0]} in Redis is of type {found[2]}, which cannot be counted in: rename or delete it, then "
             "start the query again"
+        )
+    if re.fullmatch(r"-?[1-9]\d{18,}", found[2]):
+        return (
+            f"field {found[1]!r} of {found[0]} in Redis has reached {found[2]}, and only a sum of at most 18 digits "
+            f"can be added to: nothing was added; leave out amounts that are too large before the sink, then {reset}"
         )
     return (
         f"field {found[1]!r} of {found[0]} in Redis is {found[2]!r}, not a whole number of at most 18 digits: "
