@@ -128,29 +128,6 @@ def test_a_commit_that_a_power_cut_took_is_not_needed(files: SparkFiles) -> None
     LocalCheckpoint(files.directory).prepare(1)
 
 
-def test_metadata_left_empty_before_the_first_batch_is_dropped(tmp_path: Path) -> None:
-    (tmp_path / "metadata").write_bytes(b"")
-    LocalCheckpoint(tmp_path).drop_torn()
-    assert not (tmp_path / "metadata").exists()
-
-
-def test_metadata_left_empty_takes_the_plan_of_batch_0_with_it(files: SparkFiles) -> None:
-    files.plan(0, {"clicks": {"0": 5}})
-    (files.directory / "metadata").write_bytes(b"")
-    LocalCheckpoint(files.directory).drop_torn()
-    assert not (files.directory / "metadata").exists()
-    assert not (files.directory / "offsets" / "0").exists()
-
-
-def test_metadata_left_empty_after_a_batch_is_not_explained_by_a_power_cut(files: SparkFiles) -> None:
-    for number in range(2):
-        files.plan(number, {"clicks": {"0": 5 + number}})
-    (files.directory / "metadata").write_bytes(b"")
-    LocalCheckpoint(files.directory).drop_torn()
-    with pytest.raises(CheckpointUnreadable, match="holds no query id"):
-        LocalCheckpoint(files.directory).query_id()
-
-
 def test_a_failed_sync_stops_the_batch(files: SparkFiles) -> None:
     files.plan(0, {"clicks": {"0": 5}})
 
@@ -204,19 +181,3 @@ def test_checksums_are_synced_too(files: SparkFiles) -> None:
     synced: list[Path] = []
     LocalCheckpoint(files.directory, sync=synced.append).prepare(0)
     assert files.directory / "offsets" / ".0.crc" in synced
-
-
-def test_files_that_a_power_cut_left_empty_are_dropped(files: SparkFiles, tmp_path: Path) -> None:
-    disk = Disk()
-    checkpoint = LocalCheckpoint(files.directory, sync=disk.sync)
-    files.plan(0, {"clicks": {"0": 5}})
-    checkpoint.prepare(0)
-    files.commit(0)
-    files.plan(1, {"clicks": {"0": 6}})
-    torn = disk.after_power_cut(files.directory, tmp_path / "cut", keep_unsynced_entries=True)
-    assert (torn / "commits" / "0").stat().st_size == 0
-    survived = LocalCheckpoint(torn)
-    survived.drop_torn()
-    assert (survived.newest_batch("offsets"), survived.newest_batch("commits")) == (0, -1)
-    survived.drop_torn()
-    assert (torn / "offsets" / "0").read_text() == offsets_text({"clicks": {"0": 5}})

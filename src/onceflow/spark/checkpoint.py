@@ -9,7 +9,6 @@ format is in `onceflow.spark.offsets`; `-` for a source that has none).
 """
 
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +18,11 @@ from onceflow.errors import OnceflowError
 from onceflow.spark import offsets
 from onceflow.spark.batch import NO_BATCH, Batch
 
-_log = logging.getLogger(__name__)
 _NO_OFFSETS = "-"
+METADATA = "metadata"
+"""The file with the query's id."""
+TORN = "onceflow.torn"
+"""The folder for files that a power cut tore."""
 STATE = "state"
 """The folder that stateful operators alone have."""
 
@@ -61,15 +63,24 @@ class Checkpoint:
         """Makes what batch `number` rests on survive a power cut, as far as this kind of storage lets us."""
         raise NotImplementedError
 
+    def set_aside(self, name: str) -> str:
+        """Rename the file `name` so that Spark does not see it; return its new name.
+
+        Raises CheckpointUnreadable where the storage decides what a power cut leaves.
+        """
+        raise CheckpointUnreadable(
+            f"{self.location}/{name} cannot be read: look at its storage, and put the file back or delete it"
+        )
+
     def query_id(self) -> str | None:
         """The query's id; None for a checkpoint that no query has used yet."""
-        text = self.read_text("metadata")
+        text = self.read_text(METADATA)
         if text is None:
             return None
         try:
             return str(json.loads(text)["id"])
         except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointUnreadable(f"{self.location}/metadata holds no query id: {text[:80]!r}") from error
+            raise CheckpointUnreadable(f"{self.location}/{METADATA} holds no query id: {text[:80]!r}") from error
 
     @property
     def is_stateful(self) -> bool:
@@ -174,7 +185,7 @@ class LocalCheckpoint(Checkpoint):
 
     def read_text(self, name: str) -> str | None:
         try:
-            return (self.directory / name).read_text("utf-8")
+            return (self.directory / name).read_text("utf-8", "surrogateescape")
         except FileNotFoundError:
             return None
 
@@ -198,7 +209,7 @@ class LocalCheckpoint(Checkpoint):
             ) from error
 
     def _sync_batch(self, number: int) -> None:
-        names = ["metadata", f"offsets/{number}"]
+        names = [METADATA, f"offsets/{number}"]
         # A power cut may have taken the commit and left the offsets; the marker then says what was written.
         commit = f"commits/{number - 1}"
         names += [commit] if (self.directory / commit).exists() else []
@@ -248,26 +259,18 @@ class LocalCheckpoint(Checkpoint):
                     self._sync(ancestor)
             self._ancestors_synced = True
 
-    def drop_torn(self) -> None:
-        """Deletes the newest file of `offsets` and `commits` where a power cut left it empty, and an empty `metadata`
-        with the plan of batch 0.
-
-        An empty one was never synced, so nothing of its batch was written: Spark plans or repeats the batch instead
-        of failing to read the file. `metadata` is synced before anything of batch 0 is written.
-        """
-        for folder in ("offsets", "commits"):
-            newest = self.directory / folder / str(self.newest_batch(folder))
-            if newest.exists() and newest.stat().st_size == 0:
-                _log.warning("%s is empty after a power cut; deleted, its batch is planned or finished again", newest)
-                newest.unlink()
-                newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
-        metadata = self.directory / "metadata"
-        if self.newest_batch("offsets") <= 0 and metadata.exists() and metadata.stat().st_size == 0:
-            _log.warning("%s is empty after a power cut before the first batch; deleted, with its plan", metadata)
-            for name in ("0", ".0.crc"):
-                (self.directory / "offsets" / name).unlink(missing_ok=True)
-            metadata.unlink()
-            metadata.with_name(".metadata.crc").unlink(missing_ok=True)
+    def set_aside(self, name: str) -> str:
+        path = self.directory / name
+        # Elsewhere, since Spark refuses a folder `offsets` that is not empty at batch 0.
+        kept = self.directory / TORN / name.replace("/", "-")
+        kept.parent.mkdir(exist_ok=True)
+        path.replace(kept)
+        # Hadoop would hold the file that Spark writes next against it.
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        if name == METADATA and self.newest_batch("offsets") == 0:
+            # The plan of a query that no longer has an id.
+            self.set_aside("offsets/0")
+        return str(kept)
 
 
 class RemoteCheckpoint(Checkpoint):

@@ -20,9 +20,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from onceflow.errors import OnceflowError
-from onceflow.spark import failure
+from onceflow.spark import failure, torn_files
 from onceflow.spark.batch import Batch
-from onceflow.spark.checkpoint import Checkpoint, LocalCheckpoint, checkpoint_at, other_query
+from onceflow.spark.checkpoint import METADATA, Checkpoint, LocalCheckpoint, checkpoint_at, other_query
 from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock, take_name
 from onceflow.spark.decision import Decision, Refuse, Skip, WentBack, Wording, decide, refusal_at_start
 from onceflow.spark.proof import Proof, proof_of
@@ -184,7 +184,6 @@ class ExactlyOnce(FailureKept):
         checkpoint = checkpoint_at(session, self._location)
         if isinstance(checkpoint, LocalCheckpoint):
             self._lock = take_lock(session, checkpoint.directory, self.sink.name, sleep=sleep)
-            checkpoint.drop_torn()
         else:
             self._lock = take_name(checkpoint.location, self.sink.name)
         within_attempts(f"sink {self.sink.name!r} could not be opened", lambda: self._check_start(session, checkpoint))
@@ -225,13 +224,18 @@ class ExactlyOnce(FailureKept):
         return checkpoint.batch(number, plan=self._plan, plan_version=self._plan_version)
 
     def _check_start(self, session: Any, checkpoint: Checkpoint) -> None:
-        query = checkpoint.query_id()
+        torn = torn_files.torn_files(checkpoint)
+        query = None if METADATA in {file.name for file in torn} else checkpoint.query_id()
         self.sink.open(session, query)
         if query is None:
+            torn_files.set_aside(checkpoint, torn, None)
             return
+        found = self.sink.recover(query)
+        if found is None or found.query == query:
+            torn_files.set_aside(checkpoint, torn, found)
         committed = checkpoint.newest_batch("commits")
         refusal = refusal_at_start(
-            self.sink.recover(query),
+            found,
             query=query,
             sink=self.sink.name,
             committed=committed,
