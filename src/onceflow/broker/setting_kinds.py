@@ -249,3 +249,11 @@ def address_text(value: object) -> str:
     assert isinstance(value, tuple)
     host, port = value
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+COUNT = Whole(1, INT32_MAX)
+BYTES = Whole(1, INT32_MAX)
+MS = Whole(0)
+MS_POSITIVE = Whole(1)
+MS_OR_NONE = Whole(0, none=-1)
+SOCKET_BUFFER = Whole(1, INT32_MAX, none=-1)

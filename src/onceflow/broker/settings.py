@@ -10,11 +10,17 @@ from dataclasses import dataclass, fields
 from itertools import takewhile
 
 from onceflow.broker.config import BrokerConfig
+from onceflow.broker.connection_settings import CONNECTIONS
 from onceflow.broker.fixed_settings import FIXED, fixed_type
 from onceflow.broker.setting import DEFAULTS, Setting
 from onceflow.broker.setting_kinds import (
     BOOLEAN,
+    BYTES,
+    COUNT,
     INT32_MAX,
+    MS,
+    MS_OR_NONE,
+    MS_POSITIVE,
     Address,
     Choice,
     CleanupPolicy,
@@ -27,16 +33,7 @@ from onceflow.broker.setting_kinds import (
 
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
-KIB = 1024
 MIB = 1024**2
-
-
-_COUNT = Whole(1, INT32_MAX)
-_BYTES = Whole(1, INT32_MAX)
-_MS = Whole(0)
-_MS_POSITIVE = Whole(1)
-_MS_OR_NONE = Whole(0, none=-1)
-_SOCKET_BUFFER = Whole(1, INT32_MAX, none=-1)
 
 # Where several names set one field, the later one is the stronger, as in Kafka: ms beat minutes beat hours.
 GROUPS: dict[str, tuple[Setting, ...]] = {
@@ -109,7 +106,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "max.partitions",
             "partitions_max",
-            _COUNT,
+            COUNT,
             "Partitions of all topics together, the broker's own two not counted. Onceflow's own.",
         ),
         Setting("delete.topic.enable", "delete_topics", BOOLEAN, "Whether clients may delete topics."),
@@ -123,7 +120,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "batch.unpacked.max.bytes",
             "log.batch_unpacked_bytes_max",
-            _BYTES,
+            BYTES,
             "What a compressed batch may unpack to where its records are looked at: a topic that is compacted or"
             " limits the age of records refuses a larger one, and a search by time that meets one fails. Onceflow's"
             " own.",
@@ -137,13 +134,13 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "log.message.timestamp.before.max.ms",
             "log.message_timestamp_before_max_ms",
-            _MS,
+            MS,
             "How far in the past a record may be dated; older ones are refused.",
         ),
         Setting(
             "log.message.timestamp.after.max.ms",
             "log.message_timestamp_after_max_ms",
-            _MS,
+            MS,
             "How far in the future a record may be dated; later ones are refused.",
         ),
     ),
@@ -164,26 +161,26 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "log.retention.ms",
             "log.retention_ms",
-            _MS_OR_NONE,
+            MS_OR_NONE,
             "The same in milliseconds; stronger than the minutes.",
         ),
         Setting(
             "log.retention.bytes",
             "log.retention_bytes",
-            _MS_OR_NONE,
+            MS_OR_NONE,
             "How many bytes of each partition are kept: its oldest segments beyond that go. -1: no limit.",
             is_common=True,
         ),
         Setting(
             "log.retention.check.interval.ms",
             "retention_check_interval_ms",
-            _MS_POSITIVE,
+            MS_POSITIVE,
             "How often it is looked whether something is to be deleted.",
         ),
         Setting(
             "log.initial.task.delay.ms",
             "retention_check_first_ms",
-            _MS,
+            MS,
             "How long after the start it is looked for the first time, if that is sooner.",
         ),
         Setting(
@@ -205,11 +202,11 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             Whole(1, INT32_MAX, unit=HOUR_MS),
             "Age at which a log's file is ended, by the times of its records.",
         ),
-        Setting("log.roll.ms", "log.segment_ms", _MS_POSITIVE, "The same in milliseconds; stronger than the hours."),
+        Setting("log.roll.ms", "log.segment_ms", MS_POSITIVE, "The same in milliseconds; stronger than the hours."),
         Setting(
             "log.segment.delete.delay.ms",
             "log.file_delete_delay_ms",
-            _MS,
+            MS,
             "How long the files of a deleted segment stay for those who still read them.",
         ),
     ),
@@ -224,7 +221,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "log.cleaner.backoff.ms",
             "cleaner_interval_ms",
-            _MS_POSITIVE,
+            MS_POSITIVE,
             "How often it is looked whether something is to be compacted.",
         ),
         Setting(
@@ -243,19 +240,19 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "log.cleaner.min.compaction.lag.ms",
             "log.min_compaction_lag_ms",
-            _MS,
+            MS,
             "Younger records are left alone.",
         ),
         Setting(
             "log.cleaner.max.compaction.lag.ms",
             "log.max_compaction_lag_ms",
-            _MS_POSITIVE,
+            MS_POSITIVE,
             "A log with an older record that was never compacted is compacted, however little of it is new.",
         ),
         Setting(
             "log.cleaner.delete.retention.ms",
             "log.delete_retention_ms",
-            _MS,
+            MS,
             "How long a deletion (a record without value) stays visible in a compacted log.",
         ),
     ),
@@ -263,14 +260,14 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "log.flush.interval.messages",
             "log.flush_messages",
-            _MS_POSITIVE,
+            MS_POSITIVE,
             "Acknowledge from memory and write to the disk after so many records of a partition: a power cut loses at"
             " most these. By default nothing is acknowledged to acks=all before it is on the disk.",
         ),
         Setting(
             "log.flush.interval.ms",
             "log.flush_ms",
-            _MS,
+            MS,
             "Acknowledge from memory and write to the disk after so many milliseconds; as above.",
         ),
         Setting(
@@ -298,161 +295,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "How often a partition that hears of new producers looks for idle ones.",
         ),
     ),
-    "Connections and requests": (
-        Setting(
-            "max.connections",
-            "connections_max",
-            Whole(1, INT32_MAX),
-            "Connections in all; further ones are closed at once. Kafka has no limit.",
-            is_common=True,
-        ),
-        Setting(
-            "max.connections.per.ip",
-            "connections_per_address_max",
-            Whole(0, INT32_MAX),
-            "Connections from one address; further ones are closed at once.",
-        ),
-        Setting(
-            "connections.max.idle.ms",
-            "connections_idle_max_ms",
-            _MS_OR_NONE,
-            "A connection on which nothing happened for so long is closed; -1: never.",
-        ),
-        Setting(
-            "socket.request.max.bytes",
-            "produce_request_bytes_max",
-            Whole(1, INT32_MAX),
-            "The largest Produce request. Kafka's limit for all requests; the two below are smaller here.",
-            is_common=True,
-        ),
-        Setting(
-            "group.request.max.bytes",
-            "group_request_bytes_max",
-            _BYTES,
-            "The largest JoinGroup, SyncGroup, OffsetCommit and TxnOffsetCommit request. Onceflow's own.",
-        ),
-        Setting(
-            "other.request.max.bytes",
-            "other_request_bytes_max",
-            _BYTES,
-            "The largest request of any other kind. Onceflow's own.",
-        ),
-        Setting(
-            "request.max.elements",
-            "request_elements_max",
-            _COUNT,
-            "Topics, partitions, names and the like in one request other than Produce and Fetch. Onceflow's own.",
-        ),
-        Setting(
-            "request.max.partitions",
-            "request_partitions_max",
-            _COUNT,
-            "Topics and partitions in one Produce or Fetch request. Onceflow's own.",
-        ),
-        Setting(
-            "request.max.tagged.fields",
-            "request_tags_max",
-            Whole(0, INT32_MAX),
-            "Tagged fields in one section of a request; Kafka's own requests have fewer than ten. Onceflow's own.",
-        ),
-        Setting(
-            "request.stalled.max.ms",
-            "request_stalled_max_ms",
-            _MS_OR_NONE,
-            "A connection that sent half a request and then nothing for so long is closed; -1: never. Onceflow's own.",
-        ),
-        Setting(
-            "queued.max.requests.per.connection",
-            "queued_requests_max",
-            _COUNT,
-            "Unanswered requests of one connection; further ones wait in its socket. Onceflow's own.",
-        ),
-        Setting(
-            "queued.max.fetch.partitions",
-            "parked_fetch_partitions_max",
-            _COUNT,
-            "Partitions that Fetch requests name while they wait for records, in sum over all connections; beyond it"
-            " the requests that name most are answered early. Onceflow's own.",
-        ),
-        Setting(
-            "queued.max.request.bytes",
-            "queued_request_bytes_max",
-            Whole(MIB),
-            "Memory for requests that are being received, in sum over all connections; while it is used up, no"
-            " connection gets more of it. Kafka has no limit.",
-        ),
-        Setting(
-            "unsent.max.bytes.per.connection",
-            "unsent_bytes_per_connection_max",
-            _BYTES,
-            "Answers that a client has not fetched, records not counted: at so many bytes its further requests wait in"
-            " its socket. Onceflow's own.",
-        ),
-        Setting(
-            "unsent.max.bytes",
-            "unsent_bytes_max",
-            Whole(MIB),
-            "Memory for answers that clients have not fetched, records not counted, in sum over all connections: beyond"
-            " it those that left most of them unread are closed. Onceflow's own.",
-        ),
-        Setting(
-            "fetch.max.bytes",
-            "fetch_bytes_max",
-            Whole(KIB, INT32_MAX),
-            "The most that one Fetch answer carries; a first batch that is larger is sent all the same.",
-        ),
-        Setting(
-            "socket.listen.backlog.size",
-            "listen_backlog",
-            _COUNT,
-            "Connections that may wait to be taken. Kafka's default is 50.",
-        ),
-        Setting(
-            "socket.send.buffer.bytes",
-            "socket_send_buffer_bytes",
-            _SOCKET_BUFFER,
-            "The sockets' send buffer; -1 leaves it to the operating system, which lets it grow. Raise it, or give -1,"
-            " for consumers so far away that so many bytes are less than a round trip's.",
-        ),
-        Setting(
-            "socket.receive.buffer.bytes",
-            "socket_receive_buffer_bytes",
-            _SOCKET_BUFFER,
-            "The sockets' receive buffer; -1 leaves it to the operating system. Kafka's default is 102400.",
-        ),
-        Setting(
-            "stop.timeout.ms",
-            "stop_timeout_ms",
-            _MS,
-            "How long a stop waits for answers that are on their way. Onceflow's own.",
-        ),
-        Setting(
-            "turn.max.read.bytes",
-            "turn_read_bytes_max",
-            _BYTES,
-            "How much is read from one connection before the others have their turn. Onceflow's own.",
-        ),
-        Setting(
-            "turn.max.request.bytes",
-            "turn_request_bytes_max",
-            _BYTES,
-            "How many bytes of requests of one connection are handled before the others have their turn; a single"
-            " larger one is handled whole. Onceflow's own.",
-        ),
-        Setting(
-            "turn.max.sent.bytes",
-            "turn_sent_bytes_max",
-            _BYTES,
-            "How much is sent to one connection before the others have their turn. Onceflow's own.",
-        ),
-        Setting(
-            "loop.block.report.ms",
-            "loop_block_report_ms",
-            _MS_OR_NONE,
-            "For debugging: log every request and every other piece of work that held all others up for so long; -1:"
-            " do not measure. Onceflow's own.",
-        ),
-    ),
+    "Connections and requests": CONNECTIONS,
     "Consumer groups": (
         Setting(
             "group.initial.rebalance.delay.ms",
@@ -485,7 +328,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             Whole(1, 30_000),
             "The longest group id, instance id or protocol name. Onceflow's own.",
         ),
-        Setting("group.max.size", "group_members_max", _COUNT, "Members of one group."),
+        Setting("group.max.size", "group_members_max", COUNT, "Members of one group."),
         Setting(
             "offset.metadata.max.bytes",
             "offset_metadata_bytes_max",
@@ -501,7 +344,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "offsets.retention.check.interval.ms",
             "offsets_retention_check_interval_ms",
-            _MS_POSITIVE,
+            MS_POSITIVE,
             "How often it is looked whether offsets are to be forgotten.",
         ),
         Setting(
