@@ -111,7 +111,7 @@ class DrivenBroker(InnerBroker):
     def __init__(
         self, data: Path, *, disk: Disk | None = None, clock: ManualClock | None = None, **settings: Any
     ) -> None:
-        patient = {"connections_idle_max_ms": -1, "request_stalled_max_ms": -1}
+        patient = {"connections_idle_max_ms": -1, "request_stalled_max_ms": -1, "request_bytes_per_second_min": 0}
         super().__init__(data, disk=disk, clock=clock or ManualClock(), **(patient | settings))
 
 

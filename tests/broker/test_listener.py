@@ -17,8 +17,9 @@ import pytest
 from onceflow.broker import connection as connections
 from onceflow.broker import listener as listeners
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.connection import SLICE_BYTES_SMALL, Connection, Reply
+from onceflow.broker.connection import SLICE_BYTES_SMALL, Connection
 from onceflow.broker.listener import Listener
+from onceflow.broker.reply import Reply
 from onceflow.broker.turn import Turn
 from onceflow.log.disk import RealDisk, RealFile
 from onceflow.log.segment import Slice

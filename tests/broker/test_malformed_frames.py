@@ -141,7 +141,9 @@ class Fuzzed:
         self.outcomes: Counter[str] = Counter()
         self.broker = SteppedBroker(root, disk=NoDescriptors(), clock=self.clock, unexpected=unexpected)
         self._config = BrokerConfig(root)
-        self._memory = RequestMemory(self._config.queued_request_bytes_max)
+        self._memory = RequestMemory(
+            self._config.queued_request_bytes_max, self._config.produce_request_bytes_max, lambda: None
+        )
         self._answers = AnswerMemory(self._config.unsent_bytes_max, lambda: None)
         self._waiting: list[Sent] = []
         self.ask(TOPIC_MADE)

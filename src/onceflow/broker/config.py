@@ -50,12 +50,14 @@ class BrokerConfig:
     """Tagged fields in one section of a request."""
     request_stalled_max_ms: int = 30_000
     """A connection that has sent half a request and then nothing for so long is closed; -1: never."""
+    request_bytes_per_second_min: int = 1024
+    """A connection whose request arrives more slowly for 30 s is closed; 0: none is. Any modem is faster."""
     queued_requests_max: int = 100
     """Unanswered requests of one connection: at so many the next ones are left in the socket."""
     parked_fetch_partitions_max: int = 100_000
     """Partitions named by all Fetch requests that wait; each costs about 400 bytes."""
-    queued_request_bytes_max: int = 512 * 1024**2
-    """Memory of all requests that are being received; Kafka has no limit."""
+    queued_request_bytes_max: int = 224 * 1024**2
+    """Memory of all requests that are being received, half of it for those up to 1 MiB; Kafka has no limit."""
     unsent_bytes_per_connection_max: int = 4 * 1024**2
     """Answers of one connection held in memory: at so many its next requests are left in the socket."""
     unsent_bytes_max: int = 512 * 1024**2

@@ -19,16 +19,19 @@ requests are appended together and acknowledged by one sync.
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from onceflow.broker.answer_memory import AnswerMemory
+from onceflow.broker.arrival import Arrival
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.request_memory import RequestMemory
+from onceflow.broker.reply import Piece, Reply
+from onceflow.broker.request_memory import RequestMemory, Reservation
 from onceflow.broker.turn import Turn
 from onceflow.log.clock import Clock
 from onceflow.log.disk import File
@@ -38,11 +41,14 @@ from onceflow.wire.primitives import INT32
 
 logger = logging.getLogger(__name__)
 
+NO_BUFFER = memoryview(bytearray())
 BUFFER_BYTES_FIRST = 4 * 1024
 BUFFER_BYTES_STEP = 64 * 1024
 BUFFER_BYTES_KEPT = 2 * 1024 * 1024
 """A drained buffer larger than this is given back at once, a smaller one when nothing came for a second."""
 BUFFER_KEPT_SECONDS = 1.0
+SLOW_BYTES_PER_SECOND = 256 * 1024
+"""Slower requests may be closed while others wait for memory."""
 FRAME_BYTES_MIN = 8
 SLICE_BYTES_SMALL = 32 * 1024
 JOINED_BYTES_MAX = 64 * 1024
@@ -50,54 +56,6 @@ DRAINED_BYTES_MAX = 1024 * 1024
 
 _GROUP_REQUESTS = frozenset((apis.JOIN_GROUP, apis.SYNC_GROUP, apis.OFFSET_COMMIT, apis.TXN_OFFSET_COMMIT))
 _MSG_MORE = getattr(socket, "MSG_MORE", 0)
-
-
-class FileSlice(Protocol):
-    """Bytes of a file; holding it keeps the file's descriptor open."""
-
-    @property
-    def file(self) -> File: ...
-    @property
-    def position(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-
-
-Piece = bytes | FileSlice
-
-
-class Reply:
-    """The place of one answer in its connection's order of answers."""
-
-    __slots__ = ("_connection", "is_long_wait", "on_abandoned", "on_stop", "pieces")
-
-    def __init__(self, connection: "Connection") -> None:
-        self._connection = connection
-        self.pieces: Sequence[Piece] | None = None
-        self.on_abandoned: Callable[[], None] | None = None
-        """Called when the connection closes before there is an answer."""
-        self.on_stop: Callable[[], None] | None = None
-        """Called when the broker stops and there is no answer yet: gives the answer that is possible now."""
-        self.is_long_wait = False
-        """The answer waits for other clients or for records, not for the disk.
-
-        It parks the connection, and a broker that stops does not wait for it.
-        """
-
-    @property
-    def is_open(self) -> bool:
-        """Whether anybody still waits for the answer."""
-        return self._connection.is_open
-
-    def send(self, pieces: Sequence[Piece]) -> None:
-        """Answer; `pieces` go out as soon as every earlier answer has. No pieces: no answer (acks=0)."""
-        if self.pieces is None:
-            self.pieces = pieces
-            self._connection.take_answer(pieces)
-
-    def close_connection(self, reason: str) -> None:
-        """There is no answer that Kafka's protocol has for this: close, as Kafka does."""
-        self._connection.close(reason)
 
 
 @dataclass(slots=True)
@@ -115,6 +73,7 @@ class Connection:
     __slots__ = (
         "_active_at",
         "_answers",
+        "_arrival",
         "_begin",
         "_clock",
         "_config",
@@ -129,12 +88,11 @@ class Connection:
         "_is_starved",
         "_is_write_scheduled",
         "_loop",
-        "_memory",
         "_on_closed",
         "_pending",
         "_pending_max",
         "_plain_bytes_max",
-        "_reserved_bytes",
+        "_received_bytes",
         "_socket",
         "_turn",
         "_turn_bytes_left",
@@ -144,6 +102,7 @@ class Connection:
         "is_open",
         "peer",
         "peer_host",
+        "reservation",
         "unsent_bytes",
     )
 
@@ -169,7 +128,6 @@ class Connection:
         )
         self._pending_max = config.queued_requests_max
         self._unsent_bytes_max = config.unsent_bytes_per_connection_max
-        self._memory = memory
         self._answers = answers
         self._clock = clock
         self._turn = turn
@@ -177,8 +135,10 @@ class Connection:
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._view = memoryview(bytearray(BUFFER_BYTES_FIRST))
-        self._reserved_bytes = BUFFER_BYTES_FIRST
+        self.reservation = Reservation(memory, self._fed)
         self._begin = self._end = 0
+        self._received_bytes = 0
+        self._arrival: Arrival | None = None
         self._pending: deque[Reply] = deque()
         self._unsent: deque[bytes | memoryview | _Sending] = deque()
         self.unsent_bytes = 0
@@ -211,6 +171,7 @@ class Connection:
             self.close(None)
             return
         self._end += count
+        self._received_bytes += count
         self._active_at = self._clock.monotonic()
         self._handle_and_answer()
 
@@ -246,8 +207,9 @@ class Connection:
                 self._pause_reading()
         if self._begin == self._end and self.is_open:
             self._begin = self._end = 0
-            if len(self._view) > BUFFER_BYTES_KEPT:
-                self._shrink(BUFFER_BYTES_STEP)
+            size_bytes = len(self._view)
+            if size_bytes > BUFFER_BYTES_KEPT or (size_bytes > BUFFER_BYTES_FIRST and self.reservation.is_contended):
+                self._shrink()
 
     def _may_be(self, size_bytes: int) -> bool:
         """Whether the frame that begins may have this unusual size; closes the connection if not."""
@@ -293,44 +255,36 @@ class Connection:
         """The buffer is full and has no whole request: move what is there to its front, or to a larger one's.
 
         The buffer of a parked connection does not grow: what follows stays in the socket.
-        Memory is reserved for the whole request before the first of it beyond the first buffer is taken: requests
-        that have begun can always end. False where none is left: reading goes on when there is some again.
+        False where no memory is left for a larger one: reading continues when there is some again.
         """
         if self._is_parked:
             self._pause_reading()
             return False
         held = self._view[self._begin : self._end]
         if self._begin == 0:
-            wanted_bytes = max(BUFFER_BYTES_STEP, 4 + int.from_bytes(held[:4], "big"))
-            if wanted_bytes > self._reserved_bytes and not self._reserve(wanted_bytes):
-                self._starve()
+            request_bytes = max(BUFFER_BYTES_STEP, 4 + int.from_bytes(held[:4], "big"))
+            step_bytes = min(max(2 * len(held), BUFFER_BYTES_STEP), request_bytes)
+            if not self.reservation.grow(step_bytes, request_bytes):
+                self._is_starved = True
+                self._loop.remove_reader(self._socket.fileno())
                 return False
-            self._view = memoryview(bytearray(min(max(2 * len(held), BUFFER_BYTES_STEP), wanted_bytes)))
+            self._view = memoryview(bytearray(step_bytes))
         self._view[: len(held)] = held
         self._begin, self._end = 0, len(held)
         return True
 
-    def _reserve(self, size_bytes: int) -> bool:
-        """Reserve this much instead of what is reserved; False if that is too much."""
-        if not self._memory.exchange(self._reserved_bytes, size_bytes):
-            return False
-        self._reserved_bytes = size_bytes
-        return True
-
-    def _shrink(self, size_bytes: int) -> None:
-        """Give the buffer, which is empty, back for a smaller one."""
-        self._reserve(size_bytes)
-        self._view = memoryview(bytearray(size_bytes))
-
-    def _starve(self) -> None:
-        self._is_starved = True
-        self._loop.remove_reader(self._socket.fileno())
-        self._memory.wait(self._fed)
+    def _shrink(self) -> None:
+        """Give the buffer back for a first one, which takes what is in it."""
+        held = self._view[self._begin : self._end]
+        self._view = memoryview(bytearray(BUFFER_BYTES_FIRST))
+        self._view[: len(held)] = held
+        self._begin, self._end = 0, len(held)
+        self.reservation.free()
 
     def _fed(self) -> None:
-        """Memory is free again: try."""
+        """Continue to read: memory for the next step is reserved."""
         self._is_starved = False
-        if self.is_open and self._is_reading:
+        if self._is_reading:
             self._loop.add_reader(self._socket.fileno(), self._on_readable)
 
     def _is_relaxed(self) -> bool:
@@ -516,18 +470,57 @@ class Connection:
         return self._socket.fileno()
 
     def look_after(self, now: float) -> None:
-        """About once a second: give back a buffer that is not needed, close what is stalled or idle."""
+        """About once a second: give back a buffer that is not needed, close what is stalled, too slow or idle."""
         idle_seconds = now - self._active_at
         config = self._config
         is_receiving = self._is_reading and not self._is_parked and not self._is_starved
         has_half_request = self._end > self._begin and is_receiving
+        bytes_per_second = self.watch_arrival(now)
         if has_half_request and _is_over(idle_seconds, config.request_stalled_max_ms):
             self.close(f"a request stopped in its middle for {idle_seconds:.0f} s (request.stalled.max.ms)")
+        elif has_half_request and bytes_per_second < config.request_bytes_per_second_min:
+            self.close(
+                f"a request arrives at {bytes_per_second:.0f} bytes per second"
+                f" (request.min.bytes.per.second={config.request_bytes_per_second_min})"
+            )
         elif self._is_idle() and _is_over(idle_seconds, config.connections_idle_max_ms):
             logger.info("connection of %s closed: idle for %.0f s", self.peer, idle_seconds)
             self.close(None)
-        elif self._end == 0 and len(self._view) > BUFFER_BYTES_FIRST and idle_seconds >= BUFFER_KEPT_SECONDS:
-            self._shrink(BUFFER_BYTES_FIRST)
+        elif idle_seconds >= BUFFER_KEPT_SECONDS:
+            self.shrink_if_needless()
+
+    def shrink_if_needless(self) -> None:
+        """Give back a buffer whose content the first one could hold."""
+        if self._end - self._begin < BUFFER_BYTES_FIRST < len(self._view):
+            self._shrink()
+
+    def watch_arrival(self, now: float) -> float:
+        """Look at the request that is not handled; return its bytes per second if it was watched long enough.
+
+        One that waits for the broker, for memory or behind others for the disk, is not watched.
+        """
+        is_ours_to_wait = self._is_starved or (not self._is_reading and not self._is_parked and not self._is_unread())
+        if self._begin == self._end or is_ours_to_wait:
+            self._arrival = None
+            return math.inf
+        position = self._received_bytes - (self._end - self._begin)
+        if self._arrival is None or self._arrival.position != position:
+            self._arrival = Arrival(position, now, self._received_bytes)
+            return math.inf
+        average = self._arrival.look(now, self._received_bytes)
+        return math.inf if average is None else average
+
+    def _is_unread(self) -> bool:
+        """Whether the client leaves so many answers unread that no further request is taken."""
+        return self.unsent_bytes >= self._unsent_bytes_max
+
+    @property
+    def slow_bytes_per_second(self) -> float | None:
+        """Pace of the request that holds reserved memory, if it is slow; None if not."""
+        arrival = self._arrival
+        if arrival is None or arrival.bytes_per_second is None or not self.reservation.size_bytes:
+            return None
+        return arrival.bytes_per_second if arrival.bytes_per_second < SLOW_BYTES_PER_SECOND else None
 
     def _is_idle(self) -> bool:
         """Whether it is the client's turn: to ask, or to read its answers."""
@@ -581,7 +574,8 @@ class Connection:
         self._unsent.clear()
         self._answers.add(-self.unsent_bytes)
         self.unsent_bytes = 0
-        self._reserve(BUFFER_BYTES_FIRST)
+        self.reservation.end()
+        self._view = NO_BUFFER
         self._on_closed(self)
 
     def close_descriptor(self) -> None:

@@ -78,6 +78,13 @@ CONNECTIONS: tuple[Setting, ...] = (
         "A connection that sent half a request and then nothing for so long is closed; -1: never. Onceflow's own.",
     ),
     Setting(
+        "request.min.bytes.per.second",
+        "request_bytes_per_second_min",
+        Whole(0, INT32_MAX),
+        "Pace, averaged over 30 s, at which a request must arrive; the connection of a slower one is closed. 0: any"
+        " pace. Onceflow's own.",
+    ),
+    Setting(
         "queued.max.requests.per.connection",
         "queued_requests_max",
         COUNT,
@@ -94,8 +101,9 @@ CONNECTIONS: tuple[Setting, ...] = (
         "queued.max.request.bytes",
         "queued_request_bytes_max",
         Whole(MIB),
-        "Memory for requests that are being received, in sum over all connections; while it is used up, no"
-        " connection gets more of it. Kafka has no limit.",
+        "Memory for requests that are being received, in sum over all connections: half of it for requests of up to"
+        " 1 MiB, half for larger ones. While a half is used up, further requests of its kind wait, and those that"
+        " arrive at less than 256 KiB per second are closed, the slowest first. Kafka has no limit.",
     ),
     Setting(
         "unsent.max.bytes.per.connection",

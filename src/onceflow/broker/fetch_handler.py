@@ -17,9 +17,9 @@ import logging
 from collections.abc import Sequence
 from itertools import groupby
 
-from onceflow.broker.connection import Piece
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition
+from onceflow.broker.reply import Piece
 from onceflow.broker.request import Request, closed_if_unanswered
 from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.log.errors import LogError

@@ -11,7 +11,8 @@ from typing import Any
 
 from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.connection import Connection, Reply
+from onceflow.broker.connection import Connection
+from onceflow.broker.reply import Reply
 from onceflow.broker.request_memory import RequestMemory
 from onceflow.broker.turn import Turn
 from onceflow.errors import OnceflowError
@@ -39,7 +40,9 @@ class Listener:
         self._config = config
         self._clock = clock
         self._socket = _listen(config)
-        self._memory = RequestMemory(config.queued_request_bytes_max)
+        self._memory = RequestMemory(
+            config.queued_request_bytes_max, config.produce_request_bytes_max, self._relieve_requests
+        )
         self._answers = AnswerMemory(config.unsent_bytes_max, self._close_unread)
         self._handle: Handle | None = None
         self._turn: Turn | None = None
@@ -144,6 +147,23 @@ class Listener:
                 f"{connection.unsent_bytes} bytes of its answers are unread, and unsent.max.bytes="
                 f"{self._config.unsent_bytes_max} is used up"
             )
+
+    def _relieve_requests(self) -> None:
+        """Free memory of requests for those that wait: buffers that nothing needs, then those of slow requests."""
+        now = self._clock.monotonic()
+        slow = []
+        for connection in self._connections:
+            connection.shrink_if_needless()
+            connection.watch_arrival(now)
+            pace = connection.slow_bytes_per_second
+            if pace is not None and connection.reservation.is_contended:
+                slow.append((pace, connection))
+        for pace, connection in sorted(slow, key=lambda each: each[0]):
+            if connection.reservation.is_share_full:
+                connection.close(
+                    f"other requests wait for memory (queued.max.request.bytes={self._config.queued_request_bytes_max})"
+                    f" while its own arrives at {pace:.0f} bytes per second"
+                )
 
     def _close_abandoned(self) -> None:
         """Close parked connections whose client has left, which they cannot see for themselves."""

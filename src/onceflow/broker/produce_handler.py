@@ -6,9 +6,9 @@ watermark is the synced end, with the round of syncs that the append asks for.
 
 import logging
 
-from onceflow.broker.connection import Reply
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition, Synced
+from onceflow.broker.reply import Reply
 from onceflow.broker.request import Request, close_unanswered
 from onceflow.broker.topics import INTERNAL_TOPICS, NAME_CHARACTERS_MAX
 from onceflow.errors import OnceflowError

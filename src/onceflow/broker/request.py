@@ -12,7 +12,7 @@ from functools import cache
 from types import TracebackType
 from typing import Any, get_args
 
-from onceflow.broker.connection import Reply
+from onceflow.broker.reply import Reply
 from onceflow.wire.apis import APIS, WRITE_TXN_MARKERS
 from onceflow.wire.frames import RequestHeader, decode_request, encode_response, request_class, response_class
 

@@ -1,30 +1,183 @@
-"""The memory of all connections' receive buffers together: `queued.max.request.bytes`."""
+"""The memory of all connections' receive buffers together: `queued.max.request.bytes`.
+
+It has two equal shares, for requests of at most SMALL_REQUEST_BYTES_MAX and for larger ones, so that neither kind can
+lock the other out. A connection reserves memory as its request arrives, in steps, not when the request announces its
+size. Requests that find none wait in their order.
+
+Some request can always be received to its end: a step that is not a request's last leaves as much of the share free as
+the largest request of that kind may need, and a request that cannot have a step may reserve all that it needs at once.
+A request that is alone in its share gets any amount. That it arrives at all is not for the memory to see: while a
+request waits, connections that hold memory and are slow are closed (`relieve`, `Connection.is_slow`).
+"""
 
 import asyncio
 from collections.abc import Callable
+
+SMALL_REQUEST_BYTES_MAX = 1024 * 1024
+KEPT_PART = 3 / 4
+"""What relief leaves of a share at most, those included that wait."""
+RELIEF_SECONDS = 0.5
+"""Time between two reliefs when the first did not suffice: more requests may have proved slow."""
+
+
+class Reservation:
+    """The memory of one connection's receive buffer beyond its first, and what it waits for."""
+
+    __slots__ = ("_memory", "_on_granted", "_share", "_step_bytes", "request_bytes", "size_bytes")
+
+    def __init__(self, memory: "RequestMemory", on_granted: Callable[[], None]) -> None:
+        self._memory = memory
+        self._on_granted = on_granted
+        self._share: _Share | None = None
+        self._step_bytes = self.request_bytes = 0
+        self.size_bytes = 0
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether others wait for memory of the share that this is a part of."""
+        return self._share is not None and bool(self._share.waiting)
+
+    @property
+    def is_share_full(self) -> bool:
+        """Whether the share that this is a part of needs relief."""
+        return self._share is not None and self._share.is_full
+
+    def grow(self, step_bytes: int, request_bytes: int) -> bool:
+        """Reserve `step_bytes` in all, for a request of `request_bytes`; False if it must wait for `on_granted`."""
+        share = self._memory.share_for(request_bytes)
+        self._step_bytes, self.request_bytes = step_bytes, request_bytes
+        if share is self._share and step_bytes <= self.size_bytes:
+            return True
+        if not share.waiting and share.grant(self):
+            return True
+        share.wait(self)
+        self._memory.relieve_soon()
+        return False
+
+    def fits(self, share: "_Share") -> int:
+        """Bytes in all that the share can give for the next step: the step, the whole request, or 0."""
+        held_bytes = self.size_bytes if share is self._share else 0
+        free_bytes = share.bytes_max - share.used_bytes + held_bytes
+        is_last = self._step_bytes >= self.request_bytes
+        if self._step_bytes + (0 if is_last else share.largest_bytes) <= free_bytes:
+            return self._step_bytes
+        if self.request_bytes <= free_bytes or share.used_bytes == held_bytes:
+            return self.request_bytes
+        return 0
+
+    def move(self, share: "_Share", size_bytes: int) -> None:
+        """Hold this much of the share instead of what was held before."""
+        self.free()
+        share.used_bytes += size_bytes
+        self._share, self.size_bytes = share, size_bytes
+
+    def granted(self) -> None:
+        """Report that the memory waited for is reserved."""
+        self._on_granted()
+
+    def end(self) -> None:
+        """Give back what is held, and let go of the connection, which is closed."""
+        self.free()
+        self._on_granted = _do_nothing
+
+    def free(self) -> None:
+        """Give back what is held, and wait no more."""
+        for share in self._memory.shares:
+            share.forget(self)
+        if self._share is not None and self.size_bytes:
+            self._share.used_bytes -= self.size_bytes
+            self.size_bytes = 0
+            self._memory.serve_soon()
+
+
+def _do_nothing() -> None:
+    """Stand in for the callback of a closed connection."""
+
+
+class _Share:
+    """Memory for requests of one kind, and those that wait for it in their order."""
+
+    def __init__(self, bytes_max: int, largest_bytes: int) -> None:
+        self.bytes_max = bytes_max
+        self.largest_bytes = largest_bytes
+        self.used_bytes = 0
+        self.waiting: dict[Reservation, int] = {}
+        """Bytes of each request that waits."""
+        self._waiting_bytes = 0
+
+    def wait(self, reservation: Reservation) -> None:
+        """Reserve for it when those before it have been served."""
+        self.waiting[reservation] = reservation.request_bytes
+        self._waiting_bytes += reservation.request_bytes
+
+    def forget(self, reservation: Reservation) -> None:
+        """Let it wait no more."""
+        self._waiting_bytes -= self.waiting.pop(reservation, 0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether relief has more to do for those that wait."""
+        return bool(self.waiting) and self.used_bytes + self._waiting_bytes > self.bytes_max * KEPT_PART
+
+    def grant(self, reservation: Reservation) -> bool:
+        """Reserve the next step if there is memory for it."""
+        size_bytes = reservation.fits(self)
+        if size_bytes:
+            reservation.move(self, size_bytes)
+        return bool(size_bytes)
 
 
 class RequestMemory:
     """Counts what is reserved beyond each connection's first buffer. All methods are the event loop's."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, largest_bytes: int, relieve: Callable[[], None]) -> None:
+        """`relieve` is called one turn after a request had to wait, and again while that does not suffice."""
         self.bytes_max = bytes_max
-        self.used_bytes = 0
-        self._waiting: list[Callable[[], None]] = []
+        self._small = _Share(bytes_max // 2, SMALL_REQUEST_BYTES_MAX)
+        self._large = _Share(bytes_max // 2, largest_bytes)
+        self.shares = (self._small, self._large)
+        self._relieve = relieve
+        self._is_relief_scheduled = False
+        self._is_serving_scheduled = False
 
-    def exchange(self, given_bytes: int, taken_bytes: int) -> bool:
-        """Reserve another number of bytes than before; False if that is too much. Less can always be had."""
-        growth_bytes = taken_bytes - given_bytes
-        if growth_bytes > 0 and self.used_bytes + growth_bytes > self.bytes_max:
-            return False
-        self.used_bytes += growth_bytes
-        if growth_bytes < 0 and self._waiting:
-            # All of them, in their order: one alone might have been closed, and would wake nobody after it.
-            waiting, self._waiting = self._waiting, []
-            for fed in waiting:
-                asyncio.get_running_loop().call_soon(fed)
-        return True
+    @property
+    def used_bytes(self) -> int:
+        """Return what is reserved in sum."""
+        return sum(share.used_bytes for share in self.shares)
 
-    def wait(self, fed: Callable[[], None]) -> None:
-        """Call `fed` when some memory was given back."""
-        self._waiting.append(fed)
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a request waits for memory."""
+        return any(share.waiting for share in self.shares)
+
+    def share_for(self, request_bytes: int) -> _Share:
+        """Return the share that a request of this size is received in."""
+        return self._small if request_bytes <= SMALL_REQUEST_BYTES_MAX else self._large
+
+    def relieve_soon(self) -> None:
+        """Call `relieve` in the loop's next turn, if it is not due anyway."""
+        if not self._is_relief_scheduled:
+            self._is_relief_scheduled = True
+            asyncio.get_running_loop().call_soon(self._relieve_now)
+
+    def _relieve_now(self) -> None:
+        self._is_relief_scheduled = False
+        if self.is_awaited:
+            self._relieve()
+        if any(share.is_full for share in self.shares):
+            self._is_relief_scheduled = True
+            asyncio.get_running_loop().call_later(RELIEF_SECONDS, self._relieve_now)
+
+    def serve_soon(self) -> None:
+        """In the loop's next turn, give memory that is free to those that wait for it."""
+        if not self._is_serving_scheduled and self.is_awaited:
+            self._is_serving_scheduled = True
+            asyncio.get_running_loop().call_soon(self._serve)
+
+    def _serve(self) -> None:
+        self._is_serving_scheduled = False
+        for share in self.shares:
+            for reservation in list(share.waiting):
+                if not share.grant(reservation):
+                    break
+                reservation.granted()

@@ -23,13 +23,14 @@ from onceflow.broker import (
     record_handlers,
     topic_handlers,
 )
-from onceflow.broker.connection import Connection, Reply
+from onceflow.broker.connection import Connection
 from onceflow.broker.groups import admin_handlers as group_admin
 from onceflow.broker.groups import handlers as groups
 from onceflow.broker.groups import offset_handlers as group_offsets
 from onceflow.broker.listener import Listener
 from onceflow.broker.loop_watch import LoopWatch
 from onceflow.broker.node import BrokerConfig, Node
+from onceflow.broker.reply import Reply
 from onceflow.broker.request import Request
 from onceflow.broker.transactions import admin_handlers as transaction_admin
 from onceflow.broker.transactions import handlers as transactions

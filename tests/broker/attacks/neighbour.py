@@ -1,7 +1,8 @@
 """An innocent client beside an attack: the latency of its requests, the broker's memory, and the time to recover.
 
 The innocent client writes records with acks=all to a topic of its own, one at a time, of 100 bytes unless a test asks
-for larger ones. The attack is one of the programs beside this module, in a process of its own.
+for larger ones. Each larger one has a new connection, whose receive buffer is still small. The attack is one of the
+programs beside this module, in a process of its own.
 """
 
 import math
@@ -28,6 +29,8 @@ RECOVERY_SECONDS_MAX = 2.0
 RECOVERY_WATCHED_SECONDS = 30.0
 TOPIC = "innocent"
 VALUE_BYTES = 100
+FIRST_BUFFER_BYTES = 4096
+"""Received of each connection without reserving memory."""
 PAUSE_SECONDS = 0.002
 
 
@@ -60,9 +63,9 @@ class Neighbour:
     """Writes in a thread from `start` to `stop`, and keeps when each request began and how long it took."""
 
     def __init__(self, bootstrap: str, value_bytes: int = VALUE_BYTES) -> None:
-        self._client = RawClient(bootstrap)
-        self._client.socket.settimeout(120)
+        self._bootstrap = bootstrap
         self._value = bytes(value_bytes)
+        self._client = self._connect()
         self._client.create_topic(TOPIC)
         self._samples: list[tuple[float, float]] = []
         self._is_over = threading.Event()
@@ -70,11 +73,20 @@ class Neighbour:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
 
+    def _connect(self) -> RawClient:
+        client = RawClient(self._bootstrap)
+        client.socket.settimeout(120)
+        return client
+
     def _run(self) -> None:
         batch = batch_of(self._value)
+        has_new_connections = len(batch) > FIRST_BUFFER_BYTES
         try:
             while not self._is_over.wait(PAUSE_SECONDS):
                 self._began_at = time.monotonic()
+                if has_new_connections:
+                    self._client.close()
+                    self._client = self._connect()
                 response = self._client.produce(TOPIC, 0, batch)
                 assert response.error_code == 0, response
                 self._samples.append((self._began_at, time.monotonic() - self._began_at))

@@ -17,6 +17,15 @@ ATTACKS: Sequence[tuple[str, Sequence[str]]] = (
 )
 """Attack program and its options, a row for each variant."""
 
+LARGER: Sequence[tuple[int, str, Sequence[str]]] = (
+    (16 * 1024, "half_sent_produce", ()),
+    (900 * 1024, "half_sent_produce", ("--every", "1")),
+    (16 * 1024, "half_sent_produce", ("--sizes", "65000", "--connections", "2000", "--sent", "60000", "--every", "1")),
+    (16 * 1024, "half_sent_produce", ("--sizes", "100000000", "--connections", "38", "--sent", "5000000")),
+    (900 * 1024, "half_sent_produce", ("--sizes", "1000000", "--connections", "150", "--sent", "900000")),
+)
+"""Bytes of each record of the innocent client, attack program and its options."""
+
 
 @pytest.mark.campaign
 @pytest.mark.timeout(300)
@@ -26,4 +35,15 @@ def test_the_neighbour_is_served(attack: str, options: Sequence[str], tmp_path: 
     with BrokerProcess(tmp_path / "data") as broker:
         figures = neighbour.measure(broker, attack, *options)
     print(f"{attack} {' '.join(options)}: {figures}")
+    figures.check()
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("value_bytes", "attack", "options"), LARGER)
+def test_larger_requests_are_served(value_bytes: int, attack: str, options: Sequence[str], tmp_path: Path) -> None:
+    """The same bounds for a client whose requests need reserved memory."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        figures = neighbour.measure(broker, attack, *options, value_bytes=value_bytes)
+    print(f"{value_bytes} bytes beside {attack} {' '.join(options)}: {figures}")
     figures.check()

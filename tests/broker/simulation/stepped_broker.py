@@ -17,8 +17,8 @@ from typing import Any
 from unittest import mock
 
 from onceflow.broker import group_commit, log_cleaner, node
-from onceflow.broker.connection import Reply
 from onceflow.broker.node import BrokerConfig, Node
+from onceflow.broker.reply import Reply
 from onceflow.broker.server import Broker
 from onceflow.log.disk import Disk
 from onceflow.testing import ManualClock, PowerCut
