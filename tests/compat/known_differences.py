@@ -74,7 +74,7 @@ KNOWN_DIFFERENCES = {
     ),
     "records are not decoded": Difference(
         "each record is looked at, unpacked if need be: its time, and that there are as many as the header says",
-        "header and CRC are held to be true, the latest time of a batch too",
+        "header and CRC are held to be true, the latest time of a batch too; the number of records must fit the size",
         "records stay as they came, which is why it is fast",
     ),
     "what Kafka did not foresee": Difference(

@@ -39,6 +39,11 @@ def rewritten(batch: bytearray, **changes: int) -> bytes:
     return bytes(batch)
 
 
+def announcing(count: int, codec: Codec = Codec.NONE) -> bytes:
+    """A batch with one record, which announces `count` with the offsets that fit."""
+    return rewritten(batch_of(b"a", codec=codec), record_count=count, last_offset_delta=count - 1)
+
+
 def keyed(key: bytes | None, value: bytes | None) -> bytes:
     return bytes(encode_batch([Record(0, 1_700_000_000_000, key, value)]))
 
@@ -68,6 +73,17 @@ BATCHES: dict[str, Callable[[], bytes | bytearray | None]] = {
     "more records than offsets": lambda: rewritten(batch_of(b"a"), record_count=2),
     "a last offset delta of -1": lambda: rewritten(batch_of(b"a"), last_offset_delta=-1),
     "a last offset delta too large": lambda: rewritten(batch_of(b"a"), last_offset_delta=5),
+    "no records and no offsets": lambda: rewritten(batch_of(b"a"), record_count=0, last_offset_delta=-1),
+    "a negative count and delta": lambda: rewritten(batch_of(b"a"), record_count=-1, last_offset_delta=-2),
+    "the smallest count and delta": lambda: rewritten(
+        batch_of(b"a"), record_count=-(2**31), last_offset_delta=2**31 - 1
+    ),
+    "a record fewer than announced": lambda: announcing(2),
+    **{
+        f"{count} records announced, {codec.name.lower()}": lambda codec=codec, count=count: announcing(count, codec)
+        for codec in Codec
+        for count in (1_000_000, 2**31 - 1)
+    },
     "a base offset of 7": lambda: rewritten(batch_of(b"a"), base_offset=7),
     "a negative base offset": lambda: rewritten(batch_of(b"a"), base_offset=-7),
     "a leader epoch of 9": lambda: rewritten(batch_of(b"a"), partition_leader_epoch=9),

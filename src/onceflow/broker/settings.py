@@ -122,8 +122,8 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "log.batch_unpacked_bytes_max",
             BYTES,
             "What a compressed batch may unpack to where its records are looked at: a topic that is compacted or"
-            " limits the age of records refuses a larger one, and a search by time that meets one fails. Onceflow's"
-            " own.",
+            " limits the age of records refuses a larger one, and a search by time that meets one fails. On every"
+            " topic a compressed batch is refused if it has more records than unpack to this size. Onceflow's own.",
         ),
         Setting(
             "log.message.timestamp.type",

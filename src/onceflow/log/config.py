@@ -21,7 +21,7 @@ class LogConfig:
     """The largest batch taken, header included, after compression (`max.message.bytes`)."""
     batch_unpacked_bytes_max: int = 64 * 1024**2
     """What the records of one batch may take unpacked where somebody has to look at them: a compacted topic, a search
-    by time. Elsewhere they stay packed, however large they are."""
+    by time. Elsewhere they stay packed, however large they are, but no compressed batch has more of them than fit."""
     message_timestamp_after_max_ms: int = 3600 * 1000
     """How far in the future a batch may be dated."""
     message_timestamp_before_max_ms: int = INT64_MAX

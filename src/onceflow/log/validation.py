@@ -1,7 +1,8 @@
 """What a batch from a client must be before it is appended (Kafka's LogValidator and UnifiedLog).
 
-Only the header and the CRC are looked at: the records stay opaque, however they are compressed. Where a topic's
-configuration is about records (compaction needs keys), `check_records` looks at the beginning of each.
+Only the header and the CRC are looked at: the records stay opaque, however they are compressed. Their count is held
+against the batch's size (`_count_refusal`). Where a topic's configuration is about records (compaction needs keys),
+`check_records` looks at the beginning of each.
 """
 
 from crc32c import crc32c
@@ -18,8 +19,16 @@ from onceflow.log.errors import (
     RecordListTooLarge,
 )
 from onceflow.wire import errors as wire_errors
-from onceflow.wire.batch import CRC_BEGIN, HEADER_BYTES, BatchHeader, read_header, record_heads, wrong_crc
-from onceflow.wire.codecs import Codec
+from onceflow.wire.batch import (
+    CRC_BEGIN,
+    HEADER_BYTES,
+    RECORD_BYTES_MIN,
+    BatchHeader,
+    read_header,
+    record_heads,
+    wrong_crc,
+)
+from onceflow.wire.codecs import UNPACKED_PER_BYTE_MAX, Codec
 
 _CODEC_MASK = 0x07
 _LOG_APPEND_TIME = 0x08
@@ -27,6 +36,7 @@ _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
 _ATTRIBUTES_TAKEN = _CODEC_MASK | _TRANSACTIONAL
 _CODEC_MAX = max(Codec)
+_UNPACKED_PER_BYTE_MAX = tuple(UNPACKED_PER_BYTE_MAX[codec] for codec in Codec)
 _MAGIC = 2
 _LENGTH_MIN = HEADER_BYTES - 12
 """What a batch without any record would say of its length; it does not count the first 12 bytes."""
@@ -71,6 +81,9 @@ def validated_header(
         or magic != _MAGIC
         or attributes & ~_ATTRIBUTES_TAKEN
         or attributes & _CODEC_MASK > _CODEC_MAX
+        or record_count * RECORD_BYTES_MIN
+        > (size_bytes - HEADER_BYTES) * _UNPACKED_PER_BYTE_MAX[attributes & _CODEC_MASK]
+        or (attributes & _CODEC_MASK and record_count * RECORD_BYTES_MIN > config.batch_unpacked_bytes_max)
         or ((max_timestamp > latest_ms or base_timestamp > latest_ms) and not config.log_append_time)
         or size_bytes > config.message_bytes_max
         or size_bytes > config.segment_bytes
@@ -145,6 +158,10 @@ def _refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig,
             f"{name}: {header.record_count} records with last offset delta {header.last_offset_delta}; offsets in a"
             " batch are 0, 1, 2 and so on"
         )
+    if codec <= _CODEC_MAX:
+        refusal = _count_refusal(name, header, size_bytes, config)
+        if refusal is not None:
+            return refusal
     if header.attributes & _CONTROL:
         return InvalidRecord(f"{name}: a control batch; only a broker writes those")
     if header.attributes & _TRANSACTIONAL and header.producer_id < 0:
@@ -163,3 +180,26 @@ def _refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig,
             f" message.timestamp.after.max.ms is {config.message_timestamp_after_max_ms}"
         )
     return InvalidRecord(f"{name}: attributes {header.attributes:#x}, codec {codec}; unknown bits are not stored")
+
+
+def _count_refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig) -> LogError | None:
+    """Return the refusal of a record count that the batch cannot hold.
+
+    A count moves the log's end and is announced to every reader, so it is checked without unpacking anything. The
+    smallest record bounds an uncompressed batch exactly. Compressed records are bounded by what the codec's format
+    can unpack from the bytes, and by `batch_unpacked_bytes_max`: a larger count may be honest, and the producer is
+    asked for smaller batches.
+    """
+    body_bytes = size_bytes - HEADER_BYTES
+    unpacked_bytes_min = header.record_count * RECORD_BYTES_MIN
+    if unpacked_bytes_min > body_bytes * _UNPACKED_PER_BYTE_MAX[header.codec]:
+        return InvalidRecord(
+            f"{name}: {header.record_count} records in {body_bytes} bytes ({header.codec.name.lower()}); a record takes"
+            f" at least {RECORD_BYTES_MIN} bytes unpacked"
+        )
+    if header.codec is not Codec.NONE and unpacked_bytes_min > config.batch_unpacked_bytes_max:
+        return MessageTooLarge(
+            f"{name}: a batch of {header.record_count} records unpacks to {unpacked_bytes_min} bytes or more,"
+            f" batch.unpacked.max.bytes is {config.batch_unpacked_bytes_max}; send smaller batches or raise it"
+        )
+    return None

@@ -35,6 +35,8 @@ from onceflow.wire.codecs import Codec, compress, decompress
 from onceflow.wire.errors import CorruptBatch, MalformedBatch
 
 HEADER_BYTES = 61
+RECORD_BYTES_MIN = 7
+"""Size of the smallest record: its length, attributes, two deltas, no key, no value and no headers, a byte each."""
 MAGIC = 2
 SIZE_BYTES_MAX = 64 * 1024 * 1024
 

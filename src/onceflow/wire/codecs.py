@@ -6,7 +6,7 @@ linked ones), snappy in xerial's framing (SnappyInputStream). Reading takes libr
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 
 import cramjam
@@ -26,6 +26,19 @@ class Codec(IntEnum):
     LZ4 = 3
     ZSTD = 4
 
+
+UNPACKED_PER_BYTE_MAX: Mapping[Codec, int] = {
+    Codec.NONE: 1,
+    Codec.GZIP: 1032,
+    Codec.SNAPPY: 22,
+    Codec.LZ4: 255,
+    Codec.ZSTD: 32 * 1024,
+}
+"""Upper bound of the bytes that one compressed byte unpacks to, from the formats' densest elements.
+
+Deflate copies 258 bytes with two bits. Snappy copies 64 bytes with three. A byte adds at most 255 to the length of an
+lz4 match. A zstd block repeats one byte 128 KiB times in four bytes.
+"""
 
 _GZIP_WINDOW_BITS = 31
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
