@@ -41,7 +41,7 @@ class UnsyncedDisk(RealDisk):
 def fill(directory: Path, segments: int) -> None:
     """Put segments of 1 GB each in the place of the empty log in `directory`, whose broker has stopped."""
     disk = UnsyncedDisk()
-    nobody = Producers(directory.name, LogConfig()).encode()
+    nobody = Producers(directory.name, LogConfig()).snapshot().encode()
     now_ms = int(time.time() * 1000)
     for number in range(segments):
         segment = Segment(disk, directory, number * SEGMENT_BATCHES, create=True)

@@ -44,7 +44,12 @@ def compact(
     dirt = measure(compactable(log, clean_end), now_ms)
     aborted = [each for segment in log.segments for each in segment.transaction_index.since(0)]
     running = Compaction(
-        dirt, disk=disk, now_ms=now_ms, keys_max=keys_max, aborted=aborted, last_batches=log.last_batches()
+        dirt,
+        disk=disk,
+        now_ms=now_ms,
+        keys_max=keys_max,
+        aborted=aborted,
+        last_batches=log.producer_snapshot().last_batches(),
     )
     for cleaned in running.run():
         if cleaned is not None:

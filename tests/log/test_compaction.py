@@ -170,7 +170,7 @@ def test_rule_10_an_empty_batch_keeps_a_producers_last_sequence(tmp_path: Path) 
     for path in (tmp_path / "table-0").glob("*.snapshot"):
         path.unlink()
     reopened = open_log(tmp_path / "table-0", segment_bytes=10_000, cleanup_compact=True)
-    assert reopened.last_batches() == {7: LastBatch(0, 2)}
+    assert reopened.producer_snapshot().last_batches() == {7: LastBatch(0, 2)}
     assert reopened.append(keyed(("k", "b"), ("k", "c"), producer_id=7, sequence=1)).duplicate
     assert reopened.append(keyed(("k", "f"), producer_id=7, sequence=3)).base_offset == 5
 

@@ -221,6 +221,7 @@ def test_every_refusal_has_kafkas_code() -> None:
         "OutOfOrderSequence": 45,
         "InvalidProducerEpoch": 47,
         "StorageFailed": 56,
+        "TooManyProducers": 44,
         "TransactionCoordinatorFenced": 52,
         "OffsetOutOfRange": 1,
     }

@@ -151,8 +151,10 @@ class LogCleaner:
     async def _pass(self, partition: Partition, dirt: Dirt) -> bool:
         """False where the topic was deleted meanwhile."""
         indexes = [segment.transaction_index for segment in partition.log.segments]
-        now_ms, last_batches = self._clock.now_ms(), partition.log.last_batches()
-        aborted = await self._in_thread(lambda: [each for index in indexes for each in index.since(0)])
+        now_ms, snapshot = self._clock.now_ms(), partition.log.producer_snapshot()
+        aborted, last_batches = await self._in_thread(
+            lambda: ([each for index in indexes for each in index.since(0)], snapshot.last_batches())
+        )
         compacting = Compaction(
             dirt,
             disk=self._disk.unreserved,

@@ -294,6 +294,13 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             Whole(1, INT32_MAX),
             "How often a partition that hears of new producers looks for idle ones.",
         ),
+        Setting(
+            "max.producer.ids.per.partition",
+            "log.producer_ids_max",
+            COUNT,
+            "Producer ids that a partition remembers. At the limit it forgets the one idle longest, if idle for 15"
+            " minutes; else it refuses the new one. Onceflow's own.",
+        ),
     ),
     "Connections and requests": CONNECTIONS,
     "Consumer groups": (

@@ -31,6 +31,8 @@ class LogConfig:
     producer_id_expiration_ms: int = DAY_MS
     producer_id_expiration_check_ms: int = 600_000
     """How often a log that hears of new producers looks for silent ones."""
+    producer_ids_max: int = 50_000
+    """How many producers a log remembers (`onceflow.log.producers`)."""
     retention_ms: int = 7 * DAY_MS
     """A segment whose newest record is older is deleted, consumed or not; -1: never."""
     retention_bytes: int = -1

@@ -72,6 +72,12 @@ class InvalidProducerEpoch(LogError):
     error_code = ErrorCode.invalid_producer_epoch
 
 
+class TooManyProducers(LogError):
+    """A partition that remembers as many producers as it may, and can forget none yet."""
+
+    error_code = ErrorCode.policy_violation
+
+
 class TransactionCoordinatorFenced(LogError):
     """A marker of an older coordinator epoch than the producer's last one."""
 

@@ -28,7 +28,7 @@ from onceflow.log.clock import Clock
 from onceflow.log.config import INT64_MAX, LogConfig
 from onceflow.log.disk import Disk, SyncNotBegun
 from onceflow.log.errors import NoRoomForNewLog, OffsetOutOfRange, StorageFailed
-from onceflow.log.producers import LastBatch, ProducerState
+from onceflow.log.producers import ProducerState, Snapshot
 from onceflow.log.recovery import Loaded, Loader, new_log
 from onceflow.log.segment import NO_TIMESTAMP, Segment, Slice, WriteNotUndone
 from onceflow.log.segments import Segments
@@ -162,7 +162,8 @@ class PartitionLog:
         `is_checked`: its records have been looked at (`onceflow.log.validation.check_records`) where that is needed.
         `from_reserve`: it may use the space that is kept for a full disk (`onceflow.log.reserve`).
         Raises LogError: CorruptBatch, InvalidRecord, InvalidTimestamp, InvalidTransactionState, MessageTooLarge,
-        RecordListTooLarge, OutOfOrderSequence, InvalidProducerEpoch, StorageFailed. Nothing is appended then.
+        RecordListTooLarge, OutOfOrderSequence, InvalidProducerEpoch, TooManyProducers, StorageFailed. Nothing is
+        appended then.
         """
         if self.failure is not None:
             raise StorageFailed(str(self.failure))
@@ -175,7 +176,7 @@ class PartitionLog:
             self._producers.check_coordinators_batch(header)
         elif header.producer_id >= 0:
             last_sequence = header.last_sequence
-            first_time = self._producers.duplicate_of(header, last_sequence)
+            first_time = self._producers.duplicate_of(header, last_sequence, now_ms)
             if first_time is not None:
                 return self._first_appended(*first_time)
         timestamp_ms = NO_TIMESTAMP
@@ -208,15 +209,18 @@ class PartitionLog:
         Without `coordinator_epoch` it is this broker's own coordinator that speaks, which nobody can replace: the
         marker gets the epoch of the last one, whoever wrote that.
 
-        Raises LogError: InvalidProducerEpoch, TransactionCoordinatorFenced, StorageFailed. Nothing is appended then.
+        Raises LogError: InvalidProducerEpoch, TooManyProducers, TransactionCoordinatorFenced, StorageFailed. Nothing is
+        appended then.
         """
         if self.failure is not None:
             raise StorageFailed(str(self.failure))
+        now_ms = self._clock.now_ms()
         if coordinator_epoch is None:
             coordinator_epoch = self._producers.coordinator_epoch(producer_id)
+        else:
+            self._producers.require_room(producer_id, now_ms)
         marker = Marker(commit, coordinator_epoch)
         self._producers.check_marker(producer_id, producer_epoch, marker)
-        now_ms = self._clock.now_ms()
         offset = self.log_end_offset
         batch = encode_marker(
             producer_id, producer_epoch, marker, offset=offset, timestamp_ms=now_ms, leader_epoch=LEADER_EPOCH
@@ -300,7 +304,7 @@ class PartitionLog:
             raise self._refused(f"no new segment at {self.log_end_offset}: {error}") from error
         sealed = self.segments.active
         sealed.note_max_timestamp()
-        self._seals.append(Seal(sealed, self.log_end_offset, self._producers.encode()))
+        self._seals.append(Seal(sealed, self.log_end_offset, self._producers.snapshot()))
         self.segments.add(fresh)
         self._active_since_ms = now_ms
         return fresh
@@ -530,9 +534,9 @@ class PartitionLog:
             self._visible_max_timestamp = self._max_timestamp_of_active()
         return gone
 
-    def last_batches(self) -> dict[int, LastBatch]:
-        """Producer id → its last batch, which compaction keeps."""
-        return self._producers.last_batches()
+    def producer_snapshot(self) -> Snapshot:
+        """Return the state of the producers; compaction keeps each one's last batch."""
+        return self._producers.snapshot()
 
     def replace_segments(self, old: Sequence[Segment], new: Segment) -> None:
         """Puts a compacted segment in the place of its neighbours `old`. Raises ValueError where they left the log."""
@@ -581,5 +585,5 @@ class PartitionLog:
                 raise point.problem
         self.segments.active.note_max_timestamp()
         self.segments.active.write_indexes()
-        write_snapshot(self._disk, self.directory, self.log_end_offset, self._producers.encode())
+        write_snapshot(self._disk, self.directory, self.log_end_offset, self._producers.snapshot())
         self._disk.sync_directory(self.directory)

@@ -15,7 +15,7 @@ also known where its open transaction begins (`onceflow.log.transactions`) and w
         int32  last sequence of the batch
         int64  last offset of the batch
         int32  last offset - base offset
-        int64  when the producer was last heard of, ms
+        int64  when the batch came, in the last entry when the producer was last heard of, ms
         int32  coordinator epoch, that of the last marker; -1: there was none
         int64  first offset of the open transaction; -1: none is open
 
@@ -26,21 +26,30 @@ unanswered batches after a restart finds them all.
 The time in an entry is the broker's clock at arrival, not the record's timestamp: replayed events are years old, and
 their producer must not be forgotten for it.
 
+In memory a producer is these entries, joined in one `bytes`: some 200 bytes each, and a snapshot is a list of them
+that a thread joins later (`Snapshot`). The first offset is filled in there, for the few with an open transaction.
+
+A partition keeps at most `producer_ids_max` producers, since nothing else bounds how many ids clients invent: like
+Kafka, an idempotent batch is taken from an id that this broker never gave out. At the limit the one that was silent
+longest is forgotten, but never one with an open transaction, nor one heard of in the last `RETRY_MS`, whose client may
+still repeat a batch. If there is none to forget, the new producer is refused.
+
 A snapshot with a wrong CRC or length is as good as none. At a segment's base offset it also says that everything
 below it is durable: it is written after the sealed segment was synced (`onceflow.log.sync`).
 """
 
 import struct
-from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from crc32c import crc32c
 
-from onceflow.log.config import LogConfig
+from onceflow.log.config import INT64_MAX, LogConfig
 from onceflow.log.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,
     OutOfOrderSequence,
+    TooManyProducers,
     TransactionCoordinatorFenced,
 )
 from onceflow.log.transactions import NO_OFFSET, AbortedTransaction, OpenTransactions
@@ -48,6 +57,8 @@ from onceflow.wire.batch import BatchHeader
 from onceflow.wire.markers import Marker
 
 BATCHES_KEPT = 5
+RETRY_MS = 900_000
+"""A client repeats an unanswered batch within this: Java's delivery.timeout.ms is 2 minutes, librdkafka's 5."""
 
 _VERSION = 1
 _SEQUENCE_MAX = 2**31 - 1
@@ -56,8 +67,10 @@ _NO_COORDINATOR_EPOCH = -1
 _TRANSACTIONAL = 0x10
 _PREFIX = struct.Struct(">hIi")
 _ENTRY = struct.Struct(">qhiqiqiq")
+_PRODUCER_ID = struct.Struct(">q")
 _CRC_BEGIN = 6
-_NO_BATCH = ((_NO_SEQUENCE, _NO_SEQUENCE, NO_OFFSET, NO_OFFSET),)
+_ENTRIES_KEPT_BYTES = (BATCHES_KEPT - 1) * _ENTRY.size
+"""Size of the entries that stay when one more is added."""
 
 
 class ProducerState(NamedTuple):
@@ -87,37 +100,28 @@ class SnapshotEntry(NamedTuple):
 
 
 def read_snapshot(snapshot: bytes) -> list[SnapshotEntry] | None:
-    """The entries of a snapshot file; None if it is torn or of another version."""
+    """Return the entries of a snapshot file; None if it is torn or of another version."""
+    entries = _checked_entries(snapshot)
+    return None if entries is None else [SnapshotEntry._make(entry) for entry in _ENTRY.iter_unpack(entries)]
+
+
+def _checked_entries(snapshot: bytes) -> memoryview | None:
     if len(snapshot) < _PREFIX.size:
         return None
     version, crc, count = _PREFIX.unpack_from(snapshot)
     whole = len(snapshot) == _PREFIX.size + count * _ENTRY.size
     if version != _VERSION or not whole or crc != crc32c(memoryview(snapshot)[_CRC_BEGIN:]):
         return None
-    return [SnapshotEntry._make(entry) for entry in _ENTRY.iter_unpack(memoryview(snapshot)[_PREFIX.size :])]
+    return memoryview(snapshot)[_PREFIX.size :]
 
 
-class Producer:
-    """One producer id: its epoch, and (first sequence, last sequence, base offset, last offset) of its last batches."""
+def _last_entry(entries: bytes) -> SnapshotEntry:
+    """Return a producer's newest entry, which tells its epoch, its time and its coordinator epoch."""
+    return SnapshotEntry._make(_ENTRY.unpack_from(entries, len(entries) - _ENTRY.size))
 
-    __slots__ = ("batches", "coordinator_epoch", "epoch", "heard_ms")
 
-    def __init__(self, epoch: int, heard_ms: int) -> None:
-        self.epoch = epoch
-        self.heard_ms = heard_ms
-        self.coordinator_epoch = _NO_COORDINATOR_EPOCH
-        self.batches: deque[tuple[int, int, int, int]] = deque(maxlen=BATCHES_KEPT)
-
-    @property
-    def last_sequence(self) -> int:
-        return self.batches[-1][1] if self.batches else _NO_SEQUENCE
-
-    def hear(self, epoch: int, now_ms: int) -> None:
-        """Of another epoch than before nothing else is known."""
-        self.heard_ms = now_ms
-        if self.epoch != epoch:
-            self.epoch = epoch
-            self.batches.clear()
+def _without_batch(producer_id: int, producer_epoch: int) -> SnapshotEntry:
+    return SnapshotEntry(producer_id, producer_epoch, _NO_SEQUENCE, NO_OFFSET, 0, 0, _NO_COORDINATOR_EPOCH, NO_OFFSET)
 
 
 class LastBatch(NamedTuple):
@@ -128,123 +132,195 @@ class LastBatch(NamedTuple):
     """-1: of this epoch a marker alone is known."""
 
 
+class Snapshot:
+    """State of a partition's producers at one offset. Immutable: another thread may encode it."""
+
+    __slots__ = ("_entries", "_open_first_offsets")
+
+    def __init__(self, entries: Sequence[bytes], open_first_offsets: Mapping[int, int]) -> None:
+        self._entries = entries
+        self._open_first_offsets = open_first_offsets
+
+    def encode(self) -> bytes:
+        """Return the content of a snapshot file."""
+        joined = b"".join(self._with_first_offsets() if self._open_first_offsets else self._entries)
+        body = struct.pack(">i", len(joined) // _ENTRY.size) + joined
+        return struct.pack(">hI", _VERSION, crc32c(body)) + body
+
+    def _with_first_offsets(self) -> Iterator[bytes]:
+        for entries in self._entries:
+            first_offset = self._open_first_offsets.get(_PRODUCER_ID.unpack_from(entries)[0])
+            if first_offset is None:
+                yield entries
+            else:
+                yield b"".join(_ENTRY.pack(*entry[:-1], first_offset) for entry in _ENTRY.iter_unpack(entries))
+
+    def last_batches(self) -> dict[int, LastBatch]:
+        """Return the last batch of each producer id."""
+        return {
+            last.producer_id: LastBatch(last.producer_epoch, last.last_offset)
+            for last in map(_last_entry, self._entries)
+        }
+
+
 class Producers:
     """All producers of one partition."""
 
-    __slots__ = ("_checked_ms", "_name", "_producers", "config", "transactions")
+    __slots__ = ("_checked_ms", "_entries", "_name", "config", "transactions")
 
     def __init__(self, name: str, config: LogConfig) -> None:
         self.config = config
         self.transactions = OpenTransactions()
         self._name = name
-        self._producers: dict[int, Producer] = {}
+        self._entries: dict[int, bytes] = {}
+        """Producer id → its entries; the one that was silent longest comes first."""
         self._checked_ms = 0
 
     def __len__(self) -> int:
-        return len(self._producers)
+        return len(self._entries)
 
     def states(self) -> list[ProducerState]:
+        first_offset = self.transactions.first_offset
         return [
             ProducerState(
-                producer_id,
-                producer.epoch,
-                producer.last_sequence,
-                producer.heard_ms,
-                producer.coordinator_epoch,
-                self.transactions.first_offset(producer_id),
+                last.producer_id,
+                last.producer_epoch,
+                last.last_sequence,
+                last.heard_ms,
+                last.coordinator_epoch,
+                first_offset(last.producer_id),
             )
-            for producer_id, producer in self._producers.items()
+            for last in map(_last_entry, self._entries.values())
         ]
 
-    def last_batches(self) -> dict[int, LastBatch]:
-        """Producer id → its last batch."""
-        return {
-            producer_id: LastBatch(producer.epoch, producer.batches[-1][3] if producer.batches else NO_OFFSET)
-            for producer_id, producer in self._producers.items()
-        }
+    def snapshot(self) -> Snapshot:
+        """Return the state of now."""
+        return Snapshot(list(self._entries.values()), self.transactions.first_offsets())
 
-    def duplicate_of(self, header: BatchHeader, last_sequence: int) -> tuple[int, int] | None:
+    def duplicate_of(self, header: BatchHeader, last_sequence: int, now_ms: int) -> tuple[int, int] | None:
         """(base offset, last offset) of the first time, or None if this batch is the producer's next.
 
         Raises InvalidProducerEpoch for an older epoch, OutOfOrderSequence where sequences are missing,
-        InvalidTransactionState where the batch is outside the producer's open transaction. A producer that is not
-        known (expired, or its records were deleted) may begin with any sequence, a new epoch with 0 (Kafka's
-        ProducerAppendInfo).
+        InvalidTransactionState where the batch is outside the producer's open transaction, TooManyProducers. A
+        producer that is not known (expired, or its records were deleted) may begin with any sequence, a new epoch with
+        0 (Kafka's ProducerAppendInfo).
         """
-        producer = self._producers.get(header.producer_id)
-        if producer is None:
+        entries = self._entries.get(header.producer_id)
+        if entries is None:
+            self.require_room(header.producer_id, now_ms)
             return None
+        _, epoch, newest_sequence, *_ = _ENTRY.unpack_from(entries, len(entries) - _ENTRY.size)
         sequence = header.base_sequence
         expected = 0
-        if header.producer_epoch == producer.epoch:
-            if producer.batches:
-                expected = producer.batches[-1][1] + 1 & _SEQUENCE_MAX
+        if header.producer_epoch == epoch:
+            if newest_sequence >= 0:
+                expected = newest_sequence + 1 & _SEQUENCE_MAX
             if sequence != expected:
-                for first, last, base_offset, last_offset in producer.batches:
-                    if first == sequence and last == last_sequence:
-                        return base_offset, last_offset
+                for _, _, last, last_offset, delta, *_ in _ENTRY.iter_unpack(entries):
+                    if last == last_sequence and last - delta & _SEQUENCE_MAX == sequence and last_offset >= 0:
+                        return last_offset - delta, last_offset
         else:
-            self._require_epoch(producer, header.producer_id, header.producer_epoch)
+            self._require_epoch(epoch, header.producer_id, header.producer_epoch)
         if sequence != expected:
             raise OutOfOrderSequence(
                 f"producer {header.producer_id} on {self._name}: sequence {sequence} of epoch {header.producer_epoch}"
                 f" arrived, {expected} was next; send the missing batches first"
             )
         if header.producer_id in self.transactions:
-            self._require_within_transaction(producer, header)
+            self._require_within_transaction(epoch, header)
         return None
+
+    def require_room(self, producer_id: int, now_ms: int) -> None:
+        """Make sure that a producer is known or can be added. Raises TooManyProducers."""
+        if producer_id in self._entries or len(self._entries) < self.config.producer_ids_max:
+            return
+        if not self._forget_silent(now_ms - min(RETRY_MS, self.config.producer_id_expiration_ms), 1):
+            raise TooManyProducers(
+                f"producer {producer_id} on {self._name}: {len(self._entries)} producers are known, and all were heard"
+                f" of in the last {RETRY_MS // 60_000} minutes; use one producer for many batches, or raise"
+                " max.producer.ids.per.partition"
+            )
+
+    def _forget_silent(self, since_ms: int, count_max: int) -> int:
+        """Forget at most `count_max` producers that were silent since then; returns how many.
+
+        Never one with an open transaction: its marker must find where that began.
+        """
+        silent: list[int] = []
+        for producer_id, entries in self._entries.items():
+            if len(silent) == count_max or _last_entry(entries).heard_ms > since_ms:
+                break
+            if producer_id not in self.transactions:
+                silent.append(producer_id)
+        for producer_id in silent:
+            del self._entries[producer_id]
+        return len(silent)
 
     def check_coordinators_batch(self, header: BatchHeader) -> None:
         """A coordinator's batch has no sequence. Raises InvalidProducerEpoch, InvalidTransactionState."""
-        producer = self._producers.get(header.producer_id)
-        if producer is not None:
-            self._require_epoch(producer, header.producer_id, header.producer_epoch)
+        entries = self._entries.get(header.producer_id)
+        if entries is not None:
+            epoch = _last_entry(entries).producer_epoch
+            self._require_epoch(epoch, header.producer_id, header.producer_epoch)
             if header.producer_id in self.transactions:
-                self._require_within_transaction(producer, header)
+                self._require_within_transaction(epoch, header)
 
     def coordinator_epoch(self, producer_id: int) -> int:
         """That of the producer's last marker; 0 if there was none."""
-        producer = self._producers.get(producer_id)
-        return max(0, producer.coordinator_epoch) if producer is not None else 0
+        entries = self._entries.get(producer_id)
+        return max(0, _last_entry(entries).coordinator_epoch) if entries is not None else 0
 
     def check_marker(self, producer_id: int, producer_epoch: int, marker: Marker) -> None:
         """Raises InvalidProducerEpoch, TransactionCoordinatorFenced where a newer marker or producer has been here."""
-        producer = self._producers.get(producer_id)
-        if producer is None:
+        entries = self._entries.get(producer_id)
+        if entries is None:
             return
-        self._require_epoch(producer, producer_id, producer_epoch)
-        if marker.coordinator_epoch < producer.coordinator_epoch:
+        last = _last_entry(entries)
+        self._require_epoch(last.producer_epoch, producer_id, producer_epoch)
+        if marker.coordinator_epoch < last.coordinator_epoch:
             raise TransactionCoordinatorFenced(
                 f"producer {producer_id} on {self._name}: a marker of coordinator epoch {marker.coordinator_epoch}"
-                f" arrived after one of {producer.coordinator_epoch}; a newer coordinator has taken over"
+                f" arrived after one of {last.coordinator_epoch}; a newer coordinator has taken over"
             )
 
-    def _require_epoch(self, producer: Producer, producer_id: int, producer_epoch: int) -> None:
-        if producer_epoch < producer.epoch:
+    def _require_epoch(self, epoch: int, producer_id: int, producer_epoch: int) -> None:
+        if producer_epoch < epoch:
             raise InvalidProducerEpoch(
                 f"producer {producer_id} on {self._name}: epoch {producer_epoch} arrived, it is at epoch"
-                f" {producer.epoch}; a newer producer with this id has taken over"
+                f" {epoch}; a newer producer with this id has taken over"
             )
 
-    def _require_within_transaction(self, producer: Producer, header: BatchHeader) -> None:
+    def _require_within_transaction(self, epoch: int, header: BatchHeader) -> None:
         """While a transaction is open, nothing else of its producer may be appended, a newer epoch's least of all."""
-        if header.attributes & _TRANSACTIONAL and header.producer_epoch == producer.epoch:
+        if header.attributes & _TRANSACTIONAL and header.producer_epoch == epoch:
             return
         kind = "transactional" if header.attributes & _TRANSACTIONAL else "non-transactional"
         raise InvalidTransactionState(
             f"producer {header.producer_id} on {self._name}: a {kind} batch of epoch {header.producer_epoch} arrived,"
-            f" the transaction of epoch {producer.epoch} from offset"
+            f" the transaction of epoch {epoch} from offset"
             f" {self.transactions.first_offset(header.producer_id)} on is open; end that first"
         )
 
     def add(self, header: BatchHeader, last_sequence: int, base_offset: int, now_ms: int) -> None:
         """Takes note of a batch that was appended at `base_offset`; it may begin a transaction."""
         producer_id = header.producer_id
-        producer = self._heard(producer_id, header.producer_epoch, now_ms)
+        if producer_id not in self._entries:
+            self._expire(now_ms)
         if header.base_sequence >= 0:
-            producer.batches.append(
-                (header.base_sequence, last_sequence, base_offset, base_offset + header.last_offset_delta)
+            kept, coordinator_epoch = self._kept(producer_id, header.producer_epoch)
+            delta = header.last_offset_delta
+            self._entries[producer_id] = kept[-_ENTRIES_KEPT_BYTES:] + _ENTRY.pack(
+                producer_id,
+                header.producer_epoch,
+                last_sequence,
+                base_offset + delta,
+                delta,
+                now_ms,
+                coordinator_epoch,
+                NO_OFFSET,
             )
+        else:
+            self._hear(producer_id, header.producer_epoch, None, now_ms)
         if header.attributes & _TRANSACTIONAL and producer_id not in self.transactions:
             self.transactions.begin(producer_id, base_offset)
 
@@ -253,74 +329,63 @@ class Producers:
 
         A marker may have a newer epoch than the producer had: that fences the producer.
         """
-        self._heard(header.producer_id, header.producer_epoch, now_ms).coordinator_epoch = marker.coordinator_epoch
+        if header.producer_id not in self._entries:
+            self._expire(now_ms)
+        self._hear(header.producer_id, header.producer_epoch, marker.coordinator_epoch, now_ms)
         return self.transactions.end(header.producer_id, offset, commit=marker.commit)
 
-    def _heard(self, producer_id: int, producer_epoch: int, now_ms: int) -> Producer:
-        producer = self._producers.get(producer_id)
-        if producer is None:
-            self._expire(now_ms)
-            producer = self._producers[producer_id] = Producer(producer_epoch, now_ms)
-        producer.hear(producer_epoch, now_ms)
-        return producer
+    def _hear(self, producer_id: int, producer_epoch: int, coordinator_epoch: int | None, now_ms: int) -> None:
+        """Take note of a producer that sent no batch with sequences; None: its coordinator epoch stays."""
+        kept, before = self._kept(producer_id, producer_epoch)
+        entry = _last_entry(kept) if kept else _without_batch(producer_id, producer_epoch)
+        if coordinator_epoch is None:
+            coordinator_epoch = before
+        changed = entry._replace(heard_ms=now_ms, coordinator_epoch=coordinator_epoch)
+        self._entries[producer_id] = kept[: -_ENTRY.size] + _ENTRY.pack(*changed)
+
+    def _kept(self, producer_id: int, producer_epoch: int) -> tuple[bytes, int]:
+        """Take the producer out; returns what stays known of its batches, and its coordinator epoch.
+
+        Nothing else is known of another epoch than before.
+        """
+        entries = self._entries.pop(producer_id, None)
+        if entries is None:
+            return b"", _NO_COORDINATOR_EPOCH
+        _, epoch, last_sequence, _, _, _, coordinator_epoch, _ = _ENTRY.unpack_from(entries, len(entries) - _ENTRY.size)
+        return entries if epoch == producer_epoch and last_sequence >= 0 else b"", coordinator_epoch
 
     def _expire(self, now_ms: int) -> None:
-        """Forgets who was silent for `producer_id_expiration_ms`; looks every `producer_id_expiration_check_ms`.
+        """Forget who was silent for `producer_id_expiration_ms`; looks every `producer_id_expiration_check_ms`.
 
-        Never one with an open transaction: its marker must find where that began.
+        A coordinator's own batches and markers are never refused: for them one more is forgotten where that can be.
         """
-        if now_ms - self._checked_ms < self.config.producer_id_expiration_check_ms:
-            return
-        self._checked_ms = now_ms
-        silent_since_ms = now_ms - self.config.producer_id_expiration_ms
-        silent = [
-            producer_id
-            for producer_id, producer in self._producers.items()
-            if producer.heard_ms <= silent_since_ms and producer_id not in self.transactions
-        ]
-        for producer_id in silent:
-            del self._producers[producer_id]
+        if now_ms - self._checked_ms >= self.config.producer_id_expiration_check_ms:
+            self._checked_ms = now_ms
+            self._forget_silent(now_ms - self.config.producer_id_expiration_ms, len(self._entries))
+        if len(self._entries) >= self.config.producer_ids_max:
+            self._forget_silent(now_ms - RETRY_MS, 1)
 
-    def encode(self) -> bytes:
-        """The content of a snapshot file."""
-        entries = [
-            _ENTRY.pack(
-                producer_id,
-                producer.epoch,
-                last,
-                last_offset,
-                last_offset - base_offset,
-                producer.heard_ms,
-                producer.coordinator_epoch,
-                self.transactions.first_offset(producer_id),
-            )
-            for producer_id, producer in self._producers.items()
-            for _, last, base_offset, last_offset in producer.batches or _NO_BATCH
-        ]
-        body = struct.pack(">i", len(entries)) + b"".join(entries)
-        return struct.pack(">hI", _VERSION, crc32c(body)) + body
+    def forget_beyond_limit(self) -> None:
+        """Forget what the limit had forgotten before recovery read it again: batches lie in the order of `_entries`."""
+        excess = len(self._entries) - self.config.producer_ids_max
+        if excess > 0:
+            self._forget_silent(INT64_MAX, excess)
 
     def load(self, snapshot: bytes) -> bool:
         """Takes over a snapshot; False, and nothing is changed, if it is torn or of another version."""
-        entries = read_snapshot(snapshot)
-        if entries is None:
+        content = _checked_entries(snapshot)
+        if content is None:
             return False
-        self._producers.clear()
+        self._entries.clear()
         open_first_offsets: dict[int, int] = {}
-        for entry in entries:
-            self._load_entry(*entry[:7])
-            open_first_offsets[entry.producer_id] = entry.first_offset
+        for entry in _ENTRY.iter_unpack(content):
+            producer_id, epoch, *_, first_offset = entry
+            kept, _coordinator_epoch = self._kept(producer_id, epoch)
+            self._entries[producer_id] = kept[-_ENTRIES_KEPT_BYTES:] + _ENTRY.pack(*entry[:-1], NO_OFFSET)
+            open_first_offsets[producer_id] = first_offset
+        self._entries = dict(sorted(self._entries.items(), key=lambda item: _last_entry(item[1]).heard_ms))
         self.transactions = OpenTransactions()
         for producer_id, first_offset in sorted(open_first_offsets.items(), key=lambda item: item[1]):
             if first_offset >= 0:
                 self.transactions.begin(producer_id, first_offset)
         return True
-
-    def _load_entry(
-        self, producer_id: int, epoch: int, last: int, last_offset: int, delta: int, heard_ms: int, coordinator: int
-    ) -> None:
-        producer = self._producers.setdefault(producer_id, Producer(epoch, heard_ms))
-        producer.hear(epoch, heard_ms)
-        producer.coordinator_epoch = coordinator
-        if last_offset >= 0:
-            producer.batches.append((last - delta & _SEQUENCE_MAX, last, last_offset - delta, last_offset))

@@ -22,7 +22,7 @@ from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import Disk, read_file, remove_if_there
 from onceflow.log.index import OffsetIndex, TimeIndex, file_name
-from onceflow.log.producers import Producers
+from onceflow.log.producers import Producers, Snapshot
 from onceflow.log.segment import LOG_SUFFIX, NO_TIMESTAMP, SNAPSHOT_SUFFIX, Segment, offsets_of
 from onceflow.log.sync import write_snapshot
 from onceflow.log.transactions import TransactionIndex
@@ -80,7 +80,7 @@ class Loader:
         self._producers = Producers(directory.name, config)
         self._log_start_offset = log_start_offset
         self._sizes = sizes
-        self._snapshots: dict[int, bytes] = {}
+        self._snapshots: dict[int, Snapshot] = {}
         """The producers' state at the beginning of each segment that was scanned."""
         self._compaction_end = swap.read_compaction_end(disk, directory) if swap.COMPACTION_END_FILE in sizes else 0
 
@@ -214,7 +214,7 @@ class Loader:
             if segment.base_offset != offset:
                 self._remove_segments(segments, number)
                 break
-            self._snapshots[offset] = self._producers.encode()
+            self._snapshots[offset] = self._producers.snapshot()
             size_bytes, offset = self._rebuild(segment)
             if size_bytes < segment.size_bytes:
                 self._remove_segments(segments, number + 1)
@@ -243,6 +243,7 @@ class Loader:
         """Producer state, open transactions and the index of aborted ones, as when the batch was appended."""
         if not header.is_control:
             self._producers.add(header, header.last_sequence, header.base_offset, self._now_ms)
+            self._producers.forget_beyond_limit()
             return
         marker = segment.marker_at(position, header.size_bytes)
         if marker is None:

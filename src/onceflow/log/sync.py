@@ -23,6 +23,7 @@ from pathlib import Path
 
 from onceflow.log.disk import Disk, SyncNotBegun, write_file
 from onceflow.log.index import file_name
+from onceflow.log.producers import Snapshot
 from onceflow.log.segment import SNAPSHOT_SUFFIX, Segment
 
 
@@ -32,7 +33,7 @@ class Seal:
 
     segment: Segment
     offset_end: int
-    snapshot: bytes
+    snapshot: Snapshot
 
 
 @dataclass(slots=True)
@@ -98,6 +99,6 @@ class SyncPoint:
         return count
 
 
-def write_snapshot(disk: Disk, directory: Path, offset_end: int, snapshot: bytes) -> None:
-    """Its name is durable after `sync_directory`."""
-    write_file(disk, directory / file_name(offset_end, SNAPSHOT_SUFFIX), snapshot)
+def write_snapshot(disk: Disk, directory: Path, offset_end: int, snapshot: Snapshot) -> None:
+    """Blocks; its name is durable after `sync_directory`."""
+    write_file(disk, directory / file_name(offset_end, SNAPSHOT_SUFFIX), snapshot.encode())

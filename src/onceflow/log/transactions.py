@@ -64,6 +64,10 @@ class OpenTransactions:
         """Where the producer's open transaction begins; -1: it has none."""
         return self._open.get(producer_id, NO_OFFSET)
 
+    def first_offsets(self) -> dict[int, int]:
+        """Return where each open transaction begins, by its producer id."""
+        return dict(self._open)
+
     def begin(self, producer_id: int, first_offset: int) -> None:
         self._open[producer_id] = first_offset
         if self.first_unstable_offset < 0:
