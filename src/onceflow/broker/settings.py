@@ -337,6 +337,19 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         ),
         Setting("group.max.size", "group_members_max", COUNT, "Members of one group."),
         Setting(
+            "group.max.pending.ids",
+            "group_pending_ids_max",
+            COUNT,
+            "Maximum number of member ids of one group that were handed out and not used yet. One more withdraws the"
+            " oldest. Onceflow's own.",
+        ),
+        Setting(
+            "groups.max.pending.ids",
+            "groups_pending_ids_max",
+            COUNT,
+            "The same over all groups. Onceflow's own.",
+        ),
+        Setting(
             "offset.metadata.max.bytes",
             "offset_metadata_bytes_max",
             Whole(0, INT32_MAX),

@@ -6,6 +6,7 @@ programs beside this module, in a process of its own.
 """
 
 import math
+import os
 import re
 import select
 import subprocess
@@ -198,6 +199,12 @@ def memory_mib(process_id: int, which: str = "VmRSS") -> float:
     found = re.search(rf"^{which}:\s+(\d+) kB", status, re.MULTILINE)
     assert found is not None
     return int(found[1]) / 1024
+
+
+def cpu_seconds(process_id: int) -> float:
+    """User and system time that a process has used (proc(5))."""
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def reset_peak(process_id: int) -> None:

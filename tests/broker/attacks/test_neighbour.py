@@ -17,6 +17,8 @@ ATTACKS: Sequence[tuple[str, Sequence[str]]] = (
     ("invented_producers", ()),
     ("invented_producers", ("--batches", "5")),
     ("invented_producers", ("--partitions", "10", "--ids", "400000")),
+    ("joins_without_id", ("--count", "0")),
+    ("joins_without_id", ("--count", "0", "--groups", "100000", "--name-bytes", "900")),
 )
 """Attack program and its options, a row for each variant."""
 

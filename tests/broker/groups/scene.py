@@ -122,4 +122,5 @@ class Scene:
         fresh = GroupCoordinator(self.clock, self.config)
         for key, value in self.log:
             fresh.replay(group_records.decode(key, value))
+        fresh.begin()
         return fresh

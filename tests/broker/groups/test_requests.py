@@ -239,7 +239,7 @@ def test_offsets_of_a_group_expire_after_its_last_member_not_while_it_has_some(t
         stored.groups.begin()
         assert check_expiry(stored, after_ms=200_000) == {0: 1}
         group = stored.groups.groups["g"]
-        next(iter(group.members.values())).deadline_seconds = 0
+        stored.groups.deadlines.start("g", next(iter(group.members)), 0)
         stored.requests.expire()
         assert group.state is GroupState.EMPTY
         assert check_expiry(stored, after_ms=99_999) == {0: 1}

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from onceflow.broker.config import BrokerConfig
+from onceflow.broker.groups.deadlines import PHASE, Deadlines
 from onceflow.broker.groups.expiry import expired
 from onceflow.broker.groups.group import (
     Group,
@@ -20,6 +21,7 @@ from onceflow.broker.groups.group import (
 )
 from onceflow.broker.groups.outcome import JoinRequest, Leaving, Outcome, SyncRequest
 from onceflow.broker.groups.pending import PendingOffsets
+from onceflow.broker.groups.pending_ids import PendingIds
 from onceflow.broker.groups.rebalance import Rebalance
 from onceflow.broker.groups.records import GroupRecord, GroupRemoval, OffsetCommit
 from onceflow.broker.groups.states import GroupState
@@ -28,6 +30,8 @@ from onceflow.wire.errors import ErrorCode
 
 CLIENT_ID_CHARACTERS_MAX = 250
 """The client id's share of a member id: a record's strings end at 32,767 bytes."""
+DUE_AT_ONCE = 5000
+"""Time-outs that one turn of the event loop acts on; what is left is due in the next one."""
 OFFSETS_FORGOTTEN_AT_ONCE = 1000
 OFFSETS_SEEN_AT_ONCE = 10_000
 """When the offsets of deleted topics are taken away: what one turn of the event loop may cost."""
@@ -42,26 +46,28 @@ class GroupCoordinator:
         self.make_uuid = make_uuid
         self.groups: dict[str, Group] = {}
         self.pending = PendingOffsets()
-        self._rebalance = Rebalance(config, clock)
-        self._timed: dict[str, Group] = {}
-        """Where a time-out may come; all others need no look, and there may be many."""
+        self.deadlines = Deadlines(clock)
+        self.pending_ids = PendingIds(config, self.deadlines)
+        self._rebalance = Rebalance(config, clock, self.deadlines)
 
     # Replay
 
     def replay(self, record: GroupRecord) -> None:
         """Apply one record: after its append, and for each record of the log at start-up."""
         if isinstance(record, GroupRemoval):
-            group = self.groups.pop(record.group, None)
-            self._timed.pop(record.group, None)
+            group = self.groups.get(record.group)
             if group is not None:
-                group.move(GroupState.DEAD)
+                self._remove(group)
         elif isinstance(record, OffsetCommit):
             self._replay_offset(record)
         else:
-            group = self._group(record.group)
-            group.replay_metadata(record, self.clock.monotonic())
-            if group.may_time_out:
-                self._timed[group.group_id] = group
+            self._group(record.group).replay_metadata(record)
+
+    def _remove(self, group: Group) -> None:
+        for member_id in list(group.pending_ids):
+            self.pending_ids.remove(group, member_id)
+        del self.groups[group.group_id]
+        group.move(GroupState.DEAD)
 
     def _replay_offset(self, record: OffsetCommit) -> None:
         if record.offset is not None:
@@ -96,10 +102,9 @@ class GroupCoordinator:
 
     def begin(self) -> None:
         """The log is replayed: the members' sessions begin now."""
-        now_seconds = self.clock.monotonic()
         for group in self.groups.values():
             for member in group.members.values():
-                member.heard(now_seconds)
+                self.deadlines.restart_session(group, member)
 
     # JoinGroup
 
@@ -112,11 +117,10 @@ class GroupCoordinator:
             member_id = "" if error_code == ErrorCode.group_max_size_reached else request.member_id
             outcome.answer_join(reply, JoinAnswer(error_code, member_id))
             return outcome
-        group = self._timed[request.group_id] = self._group(request.group_id)
+        group = self._group(request.group_id)
         if request.member_id == "":
             self._join_new(group, request, reply, outcome)
-        elif request.member_id in group.pending_deadlines:
-            del group.pending_deadlines[request.member_id]
+        elif self.pending_ids.remove(group, request.member_id):
             self._add_member(group, request.member_id, request, reply, outcome)
         else:
             self._rejoin(group, group.members[request.member_id], request, reply, outcome)
@@ -139,11 +143,11 @@ class GroupCoordinator:
             if request.member_id:
                 return ErrorCode.unknown_member_id
         if self._is_full(group, request.member_id):
-            group.pending_deadlines.pop(request.member_id, None)
+            self.pending_ids.remove(group, request.member_id)
             return ErrorCode.group_max_size_reached
         if not group.accepts(request.protocol_type, request.protocols):
             return ErrorCode.inconsistent_group_protocol
-        if request.member_id in group.pending_deadlines:
+        if request.member_id in group.pending_ids:
             # A member that has an instance id is never given a member id first: for Kafka it is a wrong state, too.
             return ErrorCode.none if request.group_instance_id is None else ErrorCode.unknown_server_error
         return group.member_error(request.member_id, request.group_instance_id) if request.member_id else ErrorCode.none
@@ -176,11 +180,26 @@ class GroupCoordinator:
             self._return(group, group.members[group.static_members[instance_id]], member_id, request, reply, outcome)
         elif instance_id is None and request.requires_known_member_id:
             # KIP-394: a client that never sees its first answer must not leave a ghost member behind.
-            deadline_seconds = self.clock.monotonic() + request.session_timeout_ms / 1000
-            group.pending_deadlines[member_id] = deadline_seconds
+            self.pending_ids.add(group, member_id, request.session_timeout_ms)
+            self._withdraw_surplus(group, outcome)
             outcome.answer_join(reply, JoinAnswer(ErrorCode.member_id_required, member_id))
         else:
             self._add_member(group, member_id, request, reply, outcome)
+
+    def _withdraw_surplus(self, group: Group, outcome: Outcome) -> None:
+        """Withdraw the oldest pending id where there is one too many; its group does not wait for it any longer."""
+        surplus = self.pending_ids.surplus(group)
+        if surplus is not None:
+            group, member_id = surplus
+            self.pending_ids.remove(group, member_id)
+            self._give_up_waiting(group, outcome)
+
+    def _give_up_waiting(self, group: Group, outcome: Outcome) -> None:
+        """A pending id of the group is withdrawn: a rebalance may have waited for it alone, or nothing else is left."""
+        if group.state is GroupState.PREPARING_REBALANCE:
+            self._rebalance.begin(group, outcome)
+        elif group.is_void and not self.pending.of_group(group.group_id):
+            self._remove(group)
 
     def _add_member(
         self, group: Group, member_id: str, request: JoinRequest, reply: JoinReply, outcome: Outcome
@@ -193,7 +212,6 @@ class GroupCoordinator:
             request.rebalance_timeout_ms,
             request.protocols,
             request.group_instance_id,
-            self.clock.monotonic() + self.config.group_new_member_timeout_ms / 1000,
             join_reply=reply,
             is_new=True,
         )
@@ -202,6 +220,7 @@ class GroupCoordinator:
         if group.extension is not None:
             group.extension.has_new_member = True
         group.add(member)
+        self.deadlines.start(group.group_id, member_id, self.config.group_new_member_timeout_ms)
         self._rebalance.begin(group, outcome)
 
     def _return(
@@ -216,8 +235,9 @@ class GroupCoordinator:
         """A static member comes back under a new id; while the group is stable it takes over what it had (KIP-345)."""
         leader = group.leader
         self._rebalance.refuse_waiting(member, ErrorCode.fenced_instance_id, outcome)
+        self.deadlines.cancel(group.group_id, member.member_id)
         successor = group.replace_static(member, member_id)
-        self._update(successor, request)
+        self._update(group, successor, request)
         if group.state is not GroupState.STABLE or group.vote() != group.protocol:
             successor.join_reply = reply
             self._rebalance.begin(group, outcome)
@@ -231,12 +251,12 @@ class GroupCoordinator:
             answer = group.join_answer(successor, skip_assignment=leads)
         outcome.answer_join(reply, answer)
 
-    def _update(self, member: Member, request: JoinRequest) -> None:
+    def _update(self, group: Group, member: Member, request: JoinRequest) -> None:
         member.client_id, member.client_host = request.client_id, request.client_host
         member.protocols = request.protocols
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
-        member.heard(self.clock.monotonic())
+        self.deadlines.restart_session(group, member)
 
     def _rejoin(self, group: Group, member: Member, request: JoinRequest, reply: JoinReply, outcome: Outcome) -> None:
         unchanged = member.protocols == request.protocols
@@ -245,10 +265,10 @@ class GroupCoordinator:
         # A follower that joins a stable group lost its answer; a leader that does wants a rebalance.
         lost = group.state is GroupState.STABLE and unchanged and not is_leader
         if again or lost:
-            member.heard(self.clock.monotonic())
+            self.deadlines.restart_session(group, member)
             outcome.answer_join(reply, group.join_answer(member))
             return
-        self._update(member, request)
+        self._update(group, member, request)
         self._rebalance.refuse_waiting(member, ErrorCode.unknown_member_id, outcome)
         member.join_reply = reply
         self._rebalance.begin(group, outcome)
@@ -265,7 +285,7 @@ class GroupCoordinator:
         group = self.groups[request.group_id]
         member = group.members[request.member_id]
         member.must_sync = False
-        member.heard(self.clock.monotonic())
+        self.deadlines.restart_session(group, member)
         if group.state is GroupState.STABLE:
             outcome.answer_sync(reply, group.sync_answer(member))
             return outcome
@@ -311,7 +331,7 @@ class GroupCoordinator:
         if error_code != ErrorCode.none:
             return error_code
         group = self.groups[group_id]
-        group.members[member_id].heard(self.clock.monotonic())
+        self.deadlines.restart_session(group, group.members[member_id])
         if group.state is GroupState.PREPARING_REBALANCE:
             return ErrorCode.rebalance_in_progress
         return ErrorCode.none
@@ -325,11 +345,13 @@ class GroupCoordinator:
         error_codes = [self._leave_one(group, each, outcome) for each in leaving]
         if ErrorCode.none in error_codes and group.state is not GroupState.EMPTY:
             self._rebalance.begin(group, outcome)
+        elif group.is_void and not self.pending.of_group(group_id):
+            self._remove(group)
         return error_codes, outcome
 
     def _leave_one(self, group: Group, leaving: Leaving, outcome: Outcome) -> ErrorCode:
         member_id = leaving.member_id
-        if group.pending_deadlines.pop(member_id, None) is not None:
+        if self.pending_ids.remove(group, member_id):
             return ErrorCode.none
         if not member_id and leaving.group_instance_id is not None:
             # Whoever administers the group takes out a static member by its instance id alone.
@@ -342,30 +364,26 @@ class GroupCoordinator:
     # Time
 
     def expire(self) -> list[Outcome]:
-        """Act on every time-out of a member that is over by now."""
-        now_seconds = self.clock.monotonic()
-        outcomes = [self._expire_group(group, now_seconds) for group in self._timed.values()]
-        for group in [each for each in self._timed.values() if not each.may_time_out]:
-            del self._timed[group.group_id]
-            if group.is_void and not self.pending.of_group(group.group_id):
-                del self.groups[group.group_id]
-        return outcomes
+        """Act on the time-outs that are over by now, on a bounded number of them in each call."""
+        due = self.deadlines.take_due(DUE_AT_ONCE)
+        return [self._expire(self.groups[group_id], due[group_id]) for group_id in due if group_id in self.groups]
 
-    def _expire_group(self, group: Group, now_seconds: float) -> Outcome:
+    def _expire(self, group: Group, due: Sequence[str]) -> Outcome:
+        """`due` has member ids, and PHASE where the time for the group's present phase is over."""
         outcome = Outcome()
-        unused = [each for each, deadline in group.pending_deadlines.items() if deadline <= now_seconds]
-        for member_id in unused:
-            del group.pending_deadlines[member_id]
-        silent = [
-            member.member_id
-            for member in group.members.values()
-            if not member.is_alive_by_waiting and member.deadline_seconds <= now_seconds
-        ]
-        for member_id in silent:
-            self._rebalance.take_out(group, member_id, outcome)
-        if silent or (unused and group.state is GroupState.PREPARING_REBALANCE):
+        unused = [member_id for member_id in due if self.pending_ids.remove(group, member_id)]
+        silent = [group.members[member_id] for member_id in due if member_id in group.members]
+        alive = [member for member in silent if member.is_alive_by_waiting]
+        for member in alive:
+            self.deadlines.restart_session(group, member)
+        for member in silent:
+            if not member.is_alive_by_waiting:
+                self._rebalance.take_out(group, member.member_id, outcome)
+        if len(alive) < len(silent):
             self._rebalance.begin(group, outcome)
-        if group.deadline_seconds <= now_seconds:
+        elif unused:
+            self._give_up_waiting(group, outcome)
+        if PHASE in due and not self.deadlines.is_set(group.group_id, PHASE):
             self._rebalance.go_on(group, outcome)
         return outcome
 
@@ -387,7 +405,8 @@ class GroupCoordinator:
         if error_code == ErrorCode.none and group.state is GroupState.COMPLETING_REBALANCE:
             return ErrorCode.rebalance_in_progress
         if error_code == ErrorCode.none:
-            group.members[member_id].heard(self.clock.monotonic())
+            assert group is not None
+            self.deadlines.restart_session(group, group.members[member_id])
         return error_code
 
     def transactional_commit_error(
@@ -416,7 +435,7 @@ class GroupCoordinator:
         pending = self.pending.of_group(group.group_id)
         gone = expired(group, pending, self.clock.now_ms(), self.config.offsets_retention_ms)
         records: list[GroupRecord] = [OffsetCommit(each.group, each.topic, each.partition, None) for each in gone]
-        is_left = group.state is not GroupState.EMPTY or group.pending_deadlines or pending
+        is_left = group.state is not GroupState.EMPTY or group.pending_ids or pending
         if not is_left and len(gone) == len(group.offsets):
             records.append(GroupRemoval(group.group_id))
         return records

@@ -56,7 +56,6 @@ class Member:
     rebalance_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
     group_instance_id: str | None = None
-    deadline_seconds: float = 0.0
     assignment: bytes = b""
     join_reply: JoinReply | None = None
     sync_reply: SyncReply | None = None
@@ -70,10 +69,6 @@ class Member:
         """Whether the broker owes it an answer: it cannot send a heartbeat meanwhile."""
         return not self.is_new and (self.join_reply is not None or self.sync_reply is not None)
 
-    def heard(self, now_seconds: float) -> None:
-        """Start the session time-out again."""
-        self.deadline_seconds = now_seconds + self.session_timeout_ms / 1000
-
     def metadata_for(self, protocol: str | None) -> bytes:
         """The member's subscription under `protocol`, empty if it has none."""
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
@@ -81,7 +76,7 @@ class Member:
 
 @dataclass(slots=True)
 class Group:
-    """One group. `deadline_seconds` ends the present phase of a rebalance on the monotonic clock.
+    """One group. Its deadlines are in `onceflow.broker.groups.deadlines`.
 
     `protocol_type` is empty while the group never had a member: then it only keeps offsets.
     """
@@ -95,9 +90,8 @@ class Group:
     members: dict[str, Member] = field(default_factory=dict)
     static_members: dict[str, str] = field(default_factory=dict)
     """Group instance id → member id."""
-    pending_deadlines: dict[str, float] = field(default_factory=dict)
-    """Member ids that were handed out and not used yet (KIP-394)."""
-    deadline_seconds: float = 0.0
+    pending_ids: dict[str, None] = field(default_factory=dict)
+    """Member ids that were handed out and not used yet (KIP-394), the oldest first."""
     extension: "Extension | None" = None
     """While the first rebalance of an empty group waits for more members."""
     recorded_ms: int = -1
@@ -119,17 +113,13 @@ class Group:
     def everybody_joined(self) -> bool:
         """Whether a rebalance need not wait any longer for members to join."""
         joined = all(member.join_reply is not None for member in self.members.values())
-        return joined and not self.pending_deadlines
-
-    @property
-    def may_time_out(self) -> bool:
-        """Whether there is a member, an id that was handed out, or a rebalance that all members have left."""
-        return bool(self.members or self.pending_deadlines) or self.state is GroupState.PREPARING_REBALANCE
+        return joined and not self.pending_ids
 
     @property
     def is_void(self) -> bool:
         """Whether nothing ever came of this group: its only members never joined with the id that they were given."""
-        return not (self.members or self.pending_deadlines or self.offsets or self.recorded_ms >= 0)
+        is_used = self.members or self.pending_ids or self.offsets or self.recorded_ms >= 0
+        return self.state is GroupState.EMPTY and not is_used
 
     @property
     def uses_consumer_protocol(self) -> bool:
@@ -267,12 +257,12 @@ class Group:
             self.group_id, self.protocol_type, self.generation, self.protocol, self.leader, timestamp_ms, members
         )
 
-    def replay_metadata(self, record: GroupMetadata, now_seconds: float) -> None:
+    def replay_metadata(self, record: GroupMetadata) -> None:
         """Take over a recorded generation; known members keep what only they know."""
         self.protocol_type, self.generation = record.protocol_type, record.generation
         self.protocol, self.leader = record.protocol, record.leader
         self.recorded_ms = record.timestamp_ms
-        self.members = {each.member_id: self._replay_member(each, record, now_seconds) for each in record.members}
+        self.members = {each.member_id: self._replay_member(each, record) for each in record.members}
         self.static_members = {
             each.group_instance_id: each.member_id
             for each in self.members.values()
@@ -281,7 +271,7 @@ class Group:
         self.note_subscriptions()
         self.move(GroupState.STABLE if record.members else GroupState.EMPTY)
 
-    def _replay_member(self, recorded: MemberMetadata, record: GroupMetadata, now_seconds: float) -> Member:
+    def _replay_member(self, recorded: MemberMetadata, record: GroupMetadata) -> Member:
         member = self.members.get(recorded.member_id)
         if member is None:
             member = Member(
@@ -294,7 +284,6 @@ class Group:
                 recorded.group_instance_id,
             )
         member.assignment = recorded.assignment
-        member.heard(now_seconds)
         return member
 
 

@@ -6,19 +6,24 @@ SyncGroup brings the assignments, these are recorded, and then all SyncGroup req
 """
 
 from onceflow.broker.config import BrokerConfig
+from onceflow.broker.groups.deadlines import PHASE, Deadlines
 from onceflow.broker.groups.group import Extension, Group, JoinAnswer, Member, SyncAnswer
 from onceflow.broker.groups.outcome import Outcome
 from onceflow.broker.groups.states import GroupState
 from onceflow.log.clock import Clock
 from onceflow.wire.errors import ErrorCode
 
+RECORD_AGAIN_MS = 1000
+"""Until an empty generation whose record could not be appended is tried again."""
+
 
 class Rebalance:
     """Moves groups on; what is decided goes into the outcome that the caller passes."""
 
-    def __init__(self, config: BrokerConfig, clock: Clock) -> None:
+    def __init__(self, config: BrokerConfig, clock: Clock, deadlines: Deadlines) -> None:
         self._config = config
         self._clock = clock
+        self._deadlines = deadlines
 
     def begin(self, group: Group, outcome: Outcome) -> None:
         """Begin a rebalance unless one is under way, and complete it if nobody is missing."""
@@ -39,7 +44,7 @@ class Rebalance:
             if member.sync_reply is not None:
                 outcome.answer_sync(member.sync_reply, SyncAnswer(ErrorCode.rebalance_in_progress))
                 member.sync_reply = None
-                member.heard(self._clock.monotonic())
+                self._deadlines.restart_session(group, member)
 
     def _await_members(self, group: Group) -> None:
         """An empty group's first rebalance waits for more members, and longer while there come any."""
@@ -49,7 +54,7 @@ class Rebalance:
             group.extension = Extension(delay_ms, max(wait_ms - delay_ms, 0))
             wait_ms = delay_ms
         group.move(GroupState.PREPARING_REBALANCE)
-        group.deadline_seconds = self._clock.monotonic() + wait_ms / 1000
+        self._deadlines.start(group.group_id, PHASE, wait_ms)
 
     def go_on(self, group: Group, outcome: Outcome) -> None:
         """The time for the present phase is over."""
@@ -70,7 +75,7 @@ class Rebalance:
             return
         delay_ms = min(self._config.group_initial_rebalance_delay_ms, extension.left_ms)
         group.extension = Extension(delay_ms, max(extension.left_ms - extension.delay_ms, 0))
-        group.deadline_seconds = self._clock.monotonic() + delay_ms / 1000
+        self._deadlines.start(group.group_id, PHASE, delay_ms)
 
     def complete_join(self, group: Group, outcome: Outcome) -> None:
         """Begin the next generation with the members that have joined, and the static ones that have not."""
@@ -78,28 +83,29 @@ class Rebalance:
         for member in missing:
             if member.group_instance_id is None:
                 group.remove(member.member_id)
-        now_seconds = self._clock.monotonic()
+                self._deadlines.cancel(group.group_id, member.member_id)
         if group.members and not group.elect_leader():
             # Static members alone, none of them here: until they come or their sessions are over.
-            group.deadline_seconds = now_seconds + group.rebalance_timeout_ms / 1000
+            self._deadlines.start(group.group_id, PHASE, group.rebalance_timeout_ms)
             return
         group.extension = None
         group.begin_generation()
         if not group.members:
+            self._deadlines.start(group.group_id, PHASE, RECORD_AGAIN_MS)
             outcome.records.append(group.metadata(self._clock.now_ms(), {}))
             return
         group.move(GroupState.COMPLETING_REBALANCE)
-        group.deadline_seconds = now_seconds + group.rebalance_timeout_ms / 1000
+        self._deadlines.start(group.group_id, PHASE, group.rebalance_timeout_ms)
         for member in group.members.values():
-            self._answer_join(group, member, now_seconds, outcome)
+            self._answer_join(group, member, outcome)
 
-    def _answer_join(self, group: Group, member: Member, now_seconds: float, outcome: Outcome) -> None:
+    def _answer_join(self, group: Group, member: Member, outcome: Outcome) -> None:
         if member.join_reply is not None:
             outcome.answer_join(member.join_reply, group.join_answer(member))
             member.join_reply = None
         member.is_new = False
         member.must_sync = True
-        member.heard(now_seconds)
+        self._deadlines.restart_session(group, member)
 
     def complete_sync(self, group: Group, assignments: dict[str, bytes], outcome: Outcome) -> None:
         """Record the leader's assignments; then whoever waits for its own gets it."""
@@ -111,7 +117,7 @@ class Rebalance:
                 answer = SyncAnswer(ErrorCode.none, group.protocol_type, group.protocol, assignment)
                 outcome.answer_sync(member.sync_reply, answer)
                 member.sync_reply = None
-                member.heard(self._clock.monotonic())
+                self._deadlines.restart_session(group, member)
 
     def _begin_anew(self, group: Group) -> Outcome:
         """What could not be recorded is not so: the members are to join again."""
@@ -126,6 +132,7 @@ class Rebalance:
 
     def take_out(self, group: Group, member_id: str, outcome: Outcome) -> None:
         """Remove a member and answer what it waits for; the caller goes on with `begin`."""
+        self._deadlines.cancel(group.group_id, member_id)
         self.refuse_waiting(group.remove(member_id), ErrorCode.unknown_member_id, outcome)
 
     @staticmethod

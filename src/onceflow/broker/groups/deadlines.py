@@ -1,0 +1,89 @@
+"""Deadlines of all groups: sessions of members, member ids that were handed out, phases of rebalances.
+
+A deadline costs nothing until it is due. Postponing one, as every heartbeat does, changes a number; its entry in the
+heap moves only when its former time comes.
+"""
+
+import heapq
+import itertools
+from dataclasses import dataclass
+
+from onceflow.broker.groups.group import Group, Member
+from onceflow.log.clock import Clock
+
+PHASE = ""
+"""In the place of a member id: the deadline is that of the group's present phase."""
+STALE_ENTRIES_KEPT = 1000
+
+Key = tuple[str, str]
+"""Group id and member id."""
+
+
+@dataclass(slots=True)
+class _Deadline:
+    at_seconds: float
+    entry_seconds: float
+    """Time of its entry in the heap, which is never later."""
+
+
+class Deadlines:
+    """One deadline for each key; a new one replaces the former."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._deadlines: dict[Key, _Deadline] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def restart_session(self, group: Group, member: Member) -> None:
+        """The member was heard of: start its session time-out again."""
+        self.start(group.group_id, member.member_id, member.session_timeout_ms)
+
+    def start(self, group_id: str, member_id: str, duration_ms: int) -> None:
+        """Let the deadline be due after `duration_ms`; `member_id` may be PHASE."""
+        key = (group_id, member_id)
+        at_seconds = self._clock.monotonic() + duration_ms / 1000
+        deadline = self._deadlines.get(key)
+        if deadline is None:
+            self._deadlines[key] = _Deadline(at_seconds, at_seconds)
+            self._push(at_seconds, key)
+            return
+        deadline.at_seconds = at_seconds
+        if at_seconds < deadline.entry_seconds:
+            deadline.entry_seconds = at_seconds
+            self._push(at_seconds, key)
+
+    def cancel(self, group_id: str, member_id: str) -> None:
+        """Remove a deadline, if there is one."""
+        self._deadlines.pop((group_id, member_id), None)
+
+    def is_set(self, group_id: str, member_id: str) -> bool:
+        return (group_id, member_id) in self._deadlines
+
+    def take_due(self, count_max: int) -> dict[str, list[str]]:
+        """Remove what is due by now, at most so many deadlines; their member ids by group id."""
+        now_seconds = self._clock.monotonic()
+        due: dict[str, list[str]] = {}
+        while count_max and self._heap and self._heap[0][0] <= now_seconds:
+            entry_seconds, _number, key = heapq.heappop(self._heap)
+            deadline = self._deadlines.get(key)
+            if deadline is None or deadline.entry_seconds != entry_seconds:
+                continue
+            if deadline.at_seconds > now_seconds:
+                deadline.entry_seconds = deadline.at_seconds
+                self._push(deadline.at_seconds, key)
+                continue
+            del self._deadlines[key]
+            due.setdefault(key[0], []).append(key[1])
+            count_max -= 1
+        return due
+
+    def _push(self, at_seconds: float, key: Key) -> None:
+        heapq.heappush(self._heap, (at_seconds, next(self._numbers), key))
+        if len(self._heap) > 2 * len(self._deadlines) + STALE_ENTRIES_KEPT:
+            # Members that come and leave within their session time-outs must not pile up.
+            self._heap = [(each.entry_seconds, next(self._numbers), key) for key, each in self._deadlines.items()]
+            heapq.heapify(self._heap)
