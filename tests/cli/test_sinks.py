@@ -187,7 +187,7 @@ def test_a_redis_that_is_away_is_not_told_as_a_query_that_stopped() -> None:
     for word in ("show", "reset"):
         away = str(run(word, "redis", "--redis", url).exception)
         assert "Connection refused" in away
-        assert away.endswith("start Redis, or name its address with --redis")
+        assert away.endswith("start Redis, or name the address of the one that runs")
         assert "query" not in away
 
 

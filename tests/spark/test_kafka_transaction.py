@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from onceflow.cli import onceflow
 from onceflow.client.addresses import parse_address
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import LATEST, Cluster
@@ -130,7 +132,7 @@ def test_codes_that_end_the_attempt_lead_to_another_or_to_a_stop(
     for number, code in enumerate(sorted(step.ends), start=1):
         proxy.faults = [(step.api_key, code)]
         if code in kafka_steps.FENCED:
-            with pytest.raises(SinkStopped, match="was taken over by another driver"):
+            with pytest.raises(SinkStopped, match=r"was fenced .* before its time-out"):
                 driver.write(number)
             driver = new_driver(proxy.bootstrap, owner=f"owner-{number}")
         driver.write(number)
@@ -352,7 +354,8 @@ def test_a_second_driver_ends_the_first(new_driver: NewDriver, bootstrap: str, t
             expect(bootstrap, topic, 2)
 
     with pytest.raises(
-        SinkStopped, match=r"taken over by another driver.*end the other, whose progress 'onceflow sink show kafka'"
+        SinkStopped,
+        match=r"another driver of this query took it over.*end the other driver, whose progress",
     ):
         first.write(1, Rows(topic, values_of(1), between=overtaken))
     expect(bootstrap, topic, 2)
@@ -360,6 +363,23 @@ def test_a_second_driver_ends_the_first(new_driver: NewDriver, bootstrap: str, t
         first.write(2)
     second.write(2)
     expect(bootstrap, topic, 3)
+
+
+def test_transaction_aborted_from_outside(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    """No other driver runs: the message names the abort too, and the next start writes the batch."""
+    driver = new_driver()
+    driver.write(0)
+
+    def abort(number: int) -> None:
+        if number == 1:
+            arguments = ["transaction", "abort", driver.place.name, "--yes", "--bootstrap", bootstrap]
+            assert CliRunner().invoke(onceflow, arguments).exit_code == 0
+
+    said = r"was fenced .*or it was aborted from outside, as by 'onceflow transaction abort'.*start this query again"
+    with pytest.raises(SinkStopped, match=said):
+        driver.write(1, Rows(topic, values_of(1), between=abort))
+    assert new_driver().write(1)
+    expect(bootstrap, topic, 2)
 
 
 def test_a_target_with_more_partitions_is_refused_until_that_is_accepted(

@@ -11,11 +11,16 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from onceflow import services
+from onceflow.clicks import results
+from onceflow.clicks.results import RedisUnreachable
 from onceflow.spark import redis_answers, redis_pool
-from onceflow.spark.redis_answers import REMEDIES, code_of, failed
+from onceflow.spark.redis_answers import REMEDIES, RedisFailed, code_of, failed
+from onceflow.spark.redis_scripts import Keys
+from onceflow.spark.redis_target import RedisTarget
 from tests.conftest import RedisProcess
 from tests.spark.redis_steps import Driver, assert_counts, batch_of, new_keys, rows_of
 
+NewRedis = Callable[..., RedisProcess]
 ENDLESS = "while true do end"
 
 
@@ -200,3 +205,53 @@ def test_a_wait_ends() -> None:
     with pytest.raises(redis.exceptions.ReadOnlyError):
         redis_answers.patiently(call, monotonic=lambda: float(next(clock)), sleep=pauses.append)
     assert len(pauses) == 4
+
+
+def opened(url: str, keys: Keys) -> None:
+    RedisTarget(url, keys, name="counts").open(None, None)
+
+
+def test_renamed_info_is_warned_about(new_redis: NewRedis, caplog: pytest.LogCaptureFixture) -> None:
+    server = new_redis(arguments=["--rename-command", "INFO", "SECRET-INFO"])
+    keys = new_keys()
+    opened(server.url, keys)
+    assert "has no INFO for us (unknown command 'INFO'" in caplog.text
+    assert "its maxmemory-policy must be noeviction, unchecked" in caplog.text
+    driver = Driver(server.url, keys)
+    run(driver, 0, 1)
+    assert_counts(driver.client, keys, 2)
+    redis_pool.close(server.url)
+
+
+def test_renamed_waitaof_is_not_an_old_redis(new_redis: NewRedis, caplog: pytest.LogCaptureFixture) -> None:
+    server = new_redis(arguments=["--rename-command", "WAITAOF", ""])
+    opened(server.url, new_keys())
+    assert "cannot say when a write is on disk (its configuration renames or disables WAITAOF)" in caplog.text
+    redis_pool.close(server.url)
+
+
+def test_renamed_command_is_named(new_redis: NewRedis) -> None:
+    """HGETALL is one that the sink cannot do without."""
+    server = new_redis(arguments=["--rename-command", "HGETALL", ""])
+    with pytest.raises(RedisFailed, match=r"unknown command 'HGETALL'.*take it out of rename-command") as raised:
+        opened(server.url, new_keys())
+    assert "start Redis" not in str(raised.value)
+    with pytest.raises(RedisUnreachable, match=r"unknown command 'HGETALL'.*take it out of rename-command"):
+        results.snapshot(server.url, "counts")
+    redis_pool.close(server.url)
+
+
+def test_unknown_error_reply_does_not_say_start_redis(server: RedisProcess) -> None:
+    """A database that the server does not have."""
+    url = server.url.removesuffix("/1") + "/99"
+    with pytest.raises(RedisFailed, match=r"DB index is out of range.*Redis runs and refuses this") as raised:
+        opened(url, new_keys())
+    assert "start Redis" not in str(raised.value)
+    with pytest.raises(RedisUnreachable, match=r"DB index is out of range.*Redis runs and refuses this"):
+        results.snapshot(url, "counts")
+
+
+def test_absent_redis_is_to_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_pool, "RETRIES", 0)
+    with pytest.raises(RedisFailed, match="start Redis, or name the address of the one that runs"):
+        RedisTarget(f"redis://127.0.0.1:{services.free_port()}/1", new_keys(), name="counts").open(None, None)

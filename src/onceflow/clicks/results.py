@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from onceflow.errors import OnceflowError
+from onceflow.spark import redis_answers
 from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_route import open_client
 
@@ -283,8 +284,8 @@ class Results:
             return ask(*arguments)
         except redis.RedisError as error:
             raise RedisUnreachable(
-                f"Redis at {shown(self.redis_url)} gave no answer for '{self.hash_key}' ({error}): start it, or name "
-                "its address with --redis"
+                f"Redis at {shown(self.redis_url)} did not serve '{self.hash_key}' ({error}): "
+                f"{redis_answers.remedy_for(error)}"
             ) from error
 
 

@@ -21,6 +21,7 @@ from onceflow.clicks.results import DEAD_LENGTH, Keys, MarkerView, by_another_jo
 from onceflow.client.librdkafka import librdkafka_settings
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
+from onceflow.spark import redis_answers
 from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_route import open_client
 
@@ -142,7 +143,7 @@ def read_counts(redis_url: str, keys: Keys) -> Counts:
                 time.sleep(STANDSTILL_PAUSE_S)
     except redis.RedisError as error:
         raise CannotSay(
-            f"Redis at {shown(redis_url)} gave no answer ({error}): start it, or name it with --redis"
+            f"Redis at {shown(redis_url)} did not serve '{keys.count}' ({error}): {redis_answers.remedy_for(error)}"
         ) from error
     raise CannotSay(
         f"no batch stood complete while {keys.count} was read, in {STANDSTILL_ATTEMPTS} attempts: if the stream is "

@@ -251,16 +251,17 @@ class Transaction:
         }
 
     def refuse_if_fenced(self, refused: Refused) -> None:
-        """Raises SinkStopped where a newer epoch can only be another driver's: ours had not timed out yet."""
+        """Raise SinkStopped where the newer epoch is not that of a time-out: something else took it."""
         if refused.code not in steps.FENCED:
             return
         since_s = 0.0 if self._opened_s is None else self._settings.clock() - self._opened_s
         timeout_ms = self._settings.transaction_timeout_ms
         if since_s * 1000 < timeout_ms:
             raise SinkStopped(
-                f"{self._place.name} was taken over by another driver: {refused}, {since_s:.1f} s after it was begun "
-                f"and its time-out is {timeout_ms} ms; one query must run once, end the other, whose progress "
-                "'onceflow sink show kafka' tells"
+                f"{self._place.name} was fenced {since_s:.1f} s after its transaction began, before its time-out of "
+                f"{timeout_ms} ms ({refused}): another driver of this query took it over, or it was aborted from "
+                "outside, as by 'onceflow transaction abort'; nothing is lost: end the other driver, whose progress "
+                "'onceflow sink show kafka' shows, or where there is none start this query again"
             ) from refused
         raise Refused(
             f"{refused}, {since_s:.1f} s after it was begun and its time-out is {timeout_ms} ms; if a batch takes "

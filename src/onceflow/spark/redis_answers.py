@@ -52,6 +52,7 @@ REMEDIES = {
     "WRONGPASS": "name its user and password in the address, as docs/redis.md shows",
     "TLS": "ssl_ca_certs, ssl_certfile and ssl_keyfile in the address must fit its certificate and the host's name",
     "MISCONF": "it cannot write its data to disk: look at that disk and at Redis's log",
+    "UNKNOWN": "it lacks this command: take it out of rename-command in its configuration",
 }
 PASSING = ("LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 """Answers of a server that is starting, is held up, whose failover is not over or whose slot is being moved."""
@@ -61,7 +62,11 @@ _BY_TEXT = {
     "ttempted to access a non local key in a cluster node": "ASK",
     # What redis-py leaves of a MULTI that was forbidden.
     "EXEC without MULTI": "NOPERM",
+    "unknown command": "UNKNOWN",
+    "Unknown Redis command called from": "UNKNOWN",
 }
+UNREACHABLE = "start Redis, or name the address of the one that runs"
+REFUSED = "Redis runs and refuses this with a reply that onceflow does not know; do what the reply asks for"
 
 
 class RedisFailed(OnceflowError):
@@ -84,18 +89,28 @@ def code_of(error: redis.RedisError) -> str | None:
 
 def failed(url: str, when: str, error: redis.RedisError) -> RedisFailed:
     """The sentence for what is left after all attempts; `when` says in which step."""
-    remedy = REMEDIES.get(code_of(error) or "")
-    todo = f"{remedy or 'start Redis, or look whether it is one that listens there'}, then start the query again"
     return RedisFailed(
         f"Redis at {shown(url)} failed {when} ({error}): nothing is lost, what is unfinished is finished at the next "
-        f"start; {todo}"
+        f"start; {remedy_for(error)}, then start the query again"
     )
 
 
 def failed_outside(url: str, doing: str, error: redis.RedisError) -> RedisFailed:
     """The sentence for a command that looks at a sink or forgets it, while no batch is written."""
-    remedy = REMEDIES.get(code_of(error) or "", "start Redis, or name its address with --redis")
-    return RedisFailed(f"Redis at {shown(url)} failed {doing} ({error}): {remedy}")
+    return RedisFailed(f"Redis at {shown(url)} failed {doing} ({error}): {remedy_for(error)}")
+
+
+def remedy_for(error: redis.RedisError) -> str:
+    """Return what to do about an error of Redis, for the end of a message."""
+    code = code_of(error)
+    if code is not None:
+        return REMEDIES[code]
+    return REFUSED if isinstance(error, redis.ResponseError) else UNREACHABLE
+
+
+def is_absent(error: redis.ResponseError) -> bool:
+    """Return whether a command is missing, renamed or forbidden to this user."""
+    return code_of(error) in ("NOPERM", "UNKNOWN")
 
 
 def patiently(

@@ -39,6 +39,8 @@ SYNC_WAIT_MS = 10_000
 REPAIR_STEPS = 3
 WHOLE_TAILS_SINCE = (9, 1, 2)
 """The first Valkey that takes the begin of a torn script off its append-only file (valkey-io/valkey#4342)."""
+WAITAOF_SINCE = (7, 2)
+"""The first Redis that can say when a write is on disk."""
 
 Rebuild = Callable[[MissingRanges], DataFrame]
 """Makes the sink's rows of these offsets, and of nothing else, by the same code as the query."""
@@ -272,9 +274,13 @@ class RedisTarget(Sink):
         client = self._client()
         try:
             info = redis_answers.patiently(client.info, pool=client.connection_pool)
-        except redis.exceptions.NoPermissionError:
+        except redis.ResponseError as error:
+            if not redis_answers.is_absent(error):
+                raise
             _log.warning(
-                "Redis at %s forbids INFO: its maxmemory-policy must be noeviction, unchecked", shown(self._url)
+                "Redis at %s has no INFO for us (%s): its maxmemory-policy must be noeviction, unchecked",
+                shown(self._url),
+                error,
             )
             self._waits_for_sync = False
             return
@@ -338,8 +344,12 @@ def _why_unsynced(client: Any, info: Mapping[str, Any]) -> str | None:
         client.execute_command("WAITAOF", 0, 0, 1)
     except redis.exceptions.NoPermissionError:
         return "its user may not call WAITAOF"
-    except redis.ResponseError:
-        return "it has no WAITAOF, which came with Redis 7.2"
+    except redis.ResponseError as error:
+        if not redis_answers.is_absent(error):
+            raise
+        # Valkey names the Redis that it is compatible with, too.
+        is_old = _version(info.get("redis_version")) < WAITAOF_SINCE
+        return "WAITAOF came with Redis 7.2" if is_old else "its configuration renames or disables WAITAOF"
     # With `no` it would wait for the whole time-out at each batch, and then for nothing; where that cannot be asked,
     # waiting is right or fails with a sentence.
     return "appendfsync is 'no'" if _setting(client, "appendfsync") == "no" else None
