@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from onceflow.broker.connection import FRAME_BYTES_MIN
+from onceflow.broker.frame_limits import FRAME_BYTES_MIN
 from onceflow.wire import apis, fetch, produce
 from onceflow.wire.errors import ErrorCode, WireError
 from onceflow.wire.frames import decode_request, decode_response, read_request_header

@@ -20,7 +20,7 @@ from onceflow.broker.config import BrokerConfig
 from onceflow.broker.connection import SLICE_BYTES_SMALL, Connection
 from onceflow.broker.listener import Listener
 from onceflow.broker.reply import Reply
-from onceflow.broker.turn import Turn
+from onceflow.broker.turn import LARGE_BYTES_PER_TURN, Turn
 from onceflow.log.disk import RealDisk, RealFile
 from onceflow.log.segment import Slice
 from onceflow.testing import ManualClock
@@ -391,6 +391,44 @@ def test_one_connection_has_a_share_of_each_turn() -> None:
 
     served(scenario, turn_request_bytes_max=400_000)
     assert max(per_turn) <= 4, "two from the buffer, and two more where new ones arrive in the same turn"
+
+
+def test_large_requests_of_many_connections_leave_turns_to_small_ones() -> None:
+    """They are handled one after the other though all have arrived, and a small one of another client in between."""
+    size_bytes = LARGE_BYTES_PER_TURN // 2
+    count = 12
+
+    async def scenario(server: Served) -> None:
+        clients = [await server.connect() for _ in range(count)]
+        small = await server.connect()
+        for client in clients:
+            await send(client, frame(apis.METADATA, size_bytes)[:-1])
+        connections = server.listener._connections
+        await until(lambda: sum(each._end == 4 + size_bytes - 1 for each in connections) == count, "all but the ends")
+        for client in clients:
+            client.send(b"\0" + frame(apis.METADATA))
+        small.send(frame(apis.PRODUCE))
+        await server.asked(2 * count + 1)
+        assert [each[1] for each in server.frames].index(apis.PRODUCE) <= 4, "two large ones in a turn, and their next"
+        for client in clients:
+            assert await receive(client, 16) == 2 * struct.pack(">ihh", 4, apis.METADATA, 0)
+
+    served(scenario)
+
+
+def test_a_request_that_waits_for_its_turn_has_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: Served) -> None:
+        monkeypatch.setattr(Turn, "admits", lambda *_arguments: False)
+        client = await server.connect()
+        await send(client, frame(apis.METADATA, 10_000))
+        (connection,) = server.listener._connections
+        await until(lambda: connection._end == 10_004, "the whole request")
+        for _ in range(3):
+            server.advance_ms(20_000)
+        assert await stays_open(client)
+        assert not server.frames
+
+    served(scenario)
 
 
 def test_answers_that_are_there_at_once_go_out_together_in_the_turn_of_their_requests() -> None:

@@ -1,12 +1,16 @@
 """Fetch requests that wait: what a wake-up costs, what they cost together, and which records they are answered with."""
 
+import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from onceflow.broker import fetch_handler
 from onceflow.broker.fetch_handler import PendingFetch
+from onceflow.broker.turn import LARGE_BYTES_PER_TURN, Turn
 from onceflow.log.partition import PartitionLog
 from onceflow.wire import fetch
 from onceflow.wire.batch import batches
@@ -117,6 +121,57 @@ def test_a_stop_answers_waiting_fetches(broker: DrivenBroker) -> None:
         broker.stop()
         assert [each.error_code for each in client.receive_fetched()] == [0]
         broker.start()
+
+
+def test_large_fetches_are_answered_in_turns_of_their_own(
+    broker: DrivenBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One record that completes several of them does not gather them all at once."""
+    monkeypatch.setattr(fetch_handler, "SMALL_PARTITIONS_MAX", 5)
+    monkeypatch.setattr(fetch_handler, "ENTRY_BYTES", LARGE_BYTES_PER_TURN)
+    turn = [0]
+    gathered: list[int] = []
+    really_gather = PendingFetch._gather
+
+    def counted(pending: PendingFetch) -> Any:
+        gathered.append(turn[0])
+        return really_gather(pending)
+
+    def count() -> None:
+        turn[0] += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connected(broker.bootstrap)) for _ in range(4)]
+        for client in clients:
+            park(broker, client, range(8), min_bytes=1)
+        broker.call(lambda _: count())
+        monkeypatch.setattr(PendingFetch, "_gather", counted)
+        with connected(broker.bootstrap) as writer:
+            assert writer.produce("t", 0, batch_of(b"x")).error_code == 0
+        for client in clients:
+            assert [len(list(batches(each.records))) for each in client.receive_fetched()] == [1] + [0] * 7
+    assert len(gathered) == len(set(gathered)) == 4
+
+
+def test_a_large_fetch_whose_time_ends_while_it_waits_for_its_turn(
+    broker: DrivenBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is answered, though the records that woke it were not enough."""
+    monkeypatch.setattr(fetch_handler, "SMALL_PARTITIONS_MAX", 0)
+    due: list[Any] = []
+    with connected(broker.bootstrap) as reader, connected(broker.bootstrap) as writer:
+        park(broker, reader, [0], min_bytes=50)
+        monkeypatch.setattr(Turn, "admits", lambda _turn, _size, work: due.append(work))
+        assert writer.produce("t", 0, batch_of(b"x")).error_code == 0
+        eventually(lambda: due, "the fetch asks for its turn")
+        (pending,) = broker.call(lambda node: list(node.parked_fetches._counts))
+        broker.call(lambda _: setattr(pending, "_wanted_bytes", 10_000))
+        broker.call(lambda _: pending.answer_soon())
+        assert len(due) == 1
+        broker.call(lambda _: due[0]())
+        (fetched,) = reader.receive_fetched()
+        assert len(list(batches(fetched.records))) == 1
 
 
 def test_a_fetch_that_cannot_be_read_again_closes_its_connection(

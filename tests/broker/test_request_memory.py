@@ -82,15 +82,17 @@ def test_requests_wait_in_their_order() -> None:
         holders = [Receiving(memory, 4 * MIB) for _ in range(2)]
         for holder in holders:
             assert holder.reservation.grow(4 * MIB, 4 * MIB)
-        large, later = Receiving(memory, 4 * MIB), Receiving(memory, 2 * MIB)
+        large, later, last = (Receiving(memory, size * MIB) for size in (4, 2, 2))
         assert not large.step()
         assert not later.step()
         holders[0].reservation.free()
+        assert not last.step(), "what is free now is for those that wait"
         await turns(3)
         assert not large.is_waiting
         assert later.is_waiting, "the first that waits took the memory"
         large.reservation.free()
         later.reservation.free()
+        last.reservation.free()
         holders[1].reservation.free()
         assert memory.used_bytes == 0
         assert not memory.is_awaited
@@ -241,3 +243,27 @@ def test_requests_behind_a_parked_one_give_way() -> None:
         assert not server.replies[1].is_open
 
     served(scenario, queued_request_bytes_max=3 * MIB, stop_timeout_ms=10)
+
+
+def test_a_buffer_that_is_kept_for_more_requests_gives_way() -> None:
+    """At once where its client sends nothing, and after its request where it does."""
+
+    async def scenario(server: Served) -> None:
+        request = frame(apis.PRODUCE, 1_000_000)
+        for _ in range(3):
+            await produce(server, len(request) - 4)
+        busy, waiting = await server.connect(), await server.connect()
+        await send(busy, request[:-1])
+        memory = server.listener._memory
+        await until(lambda: memory.used_bytes >= 1_000_000, "nearly all of one request")
+        await send(waiting, request)
+        await until(lambda: memory.is_awaited, "the other one to wait")
+        await send(busy, b"\0")
+        await server.asked(4)
+        assert not any(
+            connection.reservation.size_bytes and connection._begin == connection._end
+            for connection in server.listener._connections
+        )
+        await server.asked(5)
+
+    served(scenario, queued_request_bytes_max=3 * MIB)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from onceflow.broker.turn import PASSES_MAX, Turn
+from onceflow.broker.turn import LARGE_BYTES_PER_TURN, PASSES_MAX, Turn
 
 
 def test_what_is_put_off_comes_in_order_at_the_end_and_what_it_puts_off_after_it() -> None:
@@ -71,3 +71,45 @@ def test_what_fails_is_told_and_the_rest_is_done(caplog: pytest.LogCaptureFixtur
     turn.end()
     assert done == ["sent"]
     assert "no such answer" in caplog.text
+
+
+def test_large_work_is_spread_over_turns_in_its_order() -> None:
+    """Each turn of the loop does LARGE_BYTES_PER_TURN of it, or one larger piece."""
+    turns: list[list[str]] = []
+
+    async def scenario() -> None:
+        turn = Turn()
+        done: list[str] = []
+        half = LARGE_BYTES_PER_TURN // 2
+        sizes = {"a": half, "b": half, "c": 10 * half, "d": half, "e": half, "f": half}
+        for name, size_bytes in sizes.items():
+            if turn.admits(size_bytes, lambda name=name: done.append(name)):  # type: ignore[misc]
+                done.append(name)
+        while done:
+            turns.append(list(done))
+            done.clear()
+            await asyncio.sleep(0)
+        assert turn.admits(half, lambda: None), "nothing is left"
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert turn.admits(LARGE_BYTES_PER_TURN, lambda: None)
+        assert not turn.admits(1, lambda: None), "the turn has done its part"
+
+    asyncio.run(scenario())
+    assert turns == [["a", "b"], ["c"], ["d", "e"], ["f"]]
+
+
+def test_large_work_that_fails_keeps_none_from_its_turn(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[str] = []
+
+    async def scenario() -> None:
+        turn = Turn()
+        assert turn.admits(LARGE_BYTES_PER_TURN, lambda: None)
+        assert not turn.admits(LARGE_BYTES_PER_TURN, lambda: done.append(str(1 // 0)))
+        assert not turn.admits(LARGE_BYTES_PER_TURN, lambda: done.append("next"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert done == ["next"]
+    assert "ZeroDivisionError" in caplog.text

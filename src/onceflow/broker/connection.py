@@ -30,6 +30,7 @@ from typing import Any
 from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.arrival import Arrival
 from onceflow.broker.config import BrokerConfig
+from onceflow.broker.frame_limits import FRAME_BYTES_MIN, size_refusal
 from onceflow.broker.reply import Piece, Reply
 from onceflow.broker.request_memory import RequestMemory, Reservation
 from onceflow.broker.turn import Turn
@@ -47,14 +48,15 @@ BUFFER_BYTES_STEP = 64 * 1024
 BUFFER_BYTES_KEPT = 2 * 1024 * 1024
 """A drained buffer larger than this is given back at once, a smaller one when nothing came for a second."""
 BUFFER_KEPT_SECONDS = 1.0
+LARGE_REQUEST_BYTES = 8 * 1024
+"""Larger requests, Produce excepted, are spread over turns of the loop."""
 SLOW_BYTES_PER_SECOND = 256 * 1024
 """Slower requests may be closed while others wait for memory."""
-FRAME_BYTES_MIN = 8
 SLICE_BYTES_SMALL = 32 * 1024
 JOINED_BYTES_MAX = 64 * 1024
 DRAINED_BYTES_MAX = 1024 * 1024
 
-_GROUP_REQUESTS = frozenset((apis.JOIN_GROUP, apis.SYNC_GROUP, apis.OFFSET_COMMIT, apis.TXN_OFFSET_COMMIT))
+_PRODUCE_KEY = apis.PRODUCE.to_bytes(2, "big")
 _MSG_MORE = getattr(socket, "MSG_MORE", 0)
 
 
@@ -80,6 +82,7 @@ class Connection:
         "_end",
         "_handle",
         "_has_writer",
+        "_is_admitted",
         "_is_blocked",
         "_is_finishing",
         "_is_handling_scheduled",
@@ -150,6 +153,7 @@ class Connection:
         self._is_blocked = False
         self._is_finishing = False
         self._is_parked = False
+        self._is_admitted = False
         self._is_write_scheduled = False
         self._is_handling_scheduled = False
         self._active_at = clock.monotonic()
@@ -200,6 +204,8 @@ class Connection:
             if handled_bytes >= self._config.turn_request_bytes_max:
                 self._handle_soon()
                 return
+            if size_bytes > LARGE_REQUEST_BYTES and not self._admit(size_bytes):
+                return
             handled_bytes += size_bytes
             self._begin = frame_begin + size_bytes
             self._handle_frame(self._view[frame_begin : self._begin])
@@ -213,19 +219,10 @@ class Connection:
 
     def _may_be(self, size_bytes: int) -> bool:
         """Whether the frame that begins may have this unusual size; closes the connection if not."""
-        config = self._config
-        frame = self._view[self._begin + 4 : self._end]
-        api_key = int.from_bytes(frame[:2], "big") if len(frame) >= 2 else apis.PRODUCE
-        if api_key == apis.PRODUCE:
-            what, largest = "a Produce request", config.produce_request_bytes_max
-        elif api_key in _GROUP_REQUESTS:
-            what, largest = "a request of a group's member", config.group_request_bytes_max
-        else:
-            what, largest = "a request of this kind", config.other_request_bytes_max
-        if not FRAME_BYTES_MIN <= size_bytes <= largest:
-            self.close(f"a frame of {size_bytes} bytes, {what} has {FRAME_BYTES_MIN} to {largest}")
-            return False
-        return True
+        refusal = size_refusal(self._config, self._view[self._begin + 4 : self._end], size_bytes)
+        if refusal is not None:
+            self.close(refusal)
+        return refusal is None
 
     def _handle_frame(self, frame: memoryview) -> None:
         reply = Reply(self)
@@ -250,6 +247,21 @@ class Connection:
         self._is_handling_scheduled = False
         if self.is_open:
             self._handle_and_answer()
+
+    def _admit(self, size_bytes: int) -> bool:
+        """Whether the large request that begins may be handled now; if not, it is handled in a later turn."""
+        if self._is_admitted or self._view[self._begin + 4 : self._begin + 6] == _PRODUCE_KEY:
+            self._is_admitted = False
+            return True
+        if not self._is_handling_scheduled:
+            self._is_handling_scheduled = not self._turn.admits(size_bytes, self._handle_admitted)
+            return not self._is_handling_scheduled
+        return False
+
+    def _handle_admitted(self) -> None:
+        self._is_admitted = True
+        self._handle_later()
+        self._is_admitted = False
 
     def _make_room(self) -> bool:
         """The buffer is full and has no whole request: move what is there to its front, or to a larger one's.
@@ -473,7 +485,7 @@ class Connection:
         """About once a second: give back a buffer that is not needed, close what is stalled, too slow or idle."""
         idle_seconds = now - self._active_at
         config = self._config
-        is_receiving = self._is_reading and not self._is_parked and not self._is_starved
+        is_receiving = self._is_reading and not (self._is_parked or self._is_starved or self._is_handling_scheduled)
         has_half_request = self._end > self._begin and is_receiving
         bytes_per_second = self.watch_arrival(now)
         if has_half_request and _is_over(idle_seconds, config.request_stalled_max_ms):
@@ -497,9 +509,10 @@ class Connection:
     def watch_arrival(self, now: float) -> float:
         """Look at the request that is not handled; return its bytes per second if it was watched long enough.
 
-        One that waits for the broker, for memory or behind others for the disk, is not watched.
+        One that waits for the broker (for memory, for its turn, or behind others for the disk) is not watched.
         """
-        is_ours_to_wait = self._is_starved or (not self._is_reading and not self._is_parked and not self._is_unread())
+        waits_behind = not (self._is_reading or self._is_parked or self._is_unread())
+        is_ours_to_wait = self._is_starved or self._is_handling_scheduled or waits_behind
         if self._begin == self._end or is_ours_to_wait:
             self._arrival = None
             return math.inf

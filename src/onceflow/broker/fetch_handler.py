@@ -35,6 +35,10 @@ Topics = list[tuple[str, list[FetchPartition]]]
 FULL_SESSION_EPOCHS = (0, -1)
 """Of a fetch that names all its partitions, to begin a session or without one (KIP-227's FetchMetadata)."""
 
+SMALL_PARTITIONS_MAX = 200
+ENTRY_BYTES = 40
+"""A fetch of more partitions than SMALL_PARTITIONS_MAX is large work (`Turn.admits`), of so many bytes each."""
+
 EMPTY_ABORTED = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_server_error)
 """Errors with an empty list of aborted transactions; with all others Kafka has null (FetchResponse)."""
 
@@ -57,6 +61,8 @@ class PendingFetch:
 
     __slots__ = (
         "_asked",
+        "_is_due",
+        "_is_gathering",
         "_max_bytes",
         "_moved",
         "_node",
@@ -78,6 +84,8 @@ class PendingFetch:
         self._sizes: dict[Partition, int] = {}
         """Bytes for this fetch in each watched partition that has any; `_size_bytes` is their sum."""
         self._size_bytes = 0
+        self._is_due = False
+        self._is_gathering = False
         self._moved: set[Partition] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -94,7 +102,7 @@ class PendingFetch:
         reply.is_long_wait = True
         reply.on_abandoned = self._stop
         reply.on_stop = self.answer_now
-        self._timer = asyncio.get_running_loop().call_later(self._asked.max_wait_ms / 1000, self.answer_now)
+        self._timer = asyncio.get_running_loop().call_later(self._asked.max_wait_ms / 1000, self.answer_soon)
         watcher = self._woken
         for topic, partitions in self._asked.topics:
             for each in partitions:
@@ -122,7 +130,7 @@ class PendingFetch:
 
     def _look_again(self) -> None:
         moved, self._moved = self._moved, set()
-        if self._timer is None:
+        if self._timer is None or self._is_gathering:
             return
         with closed_if_unanswered(self._request.reply):
             is_final = False
@@ -133,20 +141,38 @@ class PendingFetch:
                 self._sizes[partition] = alone.size_bytes
                 is_final = is_final or alone.is_final
             if is_final or self._size_bytes >= self._wanted_bytes:
+                self._gather_soon()
+
+    def _gather_soon(self) -> None:
+        """Gather now, or in a later turn of the loop if this fetch is large."""
+        if not self._is_gathering:
+            self._is_gathering = True
+            count = len(self._watched)
+            is_small = count <= SMALL_PARTITIONS_MAX
+            if is_small or self._node.turn.admits(count * ENTRY_BYTES, self._gather_again):
                 self._gather_again()
 
     def _gather_again(self) -> None:
-        """Answer if there is enough in all partitions together, within the limits of the whole request."""
-        found = self._gather()
-        if self._is_enough(found):
-            self._answer(found)
-        else:
-            self._remember_sizes(found)
+        """Answer if it is time, or if there is enough in all partitions together within the limits of the request."""
+        self._is_gathering = False
+        if self._timer is None:
+            return
+        with closed_if_unanswered(self._request.reply):
+            found = self._gather()
+            if self._is_due or self._is_enough(found):
+                self._answer(found)
+            else:
+                self._remember_sizes(found)
+
+    def answer_soon(self) -> None:
+        """Answer with what there is, as soon as a turn of the loop admits it."""
+        self._is_due = True
+        self._gather_soon()
 
     def answer_now(self) -> None:
         """Answer with what there is."""
-        with closed_if_unanswered(self._request.reply):
-            self._answer(self._gather())
+        self._is_due = True
+        self._gather_again()
 
     def _stop(self) -> None:
         if self._timer is None:

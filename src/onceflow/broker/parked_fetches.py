@@ -14,7 +14,7 @@ KEPT_PART = 3 / 4
 class ParkedFetch(Protocol):
     """A Fetch request that waits."""
 
-    def answer_now(self) -> None:
+    def answer_soon(self) -> None:
         """Answer with what there is, and leave."""
 
 
@@ -26,26 +26,30 @@ class ParkedFetches:
         self.partition_count = 0
         self._counts: dict[ParkedFetch, int] = {}
         self._is_scheduled = False
+        self._is_over = False
 
     def add(self, fetch: ParkedFetch, partition_count: int) -> None:
         """Count a fetch; in a later turn of the loop it may be answered early."""
         self._counts[fetch] = partition_count
         self.partition_count += partition_count
         if self.partition_count > self.partitions_max:
-            self._answer_soon()
+            self._is_over = True
+            self._relieve_soon()
 
     def remove(self, fetch: ParkedFetch) -> None:
         """Forget a fetch that is answered or abandoned."""
         self.partition_count -= self._counts.pop(fetch, 0)
+        if self._is_over:
+            self._relieve_soon()
 
-    def _answer_soon(self) -> None:
+    def _relieve_soon(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._answer_largest)
 
     def _answer_largest(self) -> None:
-        """Answer one in each turn of the loop: it may name thousands of partitions."""
+        """Answer one fetch; the next one is answered when it has left."""
         self._is_scheduled = False
-        if self.partition_count > self.partitions_max * KEPT_PART:
-            max(self._counts, key=self._counts.__getitem__).answer_now()
-            self._answer_soon()
+        self._is_over = self.partition_count > self.partitions_max * KEPT_PART
+        if self._is_over:
+            max(self._counts, key=self._counts.__getitem__).answer_soon()

@@ -6,6 +6,7 @@ together has been dealt with, but not to the loop's next turn, which would cost 
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
@@ -14,14 +15,21 @@ PASSES_MAX = 3
 """What is put off meanwhile belongs to the next pass, after the last one to the loop's next turn: others come, too."""
 
 
-class Turn:
-    """Work put off to the end of a turn. All methods are the event loop's."""
+LARGE_BYTES_PER_TURN = 64 * 1024
+"""Large work is measured by the bytes of the request that asks for it; a larger piece is done by itself."""
 
-    __slots__ = ("_is_end_sure", "_work")
+
+class Turn:
+    """Work put off to the end of a turn, and large work spread over many. All methods are the event loop's."""
+
+    __slots__ = ("_is_end_sure", "_is_large_scheduled", "_large", "_large_bytes_left", "_work")
 
     def __init__(self) -> None:
         self._work: list[Callable[[], None]] = []
         self._is_end_sure = False
+        self._large: deque[tuple[int, Callable[[], None]]] = deque()
+        self._large_bytes_left = LARGE_BYTES_PER_TURN
+        self._is_large_scheduled = False
 
     def begin(self) -> None:
         """First in what the loop calls, if `end` is the last."""
@@ -51,3 +59,34 @@ class Turn:
         self._is_end_sure = False
         if self._work:
             self._end_later()
+
+    def admits(self, size_bytes: int, work: Callable[[], None]) -> bool:
+        """Whether large work may be done now; if not, `work` is called when it may, in the order asked.
+
+        A turn of the loop does only so much of it, whichever connections it is for: small requests come in between.
+        """
+        is_admitted = self._large_bytes_left > 0
+        if is_admitted:
+            self._large_bytes_left -= size_bytes
+        else:
+            self._large.append((size_bytes, work))
+        self._schedule_large()
+        return is_admitted
+
+    def _schedule_large(self) -> None:
+        if not self._is_large_scheduled:
+            self._is_large_scheduled = True
+            asyncio.get_running_loop().call_soon(self._do_large)
+
+    def _do_large(self) -> None:
+        """In each turn of the loop that follows large work, until one has none."""
+        self._is_large_scheduled = False
+        self._large_bytes_left = LARGE_BYTES_PER_TURN
+        while self._large and self._large_bytes_left > 0:
+            size_bytes, work = self._large.popleft()
+            self._large_bytes_left -= size_bytes
+            self._schedule_large()
+            try:
+                work()
+            except Exception:
+                logger.exception("%s failed", work)

@@ -5,8 +5,10 @@ that each request waits for its whole `max_wait_ms`.
 """
 
 import argparse
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from onceflow.wire import fetch
 from onceflow.wire.fetch import FetchPartition, FetchRequest
@@ -28,6 +30,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=100, help="long polls of each connection")
     parser.add_argument("--entries", type=int, default=8_000, help="partitions that each request names")
     parser.add_argument("--partitions", type=int, default=1, help="partitions of the topic; entries repeat them")
+    parser.add_argument("--again", action="store_true", help="send a further long poll for each that is answered")
     parser.add_argument("--leaving", action="store_true", help="close the connections and open others all the time")
     return parser.parse_args()
 
@@ -50,13 +53,24 @@ def opened(bootstrap: str, count: int, requests: bytes) -> Sequence[RawClient]:
     return clients
 
 
+def ask_again(client: RawClient, request: bytes) -> None:
+    """Send a further request for each response, until the harness ends this process."""
+    with suppress(ConnectionError):
+        while client.receive_frame():
+            client.socket.sendall(request)
+
+
 def main() -> None:
     options = arguments()
     writer = RawClient(options.bootstrap)
     writer.socket.settimeout(120)
     writer.create_topic(TOPIC, options.partitions)
-    requests = long_poll(options.entries, options.partitions) * options.requests
+    request = long_poll(options.entries, options.partitions)
+    requests = request * options.requests
     clients = opened(options.bootstrap, options.connections, requests)
+    for client in clients if options.again else ():
+        client.socket.settimeout(None)
+        threading.Thread(target=ask_again, args=(client, request), daemon=True).start()
     ready()
     batch = batch_of(b"x")
     while not is_over():

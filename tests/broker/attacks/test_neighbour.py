@@ -13,6 +13,7 @@ ATTACKS: Sequence[tuple[str, Sequence[str]]] = (
     ("parked_fetches", ()),
     ("parked_fetches", ("--connections", "100", "--requests", "10")),
     ("parked_fetches", ("--connections", "20", "--requests", "2", "--partitions", "8000")),
+    ("parked_fetches", ("--connections", "100", "--requests", "1", "--again")),
     ("parked_fetches", ("--connections", "10", "--requests", "10", "--entries", "2000", "--leaving")),
     ("invented_producers", ()),
     ("invented_producers", ("--batches", "5")),
