@@ -49,7 +49,7 @@ class PartitionOnATroubledDisk:
 
 
 async def committed(troubled: int) -> PartitionOnATroubledDisk:
-    commit, partition = GroupCommit(Turn()), PartitionOnATroubledDisk(troubled)
+    commit, partition = GroupCommit(Turn(), lambda: True, lambda: None), PartitionOnATroubledDisk(troubled)
     commit.request(partition)  # type: ignore[arg-type]
     waiting = [asyncio.ensure_future(event.wait()) for event in (partition.settled, partition.failed)]
     _, pending = await asyncio.wait(waiting, timeout=10, return_when=asyncio.FIRST_COMPLETED)

@@ -7,8 +7,9 @@ partition, since the kernel may have dropped the pages (`PartitionLog.fail_sync`
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from onceflow.broker.partitions import Partition
 from onceflow.broker.round_thread import RoundThread
@@ -26,15 +27,26 @@ TIMER_MAX_S = 86_400.0
 """A `flush.ms` beyond this is a day: timers of the loop have a limit."""
 
 Round = Sequence[tuple[Partition, SyncPoint]]
-Ended = tuple[Round, Sequence[OSError | None]]
-"""A round, and of each of its syncs the error, if it failed."""
+
+
+class Ended(NamedTuple):
+    """A round after its syncs."""
+
+    points: Round
+    errors: Sequence[OSError | None]
+    """The error of each sync that failed."""
+    is_in_place: bool = True
+    """Whether the data directory was at its path after the syncs."""
 
 
 class GroupCommit:
     """Syncs what was appended. All methods are the event loop's."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn, is_in_place: Callable[[], bool], on_lost: Callable[[], None]) -> None:
+        """`is_in_place`: whether what was synced can be found again; if not, `on_lost` fails every partition."""
         self._turn = turn
+        self._is_in_place = is_in_place
+        self._on_lost = on_lost
         self._dirty: dict[Partition, None] = {}
         self._put_off: dict[Partition, int] = {}
         self._timers: dict[Partition, asyncio.TimerHandle] = {}
@@ -90,12 +102,12 @@ class GroupCommit:
             self._idle.set()
             return
         try:
-            self._thread.begin(partial(_run, points))
+            self._thread.begin(partial(_run, points, self._is_in_place))
         except OSError as error:
             # No descriptor is free for its pipe: tried again, like a directory that cannot be opened for its sync.
             for _partition, point in points:
                 point.put_off(error)
-            asyncio.get_running_loop().call_soon(self._end_round, (points, [None] * len(points)))
+            asyncio.get_running_loop().call_soon(self._end_round, Ended(points, [None] * len(points)))
 
     def _begin_one(self, partition: Partition) -> SyncPoint | None:
         try:
@@ -112,7 +124,10 @@ class GroupCommit:
     def _end_round(self, ended: Ended) -> None:
         self._turn.begin()
         try:
-            for (partition, point), error in zip(*ended, strict=True):
+            if not ended.is_in_place:
+                self._on_lost()
+                return
+            for (partition, point), error in zip(ended.points, ended.errors, strict=True):
                 self._end_one(partition, point, error)
         finally:
             # Appends that came during the round have been waiting: go on in this turn.
@@ -161,9 +176,10 @@ class GroupCommit:
         self._thread.close()
 
 
-def _run(points: Round) -> Ended:
+def _run(points: Round, is_in_place: Callable[[], bool]) -> Ended:
     """In the thread."""
-    return points, [_run_one(point) for _partition, point in points]
+    errors = [_run_one(point) for _partition, point in points]
+    return Ended(points, errors, is_in_place())
 
 
 def _run_one(point: SyncPoint) -> OSError | None:

@@ -1,6 +1,7 @@
 """The broker without its sockets: data directory, topics, partitions, groups, and the threads that help the loop."""
 
 import asyncio
+import errno
 import gc
 import logging
 import uuid
@@ -79,7 +80,9 @@ class Node:
         self.parked_fetches = ParkedFetches(config.parked_fetch_partitions_max)
         self.groups = GroupCoordinator(clock, config)
         self.turn = Turn()
-        self.group_commit = GroupCommit(self.turn)
+        self.group_commit = GroupCommit(self.turn, directory.is_in_place, self._lose_directory)
+        self.is_lost = False
+        """Whether the data directory was deleted, renamed or replaced: nothing more can be stored."""
         self.answer_cache = AnswerCache()
         self.known_requests = KnownRequests()
         self.record_checks = RecordChecks(clock, self.in_search_thread)
@@ -302,12 +305,32 @@ class Node:
 
     # Time and end
 
+    def check_directory(self) -> None:
+        """Fail every partition once the data directory is not at its path any more."""
+        if not self.directory.is_in_place():
+            self._lose_directory()
+
+    def _lose_directory(self) -> None:
+        if self.is_lost:
+            return
+        self.is_lost = True
+        path = self.directory.path
+        logger.critical(
+            "data directory %s was deleted, renamed or replaced while the broker ran: nothing more is stored or"
+            " acknowledged; restore the directory and start the broker again",
+            path,
+        )
+        error = FileNotFoundError(errno.ENOENT, "the data directory is not at its path", str(path))
+        for partition in (*self.partitions, self._metadata.partition):
+            partition.log.fail(error)
+            partition.fail(ErrorCode.kafka_storage_error)
+
     def expire_groups(self) -> None:
         """Act on the groups' time-outs that are over."""
         self.group_requests.expire()
 
-    async def close(self) -> None:
-        """Sync and close every log, and mark the directory clean if that went well."""
+    async def close(self) -> bool:
+        """Sync and close every log, and mark the directory clean if that went well; whether it did."""
         await self.housekeeping.close()
         await self.group_commit.close()
         self._housekeeping_thread.shutdown()
@@ -315,11 +338,12 @@ class Node:
         clean = False
         try:
             were_whole = [self._close_log(each) for each in (*self.partitions, self._metadata.partition)]
-            clean = all(were_whole)
+            clean = all(were_whole) and self.directory.is_in_place()
         finally:
             for partition in (*self.partitions, self._metadata.partition):
                 partition.log.close_files()
             self.directory.close(clean=clean)
+        return clean
 
     @staticmethod
     def _close_log(partition: Partition) -> bool:

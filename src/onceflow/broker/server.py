@@ -69,10 +69,21 @@ LONG_WAITS = frozenset((apis.JOIN_GROUP, apis.SYNC_GROUP))
 
 
 class Broker:
-    """One broker. `disk` and `clock` are the real ones unless a test passes its own."""
+    """One broker. `disk` and `clock` are the real ones unless a test passes its own.
 
-    def __init__(self, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
+    `on_lost` is called once when the data directory is not at its path any more: the broker is of no use then.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
         self.config = config
+        self._on_lost = on_lost
         self.port = 0
         self._disk = disk
         self._clock = clock
@@ -106,15 +117,15 @@ class Broker:
         self._node.housekeeping.start()
         self._on_tick()
 
-    async def stop(self) -> None:
-        """Answer what can be answered, close all connections, sync and close all logs."""
+    async def stop(self) -> bool:
+        """Answer what can be answered, close all connections, sync and close all logs; whether all were closed."""
         if self._listener is not None:
             await self._listener.stop()
         if self._tick is not None:
             self._tick.cancel()
         if self._watch is not None:
             self._watch.stop()
-        await self.node.close()
+        return await self.node.close()
 
     def close_descriptors(self) -> None:
         """In a forked child, which has no loop: let go of the copies of what ends with the parent's broker."""
@@ -154,12 +165,19 @@ class Broker:
 
     def _on_tick(self) -> None:
         """What time brings; each part by itself, since one that fails must not stop the others."""
-        for work in (self.node.expire_groups, self.node.transactions.tick, self._look_after_connections):
+        node = self.node
+        for work in (node.expire_groups, node.transactions.tick, self._look_after_connections, self._check_directory):
             try:
                 work()
             except Exception:
                 logger.exception("%s failed; it is tried again in %s s", work.__qualname__, TICK_SECONDS)
         self._tick = asyncio.get_running_loop().call_later(TICK_SECONDS, self._on_tick)
+
+    def _check_directory(self) -> None:
+        self.node.check_directory()
+        if self.node.is_lost and self._on_lost is not None:
+            on_lost, self._on_lost = self._on_lost, None
+            on_lost()
 
     def _look_after_connections(self) -> None:
         self._ticks += 1

@@ -169,13 +169,17 @@ async def _serve(config: "BrokerConfig") -> None:
     for number in STOP_SIGNALS:
         # Not the loop's own handlers, which end with it: a second signal must not kill a process that ends cleanly.
         signal.signal(number, lambda _number, _frame: loop.call_soon_threadsafe(stop.set))
-    server = Broker(config)
+    server = Broker(config, on_lost=stop.set)
     try:
         await server.start()
     except OSError as error:
         raise OnceflowError(f"--data {config.data} cannot be used: {error}; choose another directory") from error
     print(f"listening on {address_text((config.host, server.port))}", flush=True)
     await stop.wait()
-    await server.stop()
+    are_closed = await server.stop()
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    if not are_closed:
+        raise OnceflowError(
+            f"--data {config.data}: not every log could be closed; the log above says why, the next start checks them"
+        )

@@ -45,6 +45,8 @@ class DataDirectory:
         self.cleaner_offsets = OffsetCheckpoint(disk, path / CLEANER_FILE)
         self._disk = disk
         self._lock = lock
+        self._lock_path = str(path / _LOCK_FILE)
+        self._lock_stat = os.fstat(lock)
 
     @classmethod
     def open(cls, path: Path, *, disk: Disk, node_id: int = 1, cluster_id: str | None = None) -> "DataDirectory":
@@ -98,6 +100,13 @@ class DataDirectory:
         for name in self._disk.names(directory):
             self._disk.remove(directory / name)
         self._disk.remove_directory(directory)
+
+    def is_in_place(self) -> bool:
+        """Whether the directory is still at its path, with the lock that this broker holds. Any thread."""
+        try:
+            return os.path.samestat(os.stat(self._lock_path), self._lock_stat)
+        except OSError:
+            return False
 
     def close_descriptor(self) -> None:
         """In a forked child, whose copy would keep the directory locked after the parent let go."""

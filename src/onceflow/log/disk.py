@@ -49,6 +49,10 @@ class File(Protocol):
         """Makes the bytes and the length durable (fdatasync)."""
         ...
 
+    def is_removed(self) -> bool:
+        """Whether no directory names the file any more: what is written to it is lost when it is closed."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -147,6 +151,9 @@ class RealFile:
 
     def sync_data(self) -> None:
         _sync_data(self._descriptor)
+
+    def is_removed(self) -> bool:
+        return not os.fstat(self._descriptor).st_nlink
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

@@ -264,7 +264,7 @@ class PartitionLog:
         except OSError as error:
             if isinstance(error, WriteNotUndone):
                 # A round of syncs may be under way: it ends by itself, and what it covers is durable then.
-                self._fail(error)
+                self.fail(error)
             elif from_reserve and self._disk.make_room(error):
                 self._write(segment, batch, size_bytes, from_reserve=False)
                 return
@@ -317,7 +317,7 @@ class PartitionLog:
         except SyncNotBegun as error:
             raise StorageFailed(f"{self.name}: no new segment at {self.log_end_offset}: {error}") from error
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
             raise StorageFailed(str(self.failure)) from error
 
     def begin_sync(self) -> SyncPoint | None:
@@ -399,9 +399,10 @@ class PartitionLog:
         """After `point.run` raised. The kernel may have dropped the pages, so a second sync would prove nothing:
         the partition takes no more writes until it is opened anew. Reads go on up to the high watermark."""
         self._syncing = None
-        self._fail(error)
+        self.fail(error)
 
-    def _fail(self, error: OSError) -> None:
+    def fail(self, error: OSError) -> None:
+        """Take no more writes until the log is opened again."""
         self.failure = StorageFailed(
             f"{self.name}: {self.directory} could not be synced: {error}; nothing more is written to it, check the"
             " disk and restart the broker"

@@ -13,11 +13,14 @@ What a round has to sync is more than the active file after a roll:
    is durable, names included, and recovery may begin there. Its own name waits for the next roll's round; if it is
    lost, recovery begins earlier. Before what is earlier goes, it is made durable (`onceflow.log.swap`).
 
+A file that was deleted under the broker counts as one that cannot be synced.
+
 A failed sync of 1 or 3 is final. What can be made again is not: if an index or a snapshot cannot be written (a full
 disk, no free descriptor), its seal and the later ones are kept for the next round, and a directory that could not be
 opened for its sync keeps the whole round.
 """
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,8 +63,8 @@ class SyncPoint:
     def run(self) -> None:
         """Blocks; any thread. Raises OSError, after which nothing is known about what is durable."""
         for seal in self.seals:
-            seal.segment.file.sync_data()
-        self.active.file.sync_data()
+            _sync_file(seal.segment)
+        _sync_file(self.active)
         if not self.seals and not self.is_first:
             return
         written = self._write_indexes()
@@ -97,6 +100,13 @@ class SyncPoint:
                 self.problem = error
                 return number
         return count
+
+
+def _sync_file(segment: Segment) -> None:
+    file = segment.file
+    file.sync_data()
+    if file.is_removed():
+        raise FileNotFoundError(errno.ENOENT, "deleted while the broker ran", str(segment.path))
 
 
 def write_snapshot(disk: Disk, directory: Path, offset_end: int, snapshot: Snapshot) -> None:

@@ -391,6 +391,9 @@ class _FaultyFile:
             if not self._disk.ignores_sync_data:
                 self._node.sync()
 
+    def is_removed(self) -> bool:
+        return self._file.is_removed()
+
     def close(self) -> None:
         self._file.close()
 

@@ -35,7 +35,7 @@ class Stored:
     def _open(self) -> None:
         log = PartitionLog.open(self._path, self._log_config, disk=self.disk, clock=self.clock, clean=False)
         self.partition = Partition("__consumer_offsets", 0, log)
-        self.group_commit = GroupCommit(Turn())
+        self.group_commit = GroupCommit(Turn(), lambda: True, lambda: None)
         self.groups = GroupCoordinator(self.clock, self.config)
         self.requests = GroupRequests(self.groups, StateLog(self.partition, self.clock, self.group_commit))
 

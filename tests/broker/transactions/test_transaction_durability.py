@@ -1,7 +1,7 @@
 """Power cuts at every step of a transaction, asked for over a real socket: whole or gone, as it was told."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -105,9 +105,9 @@ def nothing_is_synced() -> Iterator[None]:
     is_over = threading.Event()
     run = group_commit._run
 
-    def held(points: group_commit.Round) -> group_commit.Ended:
+    def held(points: group_commit.Round, is_in_place: Callable[[], bool]) -> group_commit.Ended:
         assert is_over.wait(20)
-        return run(points)
+        return run(points, is_in_place)
 
     with mock.patch.object(group_commit, "_run", held):
         try:
