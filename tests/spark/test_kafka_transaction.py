@@ -15,6 +15,7 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.spark import kafka_steps
+from onceflow.spark.batch import AcceptedLoss
 from onceflow.spark.kafka_sender import Blob
 from onceflow.spark.kafka_steps import STEPS, Step
 from onceflow.spark.sink_errors import SinkStopped
@@ -529,3 +530,16 @@ def test_an_empty_batch_writes_its_marker_alone(new_driver: NewDriver, bootstrap
     found = driver.place.read_record(driver.cluster)
     assert found is not None and found.batch == 2
     assert (found.since, found.offsets) == ({"in": {"0": 0}}, {"in": {"0": 60}})
+
+
+def test_accepted_losses_are_kept_in_the_record(new_driver: NewDriver) -> None:
+    """The next batches keep them, also where another start has read the marker."""
+    loss = AcceptedLoss("trimmed", "in", 0, 0, 5, batch=1, at_ms=17, option="accept_data_loss")
+    driver = new_driver()
+    driver.write(0)
+    driver.write(1, of=replace(batch(1), accepted=(loss,)))
+    following = new_driver(owner="owner-2")
+    following.write(2)
+    found = following.target.recover(QUERY)
+    assert found is not None
+    assert (found.batch, found.losses) == (2, (loss,))

@@ -186,7 +186,7 @@ def test_a_topic_made_again_is_another_topic(options: SourceOptions, cluster: Cl
     cluster.delete_topic(topic)
     new_id = str(cluster.create_topic(topic, 1).topic_id)
     send(["first", "second"])
-    with pytest.raises(DataLost, match=f"topic {topic} is gone from the log: it was deleted and made again"):
+    with pytest.raises(DataLost, match=f"topic {topic} is gone from the log: it was deleted and created again"):
         StreamReader(options).latestOffset(start, EVERYTHING)
 
     lenient = StreamReader(replace(options, fail_on_data_loss=False))
@@ -205,7 +205,7 @@ def test_a_batch_of_a_topic_that_was_made_again_since_is_not_read_from_the_new_o
     cluster.delete_topic(topic)
     cluster.create_topic(topic, 1)
     send(["of the new one"])
-    with pytest.raises(DataLost, match="deleted and made again"):
+    with pytest.raises(DataLost, match="deleted and created again"):
         StreamReader(options).partitions(start, end)
     assert StreamReader(replace(options, fail_on_data_loss=False)).partitions(start, end) == []
 
@@ -279,7 +279,7 @@ def test_a_loss_is_told_once_and_not_at_every_poll(
     for _ in range(3):
         start = reader.latestOffset(start, EVERYTHING) | {topic: {"0": 7}}
     (told,) = [record.message for record in caplog.records]
-    assert told.startswith(f"{topic}-0 is gone from the log: the partition now ends at 0, before offset 7")
+    assert told.startswith(f"{topic}-0 [0, 7) is gone from the log: the partition now ends at 0, before offset 7")
 
 
 def test_a_topic_that_is_no_longer_subscribed_stops_the_query(

@@ -75,6 +75,12 @@ def _master(context: click.Context, parameter: click.Parameter, value: str | Non
     help="The file for what Spark itself has to say.  [default: CHECKPOINT.log, or standard error where that is a URL "
     "or spark-submit starts it]",
 )
+@click.option(
+    "--accept-data-loss",
+    is_flag=True,
+    help="Count on where the log lacks events, for this run: deleted before they were counted, or of a topic that was "
+    "deleted and created again. The marker keeps which, and 'onceflow verify' reports them.",
+)
 @json_option
 def run(
     bootstrap: str,
@@ -87,6 +93,7 @@ def run(
     master: str | None,
     trigger: str,
     spark_log: Path | None,
+    accept_data_loss: bool,
     as_json: bool,
 ) -> None:
     """Count a topic's click events into Redis, each exactly once, until Ctrl-C.
@@ -125,6 +132,7 @@ def run(
         java_home=None if submitted else _java_home(),
         log_file=spark_log,
         kafka=kafka_settings(),
+        accept_data_loss=accept_data_loss,
     )
     pipeline.check()
     _tell_start(pipeline)
@@ -213,6 +221,8 @@ def _told(verdict: "Verdict") -> str:
         f"bad events       {recount.bad:>14,}",
         *(f"  {name:<15} {count:>14,}" for name, count in _largest(recount.by_reason)),
         f"not yet counted  {verdict.not_yet_counted:>14,}",
+        f"accepted losses  {len(verdict.marker.losses):>14,}",
+        *(f"  {loss}" for loss in verdict.marker.losses),
         f"differences      {len(verdict.differences):>14,}",
     ]
     return "\n".join([*lines, *_listed(verdict.differences)])

@@ -28,7 +28,7 @@ from onceflow.clicks.stopping import stop_on_signals
 from onceflow.client.cluster import Cluster
 from onceflow.client.security import read_security
 from onceflow.errors import OnceflowError
-from onceflow.spark.options import KAFKA
+from onceflow.spark.options import FAIL_ON_DATA_LOSS, KAFKA
 from onceflow.spark.read_again import read_again
 from onceflow.spark.redis_sink import Append, Increment, MissingRanges, RedisSink
 from onceflow.spark.session import build_session
@@ -67,6 +67,8 @@ class ClickPipeline:
     log_file: Path | None = None
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     """TLS and SASL by Kafka's names."""
+    accept_data_loss: bool = False
+    """Whether this run counts on where the log lacks records."""
 
     @property
     def plan(self) -> str:
@@ -142,8 +144,7 @@ class ClickPipeline:
         """Return the stream of the sink's rows."""
         events = (
             spark.readStream.format("onceflow")
-            .options(**self._source)
-            .option("subscribe", self.topic)
+            .options(**self._stream)
             .option("startingOffsets", "earliest")
             .option("maxOffsetsPerTrigger", str(EVENTS_PER_BATCH_MAX))
             .load()
@@ -158,6 +159,11 @@ class ClickPipeline:
     def _source(self) -> dict[str, str]:
         secured = {f"{KAFKA}{name}": value for name, value in self.kafka.items()}
         return {"kafka.bootstrap.servers": self.bootstrap, **secured}
+
+    @property
+    def _stream(self) -> dict[str, str]:
+        lossy = {FAIL_ON_DATA_LOSS: "false"} if self.accept_data_loss else {}
+        return {**self._source, "subscribe": self.topic, **lossy}
 
     def _counted(self, events: DataFrame) -> DataFrame:
         count = functools.partial(
@@ -186,6 +192,7 @@ class ClickPipeline:
             plan=self.plan,
             plan_version=PLAN_VERSION,
             rebuild=functools.partial(self.rows_again, spark),
+            accept_data_loss=self._stream if self.accept_data_loss else None,
         )
 
     def _wait(self, query: StreamingQuery, sink: RedisSink, stop: threading.Event) -> None:

@@ -26,6 +26,7 @@ import redis
 
 from onceflow.errors import OnceflowError
 from onceflow.spark import redis_answers
+from onceflow.spark.batch import AcceptedLoss
 from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_route import open_client
 
@@ -113,6 +114,8 @@ class MarkerView:
     started_ms: int
     finished_ms: int
     duration_ms: int | None
+    losses: tuple[AcceptedLoss, ...]
+    """Data loss that was accepted, oldest first."""
     fields: Mapping[str, str]
     """Every field as it stands in Redis, to see whether the marker moved."""
 
@@ -310,9 +313,10 @@ def parse_marker(fields: Mapping[str, str]) -> MarkerView | None:
             started_ms=int(fields.get("started_ms") or 0),
             finished_ms=int(fields.get("finished_ms") or 0),
             duration_ms=int(fields["duration_ms"]) if fields.get("duration_ms") else None,
+            losses=tuple(AcceptedLoss(**loss) for loss in json.loads(fields.get("losses", "[]"))),
             fields=dict(fields),
         )
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise RedisUnreachable(f"the marker in Redis is not one of onceflow's ({error}): {dict(fields)}") from error
 
 

@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import redis
@@ -22,6 +22,7 @@ from onceflow.client.librdkafka import librdkafka_settings
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
 from onceflow.spark import redis_answers
+from onceflow.spark.offsets import LossKind
 from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_route import open_client
 
@@ -86,6 +87,7 @@ class Verdict:
             "by_os": recount.by_os,
             "bad_by_reason": recount.by_reason,
             "not_yet_counted": self.not_yet_counted,
+            "accepted_losses": [asdict(loss) for loss in self.marker.losses],
             "differences": [
                 {"key": one.key, "field": one.field, "log": one.in_log, "redis": one.in_redis}
                 for one in self.differences
@@ -108,13 +110,14 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: 
     keys = Keys(hash_key)
     counts = read_counts(redis_url, keys)
     marker = counts.marker
-    begins, ends = marker.since.get(topic, {}), marker.offsets.get(topic, {})
+    ends = marker.offsets.get(topic, {})
     if not ends:
         known = ", ".join(marker.offsets) or "none, no batch is complete yet"
         raise CannotSay(
             f"the marker {keys.marker} counts no topic '{topic}' (it counts {known}): name the right --topic"
         )
     key_field, value_field = _plan(marker, keys)
+    begins = _begins(marker, topic)
     recount = Recount(key_field, value_field, set(counts.dead))
     not_yet_counted = _read_log(bootstrap, topic, begins, ends, recount, security)
     return Verdict(topic, hash_key, marker, recount, compare(keys, counts, recount), not_yet_counted)
@@ -124,6 +127,23 @@ def _plan(marker: MarkerView, keys: Keys) -> tuple[str, str | None]:
     if marker.counted_fields is None:
         raise CannotSay(f"{by_another_job(keys.count, marker)}: verify knows only what that counts")
     return marker.counted_fields
+
+
+def _begins(marker: MarkerView, topic: str) -> dict[int, int]:
+    """Return where the recount begins in each partition: after records that were deleted before they were counted.
+
+    Raises `CannotSay` where counted records are gone by an accepted loss.
+    """
+    begins = dict(marker.since.get(topic, {}))
+    for loss in marker.losses:
+        if loss.topic != topic:
+            continue
+        begin = begins.get(loss.partition, loss.begin)
+        if loss.kind != LossKind.TRIMMED or loss.end is None or begin < loss.begin:
+            known = "; ".join(map(str, marker.losses))
+            raise CannotSay(f"what was counted before an accepted loss cannot be counted again: {known}")
+        begins[loss.partition] = max(begin, loss.end)
+    return begins
 
 
 # Redis

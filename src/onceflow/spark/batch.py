@@ -4,9 +4,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
-from onceflow.spark.offsets import OffsetRange
+from onceflow.spark.offsets import Loss, LossKind, OffsetRange
 
 NO_BATCH = -1
 
@@ -20,6 +21,28 @@ def canonical_json(document: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class AcceptedLoss:
+    """Offsets that are missing from a sink, or were counted of a topic that is gone: which, when, by which option."""
+
+    kind: str
+    """A LossKind."""
+    topic: str
+    partition: int
+    begin: int
+    end: int | None
+    """None: not known; all that the former topic had after `begin`."""
+    batch: int
+    at_ms: int
+    """The start of the run that accepted it, ms since 1970."""
+    option: str
+
+    def __str__(self) -> str:
+        at = datetime.fromtimestamp(self.at_ms / 1000, UTC).isoformat(timespec="seconds")
+        gone = f"{self.topic}-{self.partition} [{self.begin}, {'…' if self.end is None else self.end})"
+        return f"{gone} {self.kind}, accepted in batch {self.batch} by {self.option} at {at}"
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """What one micro-batch is: told by the checkpoint and the job's code, the same at every attempt."""
 
@@ -29,6 +52,10 @@ class Batch:
     plan: str
     plan_version: int
     topic_ids: Mapping[str, str] = field(default_factory=dict)
+    restarts: Sequence[Loss] = ()
+    """Where the batch does not continue the one before, as the checkpoint shows: another topic, an earlier end."""
+    accepted: Sequence[AcceptedLoss] | None = None
+    """What of it is missing; None where no loss was accepted."""
 
     @property
     def ranges_json(self) -> str:
@@ -43,6 +70,11 @@ class Batch:
         """Hex SHA-256: a job whose code changed in the middle of a batch must not finish it with the new code."""
         document = [json.loads(self.ranges_json), dict(self.topic_ids), self.plan, self.plan_version]
         return hashlib.sha256(canonical_json(document).encode()).hexdigest()
+
+    @property
+    def recreated(self) -> frozenset[str]:
+        """Topics that were deleted and created again before this batch."""
+        return frozenset(loss.topic for loss in self.restarts if loss.kind is LossKind.RECREATED)
 
     @property
     def size_offsets(self) -> int:

@@ -110,6 +110,7 @@ class Checkpoint:
             )
         ranges: list[offsets.OffsetRange] = []
         topic_ids: dict[str, str] = {}
+        restarts: list[offsets.Loss] = []
         for start_line, end_line in zip(starts, ends, strict=True):
             if end_line == _NO_OFFSETS:
                 continue
@@ -122,8 +123,9 @@ class Checkpoint:
             end = self._parsed(number, end_line)
             topic_ids |= end.topic_ids
             ranges += offsets.ranges(start, end)
+            restarts += [] if start is None else offsets.restarts(start, end)
         self._refuse_topic_twice(number, ranges)
-        return Batch(query, number, tuple(sorted(ranges)), plan, plan_version, topic_ids)
+        return Batch(query, number, tuple(sorted(ranges)), plan, plan_version, topic_ids, tuple(restarts))
 
     def _parsed(self, number: int, line: str) -> offsets.Offsets:
         try:

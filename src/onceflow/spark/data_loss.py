@@ -4,10 +4,28 @@ import logging
 from collections.abc import Iterable
 
 from onceflow.errors import OnceflowError
-from onceflow.spark.offsets import Loss
+from onceflow.spark.offsets import Loss, LossKind
 from onceflow.spark.options import FAIL_ON_DATA_LOSS
 
 _logger = logging.getLogger(__name__)
+
+
+ACCEPT_DATA_LOSS = (
+    "accept the loss with 'onceflow run --accept-data-loss', in Python with option "
+    f"{FAIL_ON_DATA_LOSS}=false of the source and accept_data_loss= of the sink"
+)
+
+
+REMEDIES = {
+    LossKind.TRIMMED: f"it was deleted before the query read it: to count what is left, {ACCEPT_DATA_LOSS}",
+    LossKind.TRUNCATED: f"the log's end went back: to continue at its end, {ACCEPT_DATA_LOSS}",
+    LossKind.RECREATED: (
+        f"to count the new topic beside the old counts, {ACCEPT_DATA_LOSS}; to count it alone, begin with a new "
+        "checkpoint and an empty target ('onceflow sink reset')"
+    ),
+    LossKind.MISSING: f"name the brokers that have it, or create the topic and {ACCEPT_DATA_LOSS}",
+}
+"""What to do about each kind of loss; tests/clicks/test_accepted_losses.py does it."""
 
 
 class DataLost(OnceflowError):
@@ -15,10 +33,8 @@ class DataLost(OnceflowError):
 
 
 def report(lost: Iterable[Loss], *, fail: bool) -> None:
-    """Raises DataLost for the first loss, or logs each and lets the query go on without those records."""
+    """Log each loss. Raises DataLost for the first one where `fail` is true."""
     for loss in lost:
         if fail:
-            raise DataLost(
-                f"{loss.gone} is gone from the log: {loss.reason}; option {FAIL_ON_DATA_LOSS}=false goes on without it"
-            )
-        _logger.warning("%s is gone from the log: %s; going on without it", loss.gone, loss.reason)
+            raise DataLost(f"{loss.gone} is gone from the log: {loss.reason}; {REMEDIES[loss.kind]}")
+        _logger.warning("%s is gone from the log: %s; the query continues without it", loss.gone, loss.reason)

@@ -13,6 +13,8 @@
 from dataclasses import dataclass
 
 from onceflow.spark.batch import NO_BATCH, Batch
+from onceflow.spark.data_loss import ACCEPT_DATA_LOSS
+from onceflow.spark.offsets import LossKind
 from onceflow.spark.proof import Proof, ranges_digest
 
 MISSING_OK = "--missing-ok"
@@ -197,9 +199,26 @@ def _same_batch(found: Proof, batch: Batch, wording: Wording) -> Decision:
     )
 
 
+def _restarted(batch: Batch, wording: Wording) -> Refuse:
+    loss = batch.restarts[0]
+    what = {
+        LossKind.RECREATED: f"topic {loss.topic} was deleted and created again",
+        LossKind.TRUNCATED: f"{loss.topic}-{loss.partition} lost offsets from {loss.begin} on that were written before",
+    }[loss.kind]
+    return Refuse(
+        f"{what}, and batch {batch.number} reads what is there now: to keep the {wording.data} of before beside it, "
+        f"{ACCEPT_DATA_LOSS}; else {wording.anew}"
+    )
+
+
 def _next_batch(found: Proof, batch: Batch, wording: Wording) -> Write | Refuse:
+    if batch.restarts and batch.accepted is None:
+        return _restarted(batch, wording)
+    restarted = {(loss.topic, loss.partition) for loss in batch.restarts}
     for part in batch.ranges:
         written = found.end_of(part.topic, part.partition)
+        if (part.topic, part.partition) in restarted:
+            continue
         if written is not None and written != part.begin:
             return Refuse(
                 f"{wording.marker} ends batch {found.batch} of {part.topic}-{part.partition} at offset {written} and "

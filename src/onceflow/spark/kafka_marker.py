@@ -20,6 +20,7 @@ deleted. Both are written in the transaction of the batch:
 | `plan`, `plan_version` | what is written, and the version of the code that makes it |
 | `partitions` | number of partitions of each output topic when the query first wrote to it: pinned |
 | `offsets` | where the batch ends, `{"topic": {"0": end}}`: the next offset to be written |
+| `losses` | data loss that was accepted, as in every proof; absent where there is none |
 | `since` | first offset ever written, `{"topic": {"0": begin}}`; null where that is no longer known |
 
 A marker is always that of a complete batch: a transaction has no half.
@@ -28,7 +29,7 @@ A marker is always that of a complete batch: a transaction has no half.
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from onceflow.client.admin import Admin
@@ -70,7 +71,8 @@ class KafkaMarker(Proof):
 
     def value(self) -> bytes:
         """The record's value."""
-        return canonical_json({**self.shared, "offsets": self.offsets, "since": self.since}).encode()
+        losses = {"losses": [asdict(loss) for loss in self.losses]} if self.losses else {}
+        return canonical_json({**self.shared, "offsets": self.offsets, "since": self.since, **losses}).encode()
 
     def metadata(self, record_offset: int) -> str:
         """The committed offset's metadata. Raises SinkStopped where it would be too long."""

@@ -54,6 +54,7 @@ def kafka_sink(
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
     marker_topic: str = MARKER_TOPIC,
     accept_partitions: Mapping[str, int] = MappingProxyType({}),
+    accept_data_loss: Mapping[str, str] | None = None,
     kafka: Mapping[str, str] = MappingProxyType({}),
 ) -> "KafkaSink | PlainKafkaSink":
     """What `foreachBatch` gets to write rows to Kafka.
@@ -69,6 +70,7 @@ def kafka_sink(
     batch_bytes: uncompressed bytes of a record batch; driver_bytes: encoded bytes that the driver holds at a time.
     transaction_timeout_ms: after which the cluster gives a dead driver's transaction up.
     accept_partitions: the new partition count of an output topic that was changed on purpose.
+    accept_data_loss: the options of a stream with failOnDataLoss=false, to write on where the log lacks records.
     kafka: security.protocol, sasl.… and ssl.… by Kafka's names.
     """
     options = _Options(
@@ -82,6 +84,7 @@ def kafka_sink(
         transaction_timeout_ms=transaction_timeout_ms,
         marker_topic=marker_topic,
         accept_partitions=accept_partitions,
+        accept_data_loss=accept_data_loss,
     )
     codec = _codec(compression)
     security = read_security(kafka)
@@ -109,6 +112,7 @@ class _Options:
     transaction_timeout_ms: int
     marker_topic: str
     accept_partitions: Mapping[str, int]
+    accept_data_loss: Mapping[str, str] | None
 
 
 class KafkaSink(ExactlyOnce):
@@ -126,7 +130,11 @@ class KafkaSink(ExactlyOnce):
         )
         assert options.checkpoint is not None
         super().__init__(
-            self.target, checkpoint=options.checkpoint, plan=options.plan, plan_version=options.plan_version
+            self.target,
+            checkpoint=options.checkpoint,
+            plan=options.plan,
+            plan_version=options.plan_version,
+            accept_data_loss=options.accept_data_loss,
         )
 
     @property
@@ -174,5 +182,6 @@ def _of_markers(options: _Options) -> list[str]:
         "transaction_timeout_ms": options.transaction_timeout_ms != TRANSACTION_TIMEOUT_MS,
         "marker_topic": options.marker_topic != MARKER_TOPIC,
         "accept_partitions": bool(options.accept_partitions),
+        "accept_data_loss": options.accept_data_loss is not None,
     }
     return [option for option, is_given in given.items() if is_given]

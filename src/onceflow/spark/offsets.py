@@ -22,6 +22,7 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from onceflow.errors import OnceflowError
@@ -151,12 +152,42 @@ def following(start: Offsets, ends: Offsets, begins: Mapping[str, Mapping[int, i
     return Offsets(by_topic, {**start.topic_ids, **ends.topic_ids})
 
 
+class LossKind(StrEnum):
+    """How a log came to lack what a query was to read."""
+
+    TRIMMED = "trimmed"
+    """Deleted by retention or on request: the partition begins later."""
+    TRUNCATED = "truncated"
+    """The partition ends earlier: offsets that were read come again, with other records."""
+    RECREATED = "recreated"
+    """The topic was deleted and created again."""
+    MISSING = "missing"
+    """There is no such topic or partition."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Offsets that a query was to read and that the log no longer has: which, and how that is known."""
+    """Offsets `begin` to `end`, exclusive, that a query was to read and that the log no longer has.
 
-    gone: str
-    reason: str
+    Without partition the whole topic; without end all that came after `begin`.
+    """
+
+    kind: LossKind
+    topic: str
+    partition: int | None = None
+    begin: int | None = None
+    end: int | None = None
+    reason: str = field(default="", compare=False)
+
+    @property
+    def gone(self) -> str:
+        """What is gone, for a message."""
+        if self.partition is None:
+            return f"topic {self.topic}"
+        place = f"{self.topic}-{self.partition}"
+        if self.begin is None:
+            return place
+        return f"{place} [{self.begin}, {'…' if self.end is None else self.end})"
 
 
 def losses(start: Offsets, ends: Offsets) -> list[Loss]:
@@ -164,10 +195,10 @@ def losses(start: Offsets, ends: Offsets) -> list[Loss]:
     found = []
     for topic, partitions in start.by_topic.items():
         if topic not in ends.by_topic:
-            found.append(Loss(f"topic {topic}", "no such topic is there now"))
+            found.append(Loss(LossKind.MISSING, topic, reason="no such topic is there now"))
         elif not ends.same_topic(start, topic):
-            reason = f"it was deleted and made again, id {start.topic_ids[topic]} is now {ends.topic_ids[topic]}"
-            found.append(Loss(f"topic {topic}", reason))
+            reason = f"it was deleted and created again, id {start.topic_ids[topic]} is now {ends.topic_ids[topic]}"
+            found.append(Loss(LossKind.RECREATED, topic, reason=reason))
         else:
             found += _losses_in(topic, partitions, ends.by_topic[topic])
     return found
@@ -182,10 +213,33 @@ def _losses_in(topic: str, partitions: Mapping[int, int], ends: Mapping[int, int
     found = []
     for partition, offset in partitions.items():
         if partition not in ends:
-            found.append(Loss(f"{topic}-{partition}", f"the topic has {len(ends)} partitions now"))
+            reason = f"the topic has {len(ends)} partitions now"
+            found.append(Loss(LossKind.MISSING, topic, partition, reason=reason))
         elif ends[partition] < offset:
             reason = f"the partition now ends at {ends[partition]}, before offset {offset}, which comes next"
-            found.append(Loss(f"{topic}-{partition}", reason))
+            found.append(Loss(LossKind.TRUNCATED, topic, partition, ends[partition], offset, reason))
+    return found
+
+
+def restarts(start: Offsets, end: Offsets) -> list[Loss]:
+    """Return where a batch from `start` to `end` does not continue what was read before, for each partition."""
+    found: list[Loss] = []
+    for loss in losses(start, end):
+        if loss.kind is LossKind.RECREATED:
+            known = start.by_topic[loss.topic]
+            found += [Loss(loss.kind, loss.topic, partition, known[partition]) for partition in sorted(known)]
+        elif loss.kind is LossKind.TRUNCATED:
+            found.append(loss)
+    return found
+
+
+def losses_of_range(part: OffsetRange, log: OffsetRange) -> list[Loss]:
+    """Return what of `part` lies outside of what the log has of the partition."""
+    found = []
+    if part.begin < log.begin:
+        found.append(Loss(LossKind.TRIMMED, part.topic, part.partition, part.begin, min(log.begin, part.end)))
+    if log.end < part.end:
+        found.append(Loss(LossKind.TRUNCATED, part.topic, part.partition, max(part.begin, log.end), part.end))
     return found
 
 

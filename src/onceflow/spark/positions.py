@@ -7,7 +7,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.errors import UnknownTopic
 from onceflow.client.metadata import TopicMetadata
 from onceflow.spark import data_loss
-from onceflow.spark.offsets import Loss, Offsets
+from onceflow.spark.offsets import Loss, LossKind, Offsets
 from onceflow.spark.options import SourceOptions
 from onceflow.spark.position_options import (
     EARLIEST,
@@ -118,7 +118,8 @@ class LogPositions:
         if offset > end:
             raise WrongOption(f"{who}: offset {offset} of {topic}-{partition} lies beyond its end, {end}")
         if offset < begin:
-            lost = Loss(f"{topic}-{partition} [{offset}, {begin})", f"the partition now begins at {begin}")
+            reason = f"the partition now begins at {begin}"
+            lost = Loss(LossKind.TRIMMED, topic, partition, offset, begin, reason)
             data_loss.report([lost], fail=self._options.fail_on_data_loss)
         return max(offset, begin)
 

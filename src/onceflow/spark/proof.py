@@ -13,19 +13,21 @@ The text is canonical JSON, one object:
 | `ranges` | SHA-256 over the offset ranges alone, which stay when the job's code changes |
 | `plan`, `plan_version` | what is written, and the version of the code that makes it |
 | `offsets` | where the batch ends, `{"topic": {"0": end}}`: the next offset to be written; null where it is not known |
+| `losses` | data loss that was accepted, each with kind, offsets, batch, time and option; absent where there is none |
 | `since` | first offset ever written, `{"topic": {"0": begin}}`; a partition found later enters where it began |
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onceflow.spark.batch import Batch, PartitionOffsets, canonical_json, offsets_after, since_after
+from onceflow.spark.batch import AcceptedLoss, Batch, PartitionOffsets, canonical_json, offsets_after, since_after
 from onceflow.spark.sink_errors import MarkerRefused
 
 FORMAT = "1"
+LOSSES_MAX = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Proof:
     offsets: PartitionOffsets | None
     since: PartitionOffsets | None
     complete: bool = True
+    losses: tuple[AcceptedLoss, ...] = ()
 
     @property
     def batch_done(self) -> int:
@@ -59,7 +62,10 @@ class Proof:
 
     def text(self) -> str:
         """Canonical JSON on one line: equal proofs are equal text."""
-        return canonical_json({"format": FORMAT, **asdict(self)})
+        fields = asdict(self)
+        if not self.losses:
+            del fields["losses"]
+        return canonical_json({"format": FORMAT, **fields})
 
     @staticmethod
     def parse(where: str, text: str | bytes) -> "Proof":
@@ -89,12 +95,13 @@ def proof_fields(document: Mapping[str, Any]) -> dict[str, Any]:
         "offsets": document.get("offsets"),
         "since": document.get("since"),
         "complete": bool(document.get("complete", True)),
+        "losses": tuple(AcceptedLoss(**loss) for loss in document.get("losses", ())),
     }
 
 
 def proof_of(batch: Batch, sink: str, found: Proof | None) -> Proof:
     """The proof of `batch`, to be committed with it after the one that was `found`."""
-    known = {} if found is None or found.offsets is None else found.offsets
+    known = {} if found is None or found.offsets is None else _without(found.offsets, batch.recreated)
     return Proof(
         query=batch.query,
         sink=sink,
@@ -105,8 +112,27 @@ def proof_of(batch: Batch, sink: str, found: Proof | None) -> Proof:
         plan_version=batch.plan_version,
         offsets=offsets_after(known, batch),
         # Where counting began is not known any more once it was lost; no later batch can tell it.
-        since=None if found is not None and found.since is None else since_after(_since(found), batch),
+        since=None
+        if found is not None and found.since is None
+        else since_after(_without(_since(found), batch.recreated), batch),
+        losses=losses_after(found, batch),
     )
+
+
+def losses_after(found: Proof | None, batch: Batch) -> tuple[AcceptedLoss, ...]:
+    """Return all accepted losses up to `batch`, each once, oldest first. Raises MarkerRefused for too many."""
+    known = () if found is None else found.losses
+    losses = tuple(dict.fromkeys((*known, *(batch.accepted or ()))))
+    if len(losses) > LOSSES_MAX:
+        raise MarkerRefused(
+            f"the marker of batch {batch.number} has {LOSSES_MAX} accepted losses, more are refused: give the topic a "
+            "longer retention, or count it again with a new checkpoint and an empty target"
+        )
+    return losses
+
+
+def _without(offsets: PartitionOffsets, topics: Collection[str]) -> PartitionOffsets:
+    return {topic: partitions for topic, partitions in offsets.items() if topic not in topics}
 
 
 def _since(found: Proof | None) -> PartitionOffsets:

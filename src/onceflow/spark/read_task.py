@@ -12,7 +12,7 @@ from onceflow.client.errors import OffsetOutOfRange
 from onceflow.errors import OnceflowError
 from onceflow.spark import data_loss
 from onceflow.spark.connections import connect
-from onceflow.spark.offsets import Loss, OffsetRange, share_out
+from onceflow.spark.offsets import Loss, LossKind, OffsetRange, share_out
 from onceflow.spark.options import SourceOptions
 from onceflow.wire.batch import read_header
 from onceflow.wire.columns import DecodedColumns, decode_columns
@@ -124,9 +124,10 @@ def _skip_gone(options: SourceOptions, part: OffsetRange, error: OffsetOutOfRang
     if error.log_start_offset <= error.offset <= error.offset_end:
         raise error
     gone_end = min(error.log_start_offset, part.end) if error.offset < error.log_start_offset else part.end
-    gone = OffsetRange(part.topic, part.partition, error.offset, gone_end)
+    kind = LossKind.TRIMMED if error.offset < error.log_start_offset else LossKind.TRUNCATED
     reason = f"the partition now begins at {error.log_start_offset} and ends at {error.offset_end}"
-    data_loss.report([Loss(str(gone), reason)], fail=options.fail_on_data_loss)
+    loss = Loss(kind, part.topic, part.partition, error.offset, gone_end, reason)
+    data_loss.report([loss], fail=options.fail_on_data_loss)
     return gone_end
 
 
@@ -154,6 +155,6 @@ def _require_same_topics(cluster: Cluster, task: ReadTask) -> None:
     for name, topic in cluster.topics(*task.topic_ids).items() if task.topic_ids else ():
         if str(topic.topic_id) != task.topic_ids[name]:
             raise TopicReplaced(
-                f"topic {name} was deleted and made again while it was read, id {task.topic_ids[name]} is now "
+                f"topic {name} was deleted and created again while it was read, id {task.topic_ids[name]} is now "
                 f"{topic.topic_id}; start the query again"
             )

@@ -151,7 +151,8 @@ class BatchWriter:
         return [(amount, bytes(field)) for amount, field in newest.collect()]
 
     def _completed_fields(self) -> dict[str, str]:
-        return markers.completed_fields(started_ms=self._started_ms, finished_ms=self.now_ms())
+        times = markers.completed_fields(started_ms=self._started_ms, finished_ms=self.now_ms())
+        return times | markers.loss_fields(self.found, self.batch)
 
     def _list_arguments(self, fields: dict[str, str], entries: Entries) -> list[Argument]:
         """The newest entries of each list, oldest first, equal ones in the order of their bytes; and the history."""

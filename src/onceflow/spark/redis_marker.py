@@ -17,6 +17,7 @@ sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, 
 | `topic_ids` | ids of the batch's topics, `{"topic": "5e1b2d3c-…"}`, as far as the broker tells them |
 | `offsets` | where the batch ends, `{"topic": {"0": end}}`: the next offset to be counted, once complete |
 | `since` | first offset ever counted, `{"topic": {"0": begin}}`; a partition found later is added then |
+| `losses` | data loss that was accepted, a list as in every proof; absent where there is none |
 | `chunks`, `done` | number of chunks of the batch, and how many of them are written; 0 for a batch of one script |
 | `chunk:N` | `1`, chunk N is written; there only while the batch is not complete |
 | `settled` | last batch that Redis was asked to sync to its append-only file |
@@ -30,12 +31,12 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from onceflow.spark.batch import NO_BATCH, Batch, canonical_json
+from onceflow.spark.batch import NO_BATCH, AcceptedLoss, Batch, canonical_json
 from onceflow.spark.decision import MISSING_OK, Wording
 from onceflow.spark.offsets import OffsetRange
-from onceflow.spark.proof import Proof, proof_of, ranges_digest
+from onceflow.spark.proof import Proof, losses_after, proof_of, ranges_digest
 from onceflow.spark.sink_errors import MarkerRefused
 
 FORMAT = "1"
@@ -141,6 +142,7 @@ def parse(key: str, fields: Mapping[str, str], *, sink: str = "", reset: str = R
             topic_ids=json.loads(fields.get("topic_ids", "{}")),
             offsets=json.loads(fields["offsets"]),
             since=json.loads(fields["since"]),
+            losses=tuple(AcceptedLoss(**loss) for loss in json.loads(fields.get("losses", "[]"))),
             chunks=int(fields["chunks"]),
             chunks_done=frozenset(int(found[1]) for name in fields if (found := _CHUNK_FIELD.fullmatch(name))),
         )
@@ -194,3 +196,9 @@ def completed_fields(*, started_ms: int, finished_ms: int) -> dict[str, str]:
         "finished_ms": str(finished_ms),
         "duration_ms": str(max(0, finished_ms - started_ms)),
     }
+
+
+def loss_fields(found: Proof | None, batch: Batch) -> dict[str, str]:
+    """Return the field that keeps accepted losses; none where there is no loss. Raises MarkerRefused."""
+    losses = losses_after(found, batch)
+    return {"losses": canonical_json([asdict(loss) for loss in losses])} if losses else {}

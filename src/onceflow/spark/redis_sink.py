@@ -13,7 +13,7 @@ value, the amount being its version).
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pyspark.sql import DataFrame
@@ -64,7 +64,7 @@ class RedisSink(ExactlyOnce):
     `rebuild` makes the rows of given offsets again (`onceflow.spark.read_again` reads them), so that batches which
     Redis lost are counted again instead of stopping the query. It must not be given where a row depends on more than
     its event; a stateful query is refused. `reset` is the command that a sentence names where counts and checkpoint are
-    to be forgotten, by default 'onceflow sink reset redis' for this sink.
+    to be forgotten, by default 'onceflow sink reset redis' for this sink. `accept_data_loss` is ExactlyOnce's.
 
     Raises WrongOption where a target or a key is given twice, or a key is the marker's or the history's.
     """
@@ -84,6 +84,7 @@ class RedisSink(ExactlyOnce):
         name: str = "",
         rebuild: Rebuild | None = None,
         reset: str = "",
+        accept_data_loss: Mapping[str, str] | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         keys = Keys(
@@ -97,7 +98,13 @@ class RedisSink(ExactlyOnce):
         _refuse_shared(keys)
         keys = replace(keys, reset=reset or redis_reset(url, hash_key, checkpoint, keys.data))
         self.target = RedisTarget(url, keys, name=name or keys.marker, rebuild=rebuild, now_ms=now_ms)
-        super().__init__(self.target, checkpoint=checkpoint, plan=plan, plan_version=plan_version)
+        super().__init__(
+            self.target,
+            checkpoint=checkpoint,
+            plan=plan,
+            plan_version=plan_version,
+            accept_data_loss=accept_data_loss,
+        )
         # A check may come from another thread than the batches, and must not repair what a batch is writing.
         self._writing = threading.RLock()
 

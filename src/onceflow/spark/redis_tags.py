@@ -10,7 +10,7 @@ field of another tag, where it would be counted once more, or not at all.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,6 +58,7 @@ class TaggedRedisSink(FailureKept):
         plan: str = "",
         plan_version: int = 1,
         rebuild: Rebuild | None = None,
+        accept_data_loss: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         keys = Keys(hash_key, hash_key, tuple(increments), tuple(appends), sets=tuple(sets), streams=tuple(streams))
@@ -75,6 +76,7 @@ class TaggedRedisSink(FailureKept):
                 plan_version=plan_version,
                 rebuild=None if rebuild is None else partial(_rebuilt, rebuild, tag, tags),
                 reset=reset,
+                accept_data_loss=accept_data_loss,
             )
             for tag, own_plan in enumerate(self._plans)
         ]

@@ -13,7 +13,7 @@ import abc
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from pyspark.errors import PySparkException
@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 
 from onceflow.errors import OnceflowError
 from onceflow.spark import failure, torn_files
+from onceflow.spark.accepted_losses import AcceptDataLoss
 from onceflow.spark.batch import Batch
 from onceflow.spark.checkpoint import METADATA, Checkpoint, LocalCheckpoint, checkpoint_at, other_query
 from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock, take_name
@@ -154,11 +155,21 @@ class ExactlyOnce(FailureKept):
 
     `checkpoint` is the query's own checkpointLocation. `plan` names what is written (the sink's name by default),
     `plan_version` the code that makes it. One serves one start of one query: call `open` before `start()`, so that
-    what does not fit stops the query at once, and `close` when it has ended.
+    what does not fit stops the query at once, and `close` when it has ended. `accept_data_loss`, the options of a
+    stream with failOnDataLoss=false, lets this run write on where the log lacks records; the proof keeps which.
     """
 
-    def __init__(self, sink: Sink, *, checkpoint: str, plan: str = "", plan_version: int = 1) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        checkpoint: str,
+        plan: str = "",
+        plan_version: int = 1,
+        accept_data_loss: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
+        self._accept = None if accept_data_loss is None else AcceptDataLoss(accept_data_loss)
         self.sink = sink
         self._location = checkpoint
         self._plan = plan or sink.name
@@ -218,7 +229,7 @@ class ExactlyOnce(FailureKept):
                 raise MarkerRefused(strange)
             # Nothing of the batch may be at the target before a power cut can no longer unsay its offsets.
             self._checkpoint.prepare(batch_id)
-            return write_batch(self.sink, rows, batch, self._checkpoint)
+            return write_batch(self.sink, rows, batch, self._checkpoint, self._accept)
 
     def _batch(self, checkpoint: Checkpoint, number: int) -> Batch:
         return checkpoint.batch(number, plan=self._plan, plan_version=self._plan_version)
@@ -249,23 +260,29 @@ class ExactlyOnce(FailureKept):
             raise MarkerRefused(refusal.sentence)
 
 
-def write_batch(sink: Sink, rows: DataFrame, batch: Batch, checkpoint: Checkpoint) -> bool:
+def write_batch(
+    sink: Sink, rows: DataFrame, batch: Batch, checkpoint: Checkpoint, accept: Callable[[Batch], Batch] | None = None
+) -> bool:
     """Writes `batch` in a bounded number of attempts; false where the rows were not read, because it is there.
 
+    `accept` adds the losses that this run accepts.
     Raises MarkerRefused, SinkStopped and what the sink raises.
     """
     was_read = False
 
     def attempt() -> bool:
         nonlocal was_read
-        found, decision = _decided(sink, batch, checkpoint)
+        measured = batch if accept is None else accept(batch)
+        found, decision = _decided(sink, measured, checkpoint)
         if isinstance(decision, Skip):
             return was_read
         with _aborted_where_it_fails(sink):
-            sink.prepare(batch, found)
+            sink.prepare(measured, found)
             sink.write(rows)
             was_read = True
-            sink.commit(proof_of(batch, sink.name, found))
+            if accept is not None and accept(batch) != measured:
+                raise AttemptEnded("records were deleted from the log while they were read")
+            sink.commit(proof_of(measured, sink.name, found))
         return True
 
     return within_attempts(f"batch {batch.number} of sink {sink.name!r} could not be written", attempt)

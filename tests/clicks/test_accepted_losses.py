@@ -1,0 +1,217 @@
+"""Data loss in the log: it stops the run, and the message's own remedies bring the counting on."""
+
+import re
+import shlex
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from onceflow.cli import onceflow
+from onceflow.clicks import results
+from onceflow.clicks.pipeline import ClickPipeline
+from onceflow.client.admin import Admin
+from onceflow.client.cluster import Cluster
+from onceflow.errors import OnceflowError
+from onceflow.spark.offsets import LossKind
+from tests.clicks.counted import write
+from tests.clicks.counting_run import CountingRun
+from tests.conftest import RedisProcess
+
+ACCEPT = "onceflow run --accept-data-loss"
+
+
+@pytest.fixture
+def run(bootstrap: str, topic: str, redis_server: RedisProcess, tmp_path: Any) -> CountingRun:
+    return CountingRun(bootstrap, topic, redis_server, tmp_path)
+
+
+def events(*uids: str) -> dict[int, list[bytes]]:
+    return {0: [b'{"uid":"%s","click_count":1}' % uid.encode() for uid in uids]}
+
+
+def trim(run: CountingRun, before: int) -> None:
+    with Cluster(run.bootstrap) as cluster:
+        Admin(cluster).delete_records(run.topic, {0: before})
+
+
+def recreate(run: CountingRun, partitions: int = 2) -> None:
+    with Cluster(run.bootstrap) as cluster:
+        cluster.delete_topic(run.topic)
+        cluster.create_topic(run.topic, partitions)
+
+
+def refusal(run: CountingRun, spark: SparkSession, **options: Any) -> str:
+    with pytest.raises(OnceflowError) as raised:
+        run.count(spark, **options)
+    return str(raised.value)
+
+
+def follow(run: CountingRun, spark: SparkSession, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call the command that `message` names, in the test's Spark session."""
+    (command,) = re.findall(r"'(onceflow run [^']*)'", message)
+    monkeypatch.setattr(ClickPipeline, "run", lambda self: self.count(spark, threading.Event()))
+    arguments = shlex.split(command)[1:]
+    where = ["--bootstrap", run.bootstrap, "--topic", run.topic, "--redis", run.url, "--hash-key", run.hash_key]
+    place = ["--checkpoint", str(run.directory / "checkpoint"), "--trigger", "available-now"]
+    done = CliRunner().invoke(onceflow, [*arguments, *where, *place], standalone_mode=False)
+    assert done.exception is None, done.output
+
+
+def losses(run: CountingRun, code: int = 0) -> list[tuple[Any, ...]]:
+    found = run.verify(code)["accepted_losses"]
+    return [(loss["kind"], loss["partition"], loss["begin"], loss["end"], loss["option"]) for loss in found]
+
+
+def inconclusive(run: CountingRun) -> str:
+    where = ["--bootstrap", run.bootstrap, "--topic", run.topic, "--redis", run.url, "--hash-key", run.hash_key]
+    done = CliRunner().invoke(onceflow, ["verify", *where], standalone_mode=False)
+    assert done.return_value == 2
+    return done.stderr
+
+
+def test_trimmed_before_the_first_batch(run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left can be recounted, so verify is sure of it and reports the loss."""
+    with Cluster(run.bootstrap) as cluster:
+        cluster.create_topic(run.topic, 1)
+    run.count(spark)
+    write(run.bootstrap, run.topic, events("old", "old"))
+    trim(run, -1)
+    write(run.bootstrap, run.topic, events("new"))
+    message = refusal(run, spark)
+    assert "[0, 2) is gone from the log: the partition now begins at 2" in message
+    assert "it was deleted before the query read it" in message
+    follow(run, spark, message, monkeypatch)
+    assert run.by_user() == {"new": 1}
+    assert losses(run) == [("trimmed", 0, 0, 2, "accept_data_loss")]
+    write(run.bootstrap, run.topic, events("new"))
+    run.count(spark)  # The option was for that run.
+    assert run.by_user() == {"new": 2}
+    assert len(losses(run)) == 1
+
+
+def test_trimmed_while_stopped(run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(run.bootstrap, run.topic, events("a"))
+    run.count(spark)
+    write(run.bootstrap, run.topic, events("lost", "lost", "b"))
+    trim(run, 3)
+    message = refusal(run, spark)
+    assert f"{run.topic}-0 [1, 3) is gone from the log: the partition now begins at 3" in message
+    follow(run, spark, message, monkeypatch)
+    assert run.by_user() == {"a": 1, "b": 1}
+    # What was counted before is not in the log any more.
+    said = inconclusive(run)
+    assert f"{run.topic}-0 [1, 3) trimmed, accepted in batch" in said
+
+
+def test_recreated_topic_beside_old_counts(
+    run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(run.bootstrap, run.topic, events("a", "a"))
+    run.count(spark)
+    recreate(run)
+    write(run.bootstrap, run.topic, events("a", "b", "c"))
+    message = refusal(run, spark)
+    assert "it was deleted and created again" in message and "deleted before" not in message
+    follow(run, spark, message, monkeypatch)
+    assert run.by_user() == {"a": 3, "b": 1, "c": 1}
+    assert f"{run.topic}-0 [2, …) recreated, accepted in batch" in inconclusive(run)
+    run.count(spark)
+    write(run.bootstrap, run.topic, events("b"))
+    run.count(spark)
+    assert run.by_user() == {"a": 3, "b": 2, "c": 1}
+
+
+def test_recreated_topic_alone(run: CountingRun, spark: SparkSession) -> None:
+    """The other remedy: the counts of the old topic are deleted."""
+    write(run.bootstrap, run.topic, events("a", "a"))
+    run.count(spark)
+    recreate(run)
+    write(run.bootstrap, run.topic, events("b"))
+    message = refusal(run, spark)
+    (command,) = re.findall(r"'(onceflow sink reset)'", message)
+    where = ["--redis", run.url, "--hash-key", run.hash_key, "--checkpoint", str(run.directory / "checkpoint")]
+    done = CliRunner().invoke(onceflow, [*shlex.split(command)[1:], "redis", *where, "--execute"])
+    assert done.exception is None, done.output
+    run.count(spark)
+    assert run.by_user() == {"b": 1}
+    assert losses(run) == []
+
+
+def test_planned_batch_of_a_recreated_topic(
+    run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch was planned on the old topic, and none of it was read."""
+    write(run.bootstrap, run.topic, events("a"))
+    run.count(spark)
+    write(run.bootstrap, run.topic, events("lost"))
+    with run.redis() as client:
+        client.hset(run.hash_key, "lost", "x")  # Stops the batch after it was planned.
+        with pytest.raises(Exception, match="field 'lost'"):
+            run.count(spark)
+        client.hdel(run.hash_key, "lost")
+    recreate(run)
+    write(run.bootstrap, run.topic, events("b"))
+    follow(run, spark, refusal(run, spark), monkeypatch)
+    assert run.by_user() == {"a": 1, "b": 1}
+    said = inconclusive(run)
+    assert f"{run.topic}-0 [1, 2) recreated" in said and f"{run.topic}-0 [2, …) recreated" in said
+
+
+def trimmed(run: CountingRun) -> None:
+    write(run.bootstrap, run.topic, events("lost"))
+    trim(run, -1)
+
+
+def missing(run: CountingRun) -> None:
+    with Cluster(run.bootstrap) as cluster:
+        cluster.delete_topic(run.topic)
+
+
+def truncated(run: CountingRun) -> None:
+    """Checkpoint and marker are where a log that lost its last five records leaves them."""
+    folder = run.directory / "checkpoint" / "offsets"
+    for path in folder.iterdir():
+        if path.name.isdecimal():
+            (folder / f".{path.name}.crc").unlink(missing_ok=True)
+            path.write_text(path.read_text().replace('"0":1', '"0":6').replace('"0": 1', '"0": 6'))
+    with run.redis() as client:
+        marker = results.Keys(run.hash_key).marker
+        offsets: Any = client.hget(marker, "offsets")
+        client.hset(marker, "offsets", offsets.decode().replace('"0":1', '"0":6'))
+
+
+LOSSES: dict[LossKind, Callable[[CountingRun], None]] = {
+    LossKind.TRIMMED: trimmed,
+    LossKind.TRUNCATED: truncated,
+    LossKind.RECREATED: recreate,
+    LossKind.MISSING: missing,
+}
+
+
+@pytest.mark.parametrize("kind", LossKind)
+def test_remedy_of_each_loss(
+    run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, kind: LossKind
+) -> None:
+    """A kind of loss without a way to follow its remedy fails here."""
+    write(run.bootstrap, run.topic, events("a"))
+    run.count(spark)
+    LOSSES[kind](run)
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr(ClickPipeline, "check", lambda self: None)  # It would find the missing topic before.
+        message = refusal(run, spark)
+    assert "is gone from the log" in message
+    if kind is LossKind.MISSING:
+        assert "or create the topic and accept" in message
+        with Cluster(run.bootstrap) as cluster:
+            cluster.create_topic(run.topic, 1)
+    write(run.bootstrap, run.topic, events("b"))
+    follow(run, spark, message, monkeypatch)
+    assert run.by_user() == {"a": 1, "b": 1}
+    assert "accepted in batch" in inconclusive(run)
+    write(run.bootstrap, run.topic, events("c"))
+    run.count(spark)
+    assert run.by_user() == {"a": 1, "b": 1, "c": 1}
