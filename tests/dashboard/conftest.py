@@ -48,6 +48,7 @@ class Counted:
         self.keys = Keys(hash_key)
         self.batch = -1
         self.offsets: dict[str, int] = {}
+        self.plan = json.dumps({"counts": "clicks", "key_field": "uid", "value_field": "click_count"})
 
     def addresses(self, bootstrap: str = NOBODY) -> Addresses:
         """What the page is told; by default with a broker that is not there."""
@@ -92,7 +93,7 @@ class Counted:
             "query": "8d6a1f0e-2f7e-4f0e-9a39-2b4f7f2f3a11",
             "owner": 1,
             "batch": self.batch,
-            "plan": "clicks:1",
+            "plan": self.plan,
             "offsets": json.dumps({self.topic: self.offsets}),
             "since": json.dumps({self.topic: dict.fromkeys(self.offsets, 0)}),
             "complete": 1,

@@ -15,7 +15,10 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 import redis
+from click.testing import CliRunner
 
+from onceflow.cli import onceflow
+from onceflow.clicks.results import OtherJob
 from onceflow.client.cluster import Cluster
 from onceflow.client.producer import EventWriter
 from onceflow.dashboard import app, feed
@@ -158,6 +161,31 @@ def test_health_is_503_and_names_who_is_away(serve_page: ServePage) -> None:
     assert b"secret" not in body
     assert b"secret" not in get(page.url, "/api/snapshot")[2]
     assert b"secret" not in get(page.url, "/api/user?uid=ann")[2]
+
+
+def test_counts_of_another_job_are_not_shown(serve_page: ServePage, counted: Counted) -> None:
+    """Where they come under the hash key while the page is open."""
+    counted.plan = '{"counts": "sums"}'
+    page = serve_page(counted.addresses())
+    assert json.loads(get(page.url, "/api/snapshot")[2])["services"]["redis"]["state"] == "up"
+    counted.micro_batch({("ann", "iOS"): 1})
+    document = json.loads(get(page.url, "/api/snapshot")[2])
+    assert document["services"]["redis"]["other_job"] is True
+    assert "was written by another job than 'onceflow run'" in document["services"]["redis"]["error"]
+    assert (document["counted"], document["totals"]["events"]) == (False, 0)
+    assert get(page.url, "/health")[0] == 503
+
+
+def test_dashboard_refuses_another_jobs_hash_key(counted: Counted) -> None:
+    """With the sentence of 'onceflow clicks' and 'onceflow dead'."""
+    counted.plan = "sums"
+    counted.micro_batch({("ann", "iOS"): 1})
+    where = ["--redis", counted.redis_url, "--hash-key", counted.hash_key]
+    with pytest.raises(OtherJob, match="was written by another job than 'onceflow run'") as raised:
+        onceflow(["dashboard", *where, "--port", "0"], standalone_mode=False)
+    assert "name its --hash-key" in str(raised.value)
+    shared = str(raised.value).partition(": the page")[0]
+    assert shared in CliRunner().invoke(onceflow, ["clicks", *where]).stdout
 
 
 # The feed

@@ -75,7 +75,12 @@ def test_counts_outlive_redis_and_say_since_when_it_is_away() -> None:
     board.redis.failed(NotOurs("first."), NOW_MS + 1_000)
     board.redis.failed(NotOurs("second."), NOW_MS + 2_000)
     document = board.document(NOW_MS + 2_000)
-    assert document["services"]["redis"] == {"state": "down", "since_ms": NOW_MS + 1_000, "error": "second"}
+    assert document["services"]["redis"] == {
+        "state": "down",
+        "since_ms": NOW_MS + 1_000,
+        "error": "second",
+        "other_job": False,
+    }
     assert document["totals"]["events"] == 42
     board.counts_arrived(counts(), NOW_MS + 3_000)
     assert board.document(NOW_MS)["services"]["redis"]["state"] == "up"

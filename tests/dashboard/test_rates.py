@@ -1,14 +1,17 @@
-"""Events per second, from batches that finished at known times."""
+"""Events counted per second in closed buckets, from batches that finished at known times."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from onceflow.dashboard.rates import SHOWN_MS_MAX, STEP_MS, rates, usual_gap_ms
+from onceflow.dashboard.rates import CLOSING_MS, SHOWN_MS_MAX, STEP_MS, Rates, rates, usual_gap_ms
 
 NOON_MS = 1_700_000_000_000
+HISTORY = 4
+"""Batches that the history keeps in the property test."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,12 @@ class Batch:
 
 
 def steady(count: int, *, gap_ms: int = 5_000, events: int = 50, end_ms: int = NOON_MS) -> list[Batch]:
-    return [Batch(end_ms - number * gap_ms, events) for number in range(count)]
+    return [Batch(end_ms - number * gap_ms - 1, events) for number in range(count)]
+
+
+def closed(batches: Sequence[Batch], end_ms: int = NOON_MS) -> Rates:
+    """The rates at the moment at which the bucket before `end_ms` closes."""
+    return rates(batches, end_ms + CLOSING_MS)
 
 
 def test_nothing_counted_is_unknown_and_not_zero() -> None:
@@ -27,43 +35,68 @@ def test_nothing_counted_is_unknown_and_not_zero() -> None:
     assert set(empty.per_second) == {None}
 
 
-@pytest.mark.parametrize("gap_ms", [500, 5_000, 17_000])
-def test_a_steady_stream_has_its_rate_whatever_its_trigger(gap_ms: int) -> None:
-    series = rates(steady(40, gap_ms=gap_ms, events=gap_ms // 100), NOON_MS + 900)
+@pytest.mark.parametrize("gap_ms", [500, 2_000, 5_000])
+def test_steady_stream_has_its_rate(gap_ms: int) -> None:
+    series = closed(steady(1_000, gap_ms=gap_ms, events=gap_ms // 100))
     assert {value for value in series.per_second if value is not None} == {10.0}
     assert series.last_minute == 10.0
 
 
-def test_one_batch_alone_spans_the_default_trigger() -> None:
-    assert rates([Batch(NOON_MS, 40)], NOON_MS).last_minute == 8.0
+def test_long_trigger_fills_one_bucket_of_several() -> None:
+    series = closed(steady(10, gap_ms=30_000, events=600))
+    assert series.per_second[-6:] == [0.0, 0.0, 60.0, 0.0, 0.0, 60.0]
+    assert series.last_minute == 20.0
 
 
-def test_the_series_ends_with_the_newest_batch_until_the_next_is_overdue() -> None:
-    series = rates(steady(30), NOON_MS + 9_000)
-    assert series.begin_ms + len(series.per_second) * STEP_MS == NOON_MS
-    assert series.per_second[-1] == 10.0
+def test_bucket_shows_once_it_is_closed() -> None:
+    batches = steady(30)
+    ends_ms = [
+        series.begin_ms + len(series.per_second) * STEP_MS
+        for series in (rates(batches, NOON_MS + CLOSING_MS - 1), closed(batches))
+    ]
+    assert ends_ms == [NOON_MS - STEP_MS, NOON_MS]
 
 
-def test_a_silence_after_the_newest_batch_is_zero() -> None:
-    series = rates(steady(30), NOON_MS + 60_000)
-    assert series.last_minute == 0.0
-    assert series.per_second[-12:] == [0.0] * 12
-
-
-def test_the_batch_after_a_silence_does_not_spread_over_it() -> None:
-    series = rates([Batch(NOON_MS, 100), *steady(30, end_ms=NOON_MS - 300_000)], NOON_MS)
-    assert series.per_second[-3:] == [0.0, 10.0, 10.0]
+def test_rate_falls_after_the_last_batch() -> None:
+    batches = steady(30)
+    assert closed(batches, NOON_MS + 30_000).last_minute == 5.0
+    assert closed(batches, NOON_MS + 60_000).last_minute == 0.0
 
 
 def test_ten_minutes_are_shown_at_most() -> None:
-    series = rates(steady(600), NOON_MS)
+    series = closed(steady(600))
     assert len(series.per_second) * series.step_ms == SHOWN_MS_MAX
 
 
-def test_batches_that_finish_in_the_same_millisecond_are_all_there() -> None:
-    batches = [Batch(NOON_MS, 30), Batch(NOON_MS, 20), Batch(NOON_MS - 5_000, 0)]
-    total = sum((value or 0) * STEP_MS / 1_000 for value in rates(batches, NOON_MS + 1).per_second)
-    assert total == pytest.approx(50)
+def test_bucket_that_left_the_history_is_unknown() -> None:
+    """Some of its batches are not in the history any more, so its sum would be too low."""
+    batches = steady(7)
+    whole = rates(batches, NOON_MS + CLOSING_MS)
+    cut = rates(batches, NOON_MS + CLOSING_MS, is_whole=False)
+    assert [value for value in whole.per_second if value is not None] == [5.0, 10.0, 10.0, 10.0]
+    assert [value for value in cut.per_second if value is not None] == [10.0, 10.0, 10.0]
+
+
+def test_usual_gap_is_the_median() -> None:
+    assert usual_gap_ms([0, 10, 20, 1_000]) == 10
+    assert usual_gap_ms([0]) == 5_000
+
+
+@given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 10**9)), min_size=1, max_size=120))
+def test_a_shown_bucket_never_changes(steps: list[tuple[int, int]]) -> None:
+    """At each look, a second after each batch and in silences, what was shown before is there again, or is gone."""
+    shown: dict[int, float] = {}
+    batches: list[Batch] = []
+    now_ms = NOON_MS
+    for gap_ms, events in steps:
+        now_ms += gap_ms
+        batches.append(Batch(now_ms, events))
+        for look_ms in (now_ms + 1_000, now_ms + 2_500):
+            arrived = [batch for batch in batches if batch.finished_ms <= look_ms][-HISTORY:]
+            series = rates(arrived, look_ms, is_whole=len(arrived) < HISTORY)
+            for number, value in enumerate(series.per_second):
+                if value is not None:
+                    assert shown.setdefault(series.begin_ms + number * STEP_MS, value) == value
 
 
 @given(st.lists(st.tuples(st.integers(1, 20_000), st.integers(0, 10**9)), min_size=1, max_size=25))
@@ -73,15 +106,7 @@ def test_no_event_is_lost_or_made_up(steps: list[tuple[int, int]]) -> None:
     for gap_ms, events in steps:
         finished_ms += gap_ms
         batches.append(Batch(finished_ms, events))
-    gap_ms = usual_gap_ms([batch.finished_ms for batch in batches])
-    known_begin_ms = batches[0].finished_ms - gap_ms
-    # Long after the newest batch the series goes on to now, so that no batch lies in a bucket still open.
-    series = rates(list(reversed(batches)), finished_ms + 2 * gap_ms + 2 * STEP_MS)
-    assume(known_begin_ms >= series.begin_ms)
-    total = 0.0
-    for number, value in enumerate(series.per_second):
-        bucket_end_ms = series.begin_ms + (number + 1) * STEP_MS
-        known_ms = min(STEP_MS, bucket_end_ms - known_begin_ms)
-        assert (value is None) == (known_ms <= 0)
-        total += (value or 0) * known_ms / 1_000
-    assert total == pytest.approx(sum(batch.events for batch in batches), rel=1e-4, abs=1)
+    series = rates(batches, finished_ms + STEP_MS + CLOSING_MS)
+    total = sum((value or 0) * STEP_MS / 1_000 for value in series.per_second)
+    inside = sum(batch.events for batch in batches if batch.finished_ms >= series.begin_ms)
+    assert total == pytest.approx(inside, abs=1)

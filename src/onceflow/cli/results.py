@@ -12,7 +12,6 @@ import click
 from onceflow.cli.options import bootstrap_option, json_option, refuse_together
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.secured import open_cluster
-from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
     from onceflow.clicks.results import DeadPointer, Results, Snapshot
@@ -171,15 +170,12 @@ def dead(count: int, as_json: bool, redis_url: str, hash_key: str, bootstrap: st
     \b
     Example: onceflow dead --count 5
     """
-    from onceflow.clicks.results import Results, by_another_job, dead_records
+    from onceflow.clicks.results import Results, dead_records, refuse_other_job
 
     with Results(redis_url, hash_key) as results:
         pointers = results.dead_pointers(count)
         marker = results.require_marker()
-    if marker.counted_fields is None:
-        raise OnceflowError(
-            f"{by_another_job(hash_key, marker)}: 'dead' knows only the events that 'onceflow run' refuses"
-        )
+    refuse_other_job(hash_key, marker, "'dead' knows only the events that 'onceflow run' refuses")
     topics = list(marker.offsets)
     if not pointers:
         if not as_json:

@@ -54,6 +54,10 @@ class NothingCounted(OnceflowError):
     """There is no marker: no pipeline has written under this hash key."""
 
 
+class OtherJob(OnceflowError):
+    """The counts under this hash key are not those of 'onceflow run'."""
+
+
 class NeverStill(OnceflowError):
     """No micro-batch stood complete for as long as it took to read what it had counted."""
 
@@ -326,6 +330,12 @@ def by_another_job(hash_key: str, marker: MarkerView) -> str:
         f"the marker {Keys(hash_key).marker} was written by another job than 'onceflow run' (its plan is "
         f"{marker.plan!r})"
     )
+
+
+def refuse_other_job(hash_key: str, marker: MarkerView | None, why: str) -> None:
+    """Raise OtherJob where another job than 'onceflow run' wrote the marker; `why` ends the message."""
+    if marker is not None and marker.counted_fields is None:
+        raise OtherJob(f"{by_another_job(hash_key, marker)}: {why}")
 
 
 def lag(cluster: "Cluster", marker: MarkerView, *, now_ms: int | None = None) -> "Lag":

@@ -2,26 +2,26 @@
 
     taken_ms          when the document was made, by this machine's clock
     topic, bootstrap, redis, hash_key   where the numbers come from (no password)
-    services          {"redis" | "broker": {"state": "unknown" | "up" | "down", "since_ms", "error"}}
+    services          {"redis" | "broker": {"state": "unknown" | "up" | "down", "since_ms", "error", "other_job"}}
     counted           whether anything was ever counted under the hash key
     totals            {"events", "clicks", "bad", "users"}
     top               [{"uid", "clicks"}], the ten largest
     os                [{"name", "clicks"}], the eight largest and the sum of the others
     bad               [{"reason", "events"}], likewise
     batch             {"number", "events", "duration_ms", "finished_ms"} of the last complete micro-batch, or null
-    rate              {"begin_ms", "step_ms", "per_second", "last_minute"}, see `rates`
+    rate              {"begin_ms", "step_ms", "per_second", "last_minute"}, of closed buckets, see `rates`
     lag               {"messages", "seconds", "oldest_ms", "topic_exists"}, or null where it is unknown
     stopped_since_ms  when the last micro-batch gave a sign of life, if messages wait and it is overdue; else null
 
 Counts are JSON numbers, and decimal text beyond 2^53 - 1, which a browser's numbers cannot hold.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from onceflow.clicks.results import Snapshot
-from onceflow.dashboard.rates import rates, usual_gap_ms
+from onceflow.clicks.results import HISTORY_LENGTH, HistoryEntry, OtherJob, Snapshot
+from onceflow.dashboard.rates import Rates, rates, usual_gap_ms
 from onceflow.dashboard.sources import Addresses, Waiting
 
 SAFE_INTEGER_MAX = 2**53 - 1
@@ -39,17 +39,19 @@ class Health:
     state: str = "unknown"
     since_ms: int | None = None
     error: str | None = None
+    other_job: bool = False
+    """Whether the service answers, with counts of another job."""
 
     def answered(self, now_ms: int) -> None:
         """Note an answer."""
         if self.state != "up":
-            self.state, self.since_ms, self.error = "up", now_ms, None
+            self.state, self.since_ms, self.error, self.other_job = "up", now_ms, None, False
 
     def failed(self, error: Exception, now_ms: int) -> None:
         """Note a failure; the time of the first one in a row stays."""
         if self.state != "down":
             self.state, self.since_ms = "down", now_ms
-        self.error = str(error).rstrip(".")
+        self.error, self.other_job = str(error).rstrip("."), isinstance(error, OtherJob)
 
 
 @dataclass(slots=True)
@@ -98,7 +100,7 @@ class Board:
             "os": [{"name": name, "clicks": n} for name, n in largest(counts.by_os if counts else {})],
             "bad": [{"reason": name, "events": n} for name, n in largest(counts.bad_by_reason if counts else {})],
             "batch": _batch(counts),
-            "rate": asdict(rates(counts.history if counts else [], now_ms)),
+            "rate": asdict(_rates(counts.history if counts else [], now_ms)),
             "lag": self._lag(now_ms),
             "stopped_since_ms": self._stopped_since_ms(now_ms),
         }
@@ -133,6 +135,10 @@ def largest(counts: Mapping[str, int]) -> list[tuple[str, int | str]]:
     if others:
         shown.append((f"{len(others):,} others", sum(count for _, count in others)))
     return [(name, exact(count)) for name, count in shown]
+
+
+def _rates(history: Sequence[HistoryEntry], now_ms: int) -> Rates:
+    return rates(history, now_ms, is_whole=len(history) < HISTORY_LENGTH)
 
 
 def _totals(counts: Snapshot | None) -> Document:

@@ -1,24 +1,25 @@
-"""Events per second from the micro-batches that Redis says are complete: arithmetic alone.
+"""Events counted per second, in buckets of ten seconds: arithmetic alone.
 
-A micro-batch is known by its finish and its number of events (the difference of its offsets). Its events are spread
-evenly over the time since the batch before it finished, but over no more than twice the usual gap: after a silence
-the batch holds what came lately, not what came during the silence. A bucket of the series is the part of each span
-that falls into it. A time before the oldest batch is unknown (None), a silence after the newest is zero.
+A micro-batch's events count in the bucket in which it finished. A bucket is shown once it is closed, and never changes
+after that: it is closed CLOSING_MS after its end, when every batch that finished in it has been read. A bucket before
+the oldest batch, or one of which older batches may have left the history, is unknown (None); one without a batch is 0.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Protocol
 
-STEP_MS = 5_000
+STEP_MS = 10_000
+CLOSING_MS = 3_000
+"""A batch is read within a second of its end."""
 SHOWN_MS_MAX = 600_000
 SHOWN_MS_MIN = 120_000
 AVERAGE_MS = 60_000
 GAP_MS_DEFAULT = 5_000
-"""What one lone batch is taken to span: the default trigger."""
+"""The default trigger, for one lone batch."""
 
 
 class FinishedBatch(Protocol):
@@ -31,22 +32,8 @@ class FinishedBatch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Events spread evenly over [begin_ms, end_ms)."""
-
-    begin_ms: int
-    end_ms: int
-    events: int
-
-    def events_within(self, begin_ms: int, end_ms: int) -> float:
-        """Return the part of the events that falls into [begin_ms, end_ms)."""
-        overlap_ms = min(self.end_ms, end_ms) - max(self.begin_ms, begin_ms)
-        return self.events * max(0, overlap_ms) / (self.end_ms - self.begin_ms)
-
-
-@dataclass(frozen=True, slots=True)
 class Rates:
-    """A series of events per second, one value each `step_ms` from `begin_ms` on, and the last minute's mean."""
+    """Events per second, one value each `step_ms` from `begin_ms` on, and the mean of the last minute of them."""
 
     begin_ms: int
     step_ms: int
@@ -60,53 +47,32 @@ def usual_gap_ms(finishes_ms: Sequence[int]) -> int:
     return max(1, round(median(gaps))) if gaps else GAP_MS_DEFAULT
 
 
-def rates(newest_first: Sequence[FinishedBatch], now_ms: int) -> Rates:
-    """Return the rates of the last two to ten minutes, as far back as the batches tell."""
-    spans = _spans(sorted(newest_first, key=lambda batch: batch.finished_ms))
-    known_begin_ms = spans[0].begin_ms if spans else now_ms
-    known_end_ms = _known_end_ms(spans, now_ms)
-    end_ms = known_end_ms // STEP_MS * STEP_MS
-    shown_ms = min(max(end_ms - known_begin_ms, SHOWN_MS_MIN), SHOWN_MS_MAX)
-    begin_ms = (end_ms - shown_ms) // STEP_MS * STEP_MS
-    events = _events_by_bucket(spans, begin_ms)
+def rates(batches: Sequence[FinishedBatch], now_ms: int, *, is_whole: bool = True) -> Rates:
+    """Return the rates of the last two to ten minutes, as far back as the batches tell.
+
+    `is_whole` says that no batch before the oldest of them is missing.
+    """
+    end_ms = _bucket_ms(now_ms - CLOSING_MS)
+    known_ms = _known_begin_ms(batches, is_whole=is_whole)
+    shown_ms = SHOWN_MS_MIN if known_ms is None else min(max(end_ms - known_ms, SHOWN_MS_MIN), SHOWN_MS_MAX)
+    begin_ms = end_ms - shown_ms
+    events: Counter[int] = Counter()
+    for batch in batches:
+        events[_bucket_ms(batch.finished_ms)] += batch.events
     values = [
-        _per_second(events.get(bucket_ms, 0.0), max(bucket_ms, known_begin_ms), bucket_ms + STEP_MS)
+        None if known_ms is None or bucket_ms < known_ms else round(events[bucket_ms] * 1_000 / STEP_MS, 3)
         for bucket_ms in range(begin_ms, end_ms, STEP_MS)
     ]
-    average_begin_ms = max(known_begin_ms, known_end_ms - AVERAGE_MS)
-    average_events = sum(span.events_within(average_begin_ms, known_end_ms) for span in spans)
-    return Rates(begin_ms, STEP_MS, values, _per_second(average_events, average_begin_ms, known_end_ms))
+    known = [value for value in values[-AVERAGE_MS // STEP_MS :] if value is not None]
+    return Rates(begin_ms, STEP_MS, values, round(sum(known) / len(known), 3) if known else None)
 
 
-def _spans(batches: Sequence[FinishedBatch]) -> list[Span]:
-    finishes_ms = [batch.finished_ms for batch in batches]
-    gap_ms = usual_gap_ms(finishes_ms)
-    spans = []
-    earlier_ms = finishes_ms[0] - gap_ms if finishes_ms else 0
-    for batch in batches:
-        begin_ms = max(earlier_ms, batch.finished_ms - 2 * gap_ms)
-        spans.append(Span(min(begin_ms, batch.finished_ms - 1), batch.finished_ms, batch.events))
-        earlier_ms = batch.finished_ms
-    return spans
+def _known_begin_ms(batches: Sequence[FinishedBatch], *, is_whole: bool) -> int | None:
+    if not batches:
+        return None
+    oldest_ms = _bucket_ms(min(batch.finished_ms for batch in batches))
+    return oldest_ms if is_whole else oldest_ms + STEP_MS
 
 
-def _known_end_ms(spans: Sequence[Span], now_ms: int) -> int:
-    """The newest finish, or now once the next batch is overdue: what it will hold is not known before."""
-    if not spans:
-        return now_ms
-    newest_ms = spans[-1].end_ms
-    overdue_ms = newest_ms + 2 * usual_gap_ms([span.end_ms for span in spans])
-    return now_ms if now_ms > overdue_ms else newest_ms
-
-
-def _events_by_bucket(spans: Sequence[Span], shown_begin_ms: int) -> dict[int, float]:
-    """Return the events of each shown bucket, by the time in ms at which it begins."""
-    events: dict[int, float] = defaultdict(float)
-    for span in spans:
-        for bucket_ms in range(max(shown_begin_ms, span.begin_ms // STEP_MS * STEP_MS), span.end_ms, STEP_MS):
-            events[bucket_ms] += span.events_within(bucket_ms, bucket_ms + STEP_MS)
-    return events
-
-
-def _per_second(events: float, begin_ms: int, end_ms: int) -> float | None:
-    return round(events * 1_000 / (end_ms - begin_ms), 3) if begin_ms < end_ms else None
+def _bucket_ms(at_ms: int) -> int:
+    return at_ms // STEP_MS * STEP_MS

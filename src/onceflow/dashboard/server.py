@@ -13,7 +13,7 @@ import uvicorn
 
 from onceflow.dashboard.app import create_app, is_loopback
 from onceflow.dashboard.feed import Feed
-from onceflow.dashboard.sources import Addresses
+from onceflow.dashboard.sources import Addresses, CountsSource
 from onceflow.errors import OnceflowError
 
 
@@ -88,7 +88,12 @@ def serve(
     say: Callable[[str], None] = print,
     warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> None:
-    """Serve the page until told to stop. `say` gets the address first, `warn` what the user should know."""
+    """Serve the page until told to stop. `say` gets the address first, `warn` what the user should know.
+
+    Raises CannotListen, and OtherJob where the counts are not those of 'onceflow run'.
+    """
+    with contextlib.closing(CountsSource(addresses)) as counts:
+        counts.refuse_other_job()
     with listen(host, port) as listening:
         say(f"dashboard on {url(listening)}")
         if not is_loopback(host):

@@ -1,5 +1,6 @@
 """What the page asks: Redis for the counts, the broker for what is not counted yet. Blocking; called from threads."""
 
+import contextlib
 import json
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from onceflow.spark.redis_address import shown
 
 TOP_USERS = 10
 BROKER_TIMEOUT_MS = 2_000
+PAGE = "the page shows only what 'onceflow run' counts; name its --hash-key"
 
 
 class NotOurs(OnceflowError):
@@ -55,7 +57,9 @@ class CountsSource:
     def read(self) -> results.Snapshot:
         """Return everything the page shows, read in one MULTI."""
         try:
-            return self._results.snapshot(top=TOP_USERS)
+            snapshot = self._results.snapshot(top=TOP_USERS)
+            results.refuse_other_job(self._addresses.hash_key, snapshot.marker, PAGE)
+            return snapshot
         except OnceflowError as error:
             raise type(error)(self._shown(error)) from error
         except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -69,6 +73,11 @@ class CountsSource:
             raise type(error)(self._shown(error)) from error
         except ValueError as error:
             raise self._not_ours(error) from error
+
+    def refuse_other_job(self) -> None:
+        """Raise OtherJob where another job's counts are under the hash key; a Redis that is away may come back."""
+        with contextlib.suppress(results.RedisUnreachable):
+            results.refuse_other_job(self._addresses.hash_key, self._results.marker(), PAGE)
 
     def close(self) -> None:
         """Give the connections back."""

@@ -1,4 +1,4 @@
-// The chart of events per second: one area, drawn by uPlot with the colours of the style sheet.
+// The chart of events counted per second: one bar for each closed bucket, drawn by uPlot with the colours of the style sheet.
 
 import { rate, clock } from "./words.js";
 
@@ -18,12 +18,12 @@ export class RateChart {
   show({ begin_ms, step_ms, per_second }) {
     const at = per_second.map((_, index) => (begin_ms + (index + 0.5) * step_ms) / 1_000);
     this.data = [at, per_second];
+    this.half_step = step_ms / 2_000;
     const known = per_second.filter((value) => value !== null);
-    this.known = known.length;
     const peak = known.length ? Math.max(...known) : null;
     this.peak = peak === null ? "" : `peak ${rate(peak)}`;
-    const summary = peak === null ? "nothing known yet" : `now ${rate(known.at(-1))}, ${this.peak}`;
-    this.element.setAttribute("aria-label", `Events per second over the last ten minutes: ${summary}`);
+    const summary = peak === null ? "nothing known yet" : `last ${rate(known.at(-1))}, ${this.peak}`;
+    this.element.setAttribute("aria-label", `Events counted per second over the last ten minutes: ${summary}`);
     if (this.plot) this.plot.setData(this.data); else this.draw();
     if (this.plot && this.plot.cursor.idx == null) this.readout.textContent = this.peak;
   }
@@ -49,14 +49,14 @@ export class RateChart {
       width, height, padding: [10, 20, 0, 6],
       legend: { show: false },
       cursor: { y: false, drag: { setScale: false, x: false, y: false }, points: { size: 7 } },
-      scales: { y: { range: (_, __, high) => [0, Math.max(4, high * 1.12)] } },
+      scales: { x: { range: (_, low, high) => [low - this.half_step, high + this.half_step] }, y: { range: (_, __, high) => [0, Math.max(4, high * 1.12)] } },
       axes: [
         { ...axis, grid: { show: false }, size: 30, space: 90, values: (_, splits, __, ___, step) => splits.map((second) => clock(second * 1_000, step < 60)) },
         { ...axis, grid: { stroke: color("--rule"), width: 1 }, size: 52, gap: 8, space: 40, values: (_, splits) => splits.map(rate) },
       ],
       series: [{}, {
-        stroke: color("--accent"), width: 2, fill: color("--accent-soft"), points: { show: () => this.known < 3, size: 6 },
-        paths: uPlot.paths.spline(), spanGaps: false,
+        stroke: color("--accent"), width: 1, fill: color("--accent-soft"), points: { show: false },
+        paths: uPlot.paths.bars({ size: [0.9, 40, 1] }), spanGaps: false,
       }],
       hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)] },
     };

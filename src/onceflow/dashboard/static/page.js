@@ -122,8 +122,10 @@ function troubles() {
   const found = [];
   const { services, bootstrap, counted, lag, topic, stopped_since_ms: stopped } = state.snapshot;
   if (services.redis.state === "down") {
-    const kept = counted ? "The numbers below are the last ones read." : "Counts appear when it is back.";
-    found.push(["bad", `Redis is down, seen since ${clock(services.redis.since_ms)}.`, `${sentence(services.redis.error)} ${kept}`]);
+    const { other_job: other } = services.redis;
+    const what = other ? "These are not the counts of onceflow run" : "Redis is down";
+    const kept = counted ? "The numbers below are the last ones read." : other ? "" : "Counts appear when it is back.";
+    found.push(["bad", `${what}, seen since ${clock(services.redis.since_ms)}.`, `${sentence(services.redis.error)} ${kept}`]);
   }
   if (services.broker.state === "down") {
     found.push(["warn", `The broker is down, seen since ${clock(services.broker.since_ms)}.`, `${sentence(services.broker.error)} Lag is unknown until it is back.`]);
@@ -153,7 +155,7 @@ function showTroubles() {
 function worstTrouble() {
   const { services, stopped_since_ms: stopped, counted, lag } = state.snapshot;
   if (state.connected === false) return ["bad", "Disconnected"];
-  if (services.redis.state === "down") return ["bad", "Redis is down"];
+  if (services.redis.state === "down") return ["bad", services.redis.other_job ? "Another job's counts" : "Redis is down"];
   if (services.broker.state === "down") return ["warn", "Broker is down"];
   if (stopped !== null) return ["warn", "Stopped or starting"];
   return counted && lag && !lag.topic_exists ? ["warn", "No topic"] : null;
@@ -177,9 +179,9 @@ function showPulse() {
 function showStart({ services, lag, topic, bootstrap, redis, hash_key }) {
   const unknown = services.redis.state === "down";
   $("steps").hidden = $("start-end").hidden = unknown;
-  put($("start-title"), unknown ? "Waiting for Redis" : "Nothing counted yet");
+  put($("start-title"), services.redis.other_job ? "Another job's counts" : unknown ? "Waiting for Redis" : "Nothing counted yet");
   document.title = `${$("start-title").textContent} · Onceflow`;
-  if (unknown) { put($("start-lead"), "The counts appear here as soon as it answers."); return; }
+  if (unknown) { put($("start-lead"), services.redis.other_job ? sentence(services.redis.error) : "The counts appear here as soon as it answers."); return; }
   const waiting = lag && lag.messages > 0 ? lag.messages : 0;
   put($("start-lead"), waiting
     ? `${plural(waiting, "event is", "events are")} in the log, and none of them is counted yet.`
