@@ -26,11 +26,9 @@ from onceflow.log.errors import LogError
 from onceflow.log.segment import Slice
 from onceflow.wire import apis, fetch
 from onceflow.wire.errors import ErrorCode
-from onceflow.wire.fetch import FetchPartition, PartitionAnswer
+from onceflow.wire.fetch import FetchPartition, FetchRequest, PartitionAnswer
 
 logger = logging.getLogger(__name__)
-
-Topics = list[tuple[str, list[FetchPartition]]]
 
 FULL_SESSION_EPOCHS = (0, -1)
 """Of a fetch that names all its partitions, to begin a session or without one (KIP-227's FetchMetadata)."""
@@ -242,16 +240,17 @@ def handle(node: Node, request: Request) -> None:
     elif asked.isolation_level not in (fetch.READ_UNCOMMITTED, fetch.READ_COMMITTED):
         _refuse(request, ErrorCode.unknown_server_error, asked.topics)
     else:
-        PendingFetch(node, request, asked._replace(topics=_distinct(asked.topics))).start()
+        PendingFetch(node, request, _distinct(asked)).start()
 
 
-def _distinct(topics: Topics) -> Topics:
+def _distinct(request: FetchRequest) -> FetchRequest:
     """Each partition once; neighbours of one topic together, topics without partitions left out, as in Kafka."""
+    topics = request.topics
     if len(topics) == 1 and len(topics[0][1]) == 1:
-        return topics
+        return request
     asked = {(topic, each.partition): each for topic, partitions in topics for each in partitions}
     grouped = groupby(asked.items(), key=lambda entry: entry[0][0])
-    return [(topic, [each for _, each in entries]) for topic, entries in grouped]
+    return request._replace(topics=[(topic, [each for _, each in entries]) for topic, entries in grouped])
 
 
 def _refuse(request: Request, error_code: ErrorCode, topics: Sequence[tuple[str, Sequence[FetchPartition]]]) -> None:
