@@ -130,6 +130,10 @@ class PendingFetch:
         moved, self._moved = self._moved, set()
         if self._timer is None or self._is_gathering:
             return
+        if len(self._watched) == 1:
+            # A look at the only partition would be the same as to gather.
+            self._gather_again()
+            return
         with closed_if_unanswered(self._request.reply):
             is_final = False
             for partition in moved:
