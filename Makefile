@@ -1,4 +1,4 @@
-# One word runs everything: make install | demo | test | campaign | compat | conformance | bench | lock | clean
+# One word runs everything: make install | demo | test | campaign | mutants | compat | conformance | bench | lock | clean
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -8,7 +8,7 @@ UV_VERSION := 0.13.8
 # The certificates of the machine, as pip takes them, so that a company's own authority is known to uv too.
 export UV_SYSTEM_CERTS ?= 1
 
-.PHONY: install demo test lint campaign bench compat conformance lock clean browser
+.PHONY: install demo test lint campaign mutants bench compat conformance lock clean browser
 .DEFAULT_GOAL := help
 
 help:           ## what each word does
@@ -45,6 +45,9 @@ browser:        ## Debian's chromium for the page's test, where there is none an
 
 campaign: install   ## the long runs of kills, damage and hostile frames; ONLY=word runs some; all write docs/campaigns.md
 	$(BIN)/python -m pytest -m campaign --timeout=3000 $(if $(ONLY),-k "$(ONLY)",)
+
+mutants: install ## some hundred defects put into the source, each with a test that must fail; one of the campaigns
+	$(BIN)/python -m pytest -m campaign --timeout=3000 -k mutants
 
 compat: install  ## strangers' clients and Kafka's own tools against the broker, those that are found
 	$(BIN)/python -m pytest -m compat tests/compat

@@ -91,6 +91,21 @@ def test_stop_waits_for_the_end(tmp_path: Path) -> None:
         assert not alive(child.pid)
 
 
+def test_children_end_in_the_reverse_order_of_their_start(tmp_path: Path) -> None:
+    """A driver is started after its broker, which it needs until its end."""
+    program = (
+        "import pathlib, signal, sys, time; ended = pathlib.Path(sys.argv[1]); "
+        "signal.signal(signal.SIGTERM, lambda *_: (ended.open('a').write(sys.argv[2]), exit(0))); "
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    with services.Supervisor() as supervisor:
+        for name in ("1", "2", "3"):
+            log = tmp_path / f"log-{name}"
+            supervisor.start(name, [sys.executable, "-c", program, str(tmp_path / "ended"), name], log)
+            assert eventually(lambda log=log: log.read_text() == "ready\n")  # type: ignore[misc]
+    assert (tmp_path / "ended").read_text() == "321"
+
+
 def test_the_packaged_java_runs_behind_its_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(services.shutil, "which", lambda _: None)

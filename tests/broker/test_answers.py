@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from onceflow.broker.config import BrokerConfig
-from onceflow.wire import apis
+from onceflow.wire import apis, fetch
 from onceflow.wire.batch import batches, decode_batch
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.fetch import READ_COMMITTED
 from onceflow.wire.frames import request_class
-from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
+from tests.broker.raw_client import FETCH_VERSION, RawClient, batch_of, connected, fetch_request, milliseconds
 
 SESSION = {"session_timeout": milliseconds(10_000), "rebalance_timeout": milliseconds(10_000)}
 NO_AUTHORIZED_OPERATIONS = {
@@ -321,6 +321,18 @@ def test_rule_11_and_15_fetch_outside_the_log_is_answered_at_once(client: RawCli
         assert (outside.error_code, outside.high_watermark) == (ErrorCode.offset_out_of_range, -1)
     (missing,) = client.fetch([(topic, 9, 0)], wait_ms=5000)
     assert missing.error_code == ErrorCode.unknown_topic_or_partition
+
+
+def test_a_fetch_of_a_later_leader_epoch_is_refused(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    client.produce(topic, 0, batch_of(b"a"))
+    for epoch, error_code in ((0, ErrorCode.none), (1, ErrorCode.unknown_leader_epoch)):
+        request = fetch_request([(topic, 0, 0)])
+        ((_topic, (asked,)),) = request.topics
+        request = request._replace(topics=[(topic, [asked._replace(current_leader_epoch=epoch)])])
+        client.socket.sendall(fetch.encode_request(FETCH_VERSION, 1, "raw", request))
+        (fetched,) = fetch.parse_response(FETCH_VERSION, client.receive_frame()).partitions
+        assert fetched.error_code == error_code
 
 
 def test_rule_14_fetch_limits_are_soft_for_the_first_batch_alone(client: RawClient, topic: str) -> None:

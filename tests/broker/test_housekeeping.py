@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition as Place
@@ -13,6 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from onceflow.broker import record_checks
 from onceflow.broker.topics import GROUP_OFFSETS_TOPIC
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import RealDisk, RealFile
@@ -274,6 +276,28 @@ def test_batches_whose_records_a_thread_looks_at_keep_their_order(
     other.send_batch("table", 0, encode_batch([*many, Record(1000, NOW_MS, None, b"v")]), acks=0)
     assert other.receive_frame() == b"", "with acks=0 an error closes the connection"
     other.close()
+
+
+def test_a_batch_whose_topic_is_deleted_while_a_thread_looks_at_it_is_refused(
+    broker: DrivenBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_looked_at, is_deleted = threading.Event(), threading.Event()
+    look = record_checks._look
+
+    def look_slowly(*arguments: Any) -> Any:
+        is_looked_at.set()
+        assert is_deleted.wait(10)
+        return look(*arguments)
+
+    monkeypatch.setattr(record_checks, "_look", look_slowly)
+    client.create_topic("table", cleanup_policy="compact")
+    client.send_batch("table", 0, encode_batch([Record(n, NOW_MS, b"k%d" % n, b"v") for n in range(1000)]))
+    assert is_looked_at.wait(10)
+    with connected(broker.bootstrap) as other:
+        deleted = other.ask(apis.DELETE_TOPICS, 5, topic_names=["table"], timeout=TIMEOUT)
+        assert deleted.responses[0].error_code == ErrorCode.none
+    is_deleted.set()
+    assert client.receive_produced().error_code == ErrorCode.unknown_topic_or_partition
 
 
 def test_the_groups_offsets_are_compacted(tmp_path: Path) -> None:

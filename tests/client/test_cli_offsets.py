@@ -1,6 +1,7 @@
 """The offset grammar of `onceflow consume`, and its layouts."""
 
 import subprocess
+import time
 from collections.abc import Callable
 
 import click
@@ -60,6 +61,17 @@ def test_durations_and_moments() -> None:
     assert moment_ms("-2h", 10_000_000) == 2_800_000
     assert moment_ms("1m", 0) == 60_000
     assert moment_ms("1970-01-01T01:00:00+01:00", 0) == 0
+    assert [moment_ms(text, 0) for text in ("999999999", "1700000000")] == [999_999_999_000, 1_700_000_000_000]
+    assert [moment_ms(text, 0) for text in ("99999999", "1700000000000")] == [99_999_999, 1_700_000_000_000]
+
+
+def test_a_time_without_a_zone_is_utc_wherever_it_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("TZ", "Asia/Kolkata")
+        time.tzset()
+        found = moment_ms("1970-01-01T01:00:00", 0)
+    time.tzset()
+    assert found == 3_600_000
 
 
 @pytest.mark.parametrize(

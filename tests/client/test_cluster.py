@@ -274,7 +274,8 @@ def test_connections_that_idled_out_are_opened_anew(proxy: FaultyProxy, topic: s
         cluster.create_topic(topic, 1)
 
 
-def test_the_first_contact_is_not_tried_again_unless_asked() -> None:
+def test_the_first_contact_is_not_tried_again_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module.time, "sleep", lambda _seconds: pytest.fail("it waits for another attempt"))
     with pytest.raises(BrokerUnreachable, match=r"no Kafka broker answers at 127\.0\.0\.1:1: "):
         Cluster("127.0.0.1:1").topics()
 

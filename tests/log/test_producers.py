@@ -73,6 +73,17 @@ def test_rule_6_sequences_wrap(log: PartitionLog) -> None:
     assert send(log, 0, producer_id=9)[1] is False
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_rule_6_sequences_that_wrap_within_a_batch_survive_a_restart(tmp_path: Path, clean: bool) -> None:
+    log = open_log(tmp_path / "clicks-0")
+    assert send(log, SEQUENCE_MAX, 3) == (0, False)
+    assert [state.last_sequence for state in log.producer_states()] == [1]
+    log.close()
+    log = open_log(tmp_path / "clicks-0", clean=clean)
+    assert send(log, SEQUENCE_MAX, 3) == (0, True)
+    assert send(log, 2) == (3, False)
+
+
 @pytest.mark.parametrize("segment_bytes", [250, 1 << 30])
 @pytest.mark.parametrize("clean", [True, False])
 def test_rule_6_all_five_are_known_after_a_restart(tmp_path: Path, clean: bool, segment_bytes: int) -> None:

@@ -349,6 +349,16 @@ def test_a_segment_stays_until_the_snapshot_behind_it_can_be_written(
     assert is_known(open_log(scratch / "t-0", disk=disk, log_start_offset=1))
 
 
+def test_a_segment_below_the_start_stays_where_it_alone_knows_a_producer(scratch: Path) -> None:
+    log = open_log(scratch / "t-0")
+    send(log, 0)
+    log.roll()
+    log.append(batch(b"other"))
+    log.close()
+    (scratch / "t-0" / f"{1:020d}.snapshot").unlink()
+    assert is_known(open_log(scratch / "t-0", log_start_offset=1))
+
+
 def test_a_recovery_leaves_snapshots_behind_the_segments_that_it_scanned(scratch: Path) -> None:
     disk = FaultyDisk(scratch)
     log = open_log(scratch / "t-0", disk=disk)
@@ -374,34 +384,6 @@ def test_what_is_left_of_a_torn_write_is_durable_after_a_kill(scratch: Path) -> 
     assert values(open_log(scratch / "t-0", disk=disk)) == [b"a", b"b"]
     disk.crash(0, drop_all=True)
     assert values(open_log(scratch / "t-0", disk=disk)) == [b"a", b"b"]
-
-
-def test_segments_behind_damage_do_not_come_back_after_a_power_cut(scratch: Path) -> None:
-    """Whatever names a power cut leaves: a segment behind the damage must be gone before the damage is."""
-    settings = {"segment_bytes": 200}
-    for seed in range(40):
-        root = scratch / str(seed)
-        root.mkdir()
-        disk = FaultyDisk(root)
-        log = open_log(root / "t-0", disk=disk, **settings)
-        for number in range(6):
-            log.append(batch(b"%d" % number + bytes(60)))
-        sync(log)
-        second = log.segments.in_order[1]
-        del log
-        disk.flip_bit(second.path, 80)
-        kept = second.base_offset
-        disk.cut_power_after(4 + seed % 8)
-        try:
-            log = open_log(root / "t-0", disk=disk, **settings)
-            log.append(batch(b"next" + bytes(60)))
-            sync(log)
-        except PowerCut:
-            pass
-        disk.crash(seed)
-        found = values(open_log(root / "t-0", disk=disk, **settings))
-        assert found[:kept] == [b"%d" % number + bytes(60) for number in range(kept)], seed
-        assert found[kept:] in ([], [b"next" + bytes(60)]), seed
 
 
 def test_a_flipped_bit_in_an_index_hides_no_record_and_shows_no_other(scratch: Path) -> None:

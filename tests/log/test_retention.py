@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from onceflow.log.disk import RealDisk
+from onceflow.log.offset_checkpoint import OffsetCheckpoint
 from onceflow.log.partition import PartitionLog
 from onceflow.log.retention import by_age_and_size, decide
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
@@ -38,3 +40,11 @@ def test_the_newest_record_of_a_segment_is_its_age(log: PartitionLog) -> None:
     sync(log)
     for hours, start in ((24, 0), (24.5, 1), (25.5, 2), (26.5, 3), (27.5, 4)):
         assert decide(log, by_age_and_size, NOW_MS + int((hours - 4) * 3600_000)).log_start_offset == start
+
+
+def test_rule_11_an_offset_of_the_checkpoint_never_goes_back(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    offsets = OffsetCheckpoint(RealDisk(), path)
+    for asked, kept in ((5, 5), (3, 5), (6, 6)):
+        offsets.advance({("t", 0): asked})
+        assert OffsetCheckpoint(RealDisk(), path).get("t", 0) == offsets.get("t", 0) == kept

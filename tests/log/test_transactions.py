@@ -212,6 +212,19 @@ def test_rule_7_a_marker_appended_during_a_sync_waits_for_the_next(log: Partitio
     assert log.last_stable_offset == 4
 
 
+def test_rule_7_a_marker_right_at_the_high_watermark_is_not_durable(log: PartitionLog) -> None:
+    writer = Session(log, 1)
+    writer.send()
+    point = log.begin_sync()
+    assert point is not None
+    writer.end(commit=True)
+    point.run()
+    log.end_sync(point)
+    assert (log.last_stable_offset, log.high_watermark) == (0, 1)
+    sync(log)
+    assert log.last_stable_offset == 2
+
+
 def test_rule_7_with_a_flush_policy_a_marker_is_stable_at_once(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", flush_messages=1000)
     writer = Session(log, 1)

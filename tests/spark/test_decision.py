@@ -78,6 +78,7 @@ ROWS = [
     pytest.param(PARTIAL, batch(7, topic_ids={"clicks": "id-2"}), "digest", id="partial k, topic made again"),
     pytest.param(K, batch(7, end=111), r"holds batch 7 as .*\[100,111\].*, or ", id="complete k, other ranges"),
     pytest.param(K_MINUS_1, batch(7, begin=101), "offset 100.*at 101.*, or ", id="a gap between batches"),
+    pytest.param(K_MINUS_1, batch(7, begin=99), "offset 100.*at 99.*, or ", id="batches that overlap"),
 ]
 
 

@@ -95,6 +95,17 @@ def test_a_topic_made_again_enters_anew_in_all_partitions() -> None:
     assert offsets.following(start, ends, {"t": {0: 0, 1: 2}}) == Offsets({"t": {0: 0, 1: 2}}, {"t": ID_B})
 
 
+def test_a_topic_made_again_with_fewer_partitions_keeps_none_of_the_others() -> None:
+    start, ends = Offsets({"t": {0: 5, 1: 5}}, {"t": ID_A}), Offsets({"t": {0: 9}}, {"t": ID_B})
+    assert offsets.following(start, ends, {"t": {0: 0}}) == Offsets({"t": {0: 0}}, {"t": ID_B})
+
+
+def test_a_topic_whose_id_one_side_does_not_know_is_the_same() -> None:
+    start, end = Offsets({"t": {0: 5}}), Offsets({"t": {0: 9}}, {"t": ID_A})
+    assert offsets.ranges(start, end) == [OffsetRange("t", 0, 5, 9)]
+    assert offsets.entering(start, end) == {}
+
+
 def test_a_topic_that_is_gone_keeps_its_place() -> None:
     start, ends = Offsets({"t": {0: 5}, "u": {0: 1}}, {"t": ID_A}), Offsets({"u": {0: 2}})
     assert offsets.following(start, ends, {}) == Offsets({"t": {0: 5}, "u": {0: 2}}, {"t": ID_A})

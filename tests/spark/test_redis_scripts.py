@@ -150,14 +150,27 @@ def test_another_digest_is_refused_in_the_middle_and_taken_at_a_complete_batch(u
     assert_counts(changed.client, keys, 3)
 
 
-def test_complete_needs_every_chunk(url: str, keys: Keys) -> None:
+def test_a_batch_behind_an_unfinished_one_is_refused(url: str, keys: Keys) -> None:
     driver = Driver(url, keys)
     run(driver, 0)
     driver.begin(batch_of(1))
-    driver.chunk(batch_of(1), 0, [])
-    driver.chunk(batch_of(1), 2, [])
     before = dump(driver.client)
-    with pytest.raises(MarkerMoved, match="lacks chunk 1 of 3"):
+    for write in (lambda: driver.whole(batch_of(2), rows_of(2)), lambda: driver.begin(batch_of(2))):
+        with pytest.raises(MarkerMoved, match=r"moved to batch 1 .complete 0."):
+            write()
+    assert dump(driver.client) == before
+
+
+@pytest.mark.parametrize("missing", range(CHUNKS))
+def test_complete_needs_every_chunk(url: str, keys: Keys, missing: int) -> None:
+    driver = Driver(url, keys)
+    run(driver, 0)
+    driver.begin(batch_of(1))
+    for number in range(CHUNKS):
+        if number != missing:
+            driver.chunk(batch_of(1), number, [])
+    before = dump(driver.client)
+    with pytest.raises(MarkerMoved, match=f"lacks chunk {missing} of {CHUNKS}"):
         driver.complete(batch_of(1))
     with pytest.raises(MarkerMoved, match="moved"):
         driver.chunk(batch_of(1), CHUNKS, [])

@@ -60,6 +60,7 @@ def test_an_end_fixed_earlier_is_what_latest_means(positions: LogPositions, topi
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
+        ({0: 2, 1: 0}, "option startingOffsets: offset 2 of .*-0 lies beyond its end, 1"),
         ({0: 9, 1: 0}, "option startingOffsets: offset 9 of .*-0 lies beyond its end, 1"),
         ({0: 0}, "-1 is not given; name each partition, -2 is earliest, -1 latest"),
         ({0: 0, 1: 0, 2: 0}, "-2 does not exist; name each partition"),
@@ -161,7 +162,8 @@ def test_times_are_the_first_records_dated_then_or_later(dated: LogPositions, to
 def test_a_time_beyond_a_fixed_end_is_that_end(positions: LogPositions, topic: str, send: Send) -> None:
     send(["x"], timestamp=10_000)
     fixed = positions.ends(fresh=True)
-    send(["late", "later"], timestamp=20_000)
+    send(["late"], timestamp=15_000)
+    send(["later"], timestamp=20_000)
     asked = at(topic, everywhere=20_000, fails=False)
     assert dict(positions.resolve("startingTimestamp", asked, fixed).by_topic[topic]) == {0: 1, 1: 0}
 

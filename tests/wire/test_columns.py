@@ -105,6 +105,13 @@ def test_columns_hold_what_rows_hold(seed: int) -> None:
     assert without.equals(decoded.columns.select(SCHEMA.names))
 
 
+@pytest.mark.parametrize("begin", range(4))
+def test_a_range_may_begin_at_any_record_of_a_batch(begin: int) -> None:
+    buffer = encode_batch([Record(offset, 0, None, b"%d" % offset) for offset in range(3)])
+    decoded = decode_columns(buffer, offset_begin=begin, offset_end=3)
+    assert decoded.columns["offset"].to_pylist() == list(range(begin, 3))
+
+
 @settings(max_examples=60, deadline=None)
 @given(some.data())
 def test_single_records_of_any_size_hold_what_rows_hold(data: some.DataObject) -> None:

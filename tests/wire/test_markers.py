@@ -36,6 +36,11 @@ def test_kafkas_own_markers_are_read_and_written() -> None:
     ]
 
 
+@pytest.mark.parametrize("marker", [Marker(True, 5), Marker(False, 5)])
+def test_a_marker_of_a_later_coordinator_comes_back(marker: Marker) -> None:
+    assert decode_marker(encode_marker(1, 0, marker, offset=3, timestamp_ms=0, leader_epoch=0)) == marker
+
+
 def test_other_control_records_are_no_markers() -> None:
     leader_change = encode_batch([Record(0, 0, b"\0\0\0\2", b"\0\0")], control=True)
     assert decode_marker(leader_change) is None

@@ -2,7 +2,7 @@
 
 from onceflow.broker.groups.group import JoinAnswer, SyncAnswer
 from onceflow.broker.groups.outcome import Leaving, Outcome, SyncRequest
-from onceflow.broker.groups.records import GroupRecord, OffsetCommit
+from onceflow.broker.groups.records import GroupRecord, GroupRemoval, OffsetCommit
 from onceflow.broker.groups.states import GroupState
 from onceflow.wire.errors import ErrorCode
 from tests.broker.groups.scene import REBALANCE_MS, SESSION_MS, Scene
@@ -98,6 +98,54 @@ def test_who_does_not_join_in_time_is_left_behind() -> None:
         answer = scene.answers[name]
         assert isinstance(answer, JoinAnswer)
         assert (answer.error_code, answer.generation, answer.leader) == (ErrorCode.none, 3, second)
+
+
+def test_a_member_that_waits_longer_than_its_session_stays() -> None:
+    """It has asked to join and cannot send heartbeats until it is answered."""
+    scene = Scene()
+    first, second = scene.two_members()
+    assert scene.join("c") is None
+    assert scene.join("b", second) is None
+    for _ in range(3):
+        scene.advance(SESSION_MS // 2)
+        scene.beat("a")
+    answer = scene.join("a", first)
+    assert answer is not None
+    assert len(answer.members) == 3
+
+
+def test_a_leader_that_joins_a_stable_group_begins_a_rebalance() -> None:
+    scene = Scene()
+    first, second = scene.two_members()
+    assert scene.join("a", first) is None
+    assert scene.beat("b") == [ErrorCode.rebalance_in_progress]
+    assert scene.join("b", second) is not None
+    assert scene.joined("a").generation == 3
+
+
+def test_a_rebalance_waits_for_a_member_id_that_was_handed_out_until_it_expires() -> None:
+    scene = Scene()
+    first, second = scene.two_members()
+    assert scene.join("c", known=True) is not None
+    assert [scene.join("d"), scene.join("b", second), scene.join("a", first)] == [None] * 3
+    scene.advance(SESSION_MS)
+    assert [len(scene.joined(name).members) for name in ("a", "b", "d")] == [3, 0, 0]
+
+
+def test_a_group_with_a_pending_offset_alone_is_not_removed() -> None:
+    scene = Scene()
+    scene.groups.replay_transactional(7, OffsetCommit("g", "t", 0, 5))
+    assert scene.groups.decide_expire(scene.group) == []
+    scene.groups.replay_marker(7, commit=False)
+    assert scene.groups.decide_expire(scene.group) == [GroupRemoval("g")]
+
+
+def test_a_new_group_takes_no_more_members_than_its_size() -> None:
+    scene = Scene(group_members_max=2, group_initial_rebalance_delay_ms=3000)
+    assert [scene.join("a"), scene.join("b")] == [None, None]
+    refused = scene.join("c")
+    assert refused is not None
+    assert refused.error_code == ErrorCode.group_max_size_reached
 
 
 def test_who_joins_but_does_not_sync_in_time_is_left_behind() -> None:

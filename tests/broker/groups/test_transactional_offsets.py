@@ -74,6 +74,7 @@ def test_a_deleted_group_takes_its_pending_offsets_along(tmp_path: Path) -> None
     async def test() -> None:
         stored = Stored(tmp_path)
         await stored.record_transactional(P, *commits(7))
+        await stored.record_transactional(P + 1, *commits(8))
         records = stored.groups.decide_delete("g")
         assert records == [OffsetCommit("g", "t", 0, None), GroupRemoval("g")]
         await stored.record(*records)

@@ -187,10 +187,26 @@ def test_a_topic_with_a_flush_policy_is_synced_for_transactions_all_the_same(tmp
         with connected(broker.bootstrap) as client:
             producer.client = client
             assert producer.end(commit=True) == NONE
+            eventually(lambda: producer.state() == "CompleteCommit", "that its markers are durable is recorded")
         broker.power_cycle(2, drop_all=True)
         with connected(broker.bootstrap) as client:
             assert committed_values(client, "lazy") == [b"answered early?"]
             assert patiently(TransactionalClient(client, "x").init) == NONE
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+def test_a_transactional_record_is_answered_after_its_sync(tmp_path: Path, acks: int) -> None:
+    with DrivenBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as client:
+        client.create_topic("lazy", flush_messages="1000000")
+        producer = TransactionalClient(client, "x")
+        producer.init_until_done()
+        assert producer.add(("lazy", 0)) == NONE
+        with ThreadPoolExecutor(1) as pool:
+            with nothing_is_synced():
+                produced = pool.submit(producer.produce, "lazy", b"v", acks=acks)
+                eventually(lambda: broker.log("lazy").high_watermark, "the flush policy shows the record")
+                assert not wait([produced], timeout=0.3).done
+            assert produced.result() == NONE
 
 
 def test_a_topic_whose_deletion_was_lost_comes_back_without_an_open_transaction(powered: PoweredBroker) -> None:

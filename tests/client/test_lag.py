@@ -1,0 +1,15 @@
+"""The lag of a reader, counted on a real broker."""
+
+from collections.abc import Callable
+
+from onceflow.client.admin import Admin
+from onceflow.client.cluster import Cluster
+from onceflow.client.lag import lag_behind
+
+
+def test_what_the_log_deleted_unread_is_no_lag(cluster: Cluster, filled: Callable[..., str]) -> None:
+    topic = filled([b"a", b"b", b"c", b"d", b"e"])
+    Admin(cluster).delete_records(topic, {0: 3})
+    lag = lag_behind(cluster, {topic: {0: 1}}, now_ms=2003)
+    assert (lag.messages, lag.seconds) == (2, 1.0)
+    assert lag_behind(cluster, {topic: {0: 5}}, now_ms=2003).messages == 0

@@ -1,0 +1,138 @@
+"""The broker's handlers and its log: what is read, waited for, kept and deleted."""
+
+from tests.mutants.mutant import Mutant
+
+_PARTITION = "log/test_partition.py::"
+_COMMITTED = "broker/test_read_committed.py::"
+_HOUSEKEEPING = "broker/test_housekeeping.py::"
+
+MUTANTS = (
+    Mutant(
+        "broker/partitions.py",
+        "            self._call(self._waiting.popleft()[1], ErrorCode.none)\n        self.wake()\n",
+        "            self._call(self._waiting.popleft()[1], ErrorCode.none)\n",
+        _COMMITTED + "test_rule_15_a_marker_wakes_a_committed_fetch",
+    ),
+    Mutant(
+        "broker/fetch_handler.py",
+        "        end = last_stable_offset if is_committed else high_watermark",
+        "        end = high_watermark",
+        "broker/transactions/test_clients.py::test_librdkafka_does_not_see_an_open_transaction",
+    ),
+    Mutant(
+        "broker/fetch_handler.py",
+        "            aborted = log.aborted_in(asked.fetch_offset, piece) if is_committed else None",
+        "            aborted = [] if is_committed else None",
+        _COMMITTED + "test_rule_8_aborted_index_comes_with_a_committed_fetch",
+    ),
+    Mutant(
+        "broker/fetch_handler.py",
+        "        if asked.current_leader_epoch > LEADER_EPOCH:",
+        "        if asked.current_leader_epoch > LEADER_EPOCH + 1:",
+        "broker/test_answers.py::test_a_fetch_of_a_later_leader_epoch_is_refused",
+    ),
+    Mutant(
+        "broker/fetch_handler.py",
+        "at_least_one_batch=not found.size_bytes)",
+        "at_least_one_batch=True)",
+        "broker/test_answers.py::test_rule_14_fetch_limits_are_soft_for_the_first_batch_alone",
+    ),
+    Mutant(
+        "broker/fetch_handler.py",
+        "        if piece.is_cut if piece is not None else asked.fetch_offset < end:\n"
+        "            found.is_final = True\n",
+        "",
+        "broker/test_answers.py::test_rule_15_a_segments_end_is_answered_at_once",
+    ),
+    Mutant(
+        "broker/offset_handlers.py",
+        "log.last_stable_offset if self._isolation_level == READ_COMMITTED else log.high_watermark",
+        "log.high_watermark",
+        _COMMITTED + "test_list_offsets_as_kafka",
+    ),
+    Mutant(
+        "broker/offset_handlers.py",
+        "if 0 <= offset < search.offset_end else _at(*NOT_FOUND)",
+        "if 0 <= offset else _at(*NOT_FOUND)",
+        _COMMITTED + "test_a_search_by_time_ends_at_the_last_stable_offset",
+    ),
+    Mutant(
+        "broker/produce_handler.py",
+        "            _check(pending, partition.topic, current if current is partition else None, batch)",
+        "            _check(pending, partition.topic, partition, batch)",
+        "broker/test_housekeeping.py::test_a_batch_whose_topic_is_deleted_while_a_thread_looks_at_it_is_refused",
+    ),
+    Mutant(
+        "broker/produce_handler.py",
+        "            self._reply.close_connection(reason)",
+        "            self._reply.send([])",
+        _HOUSEKEEPING + "test_batches_whose_records_a_thread_looks_at_keep_their_order",
+    ),
+    Mutant(
+        "broker/topic_operations.py",
+        "        node.topics.being_deleted.add(topic.name)\n",
+        "",
+        "broker/test_admin_durability.py::test_a_directory_that_cannot_be_removed_keeps_its_name",
+    ),
+    Mutant(
+        "broker/topic_operations.py",
+        "        if node.topics.by_id.get(topic.topic_id) is not topic:",
+        "        if topic.topic_id not in node.topics.by_id and False:",
+        "broker/test_hostile_requests.py::test_a_topic_deleted_while_it_is_created_takes_no_records",
+    ),
+    Mutant(
+        "broker/topic_operations.py",
+        "        if node.log_config_of(topic) != opening.config:\n            node.reconfigure_topic(topic)\n",
+        "",
+        "broker/test_admin_durability.py::test_a_config_that_changes_while_partitions_are_opened_holds_for_them",
+    ),
+    Mutant(
+        "log/directory.py",
+        "        for offsets in (self.log_start_offsets, self.cleaner_offsets):\n"
+        "            offsets.forget([(topic, partition)])\n",
+        "",
+        _HOUSEKEEPING + "test_a_new_topic_of_the_same_name_does_not_inherit_the_start",
+    ),
+    Mutant(
+        "log/retention.py",
+        "    gone = [segment for segment in segments[:wanted] if segment.offset_end <= high_watermark]",
+        "    gone = [segment for segment in segments[:wanted] if segment.base_offset <= high_watermark]",
+        "log/test_retention.py::test_rule_11_retention_leaves_what_is_not_below_the_high_watermark",
+    ),
+    Mutant(
+        "log/retention.py",
+        "segments[number].size_bytes <= excess_bytes:",
+        "excess_bytes > 0:",
+        _HOUSEKEEPING + "test_the_oldest_segments_beyond_retention_bytes_go",
+    ),
+    Mutant(
+        "log/partition.py",
+        "            or last_offset - segment.base_offset > _RELATIVE_OFFSET_MAX",
+        "            or last_offset - segment.base_offset > _RELATIVE_OFFSET_MAX + 1",
+        _PARTITION + "test_rule_1_a_segments_offsets_fit_into_int32",
+    ),
+    Mutant(
+        "log/partition.py",
+        "            return self._visible_bytes_of_active\n",
+        "            return segment.size_bytes\n",
+        _PARTITION + "test_nothing_is_visible_before_its_sync",
+    ),
+    Mutant(
+        "log/partition.py",
+        "        self.segments.replace(old, new)\n        self._waited_at = _NOBODY_WAITED\n",
+        "        self.segments.replace(old, new)\n",
+        "log/test_compaction.py::test_where_a_reader_waited_before_a_compaction_is_found_anew",
+    ),
+    Mutant(
+        "log/recovery.py",
+        "        while below and not self._load_snapshot(bases[below]):\n            below -= 1\n",
+        "",
+        "log/test_recovery.py::test_a_segment_below_the_start_stays_where_it_alone_knows_a_producer",
+    ),
+    Mutant(
+        "log/swap.py",
+        "            doomed = [offset for offset in offsets_of(names, suffix) if base <= offset < end]",
+        "            doomed = [offset for offset in offsets_of(names, suffix) if base <= offset <= end]",
+        "log/test_compaction_crash.py::test_rule_10_merged_segments_replace_all_old_ones_or_none",
+    ),
+)

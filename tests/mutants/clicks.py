@@ -1,0 +1,71 @@
+"""Click analytics: what an event counts, and the recount that must find every difference."""
+
+from tests.mutants.mutant import Mutant
+
+_EVENTS = "clicks/test_events.py::"
+_COUNTING = "clicks/test_counting.py::"
+_VERIFY = "clicks/test_verify.py::"
+
+MUTANTS = (
+    Mutant(
+        "clicks/events.py",
+        "            known = type(os_type) is str and 0 < len(os_type) <= 256",
+        "            known = type(os_type) is str and len(os_type) <= 256",
+        _EVENTS + "test_each_rule",
+    ),
+    Mutant(
+        "clicks/events.py",
+        "    return Reason.COUNT_TOO_LARGE if count > COUNT_MAX else count",
+        "    return Reason.COUNT_TOO_LARGE if count >= COUNT_MAX else count",
+        _EVENTS + "test_each_rule",
+    ),
+    Mutant(
+        "clicks/events.py",
+        "type(clicks) is int and 0 <= clicks <= COUNT_MAX:",
+        "type(clicks) is int and clicks <= COUNT_MAX:",
+        _EVENTS + "test_each_rule",
+    ),
+    Mutant(
+        "clicks/events.py",
+        "    if number.negative:\n        return Reason.COUNT_NEGATIVE\n    if number.power < 0:",
+        "    if number.power < 0:",
+        _EVENTS + "test_numbers_are_judged_alike",
+    ),
+    Mutant(
+        "clicks/recount.py",
+        '    if exact != exact.to_integral_value():\n        return 0, "count-fractional"\n',
+        "",
+        _EVENTS + "test_each_rule_in_the_recount",
+    ),
+    Mutant(
+        "clicks/counting.py",
+        "            yield sums.rows()\n            sums = Sums(dead_length)\n",
+        "            yield sums.rows()\n",
+        _COUNTING + "test_a_task_with_many_users_makes_room_and_loses_nothing",
+    ),
+    Mutant(
+        "clicks/counting.py",
+        "        self.dead = sorted(self.dead)[-self._dead_length :]",
+        "        self.dead = sorted(self.dead)[: self._dead_length]",
+        _COUNTING + "test_only_the_newest_pointers_are_handed_on",
+    ),
+    Mutant(
+        "clicks/verify.py",
+        " + [Difference(key, _text(field), None, _text(stored)) for field, stored in left.items()]",
+        "",
+        _VERIFY + "test_one_thing_changed_by_hand_is_found",
+    ),
+    Mutant(
+        "clicks/verify.py",
+        "    differences += _compare_ranking(keys.top, recount.by_user, counts.ranking)\n",
+        "",
+        _VERIFY + "test_one_thing_changed_by_hand_is_found",
+    ),
+    Mutant(
+        "clicks/verify.py",
+        "                    if (after.query, after.batch, after.complete) == (before.query, before.batch, True):\n"
+        "                        return counts",
+        "                    return counts",
+        _VERIFY + "test_a_batch_that_is_written_while_redis_is_read",
+    ),
+)

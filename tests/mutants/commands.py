@@ -1,0 +1,83 @@
+"""The command line, the supervisor of the laptop's processes, and what the package gives to tests."""
+
+from tests.mutants.mutant import Mutant
+
+_OFFSETS = "client/test_cli_offsets.py::"
+_GROUPS = "client/test_cli_groups.py::"
+_SERVICES = "test_services.py::"
+_DISK = "log/test_faulty_disk.py::"
+
+MUTANTS = (
+    Mutant(
+        "cli/moments.py",
+        "        return int(text) * (1000 if len(text) in (9, 10) else 1)",
+        "        return int(text) * (1000 if len(text) == 10 else 1)",
+        _OFFSETS + "test_durations_and_moments",
+    ),
+    Mutant(
+        "cli/moments.py",
+        "        moment = moment.replace(tzinfo=datetime.UTC)",
+        "        moment = moment.astimezone()",
+        _OFFSETS + "test_a_time_without_a_zone_is_utc_wherever_it_is_typed",
+    ),
+    Mutant(
+        "cli/offset_range.py",
+        "max(ends[each] - place.number, starts[each])",
+        "max(ends[each] - place.number - 1, starts[each])",
+        _OFFSETS + "test_consume_prints_that_range",
+    ),
+    Mutant(
+        "cli/groups.py",
+        "        targets[place] = min(max(target, start), end)",
+        "        targets[place] = max(target, start)",
+        _GROUPS + "test_reset_shows_first_and_does_it_with_execute",
+    ),
+    Mutant(
+        "cli/groups.py",
+        "        if members and execute:",
+        "        if False:",
+        _GROUPS + "test_describe_shows_members_and_what_each_reads",
+    ),
+    Mutant(
+        "cli/groups.py",
+        "        for topic in dict.fromkeys(topic for topic, _ in targets) if execute else ():",
+        "        for topic in dict.fromkeys(topic for topic, _ in targets):",
+        _GROUPS + "test_reset_shows_first_and_does_it_with_execute",
+    ),
+    Mutant(
+        "services.py",
+        '        _signal_group(process.pid, signal.SIGKILL)\n        _answer({"ended": name, "code": code})',
+        '        _answer({"ended": name, "code": code})',
+        _SERVICES + "test_children_and_grandchildren_end_when_the_command_is_killed",
+    ),
+    Mutant(
+        "services.py",
+        "        for name in reversed(list(self.processes)):",
+        "        for name in list(self.processes):",
+        _SERVICES + "test_children_end_in_the_reverse_order_of_their_start",
+    ),
+    Mutant(
+        "testing/disk.py",
+        "        for position, data in self.pending:\n            _apply(self.durable, position, data)\n",
+        "        for position, data in self.pending[:-1]:\n            _apply(self.durable, position, data)\n",
+        _DISK + "test_synced_writes_survive",
+    ),
+    Mutant(
+        "testing/disk.py",
+        "                self._disk.faults[EIO] += 1\n                self._node.pending.clear()\n",
+        "                self._disk.faults[EIO] += 1\n",
+        _DISK + "test_a_failed_sync_forgets",
+    ),
+    Mutant(
+        "testing/disk.py",
+        "        if self._generation != self._disk._generation:",
+        "        if False:",
+        _DISK + "test_the_power_stays_off",
+    ),
+    Mutant(
+        "testing/in_process.py",
+        "        run, self._run = self._run, None\n",
+        "        run = self._run\n",
+        "testing/test_in_process.py::test_a_broker_that_starts_again_has_its_port_and_its_data",
+    ),
+)

@@ -1,0 +1,221 @@
+"""Forgotten syncs, and responses that come before them."""
+
+from tests.mutants.mutant import Mutant
+
+_FLUSH = "broker/test_flush_policy.py::"
+_TRANSACTION = "broker/transactions/test_transaction_durability.py::"
+_ADMIN = "broker/test_admin_durability.py::"
+_CUTS = "broker/test_durability.py::test_power_cuts_lose_nothing_that_was_acknowledged"
+
+MUTANTS = (
+    Mutant(
+        "log/partition.py",
+        "self.log_end_offset - self.synced_offset >= self.config.flush_messages",
+        "self.log_end_offset - self.synced_offset >= 2 * self.config.flush_messages",
+        _FLUSH + "test_flush_messages_bounds_what_a_power_cut_takes",
+    ),
+    Mutant(
+        "log/partition.py",
+        "self.log_end_offset - self.synced_offset >= self.config.flush_messages",
+        "self.log_end_offset - self.synced_offset > self.config.flush_messages",
+        _FLUSH + "test_flush_messages_waits_for_its_sync",
+    ),
+    Mutant(
+        "broker/group_commit.py",
+        "delay_s = min(log.config.flush_ms / 1000, TIMER_MAX_S)",
+        "delay_s = min(20 * log.config.flush_ms / 1000, TIMER_MAX_S)",
+        _FLUSH + "test_flush_ms_syncs_a_record_at_its_age",
+    ),
+    Mutant(
+        "broker/group_commit.py",
+        "        self._timers.pop(partition, None)\n        self.flush(partition)",
+        "        self.flush(partition)",
+        _FLUSH + "test_flush_ms_syncs_the_next_record_too",
+    ),
+    Mutant(
+        "broker/produce_handler.py",
+        "        node.group_commit.flush(partition)\n        if pending.acks:",
+        "        node.group_commit.request(partition)\n        if pending.acks:",
+        _TRANSACTION + "test_a_topic_with_a_flush_policy_is_synced_for_transactions_all_the_same",
+    ),
+    Mutant(
+        "broker/produce_handler.py",
+        "            partition.when_durable(pending.expect(partition, responses, at))",
+        "            partition.when_synced(appended.last_offset + 1, pending.expect(partition, responses, at))",
+        _TRANSACTION + "test_a_transactional_record_is_answered_after_its_sync",
+    ),
+    Mutant(
+        "broker/metadata_handler.py",
+        "        node.when_metadata_synced(lambda _error_code: _answer(node, request, asked, found))",
+        "        _answer(node, request, asked, found)",
+        _ADMIN + "test_nobody_learns_of_a_topic_before_it_is_durable",
+    ),
+    Mutant(
+        "broker/topic_operations.py",
+        "        self._node.when_metadata_synced(told(failed, lambda _error_code: answer()))",
+        "        answer()",
+        _ADMIN + "test_nobody_learns_of_a_topic_before_it_is_durable",
+    ),
+    Mutant(
+        "broker/topic_operations.py",
+        "            answer([_with_failure(each, failures.get(each.name)) for each in results])\n\n"
+        "        self._node.when_metadata_synced(told(failed, synced))",
+        "            answer([_with_failure(each, failures.get(each.name)) for each in results])\n\n"
+        "        synced(ErrorCode.none)",
+        _ADMIN + "test_a_created_topic_survives_a_power_cut_at_any_moment",
+    ),
+    Mutant(
+        "broker/topic_operations.py",
+        "            answer(_unless_refused(results, error_code))\n\n"
+        "        self._node.when_metadata_synced(told(failed, synced))",
+        "            answer(_unless_refused(results, error_code))\n\n        synced(ErrorCode.none)",
+        _ADMIN + "test_no_answer_tells_of_what_a_power_cut_could_take_back",
+    ),
+    Mutant(
+        "broker/node.py",
+        "        self._metadata.when_synced(lambda code: answer(code, -1 if code else producer_id))",
+        "        answer(ErrorCode.none, producer_id)",
+        "broker/test_durability.py::test_a_power_cut_gives_no_producer_id_twice",
+    ),
+    Mutant(
+        "broker/partitions.py",
+        "        if offset_end <= self.log.high_watermark:",
+        "        if offset_end <= self.log.high_watermark + 1:",
+        _CUTS,
+    ),
+    Mutant(
+        "broker/produce_handler.py",
+        "    if pending.acks == ACKS_ALL and appended.last_offset >= log.high_watermark:",
+        "    if pending.acks == ACKS_ALL and appended.last_offset > log.high_watermark:",
+        _CUTS,
+    ),
+    Mutant(
+        "broker/produce_handler.py",
+        "    if pending.acks == ACKS_ALL and appended.last_offset >= log.high_watermark:",
+        "    if pending.acks == ACKS_ALL and not appended.duplicate:",
+        "broker/test_durability.py::test_a_duplicate_waits_for_the_sync_of_its_first_time",
+    ),
+    Mutant(
+        "broker/produce_handler.py",
+        "            if error_code != ErrorCode.none:\n                responses[at]",
+        "            if False:\n                responses[at]",
+        "broker/test_durability.py::test_a_failed_sync_is_told_and_final_for_its_partition",
+    ),
+    Mutant(
+        "broker/group_commit.py",
+        "        partition.log.fail_sync(error)\n",
+        "        partition.log._syncing = None\n",
+        "broker/test_durability.py::test_a_failed_sync_is_told_and_final_for_its_partition",
+    ),
+    Mutant(
+        "broker/group_commit.py",
+        "        elif partition.log.synced_offset < point.offset_end:\n"
+        "            self._try_later(partition)\n        else:",
+        "        else:",
+        "broker/test_group_commit.py::test_a_sync_that_could_not_begin_is_tried_again",
+    ),
+    Mutant(
+        "broker/node.py",
+        "            _sync_now(self._metadata.partition.log)\n",
+        "",
+        "broker/test_durability.py::test_a_power_cut_of_the_first_start_leaves_a_broker_that_starts",
+    ),
+    Mutant(
+        "broker/node.py",
+        "            clean = all(were_whole) and",
+        "            clean = bool(were_whole) and",
+        "broker/test_durability.py::test_a_stop_that_cannot_close_a_log_is_not_clean",
+    ),
+    Mutant(
+        "log/sync.py",
+        "        for seal in self.seals:\n            _sync_file(seal.segment)\n",
+        "",
+        "log/test_crash.py::test_power_cuts",
+    ),
+    Mutant("log/sync.py", "        _sync_file(self.active)\n", "", _CUTS),
+    Mutant(
+        "log/sync.py",
+        "        try:\n            self.disk.sync_directory(self.directory)\n",
+        "        try:\n",
+        _CUTS,
+    ),
+    Mutant(
+        "log/sync.py",
+        "                self.disk.sync_directory(self.directory.parent)\n",
+        "                pass\n",
+        _CUTS,
+    ),
+    Mutant(
+        "log/sync.py",
+        "                self.problem = error\n                return number\n        return len(self.seals)",
+        "                self.problem = error\n        return len(self.seals)",
+        "log/test_partition.py::test_what_can_be_made_again_does_not_end_a_partition",
+    ),
+    Mutant(
+        "log/partition.py",
+        "            size_bytes=active.size_bytes,\n            seals=tuple(self._seals),",
+        "            size_bytes=active.size_bytes,\n            seals=(),",
+        "log/test_crash.py::test_power_cuts",
+    ),
+    Mutant(
+        "log/partition.py",
+        "            self._disk.sync_directory(self.directory)\n        except SyncNotBegun as error:",
+        "            pass\n        except SyncNotBegun as error:",
+        "log/test_directory.py::test_a_new_log_that_rolled_before_its_first_sync_begins_at_its_beginning",
+    ),
+    Mutant(
+        "log/segment.py",
+        "                file.truncate(position)\n",
+        "                pass\n",
+        "log/test_partition.py::test_a_full_disk_refuses_and_recovers",
+    ),
+    Mutant(
+        "log/partition.py",
+        "            # After a kill its name may still be in the page cache alone.\n"
+        "            disk.sync_directory(directory.parent)\n",
+        "            pass\n",
+        "log/test_crash.py::test_power_cuts",
+    ),
+    Mutant(
+        "log/recovery.py",
+        "                break\n            segment.file.sync_data()\n",
+        "                break\n",
+        "log/test_crash.py::test_power_cuts",
+    ),
+    Mutant(
+        "log/recovery.py",
+        "                segment.size_bytes = size_bytes\n                segment.file.sync_data()\n",
+        "                segment.size_bytes = size_bytes\n",
+        "log/test_recovery.py::test_what_is_left_of_a_torn_write_is_durable_after_a_kill",
+    ),
+    Mutant(
+        "log/recovery.py",
+        "        is_next = header.base_offset == offset or offset < header.base_offset < compaction_end",
+        "        is_next = header.base_offset >= offset",
+        "log/test_recovery.py::test_offsets_must_follow_each_other",
+    ),
+    Mutant(
+        "log/directory.py",
+        "                disk.remove(path / _CLEAN_FILE)\n                disk.sync_directory(path)\n",
+        "                disk.remove(path / _CLEAN_FILE)\n",
+        "log/test_directory.py::test_rule_4_the_clean_file_is_gone_before_anything_is_loaded",
+    ),
+    Mutant(
+        "log/directory.py",
+        "        self._disk.rename(path, doomed)\n        self._disk.sync_directory(self.path)\n",
+        "        self._disk.rename(path, doomed)\n",
+        "log/test_directory.py::test_partitions_are_found_and_deleted",
+    ),
+    Mutant(
+        "log/swap.py",
+        "    retired = []\n    disk.sync_directory(directory)\n",
+        "    retired = []\n",
+        "log/test_recovery.py::test_a_producer_is_known_when_its_segment_goes_in_a_power_cut",
+    ),
+    Mutant(
+        "log/offset_checkpoint.py",
+        "offset > self._offsets.get(key, 0)}",
+        "offset != self._offsets.get(key, 0)}",
+        "log/test_retention.py::test_rule_11_an_offset_of_the_checkpoint_never_goes_back",
+    ),
+)

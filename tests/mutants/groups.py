@@ -1,0 +1,240 @@
+"""Consumer groups: members, generations, rebalances, and committed offsets."""
+
+from tests.mutants.mutant import Mutant
+
+_COORDINATOR = "broker/groups/test_coordinator.py::"
+_STATIC = "broker/groups/test_static_members.py::"
+_ANSWERS = "broker/groups/test_answers.py::"
+_REQUESTS = "broker/groups/test_requests.py::"
+_TRANSACTIONAL = "broker/groups/test_transactional_offsets.py::"
+_DURABILITY = "broker/groups/test_group_durability.py::"
+
+MUTANTS = (
+    Mutant(
+        "broker/groups/coordinator.py",
+        "        if error_code == ErrorCode.none and generation != group.generation:",
+        "        if error_code == ErrorCode.none and generation > group.generation:",
+        _ANSWERS + "test_who_may_send_heartbeats_and_commits",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "        self.deadlines.restart_session(group, group.members[member_id])\n        if group.state",
+        "        if group.state",
+        _COORDINATOR + "test_a_silent_leader_is_replaced",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "            self.deadlines.restart_session(group, group.members[member_id])\n        return error_code",
+        "            pass\n        return error_code",
+        _COORDINATOR + "test_a_commit_keeps_a_member_alive",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "error_code == ErrorCode.none and group.state is GroupState.COMPLETING_REBALANCE:",
+        "error_code == ErrorCode.none and group.state is GroupState.PREPARING_REBALANCE:",
+        _ANSWERS + "test_a_generation_on_its_way_and_stable",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "if generation < 0 and group.state is GroupState.EMPTY:\n            return ErrorCode.none\n"
+        "        error_code = self._member_error(",
+        "if generation < 0:\n            return ErrorCode.none\n        error_code = self._member_error(",
+        _ANSWERS + "test_who_may_send_heartbeats_and_commits",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "commit and (present is None or present.record_offset < pending.record_offset):",
+        "commit:",
+        _TRANSACTIONAL + "test_a_plain_commit_after_a_transactional_one_stands",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "            if commit and (present is None",
+        "            if (present is None",
+        _TRANSACTIONAL + "test_offsets_of_a_transaction_count_once_it_has_committed",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "            for member in group.members.values():\n"
+        "                self.deadlines.restart_session(group, member)\n",
+        "            pass\n",
+        _REQUESTS + "test_sessions_begin_when_the_groups_are_loaded",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "            return not is_in and waiting >= self.config.group_members_max",
+        "            return not is_in and waiting > self.config.group_members_max",
+        _COORDINATOR + "test_a_new_group_takes_no_more_members_than_its_size",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "        elif unused:\n            self._give_up_waiting(group, outcome)\n",
+        "",
+        _COORDINATOR + "test_a_rebalance_waits_for_a_member_id_that_was_handed_out_until_it_expires",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "            if not member.is_alive_by_waiting:\n",
+        "            if True:\n",
+        _COORDINATOR + "test_a_member_that_waits_longer_than_its_session_stays",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "        self._rebalance.refuse_waiting(member, ErrorCode.fenced_instance_id, outcome)\n",
+        "        self._rebalance.refuse_waiting(member, ErrorCode.unknown_member_id, outcome)\n",
+        _STATIC + "test_two_at_once_with_one_instance_id_and_the_first_is_fenced_while_it_waits",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "        self._rebalance.persist_static(group, outcome)\n",
+        "",
+        _STATIC + "test_a_restart_knows_the_static_members_and_the_one_that_came_back",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "group.state is not GroupState.STABLE or group.vote() != group.protocol:",
+        "group.state is not GroupState.STABLE:",
+        _STATIC + "test_a_static_member_whose_subscription_leads_to_another_assignor_rebalances",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "        lost = group.state is GroupState.STABLE and unchanged and not is_leader",
+        "        lost = group.state is GroupState.STABLE and unchanged",
+        _COORDINATOR + "test_a_leader_that_joins_a_stable_group_begins_a_rebalance",
+    ),
+    Mutant(
+        "broker/groups/coordinator.py",
+        "is_left = group.state is not GroupState.EMPTY or group.pending_ids or pending",
+        "is_left = group.state is not GroupState.EMPTY or group.pending_ids",
+        _COORDINATOR + "test_a_group_with_a_pending_offset_alone_is_not_removed",
+    ),
+    Mutant(
+        "broker/groups/group.py",
+        "            if owner is not None and owner != member_id:\n                return ErrorCode.fenced_instance_id",
+        "            if owner is not None and owner != member_id:\n                return ErrorCode.unknown_member_id",
+        _STATIC + "test_whoever_uses_the_old_id_of_a_static_member_is_fenced",
+    ),
+    Mutant(
+        "broker/groups/group.py",
+        "        return joined and not self.pending_ids",
+        "        return joined",
+        _COORDINATOR + "test_a_rebalance_waits_for_a_member_id_that_was_handed_out_until_it_expires",
+    ),
+    Mutant(
+        "broker/groups/group.py",
+        "        self.generation += 1\n",
+        "        self.generation += 1 if self.members else 0\n",
+        _COORDINATOR + "test_a_group_that_all_leave_is_empty_though_a_member_id_is_not_used_yet",
+    ),
+    Mutant(
+        "broker/groups/group.py",
+        "        if self.leader == member_id:\n            self.leader = next(iter(self.members), None)\n",
+        "",
+        _COORDINATOR + "test_a_silent_leader_is_replaced",
+    ),
+    Mutant(
+        "broker/groups/group.py",
+        "        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)",
+        "        return min((member.rebalance_timeout_ms for member in self.members.values()), default=0)",
+        _COORDINATOR + "test_the_longest_of_the_members_rebalance_time_outs_counts",
+    ),
+    Mutant(
+        "broker/groups/rebalance.py",
+        "                outcome.answer_sync(member.sync_reply, SyncAnswer(ErrorCode.rebalance_in_progress))",
+        "                pass",
+        _COORDINATOR + "test_a_rebalance_refuses_who_waits_for_assignments",
+    ),
+    Mutant(
+        "broker/groups/rebalance.py",
+        '            if group.state is GroupState.COMPLETING_REBALANCE:\n                member.assignment = b""\n',
+        "",
+        _ANSWERS + "test_a_rebalance_before_the_assignment_leaves_nobody_with_an_old_one",
+    ),
+    Mutant(
+        "broker/groups/rebalance.py",
+        "            if member.group_instance_id is None:\n                group.remove(member.member_id)",
+        "            group.remove(member.member_id)",
+        _STATIC + "test_missing_static_members_alone_make_no_generation",
+    ),
+    Mutant(
+        "broker/groups/rebalance.py",
+        "        member.must_sync = True\n",
+        "",
+        _COORDINATOR + "test_who_joins_but_does_not_sync_in_time_is_left_behind",
+    ),
+    Mutant(
+        "broker/groups/rebalance.py",
+        "            if late:\n                self.begin(group, outcome)\n",
+        "",
+        _COORDINATOR + "test_who_joins_but_does_not_sync_in_time_is_left_behind",
+    ),
+    Mutant(
+        "broker/groups/rebalance.py",
+        "            outcome.records.append(group.metadata(self._clock.now_ms(), {}))\n            return",
+        "            return",
+        _COORDINATOR + "test_the_last_member_leaves_an_empty_group_that_anybody_may_commit_to",
+    ),
+    Mutant(
+        "broker/groups/rebalance.py",
+        "        outcome.undo = lambda: self._begin_anew(group)\n        for member in group.members.values():",
+        "        for member in group.members.values():",
+        _COORDINATOR + "test_what_could_not_be_recorded_is_not_so_and_the_members_join_again",
+    ),
+    Mutant(
+        "broker/groups/requests.py",
+        "            for refuse in outcome.refusals if error_code else ():\n                refuse(error_code)\n"
+        "            for answer in () if error_code else outcome.answers:",
+        "            for answer in outcome.answers:",
+        _DURABILITY + "test_what_was_acknowledged_survives_a_power_cut_at_any_moment",
+    ),
+    Mutant(
+        "broker/groups/requests.py",
+        "        if error_code:\n            settled(error_code)\n        else:\n"
+        "            self.settle_in_time(settled)\n\n"
+        "    def append_in_batches",
+        "        settled(error_code)\n\n    def append_in_batches",
+        _DURABILITY + "test_what_was_acknowledged_survives_a_power_cut_at_any_moment",
+    ),
+    Mutant(
+        "broker/groups/requests.py",
+        "            self._state_log.append_marker(producer_id, producer_epoch, commit=commit)\n",
+        "",
+        _TRANSACTIONAL + "test_offsets_of_a_transaction_count_once_it_has_committed",
+    ),
+    Mutant(
+        "broker/groups/requests.py",
+        "            self.when_loaded(lambda: self._complete_late(",
+        "            (lambda: self._complete_late(",
+        _TRANSACTIONAL + "test_a_transaction_that_ends_while_the_groups_load_is_completed_when_they_are_loaded",
+    ),
+    Mutant(
+        "broker/groups/offset_handlers.py",
+        "        answer(ErrorCode.none, when_durable(node, refuse))",
+        "        answer(ErrorCode.none, at_once)",
+        _DURABILITY + "test_no_answer_reveals_what_a_failed_sync_takes_back",
+    ),
+    Mutant(
+        "broker/groups/offset_handlers.py",
+        "                if (topic, index) in unstable",
+        "                if (topic, index) in offsets and (topic, index) in unstable",
+        "broker/transactions/test_traps.py::test_trap_05_offsets_are_in_the_transaction_only_after_they_were_added",
+    ),
+    Mutant(
+        "broker/groups/expiry.py",
+        "        if place not in pending and not group.is_subscribed(commit.topic) and is_over(commit)",
+        "        if place not in pending and is_over(commit)",
+        _REQUESTS + "test_in_a_stable_group_offsets_of_topics_that_nobody_reads_any_more_expire",
+    ),
+    Mutant(
+        "broker/groups/expiry.py",
+        "        return lambda commit: empty_since_ms if empty_since_ms >= 0 else commit.commit_timestamp_ms",
+        "        return lambda commit: commit.commit_timestamp_ms",
+        _REQUESTS + "test_offsets_of_a_group_expire_after_its_last_member_not_while_it_has_some",
+    ),
+    Mutant(
+        "broker/groups/pending.py",
+        "        for producer_id in list(self._producers.get(place, ())):",
+        "        for producer_id in list(self._producers.get(place, ()))[:1]:",
+        _TRANSACTIONAL + "test_a_deleted_group_takes_its_pending_offsets_along",
+    ),
+)

@@ -1,0 +1,277 @@
+"""Decisions by the marker, its scripts and its repair: what makes the sinks exactly once."""
+
+from tests.mutants.mutant import Mutant
+
+_DECISION = "spark/test_decision.py::"
+_SCRIPTS = "spark/test_redis_scripts.py::"
+_REPAIR = "spark/test_repair.py::"
+_CHECKPOINT = "spark/test_checkpoint.py::"
+_KAFKA = "spark/test_kafka_transaction.py::"
+
+MUTANTS = (
+    Mutant(
+        "spark/decision.py",
+        "    if found.batch == batch.number:\n        return _same_batch(found, batch, wording)\n",
+        "",
+        _DECISION + "test_decision",
+    ),
+    Mutant(
+        "spark/decision.py",
+        "    if found.complete and found.ranges == ranges_digest(batch.ranges_json):",
+        "    if found.complete:",
+        _DECISION + "test_decision",
+    ),
+    Mutant(
+        "spark/decision.py",
+        "    if not found.complete and found.digest == batch.digest:",
+        "    if not found.complete:",
+        _DECISION + "test_decision",
+    ),
+    Mutant(
+        "spark/decision.py",
+        "    if found.batch_done < batch.number - 1:",
+        "    if found.batch_done < batch.number - 2:",
+        _DECISION + "test_decision",
+    ),
+    Mutant(
+        "spark/decision.py",
+        "        if written is not None and written != part.begin:",
+        "        if written is not None and written < part.begin:",
+        _DECISION + "test_decision",
+    ),
+    Mutant(
+        "spark/decision.py",
+        "        return Write(NO_BATCH) if batch.number == 0 else _missing(batch.number - 1, wording)",
+        "        return Write(NO_BATCH)",
+        _DECISION + "test_decision",
+    ),
+    Mutant(
+        "spark/decision.py",
+        "    if found.query != query:",
+        "    if False:",
+        _DECISION + "test_decision",
+    ),
+    Mutant(
+        "spark/decision.py",
+        "    if found.sink != sink:",
+        "    if False:",
+        _DECISION + "test_a_proof_of_another_sink_is_refused",
+    ),
+    Mutant(
+        "spark/decision.py",
+        "    if refusal is None and found.batch_done < committed:",
+        "    if refusal is None and found.batch < committed:",
+        _DECISION + "test_start",
+    ),
+    Mutant(
+        "spark/decision.py",
+        "    if found.batch > planned:",
+        "    if found.batch > planned + 1:",
+        _DECISION + "test_start",
+    ),
+    Mutant(
+        "spark/decision.py",
+        "        return None if committed == NO_BATCH else _missing(committed, wording)",
+        "        return None",
+        _DECISION + "test_start",
+    ),
+    Mutant(
+        "spark/proof.py",
+        "        return self.batch if self.complete else self.batch - 1",
+        "        return self.batch",
+        _DECISION + "test_decision",
+    ),
+    Mutant(
+        "spark/batch.py",
+        "dict(self.topic_ids), self.plan, self.plan_version]",
+        "dict(self.topic_ids), self.plan]",
+        "spark/test_batch.py::test_digest_depends_on_ranges_ids_plan_and_version_and_not_on_order",
+    ),
+    Mutant(
+        "spark/scripts/fence.lua",
+        "  if field('owner') ~= owner then return {'owner', field('owner')} end\n",
+        "",
+        _SCRIPTS + "test_an_older_owner_is_refused_at_every_step",
+    ),
+    Mutant(
+        "spark/scripts/fence.lua",
+        "  if field('query') ~= query then return {'query', field('query')} end\n  if field('owner')",
+        "  if field('owner')",
+        _SCRIPTS + "test_a_driver_left_over_from_before_a_reset_is_refused",
+    ),
+    Mutant(
+        "spark/scripts/fence.lua",
+        "  if field('batch') ~= previous or field('complete') ~= '1' then",
+        "  if field('batch') ~= previous then",
+        _SCRIPTS + "test_a_batch_behind_an_unfinished_one_is_refused",
+    ),
+    Mutant(
+        "spark/scripts/fence.lua",
+        "  local key = previous == '-1' and present_data()\n  if key then return {'data', key} end\n",
+        "",
+        _SCRIPTS + "test_data_that_appears_before_the_first_batch_is_refused",
+    ),
+    Mutant(
+        "spark/scripts/fence.lua",
+        "local DIGITS_MAX = 18",
+        "local DIGITS_MAX = 19",
+        _SCRIPTS + "test_an_amount_beyond_18_digits_is_refused",
+    ),
+    Mutant(
+        "spark/scripts/whole.lua",
+        "if is_batch(batch, digest, '1') then return {'already'} end\n",
+        "",
+        _SCRIPTS + "test_every_script_sent_again_changes_nothing",
+    ),
+    Mutant(
+        "spark/scripts/whole.lua",
+        "set_fields(fields)\n",
+        "",
+        _SCRIPTS + "test_batches_one_after_the_other",
+    ),
+    Mutant(
+        "spark/scripts/whole.lua",
+        "refusal = refusal_of_next(previous) or refusal_of_counts(counts)",
+        "refusal = refusal_of_counts(counts)",
+        _SCRIPTS + "test_a_script_that_arrives_a_batch_late_is_refused",
+    ),
+    Mutant(
+        "spark/scripts/chunk.lua",
+        "if field('chunk:' .. chunk) == '1' then return {'already'} end\n",
+        "",
+        _SCRIPTS + "test_every_script_sent_again_changes_nothing",
+    ),
+    Mutant(
+        "spark/scripts/chunk.lua",
+        "redis.call('HSET', MARKER, 'chunk:' .. chunk, '1')\n",
+        "",
+        _SCRIPTS + "test_complete_needs_every_chunk",
+    ),
+    Mutant(
+        "spark/scripts/complete.lua",
+        "for chunk = 0, chunks - 1 do\n  if field(",
+        "for chunk = 0, chunks - 2 do\n  if field(",
+        _SCRIPTS + "test_complete_needs_every_chunk",
+    ),
+    Mutant(
+        "spark/scripts/acquire.lua",
+        "  if may_make ~= '1' then return {'marker', kind} end\n",
+        "",
+        _SCRIPTS + "test_a_marker_that_is_gone_is_not_made_again",
+    ),
+    Mutant(
+        "spark/scripts/acquire.lua",
+        "redis.call('HINCRBY', MARKER, 'owner', 1)",
+        "redis.call('HINCRBY', MARKER, 'owner', 0)",
+        _SCRIPTS + "test_an_older_owner_is_refused_at_every_step",
+    ),
+    Mutant(
+        "spark/repair.py",
+        "    if marker.batch < target.number and not marker.complete:",
+        "    if marker.batch < target.number - 1 and not marker.complete:",
+        _REPAIR + "test_the_steps_are_finish_bridge_and_the_last_batch",
+    ),
+    Mutant(
+        "spark/repair.py",
+        "    number = target.number - 1\n    end = checkpoint.reached(number)",
+        "    number = target.number\n    end = checkpoint.reached(number)",
+        _REPAIR + "test_the_steps_are_finish_bridge_and_the_last_batch",
+    ),
+    Mutant(
+        "spark/repair.py",
+        "            if begin is None:\n                begin = _entered(",
+        "            if begin is None:\n                begin = offset_end or _entered(",
+        _REPAIR + "test_a_partition_that_came_in_meanwhile_is_read_from_where_it_came_in",
+    ),
+    Mutant(
+        "spark/repair.py",
+        "    backwards = [part for part in ranges if part.size < 0]",
+        "    backwards = [part for part in ranges if part.size < -9]",
+        _REPAIR + "test_what_cannot_be_repaired_rightly_is_refused",
+    ),
+    Mutant(
+        "spark/repair.py",
+        "        if topic in end.topic_ids and end.topic_ids[topic] != found:",
+        "        if False:",
+        _REPAIR + "test_an_id_of_the_topic_goes_with_the_ranges_and_another_one_is_refused",
+    ),
+    Mutant(
+        "spark/checkpoint.py",
+        "        for directory in sorted(directories | self._sync_state(), reverse=True):\n"
+        "            self._sync(directory)\n",
+        "        self._sync_state()\n",
+        _CHECKPOINT + "test_a_power_cut_at_any_batch_leaves_what_was_planned",
+    ),
+    Mutant(
+        "spark/checkpoint.py",
+        "            self._sync_file(path)\n",
+        "",
+        _CHECKPOINT + "test_a_power_cut_at_any_batch_leaves_what_was_planned",
+    ),
+    Mutant(
+        "spark/checkpoint.py",
+        "for file in (path, checksum) if checksum.exists() else (path,):",
+        "for file in (path,):",
+        _CHECKPOINT + "test_checksums_are_synced_too",
+    ),
+    Mutant(
+        "spark/checkpoint.py",
+        "        names += [commit] if (self.directory / commit).exists() else []\n",
+        "",
+        _CHECKPOINT + "test_a_power_cut_at_any_batch_leaves_what_was_planned",
+    ),
+    Mutant(
+        "spark/sink.py",
+        "            self._checkpoint.prepare(batch_id)\n",
+        "",
+        "spark/test_redis_sink.py::test_nothing_is_written_before_the_checkpoint_is_synced",
+    ),
+    Mutant(
+        "spark/sink.py",
+        "        if isinstance(decision, Skip):\n            return was_read\n",
+        "",
+        "spark/test_sink.py::test_a_batch_is_there_once_however_often_it_comes",
+    ),
+    Mutant(
+        "spark/sink.py",
+        "            sink.abort()\n        except Exception as error:",
+        "            pass\n        except Exception as error:",
+        "spark/test_sink.py::test_an_attempt_that_ends_is_aborted_and_made_again",
+    ),
+    Mutant(
+        "spark/sink.py",
+        "    for _ in range(ATTEMPTS_MAX):",
+        "    for _ in range(ATTEMPTS_MAX + 1):",
+        "spark/test_sink.py::test_attempts_are_bounded",
+    ),
+    Mutant(
+        "spark/kafka_target.py",
+        "        if acknowledged != expected:",
+        "        if False:",
+        _KAFKA + "test_rows_that_were_lost_between_encoding_and_sending_are_noticed",
+    ),
+    Mutant(
+        "spark/kafka_target.py",
+        "        if owner not in (self._first_owner, self._owner):",
+        "        if False:",
+        _KAFKA + "test_a_second_driver_ends_the_first",
+    ),
+    Mutant(
+        "spark/kafka_target.py",
+        "            wait_until_readable(self._cluster, self._place, self.settings)",
+        "            pass",
+        _KAFKA + "test_a_record_behind_the_open_transaction_of_another_sink_is_not_missed",
+    ),
+    Mutant(
+        "spark/kafka_marker.py",
+        "    if in_group.shared != in_record.shared:",
+        "    if in_group.batch < in_record.batch:",
+        _KAFKA + "test_copies_that_differ_stop_the_query",
+    ),
+    Mutant(
+        "spark/kafka_marker.py",
+        "        if before != count and accepted.get(topic) != count:",
+        "        if before > count and accepted.get(topic) != count:",
+        _KAFKA + "test_a_target_with_more_partitions_is_refused_until_that_is_accepted",
+    ),
+)

@@ -1,0 +1,258 @@
+"""Transactions: states, epochs, markers, and the order of syncs, decisions and responses."""
+
+from tests.mutants.mutant import Mutant
+
+_REQUESTS = "broker/transactions/test_requests.py::"
+_COORDINATOR = "broker/transactions/test_coordinator.py::"
+_TRAPS = "broker/transactions/test_traps.py::"
+_LOG = "log/test_transactions.py::"
+
+MUTANTS = (
+    Mutant(
+        "broker/transactions/requests.py",
+        "                self._group_commit.flush(partition)\n                syncs.wait_for(partition)\n",
+        "                self._group_commit.flush(partition)\n",
+        _REQUESTS + "test_a_commit_syncs_the_records_then_decides_then_marks_then_answers",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "                self._group_commit.flush(partition)\n                syncs.wait_for(partition)\n",
+        "                syncs.wait_for(partition)\n",
+        _REQUESTS + "test_a_record_that_nobody_waited_for_is_part_of_the_commit",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "        self.when_synced(decided)\n",
+        "        decided(ErrorCode.none)\n",
+        _REQUESTS + "test_a_commit_syncs_the_records_then_decides_then_marks_then_answers",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "        self._being_added.update((asked.transactional_id, *each) for each in added)\n",
+        "",
+        _REQUESTS + "test_nothing_is_written_before_its_partition_was_added_durably",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "                self._being_added.difference_update((asked.transactional_id, *each) for each in added)\n",
+        "                pass\n",
+        _REQUESTS + "test_nothing_is_written_before_its_partition_was_added_durably",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "        self.coordinator.ending.add(transaction.transactional_id)\n",
+        "",
+        _REQUESTS + "test_what_is_asked_during_a_commit_waits_or_is_refused_and_changes_nothing",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "            self.coordinator.ending.discard(transaction.transactional_id)\n",
+        "            pass\n",
+        _TRAPS + "test_trap_14_the_next_transaction_begins_without_waiting",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        " "
+        '               logger.error("transaction of %s: a partition cannot be synced", transaction.transactional_id)\n'
+        "                answer(error_code)\n            else:\n                self._prepare(",
+        " "
+        '               logger.error("transaction of %s: a partition cannot be synced", transaction.transactional_id)\n'
+        "            if True:\n                self._prepare(",
+        _REQUESTS + "test_a_partition_that_cannot_be_synced_keeps_the_commit_from_being_decided",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "        for transaction in list(self.coordinator.prepared()):\n            self._complete(",
+        "        for transaction in ():\n            self._complete(",
+        _REQUESTS + "test_trap_16_a_restart_finishes_a_decided_commit_and_never_aborts_it",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "            if not completion.is_under_way:\n                self._complete(transactional_id)\n",
+        "            pass\n",
+        _REQUESTS + "test_a_marker_that_the_disk_has_no_room_for_is_written_later",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "        if not completion.unmarked:\n            completed =",
+        "        if True:\n            completed =",
+        _REQUESTS + "test_a_partition_that_cannot_be_synced_keeps_the_commit_from_being_decided",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "        self._prepare(transaction.fenced(self.coordinator.clock.now_ms()), answer)",
+        "        self._prepare(transaction.after(Event.ABORT, self.coordinator.clock.now_ms()), answer)",
+        _TRAPS + "test_trap_09_after_a_time_out_the_epoch_is_wrong_before_the_state_is",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "            self._group_commit.flush(partition)\n            syncs.wait_for(partition, synced)",
+        "            self._group_commit.request(partition)\n            completion.unmarked.discard(at)",
+        "broker/transactions/test_transaction_durability.py::"
+        "test_a_topic_with_a_flush_policy_is_synced_for_transactions_all_the_same",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "        self._when_topics_synced(syncs.expect(synced))",
+        "        completion.unmarked.discard(at)",
+        "broker/transactions/test_transaction_durability.py::"
+        "test_a_topic_whose_deletion_was_lost_comes_back_without_an_open_transaction",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "asked.producer_epoch > transaction.producer_epoch:",
+        "asked.producer_epoch > transaction.producer_epoch + 1:",
+        _REQUESTS + "test_an_admins_marker_cannot_shut_a_producer_out_of_one_partition",
+    ),
+    Mutant(
+        "broker/transactions/coordinator.py",
+        "        if transaction.producer_epoch != asked.producer_epoch or transaction.is_fenced_for_good:",
+        "        if transaction.producer_epoch > asked.producer_epoch or transaction.is_fenced_for_good:",
+        _COORDINATOR + "test_trap_08_the_end_needs_the_very_epoch",
+    ),
+    Mutant(
+        "broker/transactions/coordinator.py",
+        " or transaction.is_fenced_for_good:\n            return ErrorCode.producer_fenced",
+        ":\n            return ErrorCode.producer_fenced",
+        _COORDINATOR + "test_trap_10_the_epoch_that_nobody_was_given_lets_nobody_in",
+    ),
+    Mutant(
+        "broker/transactions/coordinator.py",
+        "        if transaction.producer_epoch != producer_epoch:\n            return ErrorCode.invalid_producer_epoch",
+        "        if transaction.producer_epoch < producer_epoch:\n            return ErrorCode.invalid_producer_epoch",
+        _TRAPS + "test_trap_09_after_a_time_out_the_epoch_is_wrong_before_the_state_is",
+    ),
+    Mutant(
+        "broker/transactions/coordinator.py",
+        "            return ErrorCode.not_enough_replicas\n        if partition not in",
+        "            return ErrorCode.concurrent_transactions\n        if partition not in",
+        _COORDINATOR + "test_trap_15_what_passes_by_itself_is_told_so_that_old_clients_try_again",
+    ),
+    Mutant(
+        "broker/transactions/coordinator.py",
+        "        if partition not in transaction.partitions:\n            return ErrorCode.invalid_txn_state\n",
+        "",
+        _TRAPS + "test_trap_05_offsets_are_in_the_transaction_only_after_they_were_added",
+    ),
+    Mutant(
+        "broker/transactions/coordinator.py",
+        "transaction.state is TransactionState.ONGOING and partitions <= transaction.partitions:",
+        "transaction.state is TransactionState.ONGOING:",
+        _TRAPS + "test_trap_05_offsets_are_in_the_transaction_only_after_they_were_added",
+    ),
+    Mutant(
+        "broker/transactions/coordinator.py",
+        "transaction.started_ms + transaction.timeout_ms < now_ms",
+        "transaction.updated_ms + transaction.timeout_ms < now_ms",
+        _COORDINATOR + "test_a_transaction_times_out_by_its_own_time_counted_from_its_first_partition",
+    ),
+    Mutant(
+        "broker/transactions/coordinator.py",
+        "                and transactional_id not in self.ending\n",
+        "",
+        _COORDINATOR + "test_while_a_commit_syncs_its_partitions_everything_else_waits",
+    ),
+    Mutant(
+        "broker/transactions/coordinator.py",
+        "        producer_epoch=transaction.producer_epoch + 1,\n        last_producer_epoch=last_epoch,",
+        "        producer_epoch=transaction.producer_epoch + 1,",
+        _COORDINATOR + "test_a_restart_does_not_fence_who_repeats_an_unanswered_bump",
+    ),
+    Mutant(
+        "broker/transactions/coordinator.py",
+        "            self._ids_of_producers.pop(before.producer_id, None)\n",
+        "            pass\n",
+        _COORDINATOR + "test_trap_10_the_last_epoch_is_followed_by_a_new_producer_id",
+    ),
+    Mutant(
+        "broker/transactions/transaction.py",
+        "        return self.producer_epoch >= PRODUCER_EPOCH_MAX\n",
+        "        return self.producer_epoch > PRODUCER_EPOCH_MAX\n",
+        _COORDINATOR + "test_trap_10_the_last_epoch_is_followed_by_a_new_producer_id",
+    ),
+    Mutant(
+        "broker/transactions/transaction.py",
+        "        started_ms = self.started_ms if self.state is TransactionState.ONGOING else now_ms",
+        "        started_ms = now_ms",
+        _COORDINATOR + "test_a_transaction_times_out_by_its_own_time_counted_from_its_first_partition",
+    ),
+    Mutant(
+        "broker/transactions/transaction.py",
+        "        TransactionState.COMPLETE_ABORT: {Event.COMMIT: _WRONG, Event.ABORT: ErrorCode.none},",
+        "        TransactionState.COMPLETE_ABORT: {Event.COMMIT: ErrorCode.none, Event.ABORT: ErrorCode.none},",
+        _COORDINATOR + "test_trap_08_a_repeated_end_gets_the_answer_of_the_first",
+    ),
+    Mutant(
+        "log/transactions.py",
+        "[ended for ended in self._ended if ended[1] >= high_watermark]",
+        "[ended for ended in self._ended if ended[1] > high_watermark]",
+        _LOG + "test_rule_7_a_marker_right_at_the_high_watermark_is_not_durable",
+    ),
+    Mutant(
+        "log/transactions.py",
+        "        stable = next(iter(self._open.values()), marker_offset + 1)",
+        "        stable = marker_offset + 1",
+        _LOG + "test_rule_7_the_index_has_the_stable_offset_as_if_its_transaction_were_over",
+    ),
+    Mutant(
+        "log/transactions.py",
+        "            if aborted.first_offset < offset_end:",
+        "            if offset_begin <= aborted.first_offset < offset_end:",
+        _LOG + "test_rule_8_aborted_index_is_that_of_the_markers_segment",
+    ),
+    Mutant(
+        "log/transactions.py",
+        "            if aborted.last_stable_offset >= offset_end:\n                return found",
+        "            if aborted.last_offset >= offset_end:\n                return found",
+        _LOG + "test_rule_8_aborted_index_ends_the_search_at_the_stable_offset",
+    ),
+    Mutant(
+        "log/partition.py",
+        "        return min(max(unstable, self.log_start_offset), self.high_watermark)",
+        "        return min(unstable, self.high_watermark)",
+        "broker/transactions/test_open_transactions.py::"
+        "test_records_deleted_below_an_open_transaction_do_not_hold_readers",
+    ),
+    Mutant(
+        "log/partition.py",
+        "        if aborted is not None:\n            self.segments.active.transaction_index.append(aborted)\n",
+        "",
+        _LOG + "test_rule_8_aborted_index_is_that_of_the_markers_segment",
+    ),
+    Mutant(
+        "log/producers.py",
+        "        if header.attributes & _TRANSACTIONAL and header.producer_epoch == epoch:\n            return",
+        "        if header.attributes & _TRANSACTIONAL:\n            return",
+        _LOG + "test_trap_12_a_newer_epoch_waits_until_the_older_transaction_is_ended",
+    ),
+    Mutant(
+        "log/producers.py",
+        "        if marker.coordinator_epoch < last.coordinator_epoch:",
+        "        if marker.coordinator_epoch <= last.coordinator_epoch - 2:",
+        _LOG + "test_rule_9_an_older_coordinators_marker_is_refused",
+    ),
+    Mutant(
+        "log/producers.py",
+        "            if producer_id not in self.transactions:\n                silent.append(producer_id)",
+        "            silent.append(producer_id)",
+        _LOG + "test_rule_6_an_open_transactions_producer_never_expires",
+    ),
+    Mutant(
+        "log/producers.py",
+        "                expected = newest_sequence + 1 & _SEQUENCE_MAX",
+        "                expected = newest_sequence + 1",
+        "log/test_producers.py::test_rule_6_sequences_wrap",
+    ),
+    Mutant(
+        "log/producers.py",
+        "if last == last_sequence and last - delta & _SEQUENCE_MAX == sequence and last_offset >= 0:",
+        "if last >= last_sequence and last - delta & _SEQUENCE_MAX <= sequence and last_offset >= 0:",
+        _LOG + "test_trap_02_a_duplicate_has_the_sequences_of_one_of_the_last_five",
+    ),
+    Mutant(
+        "log/producers.py",
+        "        return entries if epoch == producer_epoch and last_sequence >= 0 else",
+        "        return entries if last_sequence >= 0 else",
+        "log/test_producers.py::test_rule_6_a_new_epoch_begins_at_zero_and_ends_the_old",
+    ),
+)
