@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from onceflow import testing
 from onceflow.broker.groups.coordinator import GroupCoordinator
-from onceflow.broker.groups.group import JoinAnswer
+from onceflow.broker.groups.member import JoinAnswer
 from onceflow.broker.groups.outcome import JoinRequest
 from onceflow.log.config import LogConfig
 from onceflow.log.errors import CorruptBatch, MessageTooLarge

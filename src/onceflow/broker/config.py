@@ -100,6 +100,8 @@ class BrokerConfig:
     group_name_bytes_max: int = 1000
     """Of group ids, protocol names and instance ids: a record's strings end at 32,767 bytes."""
     group_members_max: int = 2**31 - 1
+    group_subscription_bytes_max: int = 1024**2
+    groups_memory_bytes_max: int = 64 * 1024**2
     group_pending_ids_max: int = 5_000
     groups_pending_ids_max: int = 20_000
     """Member ids that were handed out and not used yet, in one group and over all."""

@@ -337,6 +337,19 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         ),
         Setting("group.max.size", "group_members_max", COUNT, "Members of one group."),
         Setting(
+            "group.subscription.max.bytes",
+            "group_subscription_bytes_max",
+            BYTES,
+            "Maximum size of one member's subscription, all its protocols together. Onceflow's own.",
+        ),
+        Setting(
+            "groups.memory.max.bytes",
+            "groups_memory_bytes_max",
+            BYTES,
+            "Memory for the members of all groups: subscriptions, assignments and names. Members that do not fit wait"
+            " with COORDINATOR_NOT_AVAILABLE until others leave. Onceflow's own.",
+        ),
+        Setting(
             "group.max.pending.ids",
             "group_pending_ids_max",
             COUNT,

@@ -20,6 +20,11 @@ ATTACKS: Sequence[tuple[str, Sequence[str]]] = (
     ("invented_producers", ("--partitions", "10", "--ids", "400000")),
     ("joins_without_id", ("--count", "0")),
     ("joins_without_id", ("--count", "0", "--groups", "100000", "--name-bytes", "900")),
+    ("large_joins", ()),
+    ("large_joins", ("--one-group",)),
+    ("large_joins", ("--count", "200", "--size", "500000", "--protocols", "5")),
+    ("large_group", ()),
+    ("large_group", ("--members", "5000", "--metadata-bytes", "1000")),
 )
 """Attack program and its options, a row for each variant."""
 

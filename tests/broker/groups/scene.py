@@ -9,7 +9,8 @@ from pathlib import Path
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.groups import records as group_records
 from onceflow.broker.groups.coordinator import GroupCoordinator
-from onceflow.broker.groups.group import Group, JoinAnswer, SyncAnswer
+from onceflow.broker.groups.group import Group
+from onceflow.broker.groups.member import JoinAnswer, SyncAnswer
 from onceflow.broker.groups.outcome import JoinRequest, Leaving, Outcome, SyncRequest
 from onceflow.testing import ManualClock
 from onceflow.wire.errors import ErrorCode

@@ -1,6 +1,6 @@
 """Joins, syncs, heartbeats and time-outs of a group, decided by the coordinator alone."""
 
-from onceflow.broker.groups.group import JoinAnswer, SyncAnswer
+from onceflow.broker.groups.member import JoinAnswer, SyncAnswer
 from onceflow.broker.groups.outcome import Leaving, Outcome, SyncRequest
 from onceflow.broker.groups.records import GroupRecord, GroupRemoval, OffsetCommit
 from onceflow.broker.groups.states import GroupState

@@ -1,7 +1,7 @@
 """Time-outs of groups cost nothing until they are due, and member ids that nobody uses are bounded."""
 
 from onceflow.broker.groups.deadlines import PHASE, STALE_ENTRIES_KEPT, Deadlines
-from onceflow.broker.groups.group import JoinAnswer
+from onceflow.broker.groups.member import JoinAnswer
 from onceflow.broker.groups.outcome import JoinRequest, Leaving
 from onceflow.broker.groups.states import GroupState
 from onceflow.testing import ManualClock

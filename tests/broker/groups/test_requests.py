@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from onceflow.broker.groups import coordinator
-from onceflow.broker.groups.group import JoinAnswer, SyncAnswer
+from onceflow.broker.groups.member import JoinAnswer, SyncAnswer
 from onceflow.broker.groups.outcome import JoinRequest, SyncRequest
 from onceflow.broker.groups.records import GroupMetadata, OffsetCommit
 from onceflow.broker.groups.states import GroupState

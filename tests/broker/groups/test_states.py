@@ -6,6 +6,7 @@ import pytest
 
 from onceflow.broker.groups import states
 from onceflow.broker.groups.group import Group
+from onceflow.broker.groups.members import MemberMemory, Members
 from onceflow.broker.groups.states import NEXT_STATES, GroupState
 
 
@@ -24,4 +25,4 @@ def test_every_state_is_reached_and_has_a_way_to_the_end() -> None:
 
 def test_a_state_that_the_table_does_not_allow_is_refused() -> None:
     with pytest.raises(AssertionError, match="Empty → CompletingRebalance"):
-        Group("g").move(GroupState.COMPLETING_REBALANCE)
+        Group("g", Members(MemberMemory(1))).move(GroupState.COMPLETING_REBALANCE)

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from onceflow.broker.groups.answers import tags_of, when_durable
-from onceflow.broker.groups.group import Group, Member
+from onceflow.broker.groups.group import Group
+from onceflow.broker.groups.member import Member
 from onceflow.broker.groups.records import GroupRecord
 from onceflow.broker.groups.states import GroupState
 from onceflow.broker.node import Node

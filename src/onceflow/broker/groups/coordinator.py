@@ -5,20 +5,16 @@ heartbeats, leave and commit is decided here; `rebalance` takes a group to its n
 outcome's records, replays them, and sends its answers when they are synced.
 """
 
+import logging
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.groups.deadlines import PHASE, Deadlines
 from onceflow.broker.groups.expiry import expired
-from onceflow.broker.groups.group import (
-    Group,
-    JoinAnswer,
-    JoinReply,
-    Member,
-    SyncAnswer,
-    SyncReply,
-)
+from onceflow.broker.groups.group import Group
+from onceflow.broker.groups.member import JoinAnswer, JoinReply, Member, SyncAnswer, SyncReply
+from onceflow.broker.groups.members import MEMBER_BYTES, MemberMemory, Members, protocols_bytes
 from onceflow.broker.groups.outcome import JoinRequest, Leaving, Outcome, SyncRequest
 from onceflow.broker.groups.pending import PendingOffsets
 from onceflow.broker.groups.pending_ids import PendingIds
@@ -27,6 +23,8 @@ from onceflow.broker.groups.records import GroupRecord, GroupRemoval, OffsetComm
 from onceflow.broker.groups.states import GroupState
 from onceflow.log.clock import Clock
 from onceflow.wire.errors import ErrorCode
+
+logger = logging.getLogger(__name__)
 
 CLIENT_ID_CHARACTERS_MAX = 250
 """The client id's share of a member id: a record's strings end at 32,767 bytes."""
@@ -45,9 +43,11 @@ class GroupCoordinator:
         self.config = config
         self.make_uuid = make_uuid
         self.groups: dict[str, Group] = {}
+        self.memory = MemberMemory(config.groups_memory_bytes_max)
         self.pending = PendingOffsets()
         self.deadlines = Deadlines(clock)
         self.pending_ids = PendingIds(config, self.deadlines)
+        self._had_room = True
         self._rebalance = Rebalance(config, clock, self.deadlines)
 
     # Replay
@@ -66,6 +66,7 @@ class GroupCoordinator:
     def _remove(self, group: Group) -> None:
         for member_id in list(group.pending_ids):
             self.pending_ids.remove(group, member_id)
+        group.members.replace_all(())
         del self.groups[group.group_id]
         group.move(GroupState.DEAD)
 
@@ -97,7 +98,7 @@ class GroupCoordinator:
     def _group(self, group_id: str) -> Group:
         group = self.groups.get(group_id)
         if group is None:
-            group = self.groups[group_id] = Group(group_id)
+            group = self.groups[group_id] = Group(group_id, Members(self.memory))
         return group
 
     def begin(self) -> None:
@@ -139,7 +140,7 @@ class GroupCoordinator:
         if not least_ms <= request.session_timeout_ms <= most_ms:
             return ErrorCode.invalid_session_timeout
         if group is None:
-            group = Group(request.group_id)
+            group = Group(request.group_id, Members(self.memory))
             if request.member_id:
                 return ErrorCode.unknown_member_id
         if self._is_full(group, request.member_id):
@@ -150,7 +151,32 @@ class GroupCoordinator:
         if request.member_id in group.pending_ids:
             # A member that has an instance id is never given a member id first: for Kafka it is a wrong state, too.
             return ErrorCode.none if request.group_instance_id is None else ErrorCode.unknown_server_error
-        return group.member_error(request.member_id, request.group_instance_id) if request.member_id else ErrorCode.none
+        error_code = ErrorCode.none
+        if request.member_id:
+            error_code = group.member_error(request.member_id, request.group_instance_id)
+        return error_code or self._memory_error(group, request)
+
+    def _memory_error(self, group: Group, request: JoinRequest) -> ErrorCode:
+        """Whether the subscription would take too much memory; a member that asks for no more than it has may."""
+        size_bytes = protocols_bytes(request.protocols)
+        if size_bytes > self.config.group_subscription_bytes_max:
+            return ErrorCode.message_too_large
+        member_id = request.member_id or group.static_members.get(request.group_instance_id or "", "")
+        member = group.members.get(member_id)
+        present_bytes = 0 if member is None else protocols_bytes(member.protocols)
+        growth_bytes = size_bytes - present_bytes + (MEMBER_BYTES if member is None else 0)
+        return ErrorCode.none if self._has_room(growth_bytes) else ErrorCode.coordinator_not_available
+
+    def _has_room(self, growth_bytes: int) -> bool:
+        has_room = self.memory.has_room(growth_bytes)
+        if self._had_room and not has_room:
+            logger.warning(
+                "the members of all groups take %d bytes; more have to wait (groups.memory.max.bytes=%d)",
+                self.memory.used_bytes,
+                self.config.groups_memory_bytes_max,
+            )
+        self._had_room = has_room
+        return has_room
 
     def _is_long(self, name: str) -> bool:
         return len(name.encode()) > self.config.group_name_bytes_max
@@ -167,9 +193,8 @@ class GroupCoordinator:
             return False
         member = group.members.get(member_id)
         if group.state is GroupState.PREPARING_REBALANCE:
-            waiting = sum(each.join_reply is not None for each in group.members.values())
             is_in = member is not None and member.join_reply is not None
-            return not is_in and waiting >= self.config.group_members_max
+            return not is_in and group.members.joined_count >= self.config.group_members_max
         return member is None and len(group.members) >= self.config.group_members_max
 
     def _join_new(self, group: Group, request: JoinRequest, reply: JoinReply, outcome: Outcome) -> None:
@@ -234,12 +259,12 @@ class GroupCoordinator:
     ) -> None:
         """A static member comes back under a new id; while the group is stable it takes over what it had (KIP-345)."""
         leader = group.leader
-        self._rebalance.refuse_waiting(member, ErrorCode.fenced_instance_id, outcome)
+        self._rebalance.refuse_waiting(group, member, ErrorCode.fenced_instance_id, outcome)
         self.deadlines.cancel(group.group_id, member.member_id)
         successor = group.replace_static(member, member_id)
         self._update(group, successor, request)
         if group.state is not GroupState.STABLE or group.vote() != group.protocol:
-            successor.join_reply = reply
+            group.members.await_join(successor, reply)
             self._rebalance.begin(group, outcome)
             return
         self._rebalance.persist_static(group, outcome)
@@ -253,7 +278,7 @@ class GroupCoordinator:
 
     def _update(self, group: Group, member: Member, request: JoinRequest) -> None:
         member.client_id, member.client_host = request.client_id, request.client_host
-        member.protocols = request.protocols
+        group.members.subscribe(member, request.protocols)
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
         self.deadlines.restart_session(group, member)
@@ -269,8 +294,8 @@ class GroupCoordinator:
             outcome.answer_join(reply, group.join_answer(member))
             return
         self._update(group, member, request)
-        self._rebalance.refuse_waiting(member, ErrorCode.unknown_member_id, outcome)
-        member.join_reply = reply
+        self._rebalance.refuse_waiting(group, member, ErrorCode.unknown_member_id, outcome)
+        group.members.await_join(member, reply)
         self._rebalance.begin(group, outcome)
 
     # SyncGroup, Heartbeat, LeaveGroup
@@ -305,6 +330,10 @@ class GroupCoordinator:
         if error_code != ErrorCode.none:
             return error_code
         group = self.groups[request.group_id]
+        if request.member_id == group.leader and group.state is GroupState.COMPLETING_REBALANCE:
+            growth_bytes = sum(map(len, request.assignments.values())) - sum(map(len, group.assignments().values()))
+            if not self._has_room(growth_bytes):
+                return ErrorCode.coordinator_not_available
         for given, chosen in ((request.protocol_type, group.protocol_type), (request.protocol, group.protocol)):
             if given is not None and given != chosen:
                 return ErrorCode.inconsistent_group_protocol

@@ -8,7 +8,8 @@ import heapq
 import itertools
 from dataclasses import dataclass
 
-from onceflow.broker.groups.group import Group, Member
+from onceflow.broker.groups.group import Group
+from onceflow.broker.groups.member import Member
 from onceflow.log.clock import Clock
 
 PHASE = ""

@@ -6,72 +6,16 @@ group simply go on with heartbeats, as with Kafka (org.apache.kafka.coordinator.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from onceflow.broker.groups.member import JoinAnswer, Member, SyncAnswer
+from onceflow.broker.groups.members import Members
 from onceflow.broker.groups.records import GroupMetadata, MemberMetadata, OffsetCommit
 from onceflow.broker.groups.states import GroupState, may_follow
 from onceflow.broker.groups.subscription import subscribed_topics
 from onceflow.wire.errors import ErrorCode
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
-
-
-@dataclass(frozen=True, slots=True)
-class JoinAnswer:
-    """What a JoinGroup request gets; only the leader is told the members: (member id, instance id, metadata) each."""
-
-    error_code: ErrorCode
-    member_id: str = ""
-    generation: int = -1
-    protocol_type: str | None = None
-    protocol: str | None = None
-    leader: str = ""
-    members: tuple[tuple[str, str | None, bytes], ...] = ()
-    skip_assignment: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SyncAnswer:
-    """What a SyncGroup request gets."""
-
-    error_code: ErrorCode
-    protocol_type: str | None = None
-    protocol: str | None = None
-    assignment: bytes = b""
-
-
-JoinReply = Callable[[JoinAnswer], None]
-SyncReply = Callable[[SyncAnswer], None]
-
-
-@dataclass(slots=True)
-class Member:
-    """One consumer. `protocols` are (name, metadata) pairs, the preferred first; a static one has an instance id."""
-
-    member_id: str
-    client_id: str
-    client_host: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    protocols: tuple[tuple[str, bytes], ...]
-    group_instance_id: str | None = None
-    assignment: bytes = b""
-    join_reply: JoinReply | None = None
-    sync_reply: SyncReply | None = None
-    is_new: bool = False
-    """Has not been in any generation yet."""
-    must_sync: bool = False
-    """Has not asked for its assignment in the present generation yet."""
-
-    @property
-    def is_alive_by_waiting(self) -> bool:
-        """Whether the broker owes it an answer: it cannot send a heartbeat meanwhile."""
-        return not self.is_new and (self.join_reply is not None or self.sync_reply is not None)
-
-    def metadata_for(self, protocol: str | None) -> bytes:
-        """The member's subscription under `protocol`, empty if it has none."""
-        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
 
 @dataclass(slots=True)
@@ -82,12 +26,12 @@ class Group:
     """
 
     group_id: str
+    members: Members
     state: GroupState = GroupState.EMPTY
     generation: int = 0
     protocol_type: str = ""
     protocol: str | None = None
     leader: str | None = None
-    members: dict[str, Member] = field(default_factory=dict)
     static_members: dict[str, str] = field(default_factory=dict)
     """Group instance id → member id."""
     pending_ids: dict[str, None] = field(default_factory=dict)
@@ -112,8 +56,7 @@ class Group:
     @property
     def everybody_joined(self) -> bool:
         """Whether a rebalance need not wait any longer for members to join."""
-        joined = all(member.join_reply is not None for member in self.members.values())
-        return joined and not self.pending_ids
+        return self.members.joined_count == len(self.members) and not self.pending_ids
 
     @property
     def is_void(self) -> bool:
@@ -143,13 +86,13 @@ class Group:
         """Take in a member; the first one leads and fixes the protocol type."""
         if not self.members:
             self.leader = member.member_id
-        self.members[member.member_id] = member
+        self.members.add(member)
         if member.group_instance_id is not None:
             self.static_members[member.group_instance_id] = member.member_id
 
     def remove(self, member_id: str) -> Member:
         """Take out a member; the oldest one left leads if it led."""
-        member = self.members.pop(member_id)
+        member = self.members.remove(member_id)
         if member.group_instance_id is not None:
             del self.static_members[member.group_instance_id]
         if self.leader == member_id:
@@ -159,9 +102,9 @@ class Group:
     def replace_static(self, member: Member, member_id: str) -> Member:
         """The same static member under a new id; it keeps its assignment and its lead."""
         assert member.group_instance_id is not None
-        del self.members[member.member_id]
+        self.members.remove(member.member_id)
         successor = replace(member, member_id=member_id, join_reply=None, sync_reply=None)
-        self.members[member_id] = successor
+        self.members.add(successor)
         self.static_members[member.group_instance_id] = member_id
         if self.leader == member.member_id:
             self.leader = member_id
@@ -183,15 +126,11 @@ class Group:
             return False
         if not self.members:
             return True
-        names = {name for name, _metadata in protocols}
-        return protocol_type == self.protocol_type and not names.isdisjoint(self._common_protocols())
-
-    def _common_protocols(self) -> set[str]:
-        return set.intersection(*({name for name, _metadata in each.protocols} for each in self.members.values()))
+        return protocol_type == self.protocol_type and self.members.all_know_one_of(protocols)
 
     def vote(self) -> str:
         """The protocol that all members know and most of them prefer."""
-        candidates = self._common_protocols()
+        candidates = self.members.common_protocols()
         votes = Counter(
             next(name for name, _metadata in member.protocols if name in candidates) for member in self.members.values()
         )
@@ -262,7 +201,7 @@ class Group:
         self.protocol_type, self.generation = record.protocol_type, record.generation
         self.protocol, self.leader = record.protocol, record.leader
         self.recorded_ms = record.timestamp_ms
-        self.members = {each.member_id: self._replay_member(each, record) for each in record.members}
+        self.members.replace_all([self._replay_member(each, record) for each in record.members])
         self.static_members = {
             each.group_instance_id: each.member_id
             for each in self.members.values()

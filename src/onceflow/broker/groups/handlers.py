@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from onceflow.broker.groups.group import JoinAnswer, SyncAnswer
+from onceflow.broker.groups.member import JoinAnswer, SyncAnswer
 from onceflow.broker.groups.outcome import JoinRequest, Leaving, SyncRequest
 from onceflow.broker.node import Node
 from onceflow.broker.request import Request

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from onceflow.broker.groups.group import JoinAnswer, JoinReply, SyncAnswer, SyncReply
+from onceflow.broker.groups.member import JoinAnswer, JoinReply, SyncAnswer, SyncReply
 from onceflow.broker.groups.records import GroupRecord
 from onceflow.wire.errors import ErrorCode
 

@@ -7,7 +7,8 @@ SyncGroup brings the assignments, these are recorded, and then all SyncGroup req
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.groups.deadlines import PHASE, Deadlines
-from onceflow.broker.groups.group import Extension, Group, JoinAnswer, Member, SyncAnswer
+from onceflow.broker.groups.group import Extension, Group
+from onceflow.broker.groups.member import JoinAnswer, Member, SyncAnswer
 from onceflow.broker.groups.outcome import Outcome
 from onceflow.broker.groups.states import GroupState
 from onceflow.log.clock import Clock
@@ -40,7 +41,7 @@ class Rebalance:
         for member in group.members.values():
             member.must_sync = False
             if group.state is GroupState.COMPLETING_REBALANCE:
-                member.assignment = b""
+                group.members.assign(member, b"")
             if member.sync_reply is not None:
                 outcome.answer_sync(member.sync_reply, SyncAnswer(ErrorCode.rebalance_in_progress))
                 member.sync_reply = None
@@ -100,9 +101,9 @@ class Rebalance:
             self._answer_join(group, member, outcome)
 
     def _answer_join(self, group: Group, member: Member, outcome: Outcome) -> None:
-        if member.join_reply is not None:
-            outcome.answer_join(member.join_reply, group.join_answer(member))
-            member.join_reply = None
+        reply = group.members.take_join_reply(member)
+        if reply is not None:
+            outcome.answer_join(reply, group.join_answer(member))
         member.is_new = False
         member.must_sync = True
         self._deadlines.restart_session(group, member)
@@ -133,14 +134,14 @@ class Rebalance:
     def take_out(self, group: Group, member_id: str, outcome: Outcome) -> None:
         """Remove a member and answer what it waits for; the caller goes on with `begin`."""
         self._deadlines.cancel(group.group_id, member_id)
-        self.refuse_waiting(group.remove(member_id), ErrorCode.unknown_member_id, outcome)
+        self.refuse_waiting(group, group.remove(member_id), ErrorCode.unknown_member_id, outcome)
 
     @staticmethod
-    def refuse_waiting(member: Member, error_code: ErrorCode, outcome: Outcome) -> None:
+    def refuse_waiting(group: Group, member: Member, error_code: ErrorCode, outcome: Outcome) -> None:
         """Answer the requests of a member that is one no longer."""
-        if member.join_reply is not None:
-            outcome.answer_join(member.join_reply, JoinAnswer(error_code, member.member_id))
-            member.join_reply = None
+        reply = group.members.take_join_reply(member)
+        if reply is not None:
+            outcome.answer_join(reply, JoinAnswer(error_code, member.member_id))
         if member.sync_reply is not None:
             outcome.answer_sync(member.sync_reply, SyncAnswer(error_code))
             member.sync_reply = None

@@ -9,6 +9,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
 
 from onceflow.broker.groups import records as group_records
 from onceflow.broker.groups.coordinator import GroupCoordinator
@@ -24,6 +26,8 @@ SLICE_BYTES = 64 * 1024
 """Of the log, read and replayed in one turn of the event loop: some milliseconds."""
 LOADED_AT_ONCE_BYTES = 4 * SLICE_BYTES
 """A log this short is replayed before the broker listens."""
+RESPONSES_AT_ONCE = 100
+"""To members of one group: some milliseconds."""
 RECORDS_IN_A_BATCH = 1000
 """Of those that take offsets away: at most some 1.3 KB each, so a batch stays far below the log's bound."""
 OFFSETS_CHECKED_AT_ONCE = 5000
@@ -130,10 +134,8 @@ class GroupRequests:
         error_code = self._append(outcome.records)
 
         def settled(error_code: ErrorCode) -> None:
-            for refuse in outcome.refusals if error_code else ():
-                refuse(error_code)
-            for answer in () if error_code else outcome.answers:
-                answer()
+            refused = [partial(refuse, error_code) for refuse in outcome.refusals]
+            _send_in_turns(iter(refused if error_code else outcome.answers))
 
         if not error_code:
             self.settle_in_time(settled)
@@ -295,6 +297,18 @@ class GroupRequests:
                 records = self._groups.decide_expire(group)
                 seen += 1 + len(group.offsets) + COST_OF_RECORD * len(records)
                 self.append_in_batches(records)
+
+
+def _send_in_turns(sends: Iterator[Callable[[], None]]) -> None:
+    """Send a rebalance's responses, some in each turn of the loop: a group may have thousands of members."""
+    for send in islice(sends, RESPONSES_AT_ONCE):
+        try:
+            send()
+        except Exception:
+            logger.exception("a response to a member of a group could not be sent")
+    following = next(sends, None)
+    if following is not None:
+        asyncio.get_running_loop().call_soon(_send_in_turns, chain((following,), sends))
 
 
 def _placed(records: Sequence[GroupRecord], offset: int) -> Iterator[GroupRecord]:

@@ -7,11 +7,17 @@ version (kafka-clients, `common/message/ConsumerProtocolSubscription.json`). All
 import struct
 from collections.abc import Iterable
 
+READ_BYTES_MAX = 256 * 1024
+"""Of a group's distinct subscriptions: some tens of milliseconds."""
+
 
 def subscribed_topics(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
-    """The topics of all subscriptions together; None if one of them is no subscription."""
+    """The topics of all subscriptions together; None if they cannot be read, or are too large to be read at once."""
+    distinct = set(subscriptions)
+    if sum(map(len, distinct)) > READ_BYTES_MAX:
+        return None
     try:
-        return frozenset(topic for each in subscriptions for topic in _topics(each))
+        return frozenset(topic for each in distinct for topic in _topics(each))
     except (struct.error, ValueError):
         return None
 
