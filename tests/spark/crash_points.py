@@ -17,9 +17,11 @@ OTHER = ("marker's record",)
 POINTS = tuple(
     f"{side} {name}" for name in (*KAFKA, *OTHER, *REDIS, *CHECKPOINT, *EXECUTORS) for side in ("before", "after")
 )
-VICTIMS = ("driver", "driver's machine", "executor", "broker", "redis", "redis went back")
+LOST_KEY = "a key of Redis"
+VICTIMS = ("driver", "driver's machine", "executor", "broker", "redis", LOST_KEY, "redis went back")
 """Driver and Redis are killed -9 or, the driver's machine and a Redis that went back, lose what was not synced; the
-broker always loses that, since its power is cut. An executor takes its blocks with it."""
+broker always loses that, since its power is cut. An executor takes its blocks with it. Of the keys
+that a sink has written one vanishes, its marker stays."""
 SECOND_DRIVER = "another driver comes up"
 """No death: another start of the query, which no lock keeps out, writes this batch and more; then the first goes on."""
 

@@ -28,7 +28,7 @@ from onceflow.spark.sink import sinks
 from onceflow.testing import Broker, BrokerProcess, FaultyDisk, PowerCut
 from tests.conftest import RedisProcess
 from tests.end_to_end.test_power_cut import SyncedDirectory
-from tests.spark.crash_points import SECOND_DRIVER, Death
+from tests.spark.crash_points import LOST_KEY, SECOND_DRIVER, Death
 from tests.spark.kafka_driver import Killed, eventually, quick_sleep
 from tests.spark.simulated_spark import Executors, Frame, Session
 from tests.spark.test_checkpoint import offsets_text
@@ -177,6 +177,8 @@ class Query:
         self.services.die(death.victim)
         if death.victim == SECOND_DRIVER:
             self._overtake()
+        if death.victim == LOST_KEY:
+            self._lose_key()
         if death.victim == "executor":
             self.executors.lost += 1
         if death.victim == "driver's machine":
@@ -205,6 +207,12 @@ class Query:
             if not self.to_come:
                 return
         raise AssertionError(f"{self.to_come[0]}: did not happen in {BATCHES_MAX} batches")
+
+    def _lose_key(self) -> None:
+        """As an eviction, an EXPIRE or an UNLINK by someone else."""
+        with redis.Redis.from_url(self.services.redis.url) as client:
+            keys = [self.name, *(f"{{{self.name}}}:{ending}" for ending in ("top", "last", "versions"))]
+            client.unlink(self.chance.choice(keys))
 
     def _lose_unsynced(self) -> None:
         """The checkpoint as after a power cut: what was not synced is there, gone or empty, each file by itself."""

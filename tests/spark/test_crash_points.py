@@ -43,15 +43,15 @@ def test_each_part_dies_at_each_point(directory: Path, new_query: Started, piece
 def deaths_at(point: str) -> list[list[Death]]:
     """Each part's, in groups after each of which both outputs are looked at.
 
-    A Redis that goes back takes wrong counts with it, so it comes last and by itself. A query writes its metadata once,
-    and reads rows alone after a death.
+    A lost key and a Redis that goes back take wrong counts with them, so they come last and by themselves. A query
+    writes its metadata once, and reads rows alone after a death.
     """
     deaths = [Death(point, victim) for victim in VICTIMS]
     if point.endswith("metadata"):
         return [[death] for death in deaths]
     if point.endswith("alone"):
         return [[Death("before commits", "driver"), death] for death in deaths]
-    return [deaths[:-1], deaths[-1:]]
+    return [deaths[:-2], deaths[-2:-1], deaths[-1:]]
 
 
 STOPPED = re.compile(

@@ -59,7 +59,7 @@ def show_redis(redis_url: str, hash_key: str, checkpoint: Path | None, as_json: 
             f"--hash-key '{tagged_key(hash_key, tags[0])}'"
         )
     at = None if checkpoint is None else read_checkpoint(checkpoint)
-    verdict = None if at is None else judge(state.marker, at, state.key, wording(state.key, reset))
+    verdict = None if at is None else judge(state.proof, at, state.key, wording(state.key, reset))
     document = {**_redis_document(state), "checkpoint": _checkpoint_document(at), **_verdict_document(verdict)}
     with stdout_may_close():
         if as_json:
@@ -85,6 +85,7 @@ def _redis_document(state: "RedisSinkState") -> dict[str, Any]:
         "plan_version": found.plan_version,
         "offsets": found.offsets,
         "since": found.since,
+        "lost_keys": list(found.lost),
     }
     return {"sink": "redis", "key": state.key, "counts_there": state.counts_there, "marker": marker}
 
@@ -100,6 +101,8 @@ def _tell_redis(state: "RedisSinkState") -> None:
     click.echo(f"marker {state.key}   query {found.query}")
     click.echo(f"batch {found.batch}   {'complete' if found.complete else part}   digest {found.digest[:12]}")
     click.echo(f"plan {found.plan}   version {found.plan_version}")
+    if found.lost:
+        click.echo(f"written and lost: {', '.join(found.lost)}")
     _tell_offsets(found.since, found.offsets)
 
 

@@ -74,7 +74,7 @@ Decision = Write | Finish | Skip | Refuse
 def decide(found: Proof | None, batch: Batch, sink: str, wording: Wording) -> Decision:
     """What to do with `batch` of the sink named `sink`."""
     if found is None:
-        return Write(NO_BATCH) if batch.number == 0 else _missing(batch.number - 1, wording)
+        return Write(NO_BATCH) if batch.number == 0 else missing(batch.number - 1, wording)
     refusal = _foreign(found, batch.query, sink, wording) or other_plan(found, batch.plan, wording)
     if refusal is not None:
         return refusal
@@ -83,7 +83,7 @@ def decide(found: Proof | None, batch: Batch, sink: str, wording: Wording) -> De
     if found.batch > batch.number:
         return _older_checkpoint(found, batch.number, wording)
     if found.batch_done < batch.number - 1:
-        return went_back(found.batch_done, batch.number - 1, wording)
+        return went_back(found, batch.number - 1, wording)
     return _next_batch(found, batch, wording)
 
 
@@ -102,14 +102,14 @@ def refusal_at_start(
     Who looks at a sink from outside does not know the job's `plan`, and a proof of any is as good.
     """
     if found is None:
-        return None if committed == NO_BATCH else _missing(committed, wording)
+        return None if committed == NO_BATCH else missing(committed, wording)
     if found.batch > planned:
         return _foreign(found, query, sink, wording) or _older_checkpoint(found, planned, wording)
     refusal = _foreign(found, query, sink, wording)
     if refusal is None and plan is not None:
         refusal = other_plan(found, plan, wording)
     if refusal is None and found.batch_done < committed:
-        return went_back(found.batch_done, committed, wording)
+        return went_back(found, committed, wording)
     return refusal
 
 
@@ -149,15 +149,15 @@ def other_version(found: Proof, wanted: int, wording: Wording) -> Refuse:
     )
 
 
-def went_back(found: int, wanted: int, wording: Wording) -> WentBack:
+def went_back(found: Proof, wanted: int, wording: Wording) -> WentBack:
     """The refusal of a target that holds less than Spark has committed."""
     return WentBack(
-        f"{wording.target} lost batches: {wording.marker} is at batch {'none' if found == NO_BATCH else found} and "
-        f"Spark has committed batch {wanted}; restore {wording.target}, or {wording.anew}"
+        f"{wording.target} lost batches: {wording.marker} {found.shown_state} and Spark has committed batch {wanted}; "
+        f"restore {wording.target}, or {wording.anew}"
     )
 
 
-def _missing(committed: int, wording: Wording) -> Refuse:
+def missing(committed: int, wording: Wording) -> Refuse:
     """The refusal of a used checkpoint and a target where nothing was ever written, or nothing is left."""
     return Refuse(
         f"there is no {wording.marker} and Spark has committed batch {committed} by this checkpoint, so it wrote to "

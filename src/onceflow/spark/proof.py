@@ -56,6 +56,11 @@ class Proof:
         return (self.offsets or {}).get(topic, {}).get(str(partition))
 
     @property
+    def shown_state(self) -> str:
+        """Say where the proof stands, after its name in a message."""
+        return f"is at batch {'none' if self.batch_done < 0 else self.batch_done}"
+
+    @property
     def shown_ranges(self) -> str:
         """The batch's offsets as a sentence names them, as far as the proof tells them."""
         return f"ranges {self.ranges[:12]}"

@@ -5,7 +5,7 @@ sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, 
 
 | field | what |
 |---|---|
-| `format` | `1`, this table |
+| `format` | `2`, this table; `1` is without `written:KEY` |
 | `query` | Spark's query id, from the checkpoint's `metadata` |
 | `sink` | name of the sink that made the marker; absent in those of earlier versions |
 | `owner` | owner epoch; one more with every start, whatever carries an older one is refused |
@@ -20,6 +20,7 @@ sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, 
 | `losses` | data loss that was accepted, a list as in every proof; absent where there is none |
 | `chunks`, `done` | number of chunks of the batch, and how many of them are written; 0 for a batch of one script |
 | `chunk:N` | `1`, chunk N is written; there only while the batch is not complete |
+| `written:KEY` | `1`, the sink has written to its data key KEY, which must exist since then |
 | `settled` | last batch that Redis was asked to sync to its append-only file |
 | `started_ms`, `finished_ms`, `duration_ms` | the driver's clock, ms since 1970; absent before the first batch |
 
@@ -30,8 +31,8 @@ each write.
 import json
 import re
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 
 from onceflow.spark.batch import NO_BATCH, AcceptedLoss, Batch, canonical_json
 from onceflow.spark.decision import MISSING_OK, Wording
@@ -39,7 +40,10 @@ from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.proof import Proof, losses_after, proof_of, ranges_digest
 from onceflow.spark.sink_errors import MarkerRefused
 
-FORMAT = "1"
+FORMAT = "2"
+FORMATS_READ = ("1", FORMAT)
+"""The scripts bring a marker of format 1 to this one when a start takes its owner epoch."""
+WRITTEN = "written:"
 RESET = "onceflow sink reset redis"
 """The command that forgets counts and checkpoint; whoever knows their places says it with its options."""
 TAGS_MAX = 256
@@ -82,6 +86,29 @@ class Marker(Proof):
     topic_ids: Mapping[str, str]
     chunks: int
     chunks_done: frozenset[int]
+    lost: tuple[str, ...] = ()
+    """Data keys that were written and do not exist any more."""
+
+    @property
+    def shown_state(self) -> str:
+        if not self.lost:
+            return super().shown_state
+        keys = ", ".join(self.lost)
+        return f"has written {keys}, which does not exist any more (evicted, expired or deleted),"
+
+    def rewound(self) -> "Marker":
+        """Return the marker as it is once everything is to be counted again from where counting began."""
+        return replace(
+            self,
+            batch=NO_BATCH,
+            complete=True,
+            digest="",
+            ranges=ranges_digest("{}"),
+            ranges_json="{}",
+            offsets=self.since,
+            chunks=0,
+            chunks_done=frozenset(),
+        )
 
     @property
     def shown_ranges(self) -> str:
@@ -116,14 +143,23 @@ def anew(reset: str) -> str:
     return f"delete counts and checkpoint with '{reset}' and count the log again"
 
 
-def parse(key: str, fields: Mapping[str, str], *, sink: str = "", reset: str = RESET) -> Marker | None:
-    """The marker from HGETALL of `key`, of `sink` where it names none; None where nothing is there.
+def written_keys(fields: Mapping[str, str]) -> list[str]:
+    """Return the data keys that the marker knows as written."""
+    return sorted(name.removeprefix(WRITTEN) for name in fields if name.startswith(WRITTEN))
+
+
+def parse(
+    key: str, fields: Mapping[str, str], *, sink: str = "", reset: str = RESET, absent: Iterable[str] = ()
+) -> Marker | None:
+    """Return the marker from HGETALL of `key`, of `sink` where it names none; None where nothing is there.
+
+    `absent` are data keys that do not exist at that instant.
 
     Raises MarkerUnreadable.
     """
     if not fields:
         return None
-    if fields.get("format") != FORMAT:
+    if fields.get("format") not in FORMATS_READ:
         raise MarkerUnreadable(
             f"marker {key} has format {fields.get('format')!r}, this version of onceflow knows {FORMAT!r}: use the "
             f"version that wrote it, or {anew(reset)}"
@@ -145,6 +181,7 @@ def parse(key: str, fields: Mapping[str, str], *, sink: str = "", reset: str = R
             losses=tuple(AcceptedLoss(**loss) for loss in json.loads(fields.get("losses", "[]"))),
             chunks=int(fields["chunks"]),
             chunks_done=frozenset(int(found[1]) for name in fields if (found := _CHUNK_FIELD.fullmatch(name))),
+            lost=tuple(sorted(set(written_keys(fields)) & set(absent))),
         )
     except (KeyError, ValueError) as error:
         raise MarkerUnreadable(f"marker {key} is damaged ({type(error).__name__}: {error}): {anew(reset)}") from error

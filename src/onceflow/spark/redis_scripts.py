@@ -219,17 +219,19 @@ def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: i
     return int(synced[0]) >= 1
 
 
-def marker_fields(client: Any, marker: str, data: Sequence[str]) -> tuple[dict[str, str], bool]:
-    """The marker's fields, and whether any of the `data` keys exists, at one instant. Raises redis-py's errors."""
+def marker_fields(client: Any, marker: str, data: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the marker's fields, and the `data` keys that do not exist, at one instant. Raises redis-py's errors."""
 
     def read() -> Any:
         pipeline = client.pipeline(transaction=True)
         pipeline.hgetall(marker)
-        pipeline.exists(*data)
+        for key in data:
+            pipeline.exists(key)
         return pipeline.execute()
 
-    fields, present = redis_answers.patiently(read, pool=client.connection_pool)
-    return {name.decode(): value.decode() for name, value in fields.items()}, present > 0
+    fields, *present = redis_answers.patiently(read, pool=client.connection_pool)
+    absent = [key for key, there in zip(data, present, strict=True) if not there]
+    return {name.decode(): value.decode() for name, value in fields.items()}, absent
 
 
 def texts(answer: Sequence[Any]) -> list[str]:
@@ -271,6 +273,11 @@ def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
             raise MarkerMoved(
                 f"marker {keys.marker} lacks chunk {found[0]} of {found[1]} that was acknowledged: Redis lost it; "
                 "start the query again and it writes what is missing"
+            )
+        case "lost":
+            raise MarkerMoved(
+                f"marker {keys.marker} has written {found[0]}, and that key does not exist any more (evicted, expired "
+                "or deleted); start the query again"
             )
         case "data":
             raise MarkerRefused(

@@ -22,7 +22,7 @@ class OtherSinkBeside(OnceflowError):
 
 @dataclass(frozen=True, slots=True)
 class RedisSinkState:
-    """The marker at `key` of the sink with this hash key; None where there is none."""
+    """The marker at `key` of the sink with this hash key; None where there is none, and with the keys that it lost."""
 
     url: str
     hash_key: str
@@ -30,13 +30,22 @@ class RedisSinkState:
     marker: Marker | None
     counts_there: bool
 
+    @property
+    def proof(self) -> Marker | None:
+        """The marker as the next start of the query takes it."""
+        return self.marker.rewound() if self.marker is not None and self.marker.lost else self.marker
+
 
 def read_redis_sink(url: str, hash_key: str, reset: str) -> RedisSinkState:
     """Raises MarkerUnreadable, RedisFailed, RedisAddressInvalid. `reset` is the command that a sentence may name."""
     key = same_slot(hash_key, "onceflow")
     with _told(url, "to show its marker"):
-        fields, there = redis_scripts.marker_fields(redis_pool.client(url, key), key, [hash_key])
-    return RedisSinkState(url, hash_key, key, markers.parse(key, fields, reset=reset), there)
+        client = redis_pool.client(url, key)
+        # Once for the names of the written keys, of which there are only ever more; then all at one instant.
+        fields, _ = redis_scripts.marker_fields(client, key, [])
+        fields, absent = redis_scripts.marker_fields(client, key, [hash_key, *markers.written_keys(fields)])
+    marker = markers.parse(key, fields, reset=reset, absent=absent)
+    return RedisSinkState(url, hash_key, key, marker, hash_key not in absent)
 
 
 def marker_query(url: str, hash_key: str) -> str | None:

@@ -8,7 +8,7 @@ A large batch may be seen half applied by readers, never twice.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from onceflow.errors import OnceflowError
-from onceflow.spark import decision, failure, redis_answers, redis_pool, redis_scripts, repair
+from onceflow.spark import decision, failure, redis_answers, redis_pool, redis_scripts, redis_settings, repair
 from onceflow.spark import redis_marker as markers
 from onceflow.spark.batch import NO_BATCH, Batch
 from onceflow.spark.checkpoint import Checkpoint
@@ -29,7 +29,7 @@ from onceflow.spark.redis_marker import Marker
 from onceflow.spark.redis_rows import COLUMNS, VALUE
 from onceflow.spark.redis_scripts import Append, Argument, Keys, OwnerLost
 from onceflow.spark.repair import MissingRanges, Step
-from onceflow.spark.sink import Sink
+from onceflow.spark.sink import Sink, consume
 from onceflow.spark.sink_errors import AttemptEnded, MarkerRefused, SinkStopped
 
 _log = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class RedisTarget(Sink):
         self._owner: str | None = None
         self._settled = NO_BATCH
         self._waits_for_sync = True
+        self._reads_settings = True
         self._rows_before: int | None = None
         self.is_stateful = False
         """Whether a batch's rows may come of offsets before it."""
@@ -105,6 +106,7 @@ class RedisTarget(Sink):
     def recover(self, query: str) -> Marker | None:
         """Takes the owner epoch, so that whatever carries an older one is refused, and reads the marker."""
         with self._told():
+            self._check_settings()
             found = self.read()
             if found is None or found.query != query:
                 return found
@@ -124,6 +126,8 @@ class RedisTarget(Sink):
         with self._told():
             if found is None:
                 self._acquire(batch.query, markers.first_fields(batch, self.name), may_make=batch.number == 0)
+            elif found.lost:
+                self._delete_counts(batch.query)  # Batch 0, whose rows come from Spark.
         rows_before = None if self.is_stateful else self._rows_before
         self._writer = replace(self._writer_of(batch, found), rows_before=rows_before)
 
@@ -145,10 +149,18 @@ class RedisTarget(Sink):
         redis_pool.leave(self._url, self)
 
     def lost_since(self, expected: int) -> WentBack | None:
-        """What is wrong where Redis does not hold batch `expected` any more. Raises MarkerRefused, RedisFailed."""
+        """Return what is wrong where Redis does not hold batch `expected` any more.
+
+        Raises MarkerRefused, RedisUnfit, RedisFailed.
+        """
+        if expected == NO_BATCH:
+            return None
+        with self._told():
+            self._check_settings()
         found = self.marker()
-        done = NO_BATCH if found is None else found.batch_done
-        return decision.went_back(done, expected, self.wording) if done < expected else None
+        if found is None:
+            raise MarkerRefused(decision.missing(expected, self.wording).sentence)
+        return decision.went_back(found, expected, self.wording) if found.batch_done < expected else None
 
     def repair(self, lost: WentBack, target: Batch, checkpoint: Checkpoint) -> None:
         """Brings marker and counts back to batch `target`, complete, by counting what is missing again.
@@ -156,7 +168,7 @@ class RedisTarget(Sink):
         Raises MarkerRefused where that cannot be done rightly.
         """
         if self._rebuild is None:
-            raise MarkerRefused(f"{lost.sentence} (appendfsync always does not lose any)")
+            raise MarkerRefused(lost.sentence)
         refusal = repair.refusal_of_state(checkpoint, self.wording)
         if refusal is not None:
             raise MarkerRefused(refusal.sentence)
@@ -172,6 +184,8 @@ class RedisTarget(Sink):
                     break
                 if isinstance(step, Refuse):
                     raise MarkerRefused(step.sentence)
+                if found.lost:
+                    self._rewind(found, {step.batch.number: step, target.number: Step(target)}.values())
                 self._write_again(step, found)
             self._settled = NO_BATCH
             self._settle(target.query, target.number)
@@ -184,17 +198,21 @@ class RedisTarget(Sink):
             return self.read()
 
     def read(self) -> Marker | None:
-        """The marker. Raises MarkerRefused where there are counts without one, read at the same instant."""
+        """Return the marker; the one before the first batch where a written key is lost: all is to be counted again.
 
+        Raises MarkerRefused where there are counts without one, read at the same instant.
+        """
         keys = self._keys
-        fields, present = redis_scripts.marker_fields(self._client(), keys.marker, keys.data)
-        found = markers.parse(keys.marker, fields, sink=self.name, reset=keys.reset)
-        if found is None and present:
+        fields, absent = redis_scripts.marker_fields(self._client(), keys.marker, keys.data)
+        found = markers.parse(keys.marker, fields, sink=self.name, reset=keys.reset, absent=absent)
+        if found is not None:
+            return found.rewound() if found.lost else found
+        if len(absent) < len(keys.data):
             raise MarkerRefused(
                 f"there is no marker {self._keys.marker} but there are counts beside it that it would belong to: "
                 f"{self.wording.anew}"
             )
-        return found
+        return None
 
     def _client(self) -> Any:
         return redis_pool.client(self._url, self._keys.marker)
@@ -231,21 +249,49 @@ class RedisTarget(Sink):
         redis_scripts.raise_refusal(self._keys, answer)
         self._owner = answer[1]
 
+    def _delete_counts(self, query: str) -> None:
+        """Delete what is left of counts of which a key is lost; the marker is that before the first batch then."""
+        assert self._owner is not None
+        answer = redis_scripts.run(self._client(), "rewind", self._keys, [query, self._owner])
+        redis_scripts.raise_refusal(self._keys, answer)
+
+    def _check_settings(self) -> None:
+        """Refuse settings that were changed since the query started, and with which a write could be lost."""
+        if not self._reads_settings:
+            return
+        found = redis_settings.read(self._client())
+        refusal = redis_settings.why_unfit(found, is_synced=self._waits_for_sync)
+        if refusal is not None:
+            raise RedisUnfit(f"Redis at {shown(self._url)} was changed while the query runs: {refusal}")
+
     def _writer_of(self, batch: Batch, found: Marker | None) -> BatchWriter:
         assert self._owner is not None
         return BatchWriter(self._url, self._keys, self._history, self._owner, batch, found, self._now_ms)
 
+    def _rewind(self, found: Marker, steps: Iterable[Step]) -> None:
+        """Delete what is left of the counts, after the log has shown that it still has all that they were made of."""
+        with self._counting_again(found):
+            for step in steps:
+                if step.missing is not None:
+                    consume(self._rows_again(step.missing))
+        self._delete_counts(found.query)
+
     def _write_again(self, step: Step, found: Marker) -> None:
         writer = self._writer_of(step.batch, found)
-        try:
+        with self._counting_again(found):
             writer.write(self._rows_again(step.missing))
             writer.commit()
+
+    @contextlib.contextmanager
+    def _counting_again(self, found: Marker) -> Iterator[None]:
+        try:
+            yield
         except (SinkStopped, AttemptEnded):
             raise
         except (PySparkException, OnceflowError) as error:
             raise RepairFailed(
-                f"Redis lost batches after batch {found.batch_done} of marker {self._keys.marker}, and they cannot be "
-                f"counted again ({failure.sentence(error)}): restore Redis, or {self.wording.anew}"
+                f"Redis lost batches: {self.wording.marker} {found.shown_state} and they cannot be counted again "
+                f"({failure.sentence(error)}): restore Redis, or {self.wording.anew}"
             ) from error
 
     def _rows_again(self, missing: MissingRanges | None) -> DataFrame:
@@ -282,7 +328,7 @@ class RedisTarget(Sink):
                 shown(self._url),
                 error,
             )
-            self._waits_for_sync = False
+            self._waits_for_sync = self._reads_settings = False
             return
         policy = str(info.get("maxmemory_policy", "noeviction"))
         if policy != "noeviction":

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onceflow.spark import decision
-from onceflow.spark.batch import Batch
+from onceflow.spark.batch import NO_BATCH, Batch
 from onceflow.spark.checkpoint import STATE, Checkpoint
 from onceflow.spark.decision import Refuse, Skip, Wording
 from onceflow.spark.offsets import OffsetRange, Offsets
@@ -100,7 +100,7 @@ def _bridge(marker: Marker, target: Batch, checkpoint: Checkpoint, words: Wordin
                     f"restore Redis, or {words.anew}"
                 )
             ranges.append(OffsetRange(topic, partition, begin, offset_end))
-    sentence = _why_uncertain(marker, end, ranges)
+    sentence = _why_uncertain(marker, target, end, ranges)
     if sentence is not None:
         return Refuse(f"{lost}, and {sentence}: restore Redis, or {words.anew}")
     batch = Batch(target.query, number, tuple(sorted(ranges)), target.plan, target.plan_version, end.topic_ids)
@@ -119,13 +119,20 @@ def _entered(marker: Marker, topic: str, partition: int, last: int, checkpoint: 
     return None
 
 
-def _why_uncertain(marker: Marker, end: Offsets, ranges: list[OffsetRange]) -> str | None:
-    """Why these ranges may not be what was counted."""
+def _entered_with(target: Batch) -> set[tuple[str, int]]:
+    """Return the partitions of `target`: a marker before the first batch knows those, too, that came in with it."""
+    return {(part.topic, part.partition) for part in target.ranges}
+
+
+def _why_uncertain(marker: Marker, target: Batch, end: Offsets, ranges: list[OffsetRange]) -> str | None:
+    """Return why these ranges may not be what was counted; None where they are."""
+    entered = _entered_with(target) if marker.batch == NO_BATCH else set()
     for topic, found in marker.topic_ids.items():
         if topic in end.topic_ids and end.topic_ids[topic] != found:
             return f"topic {topic} was deleted and made again since: id {found} is now {end.topic_ids[topic]}"
     for topic, partitions in (marker.offsets or {}).items():
-        gone = [number for number in partitions if int(number) not in end.by_topic.get(topic, {})]
+        known = end.by_topic.get(topic, {})
+        gone = [number for number in partitions if int(number) not in known and (topic, int(number)) not in entered]
         if gone:
             return f"the query does not read {topic}-{gone[0]} any more"
     backwards = [part for part in ranges if part.size < 0]

@@ -1,4 +1,5 @@
--- Takes the next owner epoch, and makes the marker where nothing is there and nothing may be.
+-- Takes the next owner epoch, and makes the marker where nothing is there and nothing may be. A marker of format 1, which
+-- does not know the written keys, learns them.
 -- ARGV: query, '1' if the marker may be made, the marker's first fields, number of the sink's streams.
 -- Returns 'owned' and the epoch.
 local query, may_make = take(), take()
@@ -10,9 +11,9 @@ local streams = take_number()
 local probe = MARKER .. ':probe:'
 local hash, zset, list, stream = probe .. 'hash', probe .. 'zset', probe .. 'list', probe .. 'stream'
 local tried = {
-  {'TYPE', hash}, {'EXISTS', hash}, {'HGET', hash, 'x'},
+  {'TYPE', hash}, {'EXISTS', hash}, {'HGET', hash, 'x'}, {'HGETALL', hash},
   {'HDEL', hash, 'x'}, {'ZREM', zset, 'x'}, {'LTRIM', list, 1, 0},
-  {'HSET', hash, 'x', '1'}, {'HDEL', hash, 'x'}, {'HINCRBY', hash, 'x', '1'}, {'HDEL', hash, 'x'},
+  {'HSET', hash, 'x', '1'}, {'HDEL', hash, 'x'}, {'UNLINK', hash}, {'HINCRBY', hash, 'x', '1'}, {'HDEL', hash, 'x'},
   {'ZADD', zset, 1, 'x'}, {'ZREM', zset, 'x'}, {'LPUSH', list, 'x'}, {'LTRIM', list, 1, 0},
 }
 if streams > 0 then
@@ -26,6 +27,18 @@ for _, command in ipairs(tried) do
     return {'forbidden', command[1], failure}
   elseif failure and not string.find(failure, 'no such key') then
     return answer
+  end
+end
+
+-- A key that this version of the job does not write any more may be deleted.
+local function forget_other_keys()
+  local own = {}
+  for index = DATA_FIRST, #KEYS do own[written_field(KEYS[index])] = true end
+  local found = redis.call('HGETALL', MARKER)
+  for at = 1, #found, 2 do
+    if string.sub(found[at], 1, 8) == 'written:' and not own[found[at]] then
+      redis.call('HDEL', MARKER, found[at])
+    end
   end
 end
 
@@ -44,5 +57,11 @@ end
 local refusal = refusal_of_type(HISTORY, 'list')
 if refusal then return refusal end
 
-if kind == 'none' then set_fields(fields) end
+if kind == 'none' then
+  set_fields(fields)
+elseif field('format') == '1' then
+  mark_written()
+  redis.call('HSET', MARKER, 'format', '2')
+end
+forget_other_keys()
 return {'owned', tostring(redis.call('HINCRBY', MARKER, 'owner', 1))}

@@ -14,6 +14,7 @@ refusal = refusal_of_counts(counts)
 if refusal then return refusal end
 
 add_counts(counts)
+mark_written()
 redis.call('HSET', MARKER, 'chunk:' .. chunk, '1')
 redis.call('HINCRBY', MARKER, 'done', 1)
 return {'done'}

@@ -16,6 +16,7 @@ refusal = refusal_of_lists(lists, batch)
 if refusal then return refusal end
 
 push_lists(lists, batch)
+mark_written()
 for chunk = 0, chunks - 1 do
   redis.call('HDEL', MARKER, 'chunk:' .. chunk)
 end

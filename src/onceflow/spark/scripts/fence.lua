@@ -38,16 +38,50 @@ local function is_count(text)
 end
 
 -- The marker belongs to this query and this start of it.
-local function refusal_of_owner(query, owner)
+local function refusal_of_start(query, owner)
   local kind = type_of(MARKER)
   if kind ~= 'hash' then return {'marker', kind} end
   if field('query') ~= query then return {'query', field('query')} end
   if field('owner') ~= owner then return {'owner', field('owner')} end
 end
 
+local function exists(key)
+  return redis.call('EXISTS', key) == 1
+end
+
+local function written_field(key)
+  return 'written:' .. key
+end
+
+-- A data key that was written and does not exist any more. No script of the sink empties a key.
+local function lost_key()
+  for index = DATA_FIRST, #KEYS do
+    local key = KEYS[index]
+    if not exists(key) and field(written_field(key)) ~= '' then return key end
+  end
+end
+
+-- Called after the writes of a script: whatever exists was written by this sink.
+local function mark_written()
+  for index = DATA_FIRST, #KEYS do
+    local key = KEYS[index]
+    if exists(key) and field(written_field(key)) == '' then
+      redis.call('HSET', MARKER, written_field(key), '1')
+    end
+  end
+end
+
+-- The marker is this start's, and every key that it knows as written exists.
+local function refusal_of_owner(query, owner)
+  local refusal = refusal_of_start(query, owner)
+  if refusal then return refusal end
+  local key = lost_key()
+  if key then return {'lost', key} end
+end
+
 local function present_data()
   for index = DATA_FIRST, #KEYS do
-    if redis.call('EXISTS', KEYS[index]) == 1 then return KEYS[index] end
+    if exists(KEYS[index]) then return KEYS[index] end
   end
 end
 

@@ -13,5 +13,6 @@ if refusal then return refusal end
 
 add_counts(counts)
 push_lists(lists, batch)
+mark_written()
 set_fields(fields)
 return {'done'}
