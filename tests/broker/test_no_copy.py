@@ -24,6 +24,7 @@ class KeptReply:
 
     is_open = True
     pieces: Any = None
+    requester = "test"
 
     def send(self, pieces: Any) -> None:
         self.pieces = pieces

@@ -1,21 +1,24 @@
-"""Group commit: one round of syncs for all answers that wait, the next round as soon as there is more to sync.
+"""Group commit: one round of syncs for the responses that wait, the next round as soon as there is more to sync.
 
-Appends of one turn of the event loop go into one round. The round's file syncs run in a helper thread, so a slow
+A round takes at most `ROUND_PARTITIONS_MAX` partitions, in turns over those who asked for them: one request to
+thousands of partitions takes many rounds, and another client's partition is in the next one. Appends of one turn of the
+event loop go into one round within that bound. The round's file syncs run in a helper thread, so a slow
 disk stalls nobody who does not wait for it; everything else stays on the loop. A failed sync is final for its
 partition, since the kernel may have dropped the pages (`PartitionLog.fail_sync`).
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from onceflow.broker.fair_queue import FairQueue
 from onceflow.broker.partitions import Partition
 from onceflow.broker.round_thread import RoundThread
 from onceflow.broker.turn import Turn
 from onceflow.log.config import INT64_MAX
-from onceflow.log.sync import SyncPoint
+from onceflow.log.sync import SyncPoint, run_round
 from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
@@ -23,6 +26,8 @@ logger = logging.getLogger(__name__)
 PUT_OFF_S = 0.2
 PUT_OFF_ROUNDS_MAX = 50
 """A sync that could not begin (no free descriptor for the directory) is tried again for about ten seconds."""
+ROUND_PARTITIONS_MAX = 32
+"""Bound of a round's length: some tens of milliseconds of syncs on an SSD."""
 TIMER_MAX_S = 86_400.0
 """A `flush.ms` beyond this is a day: timers of the loop have a limit."""
 
@@ -47,7 +52,7 @@ class GroupCommit:
         self._turn = turn
         self._is_in_place = is_in_place
         self._on_lost = on_lost
-        self._dirty: dict[Partition, None] = {}
+        self._dirty = FairQueue()
         self._put_off: dict[Partition, int] = {}
         self._timers: dict[Partition, asyncio.TimerHandle] = {}
         """Of partitions with `flush.ms`: when what is unsynced now gets synced."""
@@ -56,14 +61,17 @@ class GroupCommit:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def request(self, partition: Partition) -> None:
-        """Sync the partition in the next round, or when its flush policy says so."""
+    def request(self, partition: Partition, requester: Hashable | None = None) -> None:
+        """Sync the partition in one of the next rounds, or when its flush policy says so.
+
+        Rounds take turns over the requesters; without one the partition waits for itself alone.
+        """
         if partition.log.has_flush_policy and not self._is_flush_due(partition):
             # What was appended is visible already: wake who waits for it.
             if partition.is_awaited:
                 self._turn.soon(partition.settle)
         else:
-            self.flush(partition)
+            self.flush(partition, requester)
 
     def _is_flush_due(self, partition: Partition) -> bool:
         log = partition.log
@@ -78,9 +86,9 @@ class GroupCommit:
         self._timers.pop(partition, None)
         self.flush(partition)
 
-    def flush(self, partition: Partition) -> None:
-        """Sync the partition in the next round, whatever its flush policy says."""
-        self._dirty[partition] = None
+    def flush(self, partition: Partition, requester: Hashable | None = None) -> None:
+        """Sync the partition in one of the next rounds, whatever its flush policy says."""
+        self._dirty.add(partition, partition if requester is None else requester)
         if not self._is_running:
             self._is_running = True
             self._idle.clear()
@@ -88,19 +96,21 @@ class GroupCommit:
 
     def forget(self, partition: Partition) -> None:
         """Sync a deleted partition no more."""
-        self._dirty.pop(partition, None)
+        self._dirty.discard(partition)
         self._put_off.pop(partition, None)
         timer = self._timers.pop(partition, None)
         if timer is not None:
             timer.cancel()
 
     def _begin_round(self) -> None:
-        dirty, self._dirty = self._dirty, {}
-        points = [(partition, point) for partition in dirty if (point := self._begin_one(partition)) is not None]
-        if not points:
-            self._is_running = False
-            self._idle.set()
-            return
+        points: Round = []
+        while not points:
+            dirty = self._dirty.take(ROUND_PARTITIONS_MAX)
+            if not dirty:
+                self._is_running = False
+                self._idle.set()
+                return
+            points = [(partition, point) for partition in dirty if (point := self._begin_one(partition)) is not None]
         try:
             self._thread.begin(partial(_run, points, self._is_in_place))
         except OSError as error:
@@ -178,17 +188,5 @@ class GroupCommit:
 
 def _run(points: Round, is_in_place: Callable[[], bool]) -> Ended:
     """In the thread."""
-    errors = [_run_one(point) for _partition, point in points]
+    errors = run_round([point for _partition, point in points])
     return Ended(points, errors, is_in_place())
-
-
-def _run_one(point: SyncPoint) -> OSError | None:
-    try:
-        point.run()
-    except OSError as error:
-        return error
-    except Exception as error:
-        # Whatever it was, nothing is known to be durable: to go on as if it were would be a lie to producers.
-        logger.exception("sync of %s failed in an unexpected way", point.directory)
-        return OSError(str(error))
-    return None

@@ -17,6 +17,7 @@ from onceflow.broker.group_commit import GroupCommit
 from onceflow.broker.groups.coordinator import GroupCoordinator
 from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.housekeeping import Housekeeping
+from onceflow.broker.log_closing import close_all
 from onceflow.broker.metadata_entries import MetadataEntries
 from onceflow.broker.metadata_records import MetadataRecord
 from onceflow.broker.parked_fetches import ParkedFetches
@@ -337,23 +338,13 @@ class Node:
         self._searches.shutdown()
         clean = False
         try:
-            were_whole = [self._close_log(each) for each in (*self.partitions, self._metadata.partition)]
-            clean = all(were_whole) and self.directory.is_in_place()
+            are_whole = close_all((*self.partitions, self._metadata.partition))
+            clean = are_whole and self.directory.is_in_place()
         finally:
             for partition in (*self.partitions, self._metadata.partition):
                 partition.log.close_files()
             self.directory.close(clean=clean)
         return clean
-
-    @staticmethod
-    def _close_log(partition: Partition) -> bool:
-        was_whole = partition.log.failure is None
-        try:
-            partition.log.close()
-        except LogError as error:
-            logger.error("%s", error)
-            return False
-        return was_whole
 
 
 @contextmanager

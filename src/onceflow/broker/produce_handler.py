@@ -5,6 +5,7 @@ watermark is the synced end, with the round of syncs that the append asks for.
 """
 
 import logging
+from collections.abc import Hashable
 
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition, Synced
@@ -80,6 +81,10 @@ class PendingProduce:
         responses: list[PartitionResponse] = []
         self._topics.append((name, responses))
         return responses
+
+    @property
+    def requester(self) -> Hashable:
+        return self._reply.requester
 
     def hold(self) -> None:
         """Hold the answer back until one more `done`."""
@@ -245,11 +250,11 @@ def _append(
     _put(responses, at, response)
     if in_transaction:
         # Whatever acks and flush policy say: after a crash the producer goes on, and commits what it was told is there.
-        node.group_commit.flush(partition)
+        node.group_commit.flush(partition, pending.requester)
         if pending.acks:
             partition.when_durable(pending.expect(partition, responses, at))
         return
-    node.group_commit.request(partition)
+    node.group_commit.request(partition, pending.requester)
     if pending.acks == ACKS_ALL and appended.last_offset >= log.high_watermark:
         synced = pending.expect(partition, responses, at)
         partition.when_synced(appended.last_offset + 1, synced)

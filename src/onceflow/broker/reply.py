@@ -1,6 +1,6 @@
 """The place of one response in its connection's order, and the pieces that a response consists of."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 from onceflow.log.disk import File
@@ -20,7 +20,7 @@ class FileSlice(Protocol):
 Piece = bytes | FileSlice
 
 
-class Channel(Protocol):
+class Channel(Hashable, Protocol):
     """What a reply needs of its connection."""
 
     @property
@@ -46,6 +46,11 @@ class Reply:
 
         It parks the connection, and a broker that stops does not wait for it.
         """
+
+    @property
+    def requester(self) -> Hashable:
+        """Identity of the connection, for fair shares."""
+        return self._connection
 
     @property
     def is_open(self) -> bool:

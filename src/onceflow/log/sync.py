@@ -8,7 +8,7 @@ What a round has to sync is more than the active file after a roll:
 1. the sealed segments' files, oldest first, and the active one: an acknowledged batch may be in each;
 2. the index files of the sealed segments, which are written now;
 3. the directory, or a power cut takes the new files' names away, and with them what was acknowledged; in a log's
-   first round the data directory too, for a new log's own name is as mortal (creating a log syncs nothing);
+   first round the data directory too, once for all of the round (creating a log syncs nothing);
 4. then only the snapshots of the sealed segments are written: one that is whole says that everything below its offset
    is durable, names included, and recovery may begin there. Its own name waits for the next roll's round; if it is
    lost, recovery begins earlier. Before what is earlier goes, it is made durable (`onceflow.log.swap`).
@@ -21,6 +21,8 @@ opened for its sync keeps the whole round.
 """
 
 import errno
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,8 @@ from onceflow.log.disk import Disk, SyncNotBegun, write_file
 from onceflow.log.index import file_name
 from onceflow.log.producers import Snapshot
 from onceflow.log.segment import SNAPSHOT_SUFFIX, Segment
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,15 @@ class SyncPoint:
 
     def run(self) -> None:
         """Blocks; any thread. Raises OSError, after which nothing is known about what is durable."""
+        self.run_below()
+        if self.is_first and self.is_durable:
+            try:
+                self.disk.sync_directory(self.directory.parent)
+            except SyncNotBegun as error:
+                self.put_off(error)
+
+    def run_below(self) -> None:
+        """All but the name of a new log's directory. Raises OSError."""
         for seal in self.seals:
             _sync_file(seal.segment)
         _sync_file(self.active)
@@ -70,8 +83,6 @@ class SyncPoint:
         written = self._write_indexes()
         try:
             self.disk.sync_directory(self.directory)
-            if self.is_first:
-                self.disk.sync_directory(self.directory.parent)
         except SyncNotBegun as error:
             self.put_off(error)
             return
@@ -100,6 +111,37 @@ class SyncPoint:
                 self.problem = error
                 return number
         return count
+
+
+def run_round(points: Sequence[SyncPoint]) -> list[OSError | None]:
+    """Run all points, with one sync of the directory that new logs share; return the error of each. Any thread."""
+    errors = [_error_of(point) for point in points]
+    by_parent: dict[Path, list[int]] = {}
+    for number, point in enumerate(points):
+        if point.is_first and point.is_durable and errors[number] is None:
+            by_parent.setdefault(point.directory.parent, []).append(number)
+    for parent, numbers in by_parent.items():
+        try:
+            points[numbers[0]].disk.sync_directory(parent)
+        except SyncNotBegun as error:
+            for number in numbers:
+                points[number].put_off(error)
+        except OSError as error:
+            for number in numbers:
+                errors[number] = error
+    return errors
+
+
+def _error_of(point: SyncPoint) -> OSError | None:
+    try:
+        point.run_below()
+    except OSError as error:
+        return error
+    except Exception as error:
+        # Whatever it was, it is unknown what is durable.
+        logger.exception("sync of %s failed in an unexpected way", point.directory)
+        return OSError(str(error))
+    return None
 
 
 def _sync_file(segment: Segment) -> None:

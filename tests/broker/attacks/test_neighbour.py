@@ -25,6 +25,9 @@ ATTACKS: Sequence[tuple[str, Sequence[str]]] = (
     ("large_joins", ("--count", "200", "--size", "500000", "--protocols", "5")),
     ("large_group", ()),
     ("large_group", ("--members", "5000", "--metadata-bytes", "1000")),
+    ("many_partitions", ()),
+    ("many_partitions", ("--partitions", "2000")),
+    ("many_partitions", ("--requests", "1")),
 )
 """Attack program and its options, a row for each variant."""
 

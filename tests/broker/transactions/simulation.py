@@ -64,7 +64,7 @@ class Rounds:
         self._seed = seed
         self._dirty: dict[Partition, None] = {}
 
-    def request(self, partition: Partition) -> None:
+    def request(self, partition: Partition, _requester: object = None) -> None:
         self._dirty[partition] = None
 
     flush = request

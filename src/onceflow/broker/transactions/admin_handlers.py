@@ -107,7 +107,7 @@ def handle_describe_producers(node: Node, request: Request) -> None:
         syncs = Syncs(lambda error_code: refuse(error_code) if error_code else send())
         for partition in seen:
             if partition.log.log_end_offset > partition.log.synced_offset:
-                node.group_commit.flush(partition)
+                node.group_commit.flush(partition, request.reply.requester)
                 syncs.wait_for(partition)
         syncs.settle()
 

@@ -304,7 +304,7 @@ class Transactions:
             if partition is None:
                 self._when_topics_synced(syncs.expect(lambda _code: None))
             else:
-                self._group_commit.flush(partition)
+                self._group_commit.flush(partition, transaction.transactional_id)
                 syncs.wait_for(partition)
         syncs.settle()
 
@@ -376,7 +376,7 @@ class Transactions:
             # Not the partition's: while the groups are being loaded, the marker is not in the log yet.
             self._groups.when_synced(syncs.expect(synced))
         else:
-            self._group_commit.flush(partition)
+            self._group_commit.flush(partition, transaction.transactional_id)
             syncs.wait_for(partition, synced)
 
     def _forget(self, at: TopicPartition, completion: Completion, syncs: Syncs) -> None:
