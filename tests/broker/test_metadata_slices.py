@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker import sliced_answers
+from onceflow.broker import slices
 from onceflow.broker.metadata_entries import MetadataEntries
 from onceflow.broker.node import BrokerConfig
 from onceflow.broker.server import Broker
@@ -44,7 +44,7 @@ def all_topics(client: RawClient, version: int = 12) -> Any:
 
 
 def test_topics_and_partitions_of_a_turn_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sliced_answers, "WORK_PER_TURN", WORK_PER_TURN)
+    monkeypatch.setattr(slices, "WORK_PER_TURN", WORK_PER_TURN)
     made = MetadataEntries.entry
 
     async def run() -> None:

@@ -33,7 +33,7 @@ from onceflow.broker.config import BrokerConfig
 from onceflow.broker.frame_limits import FRAME_BYTES_MIN, size_refusal
 from onceflow.broker.reply import Piece, Reply
 from onceflow.broker.request_memory import RequestMemory, Reservation
-from onceflow.broker.turn import Turn
+from onceflow.broker.turn import LARGE_BYTES, Turn, weight
 from onceflow.log.clock import Clock
 from onceflow.log.disk import File
 from onceflow.wire import apis
@@ -206,9 +206,10 @@ class Connection:
                 return
             if size_bytes > LARGE_REQUEST_BYTES and not self._admit(size_bytes):
                 return
-            handled_bytes += size_bytes
             self._begin = frame_begin + size_bytes
-            self._handle_frame(self._view[frame_begin : self._begin])
+            frame = self._view[frame_begin : self._begin]
+            handled_bytes += size_bytes if size_bytes < LARGE_BYTES else weight(frame)
+            self._handle_frame(frame)
             if len(self._pending) >= self._pending_max and self._is_reading:
                 self._pause_reading()
         if self._begin == self._end and self.is_open:

@@ -86,12 +86,13 @@ class Node:
         """Whether the data directory was deleted, renamed or replaced: nothing more can be stored."""
         self.answer_cache = AnswerCache()
         self.known_requests = KnownRequests()
-        self.record_checks = RecordChecks(clock, self.in_search_thread)
+        self.record_checks = RecordChecks(clock, self._in_record_check_thread)
         self.metadata_entries = MetadataEntries(self.node_id)
         self.topic_operations = TopicOperations(self)
         self._disk = disk
         self._housekeeping_thread = WorkThread("housekeeping")
         self._searches = WorkThread("time-search")
+        self._record_checks_thread = WorkThread("record-checks")
         self.housekeeping = Housekeeping(
             config,
             self.partitions,
@@ -285,8 +286,10 @@ class Node:
 
     def in_search_thread(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
         """Run what reads old batches apart from the loop, and from the topics' creation and removal."""
-        future = asyncio.get_running_loop().run_in_executor(self._searches, work)
-        future.add_done_callback(lambda finished: done(finished.result()))
+        _run_in(self._searches, work, done)
+
+    def _in_record_check_thread(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+        _run_in(self._record_checks_thread, work, done)
 
     # Producer ids
 
@@ -336,6 +339,7 @@ class Node:
         await self.group_commit.close()
         self._housekeeping_thread.shutdown()
         self._searches.shutdown()
+        self._record_checks_thread.shutdown()
         clean = False
         try:
             are_whole = close_all((*self.partitions, self._metadata.partition))
@@ -345,6 +349,11 @@ class Node:
                 partition.log.close_files()
             self.directory.close(clean=clean)
         return clean
+
+
+def _run_in(thread: WorkThread, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+    future = asyncio.get_running_loop().run_in_executor(thread, work)
+    future.add_done_callback(lambda finished: done(finished.result()))
 
 
 @contextmanager

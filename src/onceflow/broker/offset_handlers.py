@@ -7,6 +7,7 @@ over.
 """
 
 import logging
+import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,13 +15,16 @@ from typing import Any, NamedTuple
 from onceflow.broker.leader_epoch import NO_LEADER_EPOCH, epoch_error
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition, when_ends_synced
-from onceflow.broker.request import Request, closed_if_unanswered
+from onceflow.broker.request import Request, close_unanswered, closed_if_unanswered
+from onceflow.broker.sliced_answers import Element, answer_in_slices
+from onceflow.broker.slices import run_in_slices
 from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.log.errors import LogError
 from onceflow.log.time_search import TimeSearch
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.fetch import READ_COMMITTED, READ_UNCOMMITTED
+from onceflow.wire.primitives import INT32, append_count, append_string
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +37,17 @@ EARLIEST_KIND_FROM = ((9, LATEST_TIERED), (8, EARLIEST_LOCAL), (7, MAX_TIMESTAMP
 """The first version that may ask for each kind, and for those above it (KIP-734, KIP-405, KIP-1005)."""
 INDEPENDENT_OF_END = frozenset((EARLIEST, EARLIEST_LOCAL, LATEST_TIERED))
 """Kinds whose answer no append changes; a search by time does depend on the end, since it may find the last record."""
+NO_TIMESTAMP = -1
 NOT_FOUND = (-1, -1)
 NO_OFFSET = -1
+WORK_PER_PARTITION = 4
+
+THROTTLE_FROM = 2
+EPOCH_FROM = 4
+_ROW = struct.Struct(">ihqq")
+"""Partition index, error code, timestamp, offset; a leader epoch follows from EPOCH_FROM on, then tagged fields."""
+_NO_THROTTLE = INT32.pack(0)
+_NO_TAGS = b"\x00"
 
 
 class _Search(NamedTuple):
@@ -76,18 +89,48 @@ def _list_offsets(node: Node, request: Request, asked: Any, errors: Mapping[Part
         _answer_offsets_before(node, request, asked, errors)
         return
     listing = _Listing(node, request.version, asked, errors)
-    topics, searches = listing.topics, listing.searches
-    if not searches:
-        request.answer(topics=topics)
-        return
+
+    def listed() -> None:
+        if listing.searches:
+            node.in_search_thread(lambda: [_run(search) for search in listing.searches], searched)
+        else:
+            _answer_listed(request, listing.topics)
 
     def searched(results: Sequence[tuple[int, int] | ErrorCode]) -> None:
         with closed_if_unanswered(request.reply):
-            for search, result in zip(searches, results, strict=True):
+            for search, result in zip(listing.searches, results, strict=True):
                 search.answer.update(_found(search, result))
-            request.answer(topics=topics)
+            _answer_listed(request, listing.topics)
 
-    node.in_search_thread(lambda: [_run(search) for search in searches], searched)
+    run_in_slices(
+        listing.run(),
+        listed,
+        failed=lambda error: close_unanswered(request.reply, error),
+        is_wanted=lambda: request.reply.is_open,
+    )
+
+
+def _answer_listed(request: Request, topics: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> None:
+    """By hand: kio needs ten times as long for one of very many partitions."""
+    flexible = request.version >= request.header.api.flexible_from
+    tags = _NO_TAGS if flexible else b""
+
+    def elements() -> Iterator[Element]:
+        for name, partitions in topics:
+            buffer = bytearray()
+            append_string(buffer, name, flexible=flexible)
+            append_count(buffer, len(partitions), flexible=flexible)
+            for each in partitions:
+                timestamp_ms, offset = each.get("timestamp", NO_TIMESTAMP), each.get("offset", NO_OFFSET)
+                buffer += _ROW.pack(each["partition_index"], each["error_code"], timestamp_ms, offset)
+                if request.version >= EPOCH_FROM:
+                    buffer += INT32.pack(each.get("leader_epoch", NO_LEADER_EPOCH))
+                buffer += tags
+                yield b"", 1
+            yield bytes(buffer + tags), 1
+
+    head = _NO_THROTTLE if request.version >= THROTTLE_FROM else b""
+    answer_in_slices(request, head, elements(), tags)
 
 
 def _end_error(partition: Partition, errors: Mapping[Partition, ErrorCode], timestamp: int) -> ErrorCode:
@@ -100,6 +143,8 @@ class _Listing:
 
     def __init__(self, node: Node, version: int, asked: Any, errors: Mapping[Partition, ErrorCode]) -> None:
         self.searches: list[_Search] = []
+        self.topics: list[tuple[str, list[dict[str, Any]]]] = []
+        self._asked = asked
         self._node = node
         self._errors = errors
         self._version = version
@@ -107,12 +152,16 @@ class _Listing:
         self._times_named = Counter(
             (topic.name, each.partition_index) for topic in asked.topics for each in topic.partitions
         )
-        self.topics = [{"name": topic.name, "partitions": self._partitions(topic)} for topic in asked.topics]
 
-    def _partitions(self, topic: Any) -> list[dict[str, Any]]:
-        """One answer for each partition, whose error it is to be named twice."""
-        by_index = {each.partition_index: each for each in topic.partitions}
-        return [self._offset(topic.name, each) for each in by_index.values()]
+    def run(self) -> Iterator[int]:
+        """List one partition after the other, for `run_in_slices`; once each, whose error it is to be named twice."""
+        for topic in self._asked.topics:
+            by_index = {each.partition_index: each for each in topic.partitions}
+            partitions: list[dict[str, Any]] = []
+            self.topics.append((topic.name, partitions))
+            for each in by_index.values():
+                partitions.append(self._offset(topic.name, each))
+                yield WORK_PER_PARTITION
 
     def _offset(self, topic: str, asked: Any) -> dict[str, Any]:
         partition = self._node.partitions.get(topic, asked.partition_index)
@@ -152,17 +201,22 @@ class _Listing:
 
 def _answer_offsets_before(node: Node, request: Request, asked: Any, errors: Mapping[Partition, ErrorCode]) -> None:
     """Version 0: segments' first offsets, the latest first (Kafka 3's fetchOffsetsForTimestamp of old clients)."""
-    topics = [
-        {
-            "name": topic.name,
-            "partitions": [
-                _offsets_before(node.partitions.get(topic.name, each.partition_index), each, errors)
-                for each in topic.partitions
-            ],
-        }
-        for topic in asked.topics
-    ]
-    request.answer(topics=topics)
+
+    def elements() -> Iterator[Element]:
+        for topic in asked.topics:
+            buffer = bytearray()
+            append_string(buffer, topic.name, flexible=False)
+            append_count(buffer, len(topic.partitions), flexible=False)
+            for each in topic.partitions:
+                answer = _offsets_before(node.partitions.get(topic.name, each.partition_index), each, errors)
+                offsets = answer.get("old_style_offsets", ())
+                buffer += struct.pack(">ih", each.partition_index, answer["error_code"])
+                append_count(buffer, len(offsets), flexible=False)
+                buffer += struct.pack(f">{len(offsets)}q", *offsets)
+                yield b"", WORK_PER_PARTITION + len(offsets)
+            yield bytes(buffer), 1
+
+    answer_in_slices(request, b"", elements(), b"")
 
 
 def _offsets_before(partition: Partition | None, asked: Any, errors: Mapping[Partition, ErrorCode]) -> dict[str, Any]:

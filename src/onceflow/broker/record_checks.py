@@ -2,17 +2,23 @@
 
 A few records are looked at on the loop. Many, or compressed ones, would hold up every other topic: a thread looks
 at them, and what comes for the same partition meanwhile queues behind, so that its batches keep their order.
+
+The thread works in slices, and partitions take turns. A batch for which one slice suffices waits for single slices of
+others, however many large ones there are. The large ones are finished one after the other, a slice of the oldest after
+each slice of a new one. A batch that did not end in its first slice begins again then: only one at a time is half
+unpacked, which bounds the memory.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import monotonic
 
 from onceflow.broker.partitions import Partition
 from onceflow.log.clock import Clock
-from onceflow.log.config import LogConfig
 from onceflow.log.errors import CorruptBatch, LogError
-from onceflow.log.validation import check_records
+from onceflow.log.validation import record_check
 from onceflow.wire.batch import HEADER_BYTES, read_header
 from onceflow.wire.codecs import Codec
 
@@ -20,10 +26,42 @@ logger = logging.getLogger(__name__)
 
 RECORDS_ON_LOOP_MAX = 200
 """About a quarter of a millisecond."""
+SLICE_S = 0.002
 _CODEC_MASK = 0x07
 
 Checked = Callable[[LogError | None], None]
-InThread = Callable[[Callable[[], LogError | None], Callable[[LogError | None], None]], None]
+InThread = Callable[[Callable[[], bool], Callable[[bool], None]], None]
+
+
+@dataclass(eq=False, slots=True)
+class _Look:
+    """A batch whose records are looked at."""
+
+    partition: Partition
+    batch: memoryview
+    checked: Checked
+    steps: Iterator[None] | None = None
+    error: LogError | None = None
+
+    def begin(self, now_ms: int) -> None:
+        log = self.partition.log
+        self.steps = record_check(log.name, self.batch, 0, log.config, now_ms)
+
+    def run_slice(self) -> bool:
+        """Whether the look is over; in the thread."""
+        assert self.steps is not None
+        ends_at = monotonic() + SLICE_S
+        try:
+            for _ in self.steps:
+                if monotonic() >= ends_at:
+                    return False
+        except LogError as error:
+            self.error = error
+        except Exception as error:
+            # Whatever it was, the client must get an answer and the queue go on.
+            logger.exception("%s: the records of a batch could not be looked at", self.partition)
+            self.error = CorruptBatch(f"{self.partition}: the records could not be looked at: {error!r}")
+        return True
 
 
 class RecordChecks:
@@ -32,7 +70,12 @@ class RecordChecks:
     def __init__(self, clock: Clock, in_thread: InThread) -> None:
         self._clock = clock
         self._in_thread = in_thread
-        self._queues: dict[Partition, deque[tuple[memoryview, Checked]]] = {}
+        self._queues: dict[Partition, deque[_Look]] = {}
+        """Each partition's looks; the first is among the new or the long ones."""
+        self._new: deque[_Look] = deque()
+        self._long: deque[_Look] = deque()
+        self._is_running = False
+        self._was_new = False
 
     def must_wait(self, partition: Partition, batch: memoryview) -> bool:
         """Whether a batch has to go through `check`; all others are looked at when they are appended."""
@@ -44,39 +87,47 @@ class RecordChecks:
         return is_large or partition in self._queues
 
     def check(self, partition: Partition, batch: memoryview, checked: Checked) -> None:
-        """Calls `checked` in a later turn, after those of the partition's earlier batches, with what is wrong.
+        """Call `checked` in a later turn, after those of the partition's earlier batches, with what is wrong.
 
         `batch` must stay as it is until then.
         """
+        look = _Look(partition, batch, checked)
         queue = self._queues.setdefault(partition, deque())
-        queue.append((batch, checked))
+        queue.append(look)
         if len(queue) == 1:
-            self._begin(partition)
+            self._new.append(look)
+            self._run()
 
-    def _begin(self, partition: Partition) -> None:
-        batch = self._queues[partition][0][0]
-        name, config, now_ms = partition.log.name, partition.log.config, self._clock.now_ms()
-        self._in_thread(lambda: _look(name, batch, config, now_ms), lambda error: self._end(partition, error))
+    def _run(self) -> None:
+        """Run the next slice: of a new look and of the oldest long one in turn, where there are both."""
+        if self._is_running or not (self._new or self._long):
+            return
+        self._was_new = bool(self._new) and not (self._was_new and self._long)
+        look = self._new.popleft() if self._was_new else self._long[0]
+        if look.steps is None:
+            look.begin(self._clock.now_ms())
+        self._is_running = True
+        self._in_thread(look.run_slice, lambda is_over: self._ran(look, is_over))
 
-    def _end(self, partition: Partition, error: LogError | None) -> None:
-        queue = self._queues[partition]
-        _batch, checked = queue.popleft()
+    def _ran(self, look: _Look, is_over: bool) -> None:
+        self._is_running = False
+        if is_over and not self._was_new:
+            self._long.popleft()
+        elif not is_over and self._was_new:
+            if self._long:
+                look.steps = None
+            self._long.append(look)
         try:
-            checked(error)
+            if is_over:
+                self._end(look)
         finally:
-            if queue:
-                self._begin(partition)
-            else:
-                del self._queues[partition]
+            self._run()
 
-
-def _look(name: str, batch: memoryview, config: LogConfig, now_ms: int) -> LogError | None:
-    try:
-        check_records(name, batch, 0, config, now_ms)
-    except LogError as error:
-        return error
-    except Exception as error:
-        # Whatever it was, the client must get an answer and the queue go on.
-        logger.exception("%s: the records of a batch could not be looked at", name)
-        return CorruptBatch(f"{name}: the records could not be looked at: {error!r}")
-    return None
+    def _end(self, look: _Look) -> None:
+        queue = self._queues[look.partition]
+        queue.popleft()
+        if queue:
+            self._new.append(queue[0])
+        else:
+            del self._queues[look.partition]
+        look.checked(look.error)

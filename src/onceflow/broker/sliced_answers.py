@@ -4,16 +4,16 @@ An answer is a head, the elements of its one long array, and a tail. Every eleme
 in units of about a microsecond.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from onceflow.broker.request import Request, build, closed_if_unanswered
+from onceflow.broker.request import Request, build, close_unanswered, closed_if_unanswered
+from onceflow.broker.slices import run_in_slices
 from onceflow.wire.frames import encode_entity, encode_joined, response_class
 from onceflow.wire.messages import element_class
 from onceflow.wire.primitives import append_count
 
-WORK_PER_TURN = 1000
+ELEMENTS_JOINED = 1000
 
 Element = tuple[bytes, int]
 """(bytes, work). No bytes: there was work, and no element came of it."""
@@ -39,47 +39,43 @@ def answer_in_slices(
     `when_made` is called in the turn that takes up the last element. What it is given sends the answer: an answer that
     reveals state must wait for the durability of all that any of its elements saw.
     """
-    _Joining(request, head, elements, tail, when_made).turn()
+    joining = _Joining(request, head, tail)
+    run_in_slices(
+        joining.take(elements),
+        lambda: when_made(joining.send),
+        failed=lambda error: close_unanswered(request.reply, error),
+        is_wanted=lambda: request.reply.is_open,
+    )
 
 
 class _Joining:
     """An answer on its way."""
 
-    def __init__(
-        self,
-        request: Request,
-        head: bytes,
-        elements: Iterator[Element],
-        tail: bytes,
-        when_made: Callable[[Send], None],
-    ) -> None:
+    def __init__(self, request: Request, head: bytes, tail: bytes) -> None:
         self._request = request
         self._head = head
-        self._elements = elements
         self._tail = tail
-        self._when_made = when_made
         self._slices: list[bytes] = []
         self._count = 0
 
-    def turn(self) -> None:
-        """Take up elements for one turn of the loop."""
-        request = self._request
-        with closed_if_unanswered(request.reply):
-            joined, work = [], 0
-            for element, element_work in self._elements:
-                if element:
-                    joined.append(element)
-                work += element_work
-                if work >= WORK_PER_TURN:
-                    break
-            self._slices.append(b"".join(joined))
-            self._count += len(joined)
-            if work < WORK_PER_TURN:
-                self._when_made(self._send)
-            elif request.reply.is_open:
-                asyncio.get_running_loop().call_soon(self.turn)
+    def take(self, elements: Iterator[Element]) -> Iterator[int]:
+        """Take up the elements; yields the work of each."""
+        joined: list[bytes] = []
+        for element, work in elements:
+            if element:
+                joined.append(element)
+                if len(joined) == ELEMENTS_JOINED:
+                    self._join(joined)
+            yield work
+        self._join(joined)
 
-    def _send(self) -> None:
+    def _join(self, elements: list[bytes]) -> None:
+        self._slices.append(b"".join(elements))
+        self._count += len(elements)
+        elements.clear()
+
+    def send(self) -> None:
+        """Send what was taken up."""
         header = self._request.header
         flexible = header.version >= header.api.flexible_from
         with closed_if_unanswered(self._request.reply):

@@ -5,19 +5,23 @@ which code and in which words, is Kafka's (kafka.server.ControllerApis, org.apac
 ReplicationControlManager).
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 from onceflow.broker.config_entries import topic_entries
 from onceflow.broker.node import Node
 from onceflow.broker.request import Request
+from onceflow.broker.sliced_answers import Element, answer_in_slices, encoded
 from onceflow.broker.topic_configs import log_config
 from onceflow.broker.topic_operations import Changed, Created
 from onceflow.broker.topics import INTERNAL_TOPICS, MorePartitions, NewTopic, Topic
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
+from onceflow.wire.primitives import INT32
 
 MESSAGE_CHARACTERS_MAX = 4096
 """A refusal names what the client sent, and a string of the old versions ends at 32,767 bytes."""
@@ -26,6 +30,10 @@ DELETION_DISABLED_VERSION = 3
 CREATED_ENTRY = ("name", "value", "read_only", "config_source", "is_sensitive")
 """What CreateTopics tells of a configuration."""
 DUPLICATE_NAME = "Duplicate topic name."
+WORK_PER_TOPIC = 10
+WORK_PER_CONFIG = 10
+_NO_THROTTLE = INT32.pack(0)
+_NO_TAGS = b"\x00"
 
 
 def handle_create(node: Node, request: Request) -> None:
@@ -42,10 +50,21 @@ def handle_create(node: Node, request: Request) -> None:
             wanted.append(_wanted(each))
 
     def answer(created: list[Created]) -> None:
-        request.answer(topics=results + [_created(node, each) for each in created])
+        def elements() -> Iterator[Element]:
+            for each in itertools.chain(results, map(partial(_created, node), created)):
+                work = WORK_PER_TOPIC + WORK_PER_CONFIG * len(each["configs"])
+                yield encoded(request, "topics", each), work
+
+        _answer(request, elements())
 
     failed = request.reply.close_connection
     node.topic_operations.create(wanted, answer, failed=failed, validate_only=asked.validate_only)
+
+
+def _answer(request: Request, elements: Iterator[Element]) -> None:
+    """Answer with a throttle time and one array, which may be long."""
+    tail = _NO_TAGS if request.version >= request.header.api.flexible_from else b""
+    answer_in_slices(request, _NO_THROTTLE, elements, tail)
 
 
 def _named_once(topics: Iterable[Any]) -> tuple[list[Any], list[str]]:
@@ -101,20 +120,16 @@ def handle_create_partitions(node: Node, request: Request) -> None:
     results = [Changed(name, ErrorCode.invalid_request, DUPLICATE_NAME) for name in refused]
 
     def answer(changed: list[Changed]) -> None:
-        request.answer(
-            results=[
-                {
-                    "name": each.name,
-                    "error_code": each.error_code,
-                    "error_message": each.error_message[:MESSAGE_CHARACTERS_MAX] if each.error_message else None,
-                }
-                for each in results + changed
-            ]
-        )
+        _answer(request, ((encoded(request, "results", _changed(each)), WORK_PER_TOPIC) for each in results + changed))
 
     wanted = [_more_partitions(each) for each in once]
     failed = request.reply.close_connection
     node.topic_operations.add_partitions(wanted, answer, failed=failed, validate_only=asked.validate_only)
+
+
+def _changed(changed: Changed) -> dict[str, Any]:
+    message = changed.error_message[:MESSAGE_CHARACTERS_MAX] if changed.error_message else None
+    return {"name": changed.name, "error_code": changed.error_code, "error_message": message}
 
 
 def _more_partitions(asked: Any) -> MorePartitions:
@@ -136,7 +151,7 @@ def handle_delete(node: Node, request: Request) -> None:
             results.append(
                 {"name": topic.name, "topic_id": topic.topic_id, "error_code": code, "error_message": message}
             )
-        request.answer(responses=results)
+        _answer(request, ((encoded(request, "responses", each), WORK_PER_TOPIC) for each in results))
 
     node.topic_operations.delete(topics, answer, failed=request.reply.close_connection)
 

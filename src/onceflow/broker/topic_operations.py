@@ -6,12 +6,13 @@ where an error that nobody foresaw kept the answer from being made: whoever wait
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec
 
 from onceflow.broker.metadata_records import ConfigRecord, MetadataRecord, PartitionRecord, TopicRecord
+from onceflow.broker.slices import run_in_slices
 from onceflow.broker.topics import MorePartitions, NewTopic, Topic, TopicRefused
 from onceflow.errors import OnceflowError
 from onceflow.log.config import LogConfig
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from onceflow.broker.node import Node
 
 logger = logging.getLogger(__name__)
+
+WORK_PER_CREATION = 25
 
 Failed = Callable[[str], None]
 Deleted = tuple[Topic, ErrorCode, str | None]
@@ -94,12 +97,23 @@ class TopicOperations:
         validate_only: bool = False,
     ) -> None:
         """Create topics; answered when each is durable and open, or refused."""
-        results = [self._create(new, validate_only=validate_only) for new in wanted]
-        topics = [self._node.topics.by_name[each.name] for each in results if not each.error_code and not validate_only]
-        if not topics:
-            self._answer_when_synced(lambda: answer(results), failed)
-            return
-        openings = [_Opening(topic, 0, topic.partition_count, self._node.log_config_of(topic)) for topic in topics]
+        results: list[Created] = []
+        openings: list[_Opening] = []
+
+        def decide() -> Iterator[int]:
+            for new in wanted:
+                created = self._create(new, validate_only=validate_only)
+                results.append(created)
+                if not created.error_code and not validate_only:
+                    topic = self._node.topics.by_name[new.name]
+                    openings.append(_Opening(topic, 0, topic.partition_count, self._node.log_config_of(topic)))
+                yield WORK_PER_CREATION
+
+        def decided() -> None:
+            if openings:
+                self._node.when_metadata_synced(told(failed, synced))
+            else:
+                self._answer_when_synced(lambda: answer(results), failed)
 
         def synced(error_code: ErrorCode) -> None:
             if error_code:
@@ -110,7 +124,7 @@ class TopicOperations:
         def opened(failures: Mapping[str, tuple[ErrorCode, str]]) -> None:
             answer([_with_failure(each, failures.get(each.name)) for each in results])
 
-        self._node.when_metadata_synced(told(failed, synced))
+        run_in_slices(decide(), decided, failed=lambda error: failed(f"the topics could not be created: {error!r}"))
 
     def _answer_when_synced(self, answer: Callable[[], None], failed: Failed) -> None:
         """A refusal tells of topics too, "exists already" above all: it waits until they are durable."""

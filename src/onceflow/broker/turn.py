@@ -9,10 +9,22 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from onceflow.wire import apis
+
 logger = logging.getLogger(__name__)
 
 PASSES_MAX = 3
 """What is put off meanwhile belongs to the next pass, after the last one to the loop's next turn: others come, too."""
+
+LARGE_BYTES = 16 * 1024
+DECODED_WEIGHT = 8
+"""A byte of a large request that is decoded whole takes the time of so many bytes of a Produce request."""
+
+
+def weight(frame: memoryview) -> int:
+    """Return what a large request counts against the bytes that a connection may have handled in a turn."""
+    is_produce = int.from_bytes(frame[:2], "big") == apis.PRODUCE
+    return len(frame) if is_produce else DECODED_WEIGHT * len(frame)
 
 
 LARGE_BYTES_PER_TURN = 64 * 1024

@@ -5,6 +5,8 @@ against the batch's size (`_count_refusal`). Where a topic's configuration is ab
 `check_records` looks at the beginning of each.
 """
 
+from collections.abc import Iterator
+
 from crc32c import crc32c
 from typing_extensions import Buffer
 
@@ -113,18 +115,25 @@ def check_records(name: str, buffer: Buffer, position: int, config: LogConfig, n
     The batch may be any bytes. Raises InvalidRecord, InvalidTimestamp, MessageTooLarge where they unpack to more than
     `batch_unpacked_bytes_max`, CorruptBatch where they are none.
     """
+    for _ in record_check(name, buffer, position, config, now_ms):
+        pass
+
+
+def record_check(name: str, buffer: Buffer, position: int, config: LogConfig, now_ms: int) -> Iterator[None]:
+    """`check_records` in steps, each of which looks at some 16 KiB of unpacked records."""
     earliest_ms = -1
     if config.message_timestamp_before_max_ms != INT64_MAX and not config.log_append_time:
         earliest_ms = now_ms - config.message_timestamp_before_max_ms
     try:
-        for timestamp_ms, has_key in record_heads(buffer, position, size_bytes_max=config.batch_unpacked_bytes_max):
-            if config.cleanup_compact and not has_key:
+        for heads in record_heads(buffer, position, size_bytes_max=config.batch_unpacked_bytes_max):
+            if config.cleanup_compact and not heads.have_keys:
                 raise InvalidRecord(f"{name}: a record without a key; the topic is compacted by keys, give it one")
-            if 0 <= timestamp_ms < earliest_ms:
+            if 0 <= heads.earliest_ms < earliest_ms:
                 raise InvalidTimestamp(
-                    f"{name}: a record is dated {timestamp_ms} ms, the clock is at {now_ms} ms and"
+                    f"{name}: a record is dated {heads.earliest_ms} ms, the clock is at {now_ms} ms and"
                     f" message.timestamp.before.max.ms is {config.message_timestamp_before_max_ms}"
                 )
+            yield
     except wire_errors.DecompressionTooLarge as error:
         raise MessageTooLarge(f"{name}: {error} (batch.unpacked.max.bytes)") from error
     except wire_errors.WireError as error:

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 from typing_extensions import Buffer
 
-from onceflow.wire.codecs import Codec, compress, decompress
+from onceflow.wire.codecs import Codec, compress, decompress, unpacked_chunks
 from onceflow.wire.errors import CorruptBatch, MalformedBatch
 
 HEADER_BYTES = 61
@@ -60,6 +60,8 @@ _DELETE_HORIZON = 0x40
 _TIMESTAMP_MIN = -(2**63)
 _TIMESTAMP_MAX = 2**63 - 1
 _SEQUENCE_MODULUS = 2**31
+_HEAD_BYTES_MAX = 40
+"""Upper bound of a record's length, attributes, two deltas and the first byte of its key's length."""
 
 
 class BatchHeader(NamedTuple):
@@ -375,40 +377,96 @@ def record_times(
         raise MalformedBatch(f"{_at(position, header)}: {error}") from error
 
 
-def record_heads(buffer: Buffer, position: int = 0, *, size_bytes_max: int) -> Iterator[tuple[int, bool]]:
-    """(timestamp in ms, whether it has a key) of each record of the batch at `position`, without copying any.
+class RecordHeads(NamedTuple):
+    """What the heads of some records of a batch tell."""
 
-    Raises MalformedBatch where the bytes are not as the header says, DecompressionTooLarge above `size_bytes_max`.
+    have_keys: bool
+    """Whether each has one."""
+    earliest_ms: int
+    """The earliest timestamp that is not negative; -1 where none is."""
+
+
+def record_heads(buffer: Buffer, position: int = 0, *, size_bytes_max: int) -> Iterator[RecordHeads]:
+    """The heads of the records of the batch at `position`: of those in a piece that is unpacked, and then of the next.
+
+    Keys and values are passed over, so that a batch costs little memory however large it unpacks. Raises
+    MalformedBatch where the bytes are not as the header says, DecompressionTooLarge above `size_bytes_max`.
     """
     header = read_header(buffer, position)
-    body = records_of(buffer, position, header, size_bytes_max=size_bytes_max)
-    begin = 0
+    packed = _packed_records(buffer, position, header)
+    if header.codec is Codec.NONE:
+        size_bytes_max = len(packed)
+    left = header.record_count
+    held, begin = b"", 0
     try:
-        for _ in range(header.record_count):
-            size_bytes, begin = _read_varint(body, begin)
-            timestamp_delta, key = _read_varint(body, begin + 1)
-            _offset_delta, key = _read_varint(body, key)
-            key_bytes, _key = _read_varint(body, key)
-            begin += size_bytes
-            if not key < begin <= len(body):
-                raise IndexError(f"a length of {size_bytes}")
-            yield header.base_timestamp + timestamp_delta, key_bytes >= 0
+        for chunk in unpacked_chunks(header.codec, packed, size_bytes_max=size_bytes_max):
+            # A record's head may lie across two pieces; its key and value may end pieces later.
+            held, begin = (held[begin:] + chunk, 0) if begin < len(held) else (chunk, begin - len(held))
+            heads, count, begin = _heads_in(held, begin, len(held) - _HEAD_BYTES_MAX, left, header.base_timestamp)
+            left -= count
+            if not left and begin < len(held):
+                raise IndexError(f"{len(held) - begin} bytes or more follow the {header.record_count} records")
+            yield heads
+        heads, count, begin = _heads_in(held, begin, len(held), left, header.base_timestamp)
+        yield heads
+        if count < left or begin != len(held):
+            raise IndexError(f"{left - count} records of {header.record_count} left at byte {begin} of {len(held)}")
     except IndexError as error:
-        raise MalformedBatch(f"{_at(position, header)}: a record before byte {begin}: {error}") from error
+        raise MalformedBatch(f"{_at(position, header)}: {error}") from error
+
+
+def _heads_in(held: bytes, begin: int, stop: int, left: int, base_ms: int) -> tuple[RecordHeads, int, int]:
+    """(heads, number of records, where the next one begins) of at most `left` records that begin before `stop`.
+
+    The bytes of a varint are read here one by one: a call for each costs more than the rest.
+    """
+    have_keys, earliest_delta_ms, count = True, _TIMESTAMP_MAX, 0
+    while begin < stop and count < left:
+        size_bytes = held[begin]
+        at = begin + 1
+        if size_bytes > 0x7F:
+            size_bytes, at = _read_varint(held, begin)
+        elif size_bytes & 1:
+            raise IndexError(f"a record of length {-(size_bytes >> 1) - 1}")
+        else:
+            size_bytes >>= 1
+        begin = at + size_bytes
+        delta_ms = held[at + 1]
+        if delta_ms > 0x7F:
+            delta_ms, key = _read_varint(held, at + 1)
+        else:
+            delta_ms, key = delta_ms >> 1 ^ -(delta_ms & 1), at + 2
+        if base_ms + delta_ms >= 0 and delta_ms < earliest_delta_ms:
+            earliest_delta_ms = delta_ms
+        while held[key] > 0x7F:
+            key += 1
+        key += 1
+        # A zig-zag number is odd where it is negative, as the length of a key that is null.
+        if held[key] & 1:
+            have_keys = False
+        if not key - at < size_bytes or key - at > _HEAD_BYTES_MAX:
+            raise IndexError(f"a record of length {size_bytes}")
+        count += 1
+    earliest_ms = base_ms + earliest_delta_ms if earliest_delta_ms != _TIMESTAMP_MAX else -1
+    return RecordHeads(have_keys, earliest_ms), count, begin
 
 
 def records_of(buffer: Buffer, position: int, header: BatchHeader, *, size_bytes_max: int) -> memoryview:
     """The uncompressed record bytes of one batch; a view of `buffer` where nothing was compressed."""
+    packed = _packed_records(buffer, position, header)
+    if header.codec is Codec.NONE:
+        return packed
+    return memoryview(decompress(header.codec, packed, size_bytes_max=size_bytes_max))
+
+
+def _packed_records(buffer: Buffer, position: int, header: BatchHeader) -> memoryview:
     end = position + header.size_bytes
     view = memoryview(buffer)
     if header.size_bytes < HEADER_BYTES or end > len(view):
         raise MalformedBatch(
             f"{_at(position, header)}: {header.size_bytes} bytes where {len(view) - position} are left"
         )
-    body = view[position + HEADER_BYTES : end]
-    if header.codec is Codec.NONE:
-        return body
-    return memoryview(decompress(header.codec, body, size_bytes_max=size_bytes_max))
+    return view[position + HEADER_BYTES : end]
 
 
 def _at(position: int, header: BatchHeader) -> str:
@@ -444,7 +502,7 @@ def _append_record(body: bytearray, record: Record, first: Record) -> None:
     _append_bytes(body, rest)
 
 
-def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
+def _read_varint(view: memoryview | bytes, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         byte = view[position]

@@ -45,6 +45,7 @@ _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _CHUNK_BYTES = 256 * 1024
+_PIECE_BYTES = 16 * 1024
 
 
 def compress(codec: Codec, data: Buffer) -> bytes:
@@ -60,13 +61,39 @@ def decompress(codec: Codec, data: Buffer, *, size_bytes_max: int) -> bytes:
     try:
         unpacked = _DECOMPRESS[codec](memoryview(data), size_bytes_max)
     except _CODEC_ERRORS as error:
-        raise MalformedBatch(f"{codec.name.lower()} data of {len(memoryview(data))} bytes: {error}") from error
+        raise _malformed(codec, memoryview(data), error) from error
     if len(unpacked) > size_bytes_max:
-        raise DecompressionTooLarge(
-            f"{codec.name.lower()} data of {len(memoryview(data))} bytes unpacks to more than the {size_bytes_max}"
-            " bytes allowed; produce smaller batches or raise the limit"
-        )
+        raise _too_large(codec, memoryview(data), size_bytes_max)
     return unpacked
+
+
+def unpacked_chunks(codec: Codec, data: Buffer, *, size_bytes_max: int) -> Iterator[bytes]:
+    """Yield `data` unpacked by `codec` in pieces of at most 16 KiB; a snappy block is unpacked at once.
+
+    Raises DecompressionTooLarge where the limit is passed, MalformedBatch, as far as it is read.
+    """
+    size_bytes = 0
+    view = memoryview(data)
+    try:
+        for chunk in _CHUNKS[codec](view, size_bytes_max):
+            size_bytes += len(chunk)
+            if size_bytes > size_bytes_max:
+                raise _too_large(codec, view, size_bytes_max)
+            for begin in range(0, len(chunk), _PIECE_BYTES):
+                yield chunk[begin : begin + _PIECE_BYTES]
+    except _CODEC_ERRORS as error:
+        raise _malformed(codec, view, error) from error
+
+
+def _too_large(codec: Codec, data: memoryview, size_bytes_max: int) -> DecompressionTooLarge:
+    return DecompressionTooLarge(
+        f"{codec.name.lower()} data of {len(data)} bytes unpacks to more than the {size_bytes_max}"
+        " bytes allowed; produce smaller batches or raise the limit"
+    )
+
+
+def _malformed(codec: Codec, data: memoryview, error: Exception) -> MalformedBatch:
+    return MalformedBatch(f"{codec.name.lower()} data of {len(data)} bytes: {error}")
 
 
 def _compress_gzip(data: Buffer) -> bytes:
@@ -96,37 +123,49 @@ def _decompress_gzip(data: memoryview, size_bytes_max: int) -> bytes:
     return unpacked
 
 
+def _gzip_chunks(data: memoryview, _size_bytes_max: int) -> Iterator[bytes]:
+    unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
+    unread: Buffer = data
+    while chunk := unpacker.decompress(unread, _CHUNK_BYTES):
+        yield chunk
+        unread = unpacker.unconsumed_tail
+    _require_end(unpacker.eof, unpacker.unused_data)
+
+
 def _decompress_lz4(data: memoryview, size_bytes_max: int) -> bytes:
+    return _joined(_lz4_chunks(data, size_bytes_max), size_bytes_max)
+
+
+def _lz4_chunks(data: memoryview, _size_bytes_max: int) -> Iterator[bytes]:
     unpacker = lz4.frame.LZ4FrameDecompressor()
     unread: Buffer = data
-
-    def read(size_bytes: int) -> bytes:
-        nonlocal unread
-        if unpacker.eof:
-            return b""
-        chunk: bytes = unpacker.decompress(unread, max_length=size_bytes)
+    while not unpacker.eof and (chunk := unpacker.decompress(unread, max_length=_CHUNK_BYTES)):
+        yield chunk
         unread = b""
-        return chunk
-
-    unpacked = _read_bounded(read, size_bytes_max)
-    if len(unpacked) <= size_bytes_max:
-        _require_end(unpacker.eof, unpacker.unused_data)
-    return unpacked
+    _require_end(unpacker.eof, unpacker.unused_data)
 
 
 def _decompress_zstd(data: memoryview, size_bytes_max: int) -> bytes:
+    return _joined(_zstd_chunks(data, size_bytes_max), size_bytes_max)
+
+
+def _zstd_chunks(data: memoryview, _size_bytes_max: int) -> Iterator[bytes]:
     """A cut frame gives what is there: the library's bounded reader does not tell, the records' own count does."""
-    return _read_bounded(zstandard.ZstdDecompressor().stream_reader(data).read, size_bytes_max)
+    read = zstandard.ZstdDecompressor().stream_reader(data).read
+    while chunk := read(_CHUNK_BYTES):
+        yield chunk
 
 
-def _read_bounded(read: Callable[[int], bytes], size_bytes_max: int) -> bytes:
-    """All that `read` gives, in chunks, since both libraries allocate in advance what they are asked for."""
-    chunks = []
+def _joined(chunks: Iterator[bytes], size_bytes_max: int) -> bytes:
+    """Return what the chunks give, up to the first byte beyond the limit."""
+    taken = []
     left_bytes = size_bytes_max + 1
-    while left_bytes > 0 and (chunk := read(min(left_bytes, _CHUNK_BYTES))):
-        chunks.append(chunk)
-        left_bytes -= len(chunk)
-    return b"".join(chunks)
+    for chunk in chunks:
+        taken.append(chunk[:left_bytes])
+        left_bytes -= len(taken[-1])
+        if not left_bytes:
+            break
+    return b"".join(taken)
 
 
 def _decompress_snappy(data: memoryview, size_bytes_max: int) -> bytes:
@@ -135,6 +174,13 @@ def _decompress_snappy(data: memoryview, size_bytes_max: int) -> bytes:
     if size_bytes > size_bytes_max:
         return bytes(size_bytes_max + 1)
     return b"".join(bytes(cramjam.snappy.decompress_raw(block)) for block in blocks)
+
+
+def _snappy_chunks(data: memoryview, size_bytes_max: int) -> Iterator[bytes]:
+    for block in _xerial_blocks(data) if data[:8] == _XERIAL_MAGIC else (data,):
+        if cramjam.snappy.decompress_raw_len(block) > size_bytes_max:
+            raise _too_large(Codec.SNAPPY, data, size_bytes_max)
+        yield bytes(cramjam.snappy.decompress_raw(block))
 
 
 def _xerial_blocks(data: memoryview) -> Iterator[memoryview]:
@@ -173,6 +219,14 @@ _DECOMPRESS: dict[Codec, Callable[[memoryview, int], bytes]] = {
     Codec.SNAPPY: _decompress_snappy,
     Codec.LZ4: _decompress_lz4,
     Codec.ZSTD: _decompress_zstd,
+}
+
+_CHUNKS: dict[Codec, Callable[[memoryview, int], Iterator[bytes]]] = {
+    Codec.NONE: lambda data, _size_bytes_max: iter((bytes(data),)),
+    Codec.GZIP: _gzip_chunks,
+    Codec.SNAPPY: _snappy_chunks,
+    Codec.LZ4: _lz4_chunks,
+    Codec.ZSTD: _zstd_chunks,
 }
 
 _CODEC_ERRORS = (ValueError, RuntimeError, struct.error, zlib.error, zstandard.ZstdError, cramjam.DecompressionError)

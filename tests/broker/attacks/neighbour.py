@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onceflow.testing import BrokerProcess
-from tests.broker.raw_client import RawClient, batch_of
+from onceflow.wire.batch import Record, encode_batch
+from onceflow.wire.codecs import Codec
+from tests.broker.raw_client import RawClient
 
 READY = "ATTACKING"
 READY_SECONDS_MAX = 60
@@ -29,6 +31,7 @@ GROWTH_MIB_MAX = 128.0
 RECOVERY_SECONDS_MAX = 2.0
 RECOVERY_WATCHED_SECONDS = 30.0
 TOPIC = "innocent"
+TIME_MS = 1_700_000_000_000
 VALUE_BYTES = 100
 FIRST_BUFFER_BYTES = 4096
 """Received of each connection without reserving memory."""
@@ -63,11 +66,13 @@ class Figures:
 class Neighbour:
     """Writes in a thread from `start` to `stop`, and keeps when each request began and how long it took."""
 
-    def __init__(self, bootstrap: str, value_bytes: int = VALUE_BYTES) -> None:
+    def __init__(self, bootstrap: str, value_bytes: int = VALUE_BYTES, *, is_compacted: bool = False) -> None:
+        """A compacted topic's batches are compressed, so that a thread looks at their records."""
         self._bootstrap = bootstrap
-        self._value = bytes(value_bytes)
+        record = Record(0, TIME_MS, b"k", bytes(value_bytes))
+        self._batch = encode_batch([record], codec=Codec.GZIP if is_compacted else Codec.NONE)
         self._client = self._connect()
-        self._client.create_topic(TOPIC)
+        self._client.create_topic(TOPIC, cleanup_policy="compact" if is_compacted else "delete")
         self._samples: list[tuple[float, float]] = []
         self._is_over = threading.Event()
         self._began_at = math.inf
@@ -80,15 +85,14 @@ class Neighbour:
         return client
 
     def _run(self) -> None:
-        batch = batch_of(self._value)
-        has_new_connections = len(batch) > FIRST_BUFFER_BYTES
+        has_new_connections = len(self._batch) > FIRST_BUFFER_BYTES
         try:
             while not self._is_over.wait(PAUSE_SECONDS):
                 self._began_at = time.monotonic()
                 if has_new_connections:
                     self._client.close()
                     self._client = self._connect()
-                response = self._client.produce(TOPIC, 0, batch)
+                response = self._client.produce(TOPIC, 0, self._batch)
                 assert response.error_code == 0, response
                 self._samples.append((self._began_at, time.monotonic() - self._began_at))
                 self._began_at = math.inf
@@ -154,10 +158,15 @@ def is_over() -> bool:
 
 
 def measure(
-    broker: BrokerProcess, attack: str, *options: str, value_bytes: int = VALUE_BYTES, seconds: float = 10.0
+    broker: BrokerProcess,
+    attack: str,
+    *options: str,
+    value_bytes: int = VALUE_BYTES,
+    is_compacted: bool = False,
+    seconds: float = 10.0,
 ) -> Figures:
     """Run an attack for some seconds beside the innocent client of a running broker."""
-    neighbour = Neighbour(broker.bootstrap, value_bytes)
+    neighbour = Neighbour(broker.bootstrap, value_bytes, is_compacted=is_compacted)
     neighbour.start()
     try:
         time.sleep(0.5)

@@ -28,6 +28,15 @@ ATTACKS: Sequence[tuple[str, Sequence[str]]] = (
     ("many_partitions", ()),
     ("many_partitions", ("--partitions", "2000")),
     ("many_partitions", ("--requests", "1")),
+    ("duplicate_topics", ()),
+    ("duplicate_topics", ("--once",)),
+    ("duplicate_topics", ("--api", "delete")),
+    ("duplicate_topics", ("--api", "partitions")),
+    ("compacted_bombs", ()),
+    ("compacted_bombs", ("--bombs", "64", "--records", "100000", "--codec", "gzip")),
+    ("many_list_offsets", ()),
+    ("many_list_offsets", ("--version", "0")),
+    ("many_list_offsets", ("--timestamp", "1700000000000", "--entries", "1000")),
 )
 """Attack program and its options, a row for each variant."""
 
@@ -60,4 +69,14 @@ def test_larger_requests_are_served(value_bytes: int, attack: str, options: Sequ
     with BrokerProcess(tmp_path / "data") as broker:
         figures = neighbour.measure(broker, attack, *options, value_bytes=value_bytes)
     print(f"{value_bytes} bytes beside {attack} {' '.join(options)}: {figures}")
+    figures.check()
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(300)
+def test_a_neighbour_on_a_compacted_topic_is_served(tmp_path: Path) -> None:
+    """Its batches are looked at by the same thread as the bombs."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        figures = neighbour.measure(broker, "compacted_bombs", is_compacted=True)
+    print(f"compacted_bombs beside a compacted topic: {figures}")
     figures.check()

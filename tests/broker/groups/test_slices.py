@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker import sliced_answers
+from onceflow.broker import slices
 from onceflow.broker.groups import admin_handlers, offset_handlers
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
@@ -24,24 +24,24 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RawGroup]
         for group_id in GROUPS:
             found.group_id = group_id
             assert found.commit("t", 5, metadata="note") == ErrorCode.none
-        monkeypatch.setattr(sliced_answers, "WORK_PER_TURN", WORK_PER_TURN)
+        monkeypatch.setattr(slices, "WORK_PER_TURN", WORK_PER_TURN)
         yield found
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[int]:
     """How often the function of `module` is called in each turn of an answer."""
     turns: list[int] = []
-    turn, function = sliced_answers._Joining.turn, getattr(module, name)
+    turn, function = slices._Slices.turn, getattr(module, name)
 
-    def count_turn(joining: Any) -> None:
+    def count_turn(running: Any) -> None:
         turns.append(0)
-        turn(joining)
+        turn(running)
 
     def count(*arguments: Any, **named: Any) -> Any:
         turns[-1] += 1
         return function(*arguments, **named)
 
-    monkeypatch.setattr(sliced_answers._Joining, "turn", count_turn)
+    monkeypatch.setattr(slices._Slices, "turn", count_turn)
     monkeypatch.setattr(module, name, count)
     return turns
 

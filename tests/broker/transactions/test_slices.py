@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.broker import sliced_answers
+from onceflow.broker import slices
 from onceflow.broker.transactions import admin_handlers
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
@@ -64,7 +64,7 @@ def test_many_transactions_are_answered_some_in_each_turn(
     element: str,
     work: int,
 ) -> None:
-    monkeypatch.setattr(sliced_answers, "WORK_PER_TURN", 10 * work)
+    monkeypatch.setattr(slices, "WORK_PER_TURN", 10 * work)
     turns = counted(monkeypatch, admin_handlers, element)
     assert sorted(ask(client)) == sorted(IDS)
     assert sum(turns) == len(IDS)

@@ -1,0 +1,286 @@
+"""Large requests and large batches are served in slices: others have their turn between."""
+
+import asyncio
+import itertools
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceflow.broker import offset_handlers, record_checks, slices, topic_operations
+from onceflow.broker.connection import Connection
+from onceflow.broker.partitions import Partition
+from onceflow.broker.record_checks import RecordChecks
+from onceflow.broker.slices import run_in_slices
+from onceflow.broker.turn import LARGE_BYTES
+from onceflow.log.config import LogConfig
+from onceflow.log.errors import InvalidRecord, LogError
+from onceflow.log.validation import check_records
+from onceflow.testing import ManualClock
+from onceflow.wire import apis
+from onceflow.wire.batch import Record, encode_batch, record_heads
+from onceflow.wire.codecs import Codec
+from onceflow.wire.errors import ErrorCode, MalformedBatch
+from tests.broker.driven_broker import DrivenBroker
+from tests.broker.raw_client import RawClient, connected, milliseconds
+from tests.log.partition_logs import NOW_MS, open_log
+
+COMPACTED = LogConfig(cleanup_compact=True)
+
+
+def keyed(count: int, codec: Codec = Codec.ZSTD, *, key: bytes | None = b"k", value_bytes: int = 1) -> bytearray:
+    return encode_batch([Record(offset, NOW_MS, key, bytes(value_bytes)) for offset in range(count)], codec=codec)
+
+
+BOMB = keyed(2000, value_bytes=1000)
+"""A hundred steps of a check."""
+
+
+class SteppedThread:
+    """A thread that does one piece of work when a test says so."""
+
+    def __init__(self) -> None:
+        self.slices = 0
+        self._waiting: list[tuple[Callable[[], bool], Callable[[bool], None]]] = []
+
+    def __call__(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        self._waiting.append((work, done))
+        assert len(self._waiting) == 1
+
+    def step(self) -> bool:
+        """False where there is nothing to do."""
+        if not self._waiting:
+            return False
+        work, done = self._waiting.pop()
+        self.slices += 1
+        done(work())
+        return True
+
+
+class Checks:
+    """Checks of batches for partitions of a compacted topic, and the order in which they end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.thread = SteppedThread()
+        self.ended: list[tuple[str, type[LogError] | None]] = []
+        self._directory = directory
+        self._checks = RecordChecks(ManualClock(NOW_MS), self.thread)
+        self._partitions: dict[int, Partition] = {}
+
+    def add(self, index: int, batch: bytearray, name: str) -> None:
+        if index not in self._partitions:
+            log = open_log(self._directory / f"t-{index}", cleanup_compact=True)
+            self._partitions[index] = Partition("t", index, log)
+        partition = self._partitions[index]
+        assert self._checks.must_wait(partition, memoryview(batch))
+        self._checks.check(partition, memoryview(batch), lambda error: self.ended.append((name, error and type(error))))
+
+    def run(self) -> None:
+        while self.thread.step():
+            pass
+
+
+@pytest.fixture
+def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checks:
+    """A step takes a second, and a slice three."""
+    monkeypatch.setattr(record_checks, "SLICE_S", 3)
+    monkeypatch.setattr(record_checks, "monotonic", itertools.count().__next__)
+    return Checks(tmp_path)
+
+
+def test_a_small_batch_does_not_wait_for_bombs(checks: Checks) -> None:
+    """It waits for one slice of each new bomb, and then for one slice of the oldest."""
+    small = keyed(10)
+    for index in range(8):
+        checks.add(index, BOMB, "bomb")
+    checks.add(8, small, "small")
+    while not checks.ended:
+        assert checks.thread.step()
+    assert checks.ended == [("small", None)]
+    assert checks.thread.slices <= 2 * 9
+    before = checks.thread.slices
+    checks.add(8, small, "later")
+    while len(checks.ended) < 2:
+        assert checks.thread.step()
+    assert checks.ended[1] == ("later", None)
+    assert checks.thread.slices - before <= 3
+    checks.run()
+    assert checks.ended[2:] == [("bomb", None)] * 8
+
+
+def test_bombs_end_while_small_batches_keep_coming(checks: Checks) -> None:
+    checks.add(0, BOMB, "bomb")
+    for _ in range(300):
+        checks.add(1, keyed(10), "small")
+    checks.run()
+    assert checks.ended.index(("bomb", None)) < 200
+
+
+def test_batches_of_a_partition_keep_their_order(checks: Checks) -> None:
+    """Also after a refused one, and while another partition's bomb is looked at."""
+    checks.add(1, BOMB, "other")
+    checks.add(0, BOMB, "first")
+    checks.add(0, keyed(10, key=None), "second")
+    checks.add(0, keyed(10), "third")
+    checks.run()
+    own = [each for each in checks.ended if each[0] != "other"]
+    assert own == [("first", None), ("second", InvalidRecord), ("third", None)]
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_a_key_that_is_missing_anywhere_is_found(codec: Codec) -> None:
+    """Heads that lie across two pieces, records longer than a piece, and the last record."""
+    sizes = [70_000, *range(1, 400), 200_000, 0]
+    records = [Record(offset, NOW_MS, b"k", bytes(size)) for offset, size in enumerate(sizes)]
+    check_records("t-0", encode_batch(records, codec=codec), 0, COMPACTED, NOW_MS)
+    for missing in (0, 1, 200, len(sizes) - 2, len(sizes) - 1):
+        changed = [*records]
+        changed[missing] = records[missing]._replace(key=None)
+        with pytest.raises(InvalidRecord, match="a record without a key"):
+            check_records("t-0", encode_batch(changed, codec=codec), 0, COMPACTED, NOW_MS)
+
+
+@pytest.mark.parametrize("count", [-1, 1])
+@pytest.mark.parametrize("codec", Codec)
+def test_a_count_that_is_not_the_records_is_malformed(codec: Codec, count: int) -> None:
+    batch = keyed(500, codec)
+    batch[57:61] = (500 + count).to_bytes(4, "big")
+    with pytest.raises(MalformedBatch):
+        list(record_heads(batch, size_bytes_max=1 << 26))
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+def test_a_look_holds_one_piece_of_a_batch(codec: Codec) -> None:
+    batch = encode_batch([Record(offset, NOW_MS, b"k", bytes(100_000)) for offset in range(200)], codec=codec)
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in record_heads(batch, size_bytes_max=1 << 26)) > 200
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2 * 1024**2
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[RawClient]:
+    with DrivenBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as found:
+        found.create_topic("t", 100)
+        yield found
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, work_per_turn: int) -> list[int]:
+    """How often a method of `owner` is called in each slice."""
+    monkeypatch.setattr(slices, "WORK_PER_TURN", work_per_turn)
+    turns: list[int] = []
+    turn, function = slices._Slices.turn, getattr(owner, name)
+
+    def count_turn(running: Any) -> None:
+        turns.append(0)
+        turn(running)
+
+    def count(*arguments: Any, **named: Any) -> Any:
+        turns[-1] += 1
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(slices._Slices, "turn", count_turn)
+    monkeypatch.setattr(owner, name, count)
+    return turns
+
+
+@pytest.mark.parametrize("version", [1, 4, 7])
+@pytest.mark.parametrize("timestamp", [-1, -2, NOW_MS])
+def test_offsets_listed_in_a_turn_are_bounded(
+    client: RawClient, monkeypatch: pytest.MonkeyPatch, version: int, timestamp: int
+) -> None:
+    turns = counted(monkeypatch, offset_handlers._Listing, "_offset", 10 * offset_handlers.WORK_PER_PARTITION)
+    asked = [{"partition_index": index, "current_leader_epoch": -1, "timestamp": timestamp} for index in range(101)]
+    fields = {"replica_id": -1, "isolation_level": 0, "topics": [{"name": "t", "partitions": asked}]}
+    (topic,) = client.ask(apis.LIST_OFFSETS, version, **fields).topics
+    assert (sum(turns), max(turns)) == (101, 10)
+    expected = ErrorCode.none, -1 if timestamp == NOW_MS else 0
+    assert {(each.error_code, each.offset) for each in topic.partitions[:100]} == {expected}
+    assert topic.partitions[100].error_code == ErrorCode.unknown_topic_or_partition
+    assert [each.partition_index for each in topic.partitions] == list(range(101))
+
+
+def test_topics_created_in_a_turn_are_bounded(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = counted(monkeypatch, topic_operations.TopicOperations, "_create", 5 * topic_operations.WORK_PER_CREATION)
+    names = [f"n{number}" for number in range(20)] + ["t"] * 2 + ["n/n"]
+    wanted = [
+        {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()} for name in names
+    ]
+    fields = {"topics": wanted, "timeout": milliseconds(10_000), "validate_only": False}
+    answer = client.ask(apis.CREATE_TOPICS, 7, **fields)
+    assert (sum(turns), max(turns)) == (21, 5)
+    codes = {each.name: each.error_code for each in answer.topics}
+    assert codes == {
+        **{f"n{number}": ErrorCode.none for number in range(20)},
+        "t": ErrorCode.invalid_request,
+        "n/n": ErrorCode.invalid_topic_exception,
+    }
+    assert all(len(each.configs or ()) > 20 for each in answer.topics if not each.error_code)
+
+
+def test_one_large_request_is_decoded_in_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several that are in the buffer already are decoded in a turn each."""
+    handled: list[list[int]] = []
+    handle_frames, handle_frame = Connection._handle_frames, Connection._handle_frame
+
+    def new_turn(connection: Connection) -> None:
+        handled.append([])
+        handle_frames(connection)
+
+    def count(connection: Connection, frame: memoryview) -> None:
+        handled[-1].append(len(frame))
+        handle_frame(connection, frame)
+
+    def ask(names: int) -> None:
+        topics = [{"name": "x" * 200, "topic_id": None} for _ in range(names)]
+        fields = {"allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
+        client.send(apis.METADATA, 12, topics=topics, **fields)
+
+    with (
+        DrivenBroker(tmp_path / "data", turn_request_bytes_max=64 * 1024) as broker,
+        connected(broker.bootstrap) as client,
+    ):
+        ask(2000)
+        assert client.receive_frame()
+        monkeypatch.setattr(Connection, "_handle_frames", new_turn)
+        monkeypatch.setattr(Connection, "_handle_frame", count)
+        stalled = threading.Thread(target=broker.call, args=(lambda _node: time.sleep(0.3),))
+        stalled.start()
+        for _ in range(3):
+            ask(90)
+        for _ in range(3):
+            assert client.receive_frame()
+        stalled.join()
+    assert [len(turn) for turn in handled if turn] == [1, 1, 1]
+    assert all(size > LARGE_BYTES for turn in handled for size in turn)
+
+
+def test_work_that_fails_or_is_not_wanted_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "WORK_PER_TURN", 1)
+    told: list[str] = []
+
+    def work(count: int, *, fails: bool = False) -> Iterator[int]:
+        for number in range(count):
+            told.append(f"step {number}")
+            yield 1
+        if fails:
+            raise ValueError("it fails")
+
+    async def run() -> None:
+        run_in_slices(work(2), lambda: told.append("done"), failed=lambda error: told.append(str(error)))
+        await asyncio.sleep(0.01)
+        run_in_slices(work(9), lambda: told.append("done"), failed=lambda _: None, is_wanted=lambda: False)
+        await asyncio.sleep(0.01)
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+        run_in_slices(work(1, fails=True), lambda: told.append("done"), failed=lambda error: told.append(str(error)))
+        await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    assert told == ["step 0", "step 1", "done", "step 0", "step 0", "it fails"]
