@@ -41,7 +41,7 @@ KNOWN_DIFFERENCES = {
     ),
     "APIs and versions": Difference(
         "also those of clusters, SASL, ACLs, quotas and topic ids",
-        "[protocol.md](protocol.md): a plain 3.x broker's, with ListOffsets 0 and DescribeLogDirs 5",
+        "[protocol.md](protocol.md): a plain 3.x broker's, with ListOffsets 0",
         "what is advertised is there, and no more; ListOffsets 0 alone tells where segments begin",
     ),
     "FeatureCommand": Difference("features", "an empty table", "no features are finalized"),

@@ -1,10 +1,12 @@
 """Each case runs on Apache Kafka and on ours, and every field of every answer is compared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
-from onceflow.wire.apis import APIS
+from onceflow.wire.apis import API_VERSIONS, APIS
+from tests.broker.raw_client import connected
 from tests.conformance.cases import CASES
 from tests.conformance.comparison import Figures, differences, idle, unlisted
 from tests.conformance.right import RIGHT
@@ -57,3 +59,16 @@ def test_right_requests_in_every_version(compared: Compared, api_key: int, versi
 @pytest.mark.parametrize("case", CASES)
 def test_wrong_requests_and_edges(compared: Compared, case: str) -> None:
     compared(case, CASES[case])
+
+
+def test_no_version_is_above_kafkas(ours: str, theirs: str) -> None:
+    """Clients infer the broker's release from the highest versions that it offers."""
+    offered = [{each.api_key: each.max_version for each in _offered(where)} for where in (ours, theirs)]
+    above = {APIS[key].name: version for key, version in offered[0].items() if version > offered[1].get(key, -1)}
+    assert not above
+
+
+def _offered(bootstrap: str) -> Sequence[Any]:
+    with connected(bootstrap) as client:
+        found: Sequence[Any] = client.ask(API_VERSIONS, 0).api_keys
+        return found

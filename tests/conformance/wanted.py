@@ -173,7 +173,6 @@ WANTED = [
     *_each("ApiVersions *", "APIs and versions", VERSIONS),
     *_each("ApiVersions [34]", "FeatureCommand", FEATURES),
     Wanted("ListOffsets 0", "ListOffsets 0 : 'closed the connection' → *", "APIs and versions"),
-    Wanted("DescribeLogDirs 5", "DescribeLogDirs 5 : 'closed the connection' → *", "APIs and versions"),
     *(
         row
         for cases in CREATED

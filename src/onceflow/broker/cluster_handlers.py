@@ -98,8 +98,6 @@ def _around_log_dir(request: Request, path: str, volume: os.statvfs_result) -> t
     tail = bytearray()
     if version >= 4:
         tail += INT64.pack(volume.f_blocks * volume.f_frsize) + INT64.pack(volume.f_bavail * volume.f_frsize)
-    if version >= 5:
-        tail.append(False)
     if flexible:
         tail += NO_TAGS + NO_TAGS
     return bytes(head), bytes(tail)

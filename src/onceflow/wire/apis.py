@@ -96,7 +96,7 @@ _ROWS = (
     (TXN_OFFSET_COMMIT, "TxnOffsetCommit", 0, 3, 3),
     (DESCRIBE_CONFIGS, "DescribeConfigs", 1, 4, 4),
     (ALTER_CONFIGS, "AlterConfigs", 0, 2, 2),
-    (DESCRIBE_LOG_DIRS, "DescribeLogDirs", 1, 5, 2),
+    (DESCRIBE_LOG_DIRS, "DescribeLogDirs", 1, 4, 2),
     (CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2),
     (DELETE_GROUPS, "DeleteGroups", 0, 2, 2),
     (ELECT_LEADERS, "ElectLeaders", 0, 2, 2),
@@ -133,6 +133,8 @@ compact encoding with tagged fields (KIP-482).
 - Produce is advertised from 0 and served from 3: librdkafka before 2.11 sends gzip, snappy and lz4 batches
   uncompressed to a broker whose Produce does not begin at 0. Apache Kafka 4 does the same.
 - Produce ends at 9 and Fetch at 12: the later versions name topics by id and carry what only a cluster fills.
+- No API has a version above Apache Kafka 4.1's: a client that infers the broker's release from the versions must not
+  take it for a later one. kafka-python infers 4.0, from ListOffsets 10.
 - ListOffsets begins at 0, which Apache Kafka 4 no longer serves: it alone tells where a partition's segments begin.
 - Every Fetch answer has session id 0: there are no fetch sessions (KIP-227), each request names its partitions.
 - An ApiVersions request above the highest version is answered in version 0 with error 35 and the versions of

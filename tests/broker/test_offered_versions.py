@@ -1,0 +1,32 @@
+"""The versions that the broker offers: no client takes it for a later Apache Kafka than the one it is compared with.
+
+kafka-python infers a release from ApiVersions. librdkafka, aiokafka and kafkajs choose the version of each API by
+itself, and infer none.
+"""
+
+import pytest
+
+from onceflow.wire.apis import APIS
+
+COMPARED_WITH = (4, 1)
+"""The release that tests/conformance runs, where its own ApiVersions response is compared."""
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")
+"""kafka-python's, when it is first imported."""
+
+
+def test_no_version_is_above_kafka_4_1() -> None:
+    from kafka.protocol.broker_version_data import BrokerVersionData
+
+    kafkas = BrokerVersionData(COMPARED_WITH).api_versions
+    assert {api.name: api.version_max for api in APIS.values() if api.version_max > kafkas[api.key][1]} == {}
+
+
+def test_kafka_python_infers_no_later_release(bootstrap: str) -> None:
+    from kafka import KafkaConsumer
+
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap)
+    try:
+        assert consumer._client.get_broker_version() == (4, 0)
+    finally:
+        consumer.close()
