@@ -210,8 +210,10 @@ def test_remedy_of_each_loss(
             cluster.create_topic(run.topic, 1)
     write(run.bootstrap, run.topic, events("b"))
     follow(run, spark, message, monkeypatch)
-    assert run.by_user() == {"a": 1, "b": 1}
+    # Where the log was cut is not known, so what came since then is not counted either.
+    left = {"a": 1} if kind is LossKind.TRUNCATED else {"a": 1, "b": 1}
+    assert run.by_user() == left
     assert "accepted in batch" in inconclusive(run)
     write(run.bootstrap, run.topic, events("c"))
     run.count(spark)
-    assert run.by_user() == {"a": 1, "b": 1, "c": 1}
+    assert run.by_user() == {**left, "c": 1}

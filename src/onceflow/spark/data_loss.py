@@ -18,7 +18,7 @@ ACCEPT_DATA_LOSS = (
 
 REMEDIES = {
     LossKind.TRIMMED: f"it was deleted before the query read it: to count what is left, {ACCEPT_DATA_LOSS}",
-    LossKind.TRUNCATED: f"the log's end went back: to continue at its end, {ACCEPT_DATA_LOSS}",
+    LossKind.TRUNCATED: f"the log's end went back: to continue at its end, without what came since, {ACCEPT_DATA_LOSS}",
     LossKind.RECREATED: (
         f"to count the new topic beside the old counts, {ACCEPT_DATA_LOSS}; to count it alone, begin with a new "
         "checkpoint and an empty target ('onceflow sink reset')"
