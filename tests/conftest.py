@@ -43,7 +43,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # one to.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONGEST_FIRST = ("end_to_end/test_kills.py", "end_to_end/test_demo.py", "clicks/test_pipeline.py")
+LONGEST_FIRST = (
+    "end_to_end/test_restarts.py",
+    "end_to_end/test_kills.py",
+    "end_to_end/test_demo.py",
+    "clicks/test_pipeline.py",
+)
 
 
 SHARED_SPARK = "shared_spark"
@@ -92,7 +97,7 @@ def _place(item: pytest.Item) -> int:
     return next((1 + place for place, name in enumerate(LONGEST_FIRST) if path.endswith(name)), 1 + len(LONGEST_FIRST))
 
 
-WITHIN_S = 60
+WITHIN_S = 240
 """What has to come, as a Redis's start, comes within that, where other tests keep processors and disk busy too."""
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from onceflow.cli import onceflow
 from onceflow.clicks.pipeline import ClickPipeline
+from onceflow.clicks.restarts import Restarts
 from onceflow.clicks.results import Keys
 from tests.conftest import RedisProcess
 
@@ -42,7 +43,7 @@ class CountingRun:
             **options,
         )
         pipeline.check()
-        pipeline.count(spark, threading.Event())
+        assert pipeline.count_with_restarts(spark, threading.Event(), Restarts(pipeline.restarts))
 
     def verify(self, code: int = 0) -> dict[str, Any]:
         """`onceflow verify --json`."""

@@ -30,7 +30,7 @@ from onceflow.spark.checkpoint_lock import without_driver
 from onceflow.spark.redis_sink import DataMisfit, MarkerRefused, RedisSink, RepairFailed
 from tests.clicks.counted import GOOD_AND_BAD, write
 from tests.clicks.counting_run import CountingRun
-from tests.conftest import RedisProcess
+from tests.conftest import WITHIN_S, RedisProcess
 
 SEED = 2017
 SYSTEMS = ("17", "2", "20", "12")
@@ -85,7 +85,13 @@ def test_every_users_sum_is_exact_over_restarts(run: CountingRun, spark: SparkSe
     assert [one["field"] for one in run.verify(code=1)["differences"]] == ["bob"]
 
 
-def test_counts_that_went_back_are_counted_again_from_the_log(run: CountingRun, spark: SparkSession) -> None:
+def assert_not_restarted(caplog: pytest.LogCaptureFixture) -> None:
+    assert not [message for message in caplog.messages if "restart " in message]
+
+
+def test_counts_that_went_back_are_counted_again_from_the_log(
+    run: CountingRun, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
     with run.redis() as client:
         write(run.bootstrap, run.topic, GOOD_AND_BAD)
         run.count(spark)
@@ -107,6 +113,7 @@ def test_counts_that_went_back_are_counted_again_from_the_log(run: CountingRun, 
         with pytest.raises(RepairFailed, match=r"\[4, 5\) is gone from the log: the partition now begins at 5"):
             run.count(spark)
         assert run.by_user() == {"ada": 3, "bob": 8, "eve": 0}
+    assert_not_restarted(caplog)
 
 
 def test_counts_events_by_any_field(run: CountingRun, spark: SparkSession) -> None:
@@ -137,7 +144,7 @@ def test_a_stop_ends_the_wait_for_another_driver(run: CountingRun, spark: SparkS
 
 
 def test_what_stops_the_query_is_one_sentence(
-    run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(UnknownTopic):
         run.count(spark)
@@ -157,6 +164,7 @@ def test_what_stops_the_query_is_one_sentence(
         client.hset(run.hash_key, "bob", "8")
     run.count(spark)
     assert run.verify()["clicks"] == 13
+    assert_not_restarted(caplog)
 
 
 def reset_as_told(sentence: str) -> None:
@@ -167,7 +175,9 @@ def reset_as_told(sentence: str) -> None:
     assert done.exit_code == 0, done.output
 
 
-def test_the_remedy_for_lost_counts_can_be_copied(run: CountingRun, spark: SparkSession) -> None:
+def test_the_remedy_for_lost_counts_can_be_copied(
+    run: CountingRun, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
     write(run.bootstrap, run.topic, GOOD_AND_BAD)
     run.count(spark)
     with run.redis() as client:
@@ -175,6 +185,7 @@ def test_the_remedy_for_lost_counts_can_be_copied(run: CountingRun, spark: Spark
     with pytest.raises(MarkerRefused, match="another hash key") as raised:
         run.count(spark)
     reset_as_told(str(raised.value))
+    assert_not_restarted(caplog)
     run.count(spark)
     assert run.verify()["events"] == 9
 
@@ -237,14 +248,14 @@ def test_the_stream_runs_until_a_signal_and_verify_works_meanwhile(
             env={**os.environ, "JAVA_HOME": java_home},
         )
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + WITHIN_S
         while results.snapshot(run.url, run.hash_key).events < 9:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         assert run.verify()["events"] == 9
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0, log.read_text()
+        assert process.wait(timeout=WITHIN_S) == 0, log.read_text()
     finally:
         process.kill()
         process.wait()

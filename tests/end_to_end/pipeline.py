@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,20 @@ TOPIC = "user_events"
 class Pipeline:
     """Broker, Redis and `onceflow run`; every process is started by the test and ended by its own id."""
 
-    def __init__(self, directory: Path, java_home: str, *, appendfsync: str = "always") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        java_home: str,
+        *,
+        appendfsync: str = "always",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.directory = directory
         self.checkpoint = directory / "checkpoint"
         self.broker = BrokerProcess(directory / "broker")
         self.redis = RedisProcess(directory / "redis", appendfsync=appendfsync)
         self.driver: subprocess.Popen[bytes] | None = None
-        self._environment = {**os.environ, "JAVA_HOME": java_home}
+        self._environment = {**os.environ, "JAVA_HOME": java_home, **(environment or {})}
 
     def __enter__(self) -> "Pipeline":
         self.broker.start()
@@ -49,7 +57,7 @@ class Pipeline:
         return ["--bootstrap", self.broker.bootstrap, "--topic", TOPIC, "--redis", self.redis.url]
 
     def onceflow(
-        self, *arguments: str, within_s: float = 120, code: int | None = 0
+        self, *arguments: str, within_s: float = 500, code: int | None = 0
     ) -> "subprocess.CompletedProcess[str]":
         """Run one command to its end and check its exit code."""
         done = subprocess.run(
@@ -109,7 +117,7 @@ class Pipeline:
         marker = self.marker()
         return int(marker["batch"]) if marker.get("complete") == "1" else -1
 
-    def wait_for_batch(self, number: int, within_s: float = 60) -> None:
+    def wait_for_batch(self, number: int, within_s: float = 240) -> None:
         """Wait until micro-batch `number` is complete; fails when the driver has ended."""
         deadline = time.monotonic() + within_s
         while self.batch() < number:

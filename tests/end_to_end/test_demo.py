@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from onceflow.clicks.results import snapshot
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from tests.end_to_end.pipeline import ONCEFLOW
-from tests.processes import MARK, processes_of
+from tests.processes import MARK, jvms_of, processes_of
 
 WITHIN_S = 300
 
@@ -31,6 +32,17 @@ def retention_ms(port: int) -> str | None:
     """How long the demo's broker keeps its events."""
     with Cluster(f"127.0.0.1:{port}") as cluster:
         return Admin(cluster).describe_topic_configs("user_events")["retention.ms"].value
+
+
+def lose_the_jvm(mark: str, data: Path) -> None:
+    """Kill Spark's JVM; the query is restarted and counts on."""
+    ports = json.loads((data / "demo.json").read_text())["ports"]
+    url = f"redis://127.0.0.1:{ports['redis']}/1"
+    (jvm,) = jvms_of(mark)
+    os.kill(jvm, signal.SIGKILL)
+    eventually(lambda: "Spark's JVM ended: restart 1 of at most 20" in (data / "logs" / "spark.log").read_text())
+    before = snapshot(url).events
+    eventually(lambda: snapshot(url).events > before)
 
 
 def test_ctrl_c_stops_all_that_has_started_and_a_taken_port_is_said(tmp_path: Path) -> None:
@@ -65,6 +77,7 @@ def test_the_demo_counts_stops_with_all_its_children_and_goes_on(tmp_path: Path)
     try:
         eventually(lambda: "first micro-batch committed" in printed.read_text() or first.poll() is not None)
         assert first.poll() is None, printed.read_text()
+        lose_the_jvm(mark, tmp_path / "data")
         second = subprocess.run(demo, capture_output=True, text=True, env=environment, check=False, timeout=30)
         assert (second.returncode, f"already running, pid {first.pid}" in second.stderr) == (1, True)
         said = printed.read_text()

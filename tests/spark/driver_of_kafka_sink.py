@@ -21,6 +21,7 @@ from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.kafka_encode import Encoder
 from onceflow.spark.kafka_sink import KafkaSink, kafka_sink
 from onceflow.spark.session import build_session
+from tests.spark.slow_workers import finish
 
 
 class DyingEncoder(Encoder):
@@ -75,7 +76,7 @@ def main(bootstrap: str, source: str, target: str, checkpoint: str, log: str, ja
     options = {"subscribe": source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "100"}
     rows = stream.options(**options).load().select("key", "value")
     query = rows.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint)
-    query.trigger(availableNow=True).start().awaitTermination()
+    finish(query)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from onceflow.spark.sink import sinks
 from onceflow.spark.wrong_option import WrongOption
 from onceflow.wire.batch import Record
 from tests.conftest import RedisProcess
+from tests.spark.slow_workers import finish
 
 GOOD = b'{"uid":"ada","n":1}'
 BAD = {1: (b"not-utf8", b"\xff\xfe"), 2: (b"missing uid", b'{"n":1}'), 3: (b"no-value", None)}
@@ -49,7 +50,7 @@ def rows(reader: Any, bootstrap: str, topic: str, **options: str) -> DataFrame:
 
 def run(spark: SparkSession, stream: DataFrame, each: Callable[[DataFrame, int], None], checkpoint: Path) -> None:
     writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
-    assert writer.trigger(availableNow=True).start().awaitTermination(120)
+    finish(writer)
 
 
 def forget_last_commit(checkpoint: Path) -> None:

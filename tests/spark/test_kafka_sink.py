@@ -28,6 +28,7 @@ from onceflow.spark.wrong_option import WrongOption
 from onceflow.wire.batch import Record
 from onceflow.wire.murmur2 import partition_for_key
 from tests.spark.kafka_driver import eventually
+from tests.spark.slow_workers import finish
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = "examples/spark/kafka_to_kafka.py"
@@ -48,13 +49,12 @@ class Copy:
         stream = self.spark.readStream.format("onceflow").option("kafka.bootstrap.servers", self.bootstrap)
         return stream.options(subscribe=self.source, startingOffsets="earliest", **options).load()
 
-    def run(self, rows: DataFrame | None = None, sink: KafkaSink | None = None, *, seconds: float = 120) -> None:
+    def run(self, rows: DataFrame | None = None, sink: KafkaSink | None = None, *, seconds: float = 300) -> None:
         sink = sink or self.sink()
         try:
             sink.open(self.spark)
             writer = (rows or self.rows().select("key", "value")).writeStream.foreachBatch(sink)
-            query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
-            assert query.awaitTermination(seconds)
+            finish(writer.option("checkpointLocation", str(self.checkpoint)), seconds)
         finally:
             sink.close()
 

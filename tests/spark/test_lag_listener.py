@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from onceflow.client.cluster import Cluster
 from onceflow.client.lag import Lag
 from onceflow.spark.lag_listener import LagListener, QueryLag
+from tests.spark.slow_workers import finish
 
 Send = Callable[..., None]
 
@@ -71,8 +72,7 @@ def test_a_running_query_tells_its_lag(
             .load()
         )
         writer = events.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(60)
+        query = finish(writer)
 
         def lags() -> list[int]:
             # What Spark has still to tell of the session's earlier queries comes too.

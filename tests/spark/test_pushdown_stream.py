@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from onceflow.client.cluster import Cluster
 from onceflow.spark.failure import sentence
 from tests.spark.conftest import Send
+from tests.spark.slow_workers import finish
 
 SCHEMA = "uid STRING, n BIGINT, price DECIMAL(9, 2), at TIMESTAMP"
 RECORDS = 2000
@@ -108,8 +109,7 @@ def test_decode_and_aggregate_are_the_same_sql_over_from_json(
 
     reader = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
     stream = reader.option("subscribe", topic).option("startingOffsets", "earliest").options(**aggregate).load()
-    query = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint))
-    assert query.trigger(availableNow=True).start().awaitTermination(60)
+    finish(stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint)))
     assert sorted(seen) == want
 
 

@@ -14,6 +14,7 @@ from onceflow.spark import redis_pool, redis_rows
 from onceflow.spark.read_again import read_again
 from onceflow.spark.redis_sink import Increment, RedisSink
 from onceflow.spark.sink_errors import MarkerRefused
+from tests.spark.slow_workers import finish
 
 Send = Any
 
@@ -58,8 +59,7 @@ class Job:
         try:
             sink.open(self.spark)
             writer = rows.writeStream.foreachBatch(sink).option("checkpointLocation", str(self.checkpoint))
-            query = writer.trigger(availableNow=True).start()
-            assert query.awaitTermination(120)
+            finish(writer)
             sink.check()
         finally:
             sink.close()

@@ -78,7 +78,7 @@ time.sleep(300)  # Where the interrupt comes late, it comes here.
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as driver:
         assert driver.stdout is not None and driver.stdout.readline() == b"starting\n"
         deadline = time.monotonic() + 60
-        while not any("SparkSubmit" in command for command in processes_of(mark)):
+        while not any("SparkSubmit" in command for command in processes_of(mark).values()):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         driver.send_signal(signal.SIGINT)

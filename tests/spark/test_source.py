@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from onceflow.client.cluster import Cluster
 from onceflow.spark.failure import sentence
+from tests.spark.slow_workers import finish
 
 Batches = dict[int, list[str]]
 """What each micro-batch saw: values, sorted."""
@@ -45,8 +46,7 @@ def drain(spark: SparkSession, bootstrap: str, topic: str, checkpoint: Path) -> 
         reader = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
         frame = reader.option("subscribe", topic).options(**options).load()
         writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint))
-        query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(60)
+        finish(writer)
         return seen
 
     return run

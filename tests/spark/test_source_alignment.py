@@ -22,6 +22,7 @@ from onceflow.spark.stream import StreamReader
 from onceflow.spark.subscription import subscribed
 from onceflow.spark.wrong_option import WrongOption
 from tests.spark.kafka_driver import eventually
+from tests.spark.slow_workers import finish
 
 Send = Callable[..., None]
 HOUR_MS = 3_600_000
@@ -208,8 +209,7 @@ def test_a_partition_that_is_an_hour_behind_loses_its_rows_without_and_keeps_the
             found.update({second - BASE_MS // 1000: count for second, count in seconds})
 
         writer = windows.writeStream.outputMode("update").foreachBatch(keep)
-        query = writer.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+        finish(writer.option("checkpointLocation", str(tmp_path / name)))
         return found
 
     assert counts("with", maxEventTimeSkew="10s") == {0: 2, 60: 2, 3600: 2, 3720: 2}
@@ -251,8 +251,7 @@ def test_a_watermark_that_punctuations_alone_move(
             found.update({second - BASE_MS // 1000: count for second, count in seconds})
 
         writer = counted.writeStream.outputMode("append").foreachBatch(keep)
-        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+        finish(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
     finally:
         for name in settings:
             spark.conf.unset(name)

@@ -24,6 +24,7 @@ from tests.campaigns import RecordProperty
 from tests.conftest import RedisProcess
 from tests.spark.driver_on_executors import STOP
 from tests.spark.redis_servers import append_only_file
+from tests.spark.slow_workers import is_too_slow
 from tests.spark.test_kafka_sink import Copy, expected
 from tests.spark.test_redis_sink_stream import Job, to_rows
 
@@ -58,7 +59,8 @@ class KilledRedis:
                         self._send_and_kill()
                 query.stop()
                 # A query that stopped did so with a sentence of the sink's, and the next start goes on.
-                assert query.exception() is None or sink.failure is not None, query.exception()
+                failure = query.exception()
+                assert failure is None or sink.failure is not None or is_too_slow(failure), failure
                 self.stops += sink.failure is not None
             finally:
                 sink.close()

@@ -81,6 +81,20 @@ def _master(context: click.Context, parameter: click.Parameter, value: str | Non
     help="Count on where the log lacks events, for this run: deleted before they were counted, or of a topic that was "
     "deleted and created again. The marker keeps which, and 'onceflow verify' reports them.",
 )
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Restarts in a row of a query that failed because Spark, the broker or Redis was away; 0 restarts none.",
+)
+@click.option(
+    "--max-restart-seconds",
+    type=click.FloatRange(min=0),
+    default=600,
+    show_default=True,
+    help="Time from the first failure in a row during which the query is restarted, in seconds.",
+)
 @json_option
 def run(
     bootstrap: str,
@@ -94,6 +108,8 @@ def run(
     trigger: str,
     spark_log: Path | None,
     accept_data_loss: bool,
+    max_restarts: int,
+    max_restart_seconds: float,
     as_json: bool,
 ) -> None:
     """Count a topic's click events into Redis, each exactly once, until Ctrl-C.
@@ -101,18 +117,17 @@ def run(
     Stopped or killed at any moment and started again with the same checkpoint, it goes on where it was, and no event
     is counted twice or left out. Events that cannot be counted are kept for 'onceflow dead'.
 
+    The query is restarted by itself, after 1 s and then after twice the pause up to 30 s, when Spark's JVM ended, a
+    Python worker of Spark started too slowly, or the broker or Redis is away. A completed micro-batch ends the row.
+
     \b
     Examples:
       onceflow run
       onceflow run --topic visits --hash-key site::visits --trigger available-now
     """
-    from onceflow.clicks.events import Rules, WrongField
-
-    try:
-        Rules(key_field, value_field or None)
-    except WrongField as error:
-        raise click.UsageError(f"--key-field and --value-field: {error}") from error
+    _check_fields(key_field, value_field)
     from onceflow.clicks.pipeline import ClickPipeline
+    from onceflow.clicks.restarts import RestartLimits
     from onceflow.clicks.results import Results
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -133,6 +148,7 @@ def run(
         log_file=spark_log,
         kafka=kafka_settings(),
         accept_data_loss=accept_data_loss,
+        restarts=RestartLimits(max_restarts, max_restart_seconds),
     )
     pipeline.check()
     _tell_start(pipeline)
@@ -142,6 +158,15 @@ def run(
     with Results(redis_url, hash_key) as results:
         snapshot = results.snapshot()
     click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, redis_url))
+
+
+def _check_fields(key_field: str, value_field: str) -> None:
+    from onceflow.clicks.events import Rules, WrongField
+
+    try:
+        Rules(key_field, value_field or None)
+    except WrongField as error:
+        raise click.UsageError(f"--key-field and --value-field: {error}") from error
 
 
 def _tell_start(pipeline: "ClickPipeline") -> None:

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from onceflow.clicks import counting
 from onceflow.clicks.events import KEY_FIELD, VALUE_FIELD, Rules
+from onceflow.clicks.restarts import QueryFailed, RestartLimits, Restarts
 from onceflow.clicks.results import DEAD_LENGTH, HASH_KEY, REDIS_URL, Keys, Results
 from onceflow.clicks.stopping import stop_on_signals
 from onceflow.client.cluster import Cluster
@@ -31,7 +32,7 @@ from onceflow.errors import OnceflowError
 from onceflow.spark.options import FAIL_ON_DATA_LOSS, KAFKA
 from onceflow.spark.read_again import read_again
 from onceflow.spark.redis_sink import Append, Increment, MissingRanges, RedisSink
-from onceflow.spark.session import build_session
+from onceflow.spark.session import build_session, is_jvm_lost
 
 PLAN_VERSION = 2
 """Goes up with every change of `onceflow.clicks.events` that makes another count of the same event."""
@@ -44,10 +45,6 @@ CHECK_S = 30
 """How often an idle query looks whether Redis still holds what it acknowledged."""
 
 AVAILABLE_NOW = "available-now"
-
-
-class QueryFailed(OnceflowError):
-    """The streaming query stopped by itself."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +66,7 @@ class ClickPipeline:
     """TLS and SASL by Kafka's names."""
     accept_data_loss: bool = False
     """Whether this run counts on where the log lacks records."""
+    restarts: RestartLimits = field(default_factory=RestartLimits)
 
     @property
     def plan(self) -> str:
@@ -86,12 +84,15 @@ class ClickPipeline:
     def run(self) -> None:
         """Count until SIGINT or SIGTERM, or until everything available is counted. Main thread only; `check` first.
 
-        Raises the sentence of what stopped the query: `QueryFailed`, or the source's and the sink's own errors.
+        Restart the query after a failure that a restart cures. Raises the sentence of what stopped the query:
+        `QueryFailed`, or the source's and the sink's own errors.
         """
-        # Spark puts its own handler for SIGINT in place when its context starts, so ours comes after it.
+        restarts, is_over = Restarts(self.restarts), False
         try:
-            with self._session() as spark, stop_on_signals() as stop:
-                self.count(spark, stop)
+            while not is_over:
+                # Spark puts its own handler for SIGINT in place when its context starts, so ours comes after it.
+                with self._session() as spark, stop_on_signals() as stop:
+                    is_over = self.count_with_restarts(spark, stop, restarts)
         except (PySparkException, Py4JError, OSError) as error:
             raise QueryFailed(sentence_of(error)) from error
 
@@ -105,7 +106,22 @@ class ClickPipeline:
 
     def count(self, spark: SparkSession, stop: threading.Event) -> None:
         """Count in a session that is there, until `stop` is set or everything available is counted."""
-        sink = self._sink(spark)
+        self._count_into(self._sink(spark), spark, stop)
+
+    def count_with_restarts(self, spark: SparkSession, stop: threading.Event, restarts: Restarts) -> bool:
+        """Return True when the run is over, False when it needs a new session because the JVM ended."""
+        while not stop.is_set():
+            sink = self._sink(spark)
+            try:
+                self._count_into(sink, spark, stop)
+                return True
+            except (OnceflowError, PySparkException, Py4JError, OSError) as error:
+                restarts.wait(error, sink.target.batch_done, stop)
+            if is_jvm_lost():
+                return stop.is_set()
+        return True
+
+    def _count_into(self, sink: RedisSink, spark: SparkSession, stop: threading.Event) -> None:
         try:
             sink.open(spark, sleep=functools.partial(_sleep, stop))
             self._wait(self._start(spark, sink), sink, stop)

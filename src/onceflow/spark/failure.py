@@ -2,7 +2,7 @@
 
 import re
 
-_OURS = re.compile(r"^(?:\S+: )?onceflow(?:\.\w+)+: (?P<sentence>.+?)(?: SQLSTATE: \w+)*$", re.MULTILINE)
+_OURS = re.compile(r"^(?:\S+: )?(?P<class>onceflow(?:\.\w+)+): (?P<sentence>.+?)(?: SQLSTATE: \w+)*$", re.MULTILINE)
 
 
 def sentence(error: BaseException) -> str:
@@ -16,5 +16,18 @@ def sentence(error: BaseException) -> str:
 
 def own_sentence(error: BaseException) -> str | None:
     """The last sentence of ours in an error that Spark raises, None where there is none."""
-    ours = _OURS.findall(str(error))
-    return str(ours[-1]) if ours else None
+    found = _last_own(error)
+    return found["sentence"] if found else None
+
+
+def own_class(error: BaseException) -> str | None:
+    """Return the class of that last sentence, with its module; None if there is none."""
+    found = _last_own(error)
+    return found["class"] if found else None
+
+
+def _last_own(error: BaseException) -> re.Match[str] | None:
+    found = None
+    for found in _OURS.finditer(str(error)):  # noqa: B007 - the last one counts
+        pass
+    return found

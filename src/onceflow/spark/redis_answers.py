@@ -56,6 +56,8 @@ REMEDIES = {
 }
 PASSING = ("LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 """Answers of a server that is starting, is held up, whose failover is not over or whose slot is being moved."""
+AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN")
+"""Those of them that a server gives until it, or another server, is up."""
 _LOST = (redis.ConnectionError, redis.TimeoutError)
 _BY_TEXT = {
     # What a script is told of a key that is not there while its slot is being moved.
@@ -71,6 +73,10 @@ REFUSED = "Redis runs and refuses this with a reply that onceflow does not know;
 
 class RedisFailed(OnceflowError):
     """Redis did not answer, or answered with an error, after all attempts."""
+
+
+class RedisAway(RedisFailed):
+    """Redis cannot be reached or is not up yet; it may come back without any change to the query."""
 
 
 def code_of(error: redis.RedisError) -> str | None:
@@ -89,7 +95,9 @@ def code_of(error: redis.RedisError) -> str | None:
 
 def failed(url: str, when: str, error: redis.RedisError) -> RedisFailed:
     """The sentence for what is left after all attempts; `when` says in which step."""
-    return RedisFailed(
+    code = code_of(error)
+    is_away = code in AWAY or (code is None and isinstance(error, _LOST))
+    return (RedisAway if is_away else RedisFailed)(
         f"Redis at {shown(url)} failed {when} ({error}): nothing is lost, what is unfinished is finished at the next "
         f"start; {remedy_for(error)}, then start the query again"
     )

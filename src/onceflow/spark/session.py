@@ -22,7 +22,7 @@ from types import FrameType
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, SQLContext
 
 SHUFFLE_PARTITIONS_MAX = 2
 _CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
@@ -58,6 +58,8 @@ def build_session(
     `ui_port` turns Spark's own pages on, on 127.0.0.1 alone; 0 is any free port. `java_home` and the addresses are
     handed over in this process's environment, the only way that Spark's launcher knows.
     """
+    if is_jvm_lost():
+        _forget_jvm()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if java_home is not None:
         os.environ["JAVA_HOME"] = java_home
@@ -68,6 +70,30 @@ def build_session(
     if SparkContext._gateway is None:
         _launch(conf, log_file)
     return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+def is_jvm_lost(*, within_s: float = 0) -> bool:
+    """Return whether the JVM that this process started has ended, or ends `within_s`."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:  # None was started, or spark-submit has started it.
+        return False
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _forget_jvm() -> None:
+    """Drop what pyspark keeps of a JVM that has ended: `stop` of its session fails halfway."""
+    context, gateway = SparkContext._active_spark_context, SparkContext._gateway
+    if context is not None and context._accumulatorServer is not None:
+        context._accumulatorServer.shutdown()
+    assert gateway is not None
+    gateway.shutdown_callback_server()
+    SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+    SQLContext._instantiatedContext = None
 
 
 def session_conf(master: str, *, ui_port: int | None = None) -> dict[str, str]:

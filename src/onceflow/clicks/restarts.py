@@ -1,0 +1,127 @@
+"""Failures that a restart of the query cures, and the limits of the restarts.
+
+| failure | recognized by | restarted |
+|---|---|---|
+| a Python worker of Spark started too slowly | `CURED_IN_SPARK` | yes |
+| the JVM ended | an error of py4j's, and the end of its process | yes, with a new JVM |
+| the broker is away | the class: `CURED` | yes |
+| Redis is away | the class: `CURED` | yes |
+| any other | | no: its message ends the run |
+
+A failure in a worker reaches the driver as text in an error of Spark's, with the class's name in it.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+
+from onceflow.client.errors import (
+    BrokerUnreachable,
+    ConnectionLost,
+    CoordinatorUnavailable,
+    LeaderUnavailable,
+    RequestTimedOut,
+)
+from onceflow.errors import OnceflowError
+from onceflow.spark import failure
+from onceflow.spark.redis_answers import RedisAway
+from onceflow.spark.redis_sink import RepairFailed
+from onceflow.spark.session import is_jvm_lost
+from onceflow.spark.sink_errors import SinkStopped
+
+_log = logging.getLogger(__name__)
+
+RESTARTS_MAX = 20
+SECONDS_MAX = 600
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 30.0
+"""The pause doubles with each restart, up to this."""
+DOUBLINGS_MAX = 5
+
+
+class QueryFailed(OnceflowError):
+    """The streaming query stopped by itself."""
+
+
+BROKER_AWAY = "the broker is away"
+CURED: dict[type[BaseException], str] = {
+    BrokerUnreachable: BROKER_AWAY,
+    ConnectionLost: BROKER_AWAY,
+    RequestTimedOut: BROKER_AWAY,
+    LeaderUnavailable: BROKER_AWAY,
+    CoordinatorUnavailable: BROKER_AWAY,
+    RedisAway: "Redis is away",
+}
+CURED_IN_SPARK = {"Python worker failed to connect back": "a Python worker of Spark started too slowly"}
+"""Spark gives a worker of a streaming source 10 s and has no setting for that."""
+JVM_LOST = "Spark's JVM ended"
+JVM_END_WAIT_S = 5
+"""A JVM that is killed closes its connections shortly before its process ends."""
+
+_CARRIERS = (QueryFailed, SinkStopped, RepairFailed)
+"""Errors that carry another one, which decides."""
+_BY_NAME = {f"{kind.__module__}.{kind.__qualname__}": reason for kind, reason in CURED.items()}
+
+
+def curable(error: BaseException) -> str | None:
+    """Return the reason to restart the query after `error`; None if a restart does not cure it."""
+    while type(error) in _CARRIERS and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError):
+        return JVM_LOST if is_jvm_lost(within_s=JVM_END_WAIT_S) else None
+    if isinstance(error, OnceflowError):
+        return CURED.get(type(error))
+    name = failure.own_class(error)
+    if name is not None:
+        return _BY_NAME.get(name)
+    return next((reason for text, reason in CURED_IN_SPARK.items() if text in str(error)), None)
+
+
+@dataclass(frozen=True)
+class RestartLimits:
+    """Limits of restarts in a row, between which no micro-batch was completed."""
+
+    restarts_max: int = RESTARTS_MAX
+    seconds_max: float = SECONDS_MAX
+    """From the first failure in a row."""
+
+
+class Restarts:
+    """The restarts of one run: their number, their pauses and their limits."""
+
+    def __init__(self, limits: RestartLimits, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._monotonic = monotonic
+        self._batch_done: int | None = None
+        self._restarts = 0
+        self._since_s = 0.0
+
+    def wait(self, error: Exception, batch_done: int, stop: threading.Event) -> None:
+        """Wait until the query may be restarted, or until `stop`. Raise `error` if it may not.
+
+        A micro-batch that was completed since the last failure starts a new row of restarts.
+        """
+        reason = curable(error)
+        if reason is None:
+            raise error
+        now_s = self._monotonic()
+        if self._batch_done is None or batch_done > self._batch_done:
+            self._restarts, self._since_s, self._batch_done = 0, now_s, batch_done
+        pause_s = min(PAUSE_FIRST_S * 2 ** min(self._restarts, DOUBLINGS_MAX), PAUSE_MAX_S)
+        limits = self._limits
+        if self._restarts >= limits.restarts_max or now_s + pause_s - self._since_s > limits.seconds_max:
+            raise error
+        self._restarts += 1
+        _log.warning(
+            "%s: restart %d of at most %d of the query in %g s (%s)",
+            reason,
+            self._restarts,
+            limits.restarts_max,
+            pause_s,
+            failure.sentence(error),
+        )
+        stop.wait(pause_s)

@@ -1,0 +1,154 @@
+"""Which failures of a query are restarted, and how often."""
+
+import logging
+import threading
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import redis
+from py4j.protocol import Py4JError, Py4JNetworkError
+
+from onceflow.clicks import restarts
+from onceflow.clicks.restarts import QueryFailed, RestartLimits, Restarts, curable
+from onceflow.client.addresses import Address
+from onceflow.client.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut, UnknownTopic
+from onceflow.spark.checkpoint_lock import CheckpointInUse
+from onceflow.spark.data_loss import DataLost
+from onceflow.spark.redis_answers import failed
+from onceflow.spark.redis_target import RedisUnfit, RepairFailed
+from onceflow.spark.sink_errors import MarkerRefused, SinkStopped
+from onceflow.spark.wrong_option import WrongOption
+
+UNREACHABLE = BrokerUnreachable("nothing listens at b:1", Address("b", 1))
+IN_SPARK = """[STREAM_FAILED] Query [id = 1] terminated with exception: Traceback (most recent call last):
+  File "x.py", line 1, in y
+KeyError: 'z'
+During handling of the above exception, another exception occurred:
+{name}: {message}
+\tat org.apache.spark.sql.X"""
+
+
+def of_redis(error: redis.RedisError) -> Exception:
+    return failed("redis://h:1/0", "in batch 3", error)
+
+
+def in_spark(name: str, message: str = "it failed; do this") -> Exception:
+    """Return what the driver gets of an error in a worker."""
+    return ValueError(IN_SPARK.format(name=name, message=message))
+
+
+def carried(error: Exception, carrier: type[Exception]) -> Exception:
+    try:
+        raise carrier("said") from error
+    except carrier as raised:
+        return raised
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (UNREACHABLE, restarts.BROKER_AWAY),
+        (ConnectionLost("x"), restarts.BROKER_AWAY),
+        (RequestTimedOut("x"), restarts.BROKER_AWAY),
+        (in_spark("onceflow.client.errors.BrokerUnreachable"), restarts.BROKER_AWAY),
+        (carried(in_spark("onceflow.client.errors.ConnectionLost"), QueryFailed), restarts.BROKER_AWAY),
+        (carried(in_spark("onceflow.client.errors.ConnectionLost"), SinkStopped), restarts.BROKER_AWAY),
+        (carried(UNREACHABLE, RepairFailed), restarts.BROKER_AWAY),
+        (of_redis(redis.ConnectionError("refused")), "Redis is away"),
+        (of_redis(redis.TimeoutError("slow")), "Redis is away"),
+        (of_redis(redis.exceptions.BusyLoadingError("loading")), "Redis is away"),
+        (in_spark("onceflow.spark.redis_answers.RedisAway"), "Redis is away"),
+        (
+            carried(in_spark("org.apache.spark.SparkException", "Python worker failed to connect back."), QueryFailed),
+            "a Python worker of Spark started too slowly",
+        ),
+    ],
+    ids=lambda value: f"{type(value).__name__}" if isinstance(value, Exception) else "",
+)
+def test_a_failure_that_passes_is_restarted(error: Exception, reason: str) -> None:
+    assert curable(error) == reason
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        WrongOption("x"),
+        MarkerRefused("x"),
+        DataLost("x"),
+        UnknownTopic("x"),
+        CheckpointInUse("x"),
+        RedisUnfit("x"),
+        SinkStopped("failed in 5 attempts"),
+        carried(UNREACHABLE, MarkerRefused),
+        carried(in_spark("onceflow.spark.data_loss.DataLost"), QueryFailed),
+        carried(in_spark("onceflow.spark.data_loss.DataLost", "Python worker failed to connect back"), QueryFailed),
+        carried(in_spark("java.lang.OutOfMemoryError"), QueryFailed),
+        carried(KeyError("x"), RepairFailed),
+        of_redis(redis.exceptions.OutOfMemoryError("full")),
+        of_redis(redis.exceptions.AuthenticationError("WRONGPASS wrong")),
+        of_redis(redis.exceptions.ReadOnlyError("a replica")),
+        of_redis(redis.ResponseError("ERR strange")),
+        Py4JError("an error, but the JVM runs"),
+        Py4JNetworkError("an error, but the JVM runs"),
+        OSError("disk full"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_any_other_failure_stops_the_run(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised:
+        Restarts(RestartLimits()).wait(error, 5, threading.Event())
+    assert raised.value is error
+
+
+class Pauses(threading.Event):
+    """A stop that is not set; its waits pass at once on a clock of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.pauses: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.now_s += timeout
+        self.pauses.append(timeout)
+        return False
+
+
+def fail_until_it_stops(pauses: Pauses, limits: RestartLimits, batches: Any) -> None:
+    counted = Restarts(limits, monotonic=lambda: pauses.now_s)
+    *restarted, last = batches
+    for batch in restarted:
+        counted.wait(ConnectionLost("x"), batch, pauses)
+    with pytest.raises(ConnectionLost):
+        counted.wait(ConnectionLost("x"), last, pauses)
+
+
+def test_restarts_end_at_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    pauses = Pauses()
+    with caplog.at_level(logging.WARNING):
+        fail_until_it_stops(pauses, RestartLimits(restarts_max=7), [3] * 8)
+    assert pauses.pauses == [1, 2, 4, 8, 16, 30, 30]
+    assert [message.partition(" of the")[0] for message in caplog.messages] == [
+        f"the broker is away: restart {number} of at most 7" for number in range(1, 8)
+    ]
+
+
+def test_restarts_end_at_their_time() -> None:
+    pauses = Pauses()
+    fail_until_it_stops(pauses, RestartLimits(restarts_max=10**9, seconds_max=100), [3] * 8)
+    assert pauses.now_s == 1 + 2 + 4 + 8 + 16 + 30 + 30
+
+
+def test_zero_restarts_none() -> None:
+    pauses = Pauses()
+    fail_until_it_stops(pauses, RestartLimits(restarts_max=0), [3])
+    assert pauses.pauses == []
+
+
+def test_a_completed_batch_ends_the_row() -> None:
+    pauses = Pauses()
+    fail_until_it_stops(pauses, RestartLimits(restarts_max=3), [3, 3, 4, 4, 5, 9, 9, 9, 9])
+    assert pauses.pauses == [1, 2, 1, 2, 1, 1, 2, 4]
+    assert all(after in (1, 2 * before) for before, after in pairwise(pauses.pauses))

@@ -1,0 +1,90 @@
+"""`onceflow run` restarts its query after failures that a restart cures, in one process, and counts exactly once."""
+
+import os
+import re
+import signal
+import stat
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.clicks.counted import write
+from tests.end_to_end.pipeline import TOPIC, Pipeline
+from tests.end_to_end.test_kills import Writer, counted
+from tests.processes import MARK, jvms_of
+
+WITHIN_S = 180
+SLOW_START_S = 15
+"""Longer than the 10 s that Spark gives a worker of a streaming source."""
+
+SLOW_ONCE = """#!/bin/sh
+# The first worker of the streaming source starts slowly.
+case "$*" in *python_streaming_source_runner*) mkdir '{once}' 2>/dev/null && sleep {pause_s} ;; esac
+exec '{python}' "$@"
+"""
+
+
+def wait_for(done: Callable[[], bool], pipeline: Pipeline) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not done():
+        assert time.monotonic() < deadline, pipeline.log.read_text()[-4000:]
+        assert pipeline.driver is not None and pipeline.driver.poll() is None, pipeline.log.read_text()[-4000:]
+        time.sleep(0.05)
+
+
+def restarts(pipeline: Pipeline) -> list[str]:
+    """The reason of each restart in the log."""
+    return re.findall(r"([^:\n]+): restart \d+ of at most \d+ of the query in ", pipeline.log.read_text())
+
+
+@pytest.mark.timeout(600)
+def test_the_query_outlives_its_jvm_redis_and_broker(tmp_path: Path, java_home: str) -> None:
+    """Each part is away until the query has failed of it; the driver's process stays the same."""
+    mark = f"restarts-{uuid.uuid4()}"
+    with Pipeline(tmp_path, java_home, environment={MARK: mark}) as pipeline:
+        pipeline.onceflow("topic", "create", TOPIC, "--partitions", "4", "--bootstrap", pipeline.broker.bootstrap)
+        writer = Writer(pipeline.broker.bootstrap, seed=1)
+        writer.start()
+        pipeline.start_driver()
+        wait_for(lambda: pipeline.batch() >= 2, pipeline)
+
+        (jvm,) = jvms_of(mark)
+        os.kill(jvm, signal.SIGKILL)
+        wait_for(lambda: "Spark's JVM ended" in restarts(pipeline), pipeline)
+        before = pipeline.batch()
+        wait_for(lambda: pipeline.batch() > before, pipeline)
+
+        pipeline.redis.kill()
+        wait_for(lambda: "Redis is away" in restarts(pipeline), pipeline)
+        pipeline.redis.start()
+        before = pipeline.batch()
+        wait_for(lambda: pipeline.batch() > before, pipeline)
+
+        pipeline.broker.kill()
+        wait_for(lambda: "the broker is away" in restarts(pipeline), pipeline)
+        pipeline.broker.start()
+        writer.stopping.set()
+        writer.join(timeout=90)
+        assert not writer.is_alive()
+        wait_for(lambda: counted(pipeline) == writer.events, pipeline)
+        verified = pipeline.verify()
+        assert (verified["events"], verified["clicks"]) == (writer.events, sum(writer.clicks.values()))
+
+
+def test_a_worker_that_starts_too_slowly_is_started_again(tmp_path: Path, java_home: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(SLOW_ONCE.format(once=tmp_path / "once", pause_s=SLOW_START_S, python=sys.executable))
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    with Pipeline(tmp_path, java_home, environment={"PYSPARK_PYTHON": str(python)}) as pipeline:
+        write(pipeline.broker.bootstrap, TOPIC, {0: [b'{"uid":"ada","click_count":3}'] * 5})
+        done = pipeline.drain("--max-restarts", "0", code=1)
+        assert "Python worker failed to connect back" in done.stderr
+        (tmp_path / "once").rmdir()
+        done = pipeline.drain()
+        assert done.stderr.count("a Python worker of Spark started too slowly: restart 1 of at most 20") == 1
+        verified = pipeline.verify()
+        assert (verified["events"], verified["clicks"]) == (5, 15)
