@@ -156,6 +156,16 @@ def test_nobody_learns_of_a_topic_before_it_is_durable(
         other.receive(api_key, version)
 
 
+def test_a_created_topic_is_answered_after_its_sync(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk_writes = threading.Event()
+    monkeypatch.setattr("onceflow.testing.disk._FaultyFile.sync_data", lambda _file: disk_writes.wait(10))
+    new = {"name": "new", "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
+    client.send(apis.CREATE_TOPICS, 2, topics=[new], timeout=milliseconds(5000), validate_only=False)
+    assert select.select([client.socket], [], [], 0.3) == ([], [], [])
+    disk_writes.set()
+    assert client.receive(apis.CREATE_TOPICS, 2).topics[0].error_code == 0
+
+
 def test_a_killed_broker_remembers_partitions_and_configs(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         with connected(broker.bootstrap) as client:

@@ -62,8 +62,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/groups/coordinator.py",
-        "            return not is_in and waiting >= self.config.group_members_max",
-        "            return not is_in and waiting > self.config.group_members_max",
+        "            return not is_in and group.members.joined_count >= self.config.group_members_max",
+        "            return not is_in and group.members.joined_count > self.config.group_members_max",
         _COORDINATOR + "test_a_new_group_takes_no_more_members_than_its_size",
     ),
     Mutant(
@@ -80,8 +80,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/groups/coordinator.py",
-        "        self._rebalance.refuse_waiting(member, ErrorCode.fenced_instance_id, outcome)\n",
-        "        self._rebalance.refuse_waiting(member, ErrorCode.unknown_member_id, outcome)\n",
+        "        self._rebalance.refuse_waiting(group, member, ErrorCode.fenced_instance_id, outcome)\n",
+        "        self._rebalance.refuse_waiting(group, member, ErrorCode.unknown_member_id, outcome)\n",
         _STATIC + "test_two_at_once_with_one_instance_id_and_the_first_is_fenced_while_it_waits",
     ),
     Mutant(
@@ -116,8 +116,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/groups/group.py",
-        "        return joined and not self.pending_ids",
-        "        return joined",
+        "len(self.members) and not self.pending_ids",
+        "len(self.members)",
         _COORDINATOR + "test_a_rebalance_waits_for_a_member_id_that_was_handed_out_until_it_expires",
     ),
     Mutant(
@@ -146,7 +146,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/groups/rebalance.py",
-        '            if group.state is GroupState.COMPLETING_REBALANCE:\n                member.assignment = b""\n',
+        "            if group.state is GroupState.COMPLETING_REBALANCE:\n"
+        '                group.members.assign(member, b"")\n',
         "",
         _ANSWERS + "test_a_rebalance_before_the_assignment_leaves_nobody_with_an_old_one",
     ),
@@ -182,9 +183,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/groups/requests.py",
-        "            for refuse in outcome.refusals if error_code else ():\n                refuse(error_code)\n"
-        "            for answer in () if error_code else outcome.answers:",
-        "            for answer in outcome.answers:",
+        "refused if error_code else outcome.answers",
+        "outcome.answers",
         _DURABILITY + "test_what_was_acknowledged_survives_a_power_cut_at_any_moment",
     ),
     Mutant(

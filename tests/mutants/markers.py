@@ -41,7 +41,7 @@ MUTANTS = (
     ),
     Mutant(
         "spark/decision.py",
-        "        return Write(NO_BATCH) if batch.number == 0 else _missing(batch.number - 1, wording)",
+        "        return Write(NO_BATCH) if batch.number == 0 else missing(batch.number - 1, wording)",
         "        return Write(NO_BATCH)",
         _DECISION + "test_decision",
     ),
@@ -71,7 +71,7 @@ MUTANTS = (
     ),
     Mutant(
         "spark/decision.py",
-        "        return None if committed == NO_BATCH else _missing(committed, wording)",
+        "        return None if committed == NO_BATCH else missing(committed, wording)",
         "        return None",
         _DECISION + "test_start",
     ),

@@ -10,13 +10,15 @@ _LOG = "log/test_transactions.py::"
 MUTANTS = (
     Mutant(
         "broker/transactions/requests.py",
-        "                self._group_commit.flush(partition)\n                syncs.wait_for(partition)\n",
-        "                self._group_commit.flush(partition)\n",
+        "                self._group_commit.flush(partition, transaction.transactional_id)\n"
+        "                syncs.wait_for(partition)\n",
+        "                self._group_commit.flush(partition, transaction.transactional_id)\n",
         _REQUESTS + "test_a_commit_syncs_the_records_then_decides_then_marks_then_answers",
     ),
     Mutant(
         "broker/transactions/requests.py",
-        "                self._group_commit.flush(partition)\n                syncs.wait_for(partition)\n",
+        "                self._group_commit.flush(partition, transaction.transactional_id)\n"
+        "                syncs.wait_for(partition)\n",
         "                syncs.wait_for(partition)\n",
         _REQUESTS + "test_a_record_that_nobody_waited_for_is_part_of_the_commit",
     ),
@@ -86,7 +88,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/transactions/requests.py",
-        "            self._group_commit.flush(partition)\n            syncs.wait_for(partition, synced)",
+        "            self._group_commit.flush(partition, transaction.transactional_id)\n"
+        "            syncs.wait_for(partition, synced)",
         "            self._group_commit.request(partition)\n            completion.unmarked.discard(at)",
         "broker/transactions/test_transaction_durability.py::"
         "test_a_topic_with_a_flush_policy_is_synced_for_transactions_all_the_same",
