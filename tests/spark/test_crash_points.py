@@ -55,8 +55,9 @@ def deaths_at(point: str) -> list[list[Death]]:
 
 
 STOPPED = re.compile(
-    "was taken over by (another driver|a later start)|was written by another driver|moved to batch|"
-    "checkpoint is older than|with other offsets|plans it as|does not have it open"
+    "was taken over by (another driver|a later start)|another driver of this query took it over|"
+    "was written by another driver|moved to batch|checkpoint is older than|"
+    "with other offsets|plans it as|does not have it open"
 )
 
 

@@ -241,10 +241,12 @@ class ExactlyOnce(FailureKept):
         if query is None:
             torn_files.set_aside(checkpoint, torn, None)
             return
+        # Read before the marker: another driver may finish batches until `recover` fences it.
+        committed = checkpoint.newest_batch("commits")
         found = self.sink.recover(query)
         if found is None or found.query == query:
             torn_files.set_aside(checkpoint, torn, found)
-        committed = checkpoint.newest_batch("commits")
+            committed = min(committed, checkpoint.newest_batch("commits"))
         refusal = refusal_at_start(
             found,
             query=query,
