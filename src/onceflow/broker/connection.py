@@ -206,10 +206,9 @@ class Connection:
                 return
             if size_bytes > LARGE_REQUEST_BYTES and not self._admit(size_bytes):
                 return
+            handled_bytes += size_bytes if size_bytes < LARGE_BYTES else weight(self._view[frame_begin:], size_bytes)
             self._begin = frame_begin + size_bytes
-            frame = self._view[frame_begin : self._begin]
-            handled_bytes += size_bytes if size_bytes < LARGE_BYTES else weight(frame)
-            self._handle_frame(frame)
+            self._handle_frame(self._view[frame_begin : self._begin])
             if len(self._pending) >= self._pending_max and self._is_reading:
                 self._pause_reading()
         if self._begin == self._end and self.is_open:

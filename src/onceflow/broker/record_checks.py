@@ -3,16 +3,18 @@
 A few records are looked at on the loop. Many, or compressed ones, would hold up every other topic: a thread looks
 at them, and what comes for the same partition meanwhile queues behind, so that its batches keep their order.
 
-The thread works in slices, and partitions take turns. A batch for which one slice suffices waits for single slices of
-others, however many large ones there are. The large ones are finished one after the other, a slice of the oldest after
-each slice of a new one. A batch that did not end in its first slice begins again then: only one at a time is half
-unpacked, which bounds the memory.
+The thread works in slices, and partitions take turns: of the new batches the one with the fewest records comes first.
+One for which a slice suffices waits for a slice or two of others, however many large ones there are. The large ones are
+finished one after the other, a slice of the oldest after each slice of a new one. A batch that did not end in its first
+slice begins again then: only one at a time is half unpacked, which bounds the memory.
 """
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from time import monotonic
 
 from onceflow.broker.partitions import Partition
@@ -72,7 +74,9 @@ class RecordChecks:
         self._in_thread = in_thread
         self._queues: dict[Partition, deque[_Look]] = {}
         """Each partition's looks; the first is among the new or the long ones."""
-        self._new: deque[_Look] = deque()
+        self._new: list[tuple[int, int, _Look]] = []
+        """A heap: (records, number) of each, so that the shortest comes first."""
+        self._numbers = itertools.count()
         self._long: deque[_Look] = deque()
         self._is_running = False
         self._was_new = False
@@ -95,15 +99,18 @@ class RecordChecks:
         queue = self._queues.setdefault(partition, deque())
         queue.append(look)
         if len(queue) == 1:
-            self._new.append(look)
+            self._begin(look)
             self._run()
+
+    def _begin(self, look: _Look) -> None:
+        heappush(self._new, (read_header(look.batch).record_count, next(self._numbers), look))
 
     def _run(self) -> None:
         """Run the next slice: of a new look and of the oldest long one in turn, where there are both."""
         if self._is_running or not (self._new or self._long):
             return
         self._was_new = bool(self._new) and not (self._was_new and self._long)
-        look = self._new.popleft() if self._was_new else self._long[0]
+        look = heappop(self._new)[2] if self._was_new else self._long[0]
         if look.steps is None:
             look.begin(self._clock.now_ms())
         self._is_running = True
@@ -127,7 +134,7 @@ class RecordChecks:
         queue = self._queues[look.partition]
         queue.popleft()
         if queue:
-            self._new.append(queue[0])
+            self._begin(queue[0])
         else:
             del self._queues[look.partition]
         look.checked(look.error)

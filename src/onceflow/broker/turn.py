@@ -21,10 +21,10 @@ DECODED_WEIGHT = 8
 """A byte of a large request that is decoded whole takes the time of so many bytes of a Produce request."""
 
 
-def weight(frame: memoryview) -> int:
+def weight(request: memoryview, size_bytes: int) -> int:
     """Return what a large request counts against the bytes that a connection may have handled in a turn."""
-    is_produce = int.from_bytes(frame[:2], "big") == apis.PRODUCE
-    return len(frame) if is_produce else DECODED_WEIGHT * len(frame)
+    is_produce = int.from_bytes(request[:2], "big") == apis.PRODUCE
+    return size_bytes if is_produce else DECODED_WEIGHT * size_bytes
 
 
 LARGE_BYTES_PER_TURN = 64 * 1024
