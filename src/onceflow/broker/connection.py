@@ -24,18 +24,16 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.arrival import Arrival
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.frame_limits import FRAME_BYTES_MIN, size_refusal
-from onceflow.broker.reply import Piece, Reply
+from onceflow.broker.reply import Piece, Reply, SendingSlice
 from onceflow.broker.request_memory import RequestMemory, Reservation
 from onceflow.broker.turn import LARGE_BYTES, Turn, weight
 from onceflow.log.clock import Clock
-from onceflow.log.disk import File
 from onceflow.wire import apis
 from onceflow.wire.errors import WireError
 from onceflow.wire.primitives import INT32
@@ -58,15 +56,6 @@ DRAINED_BYTES_MAX = 1024 * 1024
 
 _PRODUCE_KEY = apis.PRODUCE.to_bytes(2, "big")
 _MSG_MORE = getattr(socket, "MSG_MORE", 0)
-
-
-@dataclass(slots=True)
-class _Sending:
-    """A slice on its way out."""
-
-    file: File
-    position: int
-    size_bytes: int
 
 
 class Connection:
@@ -143,7 +132,7 @@ class Connection:
         self._received_bytes = 0
         self._arrival: Arrival | None = None
         self._pending: deque[Reply] = deque()
-        self._unsent: deque[bytes | memoryview | _Sending] = deque()
+        self._unsent: deque[bytes | memoryview | SendingSlice] = deque()
         self.unsent_bytes = 0
         """Answers in memory, those included that wait for an earlier one; slices of files cost none."""
         self._turn_bytes_left = 0
@@ -375,7 +364,7 @@ class Connection:
                 if small:
                     self._unsent.append(b"".join(small))
                     small.clear()
-                self._unsent.append(_Sending(piece.file, piece.position, piece.size_bytes))
+                self._unsent.append(SendingSlice(piece.file, piece.position, piece.size_bytes))
         if small:
             # One piece alone is not copied.
             self._unsent.append(b"".join(small))
@@ -398,7 +387,7 @@ class Connection:
         if len(self._unsent) > 1:
             self._join_small()
         piece = self._unsent[0]
-        if isinstance(piece, _Sending):
+        if isinstance(piece, SendingSlice):
             self._send_file(piece)
             return
         flags = _MSG_MORE if len(self._unsent) > 1 else 0
@@ -417,7 +406,7 @@ class Connection:
         unsent = self._unsent
         while unsent and len(joined) < JOINED_BYTES_MAX:
             piece = unsent[0]
-            if isinstance(piece, _Sending):
+            if isinstance(piece, SendingSlice):
                 if piece.size_bytes > SLICE_BYTES_SMALL:
                     break
                 piece = self._read(piece)
@@ -428,7 +417,7 @@ class Connection:
         if joined:
             unsent.appendleft(bytes(joined))
 
-    def _read(self, piece: _Sending) -> bytes:
+    def _read(self, piece: SendingSlice) -> bytes:
         data = piece.file.read(piece.size_bytes, piece.position)
         if len(data) < piece.size_bytes:
             raise OSError(f"the file ended {piece.size_bytes - len(data)} bytes too early")
@@ -436,7 +425,7 @@ class Connection:
         self._answers.add(len(data))
         return data
 
-    def _send_file(self, piece: _Sending) -> None:
+    def _send_file(self, piece: SendingSlice) -> None:
         try:
             descriptor = piece.file.fileno()
         except OSError:

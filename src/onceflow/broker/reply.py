@@ -1,6 +1,7 @@
 """The place of one response in its connection's order, and the pieces that a response consists of."""
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from onceflow.log.disk import File
@@ -18,6 +19,15 @@ class FileSlice(Protocol):
 
 
 Piece = bytes | FileSlice
+
+
+@dataclass(slots=True)
+class SendingSlice:
+    """The part of a slice that is still to be sent."""
+
+    file: File
+    position: int
+    size_bytes: int
 
 
 class Channel(Hashable, Protocol):

@@ -132,8 +132,6 @@ def run(
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     location = _location(checkpoint or str(checkpoint_of(topic, hash_key)))
-    if spark_log is None and not submitted and "://" not in location:
-        spark_log = Path(f"{location}.log")
     pipeline = ClickPipeline(
         bootstrap=bootstrap,
         topic=topic,
@@ -145,7 +143,7 @@ def run(
         master=master if submitted else master or "local[2]",
         trigger=trigger,
         java_home=None if submitted else _java_home(),
-        log_file=spark_log,
+        log_file=spark_log or _log_beside(location, submitted),
         kafka=kafka_settings(),
         accept_data_loss=accept_data_loss,
         restarts=RestartLimits(max_restarts, max_restart_seconds),
@@ -158,6 +156,11 @@ def run(
     with Results(redis_url, hash_key) as results:
         snapshot = results.snapshot()
     click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, redis_url))
+
+
+def _log_beside(location: str, submitted: bool) -> Path | None:
+    """Return the log file beside a local checkpoint; None where Spark's log goes to standard error."""
+    return None if submitted or "://" in location else Path(f"{location}.log")
 
 
 def _check_fields(key_field: str, value_field: str) -> None:
