@@ -182,6 +182,18 @@ def test_a_failed_directory_sync_fails_every_new_log(tmp_path: Path) -> None:
     assert not any(point.is_durable for point in points)
 
 
+def test_an_unexpected_error_does_not_end_the_thread(tmp_path: Path) -> None:
+    """What is not an OSError fails the sync too, of a file and of the shared directory."""
+    for operations in range(4):
+        root = tmp_path / str(operations)
+        root.mkdir()
+        disk = FaultyDisk(root)
+        points = [point for log in logs(root, disk, 1) if (point := log.begin_sync()) is not None]
+        disk.cut_power_after(operations)
+        (error,) = run_round(points)
+        assert (error is None) == (operations == 3)
+
+
 def test_one_failed_sync_of_a_round_fails_its_partition_alone(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path)
     points = [point for log in logs(tmp_path, disk, 3) if (point := log.begin_sync()) is not None]

@@ -5,7 +5,6 @@ watermark is the synced end, with the round of syncs that the append asks for.
 """
 
 import logging
-from collections.abc import Hashable
 
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition, Synced
@@ -83,7 +82,7 @@ class PendingProduce:
         return responses
 
     @property
-    def requester(self) -> Hashable:
+    def requester(self) -> int:
         return self._reply.requester
 
     def hold(self) -> None:

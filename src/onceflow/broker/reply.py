@@ -1,6 +1,6 @@
 """The place of one response in its connection's order, and the pieces that a response consists of."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,7 +30,7 @@ class SendingSlice:
     size_bytes: int
 
 
-class Channel(Hashable, Protocol):
+class Channel(Protocol):
     """What a reply needs of its connection."""
 
     @property
@@ -58,9 +58,9 @@ class Reply:
         """
 
     @property
-    def requester(self) -> Hashable:
+    def requester(self) -> int:
         """Identity of the connection, for fair shares."""
-        return self._connection
+        return id(self._connection)
 
     @property
     def is_open(self) -> bool:

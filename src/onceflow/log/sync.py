@@ -22,8 +22,9 @@ opened for its sync keeps the whole round.
 
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from onceflow.log.disk import Disk, SyncNotBegun, write_file
@@ -115,31 +116,29 @@ class SyncPoint:
 
 def run_round(points: Sequence[SyncPoint]) -> list[OSError | None]:
     """Run all points, with one sync of the directory that new logs share; return the error of each. Any thread."""
-    errors = [_error_of(point) for point in points]
+    errors = [_error_of(point.run_below, point.directory) for point in points]
     by_parent: dict[Path, list[int]] = {}
     for number, point in enumerate(points):
         if point.is_first and point.is_durable and errors[number] is None:
             by_parent.setdefault(point.directory.parent, []).append(number)
     for parent, numbers in by_parent.items():
-        try:
-            points[numbers[0]].disk.sync_directory(parent)
-        except SyncNotBegun as error:
-            for number in numbers:
+        error = _error_of(partial(points[numbers[0]].disk.sync_directory, parent), parent)
+        for number in numbers:
+            if isinstance(error, SyncNotBegun):
                 points[number].put_off(error)
-        except OSError as error:
-            for number in numbers:
+            else:
                 errors[number] = error
     return errors
 
 
-def _error_of(point: SyncPoint) -> OSError | None:
+def _error_of(sync: Callable[[], None], directory: Path) -> OSError | None:
     try:
-        point.run_below()
+        sync()
     except OSError as error:
         return error
     except Exception as error:
         # Whatever it was, it is unknown what is durable.
-        logger.exception("sync of %s failed in an unexpected way", point.directory)
+        logger.exception("sync of %s failed in an unexpected way", directory)
         return OSError(str(error))
     return None
 
