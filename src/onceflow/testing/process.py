@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from onceflow.testing.in_process import BrokerNotUsable
@@ -44,16 +45,23 @@ class BrokerProcess:
         if self._process is not None:
             raise BrokerNotUsable(f"the broker on {self.data} runs already, with pid {self.pid}; stop it first")
         listen = ("--listen", f"127.0.0.1:{self.port}")
-        command = [sys.executable, "-m", "onceflow", "broker", "--data", str(self.data), *listen, *self._arguments]
+        command = [*self._program(), "broker", "--data", str(self.data), *listen, *self._arguments]
         self.data.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=self._environment())
         line = self._first_line(START_SECONDS_MAX)
         if not line.startswith("listening on "):
             self.kill()
             raise BrokerNotUsable(f"the broker on {self.data} did not start: {self.log_path.read_text()[-2000:]}")
         self.port = int(line.rpartition(":")[2])
         return self
+
+    def _program(self) -> list[str]:
+        return [sys.executable, "-m", "onceflow"]
+
+    def _environment(self) -> Mapping[str, str] | None:
+        """Return the process's environment; None is this process's own."""
+        return None
 
     def _first_line(self, timeout_seconds: float) -> str:
         assert self._process is not None

@@ -1,0 +1,75 @@
+"""Broker process whose wall clock jumps when a test says so: `python -m tests.histories.broker_with_clock broker …`.
+
+The test and the process share a file of 8 bytes, the milliseconds by which the broker's clock differs from the
+machine's. The monotonic clock does not jump, as on any machine.
+"""
+
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from onceflow import cli
+from onceflow.broker import server
+from onceflow.log.clock import SystemClock
+from onceflow.testing import BrokerProcess
+
+SKEW_FILE = "ONCEFLOW_TEST_CLOCK_SKEW"
+_SKEW = struct.Struct("<q")
+
+
+class Skew:
+    """The shared file."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            path.write_bytes(_SKEW.pack(0))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), _SKEW.size)
+
+    @property
+    def ms(self) -> int:
+        """How far the broker's clock is ahead, in ms."""
+        return int(_SKEW.unpack_from(self._memory)[0])
+
+    @ms.setter
+    def ms(self, ms: int) -> None:
+        _SKEW.pack_into(self._memory, 0, ms)
+
+
+class SkewedClock(SystemClock):
+    """This machine's clock, ahead by `skew`."""
+
+    def __init__(self, skew: Skew) -> None:
+        self._skew = skew
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._skew.ms
+
+
+class SkewedBroker(BrokerProcess):
+    """A broker process whose clock `skew` sets."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        super().__init__(directory / "broker", 0, *arguments)
+        self._skew_path = directory / "skew"
+        self.skew = Skew(self._skew_path)
+
+    def _program(self) -> list[str]:
+        return [sys.executable, "-m", "tests.histories.broker_with_clock"]
+
+    def _environment(self) -> Mapping[str, str]:
+        return {**os.environ, SKEW_FILE: str(self._skew_path)}
+
+
+def main() -> None:
+    """Run the command line with a skewed clock."""
+    skew = Skew(Path(os.environ[SKEW_FILE]))
+    server.SystemClock = lambda: SkewedClock(skew)  # type: ignore[assignment,misc]
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""One run: workers on a broker that is killed and frozen and whose clock jumps; its history and its figures."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from onceflow.client.cluster import Cluster
+from tests.histories.broker_with_clock import SkewedBroker
+from tests.histories.history import History, Operation, Outcome, Poll
+from tests.histories.workers import (
+    EVENTS,
+    KEYS,
+    PARTITIONS,
+    RECORDS_PER_POLL,
+    Copier,
+    Mixer,
+    Reader,
+    Run,
+    Sender,
+    Worker,
+    consumer_at,
+    everything,
+    key_of,
+    poll,
+    poll_of,
+)
+
+BROKER = (
+    *("--log-retention-ms", "-1", "--log-segment-bytes", "1048576"),
+    # A clock that jumped back makes the clients' timestamps lie in the future.
+    *("--log-message-timestamp-after-max-ms", str(2**63 - 1)),
+)
+CALM_S_MAX = 4.0
+FROZEN_S_MAX = 7.0
+JUMPS_MS = (1_000, 60_000, 3_600_000)
+"""A jump of days would let the broker forget idempotent producers and offsets, as it should."""
+COPIED_WITHIN_S = 180.0
+JOINED_WITHIN_S = 240.0
+WRITERS = (Sender, Sender, Mixer, Mixer)
+READERS = (Reader, Reader)
+COPIERS = (Copier, Copier)
+
+
+class Faults:
+    """Kills, freezes and clock jumps, one after the other."""
+
+    def __init__(self, broker: SkewedBroker, seed: int) -> None:
+        self._broker = broker
+        self._chance = random.Random(f"{seed} faults")
+        self.counts: Counter[str] = Counter()
+
+    def rage(self, seconds: float) -> None:
+        """Inject faults for so long; the broker runs afterwards."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, self._chance.random() * CALM_S_MAX))
+            kind = self._chance.choice(("kill", "freeze", "clock jump"))
+            self.counts[kind] += 1
+            if kind == "kill":
+                self._broker.kill()
+                time.sleep(self._chance.random())
+                self._broker.start()
+            elif kind == "freeze":
+                self._freeze()
+            else:
+                self._broker.skew.ms += self._chance.choice((-1, 1)) * self._chance.choice(JUMPS_MS)
+
+    def _freeze(self) -> None:
+        os.kill(self._broker.pid, signal.SIGSTOP)
+        try:
+            time.sleep(self._chance.random() * FROZEN_S_MAX)
+        finally:
+            os.kill(self._broker.pid, signal.SIGCONT)
+
+
+def run(directory: Path, seed: int, seconds: float) -> tuple[History, Counter[str]]:
+    """Return the history of a run of `seconds` under faults, read to its end, and its figures."""
+    with SkewedBroker(directory, *BROKER) as broker:
+        with Cluster(broker.bootstrap) as cluster:
+            for topic, count in PARTITIONS.items():
+                cluster.create_topic(topic, count)
+        work = Run(broker.bootstrap, seed)
+        copied = threading.Event()
+        faults = Faults(broker, seed)
+        with _working(work, READERS, copied) as readers, _working(work, COPIERS, copied) as copiers:
+            with _working(work, WRITERS, work.stopping) as writers:
+                faults.rage(seconds)
+                work.stopping.set()
+            _await_copies(work)
+            copied.set()
+        _read_to_end(work)
+    history = History(work.operations, consumed=frozenset(key for key in KEYS if key.startswith(EVENTS)))
+    figures = _figures(work, [*readers, *copiers, *writers])
+    return history, figures + faults.counts
+
+
+@contextlib.contextmanager
+def _working(work: Run, kinds: Iterable[type[Worker]], stopping: threading.Event) -> Iterator[list[Worker]]:
+    """Run workers; at the end `stopping` is set. Raises what a worker failed with."""
+    workers = [kind(work, f"{kind.__name__.lower()}-{number}", stopping) for number, kind in enumerate(kinds)]
+    for worker in workers:
+        worker.start()
+    try:
+        yield workers
+    finally:
+        stopping.set()
+        for worker in workers:
+            worker.join(JOINED_WITHIN_S)
+    for worker in workers:
+        assert not worker.is_alive(), f"{worker.name} does not end"
+        if worker.failure is not None:
+            raise worker.failure
+
+
+def _await_copies(work: Run) -> None:
+    """Wait until each event that can be read has become a copy that can be read, or for COPIED_WITHIN_S.
+
+    What is missing then is for the checker to say.
+    """
+    consumer, session = consumer_at(work.bootstrap), work.next_session()
+    consumer.assign(everything())
+    events, copies, calm_since = set[int](), set[int](), time.monotonic()
+    deadline = time.monotonic() + COPIED_WITHIN_S
+    while time.monotonic() < deadline:
+        polls = poll(consumer)
+        if polls:
+            calm_since = time.monotonic()
+            work.operations.append(Operation(session, Outcome.OK, (), tuple(polls)))
+        events |= {each.value for each in polls if each.key.startswith(EVENTS)}
+        copies |= {each.value for each in polls if not each.key.startswith(EVENTS)}
+        if time.monotonic() - calm_since > 1 and events <= _sources(work, copies):
+            break
+    consumer.close()
+
+
+def _sources(work: Run, copies: set[int]) -> set[int]:
+    sends = (send for operation in list(work.operations) for send in operation.sends)
+    return {send.source for send in sends if send.source is not None and send.value in copies}
+
+
+def _read_to_end(work: Run) -> None:
+    """Read every key from its first offset to its end. Raises AssertionError where a transaction is still open."""
+    ends = _ends(work.bootstrap)
+    consumer, session = consumer_at(work.bootstrap, **{"enable.partition.eof": True}), work.next_session()
+    consumer.assign(everything())
+    reached = dict.fromkeys(ends, 0)
+    deadline = time.monotonic() + COPIED_WITHIN_S
+    while any(reached[key] < end for key, end in ends.items()):
+        assert time.monotonic() < deadline, f"read to {reached} of {ends}"
+        polls: list[Poll] = []
+        for message in consumer.consume(RECORDS_PER_POLL, 1):
+            error = message.error()
+            if error is None:
+                polls.append(poll_of(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                topic, partition, offset = message.topic(), message.partition(), message.offset()
+                assert topic is not None and partition is not None and offset is not None
+                reached[key_of(topic, partition)] = offset
+        if polls:
+            work.operations.append(Operation(session, Outcome.OK, (), tuple(polls)))
+    consumer.close()
+
+
+def _ends(bootstrap: str) -> dict[str, int]:
+    """Return the end of each key, open transactions counted."""
+    consumer: Consumer = consumer_at(bootstrap, **{"isolation.level": "read_uncommitted"})
+    found = {}
+    for topic, count in PARTITIONS.items():
+        for number in range(count):
+            marks = consumer.get_watermark_offsets(TopicPartition(topic, number), 30)
+            assert marks is not None
+            found[key_of(topic, number)] = marks[1]
+    consumer.close()
+    return found
+
+
+def _figures(work: Run, workers: list[Worker]) -> Counter[str]:
+    figures: Counter[str] = Counter()
+    for operation in work.operations:
+        figures["operations"] += 1
+        figures["sends"] += len(operation.sends)
+        figures["polled records"] += len(operation.polls)
+        if operation.is_transaction:
+            figures["transactions"] += 1
+            figures[f"{operation.outcome.name.lower()} transactions"] += 1
+    figures["client sessions"] = sum(worker.sessions for worker in workers)
+    return figures

@@ -1,0 +1,396 @@
+"""Workers that send, poll, run transactions and copy with librdkafka, and record what they were answered.
+
+Each worker is a thread with clients of its own. A client that failed in a way that leaves its state open is abandoned
+without a close, as in a process that was killed; the worker then begins another session with new clients. A
+transactional id stays with its worker, so the next session fences what the last one left.
+"""
+
+import itertools
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+
+from tests.broker.test_durability import Quiet
+from tests.histories.history import Operation, Outcome, Poll, Send
+
+EVENTS, COPIES = "events", "copies"
+PARTITIONS = {EVENTS: 4, COPIES: 2}
+GROUP = "copiers"
+CALL_S = 60.0
+SESSION_TIMEOUT_MS = 10_000
+"""Longer than a broker is frozen."""
+ABORT_CHANCE = 0.15
+CRASH_CHANCE = 0.01
+REWIND_CHANCE = 0.005
+FROM_FIRST_CHANCE = 0.05
+TAIL = -2_000
+"""librdkafka's offset of the end; so many less is so many records before it."""
+TAIL_MAX = 500
+PAUSE_S_MAX = 0.02
+POLL_S = 0.1
+RECORDS_PER_POLL = 500
+RECORD = b"%-500d"
+"""Long enough that segments are rolled."""
+COPIED_MAX = 50
+ABANDONED_MAX = 5
+RECONNECT = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 200}
+PRODUCER: dict[str, Any] = {
+    # Without it a fatal error is raised out of any call, as a SystemError.
+    "error_cb": lambda _error: None,
+    "enable.idempotence": True,
+    "linger.ms": 1,
+    "message.timeout.ms": 120_000,
+    "socket.timeout.ms": 10_000,
+    **RECONNECT,
+}
+TRANSACTIONS = {"transaction.timeout.ms": 30_000, "message.timeout.ms": 30_000}
+CONSUMER: dict[str, Any] = {
+    "error_cb": lambda _error: None,
+    "group.id": "none",
+    "enable.auto.commit": False,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "earliest",
+    "fetch.wait.max.ms": 50,
+    **RECONNECT,
+}
+MEMBER = {
+    "group.id": GROUP,
+    "session.timeout.ms": SESSION_TIMEOUT_MS,
+    # A member that was abandoned leaves then.
+    "max.poll.interval.ms": SESSION_TIMEOUT_MS,
+    "heartbeat.interval.ms": 1_000,
+}
+
+
+class SendUnsettled(Exception):
+    """A send was not acknowledged in time: whether it is there, its client does not know."""
+
+
+@dataclass
+class Run:
+    """What all workers of one run share."""
+
+    bootstrap: str
+    seed: int
+    stopping: threading.Event = field(default_factory=threading.Event)
+    operations: list[Operation] = field(default_factory=list)
+    copied: threading.Event = field(default_factory=threading.Event)
+    _values: Any = field(default_factory=itertools.count)
+    _sessions: Any = field(default_factory=itertools.count)
+
+    def next_value(self) -> int:
+        return next(self._values)  # type: ignore[no-any-return]
+
+    def next_session(self) -> int:
+        return next(self._sessions)  # type: ignore[no-any-return]
+
+
+def key_of(topic: str, partition: int) -> str:
+    return f"{topic}-{partition}"
+
+
+KEYS = frozenset(key_of(topic, number) for topic, count in PARTITIONS.items() for number in range(count))
+
+
+class Sends:
+    """Records of one operation on their way; `settled` are those sends with what became of each."""
+
+    def __init__(self, run: Run, producer: Producer) -> None:
+        self._run = run
+        self._producer = producer
+        self._began: list[Send] = []
+        self._offsets: dict[int, tuple[int, float]] = {}
+
+    def send(self, topic: str, partition: int, *, source: int | None = None) -> None:
+        value = self._run.next_value()
+        self._began.append(Send(key_of(topic, partition), value, None, time.monotonic(), source=source))
+        self._producer.produce(topic, RECORD % value, partition=partition, on_delivery=self._delivered)
+
+    def _delivered(self, error: Any, message: Message) -> None:
+        if error is None:
+            value, offset = int(message.value() or b""), message.offset()
+            assert offset is not None
+            self._offsets[value] = offset, time.monotonic()
+
+    def wait(self) -> None:
+        """Wait for every acknowledgement. Raises SendUnsettled."""
+        self._producer.flush(CALL_S)
+        if len(self._offsets) < len(self._began):
+            raise SendUnsettled(f"{len(self._began) - len(self._offsets)} sends")
+
+    @property
+    def settled(self) -> list[Send]:
+        return [
+            replace(send, offset=self._offsets[send.value][0], acknowledged=self._offsets[send.value][1])
+            if send.value in self._offsets
+            else send
+            for send in self._began
+        ]
+
+
+class Worker(threading.Thread):
+    """One session after the other until the run stops; what ends one but KafkaException is kept in `failure`."""
+
+    def __init__(self, run: Run, name: str, stopping: threading.Event) -> None:
+        super().__init__(name=name, daemon=True)
+        self.work = run
+        self.chance = random.Random(f"{run.seed} {name}")
+        self.stopping = stopping
+        self.failure: BaseException | None = None
+        self.session = -1
+        self.sessions = 0
+        self._abandoned: deque[Any] = deque(maxlen=ABANDONED_MAX)
+
+    def run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                self.session = self.work.next_session()
+                self.sessions += 1
+                try:
+                    self.open()
+                    while not self.stopping.is_set():
+                        self.step()
+                        self.stopping.wait(self.chance.random() * PAUSE_S_MAX)
+                        if self.chance.random() < CRASH_CHANCE:
+                            break
+                except (KafkaException, SendUnsettled):
+                    self.stopping.wait(self.chance.random())
+            self.close()
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def open(self) -> None:
+        """Make the clients of a session."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Run one operation."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the last session cleanly."""
+
+    def record(self, outcome: Outcome, sends: Iterable[Send] = (), polls: Iterable[Poll] = (), **more: Any) -> None:
+        operation = Operation(self.session, outcome, tuple(sends), tuple(polls), **more)
+        if operation.sends or operation.polls or operation.moved:
+            self.work.operations.append(operation)
+
+    def producer(self, **config: Any) -> Producer:
+        """Return a producer that lives on for a while after its session: a zombie, whose sends must be fenced."""
+        made = Producer({**PRODUCER, "bootstrap.servers": self.work.bootstrap, **config}, logger=Quiet())
+        self._abandoned.append(made)
+        return made
+
+    def begin(self) -> int:
+        """Return where a reader begins: some records before the end, now and then at the first one."""
+        return 0 if self.chance.random() < FROM_FIRST_CHANCE else TAIL - self.chance.randrange(1, TAIL_MAX)
+
+    def anywhere(self) -> int:
+        return self.chance.randrange(PARTITIONS[EVENTS])
+
+
+def consumer_at(bootstrap: str, **config: Any) -> Consumer:
+    """Return a reader of committed data."""
+    return Consumer({**CONSUMER, "bootstrap.servers": bootstrap, **config}, logger=Quiet())
+
+
+def everything(begin: int = 0) -> list[TopicPartition]:
+    """Return every partition from offset `begin`, by default its first."""
+    return [TopicPartition(topic, number, begin) for topic, count in PARTITIONS.items() for number in range(count)]
+
+
+def poll(consumer: Consumer, seconds: float = POLL_S) -> list[Poll]:
+    """Return the records of one poll; a broker that is away gives none."""
+    messages = consumer.consume(RECORDS_PER_POLL, seconds)
+    return [poll_of(message) for message in messages if message.error() is None]
+
+
+def poll_of(message: Message) -> Poll:
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None and partition is not None and offset is not None
+    return Poll(key_of(topic, partition), offset, int(message.value() or b""), time.monotonic())
+
+
+class Sender(Worker):
+    """Sends a few records without a transaction."""
+
+    def open(self) -> None:
+        self._producer = self.producer()
+
+    def step(self) -> None:
+        sends = Sends(self.work, self._producer)
+        try:
+            for _ in range(self.chance.randrange(1, 6)):
+                sends.send(EVENTS, self.anywhere())
+            sends.wait()
+        finally:
+            settled = sends.settled
+            self.record(Outcome.OK, [send for send in settled if send.offset is not None])
+            self.record(Outcome.UNKNOWN, [send for send in settled if send.offset is None])
+
+
+class Reader(Worker):
+    """Polls every partition, and now and then begins again elsewhere."""
+
+    def open(self) -> None:
+        self._consumer = consumer_at(self.work.bootstrap)
+        self._rewind()
+
+    def _rewind(self) -> None:
+        self._consumer.assign(everything(self.begin()))
+        self.record(Outcome.OK, moved=KEYS)
+
+    def step(self) -> None:
+        if self.chance.random() < REWIND_CHANCE:
+            self._rewind()
+        self.record(Outcome.OK, polls=poll(self._consumer))
+
+
+class Transactional(Worker):
+    """Runs transactions with an id of its own; `fill` says what is in them."""
+
+    def open(self) -> None:
+        self._producer = self.producer(**{"transactional.id": self.name, **TRANSACTIONS})
+        self._call(lambda: self._producer.init_transactions(CALL_S))
+
+    def close(self) -> None:
+        """Let another session abort what the last one left."""
+        self.open()
+
+    def step(self) -> None:
+        sends, polls, committing, outcome = Sends(self.work, self._producer), list[Poll](), None, Outcome.FAILED
+        self._producer.begin_transaction()
+        try:
+            self.fill(sends, polls)
+            chance = self.chance.random()
+            if chance < CRASH_CHANCE:
+                raise SendUnsettled("the client crashes within the transaction")
+            if chance < ABORT_CHANCE:
+                self._call(lambda: self._producer.abort_transaction(CALL_S))
+            else:
+                sends.wait()
+                committing, outcome = time.monotonic(), Outcome.UNKNOWN
+                self._call(lambda: self._producer.commit_transaction(CALL_S))
+                outcome = Outcome.OK
+        except KafkaException as error:
+            if not error.args[0].txn_requires_abort():
+                raise
+            self._call(lambda: self._producer.abort_transaction(CALL_S))
+            outcome = Outcome.FAILED
+        finally:
+            self.record(
+                outcome,
+                sends.settled,
+                polls,
+                committing=None if outcome is Outcome.FAILED else committing,
+                aborts=outcome is Outcome.FAILED,
+                moved=self.moved(),
+            )
+        if outcome is Outcome.FAILED:
+            self.aborted(polls)
+
+    def fill(self, sends: Sends, polls: list[Poll]) -> None:
+        """Send and poll within the transaction."""
+        raise NotImplementedError
+
+    def moved(self) -> frozenset[str]:
+        """Return the keys whose position was set since the last operation."""
+        return frozenset()
+
+    def aborted(self, polls: list[Poll]) -> None:
+        """Go back to where the transaction began, if its polls belong to it."""
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """Repeat what librdkafka says may be repeated, for CALL_S at most. Raises KafkaException."""
+        deadline = time.monotonic() + CALL_S
+        while True:
+            try:
+                call()
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise
+
+
+class Mixer(Transactional):
+    """Sends to several partitions and polls in one transaction."""
+
+    def open(self) -> None:
+        super().open()
+        self._consumer = consumer_at(self.work.bootstrap)
+        self._consumer.assign(everything(self.begin()))
+
+    def fill(self, sends: Sends, polls: list[Poll]) -> None:
+        for _ in range(self.chance.randrange(1, 5)):
+            sends.send(EVENTS, self.anywhere())
+            if self.chance.random() < 0.5:
+                polls += poll(self._consumer, 0.02)
+
+
+class Copier(Transactional):
+    """Consumes events in a group, and commits what it produces of them with their offsets."""
+
+    _consumer: Consumer | None = None
+
+    def open(self) -> None:
+        # A member that fails leaves; one that is only abandoned holds its partitions for the session's time.
+        if self._consumer is not None:
+            self._consumer.close()
+        super().open()
+        self._moved = KEYS
+        self._polls: list[Poll] = []
+        self._consumer = consumer_at(self.work.bootstrap, **MEMBER)
+        self._consumer.subscribe([EVENTS], on_assign=self._on_rebalance, on_revoke=self._on_rebalance)
+
+    def close(self) -> None:
+        super().close()
+        assert self._consumer is not None
+        self._consumer.close()
+
+    def fill(self, sends: Sends, polls: list[Poll]) -> None:
+        assert self._consumer is not None
+        self._polls = polls
+        for _ in range(COPIED_MAX):
+            message = self._consumer.poll(0 if polls else POLL_S)
+            if message is None:
+                break
+            if message.error() is None:
+                polls.append(poll_of(message))
+        ends: dict[int, int] = {}
+        for copied in polls:
+            sends.send(COPIES, self.chance.randrange(PARTITIONS[COPIES]), source=copied.value)
+            ends[partition_of(copied)] = copied.offset + 1
+        if ends:
+            positions = [TopicPartition(EVENTS, number, offset) for number, offset in ends.items()]
+            member = self._consumer.consumer_group_metadata()
+            self._call(lambda: self._producer.send_offsets_to_transaction(positions, member, CALL_S))
+
+    def moved(self) -> frozenset[str]:
+        moved, self._moved = self._moved, frozenset()
+        return moved
+
+    def aborted(self, polls: list[Poll]) -> None:
+        assert self._consumer is not None
+        begins = {partition_of(each): each.offset for each in reversed(polls)}
+        # A rebalance may have taken the partition meanwhile; its next owner begins at the committed offset.
+        owned = {each.partition for each in self._consumer.assignment()}
+        for number, offset in begins.items():
+            if number in owned:
+                self._consumer.seek(TopicPartition(EVENTS, number, offset))
+        self._moved = KEYS
+
+    def _on_rebalance(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        """Drop what was polled of the assignment before: the next owner begins at the committed offset."""
+        self._moved = KEYS
+        self._polls.clear()
+
+
+def partition_of(polled: Poll) -> int:
+    return int(polled.key.rpartition("-")[2])
