@@ -281,7 +281,7 @@ def test_a_start_that_cannot_finish_a_deletion_is_refused(
                 pass
     powered.stop()
     with monkeypatch.context() as full:
-        full.setattr(GroupRequests, "append_in_batches", lambda *_arguments: ErrorCode.kafka_storage_error)
+        full.setattr(GroupRequests, "append_in_batches", lambda *_arguments, **_options: ErrorCode.kafka_storage_error)
         with pytest.raises(UnfinishedDeletion, match="free the disk and start the broker again"):
             powered.start()
     powered.start()

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiokafka import TopicPartition as Place
@@ -282,14 +281,14 @@ def test_a_batch_whose_topic_is_deleted_while_a_thread_looks_at_it_is_refused(
     broker: DrivenBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_looked_at, is_deleted = threading.Event(), threading.Event()
-    look = record_checks._look
+    run_slice = record_checks._Look.run_slice
 
-    def look_slowly(*arguments: Any) -> Any:
+    def run_slice_slowly(look: record_checks._Look) -> bool:
         is_looked_at.set()
         assert is_deleted.wait(10)
-        return look(*arguments)
+        return run_slice(look)
 
-    monkeypatch.setattr(record_checks, "_look", look_slowly)
+    monkeypatch.setattr(record_checks._Look, "run_slice", run_slice_slowly)
     client.create_topic("table", cleanup_policy="compact")
     client.send_batch("table", 0, encode_batch([Record(n, NOW_MS, b"k%d" % n, b"v") for n in range(1000)]))
     assert is_looked_at.wait(10)

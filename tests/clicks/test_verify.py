@@ -191,7 +191,7 @@ def test_an_unexpected_failure_is_no_difference(place: Place, monkeypatch: pytes
 def test_without_the_packages_it_says_what_to_install(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onceflow.clicks.verify", None)
     monkeypatch.delattr("onceflow.clicks.verify")
-    assert "with its extra 'demo'" in cannot_say(place)
+    assert ".whl[client,dashboard]'" in cannot_say(place)
 
 
 def test_a_batch_that_stays_half_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,7 +306,7 @@ def test_a_value_that_does_not_fit_stops_the_query_and_stays(sinks: Sinks, redis
     after_first = None
     for _ in range(3):  # restarts
         sink = sinks.start()
-        with pytest.raises(DataMisfit, match=f"field 'user 7' of counts in Redis is '{value}'"):
+        with pytest.raises(DataMisfit, match=f"field 'user 7' of counts in Redis has reached {value}"):
             sinks.batch(sink, 2)
         assert isinstance(sink.failure, DataMisfit)
         found = redis_client.hgetall("counts")
@@ -475,7 +475,7 @@ def test_what_cannot_be_repaired_stops_the_query(sinks: Sinks, redis_client: Any
     past.restore()
     before = redis_client.dump("counts")
     with pytest.raises(
-        RepairFailed, match=r"lost batches after batch 1 .*cannot be counted again \(clicks-0 \[10, 20\)"
+        RepairFailed, match=r"lost batches: marker .* is at batch 1 .*cannot be counted again \(clicks-0 \[10, 20\)"
     ):
         sinks.start(rebuild=gone).open(sinks.spark)
     unreadable = F.raise_error(F.lit("no such record")).cast("bigint").alias("amount")
