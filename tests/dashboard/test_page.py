@@ -59,7 +59,7 @@ def test_the_numbers_are_those_of_redis(serve_page: ServePage, counted: Counted,
     assert text_of(page, "#batch-duration") == "840 ms"
     # 516 events every minute: the next batch is not overdue before two have passed.
     assert text_of(page, "#rate") == "8.6"
-    assert "8.6" in (page.locator("#chart").get_attribute("aria-label") or "")
+    assert "peak 51.6" in (page.locator("#chart").get_attribute("aria-label") or "")
     assert page.locator("#chart canvas").count() == 1
 
 
