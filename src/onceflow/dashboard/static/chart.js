@@ -46,7 +46,7 @@ export class RateChart {
     const font = `13px ${color("--sans")}`;
     const axis = { stroke: color("--muted"), font, ticks: { show: false } };
     return {
-      width, height, padding: [10, 20, 0, 6],
+      width, height, padding: [10, 34, 0, 6],
       legend: { show: false },
       cursor: { y: false, drag: { setScale: false, x: false, y: false }, points: { size: 7 } },
       scales: { x: { range: (_, low, high) => [low - this.half_step, high + this.half_step] }, y: { range: (_, __, high) => [0, Math.max(4, high * 1.12)] } },
