@@ -74,12 +74,14 @@ def test_a_join_looks_at_no_other_member(monkeypatch: pytest.MonkeyPatch) -> Non
     assert looks == 0
 
 
-def join(scene: Scene, group_id: str, size_bytes: int, member_id: str = "") -> JoinAnswer:
+def join(
+    scene: Scene, group_id: str, size_bytes: int, member_id: str = "", *, requires_known_member_id: bool = False
+) -> JoinAnswer:
     """The response to a member whose subscription has this size, in a group of its own."""
     answers: list[JoinAnswer] = []
     request = JoinRequest(
         group_id, member_id, "client", "/host", SESSION_MS, REBALANCE_MS, "consumer", (("range", bytes(size_bytes)),),
-        requires_known_member_id=False,
+        requires_known_member_id=requires_known_member_id,
     )  # fmt: skip
     scene.carry_out(scene.groups.join(request, answers.append))
     return answers[0]
@@ -109,6 +111,17 @@ def test_all_subscriptions_together_have_a_bound(caplog: pytest.LogCaptureFixtur
     scene.advance(REBALANCE_MS)
     scene.advance(REBALANCE_MS)
     assert scene.groups.memory.used_bytes == 0
+
+
+def test_the_bounds_hold_for_a_member_that_was_given_its_id_first() -> None:
+    """Its first JoinGroup, which only gets the id, may have asked for less."""
+    scene = Scene(group_subscription_bytes_max=200 * KIB, groups_memory_bytes_max=100 * KIB)
+    given = join(scene, "g", 0, requires_known_member_id=True)
+    assert given.error_code == ErrorCode.member_id_required
+    assert join(scene, "g", 200 * KIB, given.member_id).error_code == ErrorCode.message_too_large
+    assert join(scene, "g", 150 * KIB, given.member_id).error_code == ErrorCode.coordinator_not_available
+    assert scene.groups.memory.used_bytes == 0
+    assert join(scene, "g", 50 * KIB, given.member_id).error_code == ErrorCode.none, "its id is still good"
 
 
 def test_assignments_count_too() -> None:

@@ -148,11 +148,11 @@ class GroupCoordinator:
             return ErrorCode.group_max_size_reached
         if not group.accepts(request.protocol_type, request.protocols):
             return ErrorCode.inconsistent_group_protocol
+        error_code = ErrorCode.none
         if request.member_id in group.pending_ids:
             # A member that has an instance id is never given a member id first: for Kafka it is a wrong state, too.
-            return ErrorCode.none if request.group_instance_id is None else ErrorCode.unknown_server_error
-        error_code = ErrorCode.none
-        if request.member_id:
+            error_code = ErrorCode.none if request.group_instance_id is None else ErrorCode.unknown_server_error
+        elif request.member_id:
             error_code = group.member_error(request.member_id, request.group_instance_id)
         return error_code or self._memory_error(group, request)
 
