@@ -145,17 +145,25 @@ class TopicOperations:
         opened: Callable[[Mapping[str, tuple[ErrorCode, str]]], None],
         failed: Failed,
     ) -> None:
-        """Open logs in the housekeeping thread and serve them; `opened` gets the failures by topic."""
+        """Open logs in the housekeeping thread and serve them; `opened` gets the failures by topic.
+
+        Only those of topics that still exist: the thread may have removed the files of a deleted one before.
+        """
+        failures = {each.topic.name: _was_deleted(each.topic) for each in openings if not self._exists(each.topic)}
+        left = [each for each in openings if each.topic.name not in failures]
 
         def install(logs_or_errors: list[list[PartitionLog] | str]) -> None:
-            failures = {}
-            for opening, logs in zip(openings, logs_or_errors, strict=True):
+            for opening, logs in zip(left, logs_or_errors, strict=True):
                 failure = self._install(opening, logs)
                 if failure is not None:
                     failures[opening.topic.name] = failure
             opened(failures)
 
-        self._node.in_background(lambda: [self._open_or_say(each) for each in openings], told(failed, install), failed)
+        self._node.in_background(lambda: [self._open_or_say(each) for each in left], told(failed, install), failed)
+
+    def _exists(self, topic: Topic) -> bool:
+        """Whether it is still this topic, not deleted nor created again since."""
+        return self._node.topics.by_id.get(topic.topic_id) is topic
 
     def _open_or_say(self, opening: _Opening) -> list[PartitionLog] | str:
         topic = opening.topic
@@ -169,9 +177,9 @@ class TopicOperations:
         node, topic = self._node, opening.topic
         if isinstance(logs, str):
             return ErrorCode.kafka_storage_error, logs
-        if node.topics.by_id.get(topic.topic_id) is not topic:
+        if not self._exists(topic):
             # Its files are on their way out: nothing may be acknowledged into them. They close when let go.
-            return ErrorCode.unknown_topic_or_partition, f"topic {topic.name} was deleted at the same time"
+            return _was_deleted(topic)
         if node.partitions.count(topic.name) != opening.begin:
             message = f"topic {topic.name}: partitions before {opening.begin} could not be opened; restart the broker"
             return ErrorCode.kafka_storage_error, message
@@ -317,6 +325,10 @@ class TopicOperations:
                     logger.error("%s-%d could not be removed: %s", topic.name, index, error)
                     left.add(topic.name)
         return left
+
+
+def _was_deleted(topic: Topic) -> tuple[ErrorCode, str]:
+    return ErrorCode.unknown_topic_or_partition, f"topic {topic.name} was deleted at the same time"
 
 
 def _created(name: str, records: Sequence[MetadataRecord]) -> Created:
