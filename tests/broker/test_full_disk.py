@@ -173,6 +173,34 @@ def test_clients_free_a_full_disk(small: SmallDisk, free: object, restart: str) 
             assert offsets_of(broker, "big") >= set(range(35, 40))
 
 
+def test_partitions_that_were_never_created_keep_no_others_from_service(small: SmallDisk) -> None:
+    """A crash came between the record of further partitions and their logs, and the disk is full at the start."""
+    with driven(small) as broker:
+        with connected(broker.bootstrap) as client:
+            client.create_topic("big", 4)
+            for _ in range(40):
+                assert not produce(client, "big")
+        broker.stop()
+        small.forget_clean_stop()
+        disk = small.disk or RealDisk()
+        for index in (1, 2, 3):
+            directory = small.data / f"big-{index}"
+            for name in disk.names(directory):
+                disk.remove(directory / name)
+            disk.remove_directory(directory)
+        small.fill()
+        broker.start()
+        assert broker.call(lambda node: 1 <= node.partitions.count("big") < 4)
+        assert offsets_of(broker, "big") == set(range(40))
+        delete_records(broker)
+        eventually(lambda: accepts_again(broker, "big"), "records are accepted")
+        broker.stop()
+        broker.start()
+        with connected(broker.bootstrap) as client:
+            assert not produce(client, "big", 3)
+        assert offsets_of(broker, "big") >= set(range(35, 41))
+
+
 def offsets_of(broker: InnerBroker, topic: str) -> set[int]:
     """Offsets of all records that a client reads."""
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "reader"})

@@ -160,13 +160,23 @@ class Node:
                 logger.warning("%s belongs to no topic; it is left alone", self.directory.partition_path(name, index))
 
     def _open_topic(self, topic: Topic) -> None:
-        """Without room for the logs of a topic that was recorded last, it is not served: it can be deleted."""
+        """Open its logs. Without room for those that were recorded last, the ones before them are served."""
+        config = self.log_config_of(topic)
+        logs: list[PartitionLog] = []
         try:
-            self.partitions.install(topic.name, self._open_logs(topic, clean=self.directory.clean))
+            for index in range(topic.partition_count):
+                logs += self.open_logs(topic, (index,), config, clean=self.directory.clean)
         except NoRoomForNewLog as error:
             if topic.is_internal:
                 raise
-            logger.error("topic %s is not served: %s; free the disk and restart the broker", topic.name, error)
+            logger.error(
+                "topic %s: partitions from %d on are not served: %s; free the disk and restart the broker",
+                topic.name,
+                len(logs),
+                error,
+            )
+        if logs:
+            self.partitions.install(topic.name, logs)
 
     def _open_logs(self, topic: Topic, *, clean: bool) -> list[PartitionLog]:
         return self.open_logs(topic, range(topic.partition_count), self.log_config_of(topic), clean=clean)

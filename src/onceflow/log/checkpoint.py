@@ -12,7 +12,7 @@ from collections.abc import Container
 from pathlib import Path
 from uuid import UUID
 
-from onceflow.log.disk import Disk, read_file, replace_file, write_whole
+from onceflow.log.disk import Disk, read_file, replace_file, write_file
 from onceflow.log.errors import DataDirectoryRefused
 
 LEADER_EPOCH = 0
@@ -34,11 +34,7 @@ def decode_uuid(text: str) -> UUID:
 def new_checkpoints(disk: Disk, directory: Path, topic_id: UUID | None) -> None:
     """Writes both, not durably: one that a power cut tore is written again at the next start."""
     for name, content in _contents(topic_id).items():
-        file = disk.open(directory / name, create=True)
-        try:
-            write_whole(file, content, 0)
-        finally:
-            file.close()
+        write_file(disk, directory / name, content, is_durable=False)
 
 
 def check_checkpoints(disk: Disk, directory: Path, names: Container[str], topic_id: UUID | None) -> None:

@@ -288,26 +288,27 @@ def read_file(disk: Disk, path: Path) -> bytes:
         file.close()
 
 
-def write_file(disk: Disk, path: Path, data: Buffer) -> None:
+def write_file(disk: Disk, path: Path, data: Buffer, *, is_durable: bool = True) -> None:
     """Replaces a file's content and makes it durable; its name is durable after `sync_directory`.
 
     A crash may leave it torn: for files whose reader notices (a checksum) or that can be rebuilt. Where the disk is
     full, it is written once more with the room that was kept for it.
     """
     try:
-        _write_file(disk, path, data)
+        _write_file(disk, path, data, is_durable=is_durable)
     except OSError as error:
         if not disk.make_room(error):
             raise
-        _write_file(disk, path, data)
+        _write_file(disk, path, data, is_durable=is_durable)
 
 
-def _write_file(disk: Disk, path: Path, data: Buffer) -> None:
+def _write_file(disk: Disk, path: Path, data: Buffer, *, is_durable: bool) -> None:
     file = disk.open(path, create=True)
     try:
         file.truncate(0)
         write_whole(file, data, 0)
-        file.sync_data()
+        if is_durable:
+            file.sync_data()
     finally:
         file.close()
 
