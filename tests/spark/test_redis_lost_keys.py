@@ -1,9 +1,10 @@
 """Keys that vanish beside their marker, and settings of Redis that change while the query runs; on a real Valkey."""
 
+import json
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame
 
 from onceflow.cli import onceflow
+from onceflow.spark.batch import AcceptedLoss
 from onceflow.spark.data_loss import DataLost
-from onceflow.spark.offsets import OffsetRange
+from onceflow.spark.offsets import LossKind, OffsetRange
 from onceflow.spark.redis_scripts import MarkerMoved
 from onceflow.spark.redis_sink import MissingRanges, RedisUnfit, RepairFailed
 from onceflow.spark.redis_target import RedisTarget
@@ -177,6 +179,21 @@ def test_nothing_is_deleted_where_the_log_lacks_records(sinks: Sinks, redis_clie
     sinks.start(rebuild=sinks.rebuild).open(sinks.spark)
     assert_counted(redis_client, 3, repaired=True)
     assert marker_of(redis_client)["since"] == '{"clicks":{"0":0}}'
+
+
+@pytest.mark.parametrize("kind", [LossKind.RECREATED, LossKind.TRUNCATED])
+def test_nothing_is_deleted_where_counted_records_are_gone(sinks: Sinks, redis_client: Any, kind: LossKind) -> None:
+    """After an accepted loss the log has other records than those that were counted."""
+    sinks.run(sinks.start(), 0, 1, 2)
+    loss = AcceptedLoss(kind, "clicks", 0, 20, None, batch=1, at_ms=17, option="accept_data_loss")
+    redis_client.hset("{counts}:onceflow", "losses", json.dumps([asdict(loss)]))
+    redis_client.unlink("{counts}:os")
+    before = {key: redis_client.dump(key) for key in ("counts", "{counts}:top", "{counts}:dead")}
+    with pytest.raises(
+        MarkerRefused, match=rf"before an accepted loss is not in the log any more \(clicks-0 .* {kind}"
+    ):
+        sinks.start(rebuild=sinks.rebuild).open(sinks.spark)
+    assert {key: redis_client.dump(key) for key in before} == before
 
 
 def test_a_partition_may_enter_with_the_last_batch(files: SparkFiles, checkpoint: Any) -> None:

@@ -17,8 +17,11 @@ from onceflow.spark import decision
 from onceflow.spark.batch import NO_BATCH, Batch
 from onceflow.spark.checkpoint import STATE, Checkpoint
 from onceflow.spark.decision import Refuse, Skip, Wording
-from onceflow.spark.offsets import OffsetRange, Offsets
+from onceflow.spark.offsets import LossKind, OffsetRange, Offsets
 from onceflow.spark.redis_marker import Marker
+
+_COUNTED_IS_GONE = (LossKind.RECREATED, LossKind.TRUNCATED)
+"""Accepted losses after which the log has other records than those that were counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def refusal_of_state(checkpoint: Checkpoint, words: Wording) -> Refuse | None:
 
 def next_step(marker: Marker, target: Batch, checkpoint: Checkpoint, words: Wording) -> Step | Refuse | None:
     """What to write next, so that the marker comes to `target` complete; None when it is there."""
-    refusal = decision.other_plan(marker, target.plan, words)
+    refusal = decision.other_plan(marker, target.plan, words) or _refusal_of_losses(marker, words)
     if refusal is not None:
         return refusal
     if marker.batch < target.number and not marker.complete:
@@ -69,6 +72,17 @@ def next_step(marker: Marker, target: Batch, checkpoint: Checkpoint, words: Word
     if isinstance(decided, Skip):
         return None
     return decided if isinstance(decided, Refuse) else Step(target)
+
+
+def _refusal_of_losses(marker: Marker, words: Wording) -> Refuse | None:
+    """Return why counts of which a key is lost cannot be counted again: an accepted loss took what they counted."""
+    gone = [loss for loss in marker.losses if loss.kind in _COUNTED_IS_GONE]
+    if not marker.lost or not gone:
+        return None
+    return Refuse(
+        f"{words.marker} {marker.shown_state} and what was counted before an accepted loss is not in the log any more "
+        f"({gone[0]}): restore Redis, or {words.anew}"
+    )
 
 
 def _finish(marker: Marker, target: Batch, words: Wording) -> Step | Refuse:
