@@ -409,6 +409,17 @@ def test_no_room_for_the_reserve_refuses_records(tmp_path: Path) -> None:
     assert disk.free_bytes(tmp_path) == 100_000
 
 
+def test_no_room_for_a_larger_reserve_releases_the_smaller_one(tmp_path: Path) -> None:
+    """Of an earlier setting, or of a refill that was killed: it would else be kept from those whom it is for."""
+    disk = FaultyDisk(tmp_path)
+    disk.capacity_bytes = 100_000
+    ReservedDisk(disk, tmp_path, 50_000).fill()
+    reserved = ReservedDisk(disk, tmp_path, 200_000)
+    reserved.fill()
+    assert reserved.is_full
+    assert disk.free_bytes(tmp_path) == 100_000
+
+
 def test_only_a_full_disk_releases_the_reserve(tmp_path: Path) -> None:
     reserved = ReservedDisk(RealDisk(), tmp_path, 65536)
     reserved.fill()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from onceflow.log.disk import Disk, File
+from onceflow.log.disk import Disk, File, remove_if_there
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +39,13 @@ class ReservedDisk:
         self._lock = threading.Lock()
 
     def fill(self) -> None:
-        """Allocate the reserve at the start. Raises OSError where the directory cannot be read."""
+        """Allocate the reserve at the start, or release a smaller one. Raises OSError for an unreadable directory."""
         with self._lock:
             held_bytes = self.unreserved.size_bytes(self._path) if self.unreserved.exists(self._path) else 0
             if held_bytes > self._size_bytes:
                 self.unreserved.remove(self._path)
             if not self._allocate():
+                remove_if_there(self.unreserved, self._path)
                 self._set_full()
 
     def refill(self) -> None:
