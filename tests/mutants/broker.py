@@ -76,8 +76,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/topic_operations.py",
-        "        if node.topics.by_id.get(topic.topic_id) is not topic:",
-        "        if topic.topic_id not in node.topics.by_id and False:",
+        "        if not self._exists(topic):",
+        "        if not self._exists(topic) and False:",
         "broker/test_hostile_requests.py::test_a_topic_deleted_while_it_is_created_takes_no_records",
     ),
     Mutant(
