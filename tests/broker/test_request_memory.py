@@ -100,6 +100,22 @@ def test_requests_wait_in_their_order() -> None:
     asyncio.run(run())
 
 
+def test_a_connection_that_closes_while_it_waits_lets_those_behind_it_on() -> None:
+    """It holds nothing that it could free, and the memory for the next one has been free all the time."""
+
+    async def run() -> None:
+        memory = RequestMemory(16 * MIB, 8 * MIB, lambda: None)
+        holder, large, later = (Receiving(memory, size * MIB) for size in (4, 6, 2))
+        assert holder.reservation.grow(4 * MIB, 4 * MIB)
+        assert not large.step()
+        assert not later.step()
+        large.reservation.end()
+        await turns(3)
+        assert not later.is_waiting
+
+    asyncio.run(run())
+
+
 def test_a_request_that_is_larger_than_all_memory_is_received_alone() -> None:
     async def run() -> None:
         memory = RequestMemory(2 * MIB, 4 * MIB, lambda: None)

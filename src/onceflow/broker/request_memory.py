@@ -84,10 +84,11 @@ class Reservation:
         """Give back what is held, and wait no more."""
         for share in self._memory.shares:
             share.forget(self)
-        if self._share is not None and self.size_bytes:
+        if self._share is not None:
             self._share.used_bytes -= self.size_bytes
             self.size_bytes = 0
-            self._memory.serve_soon()
+        # It may have been the first of those that wait, and the next one needs less.
+        self._memory.serve_soon()
 
 
 def _do_nothing() -> None:
