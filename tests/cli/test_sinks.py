@@ -27,7 +27,6 @@ from onceflow.spark import redis_marker as markers
 from onceflow.spark.batch import Batch
 from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.kafka_marker import place_of
-from onceflow.spark.redis_sink_state import OtherSinkBeside
 from onceflow.spark.reset_commands import kafka_reset, redis_reset
 from tests.conftest import RedisProcess
 from tests.spark.kafka_driver import MARKER_TOPIC, Driver, make_topics, visible
@@ -115,7 +114,13 @@ class Counts:
         self.client.delete(self.marker_key)
         self.client.hset(self.marker_key, mapping={**fields, **{f"chunk:{each}": "1" for each in range(done or 0)}})
         self.client.hset(self.hash_key, "ada", "1")
-        self.client.rpush(f"{{{self.hash_key}}}:history", "{}")
+        history = f"{{{self.hash_key}}}:history"
+        self.client.rpush(history, "{}")
+        self.claim(self.marker_key, history, self.hash_key)
+
+    def claim(self, *keys: str) -> None:
+        for key in keys:
+            self.client.hset(markers.claims_key(key), key, self.marker_key)
 
 
 @pytest.fixture
@@ -204,6 +209,7 @@ def test_reset_of_redis_shows_first_and_then_takes_all_that_is_the_sinks(counts:
     strange = f"{{{counts.hash_key.replace('[a-z]*', 'x')}}}:top"
     for key in (beside, other, strange):
         counts.client.set(key, "1")
+    counts.claim(beside, other)
     words = ("reset", *counts.words, "--checkpoint", str(query.directory))
     dry = run(*words)
     assert dry.exception is None
@@ -214,6 +220,7 @@ def test_reset_of_redis_shows_first_and_then_takes_all_that_is_the_sinks(counts:
     assert (code, done["executed"], len(done["forgotten"])) == (0, True, 6)
     assert "starting offsets again" in done["kept"][0]
     assert counts.client.exists(counts.marker_key, counts.hash_key, beside, other) == 0
+    assert not counts.client.exists(markers.claims_key(counts.hash_key), markers.claims_key(other))
     assert counts.client.exists(strange) == 1
     assert left_in(query) == ["onceflow.lock"]
 
@@ -237,6 +244,7 @@ def test_reset_of_redis_says_that_counts_and_checkpoint_are_of_two_queries(
 def test_reset_of_redis_forgets_a_marker_of_another_type(counts: Counts, query: Query) -> None:
     query.commit(1)
     counts.client.set(counts.marker_key, "torn")
+    counts.claim(counts.marker_key)
     code, done = asked("reset", *counts.words, "--checkpoint", str(query.directory), "--execute")
     assert (code, done["other_query"]) == (0, None)
     assert not counts.client.exists(counts.marker_key) and left_in(query) == ["onceflow.lock"]
@@ -276,27 +284,50 @@ def test_reset_of_redis_keeps_a_checkpoint_whose_sink_is_not_there(counts: Count
     assert lost.exception is None and left_in(query) == ["onceflow.lock"]
 
 
-def test_reset_of_redis_is_refused_where_another_sink_is_named_after_the_hash(
-    counts: Counts, query: Query, redis_server: RedisProcess
-) -> None:
+def test_reset_leaves_keys_of_another_sink(counts: Counts, query: Query, redis_server: RedisProcess) -> None:
+    """One is named after the hash key; the other's key is named with --key."""
     counts.write(query.commit(1))
-    other = Counts(redis_server, f"{{{counts.hash_key}}}:clicks")
-    other.marker_key = f"{other.hash_key}:onceflow"
-    other.write(query.plan(1))
+    beside = Counts(redis_server, f"{{{counts.hash_key}}}:clicks")
+    beside.marker_key = f"{beside.hash_key}:onceflow"
+    other = Counts(redis_server, f"{counts.hash_key}-other")
+    for sink in (beside, other):
+        sink.write(query.plan(1))
+    before = {key: counts.client.dump(key) for sink in (beside, other) for key in (sink.marker_key, sink.hash_key)}
+    words = ("reset", *counts.words, "--key", other.hash_key, "--checkpoint", str(query.directory), "--execute")
+    done = run(*words)
+    assert done.exception is None
+    assert f"stays: {other.hash_key}: belongs to marker {other.marker_key}\n" in done.stdout
+    assert f"stays: {beside.hash_key}, {beside.marker_key}: belongs to marker {beside.marker_key}\n" in done.stdout
+    assert not counts.client.exists(counts.marker_key, counts.hash_key)
+    assert {key: counts.client.dump(key) for key in before} == before
+    for sink in (beside, other):
+        assert run("reset", *sink.words, "--execute").exception is None
+        assert not counts.client.exists(sink.marker_key, sink.hash_key, markers.claims_key(sink.hash_key))
+        sink.client.close()
+
+
+def test_reset_names_keys_that_no_sink_claims(counts: Counts, query: Query) -> None:
+    """A marker of an earlier version: nothing says whether its counts are its own."""
+    counts.write(query.commit(1))
+    counts.client.delete(markers.claims_key(counts.hash_key))
     words = ("reset", *counts.words, "--checkpoint", str(query.directory))
-    for more in ((), ("--execute",)):
-        refused = run(*words, *more)
-        assert isinstance(refused.exception, OtherSinkBeside)
-        assert f"{other.marker_key} is the marker of another sink, with hash key {other.hash_key}," in str(
-            refused.exception
-        )
-    assert counts.client.exists(counts.marker_key, counts.hash_key, other.marker_key, other.hash_key) == 4
-    assert (query.directory / "metadata").exists()
-    assert run("reset", *other.words, "--execute").exception is None
-    assert counts.client.exists(counts.marker_key, counts.hash_key, other.marker_key, other.hash_key) == 2
-    other.client.close()
-    assert run(*words, "--execute").exception is None
-    assert counts.client.exists(counts.marker_key, counts.hash_key) == 0
+    done = run(*words, "--execute")
+    assert done.exception is None
+    assert counts.client.exists(counts.marker_key, counts.hash_key) == 2
+    assert left_in(query) == ["onceflow.lock"]
+    remedy = re.search("claimed by no sink .* with: (UNLINK .*)", done.stdout)
+    assert remedy is not None
+    assert counts.client.execute_command(*shlex.split(remedy[1])) == 3
+    assert not counts.client.exists(counts.marker_key, counts.hash_key)
+    alone = run("reset", *counts.words, "--missing-ok")
+    assert alone.stdout == "there is nothing to forget\n"
+
+
+def test_reset_without_own_keys_lists_the_others(counts: Counts) -> None:
+    counts.client.set(counts.hash_key, "1")
+    alone = run("reset", *counts.words, "--missing-ok", "--execute")
+    assert alone.stdout.startswith(f"there is nothing to forget\nstays: {counts.hash_key}: claimed by no sink")
+    assert counts.client.get(counts.hash_key) == "1"
 
 
 def test_reset_takes_a_checkpoint_that_has_finished_nothing(counts: Counts, query: Query) -> None:

@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _DECISION = "spark/test_decision.py::"
 _SCRIPTS = "spark/test_redis_scripts.py::"
+_CLAIMS = "spark/test_redis_claims.py::"
 _REPAIR = "spark/test_repair.py::"
 _CHECKPOINT = "spark/test_checkpoint.py::"
 _KAFKA = "spark/test_kafka_transaction.py::"
@@ -152,6 +153,30 @@ MUTANTS = (
         "for chunk = 0, chunks - 1 do\n  if field(",
         "for chunk = 0, chunks - 2 do\n  if field(",
         _SCRIPTS + "test_complete_needs_every_chunk",
+    ),
+    Mutant(
+        "spark/scripts/acquire.lua",
+        "    if claim and claim ~= MARKER then return {'claimed', key, claim} end\n",
+        "",
+        _CLAIMS + "test_a_second_sink_is_refused_at_batch_0",
+    ),
+    Mutant(
+        "spark/scripts/fence.lua",
+        "  return refusal_of_claims()\n",
+        "",
+        _CLAIMS + "test_every_script_checks_every_claim",
+    ),
+    Mutant(
+        "spark/scripts/forget.lua",
+        "  if claim_of(index) == MARKER then table.insert(own, index) end\n",
+        "  table.insert(own, index)\n",
+        _CLAIMS + "test_forget_leaves_foreign_keys",
+    ),
+    Mutant(
+        "spark/scripts/acquire.lua",
+        "    if not is_ours and exists(key) then return {'strange', key} end\n",
+        "",
+        _CLAIMS + "test_a_key_configured_later_that_exists",
     ),
     Mutant(
         "spark/scripts/acquire.lua",

@@ -211,7 +211,10 @@ class Query:
     def _lose_key(self) -> None:
         """As an eviction, an EXPIRE or an UNLINK by someone else."""
         with redis.Redis.from_url(self.services.redis.url) as client:
-            keys = [self.name, *(f"{{{self.name}}}:{ending}" for ending in ("top", "last", "versions"))]
+            keys = [
+                self.name,
+                *(f"{{{self.name}}}:{ending}" for ending in ("top", "last", "versions", "onceflow-claims")),
+            ]
             client.unlink(self.chance.choice(keys))
 
     def _lose_unsynced(self) -> None:

@@ -16,6 +16,7 @@ from onceflow.client.addresses import Address
 from onceflow.spark import redis_answers, redis_pool
 from onceflow.spark.redis_answers import code_of
 from onceflow.spark.redis_scripts import Forbidden
+from onceflow.spark.redis_sink_state import forget_redis_keys, marker_query, redis_keys
 from tests.client.tls import Authority, TlsListener
 from tests.conftest import RedisProcess
 from tests.spark.redis_servers import RedisCluster
@@ -26,6 +27,7 @@ USERS = re.findall(
     r"^user (\w+) on >PASSWORD resetkeys \S+ \S+ -@all (.*)$", (ROOT / "docs/redis.md").read_text(), re.M
 )
 WRITER, READER = (commands.split() for _, commands in USERS)
+RESETTER = re.findall(r"sink reset` needs `(.*?)`", (ROOT / "docs/redis.md").read_text())[0].split()
 GOES_WITHOUT = {"+info", "+waitaof", "+config|get"}
 """The sink says that it cannot check or wait for something, and goes on."""
 
@@ -152,6 +154,17 @@ def test_the_documented_users_may_do_their_work_and_no_more(redis_server: RedisP
     assert len(read_counts(url, ReadKeys(count)).dead) == 3
     with pytest.raises(redis.exceptions.NoPermissionError):
         redis_pool.client(url).hset(count, "field", 1)
+
+
+def test_the_documented_commands_are_enough_for_reset(redis_server: RedisProcess, user: Any) -> None:
+    keys = new_keys()
+    run(Driver(redis_server.url, keys), 0)
+    count = keys.increments[0].key
+    url = user(count, [*RESETTER, "+ping", "+select"])
+    found = redis_keys(url, count, [])
+    assert (set(found.own), marker_query(url, count)) == ({*keys.own}, "query-1")
+    forget_redis_keys(url, found)
+    assert not redis.Redis.from_url(redis_server.url).exists(*keys.all)
 
 
 @pytest.mark.parametrize("missing", sorted({*WRITER} - GOES_WITHOUT - OUTSIDE_SCRIPTS))

@@ -126,7 +126,7 @@ def test_an_address_that_is_none(url: str) -> None:
 
 def test_what_a_task_is_handed_can_be_pickled(url: str) -> None:
     keys = Keys("m", "h", (Increment("count", "c", "t"),), (Append("dead", "d", 3),))
-    assert keys.all == ["m", "h", "c", "t", "d"]
+    assert keys.all == ["m", "h", "c", "t", "d", *(f"{{{key}}}:onceflow-claims" for key in "mhctd")]
     writer = ChunkWriter(url, keys, "query", "1", 3, "digest", 10)
     assert pickle.loads(pickle.dumps(writer)) == writer
 

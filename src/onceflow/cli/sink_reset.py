@@ -1,8 +1,9 @@
 """`onceflow sink reset`: forgetting what a sink has noted as written, so that its query can begin anew."""
 
 import json
+import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
     from onceflow.spark.kafka_sink_state import KafkaSinkState
+    from onceflow.spark.redis_sink_state import SinkKeys
 
 execute_option = click.option("--execute", is_flag=True, help="Do it. Without this it is only shown.")
 
@@ -67,9 +69,9 @@ def reset_redis(
 ) -> None:
     """Forget a Redis sink: its counts and its marker, and its query's checkpoint, so that the log is counted anew.
 
-    What goes is the hash itself, every key that is named after it ('{HASH KEY}:…') and each --key, in one command of
-    Redis (with --tags in one for each tag), then the checkpoint. Refused while a driver holds the checkpoint; without
-    --checkpoint nothing is known of drivers, and one that runs stops at its next micro-batch.
+    Deletes the keys that are claimed for the sink's marker, beside the hash key and each --key, in one script of Redis
+    (with --tags one for each tag), then the checkpoint. Other keys stay and are listed. Refused while a driver holds
+    the checkpoint; without --checkpoint nothing is known of drivers, and one that runs stops at its next micro-batch.
 
     \b
     Examples:
@@ -87,26 +89,40 @@ def reset_redis(
         under = tags_there(redis_url, hash_key)
         groups = [[tagged_key(key, tag) for key in (hash_key, *keys)] for tag in under] if tags else [[hash_key, *keys]]
         there = [redis_keys(redis_url, own, others) for own, *others in groups]
-        found = [key for group in there for key in group]
+        found = [key for sink in there for key in sink.own]
         queries = [] if checkpoint is None else [marker_query(redis_url, own) for own, *_ in groups]
-        if not found and under:
+        if not found and under and not tags:
             raise NoSuchSink(f"{hash_key} has {len(under)} tags of a TaggedRedisSink: add --tags; nothing was removed")
-        if not found and not missing_ok:
+        has_marker = any(sink.marker in sink.present for sink in there)
+        if not found and not has_marker and not missing_ok:
             _refuse_written(checkpoint, f"no key of a sink with hash key {hash_key} at {shown(redis_url)}")
         strange = None if checkpoint is None else _other_query(queries, checkpoint)
         if execute:
-            for group in there:
-                forget_redis_keys(redis_url, group)
+            for sink in there:
+                forget_redis_keys(redis_url, sink)
             _remove(checkpoint)
     kept = ["the log and its groups' offsets: a query with an empty checkpoint counts from its starting offsets again"]
     if checkpoint is None:
         kept.append("the query's checkpoint: the query refuses to go on with it, and needs an empty one")
-    if found and not {own for own, *_ in groups} & set(found):
+    if found and not any(own in sink.present for (own, *_), sink in zip(groups, there, strict=True)):
         kept.append(f"what else the sink may have written: there is no {groups[0][0]}; name other keys with --key")
     if under and not tags:
         kept.append(f"what a TaggedRedisSink has under tags of {hash_key}: --tags forgets that")
     forgotten = [f"{key} at {shown(redis_url)}" for key in found]
-    _tell_reset(forgotten, kept, checkpoint, execute, as_json, strange)
+    _tell_reset(forgotten, kept, checkpoint, execute, as_json, strange, strays=_strays(there))
+
+
+def _strays(groups: "Iterable[SinkKeys]") -> list[str]:
+    """Return a line for the keys beside a sink that it does not own."""
+    lines = []
+    for keys in groups:
+        lines += [f"{', '.join(names)}: belongs to marker {marker}" for marker, names in keys.foreign.items()]
+        if keys.unclaimed:
+            lines.append(
+                f"{', '.join(keys.unclaimed)}: claimed by no sink (written by an earlier version or by another "
+                f"program); delete what is this sink's with: {shlex.join(['UNLINK', *keys.unclaimed])}"
+            )
+    return lines
 
 
 @reset.command("kafka")
@@ -256,6 +272,7 @@ def _tell_reset(
     execute: bool,
     as_json: bool,
     strange: str | None = None,
+    strays: Sequence[str] = (),
 ) -> None:
     from onceflow.spark.checkpoint_lock import holder_of
 
@@ -266,7 +283,7 @@ def _tell_reset(
             document = {
                 "executed": execute,
                 "forgotten": gone,
-                "kept": list(kept),
+                "kept": [*kept, *strays],
                 "driver": driver,
                 "other_query": strange,
             }
@@ -274,14 +291,19 @@ def _tell_reset(
             return
         if not gone:
             click.echo("there is nothing to forget")
+            _tell_kept(strays)
             return
         for each in gone:
             click.echo(f"{'forgotten' if execute else 'would be forgotten'}: {each}")
-        for each in kept:
-            click.echo(f"stays: {each}")
+        _tell_kept([*kept, *strays])
         if driver is not None:
             click.echo(f"refused while a driver runs: {driver}")
             return
         if strange is not None:
             click.echo(f"take care: {strange}")
         click.echo("done" if execute else "nothing was changed: add --execute to do it", err=not execute)
+
+
+def _tell_kept(kept: Iterable[str]) -> None:
+    for each in kept:
+        click.echo(f"stays: {each}")

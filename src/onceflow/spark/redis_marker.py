@@ -5,7 +5,7 @@ sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, 
 
 | field | what |
 |---|---|
-| `format` | `2`, this table; `1` is without `written:KEY` |
+| `format` | `3`, this table; in `2` the keys are not claimed yet, `1` is also without `written:KEY` |
 | `query` | Spark's query id, from the checkpoint's `metadata` |
 | `sink` | name of the sink that made the marker; absent in those of earlier versions |
 | `owner` | owner epoch; one more with every start, whatever carries an older one is refused |
@@ -24,6 +24,9 @@ sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, 
 | `settled` | last batch that Redis was asked to sync to its append-only file |
 | `started_ms`, `finished_ms`, `duration_ms` | the driver's clock, ms since 1970; absent before the first batch |
 
+Beside it is the claims hash, `{H}:onceflow-claims` for every key whose hash tag is H: field KEY, value the name of the
+marker that KEY belongs to. Marker, history and every data key of a sink are claimed when a start takes its owner epoch.
+
 `onceflow.spark.decision` decides by it; the scripts beside this module check the same fields again, atomically with
 each write.
 """
@@ -40,9 +43,9 @@ from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.proof import Proof, losses_after, proof_of, ranges_digest
 from onceflow.spark.sink_errors import MarkerRefused
 
-FORMAT = "2"
-FORMATS_READ = ("1", FORMAT)
-"""The scripts bring a marker of format 1 to this one when a start takes its owner epoch."""
+FORMAT = "3"
+FORMATS_READ = ("1", "2", FORMAT)
+"""The scripts bring a marker of an earlier format to this one when a start takes its owner epoch."""
 WRITTEN = "written:"
 RESET = "onceflow sink reset redis"
 """The command that forgets counts and checkpoint; whoever knows their places says it with its options."""
@@ -60,6 +63,11 @@ def hash_tag(key: str) -> str:
     begin = key.find("{")
     end = key.find("}", begin + 1)
     return key[begin + 1 : end] if begin >= 0 and end > begin + 1 else key
+
+
+def claims_key(key: str) -> str:
+    """Return the name of the hash that says which marker `key` belongs to; it is in the slot of `key`."""
+    return f"{{{hash_tag(key)}}}:onceflow-claims"
 
 
 def tagged_key(key: str, tag: int) -> str:

@@ -6,6 +6,7 @@ A call can be sent again at any time: every script finds by the marker that it h
 import functools
 import hashlib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -14,7 +15,7 @@ from typing import Any, cast
 import redis
 
 from onceflow.spark import redis_answers
-from onceflow.spark.redis_marker import RESET
+from onceflow.spark.redis_marker import RESET, claims_key
 from onceflow.spark.sink_errors import AttemptEnded, MarkerRefused, SinkStopped
 
 Argument = str | bytes | int
@@ -126,12 +127,33 @@ class Keys:
         return [append.target for append in self.appends] + [stream.target for stream in self.streams]
 
     @functools.cached_property
-    def all(self) -> list[str]:
+    def own(self) -> list[str]:
+        """The keys that are claimed for the marker."""
         return [self.marker, self.history, *self.data]
+
+    @functools.cached_property
+    def all(self) -> list[str]:
+        """Every key that the scripts touch, each once."""
+        return [*self.own, *self.claims]
+
+    @property
+    def claims(self) -> list[str]:
+        """The claims hashes, each once."""
+        return list(dict.fromkeys(map(claims_key, self.own)))
+
+    @functools.cached_property
+    def for_scripts(self) -> list[str]:
+        """KEYS of every script."""
+        return with_claims(self.own)
 
     def number(self, key: str) -> int:
         """Lua's number, from 1, of `key` among KEYS."""
-        return self.all.index(key) + 1
+        return self.own.index(key) + 1
+
+
+def with_claims(keys: Sequence[str]) -> list[str]:
+    """Return KEYS of a script: `keys`, then the claims hash of each."""
+    return [*keys, *map(claims_key, keys)]
 
 
 Counts = Mapping[tuple[str, bytes], int]
@@ -189,15 +211,24 @@ def list_arguments(keys: Keys, history: Append, entry: str, entries: Entries) ->
 
 def run(client: Any, name: str, keys: Keys, arguments: Sequence[Argument]) -> list[str]:
     """Runs the script `name` and returns its answer, which may be a refusal. Raises redis-py's errors."""
+    return _run(client, name, keys.for_scripts, arguments)
+
+
+def _run(client: Any, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> list[str]:
     body, digest = script(name)
 
     def call() -> Sequence[Any]:
         try:
-            return cast(Sequence[Any], client.evalsha(digest, len(keys.all), *keys.all, *arguments))
+            return cast(Sequence[Any], client.evalsha(digest, len(keys), *keys, *arguments))
         except redis.exceptions.NoScriptError:
-            return cast(Sequence[Any], client.eval(body, len(keys.all), *keys.all, *arguments))
+            return cast(Sequence[Any], client.eval(body, len(keys), *keys, *arguments))
 
     return texts(redis_answers.patiently(call, pool=client.connection_pool))
+
+
+def forget(client: Any, marker: str, keys: Sequence[str]) -> None:
+    """Delete those of `keys` that belong to the marker, with their claims. Raises redis-py's errors."""
+    _run(client, "forget", with_claims(list(dict.fromkeys([marker, *keys]))), [])
 
 
 def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: int) -> bool:
@@ -209,7 +240,7 @@ def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: i
 
     def call() -> Any:
         pipeline = client.pipeline(transaction=False)
-        pipeline.eval(source, len(keys.all), *keys.all, *arguments)
+        pipeline.eval(source, len(keys.for_scripts), *keys.for_scripts, *arguments)
         # WAITAOF waits for the last write of its own connection, and a pipeline has one.
         pipeline.execute_command("WAITAOF", 1, 0, wait_ms)
         return pipeline.execute()
@@ -232,6 +263,22 @@ def marker_fields(client: Any, marker: str, data: Sequence[str]) -> tuple[dict[s
     fields, *present = redis_answers.patiently(read, pool=client.connection_pool)
     absent = [key for key, there in zip(data, present, strict=True) if not there]
     return {name.decode(): value.decode() for name, value in fields.items()}, absent
+
+
+def claims_of(client: Any, keys: Sequence[str]) -> dict[str, str]:
+    """Return the marker that each of `keys` belongs to; those that no sink claims are left out.
+
+    Raises redis-py's errors.
+    """
+
+    def read() -> Any:
+        pipeline = client.pipeline(transaction=True)
+        for key in keys:
+            pipeline.hget(claims_key(key), key)
+        return pipeline.execute()
+
+    found = redis_answers.patiently(read, pool=client.connection_pool)
+    return {key: claim.decode() for key, claim in zip(keys, found, strict=True) if claim is not None}
 
 
 def texts(answer: Sequence[Any]) -> list[str]:
@@ -279,6 +326,15 @@ def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
                 f"marker {keys.marker} has written {found[0]}, and that key does not exist any more (evicted, expired "
                 "or deleted); start the query again"
             )
+        case "unclaimed":
+            raise MarkerMoved(
+                f"key {found[0]} is not claimed for marker {keys.marker} any more: Redis lost the claim, or it was "
+                "deleted; start the query again"
+            )
+        case "claimed":
+            raise MarkerRefused(claimed_by_other(found[0], found[1], keys.marker))
+        case "strange":
+            raise MarkerRefused(claimed_by_none(found[0]))
         case "data":
             raise MarkerRefused(
                 f"{found[0]} exists before the first batch has written anything: delete it with '{keys.reset}' or "
@@ -297,6 +353,24 @@ def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
             raise MarkerRefused(
                 f"a script on marker {keys.marker} answered {list(answer)}, which no script of ours does"
             )
+
+
+def claimed_by_other(key: str, claim: str, marker: str) -> str:
+    """Return the message for a key that belongs to another marker."""
+    free = shlex.join(["HDEL", claims_key(key), key])
+    return (
+        f"key {key} belongs to marker {claim}, so the sink with marker {marker} cannot write it: use another key; if "
+        f'the other sink does not write this key any more, delete its claim with "{free}"'
+    )
+
+
+def claimed_by_none(key: str) -> str:
+    """Return the message for a key that something else has written."""
+    delete = shlex.join(["UNLINK", key])
+    return (
+        f'key {key} exists, and no sink claims it: rename it or delete it with "{delete}", then start the query '
+        "again; nothing was written"
+    )
 
 
 def _why_misfit(kind: str, found: Sequence[str], reset: str) -> str:

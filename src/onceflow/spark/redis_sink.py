@@ -66,7 +66,7 @@ class RedisSink(ExactlyOnce):
     its event; a stateful query is refused. `reset` is the command that a sentence names where counts and checkpoint are
     to be forgotten, by default 'onceflow sink reset redis' for this sink. `accept_data_loss` is ExactlyOnce's.
 
-    Raises WrongOption where a target or a key is given twice, or a key is the marker's or the history's.
+    Raises WrongOption where a target or a key is given twice, or a key is the marker's, the history's or a claims hash.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class RedisSink(ExactlyOnce):
 
 def _refuse_shared(keys: Keys) -> None:
     """The scripts find a key by its target and a type by its key; of two alike one would be lost, or fail halfway."""
-    for what, names in (("target", keys.targets), ("key", [keys.marker, keys.history, *keys.named])):
+    for what, names in (("target", keys.targets), ("key", [keys.marker, keys.history, *keys.claims, *keys.named])):
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
             raise WrongOption(

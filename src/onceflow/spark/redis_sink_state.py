@@ -8,16 +8,40 @@ from typing import Any
 
 import redis
 
-from onceflow.errors import OnceflowError
 from onceflow.spark import redis_answers, redis_pool, redis_scripts
 from onceflow.spark import redis_marker as markers
-from onceflow.spark.redis_marker import TAGS_MAX, Marker, same_slot, tagged_key
+from onceflow.spark.redis_marker import TAGS_MAX, Marker, claims_key, same_slot, tagged_key
 
 SCAN_KEYS = 10_000
 
 
-class OtherSinkBeside(OnceflowError):
-    """Another sink's keys are named after this sink's hash, too."""
+@dataclass(frozen=True, slots=True)
+class SinkKeys:
+    """Keys of one Redis sink, and the keys beside them that it does not own, as a reset finds them."""
+
+    marker: str
+    claimed: list[str]
+    """Names that are claimed for the marker, whether the keys exist or not."""
+    present: dict[str, str | None]
+    """Existing keys with the given names or named after the hash key, with the marker that each belongs to."""
+
+    @property
+    def own(self) -> list[str]:
+        """Keys that a reset deletes."""
+        return [key for key, claim in self.present.items() if claim == self.marker]
+
+    @property
+    def unclaimed(self) -> list[str]:
+        return [key for key, claim in self.present.items() if claim is None]
+
+    @property
+    def foreign(self) -> dict[str, list[str]]:
+        """Keys of other sinks, by marker."""
+        found: dict[str, list[str]] = {}
+        for key, claim in self.present.items():
+            if claim is not None and claim != self.marker:
+                found.setdefault(claim, []).append(key)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +95,20 @@ def _is_there(url: str, hash_key: str) -> bool:
     return bool(client.exists(hash_key, same_slot(hash_key, "onceflow")))
 
 
-def redis_keys(url: str, hash_key: str, others: Iterable[str]) -> list[str]:
-    """The keys that a reset forgets, of those that are there: the hash, all that is named after it, and `others`.
+def redis_keys(url: str, hash_key: str, others: Iterable[str]) -> SinkKeys:
+    """Return the keys of a sink: the hash, keys that are named after it, `others`, and what is claimed beside these.
 
-    Raises OtherSinkBeside, RedisFailed, RedisAddressInvalid.
+    Raises RedisFailed, RedisAddressInvalid.
     """
+    marker, named = same_slot(hash_key, "onceflow"), [hash_key, *others]
     with _told(url, "to find the sink's keys"):
         client: Any = redis_pool.client(url, hash_key)
-        named = [name for name in (hash_key, *others) if client.exists(name)]
-        found = list(dict.fromkeys([*named, *sorted(_named_after(client, hash_key))]))
-        _refuse_other_sinks(client, hash_key, found)
-    return found
+        places = list(dict.fromkeys(map(claims_key, (marker, *named))))
+        claims = {_text(key): _text(claim) for place in places for key, claim in client.hgetall(place).items()}
+        claimed = [key for key, claim in claims.items() if claim == marker]
+        beside = sorted(set(_named_after(client, hash_key)).difference(places))
+        names = dict.fromkeys([*named, *beside, *claimed])
+        return SinkKeys(marker, claimed, {key: claims.get(key) for key in names if client.exists(_encoded(key))})
 
 
 @contextlib.contextmanager
@@ -96,25 +123,18 @@ def _named_after(client: Any, hash_key: str) -> Iterator[str]:
     beside = same_slot(hash_key, "")
     literally = re.sub(r"([*?\[\]\\])", r"\\\1", beside)
     for name in client.scan_iter(match=f"{literally}*", count=SCAN_KEYS):
-        yield name.decode("utf-8", "surrogateescape")
+        yield _text(name)
 
 
-def _refuse_other_sinks(client: Any, hash_key: str, found: Iterable[str]) -> None:
-    """By its marker: `{shop}:clicks` may be a key of the sink `shop`, or a sink of its own."""
-    own, ending = same_slot(hash_key, "onceflow"), ":onceflow"
-    for name in found:
-        if name != own and name.endswith(ending) and client.type(name) == b"hash":
-            other = name.removesuffix(ending)
-            raise OtherSinkBeside(
-                f"{name} is the marker of another sink, with hash key {other}, whose keys are among those named after "
-                f"{hash_key}: nothing was deleted; forget that sink first, or delete by hand what is this one's, with "
-                f"its marker {own} in the same UNLINK"
-            )
-
-
-def forget_redis_keys(url: str, keys: Iterable[str]) -> None:
-    """Delete them in one command: marker and counts go together, or stay. Raises RedisFailed."""
-    names = [key.encode("utf-8", "surrogateescape") for key in keys]
+def forget_redis_keys(url: str, keys: SinkKeys) -> None:
+    """Delete the claimed keys in one script: marker and counts go together, or stay. Raises RedisFailed."""
     with _told(url, "to delete the sink's keys"):
-        if names:
-            redis_pool.client(url, names[0]).unlink(*names)
+        redis_scripts.forget(redis_pool.client(url, keys.marker), keys.marker, keys.claimed)
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")

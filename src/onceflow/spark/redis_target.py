@@ -207,12 +207,22 @@ class RedisTarget(Sink):
         found = markers.parse(keys.marker, fields, sink=self.name, reset=keys.reset, absent=absent)
         if found is not None:
             return found.rewound() if found.lost else found
-        if len(absent) < len(keys.data):
-            raise MarkerRefused(
-                f"there is no marker {self._keys.marker} but there are counts beside it that it would belong to: "
-                f"{self.wording.anew}"
-            )
+        present = [key for key in keys.data if key not in absent]
+        if present:
+            raise MarkerRefused(self._why_without_marker(present))
         return None
+
+    def _why_without_marker(self, present: list[str]) -> str:
+        """Return why data keys that exist without a marker are refused."""
+        marker = self._keys.marker
+        claims = redis_scripts.claims_of(self._client(), present)
+        for key in present:
+            claim = claims.get(key)
+            if claim is None:
+                return redis_scripts.claimed_by_none(key)
+            if claim != marker:
+                return redis_scripts.claimed_by_other(key, claim, marker)
+        return f"there is no marker {marker} but there are counts beside it that belong to it: {self.wording.anew}"
 
     def _client(self) -> Any:
         return redis_pool.client(self._url, self._keys.marker)

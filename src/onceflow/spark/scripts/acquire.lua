@@ -1,10 +1,11 @@
--- Takes the next owner epoch, and makes the marker where nothing is there and nothing may be. A marker of format 1, which
--- does not know the written keys, learns them.
+-- Takes the next owner epoch, and makes the marker where nothing is there and nothing may be. Claims the sink's keys. A
+-- marker of an earlier format learns which keys are written.
 -- ARGV: query, '1' if the marker may be made, the marker's first fields, number of the sink's streams.
 -- Returns 'owned' and the epoch.
 local query, may_make = take(), take()
 local fields = take_fields()
 local streams = take_number()
+local FORMAT = '3'
 
 -- A user that may not call one of the scripts' commands must learn it here, before there is anything to tear: each
 -- command is tried on a name of its own, where it leaves nothing behind: what removes comes first, on nothing.
@@ -33,7 +34,7 @@ end
 -- A key that this version of the job does not write any more may be deleted.
 local function forget_other_keys()
   local own = {}
-  for index = DATA_FIRST, #KEYS do own[written_field(KEYS[index])] = true end
+  for index = DATA_FIRST, OWN do own[written_field(KEYS[index])] = true end
   local found = redis.call('HGETALL', MARKER)
   for at = 1, #found, 2 do
     if string.sub(found[at], 1, 8) == 'written:' and not own[found[at]] then
@@ -42,10 +43,27 @@ local function forget_other_keys()
   end
 end
 
+-- A key that no sink claims becomes this sink's if nothing is there, or if this sink wrote what is there. An earlier
+-- format knew no claims.
+local function refusal_of_claiming(is_earlier)
+  for index = 1, OWN do
+    local key = KEYS[index]
+    local refusal = refusal_of_type(KEYS[OWN + index], 'hash')
+    if refusal then return refusal end
+    local claim = claim_of(index)
+    if claim and claim ~= MARKER then return {'claimed', key, claim} end
+    local is_ours = claim or index < DATA_FIRST or is_earlier or field(written_field(key)) ~= ''
+    if not is_ours and exists(key) then return {'strange', key} end
+  end
+end
+
+local function claim_keys()
+  for index = 1, OWN do redis.call('HSET', KEYS[OWN + index], KEYS[index], MARKER) end
+end
+
 local kind = type_of(MARKER)
+local is_earlier = kind == 'hash' and field('format') ~= FORMAT
 if kind == 'none' then
-  local key = present_data()
-  if key then return {'data', key} end
   if may_make ~= '1' then return {'marker', kind} end
 elseif kind ~= 'hash' then
   return {'marker', kind}
@@ -54,14 +72,17 @@ elseif field('query') ~= query then
 elseif not is_count(field('owner')) then
   return {'misfit', MARKER, 'owner', field('owner')}
 end
-local refusal = refusal_of_type(HISTORY, 'list')
+local refusal = refusal_of_type(HISTORY, 'list') or refusal_of_claiming(is_earlier)
 if refusal then return refusal end
+local key = kind == 'none' and present_data()
+if key then return {'data', key} end
 
 if kind == 'none' then
   set_fields(fields)
-elseif field('format') == '1' then
+elseif is_earlier then
   mark_written()
-  redis.call('HSET', MARKER, 'format', '2')
+  redis.call('HSET', MARKER, 'format', FORMAT)
 end
+claim_keys()
 forget_other_keys()
 return {'owned', tostring(redis.call('HINCRBY', MARKER, 'owner', 1))}

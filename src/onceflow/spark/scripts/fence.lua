@@ -5,11 +5,13 @@
 -- fail any more. A refusal is a list of texts whose first says what was found. Counts are compared as text: a number
 -- of Lua is a double and holds 53 bits.
 --
--- KEYS: marker, history, then every data key of the sink, always all of them.
+-- KEYS: marker, history, then every data key of the sink, always all of them; then the claims hash of each, in the
+-- same order. A claims hash has names of keys as fields; the value is the one marker that the key belongs to.
 -- ARGV is taken in order, from the first to the last.
 
 local MARKER, HISTORY = KEYS[1], KEYS[2]
 local DATA_FIRST = 3
+local OWN = #KEYS / 2
 local DIGITS_MAX = 18
 
 local taken = 0
@@ -37,12 +39,27 @@ local function is_count(text)
   return digits ~= nil and #digits <= DIGITS_MAX
 end
 
--- The marker belongs to this query and this start of it.
+-- The marker that a key belongs to; false where no marker claims it.
+local function claim_of(index)
+  return redis.call('HGET', KEYS[OWN + index], KEYS[index])
+end
+
+-- Every key of the sink is claimed for its marker.
+local function refusal_of_claims()
+  for index = 1, OWN do
+    local claim = claim_of(index)
+    if not claim then return {'unclaimed', KEYS[index]} end
+    if claim ~= MARKER then return {'claimed', KEYS[index], claim} end
+  end
+end
+
+-- The marker belongs to this query and this start of it, and every key belongs to the marker.
 local function refusal_of_start(query, owner)
   local kind = type_of(MARKER)
   if kind ~= 'hash' then return {'marker', kind} end
   if field('query') ~= query then return {'query', field('query')} end
   if field('owner') ~= owner then return {'owner', field('owner')} end
+  return refusal_of_claims()
 end
 
 local function exists(key)
@@ -55,7 +72,7 @@ end
 
 -- A data key that was written and does not exist any more. No script of the sink empties a key.
 local function lost_key()
-  for index = DATA_FIRST, #KEYS do
+  for index = DATA_FIRST, OWN do
     local key = KEYS[index]
     if not exists(key) and field(written_field(key)) ~= '' then return key end
   end
@@ -63,7 +80,7 @@ end
 
 -- Called after the writes of a script: whatever exists was written by this sink.
 local function mark_written()
-  for index = DATA_FIRST, #KEYS do
+  for index = DATA_FIRST, OWN do
     local key = KEYS[index]
     if exists(key) and field(written_field(key)) == '' then
       redis.call('HSET', MARKER, written_field(key), '1')
@@ -80,7 +97,7 @@ local function refusal_of_owner(query, owner)
 end
 
 local function present_data()
-  for index = DATA_FIRST, #KEYS do
+  for index = DATA_FIRST, OWN do
     if exists(KEYS[index]) then return KEYS[index] end
   end
 end

@@ -10,7 +10,7 @@ for chunk = 0, tonumber(field('chunks')) - 1 do
   redis.call('HDEL', MARKER, 'chunk:' .. chunk)
 end
 redis.call('UNLINK', HISTORY)
-for index = DATA_FIRST, #KEYS do
+for index = DATA_FIRST, OWN do
   redis.call('UNLINK', KEYS[index])
   redis.call('HDEL', MARKER, written_field(KEYS[index]))
 end
