@@ -19,5 +19,19 @@ def processes_of(mark: str) -> dict[int, str]:
 
 
 def jvms_of(mark: str) -> list[int]:
-    """Return the pids of the JVMs that run a Spark driver among them."""
-    return [pid for pid, command in processes_of(mark).items() if "org.apache.spark.deploy.SparkSubmit" in command]
+    """Return the pids of the JVMs that run a Spark driver among them.
+
+    A child that a JVM has forked looks like the JVM until it runs its own program.
+    """
+    jvms = {pid for pid, command in processes_of(mark).items() if "org.apache.spark.deploy.SparkSubmit" in command}
+    return [pid for pid in jvms if parent_of(pid) not in jvms]
+
+
+def parent_of(process_id: int) -> int | None:
+    """Return the pid of a process's parent; None if the process has ended."""
+    try:
+        stat = Path(f"/proc/{process_id}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name before it stands in brackets and may have any characters.
+    return int(stat.rpartition(")")[2].split()[1])
