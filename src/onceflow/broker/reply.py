@@ -31,7 +31,7 @@ class SendingSlice:
 
 
 class Channel(Protocol):
-    """What a reply needs of its connection."""
+    """Part of a connection that its replies need."""
 
     @property
     def is_open(self) -> bool: ...

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 SMALL_REQUEST_BYTES_MAX = 1024 * 1024
 KEPT_PART = 3 / 4
-"""What relief leaves of a share at most, those included that wait."""
+"""Part of a share that relief leaves at most, those included that wait."""
 RELIEF_SECONDS = 0.5
 """Time between two reliefs when the first did not suffice: more requests may have proved slow."""
 

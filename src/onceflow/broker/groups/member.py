@@ -8,7 +8,7 @@ from onceflow.wire.errors import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class JoinAnswer:
-    """What a JoinGroup request gets; only the leader is told the members: (member id, instance id, metadata) each."""
+    """Response to a JoinGroup request; the leader's alone has the members: (member id, instance id, metadata) each."""
 
     error_code: ErrorCode
     member_id: str = ""
@@ -22,7 +22,7 @@ class JoinAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswer:
-    """What a SyncGroup request gets."""
+    """Response to a SyncGroup request."""
 
     error_code: ErrorCode
     protocol_type: str | None = None
@@ -47,7 +47,7 @@ class Member:
     group_instance_id: str | None = None
     assignment: bytes = b""
     size_bytes: int = 0
-    """What it counts for in `MemberMemory`."""
+    """Bytes that the member counts for in `MemberMemory`."""
     join_reply: JoinReply | None = None
     sync_reply: SyncReply | None = None
     is_new: bool = False
