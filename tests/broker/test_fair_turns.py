@@ -25,6 +25,7 @@ from onceflow.wire import apis
 from onceflow.wire.batch import Record, encode_batch, record_heads
 from onceflow.wire.codecs import Codec
 from onceflow.wire.errors import ErrorCode, MalformedBatch
+from tests.broker import turn_counts
 from tests.broker.driven_broker import DrivenBroker
 from tests.broker.raw_client import RawClient, connected, milliseconds
 from tests.log.partition_logs import NOW_MS, open_log
@@ -173,22 +174,9 @@ def client(tmp_path: Path) -> Iterator[RawClient]:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, work_per_turn: int) -> list[int]:
-    """How often a method of `owner` is called in each slice."""
+    """Count calls in slices of so much work."""
     monkeypatch.setattr(slices, "WORK_PER_TURN", work_per_turn)
-    turns: list[int] = []
-    turn, function = slices._Slices.turn, getattr(owner, name)
-
-    def count_turn(running: Any) -> None:
-        turns.append(0)
-        turn(running)
-
-    def count(*arguments: Any, **named: Any) -> Any:
-        turns[-1] += 1
-        return function(*arguments, **named)
-
-    monkeypatch.setattr(slices._Slices, "turn", count_turn)
-    monkeypatch.setattr(owner, name, count)
-    return turns
+    return turn_counts.counted(monkeypatch, owner, name)
 
 
 @pytest.mark.parametrize("version", [1, 4, 7])

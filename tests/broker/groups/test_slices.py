@@ -12,6 +12,7 @@ from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from tests.broker.driven_broker import DrivenBroker
 from tests.broker.groups.raw_group import RawGroup
+from tests.broker.turn_counts import counted
 
 GROUPS = [f"g{number}" for number in range(40)]
 WORK_PER_TURN = 60
@@ -26,24 +27,6 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RawGroup]
             assert found.commit("t", 5, metadata="note") == ErrorCode.none
         monkeypatch.setattr(slices, "WORK_PER_TURN", WORK_PER_TURN)
         yield found
-
-
-def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[int]:
-    """How often the function of `module` is called in each turn of an answer."""
-    turns: list[int] = []
-    turn, function = slices._Slices.turn, getattr(module, name)
-
-    def count_turn(running: Any) -> None:
-        turns.append(0)
-        turn(running)
-
-    def count(*arguments: Any, **named: Any) -> Any:
-        turns[-1] += 1
-        return function(*arguments, **named)
-
-    monkeypatch.setattr(slices._Slices, "turn", count_turn)
-    monkeypatch.setattr(module, name, count)
-    return turns
 
 
 def list_groups(group: RawGroup) -> list[str]:
