@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from onceflow import services
 from onceflow.testing import BrokerProcess
-from tests import campaigns
+from tests import campaigns, process_logs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,6 +80,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("figures")
         terminalreporter.write_line("\n".join(figures))
     campaigns.finish(terminalreporter)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show with a failure what the test's processes logged: the directory may be gone when somebody looks."""
+    report = yield
+    directory = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and directory is not None:
+        report.sections += [(f"end of {name}", text) for name, text in process_logs.ends_of_logs(directory)]
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)
