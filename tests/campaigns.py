@@ -1,10 +1,10 @@
 """docs/campaigns.md: what the campaigns did in their last full run, written by a run that completes it.
 
-Each green campaign is remembered in pytest's cache under the commit that it ran on, so that a full run may be made of
-pieces (`make campaign ONLY=simulation`). The page is written once every campaign of the tests has been green on one
-commit, whose sources and tests nobody has changed. A campaign tells its counts with `record_property`, which are added
-up over its pieces, and its seeds as "0 to 99", which are put together, or it prints its figures. What was red on that
-commit before it was green is told, too.
+Each green campaign is remembered in pytest's cache under the sources, tests and locked libraries that it ran with, so
+that a full run may be made of pieces (`make campaign ONLY=simulation`), also over commits of the documents alone. The
+page is written once every campaign of the tests has been green with those of one commit. A campaign tells its counts
+with `record_property`, which are added up over its pieces, and its seeds as "0 to 99", which are put together, or it
+prints its figures. What was red on that commit before it was green is told, too.
 """
 
 import re
@@ -22,6 +22,8 @@ RecordProperty = Callable[[str, object], None]
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "campaigns.md"
 CACHE = "campaigns"
+SOURCES = ("src", "tests", "requirements.lock")
+"""What a campaign's outcome depends on."""
 ALL = pytest.StashKey[list[str]]()
 """Every campaign's node id, whatever was selected; empty where only some of the tests were looked at."""
 
@@ -86,11 +88,12 @@ def finish(reporter: pytest.TerminalReporter) -> None:
     cache = getattr(config, "cache", None)  # Not there with `-p no:cacheprovider`.
     if not (runs or failed) or cache is None:
         return
-    commit = unchanged_commit()
-    if commit is None:
+    sources = committed_sources(ROOT)
+    if sources is None:
         reporter.write_line("docs/campaigns.md stays: sources or tests are not a commit's")
         return
-    key = f"{CACHE}/{commit}"
+    commit = _git(ROOT, "rev-parse", "--short=10", "HEAD") or ""
+    key = f"{CACHE}/{sources}"
     known = added(cache.get(key, Known(runs={}, reds={})), runs, failed)
     cache.set(key, known)
     missing = set(config.stash.get(ALL, [])) - known["runs"].keys()
@@ -114,14 +117,15 @@ def run_of(report: pytest.TestReport, finished: float) -> Run:
     return Run(seconds=report.duration, what=what, counts=properties, printed=printed, finished=finished)
 
 
-def unchanged_commit() -> str | None:
-    """The commit that runs here; None where sources or tests are not as it has them, or there is no repository."""
-    changed = _git("status", "--porcelain", "--", "src", "tests")
-    return _git("rev-parse", "--short=10", "HEAD") if changed == "" else None
+def committed_sources(root: Path) -> str | None:
+    """Git's names of `SOURCES`; None where they are not as committed, or there is no repository."""
+    changed = _git(root, "status", "--porcelain", "--", *SOURCES)
+    names = _git(root, "rev-parse", *(f"HEAD:{path}" for path in SOURCES)) if changed == "" else None
+    return "-".join(name[:10] for name in names.split()) if names is not None else None
 
 
-def _git(*arguments: str) -> str | None:
-    found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+def _git(root: Path, *arguments: str) -> str | None:
+    found = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
     return None if found.returncode else found.stdout.strip()
 
 

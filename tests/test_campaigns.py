@@ -1,6 +1,9 @@
 """The campaigns' page adds up what their runs told."""
 
-from tests.campaigns import Known, Run, added, page, seeds_of
+import subprocess
+from pathlib import Path
+
+from tests.campaigns import Known, Run, added, committed_sources, page, seeds_of
 
 
 def run(seconds: float, printed: str = "", *, session: float = 1.0, **counts: float | str) -> Run:
@@ -59,3 +62,25 @@ def test_what_was_green_before_it_was_red_is_green_no_more() -> None:
 def test_a_full_run_made_in_several_sessions_says_so() -> None:
     known = added(added(NOTHING, {KILLS: run(60, session=1.0)}, []), {CUTS: run(4, session=2.0)}, [])
     assert "2 runs in 1 minutes, in 2 pieces.\n" in written(known)
+
+
+def commit(root: Path, name: str, text: str) -> None:
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_text(text)
+    author = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    for arguments in (("add", "."), (*author, "commit", "--quiet", "--message", text)):
+        subprocess.run(["git", *arguments], cwd=root, check=True)
+
+
+def test_runs_count_until_sources_or_tests_change(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    for name in ("src/a.py", "tests/a.py", "requirements.lock"):
+        commit(tmp_path, name, name)
+    first = committed_sources(tmp_path)
+    assert first is not None
+    commit(tmp_path, "README.md", "three")
+    assert committed_sources(tmp_path) == first
+    (tmp_path / "src" / "a.py").write_text("changed")
+    assert committed_sources(tmp_path) is None
+    commit(tmp_path, "src/a.py", "changed")
+    assert committed_sources(tmp_path) not in (first, None)
