@@ -1,5 +1,6 @@
 """The extras named for a missing package: each command runs with them, and without them names them."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from onceflow.cli import EXTRAS
+from onceflow import __version__
+from onceflow.cli import EXTRAS, installed_from
 from onceflow.testing import Broker
 
 BROKER = ("--bootstrap", "{bootstrap}")
@@ -79,4 +81,22 @@ def test_a_command_names_the_smallest_extras(command: str, onceflow_broker: Brok
 
     for missing in extras:
         without = run_with([extra for extra in extras if extra != missing], words)
-        assert f".whl[{EXTRAS[command]}]'" in without.stderr, (missing, without.stderr)
+        assert f"pip install '{installed_from()}[{EXTRAS[command]}]'" in without.stderr, (missing, without.stderr)
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("file://{directory}/a%20checkout", "{directory}/a checkout"),
+        ("file://{directory}/gone/onceflow-1-py3-none-any.whl", f"onceflow-{__version__}-py3-none-any.whl"),
+        (None, f"onceflow-{__version__}-py3-none-any.whl"),
+    ],
+    ids=["there", "gone", "from an index"],
+)
+def test_what_was_installed_is_named(
+    url: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a checkout").mkdir()
+    direct_url = None if url is None else json.dumps({"url": url.format(directory=tmp_path), "dir_info": {}})
+    monkeypatch.setattr(metadata.PathDistribution, "read_text", lambda _distribution, _name: direct_url)
+    assert installed_from() == found.format(directory=tmp_path)

@@ -56,6 +56,15 @@ def test_all_equal_in_two_micro_batches_is_0(end_of: EndOf, capfd: pytest.Captur
     assert "equal: every event in the log is counted exactly once" in printed.err
 
 
+def test_the_logs_size_is_its_records(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    laptop = Laptop(tmp_path, lively=False, max_bytes=1 << 30, page_port=0, quiet=False)
+    with Broker(tmp_path / "broker") as broker:
+        write(broker.bootstrap_servers, TOPIC, GOOD_AND_BAD)
+    assert (tmp_path / "broker" / ".reserve").stat().st_size
+    laptop._say_where_it_is()
+    assert "(goes on where it stopped) · log 0.0 of at most 1024 MiB" in capfd.readouterr().out
+
+
 def test_a_difference_is_1(end_of: EndOf) -> None:
     assert end_of(GOOD_AND_BAD, by_hand=1) == 1
 

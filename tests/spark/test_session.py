@@ -86,3 +86,30 @@ time.sleep(300)  # Where the interrupt comes late, it comes here.
     while processes_of(mark):
         assert time.monotonic() < deadline + 60, log.read_text()
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("moment", ["context", "session"])
+def test_an_interrupt_waits_for_the_session(java_home: str, tmp_path: Path, moment: str) -> None:
+    """Not in the middle of a call to the JVM: Spark's own handler calls the JVM, too, and both calls fail."""
+    program = f"""
+import os, pathlib, signal, traceback
+from py4j.clientserver import ClientServerConnection
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from onceflow.spark.session import build_session
+send_command, sent = ClientServerConnection.send_command, []
+def interrupted(connection, command):
+    context = SparkContext._active_spark_context
+    is_due = {moment == "context"} or any("sql/session.py" in each.filename for each in traceback.extract_stack())
+    if not sent and context is not None and is_due:
+        sent.append(command)
+        os.kill(os.getpid(), signal.SIGINT)
+    return send_command(connection, command)
+ClientServerConnection.send_command = interrupted
+try:
+    build_session("interrupted", java_home={java_home!r}, log_file=pathlib.Path({str(tmp_path / "spark.log")!r}))
+except KeyboardInterrupt:
+    print("interrupted", len(sent), SparkSession._instantiatedSession is not None, flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+    assert (done.stdout, done.stderr) == (f"interrupted 1 {moment == 'session'}\n", "")

@@ -7,7 +7,10 @@ usage or "cannot say", 130 interrupted.
 """
 
 import importlib
+import json
 import sys
+import urllib.parse
+from importlib import metadata
 from pathlib import Path
 
 import click
@@ -103,8 +106,21 @@ def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
     package = str(error.name).partition(".")[0]
     return OnceflowError(
         f"'onceflow {command}' needs the package {package}, which is not installed; "
-        f"install it with: pip install 'onceflow-{__version__}-py3-none-any.whl[{EXTRAS.get(command, 'demo')}]'"
+        f"install it with: pip install '{installed_from()}[{EXTRAS.get(command, 'demo')}]'"
     )
+
+
+def installed_from() -> str:
+    """Return the checkout or wheel that this was installed from if it is there still, or else the wheel's name.
+
+    Source: PEP 610, `direct_url.json`.
+    """
+    try:
+        told = metadata.distribution("onceflow").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:  # It is on the path and was never installed.
+        told = None
+    path = urllib.parse.unquote(urllib.parse.urlsplit(json.loads(told)["url"]).path) if told else ""
+    return path if path and Path(path).exists() else f"onceflow-{__version__}-py3-none-any.whl"
 
 
 @click.command(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -250,7 +250,8 @@ class Laptop:
     # What is told
 
     def _say_where_it_is(self) -> None:
-        log_bytes = sum(path.stat().st_size for path in (self.directory / "broker").rglob("*") if path.is_file())
+        # Beside the partitions' directories lies the broker's reserve of disk, which is no record's.
+        log_bytes = sum(path.stat().st_size for path in (self.directory / "broker").glob("*/*"))
         size = f"{log_bytes / (1 << 20):.1f} of at most {self.max_bytes / (1 << 20):.0f} MiB"
         again = "goes on where it stopped" if log_bytes else "new"
         self.console.print(f"onceflow demo · data in {self.directory}/ ({again}) · log {size}")

@@ -67,9 +67,13 @@ def build_session(
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = session_conf(master, ui_port=ui_port) | dict(extra_conf or {})
     conf = SparkConf(loadDefaults=False).setAll([("spark.app.name", app_name), *settings.items()])
-    if SparkContext._gateway is None:
-        _launch(conf, log_file)
-    return SparkSession.builder.config(conf=conf).getOrCreate()
+    with _first_interrupt_held():
+        if SparkContext._gateway is None:
+            _launch(conf, log_file)
+        SparkContext.getOrCreate(conf)
+    # The context brings a handler of its own, which must not be called inside a call to the JVM.
+    with _first_interrupt_held():
+        return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
 def is_jvm_lost(*, within_s: float = 0) -> bool:
@@ -121,7 +125,7 @@ def _threads(master: str) -> int:
 
 def _launch(conf: SparkConf, log_file: Path | None) -> None:
     """Starts the JVM with its output in `log_file`; it ends by itself when this process ends."""
-    with contextlib.ExitStack() as files, _first_interrupt_held():
+    with contextlib.ExitStack() as files:
         output = None
         if log_file is not None:
             log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +139,8 @@ def _first_interrupt_held() -> Iterator[None]:
     """Holds the first Ctrl-C back until the block has ended; a second one goes through.
 
     An interrupted `launch_gateway` takes away the folder in which the JVM is about to say where it listens. Such a JVM
-    never gets to watching for this process's end, and stays for ever.
+    never gets to watching for this process's end, and stays for ever. An interrupted call to the JVM ends in several
+    tracebacks of py4j's.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
@@ -152,6 +157,7 @@ def _first_interrupt_held() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        if signal.getsignal(signal.SIGINT) is hold:
+            signal.signal(signal.SIGINT, handler)
     if is_held:
         handler(signal.SIGINT, None)
