@@ -78,11 +78,12 @@ def test_every_request_ends_whatever_the_order(seed: int) -> None:
 
 def test_requests_wait_in_their_order() -> None:
     async def run() -> None:
-        memory = RequestMemory(16 * MIB, 4 * MIB, lambda: None)
+        memory = RequestMemory(64 * MIB // 3, 4 * MIB, lambda: None)
+        assert memory.share_for(4 * MIB).main.bytes_max == 8 * MIB
         holders = [Receiving(memory, 4 * MIB) for _ in range(2)]
         for holder in holders:
             assert holder.reservation.grow(4 * MIB, 4 * MIB)
-        large, later, last = (Receiving(memory, size * MIB) for size in (4, 2, 2))
+        large, later, last = (Receiving(memory, 4 * MIB) for _ in range(3))
         assert not large.step()
         assert not later.step()
         holders[0].reservation.free()
@@ -96,6 +97,34 @@ def test_requests_wait_in_their_order() -> None:
         holders[1].reservation.free()
         assert memory.used_bytes == 0
         assert not memory.is_awaited
+
+    asyncio.run(run())
+
+
+def test_what_fits_into_the_side_part_overtakes() -> None:
+    """As much as fits there, in its order; the first that waits gets its memory as if nothing had overtaken it."""
+
+    async def run() -> None:
+        memory = RequestMemory(24 * MIB, 8 * MIB, lambda: None)
+        slow, silent = Receiving(memory, 8 * MIB), Receiving(memory, 8 * MIB)
+        silent.step()
+        while slow.reservation.size_bytes < 8 * MIB:
+            slow.step()
+        while not silent.is_waiting:
+            silent.step()
+        assert silent.reservation.size_bytes, "it holds what arrived"
+        too_large, *passing = (Receiving(memory, size) for size in (3 * MIB, MIB + 1, MIB - 1 - STEP_BYTES, MIB + 1))
+        for receiving in (too_large, *passing):
+            receiving.step()
+        await turns(3)
+        assert [each.is_waiting for each in (too_large, *passing)] == [True, False, False, True]
+        passing[0].reservation.free()
+        await turns(3)
+        assert not passing[2].is_waiting
+        slow.reservation.free()
+        await turns(3)
+        assert not silent.is_waiting
+        assert not too_large.is_waiting
 
     asyncio.run(run())
 
@@ -181,6 +210,57 @@ def test_slow_requests_are_closed_while_another_waits(size_bytes: int) -> None:
         assert share.used_bytes <= share.bytes_max
 
     served(scenario, queued_request_bytes_max=24 * MIB, produce_request_bytes_max=4 * MIB)
+
+
+def test_a_slow_and_a_silent_request_hold_no_small_one_up() -> None:
+    """The slow one holds what its whole request needs, the silent one waits for it with what arrived."""
+
+    async def scenario(server: Served) -> None:
+        memory = server.listener._memory
+        slow, silent = await server.connect(), await server.connect()
+        request = frame(apis.PRODUCE, 8 * MIB - 4)
+        await send(silent, request[:200_000])
+        await until(lambda: memory.used_bytes > 200_000, "the silent one's beginning")
+        await send(slow, request[: 3 * MIB])
+        await until(lambda: memory.used_bytes > 8 * MIB, "the slow one to hold all of its request")
+        await send(silent, request[200_000 : 2 * MIB])
+        await until(lambda: memory.is_awaited, "the silent one to wait")
+        for _ in range(3):
+            await produce(server, 2 * MIB - 4)
+        assert memory.is_awaited
+        await send(slow, request[3 * MIB :])
+        await server.asked(4)
+        await until(lambda: not memory.is_awaited, "the silent one to be read on")
+
+    served(scenario, queued_request_bytes_max=24 * MIB, produce_request_bytes_max=8 * MIB)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_client_that_leaves_while_it_waits(is_whole: bool) -> None:
+    """The broker notices without memory to read on; a request that the client had sent whole is handled."""
+
+    async def scenario(server: Served) -> None:
+        memory = server.listener._memory
+        holder, leaving = await server.connect(), await server.connect()
+        request = frame(apis.PRODUCE, 1_000_000)
+        await send(holder, request[:900_000])
+        await until(lambda: memory.used_bytes > 900_000, "the first to hold the memory")
+        await send(leaving, request[:20_000])
+        await until(lambda: memory.is_awaited, "the second to wait")
+        whole = frame(apis.PRODUCE, 20_000)
+        if is_whole:
+            second = await server.connect()
+            await send(second, whole)
+            await until(lambda: len(memory.share_for(MIB).waiting) == 2, "the third to wait")
+            second.close()
+        leaving.close()
+        await turns(20)
+        server.advance_ms(SECOND_MS)
+        assert len(memory.share_for(MIB).waiting) == is_whole
+        await send(holder, request[900_000:])
+        await server.asked(1 + is_whole)
+
+    served(scenario, queued_request_bytes_max=2 * MIB)
 
 
 def test_a_fast_request_is_not_closed_while_another_waits() -> None:

@@ -463,8 +463,13 @@ class Connection:
 
     @property
     def is_blind(self) -> bool:
-        """Whether it is parked with a full buffer: it reads nothing, so it cannot see that its client has left."""
-        return self._is_parked and not self._is_reading
+        """Whether it reads nothing, parked or without memory: it cannot see that its client has left."""
+        return self._is_starved or (self._is_parked and not self._is_reading)
+
+    def has_whole_request(self, unread_bytes: int) -> bool:
+        """Whether the request that waits for memory is whole with `unread_bytes` more, and is not parked."""
+        size_bytes = 4 + int.from_bytes(self._view[self._begin : self._begin + 4], "big")
+        return not self._is_parked and self._end - self._begin + unread_bytes >= size_bytes
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""

@@ -2,9 +2,12 @@
 
 import asyncio
 import errno
+import fcntl
 import logging
 import select
 import socket
+import sys
+import termios
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -166,13 +169,17 @@ class Listener:
                 )
 
     def _close_abandoned(self) -> None:
-        """Close parked connections whose client has left, which they cannot see for themselves."""
+        """Close connections whose client has left, which they cannot see for themselves.
+
+        Not where the client had sent its request to the end before: acks=0 waits for nothing.
+        """
         poll = select.poll()
         blind = {connection.fileno(): connection for connection in self._connections if connection.is_blind}
         for descriptor in blind:
             poll.register(descriptor, _HAS_LEFT)
         for descriptor, _ in poll.poll(0):
-            blind[descriptor].close(None)
+            if not blind[descriptor].has_whole_request(_unread_bytes(descriptor)):
+                blind[descriptor].close(None)
 
     def _forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -192,6 +199,11 @@ class Listener:
     def _resume_accepting(self) -> None:
         if self._socket.fileno() >= 0:
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
+
+
+def _unread_bytes(descriptor: int) -> int:
+    """Return what the kernel holds for the socket."""
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _listen(config: BrokerConfig) -> socket.socket:

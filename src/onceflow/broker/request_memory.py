@@ -2,18 +2,28 @@
 
 It has two equal shares, for requests of at most SMALL_REQUEST_BYTES_MAX and for larger ones, so that neither kind can
 lock the other out. A connection reserves memory as its request arrives, in steps, not when the request announces its
-size. Requests that find none wait in their order.
+size.
 
-Some request can always be received to its end: a step that is not a request's last leaves as much of the share free as
-the largest request of that kind may need, and a request that cannot have a step may reserve all that it needs at once.
-A request that is alone in its share gets any amount. That it arrives at all is not for the memory to see: while a
-request waits, connections that hold memory and are slow are closed (`relieve`, `Connection.is_slow`).
+A share has two parts.
+
+- The main part serves requests in their order. A step that is not a request's last leaves as much of it free as the
+  largest request of that kind may need, and a request that cannot have a step may reserve all that it needs at once: so
+  some request can always be received to its end. A request that is alone there gets any amount.
+- The side part serves requests for which the main part has no memory and which fit into the side part whole, in their
+  order too, but past those that do not fit. They take nothing that an earlier request waits for.
+
+So the first request that waits for the main part gets its memory when those that hold some there have ended. Whether
+these arrive is not for the memory to see: while a request waits, connections that hold memory and are slow are closed
+(`relieve`, `Connection.slow_bytes_per_second`). A request that waits itself is never slow: the broker does not read it.
+If its client leaves, the listener closes it.
 """
 
 import asyncio
 from collections.abc import Callable
 
 SMALL_REQUEST_BYTES_MAX = 1024 * 1024
+SIDE_PART = 1 / 4
+"""Part of a share that is its side part, at most half of what the largest request leaves."""
 KEPT_PART = 3 / 4
 """Part of a share that relief leaves at most, those included that wait."""
 RELIEF_SECONDS = 0.5
@@ -23,12 +33,13 @@ RELIEF_SECONDS = 0.5
 class Reservation:
     """The memory of one connection's receive buffer beyond its first, and what it waits for."""
 
-    __slots__ = ("_memory", "_on_granted", "_share", "_step_bytes", "request_bytes", "size_bytes")
+    __slots__ = ("_memory", "_on_granted", "_part", "_share", "_step_bytes", "request_bytes", "size_bytes")
 
     def __init__(self, memory: "RequestMemory", on_granted: Callable[[], None]) -> None:
         self._memory = memory
         self._on_granted = on_granted
         self._share: _Share | None = None
+        self._part: _Part | None = None
         self._step_bytes = self.request_bytes = 0
         self.size_bytes = 0
 
@@ -48,28 +59,43 @@ class Reservation:
         self._step_bytes, self.request_bytes = step_bytes, request_bytes
         if share is self._share and step_bytes <= self.size_bytes:
             return True
-        if not share.waiting and share.grant(self):
+        if not share.waiting and self.take(share, is_first=True):
             return True
         share.wait(self)
+        self._memory.serve_soon()
         self._memory.relieve_soon()
         return False
 
-    def fits(self, share: "_Share") -> int:
-        """Bytes in all that the share can give for the next step: the step, the whole request, or 0."""
-        held_bytes = self.size_bytes if share is self._share else 0
-        free_bytes = share.bytes_max - share.used_bytes + held_bytes
+    def take(self, share: "_Share", *, is_first: bool) -> bool:
+        """Reserve the next step, if there is memory for it: of the main part only for the first that waits."""
+        size_bytes = self._fits_main(share) if is_first else 0
+        if size_bytes:
+            self._move(share, share.main, size_bytes)
+        elif self.request_bytes <= self._free_bytes(share.side):
+            self._move(share, share.side, self.request_bytes)
+        else:
+            return False
+        return True
+
+    def _fits_main(self, share: "_Share") -> int:
+        """Bytes in all that the main part can give for the next step: the step, the whole request, or 0."""
+        free_bytes = self._free_bytes(share.main)
         is_last = self._step_bytes >= self.request_bytes
         if self._step_bytes + (0 if is_last else share.largest_bytes) <= free_bytes:
             return self._step_bytes
-        if self.request_bytes <= free_bytes or share.used_bytes == held_bytes:
+        if self.request_bytes <= free_bytes or free_bytes == share.main.bytes_max:
             return self.request_bytes
         return 0
 
-    def move(self, share: "_Share", size_bytes: int) -> None:
-        """Hold this much of the share instead of what was held before."""
+    def _free_bytes(self, part: "_Part") -> int:
+        """Bytes of the part that nobody else holds."""
+        return part.bytes_max - part.used_bytes + (self.size_bytes if part is self._part else 0)
+
+    def _move(self, share: "_Share", part: "_Part", size_bytes: int) -> None:
+        """Hold this much of the part instead of what was held before."""
         self.free()
-        share.used_bytes += size_bytes
-        self._share, self.size_bytes = share, size_bytes
+        part.used_bytes += size_bytes
+        self._share, self._part, self.size_bytes = share, part, size_bytes
 
     def granted(self) -> None:
         """Report that the memory waited for is reserved."""
@@ -84,8 +110,8 @@ class Reservation:
         """Give back what is held, and wait no more."""
         for share in self._memory.shares:
             share.forget(self)
-        if self._share is not None:
-            self._share.used_bytes -= self.size_bytes
+        if self._part is not None:
+            self._part.used_bytes -= self.size_bytes
             self.size_bytes = 0
         # It may have been the first of those that wait, and the next one needs less.
         self._memory.serve_soon()
@@ -95,16 +121,32 @@ def _do_nothing() -> None:
     """Stand in for the callback of a closed connection."""
 
 
+class _Part:
+    """Memory, and how much of it is reserved."""
+
+    __slots__ = ("bytes_max", "used_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.used_bytes = 0
+
+
 class _Share:
     """Memory for requests of one kind, and those that wait for it in their order."""
 
     def __init__(self, bytes_max: int, largest_bytes: int) -> None:
         self.bytes_max = bytes_max
         self.largest_bytes = largest_bytes
-        self.used_bytes = 0
+        self.side = _Part(max(0, min(int(bytes_max * SIDE_PART), (bytes_max - largest_bytes) // 2)))
+        self.main = _Part(bytes_max - self.side.bytes_max)
         self.waiting: dict[Reservation, int] = {}
         """Bytes of each request that waits."""
         self._waiting_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Return what is reserved of both parts."""
+        return self.main.used_bytes + self.side.used_bytes
 
     def wait(self, reservation: Reservation) -> None:
         """Reserve for it when those before it have been served."""
@@ -120,12 +162,15 @@ class _Share:
         """Whether relief has more to do for those that wait."""
         return bool(self.waiting) and self.used_bytes + self._waiting_bytes > self.bytes_max * KEPT_PART
 
-    def grant(self, reservation: Reservation) -> bool:
-        """Reserve the next step if there is memory for it."""
-        size_bytes = reservation.fits(self)
-        if size_bytes:
-            reservation.move(self, size_bytes)
-        return bool(size_bytes)
+    def serve(self) -> None:
+        """Give memory that is free to those that wait for it."""
+        is_first = True
+        for reservation, request_bytes in list(self.waiting.items()):
+            if is_first or request_bytes <= self.side.bytes_max - self.side.used_bytes:
+                if reservation.take(self, is_first=is_first):
+                    reservation.granted()
+                else:
+                    is_first = False
 
 
 class RequestMemory:
@@ -178,7 +223,4 @@ class RequestMemory:
     def _serve(self) -> None:
         self._is_serving_scheduled = False
         for share in self.shares:
-            for reservation in list(share.waiting):
-                if not share.grant(reservation):
-                    break
-                reservation.granted()
+            share.serve()
