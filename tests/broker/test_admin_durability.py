@@ -1,6 +1,5 @@
 """What an administrator was told is done survives a power cut, a kill and a restart; what fails is said."""
 
-import asyncio
 import logging
 import select
 import threading
@@ -12,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker import topic_operations
 from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.node import Node, UnfinishedDeletion
-from onceflow.broker.slices import run_in_slices
 from onceflow.broker.topic_operations import TopicOperations
 from onceflow.log.directory import DataDirectory
 from onceflow.testing import BrokerProcess
@@ -230,46 +227,6 @@ def test_partitions_added_while_a_topic_is_deleted_are_not_served(client: RawCli
     assert partition_count(client, "t") == 0
     assert create(client, "t").error_code == 0
     assert stored_values(client, "t") == []
-
-
-def test_a_topic_deleted_while_others_of_its_request_are_created_leaves_no_files(
-    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its directory would be of another id than that of the next topic with the name, and refused at every start."""
-    is_deleted = threading.Event()
-
-    def held(work: Iterator[int], done: Callable[[], None], *, failed: Callable[[BaseException], None]) -> None:
-        """After the first topic, wait until it is deleted: a request with thousands takes so many turns."""
-        next(work)
-
-        def rest() -> None:
-            if is_deleted.is_set():
-                run_in_slices(work, done, failed=failed)
-            else:
-                asyncio.get_running_loop().call_later(0.001, rest)
-
-        rest()
-
-    with connected(powered.bootstrap) as creator, connected(powered.bootstrap) as client:
-        with monkeypatch.context() as slow:
-            slow.setattr(topic_operations, "run_in_slices", held)
-            wanted = {"num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
-            topics = [{"name": name, **wanted} for name in ("t", "u")]
-            creator.send(apis.CREATE_TOPICS, 7, topics=topics, timeout=milliseconds(5000), validate_only=False)
-            while (
-                client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000)).responses[0].error_code
-            ):
-                pass
-            is_deleted.set()
-            created = {each.name: each.error_code for each in creator.receive(apis.CREATE_TOPICS, 7).topics}
-        assert created == {"t": ErrorCode.unknown_topic_or_partition, "u": ErrorCode.none}
-        assert not (powered.data / "t-0").exists()
-        assert create(client, "t").error_code == 0
-        assert client.produce("t", 0, batch_of(b"x")).error_code == 0
-    powered.stop()
-    powered.start()
-    with connected(powered.bootstrap) as client:
-        assert stored_values(client, "t") == [b"x"]
 
 
 def test_a_directory_that_cannot_be_removed_keeps_its_name(

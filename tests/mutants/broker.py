@@ -76,8 +76,14 @@ MUTANTS = (
     ),
     Mutant(
         "broker/topic_operations.py",
-        "        if not self._exists(topic):",
-        "        if not self._exists(topic) and False:",
+        "        if self._is_deciding:\n            self._undecided",
+        "        if False:\n            self._undecided",
+        "broker/test_topic_order.py::test_two_operations_at_the_same_time",
+    ),
+    Mutant(
+        "broker/topic_operations.py",
+        "        if node.topics.by_id.get(topic.topic_id) is not topic:",
+        "        if False:",
         "broker/test_hostile_requests.py::test_a_topic_deleted_while_it_is_created_takes_no_records",
     ),
     Mutant(

@@ -64,9 +64,12 @@ MUTANTS = (
     ),
     Mutant(
         "broker/topic_operations.py",
-        "            answer(_unless_refused(results, error_code))\n\n"
-        "        self._node.when_metadata_synced(told(failed, synced))",
-        "            answer(_unless_refused(results, error_code))\n\n        synced(ErrorCode.none)",
+        "                self._answer_when_synced(lambda: answer(results), failed)\n            else:\n"
+        "                self._node.when_metadata_synced(told(failed, synced))\n\n"
+        "        def synced(error_code: ErrorCode) -> None:\n            if not error_code:",
+        "                self._answer_when_synced(lambda: answer(results), failed)\n            else:\n"
+        "                synced(ErrorCode.none)\n\n"
+        "        def synced(error_code: ErrorCode) -> None:\n            if not error_code:",
         _ADMIN + "test_no_answer_tells_of_what_a_power_cut_could_take_back",
     ),
     Mutant(

@@ -15,7 +15,7 @@ from onceflow.broker.node import Node
 from onceflow.broker.request import Request
 from onceflow.broker.sliced_answers import Element, answer_in_slices, encoded
 from onceflow.broker.topic_configs import TOPIC_CONFIGS, ConfigType, list_items
-from onceflow.broker.topic_operations import Changed, told
+from onceflow.broker.topic_operations import Changed, Wish, told
 from onceflow.broker.topics import Topic, TopicRefused, check_name
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
@@ -147,15 +147,20 @@ def handle_incremental_alter(node: Node, request: Request) -> None:
 def _alter(node: Node, request: Request, change: Change) -> None:
     asked = request.decode()
     counts = Counter((each.resource_type, each.resource_name) for each in asked.resources)
-    all_wanted = [_wanted(node, each, counts, change) for each in asked.resources]
+    all_wanted: list[_Wanted] = []
+
+    def find() -> list[Wish]:
+        all_wanted.extend(_wanted(node, each, counts, change) for each in asked.resources)
+        return [
+            (each.topic, each.configs) for each in all_wanted if each.topic is not None and each.configs is not None
+        ]
 
     def answer(changed: Sequence[Changed]) -> None:
         outcomes = iter(changed)
         request.answer(responses=[_response(each, outcomes) for each in all_wanted])
 
-    wanted = [(each.topic, each.configs) for each in all_wanted if each.topic is not None and each.configs is not None]
     failed = request.reply.close_connection
-    node.topic_operations.alter_configs(wanted, answer, failed=failed, validate_only=asked.validate_only)
+    node.topic_operations.alter_configs(find, answer, failed=failed, validate_only=asked.validate_only)
 
 
 def _wanted(node: Node, resource: Any, counts: Mapping[tuple[int, str], int], change: Change) -> _Wanted:

@@ -144,7 +144,12 @@ def handle_delete(node: Node, request: Request) -> None:
     if not node.config.delete_topics:
         _refuse_deletion(request, asked)
         return
-    topics, results = _asked_to_delete(node, asked)
+    results: list[dict[str, Any]] = []
+
+    def find() -> list[Topic]:
+        topics, refused = _asked_to_delete(node, asked)
+        results.extend(refused)
+        return topics
 
     def answer(deleted: list[tuple[Topic, ErrorCode, str | None]]) -> None:
         for topic, code, message in deleted:
@@ -153,7 +158,7 @@ def handle_delete(node: Node, request: Request) -> None:
             )
         _answer(request, ((encoded(request, "responses", each), WORK_PER_TOPIC) for each in results))
 
-    node.topic_operations.delete(topics, answer, failed=request.reply.close_connection)
+    node.topic_operations.delete(find, answer, failed=request.reply.close_connection)
 
 
 def _refuse_deletion(request: Request, asked: Any) -> None:

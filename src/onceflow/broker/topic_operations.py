@@ -1,11 +1,17 @@
 """Changes of the topics: recorded, made durable, carried out on the files, and then answered.
 
+They are decided one after the other, as by Kafka's controller: an operation looks for its topics and records what
+becomes of them when the one before it has recorded all of its own. Many topics are created in slices; what arrives
+meanwhile waits. Syncs and work on the files follow in the same order.
+
 Every operation takes `answer`, called once with what became of each topic, and `failed`, called instead with a reason
 where an error that nobody foresaw kept the answer from being made: whoever waits for it must not wait for ever.
 """
 
+import asyncio
 import logging
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +35,8 @@ WORK_PER_CREATION = 25
 
 Failed = Callable[[str], None]
 Deleted = tuple[Topic, ErrorCode, str | None]
+Wish = tuple[Topic, Mapping[str, str | None]]
+"""A topic, and all configurations that it is to have."""
 _P = ParamSpec("_P")
 
 
@@ -85,6 +93,32 @@ class TopicOperations:
 
     def __init__(self, node: "Node") -> None:
         self._node = node
+        self._is_deciding = False
+        self._undecided: deque[Callable[[], None]] = deque()
+
+    # Order
+
+    def _in_turn(self, decide: Callable[[], None], failed: Failed) -> None:
+        """Decide an operation now, or after those that came before it."""
+        if self._is_deciding:
+            self._undecided.append(told(failed, decide))
+        else:
+            told(failed, decide)()
+
+    def _decided(self) -> None:
+        """A creation is recorded: the next operation is decided in the loop's next turn."""
+        self._is_deciding = bool(self._undecided)
+        if self._is_deciding:
+            asyncio.get_running_loop().call_soon(self._decide_next)
+
+    def _decide_next(self) -> None:
+        decide = self._undecided.popleft()
+        self._is_deciding = False
+        try:
+            decide()
+        finally:
+            if not self._is_deciding:
+                self._decided()
 
     # Creating
 
@@ -101,13 +135,16 @@ class TopicOperations:
         openings: list[_Opening] = []
 
         def decide() -> Iterator[int]:
-            for new in wanted:
-                created = self._create(new, validate_only=validate_only)
-                results.append(created)
-                if not created.error_code and not validate_only:
-                    topic = self._node.topics.by_name[new.name]
-                    openings.append(_Opening(topic, 0, topic.partition_count, self._node.log_config_of(topic)))
-                yield WORK_PER_CREATION
+            try:
+                for new in wanted:
+                    created = self._create(new, validate_only=validate_only)
+                    results.append(created)
+                    if not created.error_code and not validate_only:
+                        topic = self._node.topics.by_name[new.name]
+                        openings.append(_Opening(topic, 0, topic.partition_count, self._node.log_config_of(topic)))
+                    yield WORK_PER_CREATION
+            finally:
+                self._decided()
 
         def decided() -> None:
             if openings:
@@ -124,7 +161,11 @@ class TopicOperations:
         def opened(failures: Mapping[str, tuple[ErrorCode, str]]) -> None:
             answer([_with_failure(each, failures.get(each.name)) for each in results])
 
-        run_in_slices(decide(), decided, failed=lambda error: failed(f"the topics could not be created: {error!r}"))
+        def begin() -> None:
+            self._is_deciding = True
+            run_in_slices(decide(), decided, failed=lambda error: failed(f"the topics could not be created: {error!r}"))
+
+        self._in_turn(begin, nobody_waits)
 
     def _answer_when_synced(self, answer: Callable[[], None], failed: Failed) -> None:
         """A refusal tells of topics too, "exists already" above all: it waits until they are durable."""
@@ -147,23 +188,18 @@ class TopicOperations:
     ) -> None:
         """Open logs in the housekeeping thread and serve them; `opened` gets the failures by topic.
 
-        Only those of topics that still exist: the thread may have removed the files of a deleted one before.
+        The thread removes the files of a topic that was deleted meanwhile after this.
         """
-        failures = {each.topic.name: _was_deleted(each.topic) for each in openings if not self._exists(each.topic)}
-        left = [each for each in openings if each.topic.name not in failures]
 
         def install(logs_or_errors: list[list[PartitionLog] | str]) -> None:
-            for opening, logs in zip(left, logs_or_errors, strict=True):
+            failures = {}
+            for opening, logs in zip(openings, logs_or_errors, strict=True):
                 failure = self._install(opening, logs)
                 if failure is not None:
                     failures[opening.topic.name] = failure
             opened(failures)
 
-        self._node.in_background(lambda: [self._open_or_say(each) for each in left], told(failed, install), failed)
-
-    def _exists(self, topic: Topic) -> bool:
-        """Whether it is still this topic, not deleted nor created again since."""
-        return self._node.topics.by_id.get(topic.topic_id) is topic
+        self._node.in_background(lambda: [self._open_or_say(each) for each in openings], told(failed, install), failed)
 
     def _open_or_say(self, opening: _Opening) -> list[PartitionLog] | str:
         topic = opening.topic
@@ -177,9 +213,9 @@ class TopicOperations:
         node, topic = self._node, opening.topic
         if isinstance(logs, str):
             return ErrorCode.kafka_storage_error, logs
-        if not self._exists(topic):
+        if node.topics.by_id.get(topic.topic_id) is not topic:
             # Its files are on their way out: nothing may be acknowledged into them. They close when let go.
-            return _was_deleted(topic)
+            return ErrorCode.unknown_topic_or_partition, f"topic {topic.name} was deleted at the same time"
         if node.partitions.count(topic.name) != opening.begin:
             message = f"topic {topic.name}: partitions before {opening.begin} could not be opened; restart the broker"
             return ErrorCode.kafka_storage_error, message
@@ -201,21 +237,20 @@ class TopicOperations:
         """Add partitions to topics; answered when they are durable and open, or refused."""
         results: list[Changed] = []
         openings: list[_Opening] = []
-        for each in wanted:
-            try:
-                records = self._node.topics.decide_more_partitions(each)
-                topic = self._node.topics.by_name[each.name]
-                config = self._node.log_config_of(topic)
-                openings.append(_Opening(topic, topic.partition_count, each.partition_count, config))
-                if not validate_only:
-                    self._node.record(records)
-            except (TopicRefused, LogError) as error:
-                results.append(Changed(each.name, error.error_code, str(error)))
+
+        def decide() -> None:
+            for each in wanted:
+                try:
+                    opening = self._add_partitions(each, validate_only=validate_only)
+                except (TopicRefused, LogError) as error:
+                    results.append(Changed(each.name, error.error_code, str(error)))
+                else:
+                    results.append(Changed(each.name))
+                    openings.append(opening)
+            if validate_only or not openings:
+                self._answer_when_synced(lambda: answer(results), failed)
             else:
-                results.append(Changed(each.name))
-        if validate_only or all(each.error_code for each in results):
-            self._answer_when_synced(lambda: answer(results), failed)
-            return
+                self._node.when_metadata_synced(told(failed, synced))
 
         def synced(error_code: ErrorCode) -> None:
             if error_code:
@@ -226,33 +261,41 @@ class TopicOperations:
         def opened(failures: Mapping[str, tuple[ErrorCode, str]]) -> None:
             answer([Changed(each.name, *failures[each.name]) if each.name in failures else each for each in results])
 
-        self._node.when_metadata_synced(told(failed, synced))
+        self._in_turn(decide, failed)
+
+    def _add_partitions(self, wanted: MorePartitions, *, validate_only: bool) -> _Opening:
+        """Record a topic's further partitions. Raises TopicRefused, LogError."""
+        records = self._node.topics.decide_more_partitions(wanted)
+        topic = self._node.topics.by_name[wanted.name]
+        opening = _Opening(topic, topic.partition_count, wanted.partition_count, self._node.log_config_of(topic))
+        if not validate_only:
+            self._node.record(records)
+        return opening
 
     # Configurations
 
     def alter_configs(
         self,
-        wanted: Sequence[tuple[Topic, Mapping[str, str | None]]],
+        find: Callable[[], Sequence[Wish]],
         answer: Callable[[list[Changed]], None],
         *,
         failed: Failed = nobody_waits,
         validate_only: bool = False,
     ) -> None:
-        """Give each topic exactly these configurations; answered when they are durable and its logs go by them."""
+        """Give each topic that `find` returns exactly its configurations.
+
+        Answered when they are durable and its logs go by them. `find` is called when the operation is decided.
+        """
+        wanted: list[Wish] = []
         results: list[Changed] = []
-        for topic, configs in wanted:
-            try:
-                records = self._node.topics.decide_configs(topic, configs)
-                if records and not validate_only:
-                    # Retention is lowered so: it must be possible when the disk is full.
-                    self._node.record(records, from_reserve=True)
-            except (TopicRefused, LogError) as error:
-                results.append(Changed(topic.name, error.error_code, str(error)))
+
+        def decide() -> None:
+            wanted.extend(find())
+            results.extend(self._alter_configs(wish, validate_only=validate_only) for wish in wanted)
+            if validate_only:
+                self._answer_when_synced(lambda: answer(results), failed)
             else:
-                results.append(Changed(topic.name))
-        if validate_only:
-            self._answer_when_synced(lambda: answer(results), failed)
-            return
+                self._node.when_metadata_synced(told(failed, synced))
 
         def synced(error_code: ErrorCode) -> None:
             if not error_code:
@@ -261,20 +304,41 @@ class TopicOperations:
                         self._node.reconfigure_topic(topic)
             answer(_unless_refused(results, error_code))
 
-        self._node.when_metadata_synced(told(failed, synced))
+        self._in_turn(decide, failed)
+
+    def _alter_configs(self, wish: Wish, *, validate_only: bool) -> Changed:
+        topic, configs = wish
+        try:
+            records = self._node.topics.decide_configs(topic, configs)
+            if records and not validate_only:
+                # Retention is lowered so: it must be possible when the disk is full.
+                self._node.record(records, from_reserve=True)
+        except (TopicRefused, LogError) as error:
+            return Changed(topic.name, error.error_code, str(error))
+        return Changed(topic.name)
 
     # Deleting
 
     def delete(
-        self, topics: Sequence[Topic], answer: Callable[[list[Deleted]], None], *, failed: Failed = nobody_waits
+        self,
+        find: Callable[[], Sequence[Topic]],
+        answer: Callable[[list[Deleted]], None],
+        *,
+        failed: Failed = nobody_waits,
     ) -> None:
-        """Delete topics with their records and groups' offsets; answered when they are gone.
+        """Delete the topics that `find` returns, with their records and groups' offsets; answered when they are gone.
 
-        If the offsets or the files cannot be taken away, the names stay refused until a start has finished the
-        deletion: a new topic would inherit the offsets, and its id would not be that of the directories.
+        `find` is called when the operation is decided. If the offsets or the files cannot be taken away, the names stay
+        refused until a start has finished the deletion: a new topic would inherit the offsets, and its id would not be
+        that of the directories.
         """
-        results = [self._delete(topic) for topic in topics]
-        gone = [topic for topic, error_code, _message in results if not error_code]
+        results: list[Deleted] = []
+        gone: list[Topic] = []
+
+        def decide() -> None:
+            results.extend(self._delete(topic) for topic in find())
+            gone.extend(topic for topic, error_code, _message in results if not error_code)
+            self._node.when_metadata_synced(told(failed, synced))
 
         def fail(failure: ErrorCode, reason: str | None) -> None:
             answer([(topic, code or failure, message if code else reason) for topic, code, message in results])
@@ -297,7 +361,7 @@ class TopicOperations:
             kept = (ErrorCode.kafka_storage_error, message)
             answer([(topic, *kept) if topic.name in left else (topic, code, why) for topic, code, why in results])
 
-        self._node.when_metadata_synced(told(failed, synced))
+        self._in_turn(decide, failed)
 
     def _delete(self, topic: Topic) -> Deleted:
         node = self._node
@@ -325,10 +389,6 @@ class TopicOperations:
                     logger.error("%s-%d could not be removed: %s", topic.name, index, error)
                     left.add(topic.name)
         return left
-
-
-def _was_deleted(topic: Topic) -> tuple[ErrorCode, str]:
-    return ErrorCode.unknown_topic_or_partition, f"topic {topic.name} was deleted at the same time"
 
 
 def _created(name: str, records: Sequence[MetadataRecord]) -> Created:
