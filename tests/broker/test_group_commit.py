@@ -70,6 +70,35 @@ def test_a_sync_that_never_begins_fails_its_waiters(monkeypatch: Any) -> None:
     assert (partition.settled.is_set(), partition.failed.is_set()) == (False, True)
 
 
+@pytest.mark.parametrize("is_put_off", [True, False])
+def test_a_round_of_a_deleted_partition_is_dropped(caplog: pytest.LogCaptureFixture, is_put_off: bool) -> None:
+    """Its directory is being removed: neither a sync that could not begin nor one that failed says anything."""
+
+    async def run() -> None:
+        commit, partition = GroupCommit(Turn(), lambda: True, lambda: None), PartitionOnATroubledDisk(troubled=10**6)
+        begin = partition.begin
+
+        def begin_and_forget() -> Any:
+            point = begin()
+            point.run_below = fail
+            asyncio.get_running_loop().call_soon(commit.forget, partition)
+            return point
+
+        partition.log.begin_sync = begin_and_forget
+        commit.request(partition)  # type: ignore[arg-type]
+        await commit.close()
+        assert not commit._put_off
+        assert not partition.failed.is_set()
+        assert not partition.settled.is_set()
+
+    def fail() -> None:
+        if not is_put_off:
+            raise FileNotFoundError(errno.ENOENT, "deleted")
+
+    asyncio.run(run())
+    assert not caplog.records
+
+
 def test_a_round_that_finds_no_descriptor_for_its_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe, failures = os.pipe, [OSError(errno.EMFILE, "Too many open files")] * 2
 

@@ -53,6 +53,8 @@ class GroupCommit:
         self._is_in_place = is_in_place
         self._on_lost = on_lost
         self._dirty = FairQueue()
+        self._syncing: set[Partition] = set()
+        """Partitions of the round that is under way."""
         self._put_off: dict[Partition, int] = {}
         self._timers: dict[Partition, asyncio.TimerHandle] = {}
         """Of partitions with `flush.ms`: when what is unsynced now gets synced."""
@@ -95,8 +97,9 @@ class GroupCommit:
             asyncio.get_running_loop().call_soon(self._begin_round)
 
     def forget(self, partition: Partition) -> None:
-        """Sync a deleted partition no more."""
+        """Sync a deleted partition no more, and drop what becomes of a sync under way: nobody waits for it."""
         self._dirty.discard(partition)
+        self._syncing.discard(partition)
         self._put_off.pop(partition, None)
         timer = self._timers.pop(partition, None)
         if timer is not None:
@@ -111,6 +114,7 @@ class GroupCommit:
                 self._idle.set()
                 return
             points = [(partition, point) for partition in dirty if (point := self._begin_one(partition)) is not None]
+        self._syncing = {partition for partition, _point in points}
         try:
             self._thread.begin(partial(_run, points, self._is_in_place))
         except OSError as error:
@@ -138,7 +142,8 @@ class GroupCommit:
                 self._on_lost()
                 return
             for (partition, point), error in zip(ended.points, ended.errors, strict=True):
-                self._end_one(partition, point, error)
+                if partition in self._syncing:
+                    self._end_one(partition, point, error)
         finally:
             # Appends that came during the round have been waiting: go on in this turn.
             self._begin_round()

@@ -157,6 +157,8 @@ class Housekeeping:
             logger.error("retention deletes nothing of %d logs this time: %s", len(changed), error)
             return
         for partition, decision in decisions:
+            if not self._is_served(partition):
+                continue
             if decision.needs_roll and decision.log_start_offset == partition.log.log_end_offset:
                 self._roll(partition)
             await self._leave_needless(partition)
