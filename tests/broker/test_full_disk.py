@@ -24,6 +24,7 @@ from onceflow.testing import FaultyDisk
 from onceflow.wire.errors import ErrorCode
 from tests.broker.driven_broker import DrivenBroker, InnerBroker, eventually
 from tests.broker.raw_client import RawClient, batch_of, connected
+from tests.broker.test_admin_answers import SET, TOPIC, alter
 from tests.log.compactions import keyed
 
 RESERVE_BYTES = 256 * 1024
@@ -250,6 +251,25 @@ def test_released_room_is_not_taken_by_records(small: SmallDisk) -> None:
         assert small.free_bytes >= RESERVE_BYTES // 2
 
 
+def test_changed_configs_leave_room_for_deletions(small: SmallDisk) -> None:
+    """A client may change configurations without end: they get half of the reserve."""
+    names = ("retention.bytes", "retention.ms", "segment.ms", "file.delete.delay.ms", "max.message.bytes", "flush.ms")
+    with driven(small) as broker, connected(broker.bootstrap) as client:
+        client.create_topic("other")
+        fill_with_records(small, client)
+        for number in range(1000):
+            value = str(10**6 + number)
+            (code,) = alter(client, (TOPIC, "big", [(name, SET, value) for name in names]))
+            if code:
+                break
+        assert code == ErrorCode.kafka_storage_error
+        assert number > 5
+        assert small.free_bytes > RESERVE_BYTES // 2 - 10_000
+        delete_topic(broker)
+        eventually(lambda: accepts_again(broker, "other"), "records are accepted")
+        assert alter(client, (TOPIC, "other", [("retention.ms", SET, "5")])) == [0]
+
+
 def test_a_transaction_ends_on_a_full_disk(small: SmallDisk) -> None:
     """EndTxn needs room for its records and markers alone: committed is committed, after a restart too."""
     broker = InnerBroker(small.data, disk=small.disk, log=SEGMENTS, reserve_bytes=RESERVE_BYTES)
@@ -391,6 +411,24 @@ def test_the_reserve_follows_its_setting(tmp_path: Path) -> None:
         assert found.st_size == size_bytes <= found.st_blocks * 512
     ReservedDisk(disk, tmp_path, 0).fill()
     assert not (tmp_path / RESERVE_FILE).exists()
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL, errno.EIO])
+def test_a_file_system_that_cannot_allocate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Zeros are written there; another error is raised, and leaves no file."""
+
+    def fail(*_arguments: int) -> None:
+        raise OSError(number, "cannot")
+
+    monkeypatch.setattr("os.posix_fallocate", fail)
+    path = tmp_path / RESERVE_FILE
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="cannot"):
+            ReservedDisk(RealDisk(), tmp_path, 65536).fill()
+        assert not path.exists()
+    else:
+        ReservedDisk(RealDisk(), tmp_path, 65536).fill()
+        assert path.stat().st_size == 65536 <= path.stat().st_blocks * 512
 
 
 def test_no_room_for_the_reserve_refuses_records(tmp_path: Path) -> None:

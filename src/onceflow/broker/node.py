@@ -257,6 +257,13 @@ class Node:
         for record in records:
             self.topics.replay(record)
 
+    def record_config(self, records: Sequence[MetadataRecord]) -> None:
+        """Record a topic's configurations. Raises LogError.
+
+        Retention is lowered so: it must be possible when the disk is full. Half of the reserve is left to deletions.
+        """
+        self.record(records, from_reserve=self._disk.leaves_half())
+
     def when_metadata_synced(self, synced: Synced) -> None:
         """Call back once what the topics are now is durable: at once if nothing changed, or with the error."""
         self._metadata.when_synced(synced)

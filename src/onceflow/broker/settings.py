@@ -51,8 +51,9 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "log.dir.reserve.bytes",
             "reserve_bytes",
             Whole(0, INT32_MAX),
-            "Disk space kept in the data directory for a full disk: deletions, changes of configurations, the end of"
-            " transactions and checkpoints use it then, and records are refused until as much is free again. 0: none."
+            "Disk space kept in the data directory for a full disk: deletions, the end of transactions and checkpoints"
+            " use it then, changes of configurations half of it, and records are refused until as much is free again."
+            " 0: none."
             " Onceflow's own.",
         ),
         Setting(

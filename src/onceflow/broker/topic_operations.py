@@ -311,8 +311,7 @@ class TopicOperations:
         try:
             records = self._node.topics.decide_configs(topic, configs)
             if records and not validate_only:
-                # Retention is lowered so: it must be possible when the disk is full.
-                self._node.record(records, from_reserve=True)
+                self._node.record_config(records)
         except (TopicRefused, LogError) as error:
             return Changed(topic.name, error.error_code, str(error))
         return Changed(topic.name)

@@ -255,15 +255,23 @@ class RealDisk:
         return found.f_bavail * found.f_frsize
 
 
+_CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV)
+
+
 def _allocate(descriptor: int, size_bytes: int) -> None:
+    """Write zeros where the system (macOS) or the file system cannot allocate: a mere extension has no blocks."""
     if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    else:
-        # macOS: bytes are written, since a file that was only extended has no blocks.
-        for position in range(0, size_bytes, 1024 * 1024):
-            data = bytes(min(1024 * 1024, size_bytes - position))
-            if os.pwrite(descriptor, data, position) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        try:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+        except OSError as error:
+            if error.errno not in _CANNOT_ALLOCATE:
+                raise
+        else:
+            return
+    for position in range(0, size_bytes, 1024 * 1024):
+        data = bytes(min(1024 * 1024, size_bytes - position))
+        if os.pwrite(descriptor, data, position) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _sync_data(descriptor: int) -> None:

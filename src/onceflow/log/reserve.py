@@ -5,6 +5,9 @@ record of the broker's own finds the disk full, the file is removed and the call
 then on `is_full` is true and clients' records are refused before they reach the disk, so the room is left to what it
 was kept for. `refill` allocates the file again once as much is free.
 
+Changes of configurations, which a client may repeat without end, leave half of the released room (`leaves_half`): a
+deletion takes little, and there are as many as topics.
+
 Two kinds of writes never take the room: a client's records, and what grows without a bound of its own (new topics,
 compaction). The first ask `is_full`, the second write through `unreserved`.
 """
@@ -76,6 +79,10 @@ class ReservedDisk:
             self.unreserved.remove(self._path)
             self._set_full()
             return True
+
+    def leaves_half(self) -> bool:
+        """Whether at least half of the reserve is there, allocated or free."""
+        return not self.is_full or 2 * self.unreserved.free_bytes(self._path.parent) >= self._size_bytes
 
     def _set_full(self) -> None:
         self.is_full = True
