@@ -182,6 +182,21 @@ def test_a_closed_connection_ends_nothing_else(broker: InnerBroker, client: RawC
     assert not broker.call(has_waiters)
 
 
+def test_no_records_are_deleted_for_a_client_that_left(broker: InnerBroker, client: RawClient, disk: GatedDisk) -> None:
+    disk.gate.clear()
+    client.produce(TOPIC, 0, batch_of(b"a"), acks=1)
+    api_key, version, fields = delete_records(-1)
+    with connected(broker.bootstrap) as leaving:
+        leaving.send(api_key, version, **fields)
+        eventually(lambda: broker.call(has_waiters), "the request waits")
+    listener = broker._broker and broker._broker._listener
+    assert listener is not None
+    eventually(lambda: broker.call(lambda _node: len(listener._connections) == 1), "the broker sees its end")
+    disk.gate.set()
+    assert found(client.ask(*list_offsets(LATEST)[:2], **list_offsets(LATEST)[2])) == (0, 1)
+    assert found(client.ask(*list_offsets(EARLIEST)[:2], **list_offsets(EARLIEST)[2])) == (0, 0)
+
+
 def test_a_stopping_broker_sends_the_end(tmp_path: Path, disk: GatedDisk) -> None:
     """A broker that stops waits for the sync, and the response is sent before the connection closes."""
     broker = InnerBroker(tmp_path / "data", disk=disk)

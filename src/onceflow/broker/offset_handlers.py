@@ -66,12 +66,9 @@ def handle_list_offsets(node: Node, request: Request) -> None:
     """
     asked = request.decode()
 
-    def synced(errors: Mapping[Partition, ErrorCode]) -> None:
-        if request.reply.is_open:
-            with closed_if_unanswered(request.reply):
-                _list_offsets(node, request, asked, errors)
-
-    when_ends_synced(_partitions_by_end(node, asked), synced)
+    when_ends_synced(
+        request.reply, _partitions_by_end(node, asked), lambda errors: _list_offsets(node, request, asked, errors)
+    )
 
 
 def _partitions_by_end(node: Node, asked: Any) -> Iterator[Partition]:
@@ -275,12 +272,11 @@ def handle_offset_for_leader_epoch(node: Node, request: Request) -> None:
     """
     asked = request.decode()
 
-    def synced(errors: Mapping[Partition, ErrorCode]) -> None:
-        if request.reply.is_open:
-            with closed_if_unanswered(request.reply):
-                _answer_epoch_ends(node, request, asked, errors)
-
-    when_ends_synced(_partitions_by_epoch(node, asked), synced)
+    when_ends_synced(
+        request.reply,
+        _partitions_by_epoch(node, asked),
+        lambda errors: _answer_epoch_ends(node, request, asked, errors),
+    )
 
 
 def _partitions_by_epoch(node: Node, asked: Any) -> Iterator[Partition]:

@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
+from onceflow.broker.reply import Reply
+from onceflow.broker.request import closed_if_unanswered
 from onceflow.log.partition import PartitionLog
 from onceflow.wire.errors import ErrorCode
 
@@ -87,16 +89,24 @@ class Partition:
             logger.exception("%s: what waited for this partition failed", self)
 
 
-def when_ends_synced(partitions: Iterable[Partition], synced: Callable[[Mapping[Partition, ErrorCode]], None]) -> None:
+def when_ends_synced(
+    reply: Reply, partitions: Iterable[Partition], synced: Callable[[Mapping[Partition, ErrorCode]], None]
+) -> None:
     """Call `synced` once everything that is in these logs now is visible, or cannot be; with the errors, if any.
 
-    At once where nothing waits for a sync.
+    At once where nothing waits for a sync; not at all for a client that has left meanwhile.
     """
     unsynced = {each for each in partitions if each.log.log_end_offset > each.log.high_watermark}
     left = len(unsynced)
     errors: dict[Partition, ErrorCode] = {}
+
+    def all_synced() -> None:
+        if reply.is_open:
+            with closed_if_unanswered(reply):
+                synced(errors)
+
     if not unsynced:
-        synced(errors)
+        all_synced()
 
     def end(partition: Partition, error_code: ErrorCode) -> None:
         nonlocal left
@@ -104,7 +114,7 @@ def when_ends_synced(partitions: Iterable[Partition], synced: Callable[[Mapping[
         if error_code:
             errors[partition] = error_code
         if not left:
-            synced(errors)
+            all_synced()
 
     for each in unsynced:
         each.when_synced(each.log.log_end_offset, partial(end, each))

@@ -25,11 +25,9 @@ def handle_delete_records(node: Node, request: Request) -> None:
     """
     asked = request.decode()
 
-    def synced(errors: Mapping[Partition, ErrorCode]) -> None:
-        with closed_if_unanswered(request.reply):
-            _delete_records(node, request, asked, errors)
-
-    when_ends_synced(_partitions_by_end(node, asked), synced)
+    when_ends_synced(
+        request.reply, _partitions_by_end(node, asked), lambda errors: _delete_records(node, request, asked, errors)
+    )
 
 
 def _partitions_by_end(node: Node, asked: Any) -> Iterator[Partition]:
