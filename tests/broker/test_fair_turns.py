@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker import offset_handlers, record_checks, slices, topic_operations
-from onceflow.broker.connection import Connection
+from onceflow.broker import offset_handlers, record_checks, slices, topic_handlers, topic_operations, turn
 from onceflow.broker.partitions import Partition
 from onceflow.broker.record_checks import RecordChecks
 from onceflow.broker.slices import run_in_slices
-from onceflow.broker.turn import LARGE_BYTES
+from onceflow.broker.turn import Turn
 from onceflow.log.config import LogConfig
 from onceflow.log.errors import InvalidRecord, LogError
 from onceflow.log.validation import check_records
 from onceflow.testing import ManualClock
-from onceflow.wire import apis
+from onceflow.wire import apis, frames
 from onceflow.wire.batch import Record, encode_batch, record_heads
 from onceflow.wire.codecs import Codec
 from onceflow.wire.errors import ErrorCode, MalformedBatch
@@ -213,41 +210,50 @@ def test_topics_created_in_a_turn_are_bounded(client: RawClient, monkeypatch: py
     assert all(len(each.configs or ()) > 20 for each in answer.topics if not each.error_code)
 
 
-def test_one_large_request_is_decoded_in_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several that are in the buffer already are decoded in a turn each."""
-    handled: list[list[int]] = []
-    handle_frames, handle_frame = Connection._handle_frames, Connection._handle_frame
+def test_topics_asked_for_are_looked_at_in_slices(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = counted(monkeypatch, topic_handlers, "_wanted", 5 * topic_handlers.WORK_PER_WANTED)
+    topics = [
+        {"name": f"n{number}", "num_partitions": 0, "replication_factor": 1, "assignments": (), "configs": ()}
+        for number in range(20)
+    ]
+    fields = {"topics": topics, "timeout": milliseconds(10_000), "validate_only": False}
+    answer = client.ask(apis.CREATE_TOPICS, 7, **fields)
+    assert (sum(turns), max(turns)) == (20, 5)
+    assert {each.error_code for each in answer.topics} == {ErrorCode.invalid_partitions}
 
-    def new_turn(connection: Connection) -> None:
-        handled.append([])
-        handle_frames(connection)
 
-    def count(connection: Connection, frame: memoryview) -> None:
-        handled[-1].append(len(frame))
-        handle_frame(connection, frame)
+def test_large_requests_are_decoded_over_turns(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, and a request behind them waits."""
+    monkeypatch.setattr(turn, "LARGE_WORK_PER_TURN", 100)
+    decoded: list[int] = []
+    do_large, steps = Turn._do_large, frames.read_entity_in_steps
 
-    def ask(names: int) -> None:
-        topics = [{"name": "x" * 200, "topic_id": None} for _ in range(names)]
-        fields = {"allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
-        client.send(apis.METADATA, 12, topics=topics, **fields)
+    def new_turn(running: Turn) -> None:
+        decoded.append(0)
+        do_large(running)
 
-    with (
-        DrivenBroker(tmp_path / "data", turn_request_bytes_max=64 * 1024) as broker,
-        connected(broker.bootstrap) as client,
-    ):
-        ask(2000)
-        assert client.receive_frame()
-        monkeypatch.setattr(Connection, "_handle_frames", new_turn)
-        monkeypatch.setattr(Connection, "_handle_frame", count)
-        stalled = threading.Thread(target=broker.call, args=(lambda _node: time.sleep(0.3),))
-        stalled.start()
-        for _ in range(3):
-            ask(90)
-        for _ in range(3):
-            assert client.receive_frame()
-        stalled.join()
-    assert [len(turn) for turn in handled if turn] == [1, 1, 1]
-    assert all(size > LARGE_BYTES for turn in handled for size in turn)
+    def counted(*arguments: Any) -> Any:
+        work = steps(*arguments)
+        while True:
+            try:
+                units = next(work)
+            except StopIteration as end:
+                return end.value
+            decoded[-1] += units
+            yield units
+
+    monkeypatch.setattr(Turn, "_do_large", new_turn)
+    monkeypatch.setattr(frames, "read_entity_in_steps", counted)
+    asked = [{"partition_index": index, "current_leader_epoch": -1, "timestamp": -1} for index in range(1000)]
+    fields = {"replica_id": -1, "isolation_level": 0, "topics": [{"name": "t", "partitions": asked}]}
+    for _ in range(2):
+        client.send(apis.LIST_OFFSETS, 5, **fields)
+    client.send(apis.API_VERSIONS, 0)
+    listed = [client.receive(apis.LIST_OFFSETS, 5) for _ in range(2)]
+    assert all(len(answer.topics[0].partitions) == 1000 for answer in listed)
+    assert client.receive(apis.API_VERSIONS, 0).error_code == ErrorCode.none
+    assert sum(decoded) > 2 * 1000
+    assert max(decoded) <= 100 + 10
 
 
 def test_work_that_fails_or_is_not_wanted_ends(monkeypatch: pytest.MonkeyPatch) -> None:

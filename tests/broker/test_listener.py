@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,15 @@ import pytest
 from onceflow.broker import connection as connections
 from onceflow.broker import listener as listeners
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.connection import SLICE_BYTES_SMALL, Connection
+from onceflow.broker.connection import SLICE_BYTES_SMALL, Connection, Handle
 from onceflow.broker.listener import Listener
 from onceflow.broker.reply import Reply
-from onceflow.broker.turn import LARGE_BYTES_PER_TURN, Turn
+from onceflow.broker.turn import HANDLED_BYTES_PER_WORK, LARGE_WORK_PER_TURN, Turn
 from onceflow.log.disk import RealDisk, RealFile
 from onceflow.log.segment import Slice
 from onceflow.testing import ManualClock
 from onceflow.wire import apis
+from onceflow.wire.errors import MalformedFrame
 
 MIB = 1024 * 1024
 IDLE_MS = 600_000
@@ -39,15 +40,25 @@ class Served:
         self.clock = ManualClock()
         self.listener = Listener(self.config, self.clock)
         self.frames: list[bytes] = []
+        self.frame_ends: list[bytes] = []
         self.replies: list[Reply] = []
         self.is_silent = False
+        self.decode_turns = 0
         self.clients: list[socket.socket] = []
 
     def handle(self, frame: memoryview, reply: Reply, _connection: Connection) -> None:
         self.frames.append(bytes(frame[:16]))
+        self.frame_ends.append(bytes(frame[-8:]))
         self.replies.append(reply)
         if not self.is_silent:
             reply.send([struct.pack(">i", 4) + bytes(frame[:4])])
+
+    def decode(self, _frame: memoryview) -> Generator[int, None, Handle]:
+        """Takes a turn of the loop for each of `decode_turns`."""
+        while self.decode_turns > 0:
+            self.decode_turns -= 1
+            yield LARGE_WORK_PER_TURN
+        return self.handle
 
     async def connect(self, *, receive_buffer_bytes: int | None = None, is_taken: bool = True) -> socket.socket:
         """A connection that the listener has taken or refused, unless it takes none for now."""
@@ -80,7 +91,7 @@ def served(scenario: Callable[[Served], Awaitable[None]], **settings: Any) -> No
 
     async def run() -> None:
         server = Served(**settings)
-        server.listener.start(server.handle, Turn())
+        server.listener.start(server.handle, server.decode, Turn())
         try:
             await asyncio.wait_for(scenario(server), 20)
         finally:
@@ -395,7 +406,7 @@ def test_one_connection_has_a_share_of_each_turn() -> None:
 
 def test_large_requests_of_many_connections_leave_turns_to_small_ones() -> None:
     """They are handled one after the other though all have arrived, and a small one of another client in between."""
-    size_bytes = LARGE_BYTES_PER_TURN // 2
+    size_bytes = LARGE_WORK_PER_TURN * HANDLED_BYTES_PER_WORK
     count = 12
 
     async def scenario(server: Served) -> None:
@@ -407,18 +418,100 @@ def test_large_requests_of_many_connections_leave_turns_to_small_ones() -> None:
         await until(lambda: sum(each._end == 4 + size_bytes - 1 for each in connections) == count, "all but the ends")
         for client in clients:
             client.send(b"\0" + frame(apis.METADATA))
+        await server.asked(1)
         small.send(frame(apis.PRODUCE))
         await server.asked(2 * count + 1)
-        assert [each[1] for each in server.frames].index(apis.PRODUCE) <= 4, "two large ones in a turn, and their next"
+        assert [each[1] for each in server.frames].index(apis.PRODUCE) <= 6, (
+            "a large one in a turn, and what is behind it"
+        )
         for client in clients:
             assert await receive(client, 16) == 2 * struct.pack(">ihh", 4, apis.METADATA, 0)
 
     served(scenario)
 
 
+def test_a_large_request_that_is_being_decoded_keeps_its_place() -> None:
+    """What the client sends behind it stays in the socket; a pause for unread answers changes nothing."""
+    unsent_bytes_max = 100_000
+    behind = 5000
+
+    async def scenario(server: Served) -> None:
+        server.decode_turns = sys.maxsize
+        server.is_silent = True
+        client = await server.connect()
+        await send(client, frame(apis.PRODUCE) + frame(apis.METADATA, 10_000)[:-8] + b"the end!")
+        await server.asked(1)
+        sending = asyncio.ensure_future(send(client, frame(apis.FETCH) * behind))
+        await turns(20)
+        server.is_silent = False
+        server.replies[0].send([bytes(unsent_bytes_max)])
+        assert await receive(client, unsent_bytes_max)
+        await turns(20)
+        assert len(server.frames) == 1, "the large one is being decoded"
+        server.decode_turns = 0
+        assert await receive(client, (1 + behind) * 8)
+        await sending
+        assert [each[1] for each in server.frames] == [apis.PRODUCE, apis.METADATA] + [apis.FETCH] * behind
+        assert server.frame_ends[1] == b"the end!"
+
+    served(scenario, unsent_bytes_per_connection_max=unsent_bytes_max)
+
+
+def test_a_large_request_of_a_client_that_leaves_is_not_handled() -> None:
+    async def scenario(server: Served) -> None:
+        server.decode_turns = 10
+        client, other = await server.connect(), await server.connect()
+        await send(client, frame(apis.METADATA, 10_000))
+        connections = server.listener._connections
+        await until(lambda: any(each._is_handling_scheduled for each in connections), "the request")
+        next(each for each in connections if each._is_handling_scheduled).close("a test closes it")
+        await send(other, frame(apis.METADATA, 10_000))
+        assert await receive(other, 8)
+        assert len(server.frames) == 1
+
+    served(scenario)
+
+
+def test_a_stopping_broker_takes_no_large_request() -> None:
+    async def scenario(server: Served) -> None:
+        server.decode_turns = 10
+        server.is_silent = True
+        client = await server.connect()
+        await send(client, frame(apis.PRODUCE) + frame(apis.METADATA, 10_000))
+        (connection,) = server.listener._connections
+        await until(lambda: connection._is_handling_scheduled, "the large request")
+        stopping = asyncio.ensure_future(server.listener.stop())
+        await turns(30)
+        assert len(server.frames) == 1
+        server.replies[0].send([bytes(8)])
+        await stopping
+        assert await receive(client, 8)
+
+    served(scenario)
+
+
+@pytest.mark.parametrize("error", [MalformedFrame("no such bytes"), ValueError("a mistake")])
+def test_a_large_request_that_cannot_be_decoded_closes_its_connection(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_served: Served, _frame: memoryview) -> Generator[int, None, Handle]:
+        yield 1
+        raise error
+
+    monkeypatch.setattr(Served, "decode", fails)
+
+    async def scenario(server: Served) -> None:
+        client = await server.connect()
+        await send(client, frame(apis.METADATA, 10_000))
+        assert await is_closed(client)
+        assert not server.frames
+
+    served(scenario)
+
+
 def test_a_request_that_waits_for_its_turn_has_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(server: Served) -> None:
-        monkeypatch.setattr(Turn, "admits", lambda *_arguments: False)
+        monkeypatch.setattr(Turn, "large", lambda *_arguments, **_options: None)
         client = await server.connect()
         await send(client, frame(apis.METADATA, 10_000))
         (connection,) = server.listener._connections

@@ -162,6 +162,7 @@ class Fuzzed:
                 self.clock,
                 self.broker.node.turn,
                 self.broker.handle,
+                self.broker.decode,
                 lambda _connection: None,
             )
 

@@ -10,9 +10,9 @@ import pytest
 
 from onceflow.broker import fetch_handler
 from onceflow.broker.fetch_handler import PendingFetch
-from onceflow.broker.turn import LARGE_BYTES_PER_TURN, Turn
+from onceflow.broker.turn import LARGE_WORK_PER_TURN, Turn
 from onceflow.log.partition import PartitionLog
-from onceflow.wire import fetch
+from onceflow.wire import apis, fetch
 from onceflow.wire.batch import batches
 from onceflow.wire.fetch import FetchPartition
 from tests.broker.driven_broker import DrivenBroker, eventually
@@ -123,54 +123,95 @@ def test_a_stop_answers_waiting_fetches(broker: DrivenBroker) -> None:
         broker.start()
 
 
-def test_large_fetches_are_answered_in_turns_of_their_own(
-    broker: DrivenBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_fetches_are_gathered_over_turns(broker: DrivenBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """One record that completes several of them does not gather them all at once."""
-    monkeypatch.setattr(fetch_handler, "SMALL_PARTITIONS_MAX", 5)
-    monkeypatch.setattr(fetch_handler, "ENTRY_BYTES", LARGE_BYTES_PER_TURN)
-    turn = [0]
-    gathered: list[int] = []
-    really_gather = PendingFetch._gather
+    monkeypatch.setattr(fetch_handler, "LARGE_REQUEST_BYTES", 0)
+    monkeypatch.setattr(fetch_handler, "WORK_PER_PARTITION", LARGE_WORK_PER_TURN // 4)
+    looks = [0]
+    really_look = PendingFetch._look
 
-    def counted(pending: PendingFetch) -> Any:
-        gathered.append(turn[0])
-        return really_gather(pending)
+    def counted(*arguments: Any) -> Any:
+        looks[-1] += 1
+        return really_look(*arguments)
 
     def count() -> None:
-        turn[0] += 1
+        looks.append(0)
         asyncio.get_running_loop().call_soon(count)
 
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(connected(broker.bootstrap)) for _ in range(4)]
+        monkeypatch.setattr(PendingFetch, "_look", counted)
+        broker.call(lambda _: count())
         for client in clients:
             park(broker, client, range(8), min_bytes=1)
-        broker.call(lambda _: count())
-        monkeypatch.setattr(PendingFetch, "_gather", counted)
         with connected(broker.bootstrap) as writer:
             assert writer.produce("t", 0, batch_of(b"x")).error_code == 0
         for client in clients:
             assert [len(list(batches(each.records))) for each in client.receive_fetched()] == [1] + [0] * 7
-    assert len(gathered) == len(set(gathered)) == 4
+    assert max(looks) == 4
+    assert sum(looks) == 4 * (8 + 1 + 8)
 
 
-def test_a_large_fetch_whose_time_ends_while_it_waits_for_its_turn(
-    broker: DrivenBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> list[Iterator[int]]:
+    """Large work that is done when a test says so; every fetch is large."""
+    due: list[Iterator[int]] = []
+    monkeypatch.setattr(fetch_handler, "LARGE_REQUEST_BYTES", 0)
+    monkeypatch.setattr(Turn, "large", lambda _turn, work, **_options: due.append(work))
+    return due
+
+
+def park_large(broker: DrivenBroker, client: RawClient, large: list[Iterator[int]], min_bytes: int) -> None:
+    """As `park`, of the partitions 0 and 1, and look at both."""
+    park(broker, client, [0, 1], min_bytes=min_bytes)
+    eventually(lambda: large, "the fetch asks for its turn")
+    broker.call(lambda _: list(large.pop()))
+
+
+def test_a_large_fetch_whose_time_ends_before_its_turn(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
     """It is answered, though the records that woke it were not enough."""
-    monkeypatch.setattr(fetch_handler, "SMALL_PARTITIONS_MAX", 0)
-    due: list[Any] = []
     with connected(broker.bootstrap) as reader, connected(broker.bootstrap) as writer:
-        park(broker, reader, [0, 1], min_bytes=50)
-        monkeypatch.setattr(Turn, "admits", lambda _turn, _size, work: due.append(work))
+        park_large(broker, reader, large, min_bytes=50)
         assert writer.produce("t", 0, batch_of(b"x")).error_code == 0
-        eventually(lambda: due, "the fetch asks for its turn")
+        eventually(lambda: large, "the fetch asks for its turn")
         (pending,) = broker.call(lambda node: list(node.parked_fetches._counts))
         broker.call(lambda _: setattr(pending, "_wanted_bytes", 10_000))
         broker.call(lambda _: pending.answer_soon())
-        assert len(due) == 1
-        broker.call(lambda _: due[0]())
+        assert len(large) == 1
+        broker.call(lambda _: list(large.pop()))
         assert [len(list(batches(each.records))) for each in reader.receive_fetched()] == [1, 0]
+
+
+def test_a_record_that_arrives_during_a_large_fetch(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
+    """The fetch has passed its partition, and does not forget it."""
+    batch = batch_of(b"x" * 1000)
+    with connected(broker.bootstrap) as reader, connected(broker.bootstrap) as writer:
+        park_large(broker, reader, large, min_bytes=2 * len(batch))
+        for partition in (0, 1):
+            assert writer.produce("t", partition, batch).error_code == 0
+        eventually(lambda: large, "the fetch asks for its turn")
+        (pending,) = broker.call(lambda node: list(node.parked_fetches._counts))
+        broker.call(lambda _: setattr(pending, "_wanted_bytes", 3 * len(batch)))
+        gathering = large.pop()
+        broker.call(lambda _: next(gathering))
+        assert writer.produce("t", 0, batch).error_code == 0
+        broker.call(lambda _: list(gathering))
+        eventually(lambda: large, "the fetch asks for its turn again")
+        broker.call(lambda _: list(large.pop()))
+        assert [len(list(batches(each.records))) for each in reader.receive_fetched()] == [2, 1]
+
+
+def test_a_large_fetch_is_answered_in_the_middle_of_its_turn(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
+    """As a broker that stops does it; the rest of the work is dropped, which does not close the connection."""
+    with connected(broker.bootstrap) as reader:
+        park(broker, reader, [0, 1])
+        eventually(lambda: large, "the fetch asks for its turn")
+        broker.call(lambda _: next(large[0]))
+        (pending,) = broker.call(lambda node: list(node.parked_fetches._counts))
+        broker.call(lambda _: pending.answer_now())
+        broker.call(lambda _: large.clear())
+        assert [each.error_code for each in reader.receive_fetched()] == [0, 0]
+        assert not reader.ask(apis.API_VERSIONS, 0).error_code
 
 
 def test_a_fetch_that_cannot_be_read_again_closes_its_connection(

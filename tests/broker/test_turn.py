@@ -1,10 +1,11 @@
 """Work that is put off to the end of a turn of the loop: when it comes, and that it keeps nobody waiting."""
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
-from onceflow.broker.turn import LARGE_BYTES_PER_TURN, PASSES_MAX, Turn
+from onceflow.broker.turn import LARGE_WORK_PER_TURN, PASSES_MAX, Turn
 
 
 def test_what_is_put_off_comes_in_order_at_the_end_and_what_it_puts_off_after_it() -> None:
@@ -73,41 +74,75 @@ def test_what_fails_is_told_and_the_rest_is_done(caplog: pytest.LogCaptureFixtur
     assert "no such answer" in caplog.text
 
 
-def test_large_work_is_spread_over_turns_in_its_order() -> None:
-    """Each turn of the loop does LARGE_BYTES_PER_TURN of it, or one larger piece."""
+async def turns_of(turn: Turn, done: list[str]) -> list[list[str]]:
+    """What each turn of the loop did, until one does nothing."""
     turns: list[list[str]] = []
+    await asyncio.sleep(0)
+    while done:
+        turns.append(list(done))
+        done.clear()
+        await asyncio.sleep(0)
+    return turns
+
+
+def test_large_work_is_spread_over_turns() -> None:
+    """In its order, each turn of the loop does LARGE_WORK_PER_TURN of it, or one larger step."""
+    half = LARGE_WORK_PER_TURN // 2
 
     async def scenario() -> None:
         turn = Turn()
         done: list[str] = []
-        half = LARGE_BYTES_PER_TURN // 2
-        sizes = {"a": half, "b": half, "c": 10 * half, "d": half, "e": half, "f": half}
-        for name, size_bytes in sizes.items():
-            if turn.admits(size_bytes, lambda name=name: done.append(name)):  # type: ignore[misc]
+
+        def work(name: str, *units: int) -> Iterator[int]:
+            for each in units:
                 done.append(name)
-        while done:
-            turns.append(list(done))
-            done.clear()
-            await asyncio.sleep(0)
-        assert turn.admits(half, lambda: None), "nothing is left"
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert turn.admits(LARGE_BYTES_PER_TURN, lambda: None)
-        assert not turn.admits(1, lambda: None), "the turn has done its part"
+                yield each
+
+        turn.large(work("a", half, half, half), is_wanted=lambda: True)
+        turn.large(work("b", half, 10 * half, half), is_wanted=lambda: True)
+        assert done == [], "none in the turn that asks for it"
+        assert await turns_of(turn, done) == [["a", "a"], ["a", "b"], ["b"], ["b"]]
+        turn.large(work("c", half), is_wanted=lambda: True)
+        assert await turns_of(turn, done) == [["c"]]
 
     asyncio.run(scenario())
-    assert turns == [["a", "b"], ["c"], ["d", "e"], ["f"]]
+
+
+def test_unwanted_large_work_is_dropped() -> None:
+    is_wanted = True
+    done: list[str] = []
+
+    def work(name: str) -> Iterator[int]:
+        for _ in range(2):
+            done.append(name)
+            yield LARGE_WORK_PER_TURN
+
+    async def scenario() -> None:
+        nonlocal is_wanted
+        turn = Turn()
+        turn.large(work("left"), is_wanted=lambda: is_wanted)
+        turn.large(work("next"), is_wanted=lambda: True)
+        await asyncio.sleep(0)
+        is_wanted = False
+        assert await turns_of(turn, done) == [["left", "next"], ["next"]]
+
+    asyncio.run(scenario())
 
 
 def test_large_work_that_fails_keeps_none_from_its_turn(caplog: pytest.LogCaptureFixture) -> None:
     done: list[str] = []
 
+    def fails() -> Iterator[int]:
+        yield 1 // 0
+
+    def succeeds() -> Iterator[int]:
+        done.append("next")
+        yield 1
+
     async def scenario() -> None:
         turn = Turn()
-        assert turn.admits(LARGE_BYTES_PER_TURN, lambda: None)
-        assert not turn.admits(LARGE_BYTES_PER_TURN, lambda: done.append(str(1 // 0)))
-        assert not turn.admits(LARGE_BYTES_PER_TURN, lambda: done.append("next"))
-        await asyncio.sleep(0)
+        turn.large(fails(), is_wanted=lambda: True)
+        turn.large(succeeds(), is_wanted=lambda: True)
         await asyncio.sleep(0)
 
     asyncio.run(scenario())

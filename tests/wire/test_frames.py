@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from kio.serial import entity_reader as kio_reader
 
-from onceflow.wire.apis import API_VERSIONS, APIS, INIT_PRODUCER_ID, METADATA, Api
+from onceflow.wire.apis import API_VERSIONS, APIS, INIT_PRODUCER_ID, LIST_OFFSETS, METADATA, Api
 from onceflow.wire.errors import ErrorCode, MalformedFrame, UnsupportedVersion
 from onceflow.wire.frames import (
+    RequestHeader,
     decode_request,
+    decode_request_in_steps,
     decode_response,
     encode_request,
     encode_response,
@@ -22,6 +24,7 @@ from onceflow.wire.frames import (
     request_class,
     response_class,
 )
+from onceflow.wire.messages import message_of
 from tests.wire.messages import body, random_message
 
 HAND_WRITTEN = ("Produce", "Fetch")
@@ -34,6 +37,18 @@ VERSIONS = [
 every_version = pytest.mark.parametrize(
     ("api", "version"), VERSIONS, ids=[f"{api.name}-{version}" for api, version in VERSIONS]
 )
+
+
+def decoded_in_steps(frame: memoryview, header: RequestHeader, elements_max: int = 1000) -> Any:
+    """What `decode_request_in_steps` returns; a request without elements is read before each step."""
+    other = request_frame(APIS[METADATA], 1, request_class(METADATA, 1)(topics=()))
+    steps = decode_request_in_steps(frame, header, elements_max=elements_max)
+    while True:
+        try:
+            assert next(steps) > 0
+        except StopIteration as end:
+            return end.value
+        decode_request(other, read_request_header(other, 0), elements_max=0)
 
 
 def request_frame(api: Api, version: int, message: Any, client_id: str | None = "tëst") -> memoryview:
@@ -52,6 +67,7 @@ def test_requests_are_read_as_kio_reads_them(api: Api, version: int) -> None:
         assert (header.api, header.version, header.correlation_id, header.client_id) == (api, version, 77, "tëst")
         assert bytes(frame[header.body_position :]) == body(message)
         assert decode_request(frame, header) == message == kio_reader(type(message))(body(message), 0)[0]
+        assert decoded_in_steps(frame, header) == message
 
 
 @every_version
@@ -74,6 +90,8 @@ def test_a_request_cut_at_any_byte_is_malformed_and_what_follows_its_end_is_left
     for end in range(0, len(frame), step):
         with pytest.raises(MalformedFrame):
             decode_request(frame[:end], read_request_header(frame[:end]))
+        with pytest.raises(MalformedFrame):
+            decoded_in_steps(frame[:end], read_request_header(frame[:end]))
     longer = memoryview(bytes(frame) + bytes(3))
     assert decode_request(longer, read_request_header(longer)) == decode_request(frame, read_request_header(frame))
 
@@ -125,6 +143,18 @@ def test_null_where_a_string_must_be_and_bad_utf8_are_malformed() -> None:
         frame = memoryview(head + name + b"\x00")
         with pytest.raises(MalformedFrame):
             decode_request(frame, read_request_header(frame))
+
+
+def test_elements_are_counted_over_all_steps() -> None:
+    """Two topics of two partitions are six elements."""
+    partitions = [{"partition_index": index, "timestamp": -1, "max_num_offsets": 1} for index in range(2)]
+    fields = {"replica_id": -1, "topics": [{"name": name, "partitions": partitions} for name in "ab"]}
+    frame = request_frame(APIS[LIST_OFFSETS], 0, message_of(request_class(LIST_OFFSETS, 0), fields))
+    header = read_request_header(frame)
+    assert decoded_in_steps(frame, header, 6) == decode_request(frame, header, elements_max=6)
+    for decode in (decoded_in_steps, lambda *arguments: decode_request(*arguments[:2], elements_max=5)):
+        with pytest.raises(MalformedFrame, match="elements more than are taken"):
+            decode(frame, header, 5)
 
 
 @pytest.mark.parametrize(("length", "value"), [(b"\xff\xfe", -2), (b"\x00\x06", 6)])

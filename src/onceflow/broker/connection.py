@@ -2,7 +2,8 @@
 
 A connection owns its non-blocking socket and is called by the event loop. It reads into one buffer that begins at
 4 KiB and grows as a frame's bytes really arrive; a request sees its frame as a view of that buffer, which is valid
-only until the handler returns. An answer is a list of pieces, bytes or slices of a segment; the slices go out by
+only until the handler returns. A large request is decoded over several turns of the loop before it is handled; the
+buffer stays as it is meanwhile. An answer is a list of pieces, bytes or slices of a segment; the slices go out by
 sendfile, resumed when the socket is writable again, and no byte of them enters this process. Only small ones are read:
 in one call with what stands around them they cost less, and they wake their reader once.
 
@@ -23,7 +24,7 @@ import math
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from onceflow.broker.answer_memory import AnswerMemory
@@ -32,7 +33,7 @@ from onceflow.broker.config import BrokerConfig
 from onceflow.broker.frame_limits import FRAME_BYTES_MIN, size_refusal
 from onceflow.broker.reply import Piece, Reply, SendingSlice
 from onceflow.broker.request_memory import RequestMemory, Reservation
-from onceflow.broker.turn import LARGE_BYTES, Turn, weight
+from onceflow.broker.turn import HANDLED_BYTES_PER_WORK, LARGE_REQUEST_BYTES, Turn
 from onceflow.log.clock import Clock
 from onceflow.wire import apis
 from onceflow.wire.errors import WireError
@@ -46,8 +47,6 @@ BUFFER_BYTES_STEP = 64 * 1024
 BUFFER_BYTES_KEPT = 2 * 1024 * 1024
 """A drained buffer larger than this is given back at once, a smaller one when nothing came for a second."""
 BUFFER_KEPT_SECONDS = 1.0
-LARGE_REQUEST_BYTES = 8 * 1024
-"""Larger requests, Produce excepted, are spread over turns of the loop."""
 SLOW_BYTES_PER_SECOND = 256 * 1024
 """Slower requests may be closed while others wait for memory."""
 SLICE_BYTES_SMALL = 32 * 1024
@@ -57,9 +56,13 @@ DRAINED_BYTES_MAX = 1024 * 1024
 _PRODUCE_KEY = apis.PRODUCE.to_bytes(2, "big")
 _MSG_MORE = getattr(socket, "MSG_MORE", 0)
 
+Handle = Callable[[memoryview, Reply, "Connection"], None]
+Decode = Callable[[memoryview], Generator[int, None, Handle]]
+"""Decodes a large request in steps, for `Turn.large`, and returns what serves it. Raises WireError."""
+
 
 class Connection:
-    """See the module. `handle(frame, reply, connection)` is called for each frame; it may answer later."""
+    """See the module. `handle`, or what `decode` returns for a large frame, serves a request; it may answer later."""
 
     __slots__ = (
         "_active_at",
@@ -68,10 +71,10 @@ class Connection:
         "_begin",
         "_clock",
         "_config",
+        "_decode",
         "_end",
         "_handle",
         "_has_writer",
-        "_is_admitted",
         "_is_blocked",
         "_is_finishing",
         "_is_handling_scheduled",
@@ -107,7 +110,8 @@ class Connection:
         answers: AnswerMemory,
         clock: Clock,
         turn: Turn,
-        handle: Callable[[memoryview, Reply, "Connection"], None],
+        handle: Handle,
+        decode: Decode,
         on_closed: Callable[["Connection"], None],
     ) -> None:
         self.peer_host = str(peer[0])
@@ -124,6 +128,7 @@ class Connection:
         self._clock = clock
         self._turn = turn
         self._handle = handle
+        self._decode = decode
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._view = memoryview(bytearray(BUFFER_BYTES_FIRST))
@@ -142,7 +147,6 @@ class Connection:
         self._is_blocked = False
         self._is_finishing = False
         self._is_parked = False
-        self._is_admitted = False
         self._is_write_scheduled = False
         self._is_handling_scheduled = False
         self._active_at = clock.monotonic()
@@ -193,13 +197,12 @@ class Connection:
             if handled_bytes >= self._config.turn_request_bytes_max:
                 self._handle_soon()
                 return
-            if size_bytes > LARGE_REQUEST_BYTES and not self._admit(size_bytes):
+            if size_bytes > LARGE_REQUEST_BYTES and self._view[frame_begin : frame_begin + 2] != _PRODUCE_KEY:
+                self._handle_large_soon(size_bytes)
                 return
-            handled_bytes += size_bytes if size_bytes < LARGE_BYTES else weight(self._view[frame_begin:], size_bytes)
+            handled_bytes += size_bytes
             self._begin = frame_begin + size_bytes
-            self._handle_frame(self._view[frame_begin : self._begin])
-            if len(self._pending) >= self._pending_max and self._is_reading:
-                self._pause_reading()
+            self._handle_frame(self._view[frame_begin : self._begin], self._handle)
         if self._begin == self._end and self.is_open:
             self._begin = self._end = 0
             size_bytes = len(self._view)
@@ -213,11 +216,11 @@ class Connection:
             self.close(refusal)
         return refusal is None
 
-    def _handle_frame(self, frame: memoryview) -> None:
+    def _handle_frame(self, frame: memoryview, handle: Handle) -> None:
         reply = Reply(self)
         self._pending.append(reply)
         try:
-            self._handle(frame, reply, self)
+            handle(frame, reply, self)
         except WireError as error:
             self.close(str(error))
         except Exception:
@@ -225,6 +228,8 @@ class Connection:
             self.close("the broker failed")
         if reply.pieces is None and reply.is_long_wait:
             self._is_parked = True
+        if len(self._pending) >= self._pending_max and self._is_reading:
+            self._pause_reading()
 
     def _handle_soon(self) -> None:
         """Go on with the requests that are in the buffer already, after the other connections' turn."""
@@ -237,20 +242,26 @@ class Connection:
         if self.is_open:
             self._handle_and_answer()
 
-    def _admit(self, size_bytes: int) -> bool:
-        """Whether the large request that begins may be handled now; if not, it is handled in a later turn."""
-        if self._is_admitted or self._view[self._begin + 4 : self._begin + 6] == _PRODUCE_KEY:
-            self._is_admitted = False
-            return True
+    def _handle_large_soon(self, size_bytes: int) -> None:
+        """Decode and handle the large request that begins in later turns; nothing is read or handled before."""
         if not self._is_handling_scheduled:
-            self._is_handling_scheduled = not self._turn.admits(size_bytes, self._handle_admitted)
-            return not self._is_handling_scheduled
-        return False
+            self._is_handling_scheduled = True
+            self._turn.large(self._handle_large(size_bytes), is_wanted=lambda: self.is_open and not self._is_finishing)
 
-    def _handle_admitted(self) -> None:
-        self._is_admitted = True
+    def _handle_large(self, size_bytes: int) -> Iterator[int]:
+        frame = self._view[self._begin + 4 : self._begin + 4 + size_bytes]
+        try:
+            handle = yield from self._decode(frame)
+        except WireError as error:
+            self.close(str(error))
+            return
+        except Exception:
+            self.close("the broker failed")
+            raise
+        self._begin += 4 + size_bytes
+        self._handle_frame(frame, handle)
+        yield size_bytes // HANDLED_BYTES_PER_WORK
         self._handle_later()
-        self._is_admitted = False
 
     def _make_room(self) -> bool:
         """The buffer is full and has no whole request: move what is there to its front, or to a larger one's.

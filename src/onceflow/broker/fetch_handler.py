@@ -14,13 +14,14 @@ be among it (LocalLog.addAbortedTransactions); it waits there, and the marker th
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition
 from onceflow.broker.reply import Piece
 from onceflow.broker.request import Request, closed_if_unanswered
+from onceflow.broker.turn import LARGE_REQUEST_BYTES
 from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.log.errors import LogError
 from onceflow.log.segment import Slice
@@ -33,9 +34,8 @@ logger = logging.getLogger(__name__)
 FULL_SESSION_EPOCHS = (0, -1)
 """Of a fetch that names all its partitions, to begin a session or without one (KIP-227's FetchMetadata)."""
 
-SMALL_PARTITIONS_MAX = 200
-ENTRY_BYTES = 40
-"""A fetch of more partitions than SMALL_PARTITIONS_MAX is large work (`Turn.admits`), of so many bytes each."""
+WORK_PER_PARTITION = 4
+"""Microseconds, about, to look at a partition."""
 
 EMPTY_ABORTED = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_server_error)
 """Errors with an empty list of aborted transactions; with all others Kafka has null (FetchResponse)."""
@@ -61,6 +61,7 @@ class PendingFetch:
         "_asked",
         "_is_due",
         "_is_gathering",
+        "_is_large",
         "_max_bytes",
         "_moved",
         "_node",
@@ -84,18 +85,25 @@ class PendingFetch:
         self._size_bytes = 0
         self._is_due = False
         self._is_gathering = False
+        self._is_large = len(request.frame) > LARGE_REQUEST_BYTES
         self._moved: set[Partition] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Answer now, or begin to wait."""
+        """Answer now, or begin to wait; a large fetch waits for its turn at least."""
+        if self._is_large:
+            self._is_due = self._asked.max_wait_ms <= 0
+            self._park()
+            self._gather_soon()
+            return
         found = self._gather()
         if self._is_enough(found) or self._asked.max_wait_ms <= 0 or not found.answers:
             self._answer(found)
         else:
-            self._park(found)
+            self._park()
+            self._remember_sizes(found)
 
-    def _park(self, found: Gathered) -> None:
+    def _park(self) -> None:
         reply = self._request.reply
         reply.is_long_wait = True
         reply.on_abandoned = self._stop
@@ -105,16 +113,16 @@ class PendingFetch:
         for topic, partitions in self._asked.topics:
             for each in partitions:
                 partition = self._node.partitions.get(topic, each.partition)
-                assert partition is not None, "a missing partition is an error, and an error is enough"
-                partition.watchers.add(watcher)
-                self._watched[partition] = each
-        self._remember_sizes(found)
+                if partition is not None:
+                    partition.watchers.add(watcher)
+                    self._watched[partition] = each
         self._node.parked_fetches.add(self, len(self._watched))
 
     def _is_enough(self, found: Gathered) -> bool:
         return found.is_final or found.size_bytes >= self._wanted_bytes
 
     def _remember_sizes(self, found: Gathered) -> None:
+        """None of the partitions is missing: that is an error, and an error is enough."""
         answers = (answer for _, answers in found.answers for answer in answers)
         pairs = zip(self._watched, answers, strict=True)
         self._sizes = {partition: answer.records_bytes for partition, answer in pairs if answer.records_bytes}
@@ -127,8 +135,11 @@ class PendingFetch:
         self._moved.add(partition)
 
     def _look_again(self) -> None:
+        if self._is_gathering:
+            # It may have passed what moved: looked at again after it.
+            return
         moved, self._moved = self._moved, set()
-        if self._timer is None or self._is_gathering:
+        if self._timer is None:
             return
         if len(self._watched) == 1:
             # A look at the only partition would be the same as to gather.
@@ -146,28 +157,42 @@ class PendingFetch:
                 self._gather_soon()
 
     def _gather_soon(self) -> None:
-        """Gather now, or in a later turn of the loop if this fetch is large."""
-        if not self._is_gathering:
+        """Gather now, or over later turns of the loop if this fetch is large."""
+        if not self._is_large:
+            self._gather_again()
+        elif not self._is_gathering:
             self._is_gathering = True
-            count = len(self._watched)
-            is_small = count <= SMALL_PARTITIONS_MAX
-            if is_small or self._node.turn.admits(count * ENTRY_BYTES, self._gather_again):
-                self._gather_again()
+            self._node.turn.large(self._gather_in_steps(), is_wanted=lambda: self._timer is not None)
+
+    def _gather_in_steps(self) -> Iterator[int]:
+        found = Gathered()
+        with closed_if_unanswered(self._request.reply):
+            for topic, partitions in self._asked.topics:
+                answers: list[PartitionAnswer] = []
+                found.answers.append((topic, answers))
+                for each in partitions:
+                    answers.append(self._look(topic, each, found))
+                    yield WORK_PER_PARTITION
+            self._is_gathering = False
+            self._answer_if_enough(found)
 
     def _gather_again(self) -> None:
         """Answer if it is time, or if there is enough in all partitions together within the limits of the request."""
-        self._is_gathering = False
         if self._timer is None:
             return
         with closed_if_unanswered(self._request.reply):
-            found = self._gather()
-            if self._is_due or self._is_enough(found):
-                self._answer(found)
-            else:
-                self._remember_sizes(found)
+            self._answer_if_enough(self._gather())
+
+    def _answer_if_enough(self, found: Gathered) -> None:
+        if self._is_due or self._is_enough(found):
+            self._answer(found)
+            return
+        self._remember_sizes(found)
+        if self._moved:
+            self._node.turn.soon(self._look_again)
 
     def answer_soon(self) -> None:
-        """Answer with what there is, as soon as a turn of the loop admits it."""
+        """Answer with what there is, as soon as it is this fetch's turn."""
         self._is_due = True
         self._gather_soon()
 

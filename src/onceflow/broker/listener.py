@@ -9,13 +9,11 @@ import socket
 import sys
 import termios
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.connection import Connection
-from onceflow.broker.reply import Reply
+from onceflow.broker.connection import Connection, Decode, Handle
 from onceflow.broker.request_memory import RequestMemory
 from onceflow.broker.turn import Turn
 from onceflow.errors import OnceflowError
@@ -27,8 +25,6 @@ ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_SECONDS = 1.0
 
 _HAS_LEFT = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
-
-Handle = Callable[[memoryview, Reply, Connection], None]
 
 
 class CannotListen(OnceflowError):
@@ -48,6 +44,7 @@ class Listener:
         )
         self._answers = AnswerMemory(config.unsent_bytes_max, self._close_unread)
         self._handle: Handle | None = None
+        self._decode: Decode | None = None
         self._turn: Turn | None = None
         self._connections: set[Connection] = set()
         self._per_address: Counter[str] = Counter()
@@ -55,9 +52,10 @@ class Listener:
         self._all_closed: asyncio.Event | None = None
         self.port: int = self._socket.getsockname()[1]
 
-    def start(self, handle: Handle, turn: Turn) -> None:
-        """Take connections; `handle` gets each request, and what it puts off to the end of `turn` comes then."""
+    def start(self, handle: Handle, decode: Decode, turn: Turn) -> None:
+        """Take connections; `handle` or what `decode` returns gets each request, and puts work off by `turn`."""
         self._handle = handle
+        self._decode = decode
         self._turn = turn
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
 
@@ -130,6 +128,7 @@ class Listener:
             client.close()
             return
         assert self._handle is not None
+        assert self._decode is not None
         assert self._turn is not None
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -137,7 +136,16 @@ class Listener:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._per_address[host] += 1
         connection = Connection(
-            client, peer, config, self._memory, self._answers, self._clock, self._turn, self._handle, self._forget
+            client,
+            peer,
+            config,
+            self._memory,
+            self._answers,
+            self._clock,
+            self._turn,
+            self._handle,
+            self._decode,
+            self._forget,
         )
         self._connections.add(connection)
 

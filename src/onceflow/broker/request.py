@@ -55,6 +55,17 @@ class Request:
         return response
 
 
+@dataclass(slots=True)
+class DecodedRequest(Request):
+    """A large request, whose body was decoded over several turns of the loop."""
+
+    body: Any = None
+
+    def decode(self) -> Any:
+        """Return the body."""
+        return self.body
+
+
 class closed_if_unanswered:  # noqa: N801
     """Closes the connection of `reply` if its answer cannot be made: a client must not wait for ever."""
 
@@ -67,7 +78,8 @@ class closed_if_unanswered:  # noqa: N801
         """Nothing is to be done before."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: TracebackType | None) -> None:
-        if error is not None:
+        # A generator is closed when nobody wants the rest of its work.
+        if error is not None and not isinstance(error, GeneratorExit):
             close_unanswered(self._reply, error)
 
 

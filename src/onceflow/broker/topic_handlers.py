@@ -14,8 +14,9 @@ from uuid import UUID
 
 from onceflow.broker.config_entries import topic_entries
 from onceflow.broker.node import Node
-from onceflow.broker.request import Request
+from onceflow.broker.request import Request, close_unanswered
 from onceflow.broker.sliced_answers import Element, answer_in_slices, encoded
+from onceflow.broker.slices import run_in_slices
 from onceflow.broker.topic_configs import log_config
 from onceflow.broker.topic_operations import Changed, Created
 from onceflow.broker.topics import INTERNAL_TOPICS, MorePartitions, NewTopic, Topic
@@ -30,6 +31,7 @@ DELETION_DISABLED_VERSION = 3
 CREATED_ENTRY = ("name", "value", "read_only", "config_source", "is_sensitive")
 """What CreateTopics tells of a configuration."""
 DUPLICATE_NAME = "Duplicate topic name."
+WORK_PER_WANTED = 3
 WORK_PER_TOPIC = 10
 WORK_PER_CONFIG = 10
 _NO_THROTTLE = INT32.pack(0)
@@ -42,12 +44,15 @@ def handle_create(node: Node, request: Request) -> None:
     once, refused = _named_once(asked.topics)
     wanted: list[NewTopic] = []
     results = [_refusal(name, ErrorCode.invalid_request, DUPLICATE_NAME) for name in refused]
-    for each in once:
-        if each.name in INTERNAL_TOPICS and each.name not in node.topics.by_name:
-            message = f"Creation of internal topic {each.name} is prohibited."
-            results.append(_refusal(each.name, ErrorCode.invalid_request, message))
-        else:
-            wanted.append(_wanted(each))
+
+    def sort() -> Iterator[int]:
+        for each in once:
+            if each.name in INTERNAL_TOPICS and each.name not in node.topics.by_name:
+                message = f"Creation of internal topic {each.name} is prohibited."
+                results.append(_refusal(each.name, ErrorCode.invalid_request, message))
+            else:
+                wanted.append(_wanted(each))
+            yield WORK_PER_WANTED
 
     def answer(created: list[Created]) -> None:
         def elements() -> Iterator[Element]:
@@ -58,7 +63,12 @@ def handle_create(node: Node, request: Request) -> None:
         _answer(request, elements())
 
     failed = request.reply.close_connection
-    node.topic_operations.create(wanted, answer, failed=failed, validate_only=asked.validate_only)
+    run_in_slices(
+        sort(),
+        lambda: node.topic_operations.create(wanted, answer, failed=failed, validate_only=asked.validate_only),
+        failed=lambda error: close_unanswered(request.reply, error),
+        is_wanted=lambda: request.reply.is_open,
+    )
 
 
 def _answer(request: Request, elements: Iterator[Element]) -> None:

@@ -7,41 +7,30 @@ together has been dealt with, but not to the loop's next turn, which would cost 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-
-from onceflow.wire import apis
+from collections.abc import Callable, Iterator
 
 logger = logging.getLogger(__name__)
 
 PASSES_MAX = 3
 """What is put off meanwhile belongs to the next pass, after the last one to the loop's next turn: others come, too."""
 
-LARGE_BYTES = 16 * 1024
-DECODED_WEIGHT = 8
-"""A byte of a large request that is decoded whole takes the time of so many bytes of a Produce request."""
-
-
-def weight(request: memoryview, size_bytes: int) -> int:
-    """Return what a large request counts against the bytes that a connection may have handled in a turn."""
-    is_produce = int.from_bytes(request[:2], "big") == apis.PRODUCE
-    return size_bytes if is_produce else DECODED_WEIGHT * size_bytes
-
-
-LARGE_BYTES_PER_TURN = 64 * 1024
-"""Large work is measured by the bytes of the request that asks for it; a larger piece is done by itself."""
+LARGE_REQUEST_BYTES = 8 * 1024
+"""Larger requests, Produce excepted, are large work."""
+HANDLED_BYTES_PER_WORK = 16
+"""Bytes of a large request that a handler deals with in a microsecond, about, after they are decoded."""
+LARGE_WORK_PER_TURN = 1000
+"""Large work in one turn, in units of about a microsecond, whichever connections it is for."""
 
 
 class Turn:
     """Work put off to the end of a turn, and large work spread over many. All methods are the event loop's."""
 
-    __slots__ = ("_is_end_sure", "_is_large_scheduled", "_large", "_large_bytes_left", "_work")
+    __slots__ = ("_is_end_sure", "_large", "_work")
 
     def __init__(self) -> None:
         self._work: list[Callable[[], None]] = []
         self._is_end_sure = False
-        self._large: deque[tuple[int, Callable[[], None]]] = deque()
-        self._large_bytes_left = LARGE_BYTES_PER_TURN
-        self._is_large_scheduled = False
+        self._large: deque[tuple[Iterator[int], Callable[[], bool]]] = deque()
 
     def begin(self) -> None:
         """First in what the loop calls, if `end` is the last."""
@@ -72,33 +61,29 @@ class Turn:
         if self._work:
             self._end_later()
 
-    def admits(self, size_bytes: int, work: Callable[[], None]) -> bool:
-        """Whether large work may be done now; if not, `work` is called when it may, in the order asked.
+    def large(self, work: Iterator[int], *, is_wanted: Callable[[], bool]) -> None:
+        """Do `work`, which yields what each step cost, in later turns of the loop; large works are done in order.
 
-        A turn of the loop does only so much of it, whichever connections it is for: small requests come in between.
+        A turn does only so much of it, whichever connections it is for: small requests come in between. The rest is
+        dropped when it is no longer wanted.
         """
-        is_admitted = self._large_bytes_left > 0
-        if is_admitted:
-            self._large_bytes_left -= size_bytes
-        else:
-            self._large.append((size_bytes, work))
-        self._schedule_large()
-        return is_admitted
-
-    def _schedule_large(self) -> None:
-        if not self._is_large_scheduled:
-            self._is_large_scheduled = True
+        self._large.append((work, is_wanted))
+        if len(self._large) == 1:
             asyncio.get_running_loop().call_soon(self._do_large)
 
     def _do_large(self) -> None:
-        """In each turn of the loop that follows large work, until one has none."""
-        self._is_large_scheduled = False
-        self._large_bytes_left = LARGE_BYTES_PER_TURN
-        while self._large and self._large_bytes_left > 0:
-            size_bytes, work = self._large.popleft()
-            self._large_bytes_left -= size_bytes
-            self._schedule_large()
+        """One at a time to its end: what is half done costs memory."""
+        work_left = LARGE_WORK_PER_TURN
+        while self._large and work_left > 0:
+            work, is_wanted = self._large[0]
             try:
-                work()
+                units = next(work, None) if is_wanted() else None
             except Exception:
                 logger.exception("%s failed", work)
+                units = None
+            if units is None:
+                self._large.popleft()
+            else:
+                work_left -= units
+        if self._large:
+            asyncio.get_running_loop().call_soon(self._do_large)

@@ -14,7 +14,7 @@ import datetime
 import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -37,13 +37,18 @@ from onceflow.wire.primitives import (
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 Reader = Callable[[memoryview, int], tuple[Any, int]]
+Steps = Generator[int, None, tuple[Any, int]]
+"""A reader's work in steps: yields what each cost, in units of about a microsecond, and returns what a Reader does."""
 
 
 class FieldReader(NamedTuple):
-    """How one field is read, and the fewest bytes that it takes."""
+    """How one field is read, the fewest bytes that it takes, and about how many microseconds."""
 
     read: Reader
     bytes_min: int
+    work: int = 1
+    steps: Callable[[memoryview, int], Steps] | None = None
+    """How it is read in steps, a step for each element of an array; None if it has no arrays."""
 
 
 class Limits(NamedTuple):
@@ -73,11 +78,29 @@ def read_entity(entity_class: type, view: memoryview, position: int, limits: Lim
     return entity_reader(entity_class).read(view, position)
 
 
+def read_entity_in_steps(entity_class: type, view: memoryview, position: int, limits: Limits) -> Steps:
+    """As `read_entity`; other messages may be read between the steps."""
+    reader = entity_reader(entity_class)
+    if reader.steps is None:
+        return read_entity(entity_class, view, position, limits)
+    steps = reader.steps(view, position)
+    elements_left = limits.elements_max
+    while True:
+        _left.elements, _left.tags_max = elements_left, limits.tags_max
+        try:
+            work = next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        elements_left = _left.elements
+        yield work
+
+
 @cache
 def entity_reader(entity_class: type) -> FieldReader:
     """Reader of a kio entity class (a message, or a struct inside one)."""
     flexible: bool = entity_class.__flexible__  # type: ignore[attr-defined]
     plain: list[tuple[str, Reader]] = []
+    in_steps: list[tuple[str, FieldReader]] = []
     tagged: dict[int, tuple[str, Reader]] = {}
     bytes_min = 1 if flexible else 0
     for field in fields(entity_class):
@@ -86,6 +109,7 @@ def entity_reader(entity_class: type) -> FieldReader:
             tagged[field.metadata["tag"]] = (field.name, reader.read)
         else:
             plain.append((field.name, reader.read))
+            in_steps.append((field.name, reader))
             bytes_min += reader.bytes_min
 
     def read_entity(view: memoryview, position: int) -> tuple[Any, int]:
@@ -96,7 +120,20 @@ def entity_reader(entity_class: type) -> FieldReader:
             position = _read_tagged(view, position, tagged, values)
         return entity_class(**values), position
 
-    return FieldReader(read_entity, bytes_min)
+    def entity_steps(view: memoryview, position: int) -> Steps:
+        values = {}
+        for name, reader in in_steps:
+            if reader.steps is None:
+                values[name], position = reader.read(view, position)
+            else:
+                values[name], position = yield from reader.steps(view, position)
+        if flexible:
+            position = _read_tagged(view, position, tagged, values)
+        return entity_class(**values), position
+
+    work = 1 + sum(reader.work for _, reader in in_steps)
+    has_arrays = any(reader.steps is not None for _, reader in in_steps)
+    return FieldReader(read_entity, bytes_min, work, entity_steps if has_arrays else None)
 
 
 def _read_tagged(
@@ -149,24 +186,42 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
 
 
 def _array_reader(element: FieldReader, *, flexible: bool, nullable: bool) -> FieldReader:
-    read_element, element_bytes_min = element
+    read_element, element_bytes_min, element_work, element_steps = element
 
-    def read_array(view: memoryview, position: int) -> tuple[Any, int]:
+    def read_length(view: memoryview, position: int) -> tuple[int, int]:
         count, position = read_count(
             view, position, flexible=flexible, element_bytes_min=element_bytes_min, nullable=nullable
         )
-        if count == -1:
-            return None, position
-        _left.elements -= count
+        _left.elements -= max(count, 0)
         if _left.elements < 0:
             raise MalformedFrame(f"byte {position}: {count} elements more than are taken in one request")
+        return count, position
+
+    def read_array(view: memoryview, position: int) -> tuple[Any, int]:
+        count, position = read_length(view, position)
+        if count == -1:
+            return None, position
         elements = []
         for _ in range(count):
             value, position = read_element(view, position)
             elements.append(value)
         return tuple(elements), position
 
-    return FieldReader(read_array, 1 if flexible else 4)
+    def array_steps(view: memoryview, position: int) -> Steps:
+        count, position = read_length(view, position)
+        if count == -1:
+            return None, position
+        elements = []
+        for _ in range(count):
+            if element_steps is None:
+                value, position = read_element(view, position)
+            else:
+                value, position = yield from element_steps(view, position)
+            elements.append(value)
+            yield element_work
+        return tuple(elements), position
+
+    return FieldReader(read_array, 1 if flexible else 4, steps=array_steps)
 
 
 def _text_reader(*, flexible: bool, nullable: bool) -> Reader:

@@ -10,13 +10,14 @@ import contextlib
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from onceflow.broker import group_commit, log_cleaner, node
+from onceflow.broker.connection import Handle
 from onceflow.broker.node import BrokerConfig, Node
 from onceflow.broker.reply import Reply
 from onceflow.broker.server import Broker
@@ -224,6 +225,10 @@ class SteppedBroker:
     def handle(self, frame: memoryview, reply: Reply, connection: Any) -> None:
         """What a connection calls for each frame."""
         self._broker._handle(frame, reply, connection)
+
+    def decode(self, frame: memoryview) -> Generator[int, None, Handle]:
+        """What a connection calls for a large frame."""
+        return self._broker._decode(frame)
 
     def send(self, frame: bytes, answer: Callable[[bytes], None]) -> None:
         """A frame with its size; `answer` gets the answer without it, or b"" where the connection is closed."""
