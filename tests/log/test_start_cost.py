@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from onceflow.log.disk import RealDisk, write_file
 from tests.log.partition_logs import batch, open_log, sync, values
 
 
@@ -47,7 +48,8 @@ def test_a_clean_start_opens_what_it_needs_once_and_no_empty_file(
     sync(log)
     log.close()
     stats, opens = Counter[str](), Counter[str]()
-    stat, open_file = os.stat, os.open
+    stat, open_file, read_at = os.stat, os.open, os.pread
+    reads: list[int] = []
 
     def counted_stat(path: Any, *arguments: Any, **named: Any) -> os.stat_result:
         stats[Path(path).name] += 1
@@ -57,8 +59,13 @@ def test_a_clean_start_opens_what_it_needs_once_and_no_empty_file(
         opens[Path(path).name] += 1
         return open_file(path, *arguments, **named)
 
+    def counted_read(descriptor: int, size_bytes: int, position: int) -> bytes:
+        reads.append(size_bytes)
+        return read_at(descriptor, size_bytes, position)
+
     monkeypatch.setattr(os, "stat", counted_stat)
     monkeypatch.setattr(os, "open", counted_open)
+    monkeypatch.setattr(os, "pread", counted_read)
     again = open_log(tmp_path / "clicks-0", clean=True, topic_id=UUID(int=1))
     monkeypatch.undo()
     assert values(again) == [b"one"]
@@ -66,3 +73,32 @@ def test_a_clean_start_opens_what_it_needs_once_and_no_empty_file(
     assert stats == dict.fromkeys(["clicks-0", f"{base}.log", f"{base}.index", f"{base}.timeindex"], 1)
     read = ["leader-epoch-checkpoint", "partition.metadata", f"{base}.log", f"{base}.timeindex", f"{end}.snapshot"]
     assert opens == dict.fromkeys(read, 1)
+    assert len(reads) == len(read)
+
+
+@pytest.mark.parametrize("size_bytes", [10, 700_000])
+def test_a_start_knows_the_first_timestamp(tmp_path: Path, size_bytes: int) -> None:
+    """Also of a segment of which only the end is checked: `segment.ms` counts from there."""
+    log = open_log(tmp_path / "clicks-0")
+    for number in range(3):
+        log.append(batch(bytes(size_bytes), timestamp_ms=1000 + number))
+        sync(log)
+    log.close()
+    again = open_log(tmp_path / "clicks-0", clean=True)
+    assert again.segments.active.first_timestamp_ms == 1000
+
+
+def test_a_file_is_written_over_without_a_truncation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A truncation gives blocks back that the next write allocates again; a stop writes three files of each log."""
+    cuts: list[int] = []
+    truncate = os.ftruncate
+
+    def counted(descriptor: int, size_bytes: int) -> None:
+        cuts.append(size_bytes)
+        truncate(descriptor, size_bytes)
+
+    monkeypatch.setattr(os, "ftruncate", counted)
+    path = tmp_path / "file"
+    for data, count in ((b"", 0), (b"abc", 0), (b"xyz", 0), (b"d", 1), (b"", 2)):
+        write_file(RealDisk(), path, data)
+        assert (path.read_bytes(), len(cuts)) == (data, count)

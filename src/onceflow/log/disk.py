@@ -299,8 +299,8 @@ def read_file(disk: Disk, path: Path) -> bytes:
 def write_file(disk: Disk, path: Path, data: Buffer, *, is_durable: bool = True) -> None:
     """Replaces a file's content and makes it durable; its name is durable after `sync_directory`.
 
-    A crash may leave it torn: for files whose reader notices (a checksum) or that can be rebuilt. Where the disk is
-    full, it is written once more with the room that was kept for it.
+    It is written over in place. A crash may leave it torn: for files whose reader notices (a checksum) or that can be
+    rebuilt. Where the disk is full, it is written once more with the room that was kept for it.
     """
     try:
         _write_file(disk, path, data, is_durable=is_durable)
@@ -313,8 +313,10 @@ def write_file(disk: Disk, path: Path, data: Buffer, *, is_durable: bool = True)
 def _write_file(disk: Disk, path: Path, data: Buffer, *, is_durable: bool) -> None:
     file = disk.open(path, create=True)
     try:
-        file.truncate(0)
+        held_bytes = file.size_bytes()
         write_whole(file, data, 0)
+        if held_bytes > memoryview(data).nbytes:
+            file.truncate(memoryview(data).nbytes)
         if is_durable:
             file.sync_data()
     finally:

@@ -139,6 +139,8 @@ class Loader:
         end = self._checked_end(segments)
         if end is None or end < self._log_start_offset or active.is_indexed_beyond(end) or not self._load_snapshot(end):
             return None
+        if active.size_bytes and active.first_timestamp_ms == NO_TIMESTAMP:
+            active.first_timestamp_ms = active.header_at(0).max_timestamp
         return Loaded(segments, end, self._producers, self._start_of(segments), is_closed=True)
 
     def _load_sealed(self, segments: list[Segment]) -> None:
@@ -159,6 +161,8 @@ class Loader:
         for segment in segments[number:]:
             for begin, header in good_batches(segment, position, offset, self._compaction_end):
                 position, offset = begin + header.size_bytes, header.last_offset + 1
+                if not begin:
+                    segment.first_timestamp_ms = header.max_timestamp
             if position != segment.size_bytes:
                 return None
             position = 0

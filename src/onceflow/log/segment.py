@@ -222,8 +222,6 @@ class Segment:
             return False
         self._date(*self.time_index.last())
         self._measure_indexes()
-        if self.size_bytes:
-            self.first_timestamp_ms = self.header_at(0).max_timestamp
         return True
 
     def forget_indexes(self) -> None:
