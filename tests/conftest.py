@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from onceflow import services
 from onceflow.testing import BrokerProcess
-from tests import campaigns, process_logs
+from tests import campaigns, process_logs, remedies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,6 +97,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with what takes longest, so that no worker waits for another at the end."""
     campaigns.note_all(config, items)
     items.sort(key=_place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that is marked with a remedy and did not find it in a message."""
+    remedies.found.clear()
+    result = yield
+    marked = {remedy for mark in item.iter_markers("remedy") for remedy in mark.args}
+    assert not marked - remedies.found, "these were not found in a message by tests.remedies.find"
+    return result
 
 
 def _place(item: pytest.Item) -> int:

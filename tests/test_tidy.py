@@ -17,7 +17,7 @@ CHAINS = (
 )
 """A room may import the rooms to its right in its chain; docs/architecture.md draws the same."""
 
-EVERYWHERE = {"errors"}
+EVERYWHERE = {"errors", "remedies"}
 COLUMNS = (["wire", "columns"], ["wire", "column_batches"])
 NOT_IN_A_PROGRAM_THAT_LOADS_US = {"numpy", "kio", "redis", "pyarrow"}
 """What other people's processes import (the testing module, pyspark_onceflow) loads none of these by itself."""

@@ -16,7 +16,10 @@ from onceflow.clicks.pipeline import ClickPipeline
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark.offsets import LossKind
+from onceflow.testing import Broker
+from tests import remedies
 from tests.clicks.counted import write
 from tests.clicks.counting_run import CountingRun
 from tests.conftest import RedisProcess
@@ -125,6 +128,7 @@ def test_recreated_topic_beside_old_counts(
     assert run.by_user() == {"a": 3, "b": 2, "c": 1}
 
 
+@pytest.mark.remedy(Remedy.BEGIN_NEW_CHECKPOINT)
 def test_recreated_topic_alone(run: CountingRun, spark: SparkSession) -> None:
     """The other remedy: the counts of the old topic are deleted."""
     write(run.bootstrap, run.topic, events("a", "a"))
@@ -132,6 +136,7 @@ def test_recreated_topic_alone(run: CountingRun, spark: SparkSession) -> None:
     recreate(run)
     write(run.bootstrap, run.topic, events("b"))
     message = refusal(run, spark)
+    remedies.find(Remedy.BEGIN_NEW_CHECKPOINT, message)
     (command,) = re.findall(r"'(onceflow sink reset)'", message)
     where = ["--redis", run.url, "--hash-key", run.hash_key, "--checkpoint", str(run.directory / "checkpoint")]
     done = CliRunner().invoke(onceflow, [*shlex.split(command)[1:], "redis", *where, "--execute"])
@@ -192,6 +197,7 @@ LOSSES: dict[LossKind, Callable[[CountingRun], None]] = {
 }
 
 
+@pytest.mark.remedy(Remedy.ACCEPT_DATA_LOSS)
 @pytest.mark.parametrize("kind", LossKind)
 def test_remedy_of_each_loss(
     run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, kind: LossKind
@@ -204,6 +210,7 @@ def test_remedy_of_each_loss(
         unchecked.setattr(ClickPipeline, "check", lambda self: None)  # It would find the missing topic before.
         message = refusal(run, spark)
     assert "is gone from the log" in message
+    remedies.find(Remedy.ACCEPT_DATA_LOSS, message)
     if kind is LossKind.MISSING:
         assert "or create the topic and accept" in message
         with Cluster(run.bootstrap) as cluster:
@@ -217,3 +224,33 @@ def test_remedy_of_each_loss(
     write(run.bootstrap, run.topic, events("c"))
     run.count(spark)
     assert run.by_user() == {**left, "c": 1}
+
+
+@pytest.mark.remedy(Remedy.NAME_OTHER_BROKERS, Remedy.CREATE_TOPIC, Remedy.ACCEPT_DATA_LOSS)
+@pytest.mark.parametrize("remedy", ["brokers", "topic"])
+def test_brokers_that_lack_the_topic(
+    run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, remedy: str
+) -> None:
+    """Either the wrong brokers were named, or the topic is to be there."""
+    write(run.bootstrap, run.topic, events("a"))
+    run.count(spark)
+    right = run.bootstrap
+    with Broker(tmp_path / "broker") as other:
+        run.bootstrap = other.bootstrap_servers
+        with monkeypatch.context() as unchecked:
+            unchecked.setattr(ClickPipeline, "check", lambda self: None)
+            message = refusal(run, spark)
+        remedies.find(Remedy.NAME_OTHER_BROKERS, message)
+        remedies.find(Remedy.CREATE_TOPIC, message)
+        remedies.find(Remedy.ACCEPT_DATA_LOSS, message)
+        if remedy == "topic":
+            with Cluster(run.bootstrap) as cluster:
+                cluster.create_topic(run.topic, 1)
+            write(run.bootstrap, run.topic, events("b"))
+            follow(run, spark, message, monkeypatch)
+            assert run.by_user() == {"a": 1, "b": 1}
+            return
+    run.bootstrap = right
+    write(run.bootstrap, run.topic, events("b"))
+    run.count(spark)
+    assert run.by_user() == {"a": 1, "b": 1}

@@ -18,8 +18,10 @@ import pytest
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark.kafka_sink import kafka_sink
 from onceflow.testing import ManualClock
+from tests import remedies
 from tests.spark.kafka_driver import eventually
 from tests.spark.simulated_query import Query, Services, Started, services
 
@@ -52,6 +54,7 @@ def refused(query: Query) -> str:
     return str(told.value)
 
 
+@pytest.mark.remedy(Remedy.PUT_CHECKPOINT_BACK)
 @one_sink
 @pytest.mark.parametrize("batches", [1, 3])
 def test_a_checkpoint_restored_from_an_old_copy(
@@ -66,6 +69,7 @@ def test_a_checkpoint_restored_from_an_old_copy(
     sentence = refused(query)
     assert "checkpoint is older than" in sentence or "the checkpoint plans it as" in sentence
     assert "onceflow sink reset " in sentence
+    remedies.find(Remedy.PUT_CHECKPOINT_BACK, sentence)
     replace_with(query.checkpoint, tmp_path / "newer")
     query.run(2)
     query.check()

@@ -13,10 +13,12 @@ from onceflow.clicks.results import Keys as ReadKeys
 from onceflow.clicks.results import Results
 from onceflow.clicks.verify import read_counts
 from onceflow.client.addresses import Address
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_answers, redis_pool
 from onceflow.spark.redis_answers import code_of
 from onceflow.spark.redis_scripts import Forbidden
 from onceflow.spark.redis_sink_state import forget_redis_keys, marker_query, redis_keys
+from tests import remedies
 from tests.client.tls import Authority, TlsListener
 from tests.conftest import RedisProcess
 from tests.spark.redis_servers import RedisCluster
@@ -95,6 +97,7 @@ def test_tls_with_a_clients_certificate(redis_server: RedisProcess, authority: A
     assert_counts(redis.Redis.from_url(redis_server.url), keys, 1)
 
 
+@pytest.mark.remedy(Remedy.REDIS_CERTIFICATES)
 @pytest.mark.parametrize("wrong", ["authority", "name"])
 def test_a_server_that_is_another_one_is_refused_at_once(
     redis_server: RedisProcess, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
@@ -111,7 +114,11 @@ def test_a_server_that_is_another_one_is_refused_at_once(
         with pytest.raises(redis.ConnectionError, match="certificate verify failed") as raised:
             redis_pool.client(url)
     said = str(redis_answers.failed(url, "before the first batch", raised.value))
-    assert "ssl_ca_certs, ssl_certfile and ssl_keyfile in the address must fit its certificate" in said
+    remedies.find(Remedy.REDIS_CERTIFICATES, said)
+    with listening(redis_server, authority.server()) as listener:
+        url = encrypted(listener, ssl_ca_certs=authority.trusted)
+        assert redis_pool.client(url).ping()
+        redis_pool.close(url)
 
 
 @pytest.fixture
@@ -183,6 +190,7 @@ def test_what_scripts_may_not_call_is_told_before_anything_is_written(
         assert admin.keys(f"{keys.marker}:probe*") == []
 
 
+@pytest.mark.remedy(Remedy.ALLOW_COMMANDS)
 @pytest.mark.parametrize("missing", ["+multi", "+exec", "+hgetall", "+eval", "+evalsha"])
 def test_what_the_sink_may_not_call_is_told(redis_server: RedisProcess, user: Any, missing: str) -> None:
     keys = new_keys()
@@ -197,7 +205,10 @@ def test_what_the_sink_may_not_call_is_told(redis_server: RedisProcess, user: An
 
     with pytest.raises(redis.ResponseError, match=rf"(?i)\b{missing.removeprefix('+')}\b") as raised:
         begin()
-    assert "allow the user what docs/redis.md lists" in str(redis_answers.failed("redis://h", "", raised.value))
+    remedies.find(Remedy.ALLOW_COMMANDS, redis_answers.failed("redis://h", "", raised.value))
+    driver = Driver(user(keys.increments[0].key, WRITER), keys)
+    run(driver, 1)
+    assert_counts(redis.Redis.from_url(redis_server.url), keys, 2)
 
 
 def test_keys_of_another_pipeline_are_refused(redis_server: RedisProcess, user: Any) -> None:
@@ -208,16 +219,19 @@ def test_keys_of_another_pipeline_are_refused(redis_server: RedisProcess, user: 
     assert not redis.Redis.from_url(redis_server.url).exists(*keys.all)
 
 
+@pytest.mark.remedy(Remedy.REDIS_PASSWORD)
 def test_a_wrong_password_is_told_at_once(
     redis_server: RedisProcess, user: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def not_again(_: float) -> None:
         raise AssertionError("a password does not become right by waiting")
 
-    url = user("key", WRITER).replace("secret", "wrong")
+    right = user("key", WRITER)
+    url = right.replace("secret", "wrong")
     monkeypatch.setattr("redis.retry.sleep", not_again)
     with pytest.raises(redis.exceptions.AuthenticationError) as raised:
         redis_pool.client(url)
     said = str(redis_answers.failed(url, "before the first batch", raised.value))
-    assert "name its user and password in the address" in said
+    remedies.find(Remedy.REDIS_PASSWORD, said)
     assert "wrong" not in said
+    assert redis_pool.client(right).info()

@@ -1,7 +1,9 @@
 """Each answer of a real Valkey that does not serve: waited for where it passes, else told with its remedy."""
 
 import contextlib
+import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,11 +15,14 @@ from redis.retry import Retry
 from onceflow import services
 from onceflow.clicks import results
 from onceflow.clicks.results import RedisUnreachable
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_answers, redis_pool
-from onceflow.spark.redis_answers import REMEDIES, RedisFailed, code_of, failed
+from onceflow.spark.redis_answers import RedisFailed, code_of, failed
 from onceflow.spark.redis_scripts import Keys
 from onceflow.spark.redis_target import RedisTarget
+from tests import remedies
 from tests.conftest import RedisProcess
+from tests.spark.redis_servers import AT_ONCE, wait_until
 from tests.spark.redis_steps import Driver, assert_counts, batch_of, new_keys, rows_of
 
 NewRedis = Callable[..., RedisProcess]
@@ -103,7 +108,7 @@ def configured(server: RedisProcess, ends: Callable[[Any], Any], *settings: tupl
 
 
 def without_master(server: RedisProcess, *, stale: bool) -> contextlib.AbstractContextManager[None]:
-    """A replica of a master that nobody can reach."""
+    """A replica of a master that nobody can reach, until it is a master itself."""
     serves = ("replica-serve-stale-data", "yes" if stale else "no")
     master = ("replicaof", f"127.0.0.1 {services.free_port()}")
     stack = contextlib.ExitStack()
@@ -120,21 +125,30 @@ def without_replica(server: RedisProcess) -> contextlib.AbstractContextManager[N
 
 
 def full(server: RedisProcess) -> contextlib.AbstractContextManager[None]:
-    return configured(server, lambda admin: admin.config_set("maxmemory", 0), ("maxmemory", "100kb"))
+    return configured(server, lambda admin: admin.config_set("maxmemory", "1gb"), ("maxmemory", "100kb"))
 
 
 @contextlib.contextmanager
 def unwritable(server: RedisProcess) -> Iterator[None]:
-    """A snapshot that fails: a directory stands in its place."""
-    (server.directory / "in-the-way" / "x").mkdir(parents=True)
+    """A snapshot that fails: a directory stands in its place, which Redis's log names."""
+    in_the_way = server.directory / "in-the-way"
+    (in_the_way / "x").mkdir(parents=True)
     server.stop()
-    server.start(arguments=["--dbfilename", "in-the-way"])
-    with configured(server, lambda admin: admin.config_set("save", ""), ("save", "3600 1")):
-        with redis.Redis.from_url(server.url) as admin:
-            admin.bgsave()
-            while admin.info("persistence")["rdb_last_bgsave_status"] == "ok":  # type: ignore[index]
-                pass
+    server.start(arguments=["--dbfilename", in_the_way.name, "--save", "3600 1"])
+    with redis.Redis.from_url(server.url) as admin:
+        save(admin, "err")
         yield
+        assert in_the_way.name in (server.directory / "server.log").read_text()
+        shutil.rmtree(in_the_way)
+        save(admin, "ok")
+
+
+def save(admin: Any, status: str) -> None:
+    """Save until that has come out so."""
+    while admin.info("persistence")["rdb_last_bgsave_status"] != status:
+        with contextlib.suppress(redis.ResponseError):  # One is under way.
+            admin.bgsave()
+        time.sleep(0.02)
 
 
 ANSWERS: dict[str, Callable[[RedisProcess], contextlib.AbstractContextManager[None]]] = {
@@ -148,9 +162,20 @@ ANSWERS: dict[str, Callable[[RedisProcess], contextlib.AbstractContextManager[No
 }
 
 
-@pytest.mark.parametrize("code", ANSWERS)
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        pytest.param("LOADING", Remedy.WAIT_UNTIL_UP, marks=pytest.mark.remedy(Remedy.WAIT_UNTIL_UP)),
+        pytest.param("BUSY", Remedy.KILL_SCRIPT, marks=pytest.mark.remedy(Remedy.KILL_SCRIPT)),
+        ("MASTERDOWN", Remedy.START_MASTER),
+        ("READONLY", Remedy.NAME_MASTER),
+        ("NOREPLICAS", Remedy.START_REPLICAS),
+        pytest.param("OOM", Remedy.MORE_MAXMEMORY, marks=pytest.mark.remedy(Remedy.MORE_MAXMEMORY)),
+        pytest.param("MISCONF", Remedy.REDIS_DISK, marks=pytest.mark.remedy(Remedy.REDIS_DISK)),
+    ],
+)
 def test_the_answer_is_known_and_the_batch_is_written_once_it_is_over(
-    server: RedisProcess, code: str, monkeypatch: pytest.MonkeyPatch
+    server: RedisProcess, code: str, remedy: Remedy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_answers, "PASSING_WAIT_S", 0.0)
     monkeypatch.setattr(redis_pool, "RETRIES", 0)
@@ -161,12 +186,70 @@ def test_the_answer_is_known_and_the_batch_is_written_once_it_is_over(
         with pytest.raises(redis.RedisError) as raised:
             write(driver)
         assert code_of(raised.value) == code
-        assert REMEDIES[code] in str(failed(server.url, "in batch 1", raised.value))
+        message = failed(server.url, "in batch 1", raised.value)
+        remedies.find(remedy, message)
+        remedies.find(Remedy.START_AGAIN, message)
     redis_pool.close(server.url)
     monkeypatch.undo()
     driver = Driver(server.url, keys)
     run(driver, 1)
     assert_counts(driver.client, keys, 2)
+
+
+def raised_by(server: RedisProcess, url: str, keys: Keys) -> str:
+    """Return the message about batch 1 at an address."""
+    with pytest.raises(redis.RedisError) as raised:
+        write(Driver(url, keys))
+    redis_pool.close(url)
+    return str(failed(server.url, "in batch 1", raised.value))
+
+
+@pytest.mark.remedy(Remedy.START_MASTER, Remedy.NAME_MASTER)
+def test_a_replica_is_left_for_its_master(new_redis: NewRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master is down at first; that it is started is not enough."""
+    monkeypatch.setattr(redis_answers, "PASSING_WAIT_S", 0.0)
+    monkeypatch.setattr(redis_pool, "RETRIES", 0)
+    master, keys = new_redis(arguments=AT_ONCE), new_keys()
+    run(Driver(master.url, keys), 0)
+    redis_pool.close(master.url)
+    follows = ["--replicaof", "127.0.0.1", str(master.port), "--replica-serve-stale-data", "no"]
+    replica = new_redis(arguments=follows)
+
+    def is_linked() -> bool:
+        with redis.Redis.from_url(replica.url) as admin:
+            return bool(admin.info("replication")["master_link_status"] == "up")  # type: ignore[index]
+
+    wait_until(is_linked, "a replica in step")
+    master.stop()
+    wait_until(lambda: not is_linked(), "a replica that has lost its master")
+    remedies.find(Remedy.START_MASTER, raised_by(replica, replica.url, keys))
+    master.start()
+    wait_until(is_linked, "a replica in step")
+    remedies.find(Remedy.NAME_MASTER, raised_by(replica, replica.url, keys))
+    driver = Driver(master.url, keys)
+    run(driver, 1)
+    assert_counts(driver.client, keys, 2)
+    redis_pool.close(master.url)
+
+
+@pytest.mark.remedy(Remedy.START_REPLICAS)
+def test_missing_replicas_are_started(
+    server: RedisProcess, new_redis: NewRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_answers, "PASSING_WAIT_S", 0.0)
+    keys = new_keys()
+    run(Driver(server.url, keys), 0)
+    with redis.Redis.from_url(server.url) as admin:
+        admin.config_set("min-replicas-to-write", 1)
+        admin.config_set("repl-diskless-sync-delay", 0)
+        admin.config_set("shutdown-timeout", 0)
+        remedies.find(Remedy.START_REPLICAS, raised_by(server, server.url, keys))
+        new_redis(arguments=["--replicaof", "127.0.0.1", str(server.port)])
+        wait_until(lambda: admin.info("replication").get("min_slaves_good_slaves") == 1, "a replica")  # type: ignore[union-attr]
+        driver = Driver(server.url, keys)
+        run(driver, 1)
+        assert_counts(driver.client, keys, 2)
+        admin.config_set("min-replicas-to-write", 0)
 
 
 @pytest.mark.parametrize("code", ["LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY"])
@@ -211,13 +294,16 @@ def opened(url: str, keys: Keys) -> None:
     RedisTarget(url, keys, name="counts").open(None, None)
 
 
+@pytest.mark.remedy(Remedy.KEEP_ALL_KEYS)
 def test_renamed_info_is_warned_about(new_redis: NewRedis, caplog: pytest.LogCaptureFixture) -> None:
     server = new_redis(arguments=["--rename-command", "INFO", "SECRET-INFO"])
     keys = new_keys()
     opened(server.url, keys)
     assert "has no INFO for us (unknown command 'INFO'" in caplog.text
     assert "its maxmemory-policy must be noeviction, unchecked" in caplog.text
+    remedies.find(Remedy.KEEP_ALL_KEYS, caplog.text)
     driver = Driver(server.url, keys)
+    assert driver.client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
     run(driver, 0, 1)
     assert_counts(driver.client, keys, 2)
     redis_pool.close(server.url)
@@ -230,6 +316,7 @@ def test_renamed_waitaof_is_not_an_old_redis(new_redis: NewRedis, caplog: pytest
     redis_pool.close(server.url)
 
 
+@pytest.mark.remedy(Remedy.KEEP_COMMAND)
 def test_renamed_command_is_named(new_redis: NewRedis) -> None:
     """HGETALL is one that the sink cannot do without."""
     server = new_redis(arguments=["--rename-command", "HGETALL", ""])
@@ -239,8 +326,16 @@ def test_renamed_command_is_named(new_redis: NewRedis) -> None:
     with pytest.raises(RedisUnreachable, match=r"unknown command 'HGETALL'.*take it out of rename-command"):
         results.snapshot(server.url, "counts")
     redis_pool.close(server.url)
+    remedies.find(Remedy.KEEP_COMMAND, raised.value)
+    keys = new_keys()
+    server = new_redis()  # The same command line without that argument.
+    driver = Driver(server.url, keys)
+    run(driver, 0, 1)
+    assert_counts(driver.client, keys, 2)
+    redis_pool.close(server.url)
 
 
+@pytest.mark.remedy(Remedy.FOLLOW_REPLY)
 def test_unknown_error_reply_does_not_say_start_redis(server: RedisProcess) -> None:
     """A database that the server does not have."""
     url = server.url.removesuffix("/1") + "/99"
@@ -249,9 +344,21 @@ def test_unknown_error_reply_does_not_say_start_redis(server: RedisProcess) -> N
     assert "start Redis" not in str(raised.value)
     with pytest.raises(RedisUnreachable, match=r"DB index is out of range.*Redis runs and refuses this"):
         results.snapshot(url, "counts")
+    remedies.find(Remedy.FOLLOW_REPLY, raised.value)
+    opened(server.url.removesuffix("/1") + "/15", new_keys())
 
 
-def test_absent_redis_is_to_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.remedy(Remedy.START_REDIS, Remedy.NAME_REDIS)
+def test_absent_redis_is_to_be_started(
+    server: RedisProcess, new_redis: NewRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redis_pool, "RETRIES", 0)
-    with pytest.raises(RedisFailed, match="start Redis, or name the address of the one that runs"):
-        RedisTarget(f"redis://127.0.0.1:{services.free_port()}/1", new_keys(), name="counts").open(None, None)
+    server.stop()
+    with pytest.raises(RedisFailed) as raised:
+        opened(server.url, new_keys())
+    remedies.find(Remedy.START_REDIS, raised.value)
+    remedies.find(Remedy.NAME_REDIS, raised.value)
+    opened(new_redis().url, new_keys())
+    server.start()
+    opened(server.url, new_keys())
+    redis_pool.close()

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from onceflow.cli import onceflow
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_pool, redis_scripts
 from onceflow.spark.redis_marker import claims_key, same_slot
 from onceflow.spark.redis_scripts import Append, Increment, Keys, MarkerMoved
@@ -18,6 +19,7 @@ from onceflow.spark.redis_sink import RedisSink
 from onceflow.spark.redis_tags import TaggedRedisSink
 from onceflow.spark.sink_errors import MarkerRefused
 from onceflow.spark.wrong_option import WrongOption
+from tests import remedies
 from tests.conftest import RedisProcess
 from tests.spark.redis_servers import RedisCluster
 from tests.spark.redis_steps import Driver, assert_counts, batch_of, new_keys, rows_of
@@ -187,6 +189,7 @@ def test_a_key_configured_later_that_exists(url: str) -> None:
     assert_counts(driver.client, apart, 3)
 
 
+@pytest.mark.remedy(Remedy.DELETE_CLAIM, Remedy.DELETE_KEY)
 def test_a_key_that_another_sink_gave_up(url: str) -> None:
     """The remedies of both messages; a claim that is still needed is taken again."""
     keys = new_keys()
@@ -213,9 +216,8 @@ def test_a_key_that_another_sink_gave_up(url: str) -> None:
 
 def follow(client: Any, error: MarkerRefused) -> None:
     """Call the command that the message names."""
-    remedy = re.search('"((?:UNLINK|HDEL) .*?)"', str(error))
-    assert remedy is not None
-    assert client.execute_command(*shlex.split(remedy[1])) == 1
+    remedy = Remedy.DELETE_CLAIM if "HDEL" in str(error) else Remedy.DELETE_KEY
+    assert client.execute_command(*remedies.command(remedy, error, "command")) == 1
 
 
 def test_forget_leaves_foreign_keys(url: str) -> None:
@@ -230,12 +232,12 @@ def test_forget_leaves_foreign_keys(url: str) -> None:
     assert driver.client.hgetall(keys.claims[0]) == {keys.data[0].encode(): b"{another}:onceflow"}
 
 
-def other_sink(sinks: Sinks, directory: Path) -> RedisSink:
+def other_sink(sinks: Sinks, directory: Path, *, key: str = "counts") -> RedisSink:
     SparkFiles(directory).plan(0, {"clicks": {"0": 0}})
     made = RedisSink(
         sinks.url,
         hash_key="others",
-        increments=[Increment("count", "counts", "{others}:top"), Increment("os", "{others}:os")],
+        increments=[Increment("count", key, "{others}:top"), Increment("os", "{others}:os")],
         appends=[Append("dead", "{others}:dead", 3)],
         checkpoint=str(directory),
     )
@@ -243,13 +245,20 @@ def other_sink(sinks: Sinks, directory: Path) -> RedisSink:
     return made
 
 
+@pytest.mark.remedy(Remedy.OTHER_KEY)
 def test_a_wrong_key_and_its_remedies(sinks: Sinks, redis_client: Any, tmp_path: Path) -> None:
     """Refused at the start by name; resetting the sink with the wrong key leaves the other's counts."""
     right = sinks.start()
     sinks.run(right, 0, 1)
     wrong = other_sink(sinks, tmp_path / "other")
-    with pytest.raises(MarkerRefused, match=r"key counts belongs to marker \{counts\}:onceflow"):
+    with pytest.raises(MarkerRefused, match=r"key counts belongs to marker \{counts\}:onceflow") as raised:
         wrong.open(sinks.spark)
+    remedies.find(Remedy.OTHER_KEY, raised.value)
+    other = other_sink(sinks, tmp_path / "third", key="others")
+    other.open(sinks.spark)
+    other(sinks.rows([("count", b"user 1", 1)]), 0)
+    assert redis_client.hgetall("others") == {b"user 1": b"1"}
+    other.close()
     words = ["--redis", sinks.url, "--hash-key", "others", "--key", "counts", "--missing-ok", "--execute"]
     done = CliRunner().invoke(onceflow, ["sink", "reset", "redis", *words])
     assert done.exit_code == 0, done.output
@@ -291,6 +300,7 @@ def test_lost_claims_are_claimed_again(sinks: Sinks, redis_client: Any) -> None:
     assert redis_client.hlen("{counts}:onceflow-claims") == 6
 
 
+@pytest.mark.remedy(Remedy.DELETE_KEY, Remedy.RENAME_KEY)
 def test_a_key_filled_by_something_else(sinks: Sinks, redis_client: Any) -> None:
     """As at the first batch of a job that takes over from HINCRBY; reset would not delete what is not a sink's."""
     redis_client.hincrby("counts", "user 1", 7)
@@ -298,8 +308,20 @@ def test_a_key_filled_by_something_else(sinks: Sinks, redis_client: Any) -> None
     with pytest.raises(MarkerRefused, match="key counts exists, and no sink claims it: rename it") as raised:
         sinks.batch(sink, 0, added(0))
     assert redis_client.keys() == [b"counts"]
+    remedies.find(Remedy.RENAME_KEY, raised.value)
+    redis_client.copy("counts", "copy")
     follow(redis_client, raised.value)
+    sinks.run(sinks.start(), 0)
+    redis_client.unlink(*{*redis_client.keys()} - {b"copy"})
+    redis_client.rename("copy", "counts")
+    sinks.files.directory.joinpath("commits", "0").unlink()
+    sink = sinks.start()
+    with pytest.raises(MarkerRefused, match="key counts exists, and no sink claims it: rename it"):
+        sinks.batch(sink, 0, added(0))
+    redis_client.rename("counts", "before")
     sinks.run(sinks.start(), 0, 1)
+    assert redis_client.hgetall("before") == {b"user 1": b"7"}
+    redis_client.unlink("before")
     assert_counted(redis_client, 2)
 
 

@@ -15,12 +15,14 @@ from onceflow.clicks.results import Keys as ReadKeys
 from onceflow.clicks.results import Results
 from onceflow.clicks.verify import read_counts
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_answers, redis_pool, redis_route
 from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.redis_address import RedisAddressInvalid
-from onceflow.spark.redis_answers import REMEDIES, code_of, failed
+from onceflow.spark.redis_answers import code_of, failed
 from onceflow.spark.redis_scripts import Increment, Keys, MarkerMoved
 from onceflow.spark.redis_sink_state import forget_redis_keys, redis_keys
+from tests import remedies
 from tests.conftest import RedisProcess
 from tests.spark.redis_servers import RedisCluster, servers_in, taking_back, wait_until
 from tests.spark.redis_steps import (
@@ -112,6 +114,7 @@ def test_a_slot_that_moved_is_followed_by_writers_and_readers(cluster: RedisClus
         assert results.clicks_of("user 1") == 6
 
 
+@pytest.mark.remedy(Remedy.WAIT_FOR_SLOT)
 @pytest.mark.parametrize(
     ("moved", "code"),
     [("none", "ASK"), ("the marker", "TRYAGAIN"), ("all", "ASK")],
@@ -128,7 +131,7 @@ def test_a_slot_that_is_being_moved_is_waited_for(
     with pytest.raises(redis.RedisError) as raised:
         Driver(cluster.url, keys).acquire(batch_of(1))
     assert code_of(raised.value) == code
-    assert REMEDIES[code] in str(failed(cluster.url, "in batch 1", raised.value))
+    remedies.find(Remedy.WAIT_FOR_SLOT, failed(cluster.url, "in batch 1", raised.value))
     impatient.undo()
 
     def end() -> None:
@@ -145,25 +148,40 @@ def test_a_slot_that_is_being_moved_is_waited_for(
     assert_counts(driver.client, keys, 2)
 
 
+@pytest.mark.remedy(Remedy.CLUSTER_ADDRESS)
 def test_the_address_of_one_node_is_refused_with_that_of_the_cluster(cluster: RedisCluster) -> None:
     keys = new_keys()
     wrong = other_master(cluster, cluster.owner_of(keys.marker))
     url = f"redis://127.0.0.1:{wrong.port}"
     with pytest.raises(redis.ResponseError) as raised:
         Driver(url, keys).acquire(batch_of(0))
-    assert "write the address as redis+cluster://" in str(failed(url, "in batch 0", raised.value))
+    remedies.find(Remedy.CLUSTER_ADDRESS, failed(url, "in batch 0", raised.value))
+    address = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in cluster.masters[:2])
+    driver = Driver(address, keys)
+    run(driver, 0, 1)
+    assert_counts(driver.client, keys, 2)
 
 
+@pytest.mark.remedy(Remedy.HASH_KEY_IN_BRACES)
 def test_keys_of_several_slots_are_refused(cluster: RedisCluster) -> None:
     keys = replace(new_keys(), increments=(Increment("count", "one"), Increment("os", "another")))
     with pytest.raises(redis.ResponseError) as raised:
         Driver(cluster.url, keys).acquire(batch_of(0))
-    assert "give each the hash key in braces" in str(failed(cluster.url, "in batch 0", raised.value))
+    remedies.find(Remedy.HASH_KEY_IN_BRACES, failed(cluster.url, "in batch 0", raised.value))
+    hash_key = keys.marker.partition("}")[0] + "}"
+    driver = Driver(
+        cluster.url, replace(keys, increments=(Increment("count", hash_key), Increment("os", f"{hash_key}:os")))
+    )
+    run(driver, 0, 1)
+    assert driver.client.hget(f"{hash_key}:os", "Android") == b"12"
 
 
+@pytest.mark.remedy(Remedy.PLAIN_ADDRESS)
 def test_a_server_alone_is_no_cluster(redis_server: RedisProcess) -> None:
-    with pytest.raises(RedisAddressInvalid, match="is no cluster: write the address as redis://"):
+    with pytest.raises(RedisAddressInvalid, match="is no cluster") as raised:
         redis_pool.client(f"redis+cluster://127.0.0.1:{redis_server.port}", "key")
+    remedies.find(Remedy.PLAIN_ADDRESS, raised.value)
+    assert redis_pool.client(f"redis://127.0.0.1:{redis_server.port}/1", "key").ping()
 
 
 def test_some_of_the_named_nodes_may_be_away(cluster: RedisCluster) -> None:
@@ -197,6 +215,7 @@ def test_what_readers_read_and_reset(cluster: RedisCluster) -> None:
     assert not driver.client.exists(*keys.all)
 
 
+@pytest.mark.remedy(Remedy.START_NODE)
 def test_a_cluster_that_lacks_a_node_is_waited_for(own_cluster: RedisCluster, impatient: pytest.MonkeyPatch) -> None:
     dead, alive = own_cluster.masters[1:]
     keys = keys_at(own_cluster, alive)
@@ -214,7 +233,7 @@ def test_a_cluster_that_lacks_a_node_is_waited_for(own_cluster: RedisCluster, im
     wait_until(is_down, "CLUSTERDOWN")
     with pytest.raises(redis.RedisError) as raised:
         Driver(own_cluster.url, keys).acquire(batch_of(1))
-    assert REMEDIES["CLUSTERDOWN"] in str(failed(own_cluster.url, "in batch 1", raised.value))
+    remedies.find(Remedy.START_NODE, failed(own_cluster.url, "in batch 1", raised.value))
     impatient.undo()
     starting = threading.Timer(0.3, dead.start)
     starting.start()

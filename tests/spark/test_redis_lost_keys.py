@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,6 +11,7 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame
 
 from onceflow.cli import onceflow
+from onceflow.remedies import Remedy
 from onceflow.spark.batch import AcceptedLoss
 from onceflow.spark.data_loss import DataLost
 from onceflow.spark.offsets import LossKind, OffsetRange
@@ -20,6 +20,7 @@ from onceflow.spark.redis_sink import MissingRanges, RedisUnfit, RepairFailed
 from onceflow.spark.redis_target import RedisTarget
 from onceflow.spark.repair import Step
 from onceflow.spark.sink_errors import MarkerRefused
+from tests import remedies
 from tests.conftest import RedisProcess
 from tests.spark.redis_steps import Driver, batch_of, new_keys, rows_of
 from tests.spark.test_checkpoint import SparkFiles
@@ -143,6 +144,7 @@ def test_a_key_lost_in_batch_0(sinks: Sinks, redis_client: Any) -> None:
     assert redis_client.hgetall("{counts}:os") == {b"Android": b"3"}
 
 
+@pytest.mark.remedy(Remedy.COUNT_AGAIN)
 def test_without_rebuild_the_remedy_works(sinks: Sinks, redis_client: Any) -> None:
     sink = sinks.start()
     sinks.run(sink, 0, 1)
@@ -154,9 +156,8 @@ def test_without_rebuild_the_remedy_works(sinks: Sinks, redis_client: Any) -> No
     shown = CliRunner().invoke(onceflow, ["sink", "show", "redis", *where])
     assert (shown.exit_code, "written and lost: {counts}:os\n" in shown.output) == (1, True)
     assert "does not fit: Redis lost batches: marker {counts}:onceflow has written {counts}:os" in shown.output
-    remedy = re.search("'(onceflow sink reset redis .*?)' and count", str(raised.value))
-    assert remedy is not None
-    done = CliRunner().invoke(onceflow, [*shlex.split(remedy[1])[1:], "--execute"])
+    words = remedies.command(Remedy.COUNT_AGAIN, raised.value, "reset")
+    done = CliRunner().invoke(onceflow, [*words[1:], "--execute"])
     assert done.exit_code == 0, done.output
     sinks.files = SparkFiles(sinks.files.directory)
     sinks.files.plan(0, {"clicks": {"0": 0}})
@@ -207,6 +208,7 @@ def test_a_partition_may_enter_with_the_last_batch(files: SparkFiles, checkpoint
     assert step.batch.ranges == (OffsetRange("clicks", 0, 0, 50),)
 
 
+@pytest.mark.remedy(Remedy.CONFIG_SET, Remedy.START_AGAIN)
 @pytest.mark.parametrize(
     ("setting", "wrong", "right"),
     [("maxmemory-policy", "allkeys-lru", "noeviction"), ("appendonly", "no", "yes"), ("appendfsync", "no", "everysec")],
@@ -226,9 +228,10 @@ def test_a_changed_setting_stops_the_query(
         with pytest.raises(RedisUnfit, match=f"{setting} is '{wrong}'") as raised:
             sinks.batch(sink, 2)
         assert redis_client.dump("counts") == before
-        remedy = re.search("set it with '(CONFIG SET [^']*)'", str(raised.value))
-        assert remedy is not None and remedy[1] == f"CONFIG SET {setting} {right}"
-        redis_client.execute_command(*remedy[1].split())
+        remedies.find(Remedy.START_AGAIN, raised.value)
+        said = remedies.find(Remedy.CONFIG_SET, raised.value)
+        assert said == {"name": setting, "value": right}
+        redis_client.execute_command("CONFIG", "SET", *said.values())
         sinks.run(sinks.start(), 2)
         assert_counted(redis_client, 3)
     finally:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import redis
 
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_pool
 from onceflow.spark.redis_scripts import DataMisfit, Keys, MarkerMoved, OwnerLost
 from onceflow.spark.sink_errors import MarkerRefused
+from tests import remedies
 from tests.spark.redis_steps import (
     CHUNKS,
     Driver,
@@ -184,6 +186,7 @@ def test_another_query_is_refused(url: str, keys: Keys) -> None:
         other.acquire(batch_of(0, query="query-2"))
 
 
+@pytest.mark.remedy(Remedy.STOP_ONE_QUERY)
 def test_a_driver_left_over_from_before_a_reset_is_refused(url: str, keys: Keys) -> None:
     older, newer = Driver(url, keys), Driver(url, keys)
     run(older, 0)
@@ -199,9 +202,13 @@ def test_a_driver_left_over_from_before_a_reset_is_refused(url: str, keys: Keys)
         lambda: older.complete(batch_of(1)),
         lambda: older.settle(batch_of(1)),
     ):
-        with pytest.raises(MarkerRefused, match="now belongs to query query-2"):
+        with pytest.raises(MarkerRefused, match="now belongs to query query-2") as raised:
             late()
+        remedies.find(Remedy.STOP_ONE_QUERY, raised.value)
     assert dump(newer.client) == before
+    for number in (1, 2):
+        list(newer.steps(batch_of(number, query="query-2")))
+    assert_counts(newer.client, keys, 3)
 
 
 def test_a_marker_that_is_gone_is_not_made_again(url: str, keys: Keys) -> None:

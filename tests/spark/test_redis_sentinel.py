@@ -9,10 +9,12 @@ import redis
 
 from onceflow import services
 from onceflow.clicks.results import Results
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_answers, redis_pool
 from onceflow.spark.redis_address import RedisAddressInvalid
 from onceflow.spark.redis_answers import code_of
 from onceflow.spark.redis_scripts import Keys, MarkerMoved
+from tests import remedies
 from tests.conftest import RedisProcess
 from tests.spark.redis_servers import SERVICE, Sentinel, servers_in, taking_back, wait_until, watched
 from tests.spark.redis_steps import CHUNKS, Driver, assert_counts, batch_of, chunk_of, new_keys, rows_of
@@ -140,9 +142,14 @@ def test_a_master_that_is_not_replaced_ends_the_wait(sentinel: Sentinel, monkeyp
     assert said.startswith(f"Redis at {sentinel.url} failed in batch 1")
 
 
+@pytest.mark.remedy(Remedy.WATCHED_MASTER)
 def test_a_master_that_no_sentinel_watches(resting: Sentinel) -> None:
-    with pytest.raises(RedisAddressInvalid, match="watch no master 'other': name one that they watch"):
+    with pytest.raises(RedisAddressInvalid, match="watch no master 'other'") as raised:
         redis_pool.client(resting.url.replace(SERVICE, "other"))
+    remedies.find(Remedy.WATCHED_MASTER, raised.value)
+    asked: Any = redis.Redis("127.0.0.1", resting.port)
+    (name,) = asked.sentinel_masters()
+    assert redis_pool.client(resting.url.replace(SERVICE, name)).ping()
 
 
 def test_sentinels_that_are_away(resting: Sentinel, monkeypatch: pytest.MonkeyPatch) -> None:

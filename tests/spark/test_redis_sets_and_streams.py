@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_chunks, redis_pool, redis_rows, redis_scripts
 from onceflow.spark import redis_marker as markers
 from onceflow.spark.batch import Batch
@@ -23,6 +24,7 @@ from onceflow.spark.redis_scripts import (
     StreamAppend,
 )
 from onceflow.spark.redis_sink import MissingRanges, RedisSink
+from tests import remedies
 from tests.spark.redis_steps import CHUNKS, Driver, batch_of
 from tests.spark.test_checkpoint import SparkFiles
 from tests.spark.test_redis_sink import Killed, kill_before
@@ -322,6 +324,22 @@ def test_real_spark_killed_repeated_and_repaired(
     found = state(client)
     assert [entry for _, entry in found["stream"]] == [entry for _, entry in expected(6)["stream"]]
     assert {**found, "stream": None} == {**expected_without_batch_0(6), "stream": None}
+
+
+@pytest.mark.remedy(Remedy.RENAME_KEY)
+def test_a_stream_that_somebody_else_adds_to(sinks: Sinks) -> None:
+    client: Any = redis_pool.client(sinks.url)
+    sinks.start()
+    for number in range(3):
+        sinks.batch(number)
+    client.xadd(STREAM, {"x": "1"})
+    with pytest.raises(DataMisfit, match="has had an entry") as raised:
+        sinks.batch(3)
+    remedies.find(Remedy.RENAME_KEY, raised.value)
+    client.rename(STREAM, f"{STREAM}:of others")
+    sinks.start()
+    sinks.batch(3)
+    assert [entry for _, entry in state(client)["stream"]] == [entry for _, entry in expected(4)["stream"]]
 
 
 def test_a_value_must_be_there(sinks: Sinks) -> None:

@@ -8,10 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
+from onceflow.cli import onceflow
+from onceflow.remedies import Remedy
 from onceflow.spark import checkpoint_lock, redis_chunks, redis_pool, redis_rows, redis_scripts, redis_target
 from onceflow.spark.checkpoint import CheckpointNotSynced, LocalCheckpoint
 from onceflow.spark.checkpoint_lock import CheckpointInUse
@@ -28,6 +31,7 @@ from onceflow.spark.redis_sink import (
     RedisUnfit,
     RepairFailed,
 )
+from tests import remedies
 from tests.spark.test_checkpoint import SparkFiles
 
 Rows = Sequence[tuple[str | None, bytes | None, int | None]]
@@ -280,6 +284,7 @@ def test_an_empty_chunk_is_written_too(sinks: Sinks, redis_client: Any, monkeypa
     assert_counted(redis_client, 2)
 
 
+@pytest.mark.remedy(Remedy.SHOW_REDIS_SINK)
 def test_an_older_start_stops_when_a_later_one_has_begun(
     sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,11 +296,14 @@ def test_an_older_start_stops_when_a_later_one_has_begun(
         patch.setattr("onceflow.spark.sink.take_lock", lambda *_, **__: None)
         later = sinks.start(close_others=False)
         sinks.run(later, 1)
-    with pytest.raises(OwnerLost, match=r"owner epoch 2.*onceflow sink show redis"):
+    with pytest.raises(OwnerLost, match=r"owner epoch 2") as raised:
         sinks.run(older, 2)
     assert isinstance(older.failure, OwnerLost)
     sinks.run(later, 2)
     assert_counted(redis_client, 3)
+    remedies.find(Remedy.SHOW_REDIS_SINK, raised.value)
+    shown = CliRunner().invoke(onceflow, ["sink", "show", "redis", "--redis", sinks.url, "--hash-key", "counts"])
+    assert "batch 2   complete" in shown.output
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -624,6 +632,7 @@ def test_two_sinks_of_one_process_do_not_share_a_checkpoint(sinks: Sinks) -> Non
     sinks.start().open(sinks.spark)
 
 
+@pytest.mark.remedy(Remedy.FORMER_NAME)
 def test_two_sinks_of_one_query_do_not_share_a_marker(sinks: Sinks, redis_client: Any) -> None:
     first = sinks.start()
     sinks.run(first, 0)
@@ -631,8 +640,10 @@ def test_two_sinks_of_one_query_do_not_share_a_marker(sinks: Sinks, redis_client
     refused = r"marker {counts}:onceflow belongs to sink '{counts}:onceflow' and this is sink 'other': give it its"
     with pytest.raises(MarkerRefused, match=refused):
         sinks.batch(second, 0)
-    with pytest.raises(MarkerRefused, match=refused):
+    with pytest.raises(MarkerRefused, match=refused) as raised:
         sinks.start(name="other").open(sinks.spark)
+    remedies.find(Remedy.FORMER_NAME, raised.value)
+    sinks.start().open(sinks.spark)
     # A marker of before says nothing of its sink.
     redis_client.hdel("{counts}:onceflow", "sink")
     sinks.run(sinks.start(), 1)

@@ -4,28 +4,24 @@ import logging
 from collections.abc import Iterable
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark.offsets import Loss, LossKind
-from onceflow.spark.options import FAIL_ON_DATA_LOSS
 
 _logger = logging.getLogger(__name__)
 
 
-ACCEPT_DATA_LOSS = (
-    "accept the loss with 'onceflow run --accept-data-loss', in Python with option "
-    f"{FAIL_ON_DATA_LOSS}=false of the source and accept_data_loss= of the sink"
-)
-
-
 REMEDIES = {
-    LossKind.TRIMMED: f"it was deleted before the query read it: to count what is left, {ACCEPT_DATA_LOSS}",
-    LossKind.TRUNCATED: f"the log's end went back: to continue at its end, without what came since, {ACCEPT_DATA_LOSS}",
-    LossKind.RECREATED: (
-        f"to count the new topic beside the old counts, {ACCEPT_DATA_LOSS}; to count it alone, begin with a new "
-        "checkpoint and an empty target ('onceflow sink reset')"
+    LossKind.TRIMMED: f"it was deleted before the query read it: to count what is left, {Remedy.ACCEPT_DATA_LOSS}",
+    LossKind.TRUNCATED: (
+        f"the log's end went back: to continue at its end, without what came since, {Remedy.ACCEPT_DATA_LOSS}"
     ),
-    LossKind.MISSING: f"name the brokers that have it, or create the topic and {ACCEPT_DATA_LOSS}",
+    LossKind.RECREATED: (
+        f"to count the new topic beside the old counts, {Remedy.ACCEPT_DATA_LOSS}; to count it alone, "
+        f"{Remedy.BEGIN_NEW_CHECKPOINT}"
+    ),
+    LossKind.MISSING: f"{Remedy.NAME_OTHER_BROKERS}, or {Remedy.CREATE_TOPIC} and {Remedy.ACCEPT_DATA_LOSS}",
 }
-"""What to do about each kind of loss; tests/clicks/test_accepted_losses.py does it."""
+"""What to do about each kind of loss."""
 
 
 class DataLost(OnceflowError):

@@ -12,8 +12,8 @@
 
 from dataclasses import dataclass
 
+from onceflow.remedies import Remedy
 from onceflow.spark.batch import NO_BATCH, Batch
-from onceflow.spark.data_loss import ACCEPT_DATA_LOSS
 from onceflow.spark.offsets import LossKind
 from onceflow.spark.proof import Proof, ranges_digest
 
@@ -116,8 +116,9 @@ def refusal_at_start(
 def foreign_query(found: str, wanted: str, wording: Wording) -> Refuse:
     """The refusal of a proof that another query wrote."""
     return Refuse(
-        f"{wording.marker} belongs to query {found} and the checkpoint to query {wanted}: use the checkpoint of the "
-        f"{wording.data}, write to {wording.elsewhere}, or {wording.anew}"
+        f"{wording.marker} belongs to query {found} and the checkpoint to query {wanted}: "
+        f"{Remedy.USE_ITS_CHECKPOINT.format(data=wording.data)}, "
+        f"{Remedy.WRITE_ELSEWHERE.format(elsewhere=wording.elsewhere)}, or {wording.anew}"
     )
 
 
@@ -126,8 +127,8 @@ def used_already(found: Proof, wording: Wording) -> Refuse:
     topics = ", ".join(sorted(found.offsets or {})) or "nothing yet"
     return Refuse(
         f"{wording.marker} belongs to query {found.query}, which has read {topics}, and this query's checkpoint is "
-        f"new: write to {wording.elsewhere}, or go on with the checkpoint of these {wording.data}; where that is lost, "
-        f"{wording.anew}"
+        f"new: {Remedy.WRITE_ELSEWHERE.format(elsewhere=wording.elsewhere)}, or "
+        f"{Remedy.USE_ITS_CHECKPOINT.format(data=wording.data)}; where that is lost, {wording.anew}"
     )
 
 
@@ -136,7 +137,7 @@ def other_plan(found: Proof, plan: str, wording: Wording) -> Refuse | None:
     if found.plan == plan:
         return None
     return Refuse(
-        f"{wording.marker} is of plan {found.plan!r} and this job is {plan!r}: start it with the former options, or "
+        f"{wording.marker} is of plan {found.plan!r} and this job is {plan!r}: {Remedy.FORMER_OPTIONS}, or "
         f"{wording.anew}"
     )
 
@@ -145,7 +146,7 @@ def other_version(found: Proof, wanted: int, wording: Wording) -> Refuse:
     """The refusal of a batch that another version of the plan's code has begun."""
     return Refuse(
         f"{wording.marker} holds a part of batch {found.batch} written by version {found.plan_version} of "
-        f"{found.plan!r} and this job is version {wanted}: let the former version finish the batch"
+        f"{found.plan!r} and this job is version {wanted}: {Remedy.FORMER_VERSION}"
     )
 
 
@@ -153,7 +154,7 @@ def went_back(found: Proof, wanted: int, wording: Wording) -> WentBack:
     """The refusal of a target that holds less than Spark has committed."""
     return WentBack(
         f"{wording.target} lost batches: {wording.marker} {found.shown_state} and Spark has committed batch {wanted}; "
-        f"restore {wording.target}, or {wording.anew}"
+        f"{Remedy.RESTORE_TARGET.format(target=wording.target)}, or {wording.anew}"
     )
 
 
@@ -161,8 +162,8 @@ def missing(committed: int, wording: Wording) -> Refuse:
     """The refusal of a used checkpoint and a target where nothing was ever written, or nothing is left."""
     return Refuse(
         f"there is no {wording.marker} and Spark has committed batch {committed} by this checkpoint, so it wrote to "
-        f"{wording.elsewhere}, or {wording.target} lost batches: give each target a checkpoint of its own, restore "
-        f"{wording.target}, or {wording.anew_after_loss}"
+        f"{wording.elsewhere}, or {wording.target} lost batches: {Remedy.CHECKPOINT_PER_TARGET}, "
+        f"{Remedy.RESTORE_TARGET.format(target=wording.target)}, or {wording.anew_after_loss}"
     )
 
 
@@ -171,8 +172,8 @@ def _foreign(found: Proof, query: str, sink: str, wording: Wording) -> Refuse | 
         return foreign_query(found.query, query, wording)
     if found.sink != sink:
         return Refuse(
-            f"{wording.marker} belongs to sink {found.sink!r} and this is sink {sink!r}: give it its former name, "
-            f"write to {wording.elsewhere}, or {wording.anew}"
+            f"{wording.marker} belongs to sink {found.sink!r} and this is sink {sink!r}: {Remedy.FORMER_NAME}, "
+            f"{Remedy.WRITE_ELSEWHERE.format(elsewhere=wording.elsewhere)}, or {wording.anew}"
         )
     return None
 
@@ -180,7 +181,7 @@ def _foreign(found: Proof, query: str, sink: str, wording: Wording) -> Refuse | 
 def _older_checkpoint(found: Proof, number: int, wording: Wording) -> Refuse:
     return Refuse(
         f"{wording.marker} is at batch {found.batch} and the checkpoint is at batch {number}: the checkpoint is older "
-        f"than the {wording.data}; put the newer checkpoint back, or {wording.anew}"
+        f"than the {wording.data}; {Remedy.PUT_CHECKPOINT_BACK.format(data=wording.data)}, or {wording.anew}"
     )
 
 
@@ -195,7 +196,7 @@ def _same_batch(found: Proof, batch: Batch, wording: Wording) -> Decision:
     return Refuse(
         f"{wording.marker} holds {'' if found.complete else 'a part of '}batch {batch.number} as {found.shown_ranges} "
         f"(digest {found.digest[:12]}) and the checkpoint plans it as {batch.ranges_json} (digest {batch.digest[:12]}):"
-        f" put the checkpoint that belongs to the {wording.data} back, or {wording.anew}"
+        f" {Remedy.PUT_CHECKPOINT_BACK.format(data=wording.data)}, or {wording.anew}"
     )
 
 
@@ -207,7 +208,7 @@ def _restarted(batch: Batch, wording: Wording) -> Refuse:
     }[loss.kind]
     return Refuse(
         f"{what}, and batch {batch.number} reads what is there now: to keep the {wording.data} of before beside it, "
-        f"{ACCEPT_DATA_LOSS}; else {wording.anew}"
+        f"{Remedy.ACCEPT_DATA_LOSS}; else {wording.anew}"
     )
 
 
@@ -222,7 +223,7 @@ def _next_batch(found: Proof, batch: Batch, wording: Wording) -> Write | Refuse:
         if written is not None and written != part.begin:
             return Refuse(
                 f"{wording.marker} ends batch {found.batch} of {part.topic}-{part.partition} at offset {written} and "
-                f"the checkpoint begins batch {batch.number} at {part.begin}: put the checkpoint that belongs to the "
-                f"{wording.data} back, or {wording.anew}"
+                f"the checkpoint begins batch {batch.number} at {part.begin}: "
+                f"{Remedy.PUT_CHECKPOINT_BACK.format(data=wording.data)}, or {wording.anew}"
             )
     return Write(found.batch)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import redis
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark.redis_address import shown
 from onceflow.spark.redis_route import is_refused, is_routed
 
@@ -37,22 +38,22 @@ _BY_CLASS = {
 """redis-py takes these codes off the message. A class stands before the one that it is derived from."""
 
 REMEDIES = {
-    "LOADING": "it still reads its data from disk: wait until it is up",
-    "BUSY": "another client's script runs without an end: end that with SCRIPT KILL",
-    "MASTERDOWN": "it is a replica that has lost its master: start the master, or name its address",
-    "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write asks for: start them",
-    "READONLY": "it is a replica: name the master's address",
-    "OOM": "its maxmemory is full: give it more",
-    "MOVED": "another node of this cluster has the counts: write the address as redis+cluster://HOST:PORT,HOST:PORT",
-    "ASK": "the slot of the counts is being moved to another node: wait until it is there",
-    "TRYAGAIN": "the slot of the counts is being moved to another node: wait until it is there",
-    "CLUSTERDOWN": "no node serves the slot of the counts: start the node, or a replica of it",
-    "CROSSSLOT": "its keys lie in several slots of the cluster: give each the hash key in braces, as {orders}:top",
-    "NOPERM": "allow the user what docs/redis.md lists",
-    "WRONGPASS": "name its user and password in the address, as docs/redis.md shows",
-    "TLS": "ssl_ca_certs, ssl_certfile and ssl_keyfile in the address must fit its certificate and the host's name",
-    "MISCONF": "it cannot write its data to disk: look at that disk and at Redis's log",
-    "UNKNOWN": "it lacks this command: take it out of rename-command in its configuration",
+    "LOADING": f"it still reads its data from disk: {Remedy.WAIT_UNTIL_UP}",
+    "BUSY": f"another client's script runs without an end: {Remedy.KILL_SCRIPT}",
+    "MASTERDOWN": f"it is a replica that has lost its master: {Remedy.START_MASTER}",
+    "NOREPLICAS": f"it has fewer replicas than its min-replicas-to-write asks for: {Remedy.START_REPLICAS}",
+    "READONLY": f"it is a replica: {Remedy.NAME_MASTER}",
+    "OOM": f"its maxmemory is full: {Remedy.MORE_MAXMEMORY}",
+    "MOVED": f"another node of this cluster has the counts: {Remedy.CLUSTER_ADDRESS}",
+    "ASK": f"the slot of the counts is being moved to another node: {Remedy.WAIT_FOR_SLOT}",
+    "TRYAGAIN": f"the slot of the counts is being moved to another node: {Remedy.WAIT_FOR_SLOT}",
+    "CLUSTERDOWN": f"no node serves the slot of the counts: {Remedy.START_NODE}",
+    "CROSSSLOT": f"its keys lie in several slots of the cluster: {Remedy.HASH_KEY_IN_BRACES.format()}",
+    "NOPERM": Remedy.ALLOW_COMMANDS,
+    "WRONGPASS": Remedy.REDIS_PASSWORD,
+    "TLS": Remedy.REDIS_CERTIFICATES,
+    "MISCONF": f"it cannot write its data to disk: {Remedy.REDIS_DISK}",
+    "UNKNOWN": f"it lacks this command: {Remedy.KEEP_COMMAND}",
 }
 PASSING = ("LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 """Answers of a server that is starting, is held up, whose failover is not over or whose slot is being moved."""
@@ -67,8 +68,8 @@ _BY_TEXT = {
     "unknown command": "UNKNOWN",
     "Unknown Redis command called from": "UNKNOWN",
 }
-UNREACHABLE = "start Redis, or name the address of the one that runs"
-REFUSED = "Redis runs and refuses this with a reply that onceflow does not know; do what the reply asks for"
+UNREACHABLE = f"{Remedy.START_REDIS}, or {Remedy.NAME_REDIS}"
+REFUSED = f"Redis runs and refuses this with a reply that onceflow does not know; {Remedy.FOLLOW_REPLY}"
 
 
 class RedisFailed(OnceflowError):
@@ -99,7 +100,7 @@ def failed(url: str, when: str, error: redis.RedisError) -> RedisFailed:
     is_away = code in AWAY or (code is None and isinstance(error, _LOST))
     return (RedisAway if is_away else RedisFailed)(
         f"Redis at {shown(url)} failed {when} ({error}): nothing is lost, what is unfinished is finished at the next "
-        f"start; {remedy_for(error)}, then start the query again"
+        f"start; {remedy_for(error)}, then {Remedy.START_AGAIN}"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_chunks, redis_pool, redis_rows, redis_scripts
 from onceflow.spark import redis_marker as markers
 from onceflow.spark.batch import NO_BATCH, Batch, canonical_json
@@ -165,7 +166,7 @@ class BatchWriter:
             if size_bytes > redis_chunks.CHUNK_BYTES_MAX:
                 raise DataMisfit(
                     f"the newest entries of target {target!r} in batch {self.batch.number} have {size_bytes} bytes and "
-                    f"{redis_chunks.CHUNK_BYTES_MAX} are allowed: keep fewer, or shorter ones"
+                    f"{redis_chunks.CHUNK_BYTES_MAX} are allowed: {Remedy.FEWER_ENTRIES}"
                 )
         return redis_scripts.list_arguments(self.keys, self.history, self._history_entry(fields), newest)
 

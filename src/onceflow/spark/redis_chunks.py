@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 from pyspark.sql.pandas.functions import arrow_udf
 
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_answers, redis_pool, redis_scripts
 from onceflow.spark.redis_scripts import DataMisfit, Keys
 from onceflow.spark.sink_errors import MarkerRefused
@@ -119,17 +120,17 @@ def _check(reports: Sequence[list[Any]], writer: ChunkWriter, missing: Sequence[
         if answer[0] == "too-large":
             raise DataMisfit(
                 f"chunk {chunk} of batch {writer.batch} has {answer[1]} bytes of fields and {writer.size_bytes_max} "
-                "are allowed: count by shorter fields"
+                f"are allowed: {Remedy.SHORTER_FIELDS}"
             )
         if answer[0] == "overflow":
             raise DataMisfit(
                 f"the amounts of field {answer[2]!r} of target {answer[1]!r} in batch {writer.batch} sum to more than "
-                "64 bits hold: refuse such amounts before the sink"
+                f"64 bits hold: {Remedy.REFUSE_AMOUNTS}"
             )
         redis_scripts.raise_refusal(writer.keys, answer)
     written = sorted(report[0] for report in reports)
     if written != sorted(missing):
         raise MarkerRefused(
-            f"batch {writer.batch}: chunks {written} were written where {sorted(missing)} were missing; start the "
-            "query again and it writes what is missing"
+            f"batch {writer.batch}: chunks {written} were written where {sorted(missing)} were missing; "
+            f"{Remedy.START_AGAIN} and it writes what is missing"
         )

@@ -37,6 +37,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
+from onceflow.remedies import Remedy
 from onceflow.spark.batch import NO_BATCH, AcceptedLoss, Batch, canonical_json
 from onceflow.spark.decision import MISSING_OK, Wording
 from onceflow.spark.offsets import OffsetRange
@@ -148,7 +149,7 @@ def wording(key: str, reset: str = RESET) -> Wording:
 
 def anew(reset: str) -> str:
     """What is left where nothing else helps, for the end of a sentence."""
-    return f"delete counts and checkpoint with '{reset}' and count the log again"
+    return Remedy.COUNT_AGAIN.format(reset=reset)
 
 
 def written_keys(fields: Mapping[str, str]) -> list[str]:
@@ -169,8 +170,8 @@ def parse(
         return None
     if fields.get("format") not in FORMATS_READ:
         raise MarkerUnreadable(
-            f"marker {key} has format {fields.get('format')!r}, this version of onceflow knows {FORMAT!r}: use the "
-            f"version that wrote it, or {anew(reset)}"
+            f"marker {key} has format {fields.get('format')!r}, this version of onceflow knows {FORMAT!r}: "
+            f"{Remedy.WRITER_VERSION}, or {anew(reset)}"
         )
     try:
         return Marker(

@@ -15,6 +15,7 @@ from redis.connection import Connection, ConnectionPool, SSLConnection
 from redis.crc import key_slot
 from redis.retry import Retry
 
+from onceflow.remedies import Remedy
 from onceflow.spark.redis_address import RedisAddressInvalid, Several, require_address, several, shown
 
 ASK_TIMEOUT_S = 2.0
@@ -138,7 +139,7 @@ def _finder(asked: Several, url: str, key: str | bytes) -> Find:
                 errors.append((f"{host}:{port}", error))
         if all(isinstance(error, _UnknownMaster) for _, error in errors):
             raise RedisAddressInvalid(
-                f"the Sentinels of {shown(url)} watch no master {asked.service!r}: name one that they watch"
+                f"the Sentinels of {shown(url)} watch no master {asked.service!r}: {Remedy.WATCHED_MASTER}"
             )
         if all(is_refused(error) for _, error in errors):
             raise errors[-1][1]
@@ -180,9 +181,7 @@ def _owner(node: Any, asked_host: str, slot: int, url: str) -> Server:
         ranges = node.execute_command("CLUSTER", "SLOTS")
     except redis.ResponseError as error:
         if "cluster support disabled" in str(error):
-            raise RedisAddressInvalid(
-                f"Redis at {shown(url)} is no cluster: write the address as redis://HOST:PORT/DATABASE"
-            ) from error
+            raise RedisAddressInvalid(f"Redis at {shown(url)} is no cluster: {Remedy.PLAIN_ADDRESS}") from error
         raise
     for begin, last, owner, *_ in ranges:
         if begin <= slot <= last:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_chunks
 from onceflow.spark.redis_scripts import DataMisfit, Keys, Row
 
@@ -96,7 +97,7 @@ def measured(rows: DataFrame, keys: Keys, batch: int) -> Measured:
         and_value = " with its value" if keys.sets else ""
         raise DataMisfit(
             f"batch {batch} has a field of {field_bytes} bytes{and_value} and "
-            f"{FIELD_BYTES_MAX} are allowed: count by shorter fields"
+            f"{FIELD_BYTES_MAX} are allowed: {Remedy.SHORTER_FIELDS}"
         )
     return Measured(row_count, size_bytes or 0)
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import redis
 
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_answers
 from onceflow.spark.redis_marker import RESET, claims_key
 from onceflow.spark.sink_errors import AttemptEnded, MarkerRefused, SinkStopped
@@ -297,39 +298,39 @@ def script(name: str) -> tuple[str, str]:
 def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
     """Raises what a script's refusal means; an answer that is none passes."""
     kind, *found = answer
-    reset = f"delete counts and checkpoint with '{keys.reset}' and count the log again"
+    reset = Remedy.COUNT_AGAIN.format(reset=keys.reset)
     match kind:
         case "marker":
             raise MarkerRefused(
                 f"marker {keys.marker} is not there any more (type {found[0]}, a hash was there): Redis lost it or "
-                f"somebody deleted it; restore Redis, or {reset}"
+                f"somebody deleted it; {Remedy.RESTORE_TARGET.format(target='Redis')}, or {reset}"
             )
         case "query":
-            raise MarkerRefused(f"marker {keys.marker} now belongs to query {found[0]}: stop one of the two queries")
+            raise MarkerRefused(f"marker {keys.marker} now belongs to query {found[0]}: {Remedy.STOP_ONE_QUERY}")
         case "owner":
             raise OwnerLost(
                 f"marker {keys.marker} was taken over by a later start of this query (owner epoch {found[0]}): this "
-                "start stops, the later one goes on; 'onceflow sink show redis' tells its progress"
+                f"start stops, the later one goes on; {Remedy.SHOW_REDIS_SINK}"
             )
         case "moved":
             raise MarkerMoved(
                 f"marker {keys.marker} moved to batch {found[0]} (complete {found[1]}) while another batch was being "
-                "written: Redis lost acknowledged writes or the marker was edited; start the query again"
+                f"written: Redis lost acknowledged writes or the marker was edited; {Remedy.START_AGAIN}"
             )
         case "missing":
             raise MarkerMoved(
                 f"marker {keys.marker} lacks chunk {found[0]} of {found[1]} that was acknowledged: Redis lost it; "
-                "start the query again and it writes what is missing"
+                f"{Remedy.START_AGAIN} and it writes what is missing"
             )
         case "lost":
             raise MarkerMoved(
                 f"marker {keys.marker} has written {found[0]}, and that key does not exist any more (evicted, expired "
-                "or deleted); start the query again"
+                f"or deleted); {Remedy.START_AGAIN}"
             )
         case "unclaimed":
             raise MarkerMoved(
                 f"key {found[0]} is not claimed for marker {keys.marker} any more: Redis lost the claim, or it was "
-                "deleted; start the query again"
+                f"deleted; {Remedy.START_AGAIN}"
             )
         case "claimed":
             raise MarkerRefused(claimed_by_other(found[0], found[1], keys.marker))
@@ -337,15 +338,15 @@ def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
             raise MarkerRefused(claimed_by_none(found[0]))
         case "data":
             raise MarkerRefused(
-                f"{found[0]} exists before the first batch has written anything: delete it with '{keys.reset}' or "
-                "use another hash key"
+                f"{found[0]} exists before the first batch has written anything: "
+                f"{Remedy.DELETE_COUNTS.format(reset=keys.reset)} or {Remedy.OTHER_HASH_KEY}"
             )
         case "misfit" | "stream" | "amount":
-            raise DataMisfit(_why_misfit(kind, found, reset))
+            raise DataMisfit(_why_misfit(kind, found, keys))
         case "forbidden":
             raise Forbidden(
                 f"the user of the Redis address may not call {found[0]} on the keys beside {keys.marker} ({found[1]}): "
-                "allow the user what docs/redis.md lists, then start the query again; nothing was written"
+                f"{Remedy.ALLOW_COMMANDS}, then {Remedy.START_AGAIN}; nothing was written"
             )
         case "owned" | "done" | "already":
             return
@@ -359,8 +360,8 @@ def claimed_by_other(key: str, claim: str, marker: str) -> str:
     """Return the message for a key that belongs to another marker."""
     free = shlex.join(["HDEL", claims_key(key), key])
     return (
-        f"key {key} belongs to marker {claim}, so the sink with marker {marker} cannot write it: use another key; if "
-        f'the other sink does not write this key any more, delete its claim with "{free}"'
+        f"key {key} belongs to marker {claim}, so the sink with marker {marker} cannot write it: "
+        f"{Remedy.OTHER_KEY}; {Remedy.DELETE_CLAIM.format(command=free)}"
     )
 
 
@@ -368,34 +369,45 @@ def claimed_by_none(key: str) -> str:
     """Return the message for a key that something else has written."""
     delete = shlex.join(["UNLINK", key])
     return (
-        f'key {key} exists, and no sink claims it: rename it or delete it with "{delete}", then start the query '
-        "again; nothing was written"
+        f"key {key} exists, and no sink claims it: {Remedy.RENAME_KEY} or {Remedy.DELETE_KEY.format(command=delete)}, "
+        f"then {Remedy.START_AGAIN}; nothing was written"
     )
 
 
-def _why_misfit(kind: str, found: Sequence[str], reset: str) -> str:
+def _why_misfit(kind: str, found: Sequence[str], keys: Keys) -> str:
     """The sentence for what cannot be added to, or cannot be added."""
     if kind == "stream":
         return (
             f"stream {found[0]} in Redis has had an entry {found[1]}, which those of batch {found[2]} would come "
-            "before: nothing was added; somebody else adds to the stream, so rename it, then start the query again"
+            f"before: nothing was added; somebody else adds to the stream, so {Remedy.RENAME_KEY}, then "
+            f"{Remedy.START_AGAIN}{_without_rebuild(keys, found[0])}"
         )
     if kind == "amount":
         return (
             f"the batch brings {found[2]!r} for field {found[1]!r} of {found[0]}, not a whole number of at most "
-            "18 digits: nothing was added; refuse such amounts before the sink"
+            f"18 digits: nothing was added; {Remedy.REFUSE_AMOUNTS}"
         )
     if not found[1]:
+        delete = Remedy.DELETE_KEY.format(command=shlex.join(["UNLINK", found[0]]))
         return (
-            f"key {found[0]} in Redis is of type {found[2]}, which cannot be counted in: rename or delete it, then "
-            "start the query again"
+            f"key {found[0]} in Redis is of type {found[2]}, which cannot be counted in: {Remedy.RENAME_KEY} or "
+            f"{delete}, then {Remedy.START_AGAIN}{_without_rebuild(keys, found[0])}"
         )
     if re.fullmatch(r"-?[1-9]\d{18,}", found[2]):
         return (
             f"field {found[1]!r} of {found[0]} in Redis has reached {found[2]}, and only a sum of at most 18 digits "
-            f"can be added to: nothing was added; leave out amounts that are too large before the sink, then {reset}"
+            f"can be added to: nothing was added; {Remedy.LEAVE_OUT_AMOUNTS}, then "
+            f"{Remedy.COUNT_AGAIN.format(reset=keys.reset)}"
         )
     return (
         f"field {found[1]!r} of {found[0]} in Redis is {found[2]!r}, not a whole number of at most 18 digits: "
-        "nothing was added; correct the field, then start the query again"
+        f"nothing was added; {Remedy.CORRECT_FIELD}, then {Remedy.START_AGAIN}"
     )
+
+
+def _without_rebuild(keys: Keys, key: str) -> str:
+    """Return what follows where the sink has written the key before: it is a lost one then."""
+    if key not in keys.data:
+        return ""
+    reset = Remedy.COUNT_AGAIN.format(reset=keys.reset)
+    return f", which needs rebuild= to count again what was there; without it {reset}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import redis
 
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_answers
 
 
@@ -60,4 +61,5 @@ def why_unfit(found: Mapping[str, str], *, is_synced: bool) -> str | None:
 
 
 def _change(name: str, value: str, effect: str, right: str) -> str:
-    return f"{name} is {value!r}, which {effect}; set it with 'CONFIG SET {name} {right}', then start the query again"
+    set_it = Remedy.CONFIG_SET.format(name=name, value=right)
+    return f"{name} is {value!r}, which {effect}; {set_it}, then {Remedy.START_AGAIN}"

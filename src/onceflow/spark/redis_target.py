@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark import decision, failure, redis_answers, redis_pool, redis_scripts, redis_settings, repair
 from onceflow.spark import redis_marker as markers
 from onceflow.spark.batch import NO_BATCH, Batch
@@ -301,7 +302,7 @@ class RedisTarget(Sink):
         except (PySparkException, OnceflowError) as error:
             raise RepairFailed(
                 f"Redis lost batches: {self.wording.marker} {found.shown_state} and they cannot be counted again "
-                f"({failure.sentence(error)}): restore Redis, or {self.wording.anew}"
+                f"({failure.sentence(error)}): {Remedy.RESTORE_TARGET.format(target='Redis')}, or {self.wording.anew}"
             ) from error
 
     def _rows_again(self, missing: MissingRanges | None) -> DataFrame:
@@ -321,7 +322,7 @@ class RedisTarget(Sink):
         if not redis_scripts.settle(self._client(), self._keys, arguments, wait_ms=SYNC_WAIT_MS):
             raise RedisUnfit(
                 f"Redis at {shown(self._url)} did not sync batch {batch} to its append-only file within "
-                f"{SYNC_WAIT_MS / 1000:g} s: look at its disk, then start the query again, which goes on without loss"
+                f"{SYNC_WAIT_MS / 1000:g} s: {Remedy.REDIS_SYNC}, then {Remedy.START_AGAIN}, which goes on without loss"
             )
         self._settled = batch
 
@@ -334,17 +335,18 @@ class RedisTarget(Sink):
             if not redis_answers.is_absent(error):
                 raise
             _log.warning(
-                "Redis at %s has no INFO for us (%s): its maxmemory-policy must be noeviction, unchecked",
+                "Redis at %s has no INFO for us (%s): %s, unchecked",
                 shown(self._url),
                 error,
+                Remedy.KEEP_ALL_KEYS,
             )
             self._waits_for_sync = self._reads_settings = False
             return
         policy = str(info.get("maxmemory_policy", "noeviction"))
         if policy != "noeviction":
             raise RedisUnfit(
-                f"Redis at {shown(self._url)} has maxmemory-policy {policy!r} and may drop counts: set it to "
-                "'noeviction'"
+                f"Redis at {shown(self._url)} has maxmemory-policy {policy!r} and may drop counts: "
+                f"{Remedy.CONFIG_SET.format(name='maxmemory-policy', value='noeviction')}"
             )
         version = info.get("valkey_version") or info.get("redis_version")
         unsynced = _why_unsynced(client, info)
@@ -361,11 +363,12 @@ class RedisTarget(Sink):
         if _leaves_torn_scripts(client, info):
             _log.warning(
                 "Redis %s at %s has aof-load-truncated 'yes': where a power cut tears a script at the end of its "
-                "append-only file, it may leave the script's begin there and apply it at its next start but one; call "
-                "BGREWRITEAOF, then set it to 'no' (docs/exactly-once.md), or take Valkey %s or newer after that",
+                "append-only file, it may leave the script's begin there and apply it at its next start but one; %s, "
+                "or %s",
                 version,
                 shown(self._url),
-                ".".join(map(str, WHOLE_TAILS_SINCE)),
+                Remedy.REWRITE_AOF,
+                Remedy.NEWER_VALKEY.format(version=".".join(map(str, WHOLE_TAILS_SINCE))),
             )
 
 

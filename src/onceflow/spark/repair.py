@@ -13,6 +13,7 @@ Ranges are what the log is asked for again, so each must be known for certain: n
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from onceflow.remedies import Remedy
 from onceflow.spark import decision
 from onceflow.spark.batch import NO_BATCH, Batch
 from onceflow.spark.checkpoint import STATE, Checkpoint
@@ -49,13 +50,17 @@ class Step:
         return MissingRanges(ranges, ids) if ranges else None
 
 
+def _way_out(words: Wording) -> str:
+    return f"{Remedy.RESTORE_TARGET.format(target=words.target)}, or {words.anew}"
+
+
 def refusal_of_state(checkpoint: Checkpoint, words: Wording) -> Refuse | None:
     """Why a stateful query cannot be repaired: what it adds for an event depends on all events before."""
     if not checkpoint.is_stateful:
         return None
     return Refuse(
         f"Redis lost batches of a stateful query ({checkpoint.location}/{STATE}), whose rows cannot be made again from "
-        f"their offsets alone: restore Redis, or {words.anew}"
+        f"their offsets alone: {_way_out(words)}"
     )
 
 
@@ -81,7 +86,7 @@ def _refusal_of_losses(marker: Marker, words: Wording) -> Refuse | None:
         return None
     return Refuse(
         f"{words.marker} {marker.shown_state} and what was counted before an accepted loss is not in the log any more "
-        f"({gone[0]}): restore Redis, or {words.anew}"
+        f"({gone[0]}): {_way_out(words)}"
     )
 
 
@@ -93,7 +98,7 @@ def _finish(marker: Marker, target: Batch, words: Wording) -> Step | Refuse:
         return decision.other_version(marker, target.plan_version, words)
     return Refuse(
         f"{words.marker} holds a part of batch {marker.batch} as {marker.ranges_json}, which does not make its digest "
-        f"{marker.digest[:12]}: restore Redis, or {words.anew}"
+        f"{marker.digest[:12]}: {_way_out(words)}"
     )
 
 
@@ -111,12 +116,12 @@ def _bridge(marker: Marker, target: Batch, checkpoint: Checkpoint, words: Wordin
             if begin is None:
                 return Refuse(
                     f"{lost}, and {checkpoint.location} does not say any more where {topic}-{partition} came in: "
-                    f"restore Redis, or {words.anew}"
+                    f"{_way_out(words)}"
                 )
             ranges.append(OffsetRange(topic, partition, begin, offset_end))
     sentence = _why_uncertain(marker, target, end, ranges)
     if sentence is not None:
-        return Refuse(f"{lost}, and {sentence}: restore Redis, or {words.anew}")
+        return Refuse(f"{lost}, and {sentence}: {_way_out(words)}")
     batch = Batch(target.query, number, tuple(sorted(ranges)), target.plan, target.plan_version, end.topic_ids)
     return Step(batch)
 

@@ -1,0 +1,92 @@
+"""The table of all remedies: what a message tells its reader to do.
+
+A remedy is an action outside the statement that failed: run a command, start a server, change a setting of a server,
+choose another checkpoint, repair a file. What only says how an option is written (its form, its allowed values, options
+that exclude each other) is usage and stands in the message alone.
+
+Each remedy stands here once, however many messages have it; fields in braces are filled by the message. A test executes
+it: `@pytest.mark.remedy(Remedy.NAME)` marks the test that provokes the message, finds the remedy in it, does what it
+says, and sees that the thing works then. tests/test_remedies.py fails for a remedy without such a test.
+
+So far the table has the remedies of the sinks' decision and of the Redis sink.
+"""
+
+from enum import StrEnum, unique
+
+
+@unique
+class Remedy(StrEnum):
+    """What to do. A message joins several with `, or`, `, then` or `;`."""
+
+    # Any query
+
+    START_AGAIN = "start the query again"
+    BEGIN_NEW_CHECKPOINT = "begin with a new checkpoint and an empty target ('onceflow sink reset')"
+
+    # Data loss
+
+    ACCEPT_DATA_LOSS = (
+        "accept the loss with 'onceflow run --accept-data-loss', in Python with option failOnDataLoss=false of the "
+        "source and accept_data_loss= of the sink"
+    )
+    CREATE_TOPIC = "create the topic"
+    NAME_OTHER_BROKERS = "name the brokers that have it"
+
+    # A sink's proof and its checkpoint
+
+    USE_ITS_CHECKPOINT = "use the checkpoint of the {data}"
+    PUT_CHECKPOINT_BACK = "put the checkpoint that belongs to the {data} back"
+    WRITE_ELSEWHERE = "write to {elsewhere}"
+    FORMER_OPTIONS = "start it with the former options"
+    FORMER_VERSION = "let the former version finish the batch"
+    FORMER_NAME = "give it its former name"
+    RESTORE_TARGET = "restore {target}"
+    CHECKPOINT_PER_TARGET = "give each target a checkpoint of its own"
+    WRITER_VERSION = "use the version that wrote it"
+
+    # Counts in Redis
+
+    COUNT_AGAIN = "delete counts and checkpoint with '{reset}' and count the log again"
+    DELETE_COUNTS = "delete it with '{reset}'"
+    OTHER_HASH_KEY = "use another hash key"
+    OTHER_KEY = "use another key"
+    DELETE_CLAIM = 'if the other sink does not write this key any more, delete its claim with "{command}"'
+    RENAME_KEY = "rename it"
+    DELETE_KEY = 'delete it with "{command}"'
+    CORRECT_FIELD = "correct the field"
+    REFUSE_AMOUNTS = "refuse such amounts before the sink"
+    LEAVE_OUT_AMOUNTS = "leave out amounts that are too large before the sink"
+    SHORTER_FIELDS = "count by shorter fields"
+    FEWER_ENTRIES = "keep fewer, or shorter ones"
+    STOP_ONE_QUERY = "stop one of the two queries"
+    SHOW_REDIS_SINK = "'onceflow sink show redis' tells its progress"
+
+    # A Redis server
+
+    WAIT_UNTIL_UP = "wait until it is up"
+    KILL_SCRIPT = "end that with SCRIPT KILL"
+    START_MASTER = "start the master, and name its address"
+    NAME_MASTER = "name the master's address"
+    START_REPLICAS = "start them"
+    MORE_MAXMEMORY = "give it more"
+    CLUSTER_ADDRESS = "write the address as redis+cluster://HOST:PORT,HOST:PORT"
+    PLAIN_ADDRESS = "write the address as redis://HOST:PORT/DATABASE"
+    WATCHED_MASTER = "name one that they watch"
+    WAIT_FOR_SLOT = "wait until it is there"
+    START_NODE = "start the node, or a replica of it"
+    HASH_KEY_IN_BRACES = "give each the hash key in braces, as {{orders}}:top"
+    ALLOW_COMMANDS = "allow the user what docs/redis.md lists"
+    REDIS_PASSWORD = "name its user and password in the address, as docs/redis.md shows"
+    REDIS_CERTIFICATES = (
+        "ssl_ca_certs, ssl_certfile and ssl_keyfile in the address must fit its certificate and the host's name"
+    )
+    REDIS_DISK = "look at that disk and at Redis's log"
+    KEEP_COMMAND = "take it out of rename-command in its configuration"
+    START_REDIS = "start Redis"
+    NAME_REDIS = "name the address of the one that runs"
+    FOLLOW_REPLY = "do what the reply asks for"
+    CONFIG_SET = "set it with 'CONFIG SET {name} {value}'"
+    REDIS_SYNC = "look at its disk"
+    REWRITE_AOF = "call BGREWRITEAOF, then set it to 'no' (docs/exactly-once.md)"
+    NEWER_VALKEY = "take Valkey {version} or newer after that"
+    KEEP_ALL_KEYS = "its maxmemory-policy must be noeviction"

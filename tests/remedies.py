@@ -1,0 +1,64 @@
+"""How a test finds a remedy in a message, and where the marks are."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from onceflow.remedies import Remedy
+
+TESTS = Path(__file__).parent
+NOT_IN_MAKE_TEST = ("mark.campaign", "mark.compat", "mark.conformance")
+
+found: set[Remedy] = set()
+"""Those that the running test has found."""
+
+
+def find(remedy: Remedy, message: object) -> dict[str, str]:
+    """Return what the message has in the remedy's fields; fail where the remedy is not in it."""
+    match = re.search(_pattern(remedy), str(message))
+    assert match is not None, f"not in the message: {remedy}\n{message}"
+    found.add(remedy)
+    return match.groupdict()
+
+
+def command(remedy: Remedy, message: object, field: str) -> list[str]:
+    """Return the words of the command that the message names in a field of the remedy."""
+    return shlex.split(find(remedy, message)[field])
+
+
+def _pattern(remedy: Remedy) -> str:
+    """Return the remedy as a regular expression, each field a group that stops at what follows it."""
+    plain = remedy.value.replace("{{", "\\0").replace("}}", "\\1")
+    parts = re.split(r"\{(\w+)\}", plain)
+    texts = [re.escape(part.replace("\\0", "{").replace("\\1", "}")) for part in parts[::2]]
+    begin, *rest = texts
+    ends = "(?=[,:;]| or |$)"
+    groups = (
+        f"(?P<{name}>.+?){text or ends}" if f"(?P<{name}>" not in begin else text
+        for name, text in zip(parts[1::2], rest, strict=True)
+    )
+    return begin + "".join(groups)
+
+
+def marks() -> Iterator[tuple[Remedy, str]]:
+    """Yield the remedies that tests of `make test` are marked with, and where."""
+    for path in sorted(TESTS.rglob("*.py")):
+        text = path.read_text()
+        if "mark.remedy" in text:
+            yield from _marks_of(path, ast.parse(text))
+
+
+def _marks_of(path: Path, tree: ast.Module) -> Iterator[tuple[Remedy, str]]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test_"):
+            continue
+        decorators = [ast.unparse(each) for each in node.decorator_list]
+        if any(word in each for each in decorators for word in NOT_IN_MAKE_TEST):
+            continue
+        for call in (each for decorator in node.decorator_list for each in ast.walk(decorator)):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.remedy":
+                for argument in call.args:
+                    assert isinstance(argument, ast.Attribute), f"{path}:{call.lineno}: write Remedy.NAME"
+                    yield Remedy[argument.attr], f"{path.relative_to(TESTS)}::{node.name}"
