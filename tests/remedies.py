@@ -3,6 +3,7 @@
 import ast
 import re
 import shlex
+import string
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,16 +31,12 @@ def command(remedy: Remedy, message: object, field: str) -> list[str]:
 
 def _pattern(remedy: Remedy) -> str:
     """Return the remedy as a regular expression, each field a group that stops at what follows it."""
-    plain = remedy.value.replace("{{", "\\0").replace("}}", "\\1")
-    parts = re.split(r"\{(\w+)\}", plain)
-    texts = [re.escape(part.replace("\\0", "{").replace("\\1", "}")) for part in parts[::2]]
-    begin, *rest = texts
-    ends = "(?=[,:;]| or |$)"
-    groups = (
-        f"(?P<{name}>.+?){text or ends}" if f"(?P<{name}>" not in begin else text
-        for name, text in zip(parts[1::2], rest, strict=True)
-    )
-    return begin + "".join(groups)
+    parts = list(string.Formatter().parse(remedy.value))
+    texts = [re.escape(text) for text, *_ in parts] + [""]
+    groups = [f"(?P<{name}>.+?)" if name else "" for _, name, *_ in parts] + [""]
+    if groups[-2]:
+        texts[-1] = "(?=[,:;]| or |$)"
+    return "".join(text + group for text, group in zip(texts, groups, strict=True))
 
 
 def marks() -> Iterator[tuple[Remedy, str]]:

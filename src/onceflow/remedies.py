@@ -2,13 +2,13 @@
 
 A remedy is an action outside the statement that failed: run a command, start a server, change a setting of a server,
 choose another checkpoint, repair a file. What only says how an option is written (its form, its allowed values, options
-that exclude each other) is usage and stands in the message alone.
+that exclude each other) is usage and stands in the message alone; so is what columns a sink or a source takes.
 
 Each remedy stands here once, however many messages have it; fields in braces are filled by the message. A test executes
 it: `@pytest.mark.remedy(Remedy.NAME)` marks the test that provokes the message, finds the remedy in it, does what it
 says, and sees that the thing works then. tests/test_remedies.py fails for a remedy without such a test.
 
-So far the table has the remedies of the sinks' decision and of the Redis sink.
+So far the table has the remedies of `onceflow.spark`; those of the other packages stand in their messages.
 """
 
 from enum import StrEnum, unique
@@ -22,6 +22,10 @@ class Remedy(StrEnum):
 
     START_AGAIN = "start the query again"
     BEGIN_NEW_CHECKPOINT = "begin with a new checkpoint and an empty target ('onceflow sink reset')"
+
+    TRY_AGAIN = "try again"
+    LOOK_AT_BROKER_LOG = "look at the broker's log"
+    LIST_TOPICS = "'onceflow topic list' shows what is there"
 
     # Data loss
 
@@ -43,6 +47,62 @@ class Remedy(StrEnum):
     RESTORE_TARGET = "restore {target}"
     CHECKPOINT_PER_TARGET = "give each target a checkpoint of its own"
     WRITER_VERSION = "use the version that wrote it"
+
+    LONGER_RETENTION = "give the topic a longer retention"
+    PUT_PROOF_BACK = "put back what the sink wrote there"
+    BEGIN_ANEW = "begin anew with an empty target and an empty checkpoint"
+    BEGIN_ANEW_AFTER_LOSS = "begin anew with an empty checkpoint"
+    FIX_CAUSE = "mend that"
+
+    # A checkpoint's files and who uses it
+
+    OWN_CHECKPOINT = "give the sink the query's own checkpointLocation"
+    NAME_CHECKPOINT = "name the query's own checkpointLocation"
+    NEW_CHECKPOINT = "take a new checkpoint"
+    PUT_FILE_BACK = "put the file back from a copy of the checkpoint"
+    FORGET_SINK = "forget the sink with 'onceflow sink reset' and write everything again"
+    RESTORE_FILE = "look at its storage, and put the file back or delete it"
+    ONE_SOURCE_PER_TOPIC = "read a topic once, and make several rows of a record with explode() instead of a union"
+    ROWS_THROUGH_KAFKA = "write such rows to Kafka first, and read them there"
+    LOOK_AT_DISK = "look at the disk"
+    CLOSE_SINK = "close() that sink"
+    OTHER_NAME = "give this one another name"
+    CHECKPOINT_OF_ITS_OWN = "give this query a checkpoint of its own"
+    END_PROCESS = "end that process"
+    STOP_QUERY = "stop that query"
+
+    # The source
+
+    NAME_TOPIC = "name it"
+    CREATE_TIME = (
+        "set its message.timestamp.type to CreateTime, and leave the option out until the records that it has now are "
+        "read"
+    )
+    MORE_DIGITS = "decode {column} with more digits"
+    FIND_RECORD = "look for the record that is so large"
+
+    # Output in Kafka
+
+    PUT_BACK_TOGETHER = "put back what belongs together"
+    WRITE_AGAIN = "forget marker and checkpoint with '{reset}' and write anew, to another or an emptied topic"
+    SHORTER_MARKER = "give it a shorter plan, or fewer than its {count} output topics"
+    COMPACT_MARKERS = "set it to 'compact'"
+    OTHER_TOPIC = "write to another topic"
+    ACCEPT_PARTITIONS = "accept that with accept_partitions={{{partitions}}}"
+    ABORT_TRANSACTION = "'onceflow transaction list --state Ongoing' shows it, 'onceflow transaction abort' ends it"
+    PUT_BACK = "put it back"
+    FORGET_AND_EMPTY = "forget it with '{reset}' and empty the topic, where anything is in it"
+    OTHER_SINK_NAME = "If both are to write there, give this sink another name="
+    NAME_MARKER_TOPIC = "name the sinks' own with --marker-topic"
+    END_OTHER_DRIVER = "end the other driver, whose progress 'onceflow sink show kafka' shows"
+    LONGER_TRANSACTION = "allow more with transaction_timeout_ms"
+    NEWER_KAFKA = "use Apache Kafka 2.8 or newer"
+    RAISE_SETTING = "raise it"
+    LOWER_BATCH_BYTES = "lower batch_bytes"
+    GRANT_WRITE = "grant WRITE and DESCRIBE on it"
+    GRANT_READ = "grant READ on it"
+    LOWER_TIMEOUT = "lower transaction_timeout_ms to the broker's transaction.max.timeout.ms"
+    RAISE_MAX_TIMEOUT = "raise that"
 
     # Counts in Redis
 

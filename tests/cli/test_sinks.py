@@ -21,6 +21,7 @@ from onceflow.cli.sink_reset import NoSuchSink
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.client.transactional import TransactionalProducer
+from onceflow.remedies import Remedy
 from onceflow.services import free_port
 from onceflow.spark import kafka_marker
 from onceflow.spark import redis_marker as markers
@@ -28,6 +29,7 @@ from onceflow.spark.batch import Batch
 from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.kafka_marker import place_of
 from onceflow.spark.reset_commands import kafka_reset, redis_reset
+from tests import remedies
 from tests.conftest import RedisProcess
 from tests.spark.kafka_driver import MARKER_TOPIC, Driver, make_topics, visible
 
@@ -336,6 +338,7 @@ def test_reset_takes_a_checkpoint_that_has_finished_nothing(counts: Counts, quer
     assert left_in(query) == ["onceflow.lock"]
 
 
+@pytest.mark.remedy(Remedy.NAME_CHECKPOINT)
 def test_reset_takes_the_checkpoint_of_a_start_that_was_refused(counts: Counts, query: Query, tmp_path: Path) -> None:
     """Its sentence names this command: counts of another query, and a checkpoint in which only the lock is yet."""
     counts.write(query.commit(1))
@@ -347,6 +350,11 @@ def test_reset_takes_the_checkpoint_of_a_start_that_was_refused(counts: Counts, 
     (refused / "data").touch()
     strange = run("reset", *counts.words, "--checkpoint", str(refused), "--execute")
     assert "refused is no Spark checkpoint (no file 'metadata' in it)" in str(strange.exception)
+    remedies.find(Remedy.NAME_CHECKPOINT, strange.exception)
+    assert (
+        run("reset", *counts.words, "--checkpoint", str(query.directory), "--missing-ok", "--execute").exception is None
+    )
+    assert left_in(query) == ["onceflow.lock"]
 
 
 def test_reset_without_a_checkpoint_says_what_that_leaves(counts: Counts, query: Query, tmp_path: Path) -> None:

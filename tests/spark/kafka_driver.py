@@ -47,6 +47,8 @@ class Rows:
     codec: Codec = Codec.LZ4
     blobs_per_pull: int = 4
     partition_count: int = PARTITIONS
+    batch_bytes: int = 200
+    """Small, so that a partition has several batches."""
     between: Callable[[int], None] = lambda _number: None
     pulls: int = 0
 
@@ -74,8 +76,9 @@ class Rows:
         column = pa.array(held, pa.binary())
         rows = RecordColumns(column, column, np.full(len(held), time.time_ns() // 1_000_000))
         partitions = np.full(len(held), partition)
-        # Small batches, so that a partition has several.
-        found = encode_columns(rows, partitions, codec=self.codec, batch_bytes=200, batch_bytes_max=1_000_000)
+        found = encode_columns(
+            rows, partitions, codec=self.codec, batch_bytes=self.batch_bytes, batch_bytes_max=4_000_000
+        )
         return [Blob(self.topic, each.partition, each.record_count, each.data) for each in found]
 
 

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onceflow.remedies import Remedy
 from onceflow.spark import aggregate
 from onceflow.spark.aggregate import SumOverflow
 from onceflow.spark.pushdown_options import Pushdown, parse_pushdown
+from tests import remedies
 from tests.spark.decoded import source_batch
 
 SCHEMA = "uid STRING, n BIGINT, p DECIMAL(12, 2), q DECIMAL(38, 0), at TIMESTAMP, day DATE, flag BOOLEAN"
@@ -166,6 +168,20 @@ def test_a_sum_that_does_not_fit_is_an_error(measure: str, values: list[int], se
     batches = [[record(uid='"a"', **{measure: str(value)}), record(uid='"b"', **{measure: "1"})] for value in values]
     with pytest.raises(SumOverflow, match=sentence):
         aggregated(wanted, *batches)
+
+
+@pytest.mark.remedy(Remedy.MORE_DIGITS, Remedy.FIND_RECORD)
+def test_a_sum_with_more_digits() -> None:
+    """Or without the record, which was a mistake."""
+    values = [[record(uid='"a"', n=str(LONG_MAX))], [record(uid='"a"', n="5")]]
+    with pytest.raises(SumOverflow) as raised:
+        aggregated(pushdown("sum(n) AS total", "uid"), *values)
+    assert remedies.find(Remedy.MORE_DIGITS, raised.value) == {"column": "n"}
+    wanted = pushdown("sum(n) AS total", "uid", schema=SCHEMA.replace("n BIGINT", "n DECIMAL(30, 0)"))
+    assert aggregated(wanted, *values) == ([{"uid": "a", "total": Decimal(LONG_MAX + 5)}], [])
+    remedies.find(Remedy.FIND_RECORD, raised.value)
+    right = [each for each in values if str(LONG_MAX).encode() not in each[0]]
+    assert aggregated(pushdown("sum(n) AS total", "uid"), *right) == ([{"uid": "a", "total": 5}], [])
 
 
 def test_a_task_with_many_groups_makes_room_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,10 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from onceflow.remedies import Remedy
 from onceflow.spark import checkpoint_lock
 from onceflow.spark.checkpoint_lock import FILE_NAME, CheckpointInUse, CheckpointLock, take_lock, without_driver
+from tests import remedies
 
 DRIVER = Path(__file__).with_name("driver_whose_python_dies.py")
 
@@ -63,6 +65,7 @@ def wait_until_ended(pid: int) -> None:
     raise AssertionError(f"process {pid} goes on")
 
 
+@pytest.mark.remedy(Remedy.END_PROCESS)
 def test_a_jvm_that_outlives_its_python_keeps_the_checkpoint(
     spark: SparkSession, checkpoint: Path, driver: subprocess.Popen[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -71,8 +74,9 @@ def test_a_jvm_that_outlives_its_python_keeps_the_checkpoint(
     driver.kill()
     driver.wait()
     try:
-        with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on .*waited 0.5 s"):
+        with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on .*waited 0.5 s") as raised:
             take_lock(spark, checkpoint, "a", wait_ms=500)
+        remedies.find(Remedy.END_PROCESS, raised.value)
         (said,) = caplog.messages
         assert re.search(f"in use by JVM with pid {jvm} on .*; waiting up to 0.5 s for its end", said)
         with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on "), without_driver(checkpoint):

@@ -360,7 +360,7 @@ def test_a_second_driver_ends_the_first(new_driver: NewDriver, bootstrap: str, t
     ):
         first.write(1, Rows(topic, values_of(1), between=overtaken))
     expect(bootstrap, topic, 2)
-    with pytest.raises(SinkStopped, match=r"was written by another driver \(owner owner-2\).*sink show kafka' tells"):
+    with pytest.raises(SinkStopped, match=r"was written by another driver \(owner owner-2\).*sink show kafka' shows"):
         first.write(2)
     second.write(2)
     expect(bootstrap, topic, 3)
@@ -376,7 +376,7 @@ def test_transaction_aborted_from_outside(new_driver: NewDriver, bootstrap: str,
             arguments = ["transaction", "abort", driver.place.name, "--yes", "--bootstrap", bootstrap]
             assert CliRunner().invoke(onceflow, arguments).exit_code == 0
 
-    said = r"was fenced .*or it was aborted from outside, as by 'onceflow transaction abort'.*start this query again"
+    said = r"was fenced .*or it was aborted from outside, as by 'onceflow transaction abort'.*start the query again"
     with pytest.raises(SinkStopped, match=said):
         driver.write(1, Rows(topic, values_of(1), between=abort))
     assert new_driver().write(1)

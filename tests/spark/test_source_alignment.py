@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.transactional import TransactionalProducer
+from onceflow.remedies import Remedy
 from onceflow.spark import alignment
 from onceflow.spark.alignment import Alignment
 from onceflow.spark.offsets import Offsets
@@ -21,6 +22,7 @@ from onceflow.spark.options import SourceOptions
 from onceflow.spark.stream import StreamReader
 from onceflow.spark.subscription import subscribed
 from onceflow.spark.wrong_option import WrongOption
+from tests import remedies
 from tests.spark.kafka_driver import eventually
 from tests.spark.slow_workers import finish
 
@@ -175,11 +177,20 @@ def test_what_is_gone_from_the_log_is_the_read_tasks_business(cluster: Cluster, 
     assert limited.by_topic[kept] == {0: 3}
 
 
+@pytest.mark.remedy(Remedy.CREATE_TIME)
 def test_times_of_writing_are_refused(bootstrap: str, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 1, configs={"message.timestamp.type": "LogAppendTime"})
     send(["a"])
-    with pytest.raises(WrongOption, match="maxEventTimeSkew needs timestamps that say when an event was, and topic"):
+    with pytest.raises(
+        WrongOption, match="maxEventTimeSkew needs timestamps that say when an event was, and topic"
+    ) as raised:
         Alignment(cluster, 10, read_committed=True).limit(Offsets({topic: {0: 0}}), Offsets({topic: {0: 1}}))
+    remedies.find(Remedy.CREATE_TIME, raised.value)
+    Admin(cluster).alter_topic_configs(topic, set={"message.timestamp.type": "CreateTime"})
+    send(["b"])
+    # The record of before is read without the option.
+    limited = Alignment(cluster, 10, read_committed=True).limit(Offsets({topic: {0: 1}}), Offsets({topic: {0: 2}}))
+    assert limited.by_topic[topic] == {0: 2}
 
 
 def test_a_partition_that_is_an_hour_behind_loses_its_rows_without_and_keeps_them_with_alignment(

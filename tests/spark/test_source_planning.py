@@ -10,6 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
+from onceflow.remedies import Remedy
 from onceflow.spark import positions, read_task, stream
 from onceflow.spark.data_loss import DataLost
 from onceflow.spark.offsets import IDS_KEY, OffsetRange
@@ -17,6 +18,7 @@ from onceflow.spark.options import SourceOptions, read_options
 from onceflow.spark.position_options import AtCommitted
 from onceflow.spark.stream import StreamReader, TopicNotSubscribed
 from onceflow.spark.subscription import read_subscription, subscribed
+from tests import remedies
 
 Send = Callable[..., None]
 Start = dict[str, Any]
@@ -282,14 +284,22 @@ def test_a_loss_is_told_once_and_not_at_every_poll(
     assert told.startswith(f"{topic}-0 [0, 7) is gone from the log: the partition now ends at 0, before offset 7")
 
 
+@pytest.mark.remedy(Remedy.NAME_TOPIC, Remedy.NEW_CHECKPOINT)
 def test_a_topic_that_is_no_longer_subscribed_stops_the_query(
     options: SourceOptions, cluster: Cluster, topic: str
 ) -> None:
     cluster.create_topic(topic, 1)
     _, start = begin(options)
     reader = StreamReader(replace(options, subscription=subscribed("other")))
-    with pytest.raises(TopicNotSubscribed, match=f"reads {topic}-0, which option subscribe does not name"):
+    with pytest.raises(TopicNotSubscribed, match=f"reads {topic}-0, which option subscribe does not name") as raised:
         reader.latestOffset(start, EVERYTHING)
+    remedies.find(Remedy.NAME_TOPIC, raised.value)
+    assert StreamReader(options).latestOffset(start, EVERYTHING) == start
+    remedies.find(Remedy.NEW_CHECKPOINT, raised.value)
+    cluster.create_topic(f"{topic}-other", 1)
+    reader = StreamReader(replace(options, subscription=subscribed(f"{topic}-other")))
+    fresh = reader.initialOffset()
+    assert reader.latestOffset(fresh, EVERYTHING) == fresh
 
 
 def test_an_available_now_run_reads_to_the_ends_of_its_first_moment(

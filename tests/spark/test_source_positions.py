@@ -4,9 +4,12 @@ import json
 from collections.abc import Callable
 
 import pytest
+from click.testing import CliRunner
 
+from onceflow.cli import onceflow
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import UnknownTopic
+from onceflow.remedies import Remedy
 from onceflow.spark.data_loss import DataLost
 from onceflow.spark.offsets import Offsets
 from onceflow.spark.options import SourceOptions
@@ -14,6 +17,7 @@ from onceflow.spark.position_options import AtCommitted, AtTimestamp, Position
 from onceflow.spark.positions import ENDS_AGE_MS_MAX, TOPICS_AGE_MS_MAX, LogPositions
 from onceflow.spark.subscription import read_subscription, subscribed
 from onceflow.spark.wrong_option import WrongOption
+from tests import remedies
 
 Send = Callable[..., None]
 NO_ID = "00000000-0000-0000-0000-000000000000"
@@ -119,10 +123,16 @@ def test_a_partition_that_is_assigned_and_not_there_is_refused(
         LogPositions(cluster, SourceOptions(bootstrap, wanted, "latest")).resolve("startingOffsets", "latest")
 
 
+@pytest.mark.remedy(Remedy.LIST_TOPICS)
 def test_a_pattern_that_nothing_matches_is_told(cluster: Cluster, bootstrap: str, topic: str) -> None:
     wanted = read_subscription({"subscribepattern": f"{topic}-.*"})
-    with pytest.raises(UnknownTopic, match=r"no topic at .* has such a name"):
+    with pytest.raises(UnknownTopic, match=r"no topic at .* has such a name") as raised:
         LogPositions(cluster, SourceOptions(bootstrap, wanted, "latest")).resolve("startingOffsets", "latest")
+    remedies.find(Remedy.LIST_TOPICS, raised.value)
+    cluster.create_topic(topic, 1)
+    assert topic in CliRunner().invoke(onceflow, ["topic", "list", "--bootstrap", bootstrap]).output
+    wanted = read_subscription({"subscribepattern": f"{topic}.*"})
+    LogPositions(cluster, SourceOptions(bootstrap, wanted, "latest")).resolve("startingOffsets", "latest")
 
 
 def test_a_pattern_finds_no_internal_topic(cluster: Cluster, bootstrap: str, topic: str) -> None:

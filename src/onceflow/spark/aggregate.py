@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark.aggregate_plan import REJECTED, Aggregation, Key, Measure, TimeBucket
 from onceflow.spark.converters import TIMESTAMP_MAX, TIMESTAMP_MIN
 from onceflow.spark.decode import Decoder
@@ -152,8 +153,8 @@ class Partial:
         where = {key.name: str(self._key_array(key, groups[name])[worst]) for key, name in keys}
         return (
             f"sum({measure.column}) of {where or 'all records'} in one read task is {column[worst].as_py()}, which "
-            f"{measure.type.simpleString().upper()} does not hold: decode {measure.column} with more "
-            "digits, or look for the record that is so large"
+            f"{measure.type.simpleString().upper()} does not hold: "
+            f"{Remedy.MORE_DIGITS.format(column=measure.column)}, or {Remedy.FIND_RECORD}"
         )
 
     def _rejected(self, decoded: Any, batch: Any, reasons: Any) -> Any:

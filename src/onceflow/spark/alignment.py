@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from onceflow.client.cluster import MAX_TIMESTAMP, Cluster, OffsetAt
 from onceflow.client.errors import OffsetOutOfRange
+from onceflow.remedies import Remedy
 from onceflow.spark.offsets import OffsetRange, Offsets, ranges
 from onceflow.spark.options import MAX_EVENT_TIME_SKEW
 from onceflow.spark.wrong_option import WrongOption
@@ -113,8 +114,7 @@ class Alignment:
                 if columns["timestampType"][0].as_py() == _LOG_APPEND_TIME:
                     raise WrongOption(
                         f"option {MAX_EVENT_TIME_SKEW} needs timestamps that say when an event was, and topic "
-                        f"{part.topic} has those of its writing: set its message.timestamp.type to CreateTime, or take "
-                        "the option out"
+                        f"{part.topic} has those of its writing: {Remedy.CREATE_TIME}"
                     )
                 return _Next(columns["offset"][0].as_py(), int(columns["timestamp"][0].value) // 1000)
             offset = next_offset

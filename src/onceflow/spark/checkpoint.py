@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark import offsets
 from onceflow.spark.batch import NO_BATCH, Batch
 
@@ -41,8 +42,8 @@ def other_query(session: Any, batch: Batch, location: str) -> str | None:
     if running is None or running == batch.query:
         return None
     return (
-        f"the sink was given checkpoint {location} of query {batch.query} and is called by query {running}: give "
-        "it the query's own checkpointLocation"
+        f"the sink was given checkpoint {location} of query {batch.query} and is called by query {running}: "
+        f"{Remedy.OWN_CHECKPOINT}"
     )
 
 
@@ -68,9 +69,7 @@ class Checkpoint:
 
         Raises CheckpointUnreadable where the storage decides what a power cut leaves.
         """
-        raise CheckpointUnreadable(
-            f"{self.location}/{name} cannot be read: look at its storage, and put the file back or delete it"
-        )
+        raise CheckpointUnreadable(f"{self.location}/{name} cannot be read: {Remedy.RESTORE_FILE}")
 
     def query_id(self) -> str | None:
         """The query's id; None for a checkpoint that no query has used yet."""
@@ -98,15 +97,13 @@ class Checkpoint:
         """
         query = self.query_id()
         if query is None:
-            raise CheckpointUnreadable(
-                f"{self.location} has no metadata: give the sink the query's own checkpointLocation"
-            )
+            raise CheckpointUnreadable(f"{self.location} has no metadata: {Remedy.OWN_CHECKPOINT}")
         ends = self._source_lines(number)
         starts: list[str | None] = list(self._source_lines(number - 1)) if number > 0 else [None] * len(ends)
         if len(starts) != len(ends):
             raise CheckpointUnreadable(
                 f"{self.location}/offsets/{number} has {len(ends)} sources and the batch before has {len(starts)}: a "
-                "query's sources cannot change; take a new checkpoint"
+                f"query's sources cannot change; {Remedy.NEW_CHECKPOINT}"
             )
         ranges: list[offsets.OffsetRange] = []
         topic_ids: dict[str, str] = {}
@@ -117,7 +114,7 @@ class Checkpoint:
             if start_line == _NO_OFFSETS:
                 raise CheckpointUnreadable(
                     f"{self.location}/offsets/{number}: a source appears that had no offsets in the batch before, so "
-                    "where it begins is not known; take a new checkpoint"
+                    f"where it begins is not known; {Remedy.NEW_CHECKPOINT}"
                 )
             start = None if start_line is None else self._parsed(number - 1, start_line)
             end = self._parsed(number, end_line)
@@ -133,7 +130,7 @@ class Checkpoint:
         except offsets.MalformedOffsets as error:
             raise offsets.MalformedOffsets(
                 f"{self.location}/offsets/{number} is damaged, or of a source that is not format('onceflow'), and a "
-                "sink takes queries whose sources all are: write such rows to Kafka first, and read them there "
+                f"sink takes queries whose sources all are: {Remedy.ROWS_THROUGH_KAFKA} "
                 f"({error})"
             ) from error
 
@@ -152,7 +149,7 @@ class Checkpoint:
             found = "missing" if text is None else repr(text[:40])
             raise CheckpointUnreadable(
                 f"{self.location}/offsets/{number} is {found}; version v1, metadata and one line for each source were "
-                "expected: give the sink the query's own checkpointLocation"
+                f"expected: {Remedy.OWN_CHECKPOINT}"
             )
         return lines[2:]
 
@@ -161,8 +158,8 @@ class Checkpoint:
         if len(set(partitions)) < len(partitions):
             topics = sorted({topic for topic, _ in partitions})
             raise CheckpointUnreadable(
-                f"{self.location}/offsets/{number}: two sources of the query read {', '.join(topics)}; read a "
-                "topic once and use its DataFrame twice"
+                f"{self.location}/offsets/{number}: two sources of the query read {', '.join(topics)}; "
+                f"{Remedy.ONE_SOURCE_PER_TOPIC}"
             )
 
 
@@ -206,8 +203,8 @@ class LocalCheckpoint(Checkpoint):
             self._sync_batch(number)
         except OSError as error:
             raise CheckpointNotSynced(
-                f"{self.directory} could not be synced to disk ({error}): nothing of batch {number} was written; look "
-                "at the disk, then start the query again"
+                f"{self.directory} could not be synced to disk ({error}): nothing of batch {number} was written; "
+                f"{Remedy.LOOK_AT_DISK}, then {Remedy.START_AGAIN}"
             ) from error
 
     def _sync_batch(self, number: int) -> None:
@@ -220,8 +217,7 @@ class LocalCheckpoint(Checkpoint):
             path = self.directory / name
             if not path.exists():
                 raise CheckpointUnreadable(
-                    f"{path} is missing when batch {number} is about to be written: give the sink the query's own "
-                    "checkpointLocation"
+                    f"{path} is missing when batch {number} is about to be written: {Remedy.OWN_CHECKPOINT}"
                 )
             self._sync_file(path)
             directories.add(path.parent)

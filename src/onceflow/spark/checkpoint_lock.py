@@ -21,6 +21,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 _log = logging.getLogger(__name__)
 
@@ -97,8 +98,8 @@ def _share(place: str, checkpoint: str, sink: str) -> CheckpointLock:
     held = _held[place]
     if sink in held.sinks:
         raise CheckpointInUse(
-            f"checkpoint {checkpoint} is in use by another sink of this process with the name {sink!r}: close() that "
-            "sink, give this one another name, or this query a checkpoint of its own"
+            f"checkpoint {checkpoint} is in use by another sink of this process with the name {sink!r}: "
+            f"{Remedy.CLOSE_SINK}, {Remedy.OTHER_NAME}, or {Remedy.CHECKPOINT_OF_ITS_OWN}"
         )
     held.sinks.add(sink)
     return CheckpointLock(place, held, sink)
@@ -114,8 +115,8 @@ def _locked(session: Any, directory: Path, path: Path, wait_ms: int, sleep: Call
         if time.monotonic() >= deadline:
             java_file.close()
             raise CheckpointInUse(
-                f"{_in_use(path)}, waited {wait_ms / 1000:g} s for it: end that process, or give this query a "
-                "checkpoint of its own"
+                f"{_in_use(path)}, waited {wait_ms / 1000:g} s for it: {Remedy.END_PROCESS}, or "
+                f"{Remedy.CHECKPOINT_OF_ITS_OWN}"
             )
         if not has_said:
             _log.warning("%s; waiting up to %g s for its end", _in_use(path), wait_ms / 1000)
@@ -148,7 +149,9 @@ def without_driver(directory: Path) -> Iterator[None]:
         except OSError as error:
             file.seek(0)
             holder = file.read().strip() or UNKNOWN
-            raise CheckpointInUse(f"checkpoint {directory} is in use by {holder}: end that process first") from error
+            raise CheckpointInUse(
+                f"checkpoint {directory} is in use by {holder}: {Remedy.END_PROCESS} first"
+            ) from error
         yield
 
 
@@ -173,8 +176,8 @@ def _try_lock(java_file: Any, directory: Path) -> bool:
             raise
         _never_closed.append(java_file)
         raise CheckpointInUse(
-            f"checkpoint {directory} is in use by another query of this JVM: stop that query, or give this one a "
-            "checkpoint of its own"
+            f"checkpoint {directory} is in use by another query of this JVM: {Remedy.STOP_QUERY}, or "
+            f"{Remedy.CHECKPOINT_OF_ITS_OWN}"
         ) from error
 
 

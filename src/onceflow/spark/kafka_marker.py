@@ -36,6 +36,7 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import RequestRefused, TopicExists
 from onceflow.client.records import read_records
+from onceflow.remedies import Remedy
 from onceflow.spark.batch import canonical_json
 from onceflow.spark.decision import MISSING_OK, Wording
 from onceflow.spark.proof import Proof, proof_fields
@@ -80,7 +81,7 @@ class KafkaMarker(Proof):
         if len(text.encode()) > METADATA_BYTES_MAX:
             raise SinkStopped(
                 f"the marker of sink '{self.sink}' has {len(text.encode())} bytes and {METADATA_BYTES_MAX} fit into a "
-                f"group's offset: give it a shorter plan, or fewer than its {len(self.partitions)} output topics"
+                f"group's offset: {Remedy.SHORTER_MARKER.format(count=len(self.partitions))}"
             )
         return text
 
@@ -95,8 +96,8 @@ def parse(copy: str, place: "Place", text: str | bytes) -> tuple[KafkaMarker, in
         document = json.loads(text)
         if document["format"] != FORMAT:
             raise SinkStopped(
-                f"{where} has format {document['format']!r}, this version of onceflow knows {FORMAT!r}: use the "
-                "version that wrote it"
+                f"{where} has format {document['format']!r}, this version of onceflow knows {FORMAT!r}: "
+                f"{Remedy.WRITER_VERSION}"
             )
         found = KafkaMarker(
             **proof_fields(document),
@@ -112,10 +113,7 @@ def parse(copy: str, place: "Place", text: str | bytes) -> tuple[KafkaMarker, in
 
 
 def _anew(reset: str) -> str:
-    return (
-        f"put back what belongs together, or forget marker and checkpoint with '{reset}' and write anew, to another or "
-        "an emptied topic"
-    )
+    return f"{Remedy.PUT_BACK_TOGETHER}, or {Remedy.WRITE_AGAIN.format(reset=reset)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +205,7 @@ def _marker_partitions(cluster: Cluster, topic: str) -> int:
         policy = Admin(cluster).describe_topic_configs(topic)["cleanup.policy"].value
         if policy != "compact":
             raise SinkStopped(
-                f"marker topic {topic} has cleanup.policy {policy!r} and would forget markers: set it to 'compact'"
+                f"marker topic {topic} has cleanup.policy {policy!r} and would forget markers: {Remedy.COMPACT_MARKERS}"
             )
     return len(found.partitions)
 
@@ -233,8 +231,8 @@ def pinned(found: KafkaMarker | None, counts: Mapping[str, int], accepted: Mappi
         if before != count and accepted.get(topic) != count:
             raise SinkStopped(
                 f"topic {topic} had {before} partitions when the query began to write to it and has {count} now, so "
-                f"keys would change their partition: write to another topic, or accept that with "
-                f"accept_partitions={{{topic!r}: {count}}}"
+                f"keys would change their partition: {Remedy.OTHER_TOPIC}, or "
+                f"{Remedy.ACCEPT_PARTITIONS.format(partitions=f'{topic!r}: {count}')}"
             )
         known[topic] = count
     return known

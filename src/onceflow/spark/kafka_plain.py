@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import CoordinatorUnavailable
+from onceflow.remedies import Remedy
 from onceflow.spark import kafka_steps as steps
 from onceflow.spark.kafka_rows import KafkaOutput
 from onceflow.spark.kafka_sender import NOBODY, Producer, Sender
@@ -134,7 +135,9 @@ def _new_producer(cluster: Cluster) -> Producer:
         code = int(answer.error_code)
         verdict = step.verdict(code)
         if verdict is Verdict.AGAIN:
-            raise CoordinatorUnavailable(f"{cluster.bootstrap} gives no producer ids now: {code_name(code)}; try again")
+            raise CoordinatorUnavailable(
+                f"{cluster.bootstrap} gives no producer ids now: {code_name(code)}; {Remedy.TRY_AGAIN}"
+            )
         if verdict is not Verdict.DONE:
             raise SinkStopped(f"{cluster.bootstrap} gives no producer id: {code_name(code)}; {remedy(code)}")
         return Producer(None, int(answer.producer_id), int(answer.producer_epoch))

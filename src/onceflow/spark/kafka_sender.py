@@ -25,6 +25,7 @@ from onceflow.client.errors import (
     RequestTimedOut,
     UnknownTopic,
 )
+from onceflow.remedies import Remedy
 from onceflow.spark.kafka_steps import PRODUCE, Refused, Verdict, code_name, remedy
 from onceflow.spark.sink_errors import SinkStopped
 from onceflow.wire import produce
@@ -127,7 +128,7 @@ class Sender:
             if (time.monotonic() - waiting_since) * 1000 > self._again_ms:
                 raise SinkStopped(
                     f"{waiting[0].place[0]}-{waiting[0].place[1]} took no records for {self._again_ms} ms "
-                    f"({self._reason}): nothing is lost; look at the brokers, then start the query again"
+                    f"({self._reason}): nothing is lost; {Remedy.LOOK_AT_BROKER_LOG}, then {Remedy.START_AGAIN}"
                 )
             self._sleep(pause_ms / 1000)
             pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)

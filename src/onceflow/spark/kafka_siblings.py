@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from onceflow.client.cluster import PAUSE_MS_MAX, Cluster
+from onceflow.remedies import Remedy
 from onceflow.spark.kafka_marker import KafkaMarker, Place, newest_values, parse
 from onceflow.spark.kafka_transaction import Settings
 from onceflow.spark.reset_commands import kafka_reset
@@ -30,8 +31,8 @@ def refuse_written_output(
                 raise SinkStopped(
                     f"topic {written[0]} may hold what sink '{sink}' of query {found.query} wrote, up to batch "
                     f"{found.batch}, and this is query {query} at its first batch: if that one's checkpoint was lost, "
-                    f"all would be written again; put it back, or forget it with '{reset}' and empty the topic, where "
-                    "anything is in it. If both are to write there, give this sink another name="
+                    f"all would be written again; {Remedy.PUT_BACK}, or "
+                    f"{Remedy.FORGET_AND_EMPTY.format(reset=reset)}. {Remedy.OTHER_SINK_NAME}"
                 )
 
 
@@ -46,8 +47,7 @@ def wait_until_readable(cluster: Cluster, place: Place, settings: Settings) -> N
         if (settings.clock() - begun) * 1000 > settings.again_ms:
             raise SinkStopped(
                 f"markers in {place.topic}-{place.partition} cannot be read behind offset {hidden_from}, where another "
-                "sink's transaction is open: 'onceflow transaction list --state Ongoing' shows it, 'onceflow "
-                "transaction abort' ends it"
+                f"sink's transaction is open: {Remedy.ABORT_TRANSACTION}"
             )
         settings.sleep(PAUSE_MS_MAX / 1000)
 

@@ -9,6 +9,7 @@ from onceflow.client.errors import RequestRefused
 from onceflow.client.security import Security
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark.kafka_marker import KafkaMarker, Place, agreed, newest_values, parse, with_offset_of
 from onceflow.spark.reset_commands import kafka_reset
 from onceflow.spark.sink_errors import SinkStopped
@@ -66,8 +67,8 @@ def kafka_sinks(
     topic = cluster.topics(marker_topic).get(marker_topic)
     if topic is None:
         raise NoMarkerTopic(
-            f"there is no topic {marker_topic} at {cluster.bootstrap}, so no Kafka sink has written there: name the "
-            "sinks' own with --marker-topic"
+            f"there is no topic {marker_topic} at {cluster.bootstrap}, so no Kafka sink has written there: "
+            f"{Remedy.NAME_MARKER_TOPIC}"
         )
     admin = Admin(cluster)
     groups = {each.group_id for each in admin.list_groups()}

@@ -7,6 +7,7 @@ name stops the query: nobody has thought about what it would mean to go on.
 from enum import Enum
 from typing import NamedTuple
 
+from onceflow.remedies import Remedy
 from onceflow.spark.sink_errors import AttemptEnded
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
@@ -81,14 +82,14 @@ FENCED = frozenset({47, 90})
 """A newer epoch exists: another driver took it, or the coordinator did when the transaction timed out."""
 
 _HINTS = {
-    10: "the topic's max.message.bytes was lowered while the batch was written: start the query again",
-    12: "the broker's offset.metadata.max.bytes is below 4096: raise it",
-    18: "the topic's segment.bytes is smaller than a batch: raise it, or lower batch_bytes",
-    29: "the sink's user may not write to the topic: grant WRITE and DESCRIBE on it",
-    30: "the sink's user may not use the marker's group: grant READ on it",
-    35: "the broker is too old: use Apache Kafka 2.8 or newer",
-    50: "lower transaction_timeout_ms to the broker's transaction.max.timeout.ms, or raise that",
-    53: "the sink's user may not use the transactional id: grant WRITE and DESCRIBE on it",
+    10: f"the topic's max.message.bytes was lowered while the batch was written: {Remedy.START_AGAIN}",
+    12: f"the broker's offset.metadata.max.bytes is below 4096: {Remedy.RAISE_SETTING}",
+    18: f"the topic's segment.bytes is smaller than a batch: {Remedy.RAISE_SETTING}, or {Remedy.LOWER_BATCH_BYTES}",
+    29: f"the sink's user may not write to the topic: {Remedy.GRANT_WRITE}",
+    30: f"the sink's user may not use the marker's group: {Remedy.GRANT_READ}",
+    35: f"the broker is too old: {Remedy.NEWER_KAFKA}",
+    50: f"{Remedy.LOWER_TIMEOUT}, or {Remedy.RAISE_MAX_TIMEOUT}",
+    53: f"the sink's user may not use the transactional id: {Remedy.GRANT_WRITE}",
     87: "the topic takes no such records (a compacted one needs keys, timestamps must be near the broker's clock)",
 }
 
@@ -103,7 +104,7 @@ def code_name(code: int) -> str:
 
 def remedy(code: int) -> str:
     """What a user can do about a code that stopped the query."""
-    return _HINTS.get(code, "nothing of the batch is visible; look at the broker's log, then start the query again")
+    return _HINTS.get(code, f"nothing of the batch is visible; {Remedy.LOOK_AT_BROKER_LOG}, then {Remedy.START_AGAIN}")
 
 
 def table() -> str:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 
 from onceflow.client.cluster import Cluster
+from onceflow.remedies import Remedy
 from onceflow.spark.batch import Batch
 from onceflow.spark.decision import Wording
 from onceflow.spark.kafka_marker import KafkaMarker, Place, agreed, pinned
@@ -179,7 +180,7 @@ class KafkaTarget(Sink):
         if owner not in (self._first_owner, self._owner):
             raise SinkStopped(
                 f"{self._place} was written by another driver (owner {owner}) while this one (owner {self._owner}) "
-                "was running: one query must run once, end the other, whose progress 'onceflow sink show kafka' tells"
+                f"was running: one query must run once, {Remedy.END_OTHER_DRIVER}"
             )
         return found
 

@@ -17,6 +17,7 @@ from onceflow.client.addresses import Address
 from onceflow.client.cluster import PAUSE_MS_MAX, PAUSE_MS_MIN, Cluster
 from onceflow.client.connection import Connection
 from onceflow.client.errors import ClientError
+from onceflow.remedies import Remedy
 from onceflow.spark import kafka_steps as steps
 from onceflow.spark.kafka_marker import KafkaMarker, Place, parse, with_offset_of
 from onceflow.spark.kafka_sender import PASSING, Producer, Sender, TopicPartition
@@ -205,7 +206,7 @@ class Transaction:
         if (self._settings.clock() - begun) * 1000 > self._settings.again_ms:
             raise SinkStopped(
                 f"{step.name} of transaction {self._place.name} could not be done within {self._settings.again_ms} ms "
-                f"({reason}): nothing is lost; look at the brokers, then start the query again"
+                f"({reason}): nothing is lost; {Remedy.LOOK_AT_BROKER_LOG}, then {Remedy.START_AGAIN}"
             )
         self._settings.sleep(pause_ms / 1000)
 
@@ -234,8 +235,8 @@ class Transaction:
     def _request(self, connection: Connection, step: Step, values: Mapping[str, Any]) -> Any:
         if not connection.serves(step.api_key, step.version):
             raise SinkStopped(
-                f"{connection.address} does not serve {step.name} version {step.version}: an exactly-once sink needs "
-                "Apache Kafka 2.8 or newer"
+                f"{connection.address} does not serve {step.name} version {step.version}, which an exactly-once sink "
+                f"needs: {Remedy.NEWER_KAFKA}"
             )
         return connection.request_version(
             step.api_key,
@@ -260,11 +261,11 @@ class Transaction:
             raise SinkStopped(
                 f"{self._place.name} was fenced {since_s:.1f} s after its transaction began, before its time-out of "
                 f"{timeout_ms} ms ({refused}): another driver of this query took it over, or it was aborted from "
-                "outside, as by 'onceflow transaction abort'; nothing is lost: end the other driver, whose progress "
-                "'onceflow sink show kafka' shows, or where there is none start this query again"
+                f"outside, as by 'onceflow transaction abort'; nothing is lost: {Remedy.END_OTHER_DRIVER}, or where "
+                f"there is none {Remedy.START_AGAIN}"
             ) from refused
         raise Refused(
             f"{refused}, {since_s:.1f} s after it was begun and its time-out is {timeout_ms} ms; if a batch takes "
-            "longer, allow more with transaction_timeout_ms",
+            f"longer, {Remedy.LONGER_TRANSACTION}",
             refused.code,
         ) from refused

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import UnknownTopic
 from onceflow.client.metadata import TopicMetadata
+from onceflow.remedies import Remedy
 from onceflow.spark import data_loss
 from onceflow.spark.offsets import Loss, LossKind, Offsets
 from onceflow.spark.options import SourceOptions
@@ -89,7 +90,7 @@ class LogPositions:
         if subscription.pattern is not None and not ends.by_topic:
             raise UnknownTopic(
                 f"option {SUBSCRIBE_PATTERN}={subscription.pattern!r}: no topic at {self._options.bootstrap} has such "
-                "a name; 'onceflow topic list' shows what is there"
+                f"a name; {Remedy.LIST_TOPICS}"
             )
 
     def _resolve_given(self, name: str, given: Offsets, begins: ByPartition, ends: Offsets) -> Offsets:

@@ -23,6 +23,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from onceflow.remedies import Remedy
 from onceflow.spark.batch import AcceptedLoss, Batch, PartitionOffsets, canonical_json, offsets_after, since_after
 from onceflow.spark.sink_errors import MarkerRefused
 
@@ -82,11 +83,11 @@ class Proof:
                 return Proof(**proof_fields(document))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MarkerRefused(
-                f"{where} is no proof ({type(error).__name__}: {error}), it holds {text[:80]!r}: put back what the "
-                "sink wrote there"
+                f"{where} is no proof ({type(error).__name__}: {error}), it holds {text[:80]!r}: "
+                f"{Remedy.PUT_PROOF_BACK}"
             ) from error
         raise MarkerRefused(
-            f"{where} has format {found!r}, this version of onceflow knows {FORMAT!r}: use the version that wrote it"
+            f"{where} has format {found!r}, this version of onceflow knows {FORMAT!r}: {Remedy.WRITER_VERSION}"
         )
 
 
@@ -130,8 +131,8 @@ def losses_after(found: Proof | None, batch: Batch) -> tuple[AcceptedLoss, ...]:
     losses = tuple(dict.fromkeys((*known, *(batch.accepted or ()))))
     if len(losses) > LOSSES_MAX:
         raise MarkerRefused(
-            f"the marker of batch {batch.number} has {LOSSES_MAX} accepted losses, more are refused: give the topic a "
-            "longer retention, or count it again with a new checkpoint and an empty target"
+            f"the marker of batch {batch.number} has {LOSSES_MAX} accepted losses, more are refused: "
+            f"{Remedy.BEGIN_NEW_CHECKPOINT}, and {Remedy.LONGER_RETENTION}"
         )
     return losses
 

@@ -10,6 +10,7 @@ from pyspark.sql.datasource import InputPartition
 from onceflow.client.cluster import Cluster, Fetched
 from onceflow.client.errors import OffsetOutOfRange
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark import data_loss
 from onceflow.spark.connections import connect
 from onceflow.spark.offsets import Loss, LossKind, OffsetRange, share_out
@@ -114,8 +115,8 @@ def _fetch(cluster: Cluster, options: SourceOptions, part: OffsetRange, offset: 
         if time.monotonic() >= deadline:
             raise ReadStalled(
                 f"{part} gave nothing at offset {offset} for {STALL_SECONDS_MAX} s, though it reached its end when "
-                f"the batch was planned; its last stable offset is {fetched.last_stable_offset} now: look at the "
-                "broker's log, then start the query again"
+                f"the batch was planned; its last stable offset is {fetched.last_stable_offset} now: "
+                f"{Remedy.LOOK_AT_BROKER_LOG}, then {Remedy.START_AGAIN}"
             )
 
 
@@ -156,5 +157,5 @@ def _require_same_topics(cluster: Cluster, task: ReadTask) -> None:
         if str(topic.topic_id) != task.topic_ids[name]:
             raise TopicReplaced(
                 f"topic {name} was deleted and created again while it was read, id {task.topic_ids[name]} is now "
-                f"{topic.topic_id}; start the query again"
+                f"{topic.topic_id}; {Remedy.START_AGAIN}"
             )

@@ -20,6 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark import failure, torn_files
 from onceflow.spark.accepted_losses import AcceptDataLoss
 from onceflow.spark.batch import Batch
@@ -115,8 +116,8 @@ class Sink(abc.ABC):
             target=f"the target of sink {self.name!r}",
             data="data",
             elsewhere="another target",
-            anew="begin anew with an empty target and an empty checkpoint",
-            anew_after_loss="begin anew with an empty checkpoint",
+            anew=Remedy.BEGIN_ANEW,
+            anew_after_loss=Remedy.BEGIN_ANEW_AFTER_LOSS,
         )
 
 
@@ -301,8 +302,8 @@ def within_attempts(failed: str, attempt: Callable[[], _T]) -> _T:
             # As text: a log that keeps its records would keep the attempt's connections with the exception.
             _log.warning("%s, and is tried again: %s", failed, reason)
     raise SinkStopped(
-        f"{failed} in {ATTEMPTS_MAX} attempts, the last of which ended because {reason}: nothing is lost; mend that, "
-        "then start the query again"
+        f"{failed} in {ATTEMPTS_MAX} attempts, the last of which ended because {reason}: nothing is lost; "
+        f"{Remedy.FIX_CAUSE}, then {Remedy.START_AGAIN}"
     )
 
 

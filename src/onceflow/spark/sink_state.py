@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark.batch import NO_BATCH
 from onceflow.spark.checkpoint import LocalCheckpoint
 from onceflow.spark.checkpoint_lock import holder_of
@@ -45,7 +46,7 @@ def read_checkpoint(directory: Path) -> CheckpointState:
     query = checkpoint.query_id()
     if query is None:
         what = "is no Spark checkpoint (no file 'metadata' in it)" if directory.exists() else "does not exist here"
-        raise NoCheckpoint(f"{directory} {what}: name the query's own checkpointLocation")
+        raise NoCheckpoint(f"{directory} {what}: {Remedy.NAME_CHECKPOINT}")
     planned, committed = (checkpoint.newest_batch(folder) for folder in ("offsets", "commits"))
     return CheckpointState(checkpoint, query, planned, committed, holder_of(directory))
 

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark import data_loss, offsets, read_task
 from onceflow.spark.alignment import Alignment
 from onceflow.spark.connections import connect
@@ -172,7 +173,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if not subscription.covers(topic, partition):
                     raise TopicNotSubscribed(
                         f"the checkpoint reads {topic}-{partition}, which option {subscription.option} does not name; "
-                        "name it, or begin with a new checkpoint"
+                        f"{Remedy.NAME_TOPIC}, or {Remedy.NEW_CHECKPOINT}"
                     )
 
     def _commit(self, reached: Offsets) -> None:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from onceflow.remedies import Remedy
 from onceflow.spark.checkpoint import METADATA, Checkpoint, CheckpointUnreadable
 from onceflow.spark.proof import Proof
 
@@ -27,10 +28,7 @@ _log = logging.getLogger(__name__)
 _VERSION = re.compile(r"v\d+")
 _LINES_MIN = {"offsets": 3, "commits": 2}
 _NO_OFFSETS = "-"
-_WAY_OUT = (
-    "put the file back from a copy of the checkpoint; without a copy, forget the sink with 'onceflow sink reset' and "
-    "write everything again"
-)
+_WAY_OUT = f"{Remedy.PUT_FILE_BACK}; without a copy, {Remedy.FORGET_SINK}"
 
 
 @dataclass(frozen=True, slots=True)
