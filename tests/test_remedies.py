@@ -1,6 +1,7 @@
 """Each remedy of the table is in a message, and a test does what it says."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,42 @@ def test_marks_of_campaigns_do_not_count() -> None:
     path = remedies.TESTS / "test_a.py"
     assert list(remedies._marks_of(path, ast.parse(text))) == [(Remedy.START_REDIS, "test_a.py::test_a")]
     assert not list(remedies._marks_of(path, ast.parse(f"@pytest.mark.campaign\n{text}")))
+
+
+COVERED = "spark"
+"""The package whose remedies are all in the table."""
+USAGE = [
+    "accepted_losses",
+    "aggregate_plan",
+    "dead_letters",
+    "decode_schema",
+    "kafka_encode",
+    "kafka_rows",
+    "kafka_sink",
+    "offsets",
+    "options",
+    "position_options",
+    "positions",
+    "pushdown_options",
+    "redis_address",
+    "redis_sink",
+    "redis_tags",
+    "source",
+    "subscription",
+]
+"""Modules that say how options and columns are written."""
+TELLS = re.compile(
+    r"(?:[;:,] |\bor |\bthen )(?:allow|begin|call|close|correct|delete|end|forget|give|grant|let|look|lower|mend|name"
+    r"|put|raise|rename|restart|restore|set|start|stop|take|try|use|wait|write)\b(?! as )"
+)
+
+
+def test_no_message_has_its_own() -> None:
+    own = []
+    for path in sorted((SOURCE / COVERED).glob("*.py")):
+        tree = ast.parse(path.read_text())
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docstrings]
+        found = [node for node in texts if isinstance(node.value, str) and TELLS.search(node.value)]
+        own += [f"{path.name}:{node.lineno}: {node.value}" for node in found if path.stem not in USAGE]
+    assert not own, "put it into onceflow.remedies"

@@ -6,7 +6,8 @@ that exclude each other) is usage and stands in the message alone; so is what co
 
 Each remedy stands here once, however many messages have it; fields in braces are filled by the message. A test executes
 it: `@pytest.mark.remedy(Remedy.NAME)` marks the test that provokes the message, finds the remedy in it, does what it
-says, and sees that the thing works then. tests/test_remedies.py fails for a remedy without such a test.
+says, and sees that the thing works then. tests/test_remedies.py fails for a remedy without such a test, and where a
+message of a covered package seems to have one of its own.
 
 So far the table has the remedies of `onceflow.spark`; those of the other packages stand in their messages.
 """
