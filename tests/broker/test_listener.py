@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker import connection as connections
 from onceflow.broker import listener as listeners
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.connection import SLICE_BYTES_SMALL, Connection, Handle
+from onceflow.broker.connection import Connection, Handle
 from onceflow.broker.listener import Listener
 from onceflow.broker.reply import Reply
+from onceflow.broker.small_pieces import JOINED_BYTES_MAX, SLICE_BYTES_SMALL
 from onceflow.broker.turn import HANDLED_BYTES_PER_WORK, LARGE_WORK_PER_TURN, Turn
 from onceflow.log.disk import RealDisk, RealFile
 from onceflow.log.segment import Slice
@@ -472,6 +472,26 @@ def test_a_large_request_of_a_client_that_leaves_is_not_handled() -> None:
     served(scenario)
 
 
+def test_a_client_that_leaves_before_its_turn_costs_nothing() -> None:
+    """Its connection is not read while its large request waits behind another's, and does not see it leave."""
+
+    async def scenario(server: Served) -> None:
+        server.decode_turns = sys.maxsize
+        other, client = await server.connect(), await server.connect()
+        connections = server.listener._connections
+        for number, each in enumerate((other, client), 1):
+            await send(each, frame(apis.METADATA, 10_000))
+            await until(lambda number=number: sum(each._is_handling_scheduled for each in connections) == number, "it")  # type: ignore[misc]
+        client.close()
+        await turns(20)
+        server.decode_turns = 0
+        assert await receive(other, 8)
+        await until(lambda: len(connections) == 1, "the connection of the client that left to be closed")
+        assert len(server.frames) == 1
+
+    served(scenario)
+
+
 def test_a_stopping_broker_takes_no_large_request() -> None:
     async def scenario(server: Served) -> None:
         server.decode_turns = 10
@@ -617,7 +637,7 @@ def test_small_slices_are_read_and_no_more_of_them_than_go_out_soon(
         server.replies[0].send(answer)
         await turns(5)
         (connection,) = server.listener._connections
-        assert 0 < connection.unsent_bytes < 200 * 7 + 2 * connections.JOINED_BYTES_MAX
+        assert 0 < connection.unsent_bytes < 200 * 7 + 2 * JOINED_BYTES_MAX
         expected = b"".join(piece if isinstance(piece, bytes) else piece.read() for piece in answer)
         assert await receive(client, len(expected)) == expected
         assert connection.unsent_bytes == server.listener._answers.used_bytes == 0

@@ -29,10 +29,12 @@ from typing import Any
 
 from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.arrival import Arrival
+from onceflow.broker.client_socket import has_left
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.frame_limits import FRAME_BYTES_MIN, size_refusal
 from onceflow.broker.reply import Piece, Reply, SendingSlice
 from onceflow.broker.request_memory import RequestMemory, Reservation
+from onceflow.broker.small_pieces import take_small
 from onceflow.broker.turn import HANDLED_BYTES_PER_WORK, LARGE_REQUEST_BYTES, Turn
 from onceflow.log.clock import Clock
 from onceflow.wire import apis
@@ -49,8 +51,6 @@ BUFFER_BYTES_KEPT = 2 * 1024 * 1024
 BUFFER_KEPT_SECONDS = 1.0
 SLOW_BYTES_PER_SECOND = 256 * 1024
 """Slower requests may be closed while others wait for memory."""
-SLICE_BYTES_SMALL = 32 * 1024
-JOINED_BYTES_MAX = 64 * 1024
 DRAINED_BYTES_MAX = 1024 * 1024
 
 _PRODUCE_KEY = apis.PRODUCE.to_bytes(2, "big")
@@ -249,6 +249,10 @@ class Connection:
             self._turn.large(self._handle_large(size_bytes), is_wanted=lambda: self.is_open and not self._is_finishing)
 
     def _handle_large(self, size_bytes: int) -> Iterator[int]:
+        if has_left(self._socket.fileno()):
+            # It was not read while it waited for its turn.
+            self.close(None)
+            return
         frame = self._view[self._begin + 4 : self._begin + 4 + size_bytes]
         try:
             handle = yield from self._decode(frame)
@@ -396,7 +400,9 @@ class Connection:
 
     def _send_first(self) -> None:
         if len(self._unsent) > 1:
-            self._join_small()
+            joined = take_small(self._unsent, self._read)
+            if joined:
+                self._unsent.appendleft(joined)
         piece = self._unsent[0]
         if isinstance(piece, SendingSlice):
             self._send_file(piece)
@@ -410,23 +416,6 @@ class Connection:
             self._unsent.popleft()
         else:
             self._unsent[0] = memoryview(piece)[count:]
-
-    def _join_small(self) -> None:
-        """Make one piece of those at the front that are small."""
-        joined = bytearray()
-        unsent = self._unsent
-        while unsent and len(joined) < JOINED_BYTES_MAX:
-            piece = unsent[0]
-            if isinstance(piece, SendingSlice):
-                if piece.size_bytes > SLICE_BYTES_SMALL:
-                    break
-                piece = self._read(piece)
-            elif len(piece) > JOINED_BYTES_MAX:
-                break
-            joined += piece
-            unsent.popleft()
-        if joined:
-            unsent.appendleft(bytes(joined))
 
     def _read(self, piece: SendingSlice) -> bytes:
         data = piece.file.read(piece.size_bytes, piece.position)

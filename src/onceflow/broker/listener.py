@@ -2,16 +2,14 @@
 
 import asyncio
 import errno
-import fcntl
 import logging
 import select
 import socket
-import sys
-import termios
 from collections import Counter
 from typing import Any
 
 from onceflow.broker.answer_memory import AnswerMemory
+from onceflow.broker.client_socket import LEFT_EVENTS, unread_bytes
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.connection import Connection, Decode, Handle
 from onceflow.broker.request_memory import RequestMemory
@@ -23,8 +21,6 @@ logger = logging.getLogger(__name__)
 
 ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_SECONDS = 1.0
-
-_HAS_LEFT = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
 
 
 class CannotListen(OnceflowError):
@@ -184,9 +180,9 @@ class Listener:
         poll = select.poll()
         blind = {connection.fileno(): connection for connection in self._connections if connection.is_blind}
         for descriptor in blind:
-            poll.register(descriptor, _HAS_LEFT)
+            poll.register(descriptor, LEFT_EVENTS)
         for descriptor, _ in poll.poll(0):
-            if not blind[descriptor].has_whole_request(_unread_bytes(descriptor)):
+            if not blind[descriptor].has_whole_request(unread_bytes(descriptor)):
                 blind[descriptor].close(None)
 
     def _forget(self, connection: Connection) -> None:
@@ -207,11 +203,6 @@ class Listener:
     def _resume_accepting(self) -> None:
         if self._socket.fileno() >= 0:
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
-
-
-def _unread_bytes(descriptor: int) -> int:
-    """Return what the kernel holds for the socket."""
-    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _listen(config: BrokerConfig) -> socket.socket:

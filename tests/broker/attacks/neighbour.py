@@ -30,6 +30,7 @@ LATENCY_MS_MAX = 100.0
 GROWTH_MIB_MAX = 128.0
 RECOVERY_SECONDS_MAX = 2.0
 RECOVERY_WATCHED_SECONDS = 30.0
+CALM_SECONDS = 3.0
 TOPIC = "innocent"
 TIME_MS = 1_700_000_000_000
 VALUE_BYTES = 100
@@ -48,7 +49,7 @@ class Figures:
     growth_mib: float
     """The broker's largest resident set during the attack and the recovery, less the one before."""
     recovery_seconds: float
-    """From the attack's end until every later request of the neighbour took less than LATENCY_MS_MAX."""
+    """From the attack's end until the neighbour's 99th percentile over CALM_SECONDS is below LATENCY_MS_MAX again."""
 
     def __str__(self) -> str:
         return (
@@ -118,10 +119,12 @@ class Neighbour:
             samples.append((pending, time.monotonic() - pending))
         return sorted(1000 * took for at, took in samples if at < end and at + took >= begin)
 
-    def slow_until(self, begin: float) -> float:
-        """The end of the last slow request after `begin`; `begin` if none was slow."""
+    def calm_since(self, begin: float) -> float:
+        """When the 99th percentile of the CALM_SECONDS that followed was below its bound, first after `begin`."""
         slow = [at + took for at, took in self._samples if at + took > begin and took * 1000 >= LATENCY_MS_MAX]
-        return max([begin, *slow])
+        candidates = [begin, *slow]
+        calm = (at for at in candidates if p99(self.latencies_ms(at, at + CALM_SECONDS)) < LATENCY_MS_MAX)
+        return next(calm, candidates[-1])
 
 
 @contextmanager
@@ -182,17 +185,17 @@ def measure(
         attacked = neighbour.latencies_ms(began_at, ended_at)
         wait_for_calm(neighbour, ended_at)
         growth_mib = memory_mib(broker.pid, "VmHWM") - before_mib
-        recovered_at = neighbour.slow_until(ended_at)
+        recovered_at = neighbour.calm_since(ended_at)
     finally:
         neighbour.stop()
     return Figures(p99(quiet), p99(attacked), attacked[-1], growth_mib, recovered_at - ended_at)
 
 
 def wait_for_calm(neighbour: Neighbour, ended_at: float) -> None:
-    """Wait until nothing was slow for three seconds, at most RECOVERY_WATCHED_SECONDS."""
+    """Wait until nothing was slow for CALM_SECONDS, at most RECOVERY_WATCHED_SECONDS."""
     while time.monotonic() < ended_at + RECOVERY_WATCHED_SECONDS:
-        time.sleep(3)
-        latest = neighbour.latencies_ms(time.monotonic() - 3)
+        time.sleep(CALM_SECONDS)
+        latest = neighbour.latencies_ms(time.monotonic() - CALM_SECONDS)
         if latest and latest[-1] < LATENCY_MS_MAX:
             return
 
