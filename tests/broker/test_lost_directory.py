@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from onceflow.broker import group_commit
 from onceflow.testing import BrokerProcess
 from onceflow.wire.errors import ErrorCode
 from tests.broker.driven_broker import InnerBroker, eventually
@@ -51,8 +52,11 @@ def test_a_lost_directory_ends_the_broker(tmp_path: Path, lose: Callable[[Path],
 
 
 @LOSSES
-def test_a_lost_directory_acknowledges_nothing(tmp_path: Path, lose: Callable[[Path], None]) -> None:
-    """The first acks=all after the loss is an error, whatever else has noticed it by then."""
+def test_a_lost_directory_acknowledges_nothing(
+    tmp_path: Path, lose: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first acks=all after the next look at the directory is an error, whatever else has noticed it by then."""
+    monkeypatch.setattr(group_commit, "LOOK_S", 0)
     broker = InnerBroker(tmp_path / "data", disk=None)
     with broker, connected(broker.bootstrap) as client:
         client.create_topic("t", partitions=2)
@@ -63,6 +67,16 @@ def test_a_lost_directory_acknowledges_nothing(tmp_path: Path, lose: Callable[[P
             assert client.produce("t", partition, batch_of(b"lost")).error_code == ErrorCode.kafka_storage_error
         assert broker.call(lambda node: node.is_lost)
         assert broker.log("t").high_watermark == 1
+
+
+def test_rounds_look_at_the_directory_now_and_then(tmp_path: Path) -> None:
+    """Without the look of each tick, and though no log of the round is gone."""
+    broker = InnerBroker(tmp_path / "data", disk=None)
+    with broker, connected(broker.bootstrap) as client:
+        client.create_topic("t")
+        broker.call(lambda node: setattr(node, "check_directory", lambda: None))
+        rename(broker.data)
+        eventually(lambda: client.produce("t", 0, batch_of(b"lost")).error_code != 0, "a refusal")
 
 
 def test_every_waiting_client_is_answered_at_a_loss(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ partition, since the kernel may have dropped the pages (`PartitionLog.fail_sync`
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -28,6 +29,8 @@ PUT_OFF_ROUNDS_MAX = 50
 """A sync that could not begin (no free descriptor for the directory) is tried again for about ten seconds."""
 ROUND_PARTITIONS_MAX = 32
 """Bound of a round's length: some tens of milliseconds of syncs on an SSD."""
+LOOK_S = 0.05
+"""Rounds look at the data directory's path so often at most: a look costs a tenth of a single record's sync."""
 TIMER_MAX_S = 86_400.0
 """A `flush.ms` beyond this is a day: timers of the loop have a limit."""
 
@@ -41,7 +44,7 @@ class Ended(NamedTuple):
     errors: Sequence[OSError | None]
     """The error of each sync that failed."""
     is_in_place: bool = True
-    """Whether the data directory was at its path after the syncs."""
+    """Whether the data directory was at its path after the syncs, if this round looked."""
 
 
 class GroupCommit:
@@ -58,6 +61,7 @@ class GroupCommit:
         self._put_off: dict[Partition, int] = {}
         self._timers: dict[Partition, asyncio.TimerHandle] = {}
         """Of partitions with `flush.ms`: when what is unsynced now gets synced."""
+        self._look_at = -math.inf
         self._thread: RoundThread[Ended] = RoundThread("group-commit", self._end_round)
         self._is_running = False
         self._idle = asyncio.Event()
@@ -116,12 +120,19 @@ class GroupCommit:
             points = [(partition, point) for partition in dirty if (point := self._begin_one(partition)) is not None]
         self._syncing = {partition for partition, _point in points}
         try:
-            self._thread.begin(partial(_run, points, self._is_in_place))
+            self._thread.begin(partial(_run, points, self._is_in_place if self._is_look_due() else None))
         except OSError as error:
             # No descriptor is free for its pipe: tried again, like a directory that cannot be opened for its sync.
             for _partition, point in points:
                 point.put_off(error)
             asyncio.get_running_loop().call_soon(self._end_round, Ended(points, [None] * len(points)))
+
+    def _is_look_due(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now < self._look_at:
+            return False
+        self._look_at = now + LOOK_S
+        return True
 
     def _begin_one(self, partition: Partition) -> SyncPoint | None:
         try:
@@ -191,7 +202,7 @@ class GroupCommit:
         self._thread.close()
 
 
-def _run(points: Round, is_in_place: Callable[[], bool]) -> Ended:
+def _run(points: Round, is_in_place: Callable[[], bool] | None) -> Ended:
     """In the thread."""
     errors = run_round([point for _partition, point in points])
-    return Ended(points, errors, is_in_place())
+    return Ended(points, errors, is_in_place is None or is_in_place())
