@@ -22,7 +22,7 @@ class Remedy(StrEnum):
     # Any query
 
     START_AGAIN = "start the query again"
-    BEGIN_NEW_CHECKPOINT = "begin with a new checkpoint and an empty target ('onceflow sink reset')"
+    BEGIN_NEW_CHECKPOINT = "begin with a new checkpoint and an empty target ('onceflow sink reset … --execute')"
 
     TRY_AGAIN = "try again"
     LOOK_AT_BROKER_LOG = "look at the broker's log"
@@ -57,11 +57,11 @@ class Remedy(StrEnum):
 
     # A checkpoint's files and who uses it
 
-    OWN_CHECKPOINT = "give the sink the query's own checkpointLocation"
+    OWN_CHECKPOINT = 'give the query .option("checkpointLocation", …) and the sink the same path'
     NAME_CHECKPOINT = "name the query's own checkpointLocation"
     NEW_CHECKPOINT = "take a new checkpoint"
     PUT_FILE_BACK = "put the file back from a copy of the checkpoint"
-    FORGET_SINK = "forget the sink with 'onceflow sink reset' and write everything again"
+    FORGET_SINK = "forget the sink with 'onceflow sink reset … --execute' and write everything again"
     RESTORE_FILE = "look at its storage, and put the file back or delete it"
     ONE_SOURCE_PER_TOPIC = "read a topic once, and make several rows of a record with explode() instead of a union"
     ROWS_THROUGH_KAFKA = "write such rows to Kafka first, and read them there"

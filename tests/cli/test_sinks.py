@@ -157,7 +157,7 @@ def test_a_marker_of_redis_beside_its_checkpoint(
     if not fits:
         command = f"onceflow sink reset {' '.join(counts.words[:3])}"
         assert command in shown["sentence"]
-        assert "a checkpoint'" in shown["sentence"]
+        assert "a checkpoint' --execute'" in shown["sentence"]
     assert (shown["marker"]["batch"], shown["marker"]["offsets"]) == (written, {"in": {"0": 10 * written}})
     assert (shown["checkpoint"]["planned"], shown["checkpoint"]["committed"]) == (planned, committed)
     told = run("show", *counts.words, "--checkpoint", str(query.directory)).stdout
@@ -449,7 +449,7 @@ def test_the_way_out_can_be_copied(bootstrap: str, output: Output, query: Query)
     with Cluster(bootstrap) as cluster:
         place = place_of(cluster, "kafka", MARKER_TOPIC, f"file://{query.directory}", query.id)
     assert (place.name, place.reset) == (output.name, command[1])
-    assert run(*shlex.split(command[1])[2:], "--execute").exception is None
+    assert run(*shlex.split(command[1])[2:]).exception is None
     assert asked("show", *output.words, "--query", query.id)[1]["sinks"] == []
     assert left_in(query) == ["onceflow.lock"]
 
@@ -465,14 +465,14 @@ def test_the_way_out_can_be_copied(bootstrap: str, output: Output, query: Query)
 )
 def test_a_checkpoint_elsewhere_is_named_by_its_query(checkpoint: str, where: str) -> None:
     said = kafka_reset("h:1", "kafka", checkpoint, query="q", marker_topic="m")
-    assert said == f"onceflow sink reset kafka --bootstrap h:1 --name kafka --marker-topic m {where}"
+    assert said == f"onceflow sink reset kafka --bootstrap h:1 --name kafka --marker-topic m {where} --execute"
 
 
 def test_keys_that_are_not_named_after_the_hash_are_named_in_the_command() -> None:
     keys = ["app::clicks", "{app::clicks}:top", "elsewhere"]
     said = redis_reset("redis://ada:secret@h:1", "app::clicks", "hdfs://h/c", keys)
-    assert said == "onceflow sink reset redis --redis redis://h:1/0 --hash-key app::clicks --key elsewhere"
-    assert redis_reset("redis://h:1/1", "{a}", "/c", ["{a}:top"]).endswith("--hash-key '{a}' --checkpoint /c")
+    assert said == "onceflow sink reset redis --redis redis://h:1/0 --hash-key app::clicks --key elsewhere --execute"
+    assert redis_reset("redis://h:1/1", "{a}", "/c", ["{a}:top"]).endswith("--hash-key '{a}' --checkpoint /c --execute")
 
 
 def test_the_option_has_the_sinks_own_marker_topic() -> None:

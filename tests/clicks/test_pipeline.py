@@ -171,7 +171,7 @@ def reset_as_told(sentence: str) -> None:
     """Run the command of a message."""
     remedy = re.search(r"'(onceflow sink reset redis .*?)' and count", sentence)
     assert remedy is not None, sentence
-    done = CliRunner().invoke(onceflow, [*shlex.split(remedy[1])[1:], "--execute"])
+    done = CliRunner().invoke(onceflow, shlex.split(remedy[1])[1:])
     assert done.exit_code == 0, done.output
 
 

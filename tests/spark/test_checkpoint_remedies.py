@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
@@ -50,7 +51,7 @@ def two_batches(files: SparkFiles) -> SparkFiles:
 
 @pytest.mark.remedy(Remedy.OWN_CHECKPOINT)
 def test_another_checkpoint(two_batches: SparkFiles, tmp_path: Path) -> None:
-    """One without metadata, one without the batch, and one that lacks it when it is to be synced."""
+    """One that no query has used, one without the batch, and one that lacks it when it is to be synced."""
     other = SparkFiles(tmp_path / "other")
     with pytest.raises(CheckpointUnreadable) as without_plan:
         planned(other.directory, 1)
@@ -62,6 +63,19 @@ def test_another_checkpoint(two_batches: SparkFiles, tmp_path: Path) -> None:
         remedies.find(Remedy.OWN_CHECKPOINT, raised.value)
     LocalCheckpoint(two_batches.directory).prepare(1)
     assert planned(two_batches.directory, 1) == (5, 6)
+
+
+@pytest.mark.remedy(Remedy.OWN_CHECKPOINT)
+def test_a_query_without_its_sinks_checkpoint(job: Job, send: Send) -> None:
+    """Spark gives such a query a temporary one, which the sink does not have."""
+    send(["a"])
+    sink = job.sink()
+    with pytest.raises(StreamingQueryException, match="has no metadata") as raised:
+        finish(job.counted().writeStream.foreachBatch(sink))
+    sink.close()
+    remedies.find(Remedy.OWN_CHECKPOINT, raised.value)
+    job.run(job.counted())
+    assert job.counts() == {b"a": 1}
 
 
 @pytest.mark.remedy(Remedy.NEW_CHECKPOINT)

@@ -232,7 +232,7 @@ def test_a_lost_checkpoint(
         shutil.copytree(tmp_path / "copy", query.checkpoint)
         query.query_id = query_id
     elif remedy == "forget":
-        call(*words[1:], "--execute")
+        call(*words[1:])
         empty(query)
         lose_checkpoint(query)
     else:
@@ -272,7 +272,7 @@ def test_writing_anew(
     shutil.copytree(tmp_path / "older", query.checkpoint)
     query.arrivals = (7,)
     message = refusal(query)
-    call(*remedies.command(Remedy.WRITE_AGAIN, message, "reset")[1:], "--execute")
+    call(*remedies.command(Remedy.WRITE_AGAIN, message, "reset")[1:])
     if is_other:
         query.target += "-other"
         with Cluster(running.broker.bootstrap) as cluster:

@@ -280,7 +280,7 @@ def test_reset_of_one_leaves_the_other(sinks: Sinks, redis_client: Any, tmp_path
     wrong.close()
     remedy = re.search("'onceflow (sink reset redis .* --key counts .*?)'", str(raised.value))
     assert remedy is not None
-    done = CliRunner().invoke(onceflow, [*shlex.split(remedy[1]), "--execute"])
+    done = CliRunner().invoke(onceflow, shlex.split(remedy[1]))
     assert done.exit_code == 0, done.output
     assert redis_client.dump("counts") == before
     assert "stays: counts: belongs to marker {counts}:onceflow\n" in done.output

@@ -157,7 +157,7 @@ def test_without_rebuild_the_remedy_works(sinks: Sinks, redis_client: Any) -> No
     assert (shown.exit_code, "written and lost: {counts}:os\n" in shown.output) == (1, True)
     assert "does not fit: Redis lost batches: marker {counts}:onceflow has written {counts}:os" in shown.output
     words = remedies.command(Remedy.COUNT_AGAIN, raised.value, "reset")
-    done = CliRunner().invoke(onceflow, [*words[1:], "--execute"])
+    done = CliRunner().invoke(onceflow, words[1:])
     assert done.exit_code == 0, done.output
     sinks.files = SparkFiles(sinks.files.directory)
     sinks.files.plan(0, {"clicks": {"0": 0}})

@@ -25,7 +25,7 @@ __all__ = ["files", "redis_client", "sinks", "small_chunks"]
 
 def reset(words: list[str]) -> None:
     """Call `onceflow sink reset` as a message names it."""
-    done = CliRunner().invoke(onceflow, [*words[1:], "--execute"])
+    done = CliRunner().invoke(onceflow, words[1:])
     assert done.exit_code == 0, done.output
 
 

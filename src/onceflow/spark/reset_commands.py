@@ -24,14 +24,18 @@ def redis_reset(
         *(["--tags"] if tagged else []),
         *(word for key in others for word in ("--key", key)),
     ]
-    return shlex.join(["onceflow", "sink", "reset", "redis", *words, *_of_checkpoint(checkpoint)])
+    return _command("redis", *words, *_of_checkpoint(checkpoint))
 
 
 def kafka_reset(bootstrap: str, name: str, checkpoint: str | None, *, query: str, marker_topic: str) -> str:
     """For a Kafka sink; `query` stands for a checkpoint that is on no file system of this machine."""
     words = ["--bootstrap", bootstrap, "--name", name, "--marker-topic", marker_topic]
     where = _of_checkpoint(checkpoint) or ["--query", query]
-    return shlex.join(["onceflow", "sink", "reset", "kafka", *words, *where])
+    return _command("kafka", *words, *where)
+
+
+def _command(*words: str) -> str:
+    return shlex.join(["onceflow", "sink", "reset", *words, "--execute"])
 
 
 def local_path(location: str) -> str | None:
