@@ -35,7 +35,7 @@ def _pattern(remedy: Remedy) -> str:
     texts = [re.escape(text) for text, *_ in parts] + [""]
     groups = [f"(?P<{name}>.+?)" if name else "" for _, name, *_ in parts] + [""]
     if groups[-2]:
-        texts[-1] = "(?=[,:;]| or |$)"
+        texts[-1] = "(?=[,:;](?: |$)| or |$)"
     return "".join(text + group for text, group in zip(texts, groups, strict=True))
 
 

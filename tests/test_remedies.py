@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,40 +57,57 @@ def test_marks_of_campaigns_do_not_count() -> None:
     assert not list(remedies._marks_of(path, ast.parse(f"@pytest.mark.campaign\n{text}")))
 
 
-COVERED = "spark"
-"""The package whose remedies are all in the table."""
+COVERED = ("clicks", "cli", "dashboard", "spark")
+"""The packages, without those in them, whose remedies are all in the table."""
 USAGE = [
-    "accepted_losses",
-    "aggregate_plan",
-    "dead_letters",
-    "decode_schema",
-    "kafka_encode",
-    "kafka_rows",
-    "kafka_sink",
-    "offsets",
-    "options",
-    "position_options",
-    "positions",
-    "pushdown_options",
-    "redis_address",
-    "redis_sink",
-    "redis_tags",
-    "source",
-    "subscription",
+    "spark/accepted_losses",
+    "spark/aggregate_plan",
+    "spark/dead_letters",
+    "spark/decode_schema",
+    "spark/kafka_encode",
+    "spark/kafka_rows",
+    "spark/kafka_sink",
+    "spark/offsets",
+    "spark/options",
+    "spark/position_options",
+    "spark/positions",
+    "spark/pushdown_options",
+    "spark/redis_address",
+    "spark/redis_sink",
+    "spark/redis_tags",
+    "spark/source",
+    "spark/subscription",
 ]
 """Modules that say how options and columns are written."""
+USAGE_ERRORS = {"BadParameter", "UsageError", "WrongMapping", "option"}
+"""Errors, and click's help, that say how options are written."""
+NO_REMEDY = ("%s: restart %d of", "%s:%d is open to other machines", ": set ", "start, end, 47, ")
+"""How texts begin that only look like remedies."""
 TELLS = re.compile(
     r"(?:[;:,] |\bor |\bthen )(?:allow|begin|call|close|correct|delete|end|forget|give|grant|let|look|lower|mend|name"
     r"|put|raise|rename|restart|restore|set|start|stop|take|try|use|wait|write)\b(?! as )"
 )
 
 
+def messages(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Yield the texts of a module that may be of messages: neither docstrings nor usage."""
+    left_out = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and not _is_call(node.value)]
+    left_out += [node for node in ast.walk(tree) if _is_call(node, USAGE_ERRORS)]
+    inside = {id(node) for part in left_out for node in ast.walk(part)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield node
+
+
+def _is_call(node: ast.AST, names: Collection[str] | None = None) -> bool:
+    return isinstance(node, ast.Call) and (names is None or ast.unparse(node.func).rpartition(".")[2] in names)
+
+
 def test_no_message_has_its_own() -> None:
     own = []
-    for path in sorted((SOURCE / COVERED).glob("*.py")):
-        tree = ast.parse(path.read_text())
-        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docstrings]
-        found = [node for node in texts if isinstance(node.value, str) and TELLS.search(node.value)]
-        own += [f"{path.name}:{node.lineno}: {node.value}" for node in found if path.stem not in USAGE]
+    for path in (path for package in COVERED for path in sorted((SOURCE / package).glob("*.py"))):
+        name = path.relative_to(SOURCE).with_suffix("").as_posix()
+        texts = [node for node in messages(ast.parse(path.read_text())) if not str(node.value).startswith(NO_REMEDY)]
+        found = [node for node in texts if TELLS.search(str(node.value))]
+        own += [f"{name}:{node.lineno}: {node.value}" for node in found if name not in USAGE]
     assert not own, "put it into onceflow.remedies"

@@ -9,7 +9,8 @@ it: `@pytest.mark.remedy(Remedy.NAME)` marks the test that provokes the message,
 says, and sees that the thing works then. tests/test_remedies.py fails for a remedy without such a test, and where a
 message of a covered package seems to have one of its own.
 
-So far the table has the remedies of `onceflow.spark`; those of the other packages stand in their messages.
+So far the table has the remedies of `onceflow.clicks`, `cli`, `dashboard` and `spark`; those of the other packages
+stand in their messages.
 """
 
 from enum import StrEnum, unique
@@ -81,6 +82,62 @@ class Remedy(StrEnum):
     )
     MORE_DIGITS = "decode {column} with more digits"
     FIND_RECORD = "look for the record that is so large"
+
+    # The counts of 'onceflow run', and files that are replayed
+
+    WRITE_TO_FILE = "write it to a file first"
+    NAME_FORMAT = "say it with --input-format"
+    NAME_COLUMNS = "give each its own name"
+    OTHER_REJECTS = "name another with --rejects"
+    SKIP_SENT = "--skip {position} goes on"
+    NAME_TIME = "name it with --field event_time=FIELD"
+    MAKE_ROOM = "make room"
+    OTHER_TMPDIR = "set TMPDIR to another place"
+    START_RUN = "start 'onceflow run' with this --redis and --hash-key"
+    NAME_WHAT_RUNS = "name the ones that it was started with"
+    START_STREAM = "if the stream stopped in the middle of a batch start it again"
+    LONGER_TRIGGER = "else give it a longer --trigger"
+    NAME_COUNTED_TOPIC = "name the right --topic"
+    NAME_HASH_KEY = "name its --hash-key"
+    OTHER_COUNTS = "name another --hash-key"
+
+    # The command line
+
+    INSTALL_EXTRA = "install it with: pip install '{package}'"
+    SKIP_QUESTION = "--yes skips the question"
+    ADVERTISE = "say with --advertise HOST:PORT which one clients should use"
+    STOP_DEMO = "stop it"
+    OTHER_DEMO = "give --data"
+    DEMO_AGAIN = "where this machine was only slow, the same command goes on from there"
+    FORGET_RUN = "'onceflow sink reset redis --execute' forgets what 'onceflow run' counted"
+    ADD_EXECUTE = "add --execute to do it"
+    STOP_MEMBERS = "stop them first"
+    LIST_GROUPS = "'onceflow group list' shows what is there"
+    SHOW_MEMBERS = "'onceflow group describe {group}' shows them"
+    LIST_TRANSACTIONS = "'onceflow transaction list' shows what is there"
+    LIST_CONFIGS = "'onceflow config topic {topic} --all' shows them"
+    GIVE_OFFSET = "use --to-offset"
+    TRIM_ALL = "--before end deletes all"
+    ADD_TAGS = "add --tags"
+    NAME_TAG = "name one of them, as --hash-key {key}"
+    NAME_KEYS = "name other keys with --key"
+    DELETE_UNCLAIMED = "delete what is this sink's with: {command}"
+    LIST_KAFKA_SINKS = "'onceflow sink show kafka' shows those that have"
+    STOP_DRIVER = "stop its driver"
+    ABORT_DEAD = "if that is dead end it with '{command}'"
+    LEAVE_CHECKPOINT_OUT = "leave --checkpoint out to keep it"
+    CHECKPOINT_OF_COUNTS = "name the one that belongs to the counts"
+    NAME_SINK = "name that sink and where it writes"
+    ADD_MISSING_OK = "if all is lost there, add --missing-ok"
+
+    # The live page
+
+    STOP_LISTENER = "stop what listens there"
+    OTHER_PAGE_PORT = "choose another --port, or 0 for a free one"
+    HIGHER_PORT = "choose a --port above 1023"
+    THIS_MACHINE = "try --host 127.0.0.1"
+    FREE_PORT = "--port 0"
+    CLOSE_PAGES = "close some"
 
     # Output in Kafka
 

@@ -8,9 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from onceflow.broker.config import BrokerConfig
+from onceflow.cli import broker as broker_command
+from onceflow.cli import onceflow
+from onceflow.remedies import Remedy
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
+from tests import remedies
 from tests.broker.raw_client import connected
 
 
@@ -81,6 +87,25 @@ def test_wrong_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], c
     refused = run("--data", str(tmp_path / "data"), *arguments)
     assert (refused.returncode, refused.stdout) == (code, "")
     assert message in refused.stderr
+
+
+@pytest.mark.remedy(Remedy.ADVERTISE)
+def test_every_address_with_one_for_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server itself is left out: it would be open to other machines."""
+    refused = run("--data", str(tmp_path / "data"), "--listen", "0.0.0.0:0")
+    remedies.find(Remedy.ADVERTISE, refused.stderr)
+    served: list[BrokerConfig] = []
+
+    async def serve(config: BrokerConfig) -> None:
+        served.append(config)
+
+    monkeypatch.setattr(broker_command, "_serve", serve)
+    monkeypatch.setattr(broker_command, "_allow_many_files", lambda: None)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _seconds: None)
+    words = ["broker", "--data", str(tmp_path / "data"), "--listen", "0.0.0.0:0", "--advertise", "example.org:9092"]
+    done = CliRunner().invoke(onceflow, words)
+    assert done.exit_code == 0, done.output
+    assert served[0].advertised == ("example.org", 9092)
 
 
 def test_the_options_of_topics_and_addresses_are_honoured(tmp_path: Path) -> None:

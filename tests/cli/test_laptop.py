@@ -10,7 +10,9 @@ from onceflow import services
 from onceflow.cli import laptop as laptop_module
 from onceflow.cli.laptop import HASH_KEY, TOPIC, Laptop
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.testing import Broker
+from tests import remedies
 from tests.broker.driven_broker import eventually
 from tests.clicks.counted import GOOD_AND_BAD, Values, count, write
 from tests.conftest import RedisProcess
@@ -108,15 +110,20 @@ def test_a_log_that_is_full_and_counted_is_no_slow_start(
     assert "the log has reached its 1 MiB (--max-bytes) and is counted: nothing new will come" in capfd.readouterr().err
 
 
+@pytest.mark.remedy(Remedy.DEMO_AGAIN)
 def test_who_waits_is_told_that_the_machine_is_slow_and_at_last_how_to_go_on(
     watched: Callable[[Values], Laptop], capfd: pytest.CaptureFixture[str]
 ) -> None:
     laptop = watched(GOOD_AND_BAD)
     write(laptop.bootstrap, TOPIC, GOOD_AND_BAD)
-    with pytest.raises(
-        OnceflowError, match=r"nothing was counted within 1 s, .*spark\.log and jvm\.log .* goes on from"
-    ):
+    with pytest.raises(OnceflowError, match=r"nothing was counted within 1 s, .*spark\.log and jvm\.log") as raised:
         laptop.watch(0)
+    remedies.find(Remedy.DEMO_AGAIN, raised.value)
     printed = capfd.readouterr().err
     assert printed.count("this machine is slow or busy") == 1
     assert "nothing new will come" not in printed
+    # The same command again finds what Spark has counted since.
+    twice = {partition: [*part, *part] for partition, part in GOOD_AND_BAD.items()}
+    count(laptop.redis_url, HASH_KEY, TOPIC, twice, batch="2")
+    laptop.watch(0)
+    assert "first micro-batch committed" in capfd.readouterr().err

@@ -1,13 +1,16 @@
 """`onceflow reset`: the demo's folder goes, what `onceflow run` keeps in it stays."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from onceflow.cli import main, onceflow
-from onceflow.cli.laptop import reset_command
+from onceflow.cli.laptop import DemoRuns, reset_command, take_folder
+from onceflow.remedies import Remedy
+from tests import remedies
 
 
 def demo_folder(tmp_path: Path) -> Path:
@@ -40,6 +43,7 @@ def test_checkpoints_of_ones_own_pipelines_are_spared(tmp_path: Path) -> None:
     assert f"{directory / 'checkpoints'} stays" in done.stderr
 
 
+@pytest.mark.remedy(Remedy.SKIP_QUESTION)
 def test_without_a_yes_the_demo_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,8 +53,33 @@ def test_without_a_yes_the_demo_stays(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    assert capsys.readouterr().err.endswith("onceflow: nothing was removed; --yes skips the question\n")
+    said = capsys.readouterr().err
+    assert said.endswith("onceflow: nothing was removed; --yes skips the question\n")
     assert (directory / "demo.json").exists()
+    remedies.find(Remedy.SKIP_QUESTION, said)
+    done = CliRunner().invoke(onceflow, ["reset", "--data", str(directory), "--yes"], standalone_mode=False)
+    assert (done.exception, directory.exists()) == (None, False)
+
+
+@pytest.mark.remedy(Remedy.STOP_DEMO, Remedy.OTHER_DEMO)
+def test_the_folder_of_a_demo_that_runs(tmp_path: Path) -> None:
+    directory = demo_folder(tmp_path)
+    words = ["reset", "--data", str(directory), "--yes"]
+    with take_folder(directory):
+        refused = CliRunner().invoke(onceflow, words, standalone_mode=False)
+        assert f"is running, pid {os.getpid()}" in str(refused.exception)
+        with pytest.raises(DemoRuns) as raised, take_folder(directory):
+            pass
+        remedies.find(Remedy.OTHER_DEMO, raised.value)
+        (tmp_path / "other").mkdir()
+        with take_folder(tmp_path / "other"):
+            pass
+    for message in (refused.exception, raised.value):
+        remedies.find(Remedy.STOP_DEMO, message)
+    with take_folder(directory):
+        pass
+    done = CliRunner().invoke(onceflow, words, standalone_mode=False)
+    assert (done.exception, directory.exists()) == (None, False)
 
 
 def test_the_hint_names_a_folder_that_is_not_the_default() -> None:

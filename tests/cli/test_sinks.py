@@ -205,6 +205,7 @@ def test_show_tells_who_drives_and_takes_nothing_from_him(counts: Counts, query:
     assert shown["checkpoint"]["driver"] == "JVM with pid 7 on here"
 
 
+@pytest.mark.remedy(Remedy.ADD_EXECUTE)
 def test_reset_of_redis_shows_first_and_then_takes_all_that_is_the_sinks(counts: Counts, query: Query) -> None:
     counts.write(query.commit(1))
     beside, other = f"{{{counts.hash_key}}}:top", f"{counts.hash_key}-other"
@@ -215,7 +216,7 @@ def test_reset_of_redis_shows_first_and_then_takes_all_that_is_the_sinks(counts:
     words = ("reset", *counts.words, "--checkpoint", str(query.directory))
     dry = run(*words)
     assert dry.exception is None
-    assert "nothing was changed: add --execute" in dry.stderr
+    remedies.find(Remedy.ADD_EXECUTE, dry.stderr)
     assert dry.stdout.count("would be forgotten: ") == 5
     assert counts.client.exists(counts.marker_key, counts.hash_key, beside) == 3 and query.directory.exists()
     code, done = asked(*words, "--key", other, "--execute")
@@ -227,6 +228,7 @@ def test_reset_of_redis_shows_first_and_then_takes_all_that_is_the_sinks(counts:
     assert left_in(query) == ["onceflow.lock"]
 
 
+@pytest.mark.remedy(Remedy.LEAVE_CHECKPOINT_OUT, Remedy.CHECKPOINT_OF_COUNTS)
 def test_reset_of_redis_says_that_counts_and_checkpoint_are_of_two_queries(
     counts: Counts, query: Query, tmp_path: Path
 ) -> None:
@@ -237,7 +239,11 @@ def test_reset_of_redis_says_that_counts_and_checkpoint_are_of_two_queries(
     said = f"the counts are of query {other.id} and the checkpoint is of query {query.id}: with --execute both go"
     assert f"take care: {said}" in run(*words, str(query.directory)).stdout
     assert said in asked(*words, str(query.directory))[1]["other_query"]
+    remedies.find(Remedy.CHECKPOINT_OF_COUNTS, run(*words, str(query.directory)).stdout)
     assert "take care" not in run(*words, str(other.directory)).stdout
+    remedies.find(Remedy.LEAVE_CHECKPOINT_OUT, run(*words, str(query.directory)).stdout)
+    assert asked(*words[:-1], "--execute")[1]["executed"] and (query.directory / "metadata").exists()
+    counts.write(other.plan(1))
     # Damage is what a reset is for, and says nothing about whose it is.
     (query.directory / "metadata").write_text("torn")
     assert asked(*words, str(query.directory), "--execute")[1]["other_query"] is None
@@ -274,16 +280,36 @@ def test_a_driver_that_waits_during_a_reset_gets_the_lock_that_later_ones_ask_fo
         assert os.path.samestat(os.fstat(waiting.fileno()), (query.directory / "onceflow.lock").stat())
 
 
+@pytest.mark.remedy(Remedy.NAME_SINK, Remedy.ADD_MISSING_OK)
 def test_reset_of_redis_keeps_a_checkpoint_whose_sink_is_not_there(counts: Counts, query: Query) -> None:
     query.commit(1)
     for more in ((), ("--execute",)):
         refused = run("reset", *counts.words, "--checkpoint", str(query.directory), *more)
         assert isinstance(refused.exception, NoSuchSink)
         assert f"no key of a sink with hash key {counts.hash_key} at " in str(refused.exception)
-        assert "if all is lost there, add --missing-ok" in str(refused.exception)
+        remedies.find(Remedy.ADD_MISSING_OK, refused.exception)
+        remedies.find(Remedy.NAME_SINK, refused.exception)
     assert (query.directory / "metadata").exists() and (query.directory / "commits" / "1").exists()
     lost = run("reset", *counts.words, "--checkpoint", str(query.directory), "--missing-ok", "--execute")
     assert lost.exception is None and left_in(query) == ["onceflow.lock"]
+    (query.directory / "onceflow.lock").unlink()
+    counts.write(Query(query.directory).commit(1))
+    words = (*counts.words[:-1], "wrong", "--checkpoint", str(query.directory), "--execute")
+    remedies.find(Remedy.NAME_SINK, run("reset", *words).exception)
+    named = run("reset", *counts.words, "--checkpoint", str(query.directory), "--execute")
+    assert named.exception is None and not counts.client.exists(counts.marker_key)
+
+
+@pytest.mark.remedy(Remedy.NAME_KEYS)
+def test_reset_of_a_sink_whose_hash_is_gone(counts: Counts, query: Query) -> None:
+    counts.write(query.commit(1))
+    other = f"{counts.hash_key}-other"
+    counts.client.rename(counts.hash_key, other)
+    counts.claim(other)
+    words = ("reset", *counts.words, "--checkpoint", str(query.directory))
+    remedies.find(Remedy.NAME_KEYS, run(*words).stdout)
+    assert run(*words, "--key", other, "--execute").exception is None
+    assert not counts.client.exists(other, counts.marker_key)
 
 
 def test_reset_leaves_keys_of_another_sink(counts: Counts, query: Query, redis_server: RedisProcess) -> None:
@@ -308,6 +334,7 @@ def test_reset_leaves_keys_of_another_sink(counts: Counts, query: Query, redis_s
         sink.client.close()
 
 
+@pytest.mark.remedy(Remedy.DELETE_UNCLAIMED)
 def test_reset_names_keys_that_no_sink_claims(counts: Counts, query: Query) -> None:
     """A marker of an earlier version: nothing says whether its counts are its own."""
     counts.write(query.commit(1))
@@ -317,9 +344,8 @@ def test_reset_names_keys_that_no_sink_claims(counts: Counts, query: Query) -> N
     assert done.exception is None
     assert counts.client.exists(counts.marker_key, counts.hash_key) == 2
     assert left_in(query) == ["onceflow.lock"]
-    remedy = re.search("claimed by no sink .* with: (UNLINK .*)", done.stdout)
-    assert remedy is not None
-    assert counts.client.execute_command(*shlex.split(remedy[1])) == 3
+    (line,) = [each for each in done.stdout.splitlines() if "claimed by no sink" in each]
+    assert counts.client.execute_command(*remedies.command(Remedy.DELETE_UNCLAIMED, line, "command")) == 3
     assert not counts.client.exists(counts.marker_key, counts.hash_key)
     alone = run("reset", *counts.words, "--missing-ok")
     assert alone.stdout == "there is nothing to forget\n"
@@ -365,6 +391,23 @@ def test_reset_without_a_checkpoint_says_what_that_leaves(counts: Counts, query:
     done = asked("reset", *counts.words, "--execute")[1]
     assert "the query refuses to go on with it" in done["kept"][1]
     assert counts.client.exists(counts.marker_key) == 0 and query.directory.exists()
+
+
+@pytest.mark.remedy(Remedy.FORGET_RUN)
+def test_reset_of_a_demo_names_the_reset_of_a_pipeline(
+    redis_server: RedisProcess, query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pipeline").mkdir()
+    refused = CliRunner().invoke(onceflow, ["reset", "--data", str(tmp_path / "pipeline"), "--yes"])
+    assert "holds no demo (no demo.json in it)" in str(refused.exception)
+    remedies.find(Remedy.FORGET_RUN, refused.exception)
+    monkeypatch.setenv("ONCEFLOW_REDIS", redis_server.url.removesuffix("1") + "7")
+    counts = Counts(redis_server, "app::users::click")
+    counts.client = redis.Redis.from_url(os.environ["ONCEFLOW_REDIS"], decode_responses=True)
+    counts.write(query.commit(1))
+    assert run("reset", "redis", "--execute").exception is None
+    assert not counts.client.keys()
+    counts.client.close()
 
 
 # Kafka
@@ -518,6 +561,7 @@ def test_reset_of_kafka_forgets_both_copies_and_the_checkpoint_and_no_record(
     assert f"no Kafka sink of query {query.id} has a marker" in str(again.exception)
 
 
+@pytest.mark.remedy(Remedy.NAME_SINK, Remedy.LIST_KAFKA_SINKS)
 def test_reset_of_kafka_keeps_a_checkpoint_whose_sink_is_not_there(output: Output, query: Query) -> None:
     output.write(1)
     query.commit(1)
@@ -526,6 +570,12 @@ def test_reset_of_kafka_keeps_a_checkpoint_whose_sink_is_not_there(output: Outpu
     assert isinstance(refused.exception, NoSuchSink)
     assert f"no marker of a Kafka sink 'kafak' of query {query.id} in " in str(refused.exception)
     assert (query.directory / "metadata").exists() and (query.directory / "commits" / "1").exists()
+    remedies.find(Remedy.NAME_SINK, refused.exception)
+    unknown = run("reset", *output.words, "--name", "kafak", "--query", query.id, "--execute")
+    remedies.find(Remedy.LIST_KAFKA_SINKS, unknown.exception)
+    assert query.id in [found["query"] for found in asked("show", *output.words)[1]["sinks"]]
+    named = run("reset", *output.words, "--name", "kafka", "--checkpoint", str(query.directory), "--execute")
+    assert named.exception is None
 
 
 def test_a_driver_left_over_from_before_a_reset_stops(output: Output, query: Query) -> None:
@@ -535,6 +585,7 @@ def test_a_driver_left_over_from_before_a_reset_stops(output: Output, query: Que
         output.driver.write(3, of=query.plan(3))
 
 
+@pytest.mark.remedy(Remedy.STOP_DRIVER, Remedy.ABORT_DEAD)
 def test_reset_of_kafka_is_refused_while_a_driver_runs_or_has_a_transaction_open(
     bootstrap: str, output: Output, query: Query
 ) -> None:
@@ -548,10 +599,18 @@ def test_reset_of_kafka_is_refused_while_a_driver_runs_or_has_a_transaction_open
         writing.send(output.topic, b"half", partition=0)
         writing.flush()
         refused = str(run(*words).exception)
+        remedies.find(Remedy.STOP_DRIVER, refused)
     assert "has a transaction open (Ongoing)" in refused
-    assert f"'onceflow transaction abort {output.name}'" in refused
     assert query.directory.exists()
     assert asked("show", *output.words, "--query", query.id)[0] == 0
+    dead = TransactionalProducer(bootstrap, output.name)
+    dead.begin()
+    dead.send(output.topic, b"half", partition=0)
+    dead.flush()
+    command = remedies.command(Remedy.ABORT_DEAD, str(run(*words).exception), "command")
+    done = CliRunner().invoke(onceflow, command[1:], input="y\n")
+    assert done.exit_code == 0, done.output
+    dead.close()
     assert run(*words).exception is None
 
 

@@ -23,11 +23,14 @@ from onceflow.cli import onceflow
 from onceflow.cli.pipeline import checkpoint_of
 from onceflow.clicks import pipeline, results
 from onceflow.clicks.pipeline import ClickPipeline, sentence_of
+from onceflow.clicks.results import NothingCounted, Results
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import UnknownTopic
+from onceflow.remedies import Remedy
 from onceflow.spark.checkpoint_lock import without_driver
 from onceflow.spark.redis_sink import DataMisfit, MarkerRefused, RedisSink, RepairFailed
+from tests import remedies
 from tests.clicks.counted import GOOD_AND_BAD, write
 from tests.clicks.counting_run import CountingRun
 from tests.conftest import WITHIN_S, RedisProcess
@@ -165,6 +168,17 @@ def test_what_stops_the_query_is_one_sentence(
     run.count(spark)
     assert run.verify()["clicks"] == 13
     assert_not_restarted(caplog)
+
+
+@pytest.mark.remedy(Remedy.START_RUN)
+def test_a_hash_key_under_which_nothing_is_counted(run: CountingRun, spark: SparkSession) -> None:
+    write(run.bootstrap, run.topic, GOOD_AND_BAD)
+    with Results(run.url, run.hash_key) as results:
+        with pytest.raises(NothingCounted) as raised:
+            results.require_marker()
+        remedies.find(Remedy.START_RUN, raised.value)
+        run.count(spark)
+        assert results.require_marker().complete
 
 
 def reset_as_told(sentence: str) -> None:

@@ -1,11 +1,15 @@
 """Real log files as events: readers, mapping, order, pace, rejects, and going on after a stop."""
 
+import errno
 import gzip
 import json
 import os
 import random
+import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -18,8 +22,10 @@ from onceflow.clicks.lines import FileUnreadable, Rejected
 from onceflow.clicks.mapping import FieldMapping, MappedEvent, Mapper, Unmappable, WrongMapping, time_reader
 from onceflow.clicks.readers import FormatUnknown, InputFormat, Row, guess_format, rows_of
 from onceflow.clicks.replay import Pace, Progress, Rejects, Replay, ReplayFailed, send
-from onceflow.clicks.time_order import NoTime, in_time_order
+from onceflow.clicks.time_order import NoTime, SortFailed, in_time_order
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
+from tests import remedies
 from tests.clicks.test_generator import records
 
 LOG_LINE = (
@@ -94,10 +100,26 @@ def test_a_line_in_quotes_that_is_not_utf8_takes_its_row_with_it(tmp_path: Path)
     ]
 
 
+@pytest.mark.remedy(Remedy.NAME_COLUMNS)
 def test_a_header_that_names_a_column_twice(tmp_path: Path) -> None:
     path = file_of(tmp_path, "a.csv", "id,text,id\n1,a,2\n")
-    with pytest.raises(FormatUnknown, match="names the column 'id' twice"):
+    with pytest.raises(FormatUnknown, match="names the column 'id' twice") as raised:
         read(path, InputFormat.CSV)
+    remedies.find(Remedy.NAME_COLUMNS, raised.value)
+    path.write_text(path.read_text().replace("text,id", "text,id_2"))
+    assert fields(path, InputFormat.CSV) == [{"id": "1", "text": "a", "id_2": "2"}]
+
+
+@pytest.mark.remedy(Remedy.NAME_FORMAT)
+def test_a_file_whose_format_is_not_told(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "uids", "uid\nada\n")
+    mapping = FieldMapping(constants={"click_count": "1"})
+    with pytest.raises(FormatUnknown) as raised:
+        Replay([path], mapping).check()
+    remedies.find(Remedy.NAME_FORMAT, raised.value)
+    assert str(raised.value).endswith(f"{Remedy.NAME_FORMAT} csv|jsonl|combined")
+    replay = Replay([path], mapping, InputFormat.CSV)
+    assert [event.key for event in replay.events(Rejects(tmp_path / "rejects"))] == [b"ada"]
 
 
 def test_json_lines(tmp_path: Path) -> None:
@@ -312,9 +334,45 @@ def test_the_sort_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not list(tmp_path.iterdir())
 
 
-def test_events_without_a_time_cannot_be_sorted() -> None:
-    with pytest.raises(NoTime, match="--field event_time="):
-        list(in_time_order(iter([MappedEvent(None, b"k", b"v")])))
+@pytest.mark.remedy(Remedy.NAME_TIME)
+def test_events_without_a_time_cannot_be_sorted(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "a.csv", "uid,at,click_count\nada,2000,1\nbob,1000,1\n")
+    rejects = Rejects(tmp_path / "rejects")
+    with pytest.raises(NoTime) as raised:
+        list(Replay([path], by_time=True).events(rejects))
+    remedies.find(Remedy.NAME_TIME, raised.value)
+    named = Replay([path], FieldMapping({"event_time": "at"}), by_time=True)
+    assert [event.key for event in named.events(rejects)] == [b"bob", b"ada"]
+
+
+@pytest.mark.remedy(Remedy.MAKE_ROOM, Remedy.OTHER_TMPDIR)
+@pytest.mark.parametrize("has_room", ["made", "elsewhere"])
+def test_a_sort_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_room: str) -> None:
+    """The folder for temporary files passes for a full one while it has a certain file."""
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "large").touch()
+    open_file = tempfile.NamedTemporaryFile
+
+    def written(*, dir: Path, delete: bool) -> Any:
+        if (Path(dir).parent / "large").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return open_file(dir=dir, delete=delete)
+
+    monkeypatch.setattr("onceflow.clicks.time_order.tempfile.NamedTemporaryFile", written)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(full))
+    with pytest.raises(SortFailed, match=rf"in {re.escape(str(full))} .*No space left") as raised:
+        list(in_time_order(events_at([3, 2, 1])))
+    remedies.find(Remedy.MAKE_ROOM, raised.value)
+    remedies.find(Remedy.OTHER_TMPDIR, raised.value)
+    if has_room == "made":
+        (full / "large").unlink()
+    else:
+        (tmp_path / "other").mkdir()
+        monkeypatch.setenv("TMPDIR", str(tmp_path / "other"))
+    monkeypatch.setattr("tempfile.tempdir", None)  # As a new process has it.
+    assert [event.time_ms for event in in_time_order(events_at([3, 2, 1]))] == [1, 2, 3]
 
 
 # Sending
@@ -356,6 +414,7 @@ def test_a_failure_says_from_where_to_go_on(monkeypatch: pytest.MonkeyPatch) -> 
         send(Replay([], skip=2), events_at([0] * 30), Sink(fail_after=10), Progress(), lambda _: False)
 
 
+@pytest.mark.remedy(Remedy.SKIP_SENT)
 def test_a_damaged_file_says_exactly_from_where_to_go_on(tmp_path: Path) -> None:
     whole = "".join(f'{{"uid":"{random.Random(number).random()}","click_count":1}}\n' for number in range(5000))
     path = tmp_path / "a.jsonl.gz"
@@ -366,25 +425,43 @@ def test_a_damaged_file_says_exactly_from_where_to_go_on(tmp_path: Path) -> None
     with pytest.raises(ReplayFailed, match=r"is damaged after line .* acknowledged, .* --skip") as failed:
         send(replay, events, sink, progress, lambda _: False)
     assert len(sink.values) > 100
-    assert f"--skip {3 + len(sink.values)} goes on" in str(failed.value)
+    skip = int(remedies.find(Remedy.SKIP_SENT, failed.value)["position"])
+    assert skip == 3 + len(sink.values)
     assert "twice" not in str(failed.value)
     assert progress.acknowledged == progress.sent == len(sink.values)
+    path.write_bytes(gzip.compress(whole.encode()))
+    mended = Replay([path], skip=skip)
+    send(mended, mended.events(Rejects(tmp_path / "rejects")), sink, Progress(), lambda _: False)
+    assert (len(sink.values), len(set(sink.values))) == (5000 - 3, 5000 - 3)
 
 
+@pytest.mark.remedy(Remedy.WRITE_TO_FILE)
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     os.mkfifo(path)
-    with pytest.raises(FileUnreadable, match=r"no regular file .* write it to a file first"):
+    with pytest.raises(FileUnreadable, match="no regular file") as raised:
         Replay([path]).check()
+    remedies.find(Remedy.WRITE_TO_FILE, raised.value)
+    written = Replay([file_of(tmp_path, "b.csv", "uid,click_count\nada,1\n")])
+    written.check()
+    assert [event.key for event in written.events(Rejects(tmp_path / "rejects"))] == [b"ada"]
 
 
+@pytest.mark.remedy(Remedy.OTHER_REJECTS)
 def test_the_rejects_file_is_none_of_the_files(tmp_path: Path) -> None:
     path = file_of(tmp_path, "rejects.jsonl", 'bad\n{"uid":"u","click_count":1}\n')
     other = tmp_path / "link.jsonl"
     other.hardlink_to(path)
-    with Rejects(other) as rejects, pytest.raises(ReplayFailed, match="name another with --rejects"):
+    with Rejects(other) as rejects, pytest.raises(ReplayFailed) as read:
         Replay([path]).events(rejects)
     assert path.stat().st_size > 10
+    with Rejects(tmp_path) as rejects, pytest.raises(ReplayFailed, match="cannot be written") as unwritable:
+        list(Replay([path]).events(rejects))
+    for raised in (read, unwritable):
+        remedies.find(Remedy.OTHER_REJECTS, raised.value)
+    with Rejects(tmp_path / "another") as rejects:
+        assert [event.key for event in Replay([path]).events(rejects)] == [b"u"]
+    assert rejects.count == 1
 
 
 def test_a_line_of_json_without_a_field_is_rejected_even_the_first(tmp_path: Path) -> None:
@@ -403,14 +480,16 @@ def test_a_field_that_none_of_the_first_json_lines_has_is_told_at_once(tmp_path:
     Replay([path], FieldMapping({"uid": "usr"})).check()
 
 
+@pytest.mark.remedy(Remedy.NAME_TIME)
 def test_the_pace_follows_the_events_and_never_waits_for_the_past() -> None:
     now_s = 100.0
     pace = Pace(60, lambda: now_s)
     assert pace.pause_s(MappedEvent(600_000, b"", b"")) == 0
     assert pace.pause_s(MappedEvent(660_000, b"", b"")) == 1
     assert pace.pause_s(MappedEvent(0, b"", b"")) == 0
-    with pytest.raises(WrongMapping, match="--speed needs to know the time"):
+    with pytest.raises(WrongMapping, match="--speed needs to know the time") as raised:
         pace.pause_s(MappedEvent(None, b"", b""))
+    remedies.find(Remedy.NAME_TIME, raised.value)
     assert Pace(None).pause_s(MappedEvent(None, b"", b"")) == 0
 
 

@@ -22,8 +22,10 @@ from onceflow.clicks.results import (
 )
 from onceflow.client.cluster import Cluster
 from onceflow.client.lag import Lag
+from onceflow.remedies import Remedy
 from onceflow.services import free_port
 from onceflow.spark.redis_address import RedisAddressInvalid
+from tests import remedies
 from tests.clicks.counted import GOOD_AND_BAD, count, write
 from tests.conftest import RedisProcess
 
@@ -51,14 +53,19 @@ def test_a_snapshot_has_everything(redis_server: RedisProcess, hash_key: str) ->
     assert json.loads(json.dumps(snapshot.as_json()))["top"][0] == {"uid": "bob", "clicks": 8}
 
 
+@pytest.mark.remedy(Remedy.NAME_WHAT_RUNS)
 def test_before_the_first_batch(redis_server: RedisProcess, hash_key: str) -> None:
     with Results(redis_server.url, hash_key) as reading:
         snapshot = reading.snapshot()
         assert (snapshot.events, snapshot.users, snapshot.top, snapshot.marker, snapshot.batch) == (0, 0, [], None, -1)
         assert reading.clicks_of("ada") is None
         assert reading.dead_pointers() == []
-        with pytest.raises(NothingCounted, match="start 'onceflow run'"):
+        with pytest.raises(NothingCounted) as raised:
             reading.require_marker()
+    remedies.find(Remedy.NAME_WHAT_RUNS, raised.value)
+    count(redis_server.url, f"{hash_key}-other", "t", GOOD_AND_BAD)
+    with Results(redis_server.url, f"{hash_key}-other") as reading:
+        assert reading.require_marker().batch == 1
 
 
 @pytest.mark.parametrize(
@@ -165,14 +172,17 @@ def test_a_shorter_list_is_the_begin_of_a_longer(redis_server: RedisProcess, has
             assert [uid for uid, _clicks in results.snapshot(top=top).top] == exported[:top]
 
 
+@pytest.mark.remedy(Remedy.START_STREAM, Remedy.LONGER_TRIGGER)
 def test_a_file_is_of_one_micro_batch(
     redis_server: RedisProcess, hash_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "STANDSTILL_PAUSE_S", 0)
     count(redis_server.url, hash_key, "t", GOOD_AND_BAD, complete="0")
     with Results(redis_server.url, hash_key) as reading, redis.Redis.from_url(redis_server.url) as client:
-        with pytest.raises(NeverStill, match="no micro-batch stood complete"):
+        with pytest.raises(NeverStill, match="no micro-batch stood complete") as raised:
             reading.users()
+        remedies.find(Remedy.START_STREAM, raised.value)
+        remedies.find(Remedy.LONGER_TRIGGER, raised.value)
         looks = iter([(2, "0"), (3, "1"), (4, "1"), (4, "1"), (4, "1")])
         look = reading.require_marker
 

@@ -1,6 +1,7 @@
 """verify against a real broker and Redis: equal, different in every way, and the cases where it cannot say."""
 
 import copy
+import itertools
 import json
 import os
 import sys
@@ -16,7 +17,9 @@ from onceflow.cli import onceflow
 from onceflow.clicks import verify as verifying
 from onceflow.clicks.results import Keys
 from onceflow.client.cluster import Cluster
+from onceflow.remedies import Remedy
 from onceflow.services import free_port
+from tests import remedies
 from tests.clicks.counted import GOOD_AND_BAD, count, write
 from tests.conftest import RedisProcess
 
@@ -138,9 +141,14 @@ def test_no_marker(place: Place) -> None:
     assert "cannot say: there is no marker" in cannot_say(place)
 
 
+@pytest.mark.remedy(Remedy.NAME_COUNTED_TOPIC)
 def test_another_topic(place: Place) -> None:
-    place.topic = "another"
-    assert "counts no topic 'another'" in cannot_say(place)
+    right, place.topic = place.topic, "another"
+    message = cannot_say(place)
+    assert "counts no topic 'another'" in message
+    remedies.find(Remedy.NAME_COUNTED_TOPIC, message)
+    place.topic = right
+    assert place.verify().is_equal
 
 
 def test_another_jobs_plan(place: Place) -> None:
@@ -194,10 +202,29 @@ def test_without_the_packages_it_says_what_to_install(place: Place, monkeypatch:
     assert ".whl[client,dashboard]'" in cannot_say(place)
 
 
+@pytest.mark.remedy(Remedy.START_STREAM, Remedy.LONGER_TRIGGER)
 def test_a_batch_that_stays_half_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onceflow.clicks.verify.STANDSTILL_PAUSE_S", 0.001)
     place.count(complete="0")
-    assert "no batch stood complete" in cannot_say(place)
+    message = cannot_say(place)
+    assert "no batch stood complete" in message
+    remedies.find(Remedy.START_STREAM, message)
+    place.count()
+    assert place.verify().is_equal
+    remedies.find(Remedy.LONGER_TRIGGER, message)
+    counted = verifying._counts
+    batches = itertools.count(2)
+
+    def written_meanwhile(client: Any, keys: Keys, marker: Any) -> Any:
+        counts = counted(client, keys, marker)
+        number = next(batches)
+        if number < 2 + verifying.STANDSTILL_ATTEMPTS:
+            client.hset(keys.marker, "batch", number)
+        return counts
+
+    monkeypatch.setattr(verifying, "_counts", written_meanwhile)
+    remedies.find(Remedy.LONGER_TRIGGER, cannot_say(place))
+    assert place.verify().is_equal  # No batch comes between the two looks any more.
 
 
 def test_a_batch_that_is_completed_meanwhile(place: Place) -> None:

@@ -9,6 +9,8 @@ from confluent_kafka import Consumer
 
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
+from onceflow.remedies import Remedy
+from tests import remedies
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Fill = Callable[..., str]
@@ -124,7 +126,7 @@ def test_reset_shows_first_and_does_it_with_execute(
     assert plan["executed"] is False
     assert cluster.committed_offsets(group, group) == {1: 2}
     told = run("group", "reset", group, *named)
-    assert "nothing was changed: add --execute to do it" in told.stderr
+    remedies.find(Remedy.ADD_EXECUTE, told.stderr)
     assert run("group", "reset", group, *named, "--execute").stdout.endswith("done\n")
     assert cluster.committed_offsets(group, group) == {1: 2} | expected
 
@@ -147,10 +149,14 @@ def test_a_reset_that_is_not_clear_is_wrong_usage(run: Run, group: str, words: l
     assert sentence in refused.stderr
 
 
+@pytest.mark.remedy(Remedy.GIVE_OFFSET)
 def test_shifting_what_was_never_committed_is_refused(run: Run, group: str) -> None:
     refused = run("group", "reset", group, "--topic", f"{group}:0", "--shift-by", "1")
     assert refused.returncode == 1
     assert f"no offset of {group}-0 that could be shifted" in refused.stderr
+    remedies.find(Remedy.GIVE_OFFSET, refused.stderr)
+    given = run("group", "reset", group, "--topic", f"{group}:0", "--to-offset", "0", "--execute")
+    assert given.returncode == 0, given.stderr
 
 
 def test_delete_takes_a_topics_offsets_or_the_whole_group(run: Run, cluster: Cluster, group: str) -> None:

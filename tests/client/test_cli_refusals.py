@@ -10,6 +10,8 @@ from confluent_kafka import Consumer
 
 from onceflow.client.cluster import EARLIEST, Cluster
 from onceflow.client.transactional import TransactionalProducer
+from onceflow.remedies import Remedy
+from tests import remedies
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Fill = Callable[..., str]
@@ -40,21 +42,26 @@ def test_a_finished_transaction_is_not_open(run: Run, bootstrap: str, cluster: C
     assert f"{topic} was CompleteCommit: nothing was open, so nothing was aborted; producer " in done.stdout
 
 
+@pytest.mark.remedy(Remedy.LIST_TRANSACTIONS)
 @pytest.mark.parametrize("words", [("describe",), ("abort", "--yes")])
 def test_an_unknown_transactional_id_is_told_as_such(run: Run, topic: str, words: tuple[str, ...]) -> None:
     told = refused(run, "transaction", words[0], topic, *words[1:])
     assert f"there is no transactional id '{topic}' at" in told
-    assert "'onceflow transaction list'" in told
+    remedies.find(Remedy.LIST_TRANSACTIONS, told)
+    assert run("transaction", "list").returncode == 0
     assert "not_found" not in told
 
 
+@pytest.mark.remedy(Remedy.LIST_GROUPS, Remedy.SHOW_MEMBERS, Remedy.STOP_MEMBERS)
 def test_a_group_that_is_not_there_or_in_use_is_not_deleted(
     run: Run, bootstrap: str, filled: Fill, cluster: Cluster
 ) -> None:
     topic = filled([b"one"])
     told = refused(run, "group", "delete", f"{topic}-unknown", "--yes")
     assert f"there is no group '{topic}-unknown' at" in told
-    assert "'onceflow group list'" in told
+    remedies.find(Remedy.LIST_GROUPS, told)
+    remedies.find(Remedy.LIST_GROUPS, refused(run, "group", "describe", f"{topic}-unknown"))
+    assert run("group", "list").returncode == 0
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic})
     try:
         consumer.subscribe([topic])
@@ -64,11 +71,17 @@ def test_a_group_that_is_not_there_or_in_use_is_not_deleted(
                 break
         used = refused(run, "group", "delete", topic, "--yes")
         assert f"group '{topic}' has members" in used
-        assert f"'onceflow group describe {topic}' shows them" in used
+        named = remedies.find(Remedy.SHOW_MEMBERS, used)["group"]
+        assert json.loads(run("group", "describe", named, "--json").stdout)["members"]
         of_topic = refused(run, "group", "delete", topic, "--topic", topic, "--yes")
-        assert f"group '{topic}' reads {topic}: stop its members first" in of_topic
+        assert f"group '{topic}' has members that read {topic}: stop them first" in of_topic
+        resetting = refused(run, "group", "reset", topic, "--topic", topic, "--to-earliest", "--execute")
     finally:
         consumer.close()
+    for message in (used, of_topic, resetting):
+        remedies.find(Remedy.STOP_MEMBERS, message)
+    assert run("group", "reset", topic, "--topic", topic, "--to-earliest", "--execute").returncode == 0
+    assert run("group", "delete", topic, "--topic", topic, "--yes").returncode == 0
 
 
 def test_an_impossible_topic_name_is_told_in_words(run: Run) -> None:
@@ -93,6 +106,14 @@ def test_a_misspelt_config_that_is_set_gets_the_suggestion_too(run: Run, cluster
     assert "did you mean retention.ms?" in refused(run, "topic", "alter", topic, "--config", "retentoin.ms=1")
 
 
+@pytest.mark.remedy(Remedy.LIST_CONFIGS)
+def test_a_config_without_its_like(run: Run, cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, 1)
+    told = refused(run, "config", "unset", topic, "xyz")
+    named = remedies.find(Remedy.LIST_CONFIGS, told)["topic"]
+    assert "retention.ms" in run("config", "topic", named, "--all").stdout
+
+
 def test_states_are_taken_in_any_case_and_unknown_ones_refused(run: Run, cluster: Cluster, filled: Fill) -> None:
     topic = filled([b"one"])
     cluster.commit_offsets(topic, topic, {0: 1})
@@ -109,12 +130,15 @@ def test_a_duration_without_its_minus_is_refused(run: Run, filled: Fill, asked: 
     assert "1h lies in the future: -1h is that long ago" in told
 
 
+@pytest.mark.remedy(Remedy.TRIM_ALL)
 def test_a_trim_beyond_the_end_is_told_in_words_of_trimming(run: Run, filled: Fill, cluster: Cluster) -> None:
     topic = filled([b"one", b"two"])
     told = refused(run, "topic", "trim", topic, "--before", "500", "--yes")
     assert f"nothing was deleted: 500 is not within {topic}-0, which has the offsets from 0 up to its end 2" in told
-    assert "--before end deletes all" in told
+    remedies.find(Remedy.TRIM_ALL, told)
     assert cluster.list_offsets(topic, {0: EARLIEST})[0].offset == 0
+    assert run("topic", "trim", topic, "--before", "end", "--yes").returncode == 0
+    assert cluster.list_offsets(topic, {0: EARLIEST})[0].offset == 2
     no_place = refused(run, "topic", "trim", topic, "--before", "foo", code=2)
     assert "'foo' is no offset: write end, 47, +47, -47 or @TIME\n" in no_place
     assert "takes one place, not a range" in refused(run, "topic", "trim", topic, "--before", ":1", code=2)
@@ -124,6 +148,7 @@ def test_an_unknown_broker_is_told_with_those_there_are(run: Run, bootstrap: str
     assert f"broker 7 is not in the cluster at {bootstrap}, which has broker 1" in refused(run, "config", "broker", "7")
 
 
+@pytest.mark.remedy(Remedy.SKIP_QUESTION)
 @pytest.mark.parametrize("answer", ["", "n\n"])
 def test_without_a_yes_nothing_is_done(run: Run, filled: Fill, cluster: Cluster, answer: str) -> None:
     topic = filled([b"one"])
@@ -131,8 +156,9 @@ def test_without_a_yes_nothing_is_done(run: Run, filled: Fill, cluster: Cluster,
     for words in (("topic", "delete", topic), ("topic", "trim", topic, "--before", "1"), ("group", "delete", topic)):
         ended = run(*words, stdin=answer)
         assert (ended.returncode, ended.stdout) == (1, "")
-        assert ended.stderr.endswith("onceflow: nothing was deleted; --yes skips the question\n")
+        remedies.find(Remedy.SKIP_QUESTION, ended.stderr)
     assert run("consume", topic, "--exit-at-end").stdout == "one\n"
+    assert run("topic", "delete", topic, "--yes").returncode == 0
 
 
 def test_one_event_is_not_called_events(run: Run) -> None:

@@ -1,6 +1,7 @@
 """The server's answers over HTTP, with a real Redis behind them."""
 
 import contextlib
+import errno
 import hashlib
 import http.client
 import json
@@ -23,7 +24,10 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.producer import EventWriter
 from onceflow.dashboard import app, feed
 from onceflow.dashboard.server import CannotListen, listen, url
-from onceflow.dashboard.sources import Addresses
+from onceflow.dashboard.sources import Addresses, CountsSource
+from onceflow.remedies import Remedy
+from onceflow.services import free_port
+from tests import remedies
 from tests.conftest import WITHIN_S
 from tests.dashboard.conftest import NOBODY, Counted, RunningPage, wait_until
 
@@ -139,6 +143,7 @@ def test_one_user(serve_page: ServePage, counted: Counted) -> None:
     assert get(base, "/api/user?uid=" + "x" * 1_025)[0] == 400
 
 
+@pytest.mark.remedy(Remedy.OTHER_COUNTS)
 def test_something_else_under_the_hash_key_is_told_and_not_fatal(serve_page: ServePage, counted: Counted) -> None:
     with redis.Redis.from_url(counted.redis_url) as client:
         client.hset(counted.keys.totals, "events", "many")
@@ -146,6 +151,10 @@ def test_something_else_under_the_hash_key_is_told_and_not_fatal(serve_page: Ser
     down = get_json(page.url, "/api/snapshot")["services"]["redis"]
     assert down["state"] == "down"
     assert "did not write" in down["error"]
+    remedies.find(Remedy.OTHER_COUNTS, down["error"])
+    other = Counted(counted.redis_url, f"{counted.hash_key}-other")
+    other.micro_batch({("ann", "iOS"): 1})
+    assert get_json(serve_page(other.addresses()).url, "/api/snapshot")["services"]["redis"]["state"] == "up"
     with redis.Redis.from_url(counted.redis_url) as client:
         client.delete(counted.keys.totals)
     assert get_json(page.url, "/api/snapshot")["services"]["redis"]["state"] == "up"
@@ -176,6 +185,7 @@ def test_counts_of_another_job_are_not_shown(serve_page: ServePage, counted: Cou
     assert get(page.url, "/health")[0] == 503
 
 
+@pytest.mark.remedy(Remedy.NAME_HASH_KEY)
 def test_dashboard_refuses_another_jobs_hash_key(counted: Counted) -> None:
     """With the sentence of 'onceflow clicks' and 'onceflow dead'."""
     counted.plan = "sums"
@@ -183,7 +193,10 @@ def test_dashboard_refuses_another_jobs_hash_key(counted: Counted) -> None:
     where = ["--redis", counted.redis_url, "--hash-key", counted.hash_key]
     with pytest.raises(OtherJob, match="was written by another job than 'onceflow run'") as raised:
         onceflow(["dashboard", *where, "--port", "0"], standalone_mode=False)
-    assert "name its --hash-key" in str(raised.value)
+    remedies.find(Remedy.NAME_HASH_KEY, raised.value)
+    its_own = Counted(counted.redis_url, f"{counted.hash_key}-own")
+    its_own.micro_batch({("ann", "iOS"): 1})
+    CountsSource(its_own.addresses()).refuse_other_job()
     shared = str(raised.value).partition(": the page")[0]
     assert shared in CliRunner().invoke(onceflow, ["clicks", *where]).stdout
 
@@ -231,12 +244,18 @@ def test_one_poller_serves_all_pages_and_rests_when_the_last_one_leaves(
             assert next(third)[0] == "snapshot"
 
 
+@pytest.mark.remedy(Remedy.CLOSE_PAGES)
 def test_too_many_pages_are_refused(serve_page: ServePage, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "PAGES_MAX", 1)
     page = serve_page(counted.addresses())
     with events(page.url) as first:
         next(first)
-        assert get(page.url, "/events")[0] == 503
+        status, _, body = get(page.url, "/events")
+        assert status == 503
+        remedies.find(Remedy.CLOSE_PAGES, body.decode())
+    wait_until(lambda: not page.feed.listeners, "the page to be noticed as gone")
+    with events(page.url) as another:
+        assert next(another)[0] == "snapshot"
 
 
 # Who may ask
@@ -285,16 +304,50 @@ def test_our_own_scripts_set_text_and_never_markup() -> None:
 # Listening
 
 
+@pytest.mark.remedy(Remedy.STOP_LISTENER, Remedy.OTHER_PAGE_PORT)
 def test_a_port_that_is_taken_is_told_with_the_remedy() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(CannotListen, match=rf"port {port} of 127\.0\.0\.1 is taken.*--port"):
+        with pytest.raises(CannotListen, match=rf"port {port} of 127\.0\.0\.1 is taken") as raised:
             listen("127.0.0.1", port)
+        remedies.find(Remedy.OTHER_PAGE_PORT, raised.value)
+        listen("127.0.0.1", 0).close()
+    remedies.find(Remedy.STOP_LISTENER, raised.value)
+    listen("127.0.0.1", port).close()
 
 
+@pytest.mark.remedy(Remedy.HIGHER_PORT)
+def test_a_port_for_root_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes for a user who may not, as these tests may be run by root."""
+    create = socket.create_server
+
+    def not_allowed(address: tuple[str, int], **options: Any) -> socket.socket:
+        if 0 < address[1] < 1024:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return create(address, **options)
+
+    monkeypatch.setattr(socket, "create_server", not_allowed)
+    with pytest.raises(CannotListen) as raised:
+        listen("127.0.0.1", 80)
+    remedies.find(Remedy.HIGHER_PORT, raised.value)
+    listen("127.0.0.1", free_port()).close()
+
+
+@pytest.mark.remedy(Remedy.THIS_MACHINE)
+def test_a_host_that_is_none() -> None:
+    with pytest.raises(CannotListen) as raised:
+        listen("no host", 0)
+    remedies.find(Remedy.THIS_MACHINE, raised.value)
+    listen("127.0.0.1", 0).close()
+
+
+@pytest.mark.remedy(Remedy.THIS_MACHINE, Remedy.FREE_PORT)
 def test_an_address_of_another_machine_is_told() -> None:
-    with pytest.raises(CannotListen, match="--host"):
+    with pytest.raises(CannotListen) as raised:
         listen("203.0.113.7", 0)
+    remedies.find(Remedy.THIS_MACHINE, raised.value)
+    remedies.find(Remedy.FREE_PORT, raised.value)
+    listen("127.0.0.1", 0).close()
 
 
 def test_the_shown_address_can_be_opened() -> None:

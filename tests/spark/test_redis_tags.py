@@ -12,12 +12,14 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
 from onceflow.cli import onceflow
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_pool
 from onceflow.spark.redis_marker import tag_of, tagged_key
 from onceflow.spark.redis_sink import Append, DataMisfit, Increment, MarkerRefused, MissingRanges, RedisSink, RedisUnfit
 from onceflow.spark.redis_tags import TaggedRedisSink
 from onceflow.spark.sink import sinks
 from onceflow.spark.wrong_option import WrongOption
+from tests import remedies
 from tests.conftest import RedisProcess
 from tests.spark.redis_servers import RedisCluster
 from tests.spark.redis_steps import noting_rows
@@ -297,6 +299,7 @@ def test_beside_another_sink(counting: Counting, spark: SparkSession, tmp_path: 
     )
 
 
+@pytest.mark.remedy(Remedy.ADD_TAGS, Remedy.NAME_TAG)
 def test_reset_forgets_every_tag(counting: Counting) -> None:
     counting.start()
     counting.run(0, 1)
@@ -306,6 +309,12 @@ def test_reset_forgets_every_tag(counting: Counting) -> None:
     for command in ([*words[:-1], *checkpoint, "--execute"], ["sink", "show", *words[2:-1], *checkpoint]):
         refused = CliRunner().invoke(onceflow, command)
         assert f"{counting.hash_key} has" in str(refused.exception) and "of a TaggedRedisSink" in str(refused.exception)
+        if command[1] == "reset":
+            remedies.find(Remedy.ADD_TAGS, refused.exception)
+        else:
+            (key,) = remedies.command(Remedy.NAME_TAG, refused.exception, "key")
+            shown = CliRunner().invoke(onceflow, ["sink", "show", *words[2:5], "--hash-key", key, *checkpoint])
+            assert shown.exit_code == 0, shown.output
     done = CliRunner().invoke(onceflow, [*words, *checkpoint, "--execute"])
     assert done.exit_code == 0, done.output
     assert done.stdout.count("forgotten: {") == 4 * TAGS + 1, (

@@ -18,6 +18,7 @@ import click
 from onceflow import __version__
 from onceflow.cli.commands import Commands
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 COMMANDS = {
     "broker": "onceflow.cli.broker:broker",
@@ -104,9 +105,10 @@ class LazyCommands(Commands):
 def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
     """Return the error that names the missing package and the smallest extras that bring it."""
     package = str(error.name).partition(".")[0]
+    extras = EXTRAS.get(command, "demo")
     return OnceflowError(
         f"'onceflow {command}' needs the package {package}, which is not installed; "
-        f"install it with: pip install '{installed_from()}[{EXTRAS.get(command, 'demo')}]'"
+        f"{Remedy.INSTALL_EXTRA.format(package=f'{installed_from()}[{extras}]')}"
     )
 
 

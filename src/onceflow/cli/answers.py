@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import click
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 
 
@@ -40,4 +41,4 @@ def require_yes(question: str, otherwise: str) -> None:
         if not isinstance(aborted.__context__, EOFError):
             raise
         click.echo(err=True)
-    raise NotAgreed(f"nothing was {otherwise}; --yes skips the question")
+    raise NotAgreed(f"nothing was {otherwise}; {Remedy.SKIP_QUESTION}")

@@ -17,6 +17,7 @@ import click
 from onceflow.broker.setting import Setting
 from onceflow.broker.settings import GROUPS, SETTINGS, weaker_than
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 if TYPE_CHECKING:
     from onceflow.broker.config import BrokerConfig
@@ -124,8 +125,8 @@ def broker(config_file: Path | None, **options: str | None) -> None:
     config = resolved.config
     if config.host in ANY_ADDRESS and config.advertised is None:
         raise OnceflowError(
-            f"--listen {config.host}:{config.port} takes connections on every address of this machine: say with"
-            " --advertise HOST:PORT which one clients should use"
+            f"--listen {config.host}:{config.port} takes connections on every address of this machine: "
+            f"{Remedy.ADVERTISE}"
         )
     for note in resolved.notes:
         logger.info("%s", note)

@@ -13,6 +13,7 @@ from onceflow.cli.options import bootstrap_option, json_option, to_settings
 from onceflow.cli.output import stdout_may_close, table
 from onceflow.cli.secured import open_cluster
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 if TYPE_CHECKING:
     from onceflow.client.admin import Admin
@@ -139,7 +140,7 @@ def require_known(admin: "Admin", topic: str, names: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            remedy = f"did you mean {near[0]}?" if near else f"'onceflow config topic {topic} --all' shows them"
+            remedy = f"did you mean {near[0]}?" if near else Remedy.LIST_CONFIGS.format(topic=topic)
             raise OnceflowError(
                 f"the configs of topic '{topic}' were not changed: no config is named '{name}': {remedy}"
             )

@@ -10,6 +10,7 @@ import click
 from onceflow.cli.answers import require_yes
 from onceflow.cli.options import refuse_together
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 DIRECTORY = ".onceflow"
 CHECKPOINTS = "checkpoints"
@@ -100,12 +101,9 @@ def _reset_demo(directory: Path, yes: bool) -> list[str]:
         return []
     pid = running_demo(directory)
     if pid is not None:
-        raise OnceflowError(f"the demo in {directory} is running, pid {pid}: stop it first")
+        raise OnceflowError(f"the demo in {directory} is running, pid {pid}: {Remedy.STOP_DEMO} first")
     if not (directory / "demo.json").exists():
-        raise OnceflowError(
-            f"{directory} holds no demo (no demo.json in it): nothing was removed; 'onceflow sink reset redis' forgets "
-            "what 'onceflow run' counted"
-        )
+        raise OnceflowError(f"{directory} holds no demo (no demo.json in it): nothing was removed; {Remedy.FORGET_RUN}")
     if not yes:
         require_yes(f"Remove {directory.resolve()} with its log, counts and checkpoint?", "removed")
     return _remove_but_checkpoints(directory)

@@ -14,6 +14,7 @@ from onceflow.cli.options import bootstrap_option, json_option, states_option
 from onceflow.cli.output import counted, stdout_may_close, table
 from onceflow.cli.secured import open_cluster
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
 
 def _require_known(name: str, bootstrap: str, state: str, committed: Mapping[TopicPartition, int]) -> None:
     if state == "Dead" and not committed:
-        raise OnceflowError(f"group '{name}' does not exist at {bootstrap}: 'onceflow group list' shows what is there")
+        raise OnceflowError(f"group '{name}' does not exist at {bootstrap}: {Remedy.LIST_GROUPS}")
 
 
 def _lag(cluster: "Cluster", place: TopicPartition, committed: int | None) -> dict[str, Any]:
@@ -279,7 +280,8 @@ def reset(
         members = admin.describe_group(name).members
         if members and execute:
             raise GroupInUse(
-                f"group '{name}' has {counted(len(members), 'member')}, whose commits would undo it: stop them first"
+                f"group '{name}' has {counted(len(members), 'member')}, whose commits would undo it: "
+                f"{Remedy.STOP_MEMBERS}"
             )
         for topic in dict.fromkeys(topic for topic, _ in targets) if execute else ():
             cluster.commit_offsets(name, topic, {part: end for (each, part), end in targets.items() if each == topic})
@@ -292,7 +294,7 @@ def reset(
             click.echo(json.dumps({"group": name, "executed": execute, "partitions": rows}))
             return
         table([("TOPIC", "PARTITION", "BEFORE", "AFTER"), *(tuple(row.values()) for row in rows)])
-        click.echo("done" if execute else "nothing was changed: add --execute to do it", err=not execute)
+        click.echo("done" if execute else f"nothing was changed: {Remedy.ADD_EXECUTE}", err=not execute)
 
 
 def _one_of(given: Mapping[str, Any]) -> tuple[str, Any]:
@@ -335,7 +337,8 @@ def _targets(
     for place in places:
         if option == "--shift-by" and place not in committed:
             raise OnceflowError(
-                f"--shift-by: the group has no offset of {place[0]}-{place[1]} that could be shifted; use --to-offset"
+                f"--shift-by: the group has no offset of {place[0]}-{place[1]} that could be shifted; "
+                f"{Remedy.GIVE_OFFSET}"
             )
         start, end = listed(*place, EARLIEST), listed(*place, LATEST)
         target = choose(place, start, end, committed.get(place, -1))
@@ -408,10 +411,9 @@ def delete(names: Sequence[str], topic: str | None, yes: bool, bootstrap: str, a
 
 
 def _why_not_deleted(name: str, topic: str | None, bootstrap: str) -> dict[ErrorCode, str]:
-    shows = f"'onceflow group describe {name}' shows them"
+    stop = f"{Remedy.STOP_MEMBERS}, {Remedy.SHOW_MEMBERS.format(group=name)}"
     return {
-        ErrorCode.group_id_not_found: f"there is no group '{name}' at {bootstrap}: 'onceflow group list' shows what "
-        "is there",
-        ErrorCode.non_empty_group: f"group '{name}' has members: stop them first, {shows}",
-        ErrorCode.group_subscribed_to_topic: f"group '{name}' reads {topic}: stop its members first, {shows}",
+        ErrorCode.group_id_not_found: f"there is no group '{name}' at {bootstrap}: {Remedy.LIST_GROUPS}",
+        ErrorCode.non_empty_group: f"group '{name}' has members: {stop}",
+        ErrorCode.group_subscribed_to_topic: f"group '{name}' has members that read {topic}: {stop}",
     }

@@ -36,6 +36,7 @@ from onceflow.cli.demo import DIRECTORY
 from onceflow.cli.output import counted
 from onceflow.clicks.results import Results, Snapshot, lag
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 TOPIC = "user_events"
 HASH_KEY = "app::users::click"
@@ -205,7 +206,7 @@ class Laptop:
         logs = f"{self.supervisor.children['spark'].log} and jvm.log beside it"
         return OnceflowError(
             f"nothing was counted within {FIRST_COUNT_WAIT_S:.0f} s, though Spark runs: {logs} tell how far it came; "
-            "where this machine was only slow, the same command goes on from there"
+            f"{Remedy.DEMO_AGAIN}"
         )
 
     def conclude(self, *, as_json: bool) -> int:
@@ -356,7 +357,9 @@ def take_folder(directory: Path) -> Iterator[TextIO]:
                 file.seek(0)
                 pid = int(file.read() or 0)
                 if _is_alive(pid) or time.monotonic() > deadline:
-                    raise DemoRuns(f"already running, pid {pid}, in {directory}: stop it, or give --data") from None
+                    raise DemoRuns(
+                        f"already running, pid {pid}, in {directory}: {Remedy.STOP_DEMO}, or {Remedy.OTHER_DEMO}"
+                    ) from None
                 time.sleep(0.2)
         file.truncate(0)
         file.write(str(os.getpid()))

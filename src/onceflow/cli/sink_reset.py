@@ -17,6 +17,7 @@ from onceflow.cli.results import redis_options
 from onceflow.cli.secured import open_cluster, security
 from onceflow.cli.sink_options import checkpoint_option, kafka_options, query_of
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 if TYPE_CHECKING:
     from onceflow.spark.kafka_sink_state import KafkaSinkState
@@ -92,7 +93,9 @@ def reset_redis(
         found = [key for sink in there for key in sink.own]
         queries = [] if checkpoint is None else [marker_query(redis_url, own) for own, *_ in groups]
         if not found and under and not tags:
-            raise NoSuchSink(f"{hash_key} has {len(under)} tags of a TaggedRedisSink: add --tags; nothing was removed")
+            raise NoSuchSink(
+                f"{hash_key} has {len(under)} tags of a TaggedRedisSink: {Remedy.ADD_TAGS}; nothing was removed"
+            )
         has_marker = any(sink.marker in sink.present for sink in there)
         if not found and not has_marker and not missing_ok:
             _refuse_written(checkpoint, f"no key of a sink with hash key {hash_key} at {shown(redis_url)}")
@@ -105,7 +108,7 @@ def reset_redis(
     if checkpoint is None:
         kept.append("the query's checkpoint: the query refuses to go on with it, and needs an empty one")
     if found and not any(own in sink.present for (own, *_), sink in zip(groups, there, strict=True)):
-        kept.append(f"what else the sink may have written: there is no {groups[0][0]}; name other keys with --key")
+        kept.append(f"what else the sink may have written: there is no {groups[0][0]}; {Remedy.NAME_KEYS}")
     if under and not tags:
         kept.append(f"what a TaggedRedisSink has under tags of {hash_key}: --tags forgets that")
     forgotten = [f"{key} at {shown(redis_url)}" for key in found]
@@ -120,7 +123,7 @@ def _strays(groups: "Iterable[SinkKeys]") -> list[str]:
         if keys.unclaimed:
             lines.append(
                 f"{', '.join(keys.unclaimed)}: claimed by no sink (written by an earlier version or by another "
-                f"program); delete what is this sink's with: {shlex.join(['UNLINK', *keys.unclaimed])}"
+                f"program); {Remedy.DELETE_UNCLAIMED.format(command=shlex.join(['UNLINK', *keys.unclaimed]))}"
             )
     return lines
 
@@ -168,7 +171,7 @@ def reset_kafka(
             _refuse_without_marker(wanted, name, marker_topic, bootstrap, checkpoint)
         if execute:
             for state in states:
-                _refuse_open(state)
+                _refuse_open(state, bootstrap)
             for state in states:
                 forget_kafka_sink(cluster, state, security())
             _remove(checkpoint)
@@ -182,18 +185,17 @@ def _refuse_without_marker(
     sink = "Kafka sink" if name is None else f"Kafka sink {name!r}"
     if checkpoint is None:
         raise NoSuchSink(
-            f"no {sink} of query {query} has a marker in {marker_topic} at {bootstrap}: 'onceflow sink show kafka' "
-            "shows those that have"
+            f"no {sink} of query {query} has a marker in {marker_topic} at {bootstrap}: {Remedy.LIST_KAFKA_SINKS}"
         )
     _refuse_written(checkpoint, f"no marker of a {sink} of query {query} in {marker_topic} at {bootstrap}")
 
 
-def _refuse_open(state: "KafkaSinkState") -> None:
+def _refuse_open(state: "KafkaSinkState", bootstrap: str) -> None:
     if state.is_open and state.transaction is not None:
+        abort = shlex.join(["onceflow", "transaction", "abort", state.place.name, "--bootstrap", bootstrap])
         raise TransactionOpen(
-            f"sink {state.sink} of query {state.query} has a transaction open ({state.transaction.state}): stop its "
-            f"driver, and if that is dead end it with 'onceflow transaction abort {state.place.name}'; nothing was "
-            "forgotten"
+            f"sink {state.sink} of query {state.query} has a transaction open ({state.transaction.state}): "
+            f"{Remedy.STOP_DRIVER}, and {Remedy.ABORT_DEAD.format(command=abort)}; nothing was forgotten"
         )
 
 
@@ -212,7 +214,7 @@ def _kept_of_kafka(states: "Sequence[KafkaSinkState]", name: str | None, checkpo
 def _require_checkpoint(checkpoint: Path | None) -> None:
     if checkpoint is not None and not (checkpoint / "metadata").is_file() and not _is_unused(checkpoint):
         what = "is no Spark checkpoint (no file 'metadata' in it)" if checkpoint.exists() else "does not exist here"
-        raise OnceflowError(f"{checkpoint} {what}: nothing was removed; name the query's own checkpointLocation")
+        raise OnceflowError(f"{checkpoint} {what}: nothing was removed; {Remedy.NAME_CHECKPOINT}")
 
 
 def _is_unused(checkpoint: Path) -> bool:
@@ -235,7 +237,7 @@ def _other_query(of_markers: Sequence[str | None], checkpoint: Path) -> str | No
         return None
     return (
         f"the counts are of query {', '.join(others)} and the checkpoint is of query {of_checkpoint}: with --execute "
-        "both go; leave --checkpoint out to keep it, or name the one that belongs to the counts"
+        f"both go; {Remedy.LEAVE_CHECKPOINT_OUT}, or {Remedy.CHECKPOINT_OF_COUNTS}"
     )
 
 
@@ -244,7 +246,7 @@ def _refuse_written(checkpoint: Path | None, missing: str) -> None:
     if checkpoint is not None and any((checkpoint / "commits").glob("[0-9]*")):
         raise NoSuchSink(
             f"there is {missing}, and the query of checkpoint {checkpoint} has finished batches: nothing was removed; "
-            f"name that sink and where it writes, or if all is lost there, add {MISSING_OK}"
+            f"{Remedy.NAME_SINK}, or {Remedy.ADD_MISSING_OK}"
         )
 
 
@@ -301,7 +303,7 @@ def _tell_reset(
             return
         if strange is not None:
             click.echo(f"take care: {strange}")
-        click.echo("done" if execute else "nothing was changed: add --execute to do it", err=not execute)
+        click.echo("done" if execute else f"nothing was changed: {Remedy.ADD_EXECUTE}", err=not execute)
 
 
 def _tell_kept(kept: Iterable[str]) -> None:

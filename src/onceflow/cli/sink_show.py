@@ -1,6 +1,7 @@
 """`onceflow sink show`: what a sink's marker says, and whether it fits its query's checkpoint."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from onceflow.cli.results import redis_options
 from onceflow.cli.secured import open_cluster
 from onceflow.cli.sink_options import checkpoint_option, kafka_options, query_of
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 if TYPE_CHECKING:
     from onceflow.spark.kafka_marker import KafkaMarker
@@ -55,8 +57,8 @@ def show_redis(redis_url: str, hash_key: str, checkpoint: Path | None, as_json: 
     tags = tags_there(redis_url, hash_key) if state.marker is None else []
     if tags:
         raise OnceflowError(
-            f"{hash_key} has no marker of its own and {len(tags)} tags of a TaggedRedisSink: name one of them, as "
-            f"--hash-key '{tagged_key(hash_key, tags[0])}'"
+            f"{hash_key} has no marker of its own and {len(tags)} tags of a TaggedRedisSink: "
+            f"{Remedy.NAME_TAG.format(key=shlex.quote(tagged_key(hash_key, tags[0])))}"
         )
     at = None if checkpoint is None else read_checkpoint(checkpoint)
     verdict = None if at is None else judge(state.proof, at, state.key, wording(state.key, reset))

@@ -14,6 +14,7 @@ from onceflow.cli.options import bootstrap_option, json_option, to_settings
 from onceflow.cli.output import counted, stdout_may_close, table
 from onceflow.cli.secured import open_cluster
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 if TYPE_CHECKING:
     from onceflow.client.cluster import Cluster
@@ -213,7 +214,7 @@ def trim(name: str, asked: OffsetRange, partitions: Sequence[int], yes: bool, bo
         except OffsetOutOfRange as error:
             raise OnceflowError(
                 f"nothing was deleted: {error.offset} is not within {name}-{error.partition}, which has the offsets "
-                f"from {error.log_start_offset} up to its end {error.offset_end}; --before end deletes all"
+                f"from {error.log_start_offset} up to its end {error.offset_end}; {Remedy.TRIM_ALL}"
             ) from error
         places = ", ".join(f"{partition} before {offset}" for partition, offset in before.items())
         if not yes:

@@ -12,6 +12,7 @@ from onceflow.cli.commands import Commands
 from onceflow.cli.options import bootstrap_option, json_option, states_option
 from onceflow.cli.output import stdout_may_close, table
 from onceflow.cli.secured import open_cluster
+from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 
 ENDED = {
@@ -133,5 +134,5 @@ def abort(name: str, yes: bool, bootstrap: str, as_json: bool) -> None:
 
 
 def _known(name: str, bootstrap: str) -> AbstractContextManager[None]:
-    unknown = f"there is no transactional id '{name}' at {bootstrap}: 'onceflow transaction list' shows what is there"
+    unknown = f"there is no transactional id '{name}' at {bootstrap}: {Remedy.LIST_TRANSACTIONS}"
     return in_words({ErrorCode.transactional_id_not_found: unknown})

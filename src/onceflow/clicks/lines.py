@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 LINE_BYTES_MAX = 1 << 20
 REJECT_CHARACTERS_MAX = 4096
@@ -39,8 +40,8 @@ def open_file(path: Path) -> BinaryIO:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise FileUnreadable(
-                f"{path} is no regular file and may be readable only once, replay reads it more often: write it to a "
-                "file first"
+                f"{path} is no regular file and may be readable only once, replay reads it more often: "
+                f"{Remedy.WRITE_TO_FILE}"
             )
         file = path.open("rb")
         magic = file.peek(2)[:2]

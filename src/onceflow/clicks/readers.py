@@ -21,6 +21,7 @@ import msgspec
 
 from onceflow.clicks.lines import Rejected, excerpt, lines_of
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 COMBINED_FIELDS = ("ip", "time", "method", "path", "status", "bytes", "referrer", "agent")
 COMBINED_TIME = "%d/%b/%Y:%H:%M:%S %z"
@@ -65,8 +66,7 @@ def guess_format(path: Path) -> InputFormat:
     if "," in first:
         return InputFormat.CSV
     raise FormatUnknown(
-        f"cannot tell what {path} holds, its first line is {first[:80]!r}: say it with "
-        f"--input-format {'|'.join(InputFormat)}"
+        f"cannot tell what {path} holds, its first line is {first[:80]!r}: {Remedy.NAME_FORMAT} {'|'.join(InputFormat)}"
     )
 
 
@@ -160,7 +160,7 @@ def _csv_rows(path: Path) -> Iterator[Row | Rejected]:
 def _checked_header(path: Path, names: list[str]) -> list[str]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise FormatUnknown(f"the first line of {path} names the column {twice[0]!r} twice: give each its own name")
+        raise FormatUnknown(f"the first line of {path} names the column {twice[0]!r} twice: {Remedy.NAME_COLUMNS}")
     return names
 
 

@@ -21,6 +21,7 @@ from onceflow.clicks.mapping import FieldMapping, MappedEvent, Mapper, Unmappabl
 from onceflow.clicks.readers import InputFormat, Row, guess_format, rows_of
 from onceflow.clicks.time_order import in_time_order
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 FLUSH_EVENTS = 100_000
 """Every so many events all are waited for, so that a failure knows from where to go on."""
@@ -127,8 +128,8 @@ class Rejects(AbstractContextManager["Rejects"]):
         for path in files:
             if self.path.exists() and path.exists() and self.path.samefile(path):
                 raise ReplayFailed(
-                    f"{path} is to be read and is the rejects file {self.path} too, which is made anew: name another "
-                    "with --rejects"
+                    f"{path} is to be read and is the rejects file {self.path} too, which is made anew: "
+                    f"{Remedy.OTHER_REJECTS}"
                 )
 
     def add(self, rejected: Rejected) -> None:
@@ -145,7 +146,7 @@ class Rejects(AbstractContextManager["Rejects"]):
             self._file.write(json.dumps(document, ensure_ascii=False) + "\n")
         except OSError as error:
             raise ReplayFailed(
-                f"the rejects file {self.path} cannot be written ({error}): name another with --rejects"
+                f"the rejects file {self.path} cannot be written ({error}): {Remedy.OTHER_REJECTS}"
             ) from error
         self.count += 1
 
@@ -183,14 +184,14 @@ def send(
         if progress.sent == progress.acknowledged:
             raise
         raise ReplayFailed(
-            f"{error}; --skip {progress.skipped + progress.acknowledged} goes on without a gap, but up to "
-            f"{progress.sent - progress.acknowledged} events may then be counted twice"
+            f"{error}; {Remedy.SKIP_SENT.format(position=progress.skipped + progress.acknowledged)} without a gap, "
+            f"but up to {progress.sent - progress.acknowledged} events may then be counted twice"
         ) from error
     progress.acknowledged = progress.sent
     if unread is not None and progress.sent:
         raise ReplayFailed(
-            f"{unread}; the {progress.sent:,} events before it are sent and acknowledged, and once it is mended --skip "
-            f"{progress.position} goes on with the next"
+            f"{unread}; the {progress.sent:,} events before it are sent and acknowledged, and once it is mended "
+            f"{Remedy.SKIP_SENT.format(position=progress.position)} with the next"
         ) from unread
     if unread is not None:
         raise unread
@@ -242,8 +243,7 @@ class Pace:
             return 0.0
         if event.time_ms is None:
             raise WrongMapping(
-                "--speed needs to know the time of each event: name it with --field event_time=FIELD, or send with "
-                "--speed max"
+                f"--speed needs to know the time of each event: {Remedy.NAME_TIME}, or send with --speed max"
             )
         if self._began is None:
             self._began = (self._monotonic(), event.time_ms)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_answers
 from onceflow.spark.batch import AcceptedLoss
 from onceflow.spark.redis_address import shown
@@ -252,8 +253,8 @@ class Results:
         marker = self.marker()
         if marker is None:
             raise NothingCounted(
-                f"nothing is counted yet under '{self.hash_key}' at {shown(self.redis_url)}: start 'onceflow run' with "
-                "this --redis and --hash-key, or name the ones that it was started with"
+                f"nothing is counted yet under '{self.hash_key}' at {shown(self.redis_url)}: "
+                f"{Remedy.START_RUN}, or {Remedy.NAME_WHAT_RUNS}"
             )
         return marker
 
@@ -277,8 +278,8 @@ class Results:
                     return before, {_text(uid): int(clicks) for uid, clicks in found.items()}
             time.sleep(STANDSTILL_PAUSE_S)
         raise NeverStill(
-            f"no micro-batch stood complete while '{self.hash_key}' was read, in {STANDSTILL_ATTEMPTS} attempts: if "
-            "the stream stopped in the middle of a batch start it again, else give it a longer --trigger"
+            f"no micro-batch stood complete while '{self.hash_key}' was read, in {STANDSTILL_ATTEMPTS} attempts: "
+            f"{Remedy.START_STREAM}, {Remedy.LONGER_TRIGGER}"
         )
 
     def dead_pointers(self, count: int = DEAD_LENGTH) -> list[DeadPointer]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from onceflow.clicks.mapping import MappedEvent
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 RUN_BYTES_MAX = 64 << 20
 RUNS_MAX = 64
@@ -45,8 +46,8 @@ def in_time_order(
             yield from heapq.merge(*map(_read_run, runs), key=_by_time)
         except OSError as error:
             raise SortFailed(
-                f"sorting by time needs room for all events in {tempfile.gettempdir()} ({error}): make room, or set "
-                "TMPDIR to another place"
+                f"sorting by time needs room for all events in {tempfile.gettempdir()} ({error}): "
+                f"{Remedy.MAKE_ROOM}, or {Remedy.OTHER_TMPDIR}"
             ) from error
 
 
@@ -55,7 +56,7 @@ def _runs(events: Iterable[MappedEvent], run_bytes_max: int) -> Iterator[list[Ma
     size_bytes = 0
     for event in events:
         if event.time_ms is None:
-            raise NoTime("--order time needs to know the time of each event: name it with --field event_time=FIELD")
+            raise NoTime(f"--order time needs to know the time of each event: {Remedy.NAME_TIME}")
         run.append(event)
         size_bytes += len(event.key) + len(event.value) + _EVENT_OVERHEAD_BYTES
         if size_bytes >= run_bytes_max:

@@ -21,6 +21,7 @@ from onceflow.clicks.results import DEAD_LENGTH, Keys, MarkerView, by_another_jo
 from onceflow.client.librdkafka import librdkafka_settings
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark import redis_answers
 from onceflow.spark.offsets import LossKind
 from onceflow.spark.redis_address import shown
@@ -114,7 +115,7 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: 
     if not ends:
         known = ", ".join(marker.offsets) or "none, no batch is complete yet"
         raise CannotSay(
-            f"the marker {keys.marker} counts no topic '{topic}' (it counts {known}): name the right --topic"
+            f"the marker {keys.marker} counts no topic '{topic}' (it counts {known}): {Remedy.NAME_COUNTED_TOPIC}"
         )
     key_field, value_field = _plan(marker, keys)
     begins = _begins(marker, topic)
@@ -166,8 +167,8 @@ def read_counts(redis_url: str, keys: Keys) -> Counts:
             f"Redis at {shown(redis_url)} did not serve '{keys.count}' ({error}): {redis_answers.remedy_for(error)}"
         ) from error
     raise CannotSay(
-        f"no batch stood complete while {keys.count} was read, in {STANDSTILL_ATTEMPTS} attempts: if the stream is "
-        "stopped in the middle of a batch start it again, else verify with a longer --trigger"
+        f"no batch stood complete while {keys.count} was read, in {STANDSTILL_ATTEMPTS} attempts: "
+        f"{Remedy.START_STREAM}, {Remedy.LONGER_TRIGGER}"
     )
 
 

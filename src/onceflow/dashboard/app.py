@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onceflow.dashboard.board import Document, exact
 from onceflow.dashboard.feed import Feed
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 STATIC = Path(__file__).parent / "static"
 UID_BYTES_MAX = 1_024
@@ -64,7 +65,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._feed.full:
-            refusal = PlainTextResponse("too many pages are open: close some", 503)
+            refusal = PlainTextResponse(f"too many pages are open: {Remedy.CLOSE_PAGES}", 503)
             await refusal(scope, receive, send)
             return
         # The response is cancelled when the page leaves; closing the generator here ends the listening at once.

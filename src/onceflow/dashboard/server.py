@@ -15,6 +15,7 @@ from onceflow.dashboard.app import create_app, is_loopback
 from onceflow.dashboard.feed import Feed
 from onceflow.dashboard.sources import Addresses, CountsSource
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 
 class CannotListen(OnceflowError):
@@ -56,7 +57,7 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise CannotListen(
-            f"'{host}' is no address of this machine ({error.strerror}): try --host 127.0.0.1"
+            f"'{host}' is no address of this machine ({error.strerror}): {Remedy.THIS_MACHINE}"
         ) from error
     family, _, _, _, address = found[0]
     try:
@@ -67,10 +68,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _why_not(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is taken: stop what listens there, choose another --port, or 0 for a free one"
+        return f"port {port} of {host} is taken: {Remedy.STOP_LISTENER}, or {Remedy.OTHER_PAGE_PORT}"
     if error.errno == errno.EACCES:
-        return f"port {port} of {host} is not allowed to this user: choose a --port above 1023"
-    return f"cannot listen on port {port} of {host} ({error.strerror}): try --host 127.0.0.1 --port 0"
+        return f"port {port} of {host} is not allowed to this user: {Remedy.HIGHER_PORT}"
+    return f"cannot listen on port {port} of {host} ({error.strerror}): {Remedy.THIS_MACHINE} {Remedy.FREE_PORT}"
 
 
 def url(listening: socket.socket) -> str:

@@ -8,11 +8,12 @@ from onceflow.clicks import results
 from onceflow.client.cluster import Cluster
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark.redis_address import shown
 
 TOP_USERS = 10
 BROKER_TIMEOUT_MS = 2_000
-PAGE = "the page shows only what 'onceflow run' counts; name its --hash-key"
+PAGE = f"the page shows only what 'onceflow run' counts; {Remedy.NAME_HASH_KEY}"
 
 
 class NotOurs(OnceflowError):
@@ -89,7 +90,7 @@ class CountsSource:
     def _not_ours(self, error: Exception) -> NotOurs:
         return NotOurs(
             f"Redis at {self._addresses.redis_shown} holds something under '{self._addresses.hash_key}' that onceflow "
-            f"did not write ({error}): name another --hash-key"
+            f"did not write ({error}): {Remedy.OTHER_COUNTS}"
         )
 
 
