@@ -130,6 +130,16 @@ class Remedy(StrEnum):
     NAME_SINK = "name that sink and where it writes"
     ADD_MISSING_OK = "if all is lost there, add --missing-ok"
 
+    # A broker and its data directory
+
+    OTHER_BROKER_PORT = (
+        "choose another one, or 0 for any free port, and give it to the other commands with --bootstrap HOST:PORT or "
+        "ONCEFLOW_BOOTSTRAP"
+    )
+    STOP_BROKER = "stop that one"
+    OTHER_DATA = "choose another --data"
+    MEND_META = "it needs version=1, cluster.id and node.id"
+
     # The live page
 
     STOP_LISTENER = "stop what listens there"

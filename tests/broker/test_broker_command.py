@@ -55,6 +55,7 @@ def test_signals_that_are_repeated_spoil_no_clean_end(tmp_path: Path, number: si
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.remedy(Remedy.STOP_BROKER, Remedy.OTHER_DATA)
 def test_a_second_broker_on_the_same_data_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as first:
         second = run("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
@@ -62,15 +63,32 @@ def test_a_second_broker_on_the_same_data_is_refused_with_the_first_ones_pid(tmp
         assert second.stdout == ""
         assert f"pid {first.pid}" in second.stderr
         assert len(second.stderr.splitlines()) == 1
+        remedies.find(Remedy.OTHER_DATA, second.stderr)
+        with BrokerProcess(tmp_path / "other"):
+            pass
+    remedies.find(Remedy.STOP_BROKER, second.stderr)
+    with BrokerProcess(tmp_path / "data"):
+        pass
 
 
-def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.remedy(Remedy.OTHER_BROKER_PORT)
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_a_taken_port_is_told_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         refused = run("--data", str(tmp_path / "data"), "--listen", f"127.0.0.1:{port}")
     assert refused.returncode == 1
     assert refused.stderr.startswith(f"onceflow: the broker cannot listen: port {port} of 127.0.0.1 is taken")
     assert len(refused.stderr.splitlines()) == 1
+    remedies.find(Remedy.OTHER_BROKER_PORT, refused.stderr)
+    with BrokerProcess(tmp_path / "data") as another:
+        if by_variable:
+            monkeypatch.setenv("ONCEFLOW_BOOTSTRAP", another.bootstrap)
+        given = [] if by_variable else ["--bootstrap", another.bootstrap]
+        done = CliRunner().invoke(onceflow, ["topic", "create", "clicks", *given])
+        assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize(
@@ -133,9 +151,21 @@ def test_a_directory_of_another_cluster_is_refused_and_the_id_stays(tmp_path: Pa
     assert (wrong.returncode, "is not 1 to 22 of the characters" in wrong.stderr) == (2, True)
 
 
+@pytest.mark.remedy(Remedy.OTHER_DATA)
 def test_a_data_directory_that_cannot_be_is_told_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    refused = run("--data", str(tmp_path / "file" / "data"), "--listen", "127.0.0.1:0")
-    assert refused.returncode == 1
-    assert str(tmp_path / "file") in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1
+    for data in (tmp_path / "file", tmp_path / "file" / "data"):
+        refused = run("--data", str(data), "--listen", "127.0.0.1:0")
+        assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
+        assert refused.stderr.startswith(f"onceflow: {tmp_path / 'file'} is a file, not a directory; ")
+        remedies.find(Remedy.OTHER_DATA, refused.stderr)
+    with BrokerProcess(tmp_path / "other"):
+        pass
+
+
+@pytest.mark.remedy(Remedy.OTHER_DATA)
+def test_a_data_directory_on_a_read_only_disk() -> None:
+    """`/proc` takes no directories, from root either."""
+    refused = run("--data", "/proc/onceflow", "--listen", "127.0.0.1:0")
+    assert "--data /proc/onceflow cannot be used: " in refused.stderr
+    remedies.find(Remedy.OTHER_DATA, refused.stderr)

@@ -16,7 +16,9 @@ from onceflow.log.disk import RealDisk
 from onceflow.log.errors import DataDirectoryRefused
 from onceflow.log.offset_checkpoint import LOG_START_FILE
 from onceflow.log.partition import PartitionLog
+from onceflow.remedies import Remedy
 from onceflow.testing import FaultyDisk, ManualClock
+from tests import remedies
 from tests.log.partition_logs import NOW_MS, batch, open_log, records, sync, values
 
 
@@ -66,23 +68,50 @@ def test_a_second_broker_is_refused(tmp_path: Path) -> None:
     open_directory(tmp_path).close(clean=False)
 
 
+@pytest.mark.remedy(Remedy.OTHER_DATA)
 def test_another_clusters_directory_is_refused(tmp_path: Path) -> None:
     open_directory(tmp_path, cluster_id="AAAAAAAAAAAAAAAAAAAAAA").close(clean=False)
     for _ in range(2):
-        with pytest.raises(DataDirectoryRefused, match="belongs to cluster AAAAAAAAAAAAAAAAAAAAAA, not to B"):
+        with pytest.raises(DataDirectoryRefused, match=r"belongs to cluster A{22}, not to B") as cluster:
             open_directory(tmp_path, cluster_id="BBBBBBBBBBBBBBBBBBBBBA")
-        with pytest.raises(DataDirectoryRefused, match="node 1, not to 2"):
+        with pytest.raises(DataDirectoryRefused, match="node 1, not to 2") as node:
             open_directory(tmp_path, node_id=2)
+        for raised in (cluster, node):
+            remedies.find(Remedy.OTHER_DATA, raised.value)
+    open_directory(tmp_path / "other", node_id=2, cluster_id="BBBBBBBBBBBBBBBBBBBBBA").close(clean=False)
     open_directory(tmp_path).close(clean=False)
 
 
+@pytest.mark.remedy(Remedy.MEND_META)
 @pytest.mark.parametrize(
     "content", ["", "version=1\n", "version=2\ncluster.id=AAAAAAAAAAAAAAAAAAAAAA\nnode.id=1", "\0"]
 )
 def test_a_damaged_meta_file_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "meta.properties").write_text(content)
-    with pytest.raises(DataDirectoryRefused, match=r"meta\.properties is damaged"):
+    with pytest.raises(DataDirectoryRefused, match=r"meta\.properties is damaged") as raised:
         open_directory(tmp_path)
+    remedies.find(Remedy.MEND_META, raised.value)
+    (tmp_path / "meta.properties").write_text("version=1\ncluster.id=AAAAAAAAAAAAAAAAAAAAAA\nnode.id=1\n")
+    open_directory(tmp_path).close(clean=False)
+
+
+def test_a_directory_with_strange_files_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As a home folder, and the parent of the demo's data."""
+    demo = tmp_path / ".onceflow"
+    for name in ("broker", "redis", "logs"):
+        (demo / name).mkdir(parents=True)
+    (demo / "broker" / "lost+found").mkdir()
+    (demo / "broker" / "meta.properties.tmp").touch()  # As after a crash in the first start.
+    open_directory(demo / "broker").close(clean=False)
+    assert not caplog.text
+    open_directory(demo).close(clean=False)
+    (line,) = caplog.messages
+    assert line == (
+        f"{demo} has no meta.properties and holds broker, logs, redis already: the broker's files go beside that; "
+        f"{demo / 'broker'} has data of a broker"
+    )
+    open_directory(demo).close(clean=False)
+    assert len(caplog.messages) == 1, "it is the broker's own now"
 
 
 def test_kafkas_own_meta_file_is_read(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from onceflow.broker.request_memory import RequestMemory
 from onceflow.broker.turn import Turn
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock
+from onceflow.remedies import Remedy
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +213,7 @@ def _listen(config: BrokerConfig) -> socket.socket:
         listener = socket.create_server((host, port), family=family, backlog=config.listen_backlog)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            reason = f"port {port} of {host} is taken; choose another one, or 0 for any free port"
+            reason = f"port {port} of {host} is taken; {Remedy.OTHER_BROKER_PORT}"
         else:
             reason = f"{host}:{port}: {error}"
         raise CannotListen(f"the broker cannot listen: {reason}") from error

@@ -179,7 +179,7 @@ async def _serve(config: "BrokerConfig") -> None:
     try:
         await server.start()
     except OSError as error:
-        raise OnceflowError(f"--data {config.data} cannot be used: {error}; choose another directory") from error
+        raise OnceflowError(f"--data {config.data} cannot be used: {error}; {Remedy.OTHER_DATA}") from error
     # What is there now stays: full collections need not look at it again.
     gc.freeze()
     print(f"listening on {address_text((config.host, server.port))}", flush=True)

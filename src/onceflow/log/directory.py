@@ -13,6 +13,7 @@ as one.
 """
 
 import fcntl
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -23,11 +24,16 @@ from onceflow.log.checkpoint import encode_uuid
 from onceflow.log.disk import Disk, read_file, replace_file
 from onceflow.log.errors import DataDirectoryRefused
 from onceflow.log.offset_checkpoint import CLEANER_FILE, LOG_START_FILE, OffsetCheckpoint
+from onceflow.remedies import Remedy
+
+logger = logging.getLogger(__name__)
 
 _LOCK_FILE = ".lock"
 _META_FILE = "meta.properties"
 _CLEAN_FILE = ".kafka_cleanshutdown"
 _DELETE_SUFFIX = "-delete"
+STRANGE_NAMES_MAX = 5
+"""Names that a warning shows."""
 _CLUSTER_ID = re.compile(r"[a-zA-Z0-9_-]{1,22}")
 _PARTITION_NAME = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9][0-9]{0,9})")
 
@@ -124,6 +130,9 @@ class DataDirectory:
 def _make_directories(disk: Disk, path: Path) -> None:
     """Every directory that is new has to be durable in the one above it."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
+    for each in (path, *path.parents):
+        if each.exists() and not each.is_dir():
+            raise DataDirectoryRefused(f"{each} is a file, not a directory; {Remedy.OTHER_DATA}")
     os.makedirs(path, exist_ok=True)
     for each in missing:
         disk.sync_directory(each.parent)
@@ -137,7 +146,8 @@ def _lock(path: Path) -> int:
         holder = os.read(lock, 20).decode(errors="replace").strip()
         os.close(lock)
         raise DataDirectoryRefused(
-            f"{path} is in use by another broker (pid {holder or 'unknown'}); stop that one or choose another --data"
+            f"{path} is in use by another broker (pid {holder or 'unknown'}); {Remedy.STOP_BROKER}, or "
+            f"{Remedy.OTHER_DATA}"
         ) from error
     # In this order a full disk needs no new block for it.
     length = os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -148,6 +158,7 @@ def _lock(path: Path) -> int:
 def _read_or_make_meta(disk: Disk, path: Path, node_id: int, cluster_id: str | None) -> dict[str, str]:
     meta = path / _META_FILE
     if not disk.exists(meta):
+        _warn_of_strange_files(disk, path)
         properties = {
             "version": "1",
             "cluster.id": cluster_id or _new_id(),
@@ -161,13 +172,29 @@ def _read_or_make_meta(disk: Disk, path: Path, node_id: int, cluster_id: str | N
     properties = _parse_properties(meta, read_file(disk, meta))
     if cluster_id is not None and properties["cluster.id"] != cluster_id:
         raise DataDirectoryRefused(
-            f"{path} belongs to cluster {properties['cluster.id']}, not to {cluster_id}; choose another --data"
+            f"{path} belongs to cluster {properties['cluster.id']}, not to {cluster_id}; {Remedy.OTHER_DATA}"
         )
     if properties["node.id"] != str(node_id):
         raise DataDirectoryRefused(
-            f"{path} belongs to node {properties['node.id']}, not to {node_id}; choose another --data"
+            f"{path} belongs to node {properties['node.id']}, not to {node_id}; {Remedy.OTHER_DATA}"
         )
     return properties
+
+
+def _warn_of_strange_files(disk: Disk, path: Path) -> None:
+    """A folder that is not the broker's own gets its files all the same; who named it by mistake is told."""
+    names = [name for name in disk.names(path) if not name.startswith((".", _META_FILE)) and name != "lost+found"]
+    if not names:
+        return
+    within = [str(path / name) for name in names if os.path.exists(path / name / _META_FILE)]
+    logger.warning(
+        "%s has no %s and holds %s%s already: the broker's files go beside that%s",
+        path,
+        _META_FILE,
+        ", ".join(names[:STRANGE_NAMES_MAX]),
+        " and more" if len(names) > STRANGE_NAMES_MAX else "",
+        f"; {', '.join(within)} has data of a broker" if within else "",
+    )
 
 
 def _parse_properties(meta: Path, content: bytes) -> dict[str, str]:
@@ -182,7 +209,7 @@ def _parse_properties(meta: Path, content: bytes) -> dict[str, str]:
             raise ValueError(f"version {properties['version']} is not 1")
     except (KeyError, ValueError) as error:
         raise DataDirectoryRefused(
-            f"{meta} is damaged: {error!r}; it needs version=1, cluster.id and node.id, or choose another --data"
+            f"{meta} is damaged: {error!r}; {Remedy.MEND_META}, or {Remedy.OTHER_DATA}"
         ) from error
     return properties
 
