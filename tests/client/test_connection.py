@@ -5,6 +5,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +19,12 @@ from onceflow.client.errors import (
     ResponseTooLarge,
     UnsupportedBroker,
 )
+from onceflow.remedies import Remedy
+from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import encode_response, response_class
+from tests import remedies
 
 
 @contextmanager
@@ -76,15 +80,22 @@ def test_a_peer_that_is_no_broker(answers: list[bytes | None], error: type[Clien
         Connection("127.0.0.1", port, timeout_ms=timeout_ms)
 
 
-def test_nobody_listens() -> None:
+@pytest.mark.remedy(Remedy.START_BROKER, Remedy.NAME_BROKER)
+def test_nobody_listens(bootstrap: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(BrokerUnreachable, match=f"127.0.0.1:{port}: Connection refused; start one with"):
+    with pytest.raises(BrokerUnreachable, match=f"127.0.0.1:{port}: Connection refused; ") as raised:
         Connection("127.0.0.1", port)
+    remedies.find(Remedy.NAME_BROKER, raised.value)
+    Connection(*parse_address(bootstrap)).close()
+    remedies.find(Remedy.START_BROKER, raised.value)
+    with BrokerProcess(tmp_path / "data", port):
+        Connection("127.0.0.1", port).close()
     with pytest.raises(BrokerUnreachable, match=r"no Kafka broker answers at no-such-host.invalid:9092: "):
         Connection("no-such-host.invalid", 9092)
 
 
+@pytest.mark.remedy(Remedy.NEWER_BROKER)
 @pytest.mark.parametrize(
     ("served", "says"),
     [
@@ -96,8 +107,13 @@ def test_nobody_listens() -> None:
 def test_no_version_in_common(served: tuple[int, int, int], says: str) -> None:
     with peer(versions(1, served)) as port:
         connection = Connection("127.0.0.1", port)
-        with pytest.raises(UnsupportedBroker, match=says):
+        with pytest.raises(UnsupportedBroker, match=says) as raised:
             connection.version_of(apis.METADATA, version_min=4)
+        connection.close()
+    remedies.find(Remedy.NEWER_BROKER, raised.value)
+    with peer(versions(1, (apis.METADATA, 0, 9))) as port:  # As Apache Kafka 2.4 does.
+        connection = Connection("127.0.0.1", port)
+        assert connection.version_of(apis.METADATA, version_min=4) == 9
         connection.close()
 
 

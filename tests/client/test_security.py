@@ -4,14 +4,21 @@ SASL itself is tried on Apache Kafka (tests/compat/test_security.py).
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from onceflow.client.addresses import Address
+from onceflow.client.authentication import SASL_HANDSHAKE, AuthenticationFailed, authenticate
 from onceflow.client.cluster import Cluster
+from onceflow.client.connection import schema_of
 from onceflow.client.errors import BrokerUnreachable, NotKafka, NotTrusted
 from onceflow.client.security import InvalidSecurity, Sasl, Security, read_security
+from onceflow.remedies import Remedy
 from onceflow.testing import BrokerProcess
+from onceflow.wire.errors import ErrorCode
+from tests import remedies
 from tests.client.tls import Authority, TlsListener
 
 Secured = Callable[..., Cluster]
@@ -54,10 +61,16 @@ def test_everything_goes_through_tls_over_one_connection(listener: TlsListener, 
 
 
 @pytest.mark.usefixtures("broker")
-def test_a_certificate_of_a_stranger_is_not_trusted(listener: TlsListener, tmp_path: Path) -> None:
+@pytest.mark.remedy(Remedy.TRUSTED_FILE)
+def test_a_certificate_of_a_stranger_is_not_trusted(
+    listener: TlsListener, authority: Authority, tmp_path: Path
+) -> None:
     stranger = Authority(tmp_path)
-    with pytest.raises(NotTrusted, match=r"certificate of localhost:\d+ is not trusted: .*; ssl.truststore.location"):
+    with pytest.raises(NotTrusted, match=r"certificate of localhost:\d+ is not trusted: .*; ") as raised:
         Cluster(str(listener.address), security=security(stranger)).topics()
+    remedies.find(Remedy.TRUSTED_FILE, raised.value)
+    with Cluster(str(listener.address), security=security(authority)) as cluster:
+        assert "nothing" not in cluster.topics()
 
 
 def test_a_certificate_of_another_host_is_trusted_by_option_alone(authority: Authority, tmp_path: Path) -> None:
@@ -97,13 +110,39 @@ def test_a_broker_that_asks_who_we_are_is_shown_our_certificate(authority: Autho
             Cluster(str(listener.address), security=security(authority)).topics()
 
 
+@pytest.mark.remedy(Remedy.LISTENER_PORT)
 def test_a_plain_listener_and_a_tls_one_are_told_apart(
     broker: BrokerProcess, listener: TlsListener, authority: Authority
 ) -> None:
-    with pytest.raises((NotKafka, BrokerUnreachable), match="give the port of a broker's plain listener"):
+    with pytest.raises((NotKafka, BrokerUnreachable)) as raised:
         Cluster(str(listener.address)).topics()
+    assert remedies.find(Remedy.LISTENER_PORT, raised.value) == {"kind": "plain"}
+    with Cluster(f"localhost:{broker.port}") as cluster:
+        assert "nothing" not in cluster.topics()
     with pytest.raises((NotKafka, BrokerUnreachable), match=r"(TLS listener|ended the TLS handshake)"):
         Cluster(f"localhost:{broker.port}", security=security(authority)).topics()
+
+
+@pytest.mark.remedy(Remedy.USER_PASSWORD)
+def test_a_wrong_password() -> None:
+    def ask(api_key: int, version: int, build: Callable[[Any, int], Any]) -> SimpleNamespace:
+        """As a broker whose user ada has the password `right`."""
+        if api_key == SASL_HANDSHAKE:
+            return SimpleNamespace(error_code=ErrorCode.none, mechanisms=("PLAIN",))
+        is_right = build(schema_of(api_key, version), version).auth_bytes == b"\0ada\0right"
+        code = ErrorCode.none if is_right else ErrorCode.sasl_authentication_failed
+        return SimpleNamespace(error_code=code, error_message=None, auth_bytes=b"")
+
+    def log_in(password: str) -> None:
+        jaas = JAAS.replace('a\\"b;', password)
+        sasl = read_security({**PLAIN, "sasl.jaas.config": jaas}).sasl
+        assert sasl is not None
+        authenticate(ask, Address("h", 1), sasl)
+
+    with pytest.raises(AuthenticationFailed, match="refuses user 'ada'") as raised:
+        log_in("wrong")
+    remedies.find(Remedy.USER_PASSWORD, raised.value)
+    log_in("right")
 
 
 def test_name_and_password_as_java_quotes_them() -> None:

@@ -15,9 +15,11 @@ import pytest
 from onceflow.broker.setting_kinds import SettingRefused
 from onceflow.errors import OnceflowError
 from onceflow.log.errors import DataDirectoryRefused
+from onceflow.remedies import Remedy
 from onceflow.testing import Broker, BrokerNotUsable, BrokerProcess
 from onceflow.wire import apis
 from onceflow.wire.batch import decode_batch
+from tests import remedies
 from tests.broker.raw_client import batch_of, connected
 from tests.campaigns import RecordProperty
 
@@ -71,15 +73,23 @@ def test_a_second_broker_on_the_directory_is_refused_with_a_sentence(tmp_path: P
         assert second.create_topic("now_mine")
 
 
+@pytest.mark.remedy(Remedy.START_TEST_BROKER, Remedy.WITH_STATEMENT, Remedy.STOP_TEST_BROKER)
 def test_a_broker_that_is_not_running_says_so(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "data")
     for use in (lambda: broker.bootstrap_servers, lambda: broker.path, lambda: broker.create_topic("a")):
-        with pytest.raises(BrokerNotUsable, match=r"call start\(\)"):
+        with pytest.raises(BrokerNotUsable) as raised:
             use()
+        remedies.find(Remedy.START_TEST_BROKER, raised.value)
+        remedies.find(Remedy.WITH_STATEMENT, raised.value)
+    assert broker.start().create_topic("a") == "a"
     broker.stop()
     with broker:
-        with pytest.raises(BrokerNotUsable, match="runs already"):
+        assert broker.create_topic("b") == "b"
+        with pytest.raises(BrokerNotUsable, match="runs already") as running:
             broker.start()
+        remedies.find(Remedy.STOP_TEST_BROKER, running.value)
+        broker.stop()
+        broker.start()
         with pytest.raises(BrokerNotUsable, match="was not created"):
             broker.create_topic("no spaces")
         broker.stop()
@@ -92,7 +102,7 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OnceflowError, match="is taken"):
         Broker(port=taken.getsockname()[1]).start()
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"Not a directory|File exists"):
+    with pytest.raises(DataDirectoryRefused, match="is a file, not a directory"):
         Broker(tmp_path / "file" / "data").start()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert set(threading.enumerate()) <= threads
@@ -127,15 +137,20 @@ def test_a_broker_process_takes_a_path_as_text(tmp_path: Path) -> None:
     assert BrokerProcess(str(tmp_path / "data")).log_path == tmp_path / "data.log"
 
 
+@pytest.mark.remedy(Remedy.START_TEST_BROKER, Remedy.STOP_TEST_BROKER)
 def test_a_broker_process_is_started_once_and_says_when_it_is_not_there(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         pid = broker.pid
-        with pytest.raises(BrokerNotUsable, match=f"runs already, with pid {pid}"):
+        with pytest.raises(BrokerNotUsable, match=f"runs already, with pid {pid}") as running:
             broker.start()
         assert broker.pid == pid
+    remedies.find(Remedy.STOP_TEST_BROKER, running.value)
     assert broker.stop() == 0
-    with pytest.raises(BrokerNotUsable, match="is not running"):
+    with pytest.raises(BrokerNotUsable, match="is not running") as stopped:
         assert broker.pid
+    remedies.find(Remedy.START_TEST_BROKER, stopped.value)
+    assert broker.start().pid != pid
+    broker.stop()
     with pytest.raises(BrokerNotUsable, match=r"did not start: .*num\.partition is no setting"):
         BrokerProcess(tmp_path / "data", 0, "--config-file", str(_wrong_file(tmp_path))).start()
 
@@ -196,6 +211,7 @@ def test_a_broker_may_be_started_and_stopped_by_any_thread() -> None:
 
 FORK = """
 import os, sys
+from onceflow.client.cluster import Cluster
 from onceflow.testing import Broker
 sys.path.insert(0, os.getcwd())
 from tests.testing.test_in_process import produce, stored
@@ -209,11 +225,13 @@ child = os.fork()
 if not child:
     os.close(held)
     produce(address, "visits", b"from the child")
-    os.write(tell, b"1")
     try:
         broker.create_topic("other")
     except Exception as error:
         print(error, flush=True)
+    with Cluster(address) as cluster:
+        cluster.create_topic("other", 1)
+    os.write(tell, b"1")
     broker.stop()
     with Broker() as own:
         assert own.bootstrap_servers != address
@@ -231,10 +249,11 @@ print("done")
 """
 
 
+@pytest.mark.remedy(Remedy.CREATE_WITH_CLIENT)
 def test_after_a_fork_the_child_is_a_client_and_holds_nothing(tmp_path: Path) -> None:
     done = run_script(FORK, tmp_path / "data")
     assert done.returncode == 0, done.stderr
-    assert "is the parent process's; create other with a client" in done.stdout
+    assert remedies.find(Remedy.CREATE_WITH_CLIENT, done.stdout) == {"topic": "other"}
     assert done.stdout.endswith("done\n")
 
 

@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from onceflow import __version__
+from onceflow.remedies import Remedy
 
 if TYPE_CHECKING:
     from onceflow.client.classic import (
@@ -62,7 +63,7 @@ def __getattr__(name: str) -> Any:
             raise
         raise ModuleNotFoundError(
             f"{name} needs the package {error.name}, which is not installed; "
-            f"install it with: pip install 'onceflow-{__version__}-py3-none-any.whl[client]'",
+            f"{Remedy.INSTALL_EXTRA.format(package=f'onceflow-{__version__}-py3-none-any.whl[client]')}",
             name=error.name,
         ) from error
     return getattr(home, name)

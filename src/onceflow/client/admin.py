@@ -32,6 +32,7 @@ from onceflow.client.admin_answers import (
 )
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import CoordinatorUnavailable, LeaderUnavailable, RequestRefused, UnknownTopic
+from onceflow.remedies import Remedy
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import request_class
@@ -342,9 +343,9 @@ def _check(what: str, code: ErrorCode, message: str | None = None) -> None:
         return
     sentence = f"{what}: the broker says {code.name}" + (f" ({message})" if message else "")
     if code in (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id):
-        raise UnknownTopic(f"{sentence}; 'onceflow topic list' shows what is there")
+        raise UnknownTopic(f"{sentence}; {Remedy.LIST_TOPICS}")
     if code in _COORDINATOR_CODES or code == ErrorCode.unstable_offset_commit:
-        raise CoordinatorUnavailable(f"{sentence}; try again")
+        raise CoordinatorUnavailable(f"{sentence}; {Remedy.TRY_AGAIN}")
     if code in (ErrorCode.not_leader_or_follower, ErrorCode.leader_not_available):
-        raise LeaderUnavailable(f"{sentence}; try again")
+        raise LeaderUnavailable(f"{sentence}; {Remedy.TRY_AGAIN}")
     raise RequestRefused(sentence, code)

@@ -9,6 +9,7 @@ from typing import Any
 from onceflow.client.addresses import Address
 from onceflow.client.errors import ClientError
 from onceflow.client.security import Sasl
+from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
@@ -42,7 +43,7 @@ def authenticate(ask: Ask, address: Address, sasl: Sasl) -> None:
         if answer.error_code != ErrorCode.none:
             reason = answer.error_message or answer.error_code.name
             raise AuthenticationFailed(
-                f"{address} refuses user '{sasl.username}' with {sasl.mechanism}: {reason}; look at sasl.jaas.config"
+                f"{address} refuses user '{sasl.username}' with {sasl.mechanism}: {reason}; {Remedy.USER_PASSWORD}"
             )
         try:
             message = messages.send(answer.auth_bytes)

@@ -24,6 +24,7 @@ from onceflow.client.errors import (
 )
 from onceflow.client.metadata import NO_LEADER, ClusterMetadata, TopicMetadata, read_metadata
 from onceflow.client.security import PLAINTEXT, Security
+from onceflow.remedies import Remedy
 from onceflow.wire import apis
 from onceflow.wire import fetch as wire_fetch
 from onceflow.wire.errors import ErrorCode
@@ -160,7 +161,9 @@ class Cluster:
         answer = self.ask_controller(apis.CREATE_TOPICS, build, requests.CREATE_TOPICS_VERSION_MIN)
         code, message = answer.topics[0].error_code, answer.topics[0].error_message
         if code == ErrorCode.topic_already_exists:
-            raise TopicExists(f"topic {name} exists already at {self.bootstrap}: delete it or choose another name")
+            raise TopicExists(
+                f"topic {name} exists already at {self.bootstrap}: {Remedy.DELETE_TOPIC}, or {Remedy.OTHER_TOPIC_NAME}"
+            )
         if code != ErrorCode.none:
             raise _refused(f"topic '{name}' was not created", code, message)
         return self._wait_for(f"topic {name} to have its leaders", lambda: self._with_leaders(name))
@@ -255,7 +258,7 @@ class Cluster:
             if size_bytes_max >= self.batch_bytes_max:
                 raise ResponseTooLarge(
                     f"the record batch at offset {offset} of {topic}-{partition} is larger than "
-                    f"{self.batch_bytes_max} bytes: allow a larger batch_bytes_max"
+                    f"{self.batch_bytes_max} bytes: {Remedy.LARGER_BATCHES}"
                 )
             size_bytes_max = min(2 * size_bytes_max, self.batch_bytes_max)
 
@@ -336,7 +339,9 @@ class Cluster:
         pause_ms = 5
         while (found := probe()) is None:
             if time.monotonic() > deadline:
-                raise RequestTimedOut(f"{self.bootstrap}: waited {self.timeout_ms} ms for {what}: look at its log")
+                raise RequestTimedOut(
+                    f"{self.bootstrap}: waited {self.timeout_ms} ms for {what}: {Remedy.LOOK_AT_BROKER_LOG}"
+                )
             time.sleep(pause_ms / 1000)
             pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
         return found
@@ -477,7 +482,7 @@ class Cluster:
     def _unknown_topic(self, name: str) -> UnknownTopic:
         return UnknownTopic(
             f"topic '{name}' does not exist at {self.bootstrap}: 'onceflow topic create {name} --partitions N' "
-            "makes it, 'onceflow topic list' shows what is there"
+            f"makes it, {Remedy.LIST_TOPICS}"
         )
 
 
@@ -491,13 +496,15 @@ def _check_partition(topic: str, partition: int, number: int) -> None:
         return
     code = ErrorCode(number)
     if code.retriable:
-        raise LeaderUnavailable(f"{topic}-{partition} cannot be read now: {code.name}; try again")
+        raise LeaderUnavailable(f"{topic}-{partition} cannot be read now: {code.name}; {Remedy.TRY_AGAIN}")
     raise _refused(f"{topic}-{partition} cannot be read", code, None)
 
 
 def _check_group(group: str, code: ErrorCode) -> None:
     if code in _COORDINATOR_CODES:
-        raise CoordinatorUnavailable(f"the offsets of group '{group}' cannot be had now: {code.name}; try again")
+        raise CoordinatorUnavailable(
+            f"the offsets of group '{group}' cannot be had now: {code.name}; {Remedy.TRY_AGAIN}"
+        )
     if code != ErrorCode.none:
         raise _refused(f"the offsets of group '{group}' were refused", code, None)
 

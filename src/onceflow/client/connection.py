@@ -25,6 +25,7 @@ from onceflow.client.errors import (
     UnsupportedBroker,
 )
 from onceflow.client.security import PLAINTEXT, Security, Tls
+from onceflow.remedies import Remedy
 from onceflow.wire.apis import API_VERSIONS, APIS
 from onceflow.wire.errors import MalformedFrame
 from onceflow.wire.frames import decode_response, encode_request, request_class
@@ -73,14 +74,13 @@ class Connection:
             self.timeout_ms = timeout_ms
         except (ConnectionLost, RequestTimedOut) as error:
             raise BrokerUnreachable(
-                f"what listens at {self.address} does not answer as a Kafka broker ({error}): give the port of "
-                f"{self._listener()}",
+                f"what listens at {self.address} does not answer as a Kafka broker ({error}): {self._listener_port()}",
                 self.address,
             ) from error
         except ResponseTooLarge as error:
             raise NotKafka(
                 f"what listens at {self.address} does not speak Kafka's protocol"
-                f"{'' if security.tls else ' in plain text'}: give the port of {self._listener()}"
+                f"{'' if security.tls else ' in plain text'}: {self._listener_port()}"
             ) from error
         except BaseException:
             self.close()
@@ -112,7 +112,7 @@ class Connection:
             offered = f"{theirs_low} to {theirs_high}" if theirs_high >= 0 else "none"
             raise UnsupportedBroker(
                 f"{self.address} serves {ours.name} versions {offered}, this client needs {low} to "
-                f"{ours.version_max}: use a broker of Apache Kafka's 2.4 line or newer"
+                f"{ours.version_max}: {Remedy.NEWER_BROKER}"
             )
         return version
 
@@ -159,11 +159,11 @@ class Connection:
             self.close()
             raise RequestTimedOut(
                 f"{self.address} did not answer within {self.timeout_ms + extra_wait_ms} ms: "
-                "look at its log, or allow it more time"
+                f"{Remedy.LOOK_AT_BROKER_LOG}, or {Remedy.MORE_TIME}"
             ) from error
         except OSError as error:
             self.close()
-            raise ConnectionLost(f"the connection to {self.address} broke: {error}; try again") from error
+            raise ConnectionLost(f"the connection to {self.address} broke: {error}; {Remedy.TRY_AGAIN}") from error
         except MalformedFrame as error:
             self.close()
             raise NotKafka(f"{self.address} sent an answer that breaks Kafka's protocol: {error}") from error
@@ -184,8 +184,7 @@ class Connection:
         except (OSError, UnicodeError) as error:
             raise BrokerUnreachable(
                 f"no Kafka broker answers at {self.address}: {_reason(error)}; "
-                "start one with 'onceflow broker', or name another (--bootstrap HOST:PORT; in a program of Spark's the "
-                "option kafka.bootstrap.servers)",
+                f"{Remedy.START_BROKER}, or {Remedy.NAME_BROKER}",
                 self.address,
             ) from error
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -197,13 +196,12 @@ class Connection:
             return tls.wrap(self._socket, self.address.host)
         except ssl.SSLCertVerificationError as error:
             raise NotTrusted(
-                f"the certificate of {self.address} is not trusted: {error.verify_message}; ssl.truststore.location "
-                "names the file of the certificates that are"
+                f"the certificate of {self.address} is not trusted: {error.verify_message}; {Remedy.TRUSTED_FILE}"
             ) from error
         except ssl.SSLError as error:
             raise NotKafka(
-                f"what listens at {self.address} does not speak TLS with us ({error.reason or error}): give the port "
-                f"of {self._listener()}"
+                f"what listens at {self.address} does not speak TLS with us ({error.reason or error}): "
+                f"{self._listener_port()}"
             ) from error
         except OSError as error:
             raise BrokerUnreachable(
@@ -211,9 +209,9 @@ class Connection:
                 self.address,
             ) from error
 
-    def _listener(self) -> str:
+    def _listener_port(self) -> str:
         words = ("TLS" if self.security.tls else "plain", " with SASL" if self.security.sasl else "")
-        return f"a broker's {words[0]} listener{words[1]}"
+        return Remedy.LISTENER_PORT.format(kind=words[0]) + words[1]
 
     def _ask_versions(self) -> dict[int, tuple[int, int]]:
         # Version 0 is what every broker understands, old or new; later ones tell nothing that is used here.
@@ -233,7 +231,7 @@ class Connection:
         if not 4 <= size_bytes <= self.response_bytes_max:
             raise ResponseTooLarge(
                 f"{self.address} announced an answer of {size_bytes} bytes, where at most "
-                f"{self.response_bytes_max} are taken: allow more with batch_bytes_max"
+                f"{self.response_bytes_max} are taken: {Remedy.LARGER_BATCHES}"
             )
         frame = self._receive(size_bytes, deadline)
         (answered_id,) = _SIZE.unpack_from(frame)
@@ -251,7 +249,7 @@ class Connection:
             self._socket.settimeout(_left_s(deadline))
             received = self._socket.recv_into(rest)
             if received == 0:
-                raise ConnectionLost(f"{self.address} closed the connection before it answered; try again")
+                raise ConnectionLost(f"{self.address} closed the connection before it answered; {Remedy.TRY_AGAIN}")
             rest = rest[received:]
         return whole
 

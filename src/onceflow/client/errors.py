@@ -2,6 +2,7 @@
 
 from onceflow.client.addresses import Address
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 
 
@@ -83,7 +84,7 @@ class OffsetOutOfRange(ClientError):
     def __init__(self, topic: str, partition: int, offset: int, log_start_offset: int, offset_end: int) -> None:
         super().__init__(
             f"offset {offset} of {topic}-{partition} is out of range: the log begins at {log_start_offset} and "
-            f"ends at {offset_end}; read from an offset within these"
+            f"ends at {offset_end}; {Remedy.READ_WITHIN}"
         )
         self.topic = topic
         self.partition = partition

@@ -7,6 +7,7 @@ from typing import Any
 
 from onceflow.client.addresses import Address
 from onceflow.client.errors import LeaderUnavailable, RequestRefused
+from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 
 NO_LEADER = -1
@@ -48,7 +49,7 @@ def read_metadata(answer: Any) -> ClusterMetadata:
 
 def _topic(entry: Any) -> TopicMetadata:
     if entry.error_code == ErrorCode.leader_not_available:
-        raise LeaderUnavailable(f"topic {entry.name} is still being created: try again")
+        raise LeaderUnavailable(f"topic {entry.name} is still being created: {Remedy.TRY_AGAIN}")
     if entry.error_code == ErrorCode.invalid_topic_exception:
         raise RequestRefused(
             f"'{entry.name}' can be no topic's name: ASCII letters, digits, '.', '_' and '-' make one, at most 249",

@@ -24,6 +24,7 @@ from onceflow.client.errors import (
 )
 from onceflow.client.requests import TRANSACTION, Build
 from onceflow.client.security import PLAINTEXT, Security
+from onceflow.remedies import Remedy
 from onceflow.wire import apis, produce
 from onceflow.wire.batch import Record, encode_batch
 from onceflow.wire.codecs import Codec
@@ -351,7 +352,7 @@ class TransactionalProducer:
         answer = topics[0][1][0]
         code = ErrorCode(answer.error_code)
         if code.retriable and code not in _AGAIN:
-            raise LeaderUnavailable(f"{topic}-{partition_index} takes no records now: {code.name}; try again")
+            raise LeaderUnavailable(f"{topic}-{partition_index} takes no records now: {code.name}; {Remedy.TRY_AGAIN}")
         self._check(code, answer.error_message)
 
     def _ask(self, api_key: int, values: Mapping[str, Any], code_of: Any) -> Any:
@@ -379,7 +380,7 @@ class TransactionalProducer:
         if code == ErrorCode.none:
             return
         if code in _AGAIN:
-            raise CoordinatorUnavailable(f"{self} cannot go on now: {code.name}; try again")
+            raise CoordinatorUnavailable(f"{self} cannot go on now: {code.name}; {Remedy.TRY_AGAIN}")
         told = f"{code.name} ({message})" if message else code.name
         if code in _FENCED:
             raise ProducerFenced(

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 
 if TYPE_CHECKING:
     from onceflow.broker import server
@@ -82,7 +83,9 @@ class Broker:
         another broker has the directory or it belongs to another cluster, CannotListen, OSError.
         """
         if self._run is not None:
-            raise BrokerNotUsable(f"the broker on {self._run.path} runs already, on {self._run.address}; stop it first")
+            raise BrokerNotUsable(
+                f"the broker on {self._run.path} runs already, on {self._run.address}; {Remedy.STOP_TEST_BROKER}"
+            )
         # Imported by the caller's thread: an import in a thread of its own could wait for the caller's import lock.
         import onceflow.broker.server  # noqa: F401
 
@@ -118,7 +121,9 @@ class Broker:
         """
         run = self._running()
         if not run.is_here:
-            raise BrokerNotUsable(f"the broker on {run.path} is the parent process's; create {name} with a client")
+            raise BrokerNotUsable(
+                f"the broker on {run.path} is the parent process's; {Remedy.CREATE_WITH_CLIENT.format(topic=name)}"
+            )
         created = run.create_topic(name, partitions, dict(configs or {}))
         if created.error_code:
             raise BrokerNotUsable(f"topic {name} was not created: {created.error_message or created.error_code.name}")
@@ -126,7 +131,7 @@ class Broker:
 
     def _running(self) -> "_Run":
         if self._run is None:
-            raise BrokerNotUsable("the broker is not running; call start(), or use it in a with statement")
+            raise BrokerNotUsable(f"the broker is not running; {Remedy.START_TEST_BROKER}, or {Remedy.WITH_STATEMENT}")
         return self._run
 
     def __enter__(self) -> "Broker":

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from onceflow.remedies import Remedy
 from onceflow.testing.in_process import BrokerNotUsable
 
 START_SECONDS_MAX = 30.0
@@ -37,13 +38,15 @@ class BrokerProcess:
     def pid(self) -> int:
         """The running broker's process id. Raises BrokerNotUsable if it does not run."""
         if self._process is None:
-            raise BrokerNotUsable(f"the broker on {self.data} is not running; call start()")
+            raise BrokerNotUsable(f"the broker on {self.data} is not running; {Remedy.START_TEST_BROKER}")
         return self._process.pid
 
     def start(self) -> "BrokerProcess":
         """Start and wait until it listens, at most 30 s. Raises BrokerNotUsable: it runs already, or what it logged."""
         if self._process is not None:
-            raise BrokerNotUsable(f"the broker on {self.data} runs already, with pid {self.pid}; stop it first")
+            raise BrokerNotUsable(
+                f"the broker on {self.data} runs already, with pid {self.pid}; {Remedy.STOP_TEST_BROKER}"
+            )
         listen = ("--listen", f"127.0.0.1:{self.port}")
         command = [*self._program(), "broker", "--data", str(self.data), *listen, *self._arguments]
         self.data.parent.mkdir(parents=True, exist_ok=True)
