@@ -10,8 +10,9 @@ says, and sees that the thing works then. tests/test_remedies.py fails for a rem
 message of a covered package seems to have one of its own.
 
 The table has the remedies of `onceflow.clicks`, `cli`, `client`, `dashboard`, `services`, `spark` and `testing`, and of
-what keeps a broker from starting. Those of `broker` and `log` while they serve, and of packages in these, still stand
-in their messages. Texts of Apache Kafka's own that the broker sends to clients are Kafka's and no remedies of ours.
+what a broker says of its address, its data directory and max.partitions. The others of `broker` and `log`, and those
+of packages in these, still stand in their messages. Texts that are Apache Kafka's own, which the broker sends to
+clients, are Kafka's and no remedies of ours.
 """
 
 from enum import StrEnum, unique
@@ -163,6 +164,10 @@ class Remedy(StrEnum):
     STOP_BROKER = "stop that one"
     OTHER_DATA = "choose another --data"
     MEND_META = "it needs version=1, cluster.id and node.id"
+    RESTORE_OFFSETS = "restore it"
+    REMOVE_OFFSETS = "remove it to read every log from its first segment"
+    FEWER_PARTITIONS = "ask for fewer"
+    DELETE_TOPICS = "delete topics"
 
     # The live page
 

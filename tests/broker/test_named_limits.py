@@ -13,14 +13,18 @@ from onceflow import testing
 from onceflow.broker.groups.coordinator import GroupCoordinator
 from onceflow.broker.groups.member import JoinAnswer
 from onceflow.broker.groups.outcome import JoinRequest
+from onceflow.client.cluster import Cluster
+from onceflow.client.errors import RequestRefused
 from onceflow.log.config import LogConfig
 from onceflow.log.errors import CorruptBatch, MessageTooLarge
 from onceflow.log.validation import check_records
+from onceflow.remedies import Remedy
 from onceflow.testing import BrokerProcess, ManualClock
 from onceflow.wire import apis
 from onceflow.wire.batch import Record, encode_batch
 from onceflow.wire.codecs import Codec
 from onceflow.wire.errors import ErrorCode
+from tests import remedies
 from tests.broker.driven_broker import DrivenBroker, eventually
 from tests.broker.groups.scene import CONFIG, Scene
 from tests.broker.raw_client import RawClient, connected, milliseconds
@@ -82,6 +86,23 @@ def creation_error(client: RawClient, topic: str, partition_count: int) -> int:
     wanted = {"name": topic, "num_partitions": partition_count, "replication_factor": 1, "assignments": ()}
     fields = {"topics": [wanted | {"configs": ()}], "timeout": milliseconds(10_000), "validate_only": True}
     return int(client.ask(apis.CREATE_TOPICS, 7, **fields).topics[0].error_code)
+
+
+@pytest.mark.remedy(Remedy.FEWER_PARTITIONS, Remedy.DELETE_TOPICS)
+def test_more_partitions_than_a_broker_serves(tmp_path: Path) -> None:
+    with (
+        testing.Broker(tmp_path / "data", settings={"max.partitions": "3"}) as broker,
+        Cluster(broker.bootstrap_servers) as cluster,
+    ):
+        cluster.create_topic("t", 2)
+        with pytest.raises(RequestRefused, match=r"\(max\.partitions\)") as raised:
+            cluster.create_topic("u", 2)
+        remedies.find(Remedy.FEWER_PARTITIONS, raised.value)
+        cluster.create_topic("u", 1)
+        remedies.find(Remedy.DELETE_TOPICS, raised.value)
+        cluster.delete_topic("u")
+        cluster.delete_topic("t")
+        cluster.create_topic("t", 3)
 
 
 def test_a_broker_whose_partitions_are_all_taken_serves_groups_and_transactions(tmp_path: Path) -> None:

@@ -95,6 +95,28 @@ def test_a_damaged_meta_file_is_refused(tmp_path: Path, content: str) -> None:
     open_directory(tmp_path).close(clean=False)
 
 
+@pytest.mark.remedy(Remedy.RESTORE_OFFSETS, Remedy.REMOVE_OFFSETS)
+@pytest.mark.parametrize(("is_restored", "begin"), [(True, 7), (False, 0)])
+def test_a_damaged_file_of_offsets(tmp_path: Path, is_restored: bool, begin: int) -> None:
+    directory = open_directory(tmp_path)
+    directory.log_start_offsets.advance({("clicks", 0): 7})
+    directory.close(clean=False)
+    offsets = tmp_path / LOG_START_FILE
+    copy = offsets.read_text()
+    offsets.write_text("torn")
+    with pytest.raises(DataDirectoryRefused, match=f"{LOG_START_FILE} is damaged") as raised:
+        open_directory(tmp_path)
+    remedies.find(Remedy.RESTORE_OFFSETS, raised.value)
+    remedies.find(Remedy.REMOVE_OFFSETS, raised.value)
+    if is_restored:
+        offsets.write_text(copy)
+    else:
+        offsets.unlink()
+    directory = open_directory(tmp_path)
+    assert directory.log_start_offsets.get("clicks", 0) == begin
+    directory.close(clean=False)
+
+
 def test_a_directory_with_strange_files_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As a home folder, and the parent of the demo's data."""
     demo = tmp_path / ".onceflow"

@@ -19,6 +19,7 @@ from onceflow.broker.metadata_records import (
     TopicRecord,
 )
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 
 GROUP_OFFSETS_TOPIC = "__consumer_offsets"
@@ -189,7 +190,8 @@ class Topics:
             raise TopicRefused(
                 ErrorCode.invalid_partitions,
                 f"topic {name}: {partition_count} partitions beside the {self.partition_count} that exist are more than"
-                f" the {self.partitions_max} that this broker serves (max.partitions); ask for fewer or delete topics",
+                f" the {self.partitions_max} that this broker serves (max.partitions); "
+                f"{Remedy.FEWER_PARTITIONS}, or {Remedy.DELETE_TOPICS}",
             )
 
     def decide_more_partitions(self, wanted: MorePartitions) -> list[MetadataRecord]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from onceflow.log.disk import Disk, read_file, replace_file
 from onceflow.log.errors import DataDirectoryRefused
+from onceflow.remedies import Remedy
 
 LOG_START_FILE = "log-start-offset-checkpoint"
 CLEANER_FILE = "cleaner-offset-checkpoint"
@@ -70,7 +71,7 @@ def parse_offsets(path: Path, content: bytes) -> dict[TopicPartition, int]:
             raise ValueError(f"version {version}, {count} lines announced, {len(lines)} found")
     except ValueError as error:
         raise DataDirectoryRefused(
-            f"{path} is damaged: {error}; it needs version {_VERSION}, a count and `TOPIC PARTITION OFFSET` lines;"
-            " restore it, or remove it to read every log from its first segment"
+            f"{path} is damaged: {error}; it needs version {_VERSION}, a count and `TOPIC PARTITION OFFSET` lines; "
+            f"{Remedy.RESTORE_OFFSETS}, or {Remedy.REMOVE_OFFSETS}"
         ) from error
     return offsets
