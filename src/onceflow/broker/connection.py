@@ -29,7 +29,7 @@ from typing import Any
 
 from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.arrival import Arrival
-from onceflow.broker.client_socket import has_left
+from onceflow.broker.client_socket import has_left, unread_bytes
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.frame_limits import FRAME_BYTES_MIN, size_refusal
 from onceflow.broker.reply import Piece, Reply, SendingSlice
@@ -249,8 +249,9 @@ class Connection:
             self._turn.large(self._handle_large(size_bytes), is_wanted=lambda: self.is_open and not self._is_finishing)
 
     def _handle_large(self, size_bytes: int) -> Iterator[int]:
-        if has_left(self._socket.fileno()):
-            # It was not read while it waited for its turn.
+        is_last = self._end == self._begin + 4 + size_bytes and not unread_bytes(self._socket.fileno())
+        if is_last and has_left(self._socket.fileno()):
+            # It was not read while it waited for its turn. Behind it might be an acks=0, which waits for nothing.
             self.close(None)
             return
         frame = self._view[self._begin + 4 : self._begin + 4 + size_bytes]
