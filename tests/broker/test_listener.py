@@ -480,7 +480,7 @@ def test_a_client_that_leaves_before_its_turn_costs_nothing() -> None:
         other, client = await server.connect(), await server.connect()
         connections = server.listener._connections
         for number, each in enumerate((other, client), 1):
-            await send(each, frame(apis.METADATA, 10_000))
+            await send(each, frame(apis.FETCH, 10_000))
             await until(lambda number=number: sum(each._is_handling_scheduled for each in connections) == number, "it")  # type: ignore[misc]
         client.close()
         await turns(20)

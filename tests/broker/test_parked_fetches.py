@@ -17,6 +17,7 @@ from onceflow.wire.batch import batches
 from onceflow.wire.fetch import FetchPartition
 from tests.broker.driven_broker import DrivenBroker, eventually
 from tests.broker.raw_client import FETCH_VERSION, RawClient, batch_of, connected, fetch_request
+from tests.broker.test_admin_answers import create
 
 WAIT_MS = 60_000
 PARTITIONS = 20
@@ -166,6 +167,16 @@ def park_large(broker: DrivenBroker, client: RawClient, large: list[Iterator[int
     park(broker, client, [0, 1], min_bytes=min_bytes)
     eventually(lambda: large, "the fetch asks for its turn")
     broker.call(lambda _: list(large.pop()))
+
+
+def test_a_topic_made_while_a_large_fetch_waits(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
+    """Between its begin and its turn: unknown to it, since nothing would wake it for the new topic's records."""
+    with connected(broker.bootstrap) as reader, connected(broker.bootstrap) as other:
+        reader.send_fetch([("t", 0, 0), ("made", 0, 0)], wait_ms=WAIT_MS, min_bytes=1)
+        eventually(lambda: large, "the fetch asks for its turn")
+        assert create(other, "made").error_code == 0
+        broker.call(lambda _: list(large.pop()))
+        assert [each.error_code for each in reader.receive_fetched()] == [0, 3]
 
 
 def test_a_large_fetch_whose_time_ends_before_its_turn(broker: DrivenBroker, large: list[Iterator[int]]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from onceflow.broker.turn import LARGE_WORK_PER_TURN, PASSES_MAX, Turn
+from onceflow.broker.turn import HUGE_REQUEST_BYTES, LARGE_WORK_PER_TURN, PASSES_MAX, Turn
 
 
 def test_what_is_put_off_comes_in_order_at_the_end_and_what_it_puts_off_after_it() -> None:
@@ -104,6 +104,26 @@ def test_large_work_is_spread_over_turns() -> None:
         assert await turns_of(turn, done) == [["a", "a"], ["a", "b"], ["b"], ["b"]]
         turn.large(work("c", half), is_wanted=lambda: True)
         assert await turns_of(turn, done) == [["c"]]
+
+    asyncio.run(scenario())
+
+
+def test_huge_work_has_half_of_a_turn_beside_large() -> None:
+    half = LARGE_WORK_PER_TURN // 2
+
+    async def scenario() -> None:
+        turn = Turn()
+        done: list[str] = []
+
+        def work(name: str, steps: int) -> Iterator[int]:
+            for _ in range(steps):
+                done.append(name)
+                yield half
+
+        turn.large(work("huge", 5), is_wanted=lambda: True, size_bytes=HUGE_REQUEST_BYTES + 1)
+        turn.large(work("a", 1), is_wanted=lambda: True, size_bytes=HUGE_REQUEST_BYTES)
+        turn.large(work("b", 1), is_wanted=lambda: True)
+        assert await turns_of(turn, done) == [["a", "huge"], ["b", "huge"], ["huge", "huge"], ["huge"]]
 
     asyncio.run(scenario())
 

@@ -70,6 +70,21 @@ def test_requests_are_read_as_kio_reads_them(api: Api, version: int) -> None:
         assert decoded_in_steps(frame, header) == message
 
 
+def test_tagged_fields_are_work() -> None:
+    """An element of many costs as much more to read."""
+    topics = b"\x03" + b"".join(b"\x02t" + bytes([count]) + tags(count) for count in (0, 20))
+    some = request_frame(APIS[METADATA], 9, random_message(request_class(METADATA, 9), random.Random(1)))
+    begin = bytes(some[: read_request_header(some).body_position])
+    frame = memoryview(begin + topics + b"\0\0\0\0")
+    without, with_tags = decode_request_in_steps(frame, read_request_header(frame))
+    assert with_tags - without == 20
+
+
+def tags(count: int) -> bytes:
+    """So many tagged fields of no bytes, of numbers that nobody knows."""
+    return b"".join(bytes([100 + number, 0]) for number in range(count))
+
+
 @every_version
 def test_responses_are_read_as_kio_reads_them(api: Api, version: int) -> None:
     seeded = random.Random(f"{api.name} {version}")

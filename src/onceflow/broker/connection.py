@@ -53,7 +53,7 @@ SLOW_BYTES_PER_SECOND = 256 * 1024
 """Slower requests may be closed while others wait for memory."""
 DRAINED_BYTES_MAX = 1024 * 1024
 
-_PRODUCE_KEY = apis.PRODUCE.to_bytes(2, "big")
+_FETCH_KEY, _PRODUCE_KEY = apis.FETCH.to_bytes(2, "big"), apis.PRODUCE.to_bytes(2, "big")
 _MSG_MORE = getattr(socket, "MSG_MORE", 0)
 
 Handle = Callable[[memoryview, Reply, "Connection"], None]
@@ -246,15 +246,16 @@ class Connection:
         """Decode and handle the large request that begins in later turns; nothing is read or handled before."""
         if not self._is_handling_scheduled:
             self._is_handling_scheduled = True
-            self._turn.large(self._handle_large(size_bytes), is_wanted=lambda: self.is_open and not self._is_finishing)
+            work = self._handle_large(size_bytes)
+            self._turn.large(work, is_wanted=lambda: self.is_open and not self._is_finishing, size_bytes=size_bytes)
 
     def _handle_large(self, size_bytes: int) -> Iterator[int]:
+        frame = self._view[self._begin + 4 : self._begin + 4 + size_bytes]
         is_last = self._end == self._begin + 4 + size_bytes and not unread_bytes(self._socket.fileno())
-        if is_last and has_left(self._socket.fileno()):
-            # It was not read while it waited for its turn. Behind it might be an acks=0, which waits for nothing.
+        if is_last and frame[:2] == _FETCH_KEY and has_left(self._socket.fileno()):
+            # It was not read while it waited for its turn. Other requests change what is stored, though nobody waits.
             self.close(None)
             return
-        frame = self._view[self._begin + 4 : self._begin + 4 + size_bytes]
         try:
             handle = yield from self._decode(frame)
         except WireError as error:

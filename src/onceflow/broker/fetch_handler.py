@@ -61,11 +61,11 @@ class PendingFetch:
         "_asked",
         "_is_due",
         "_is_gathering",
-        "_is_large",
         "_max_bytes",
         "_moved",
         "_node",
         "_request",
+        "_request_bytes",
         "_size_bytes",
         "_sizes",
         "_timer",
@@ -85,13 +85,13 @@ class PendingFetch:
         self._size_bytes = 0
         self._is_due = False
         self._is_gathering = False
-        self._is_large = len(request.frame) > LARGE_REQUEST_BYTES
+        self._request_bytes = len(request.frame)
         self._moved: set[Partition] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Answer now, or begin to wait; a large fetch waits for its turn at least."""
-        if self._is_large:
+        if self._request_bytes > LARGE_REQUEST_BYTES:
             self._is_due = self._asked.max_wait_ms <= 0
             self._park()
             self._gather_soon()
@@ -158,11 +158,13 @@ class PendingFetch:
 
     def _gather_soon(self) -> None:
         """Gather now, or over later turns of the loop if this fetch is large."""
-        if not self._is_large:
+        if self._request_bytes <= LARGE_REQUEST_BYTES:
             self._gather_again()
         elif not self._is_gathering:
             self._is_gathering = True
-            self._node.turn.large(self._gather_in_steps(), is_wanted=lambda: self._timer is not None)
+            self._node.turn.large(
+                self._gather_in_steps(), is_wanted=lambda: self._timer is not None, size_bytes=self._request_bytes
+            )
 
     def _gather_in_steps(self) -> Iterator[int]:
         found = Gathered()
@@ -223,7 +225,8 @@ class PendingFetch:
 
     def _look(self, topic: str, asked: FetchPartition, found: Gathered) -> PartitionAnswer:
         partition = self._node.partitions.get(topic, asked.partition)
-        if partition is None:
+        if partition is None or (self._timer is not None and partition not in self._watched):
+            # Also one that was made while this fetch waits, which nothing would wake it for.
             return _error(found, asked, ErrorCode.unknown_topic_or_partition)
         if self._asked.replica_id >= 0:
             return _error(found, asked, ErrorCode.not_leader_or_follower)

@@ -18,19 +18,24 @@ LARGE_REQUEST_BYTES = 8 * 1024
 """Larger requests, Produce excepted, are large work."""
 HANDLED_BYTES_PER_WORK = 16
 """Bytes of a large request that a handler deals with in a microsecond, about, after they are decoded."""
+HUGE_REQUEST_BYTES = 64 * 1024
+"""Larger requests wait for their turn apart from the other large ones."""
 LARGE_WORK_PER_TURN = 1000
 """Large work in one turn, in units of about a microsecond, whichever connections it is for."""
+
+_Queue = deque[tuple[Iterator[int], Callable[[], bool]]]
 
 
 class Turn:
     """Work put off to the end of a turn, and large work spread over many. All methods are the event loop's."""
 
-    __slots__ = ("_is_end_sure", "_large", "_work")
+    __slots__ = ("_huge", "_is_end_sure", "_large", "_work")
 
     def __init__(self) -> None:
         self._work: list[Callable[[], None]] = []
         self._is_end_sure = False
-        self._large: deque[tuple[Iterator[int], Callable[[], bool]]] = deque()
+        self._large: _Queue = deque()
+        self._huge: _Queue = deque()
 
     def begin(self) -> None:
         """First in what the loop calls, if `end` is the last."""
@@ -61,29 +66,37 @@ class Turn:
         if self._work:
             self._end_later()
 
-    def large(self, work: Iterator[int], *, is_wanted: Callable[[], bool]) -> None:
+    def large(self, work: Iterator[int], *, is_wanted: Callable[[], bool], size_bytes: int = 0) -> None:
         """Do `work`, which yields what each step cost, in later turns of the loop; large works are done in order.
 
-        A turn does only so much of it, whichever connections it is for: small requests come in between. The rest is
-        dropped when it is no longer wanted.
+        A turn does only so much of it, whichever connections it is for: small requests come in between. Work for a
+        request of more than HUGE_REQUEST_BYTES gets half of that while there is other large work. The rest is dropped
+        when it is no longer wanted.
         """
-        self._large.append((work, is_wanted))
-        if len(self._large) == 1:
+        if not self._large and not self._huge:
             asyncio.get_running_loop().call_soon(self._do_large)
+        (self._huge if size_bytes > HUGE_REQUEST_BYTES else self._large).append((work, is_wanted))
 
     def _do_large(self) -> None:
-        """One at a time to its end: what is half done costs memory."""
-        work_left = LARGE_WORK_PER_TURN
-        while self._large and work_left > 0:
-            work, is_wanted = self._large[0]
+        """One work of each queue at a time to its end: what is half done costs memory."""
+        left = self._do_some(self._large, LARGE_WORK_PER_TURN, LARGE_WORK_PER_TURN // 2 if self._huge else 0)
+        left = self._do_some(self._huge, left, 0)
+        self._do_some(self._large, left, 0)
+        if self._large or self._huge:
+            asyncio.get_running_loop().call_soon(self._do_large)
+
+    @staticmethod
+    def _do_some(queue: "_Queue", left: int, left_min: int) -> int:
+        """Work until `left_min` or less is left of the turn, and return what is left."""
+        while queue and left > left_min:
+            work, is_wanted = queue[0]
             try:
                 units = next(work, None) if is_wanted() else None
             except Exception:
                 logger.exception("%s failed", work)
                 units = None
             if units is None:
-                self._large.popleft()
+                queue.popleft()
             else:
-                work_left -= units
-        if self._large:
-            asyncio.get_running_loop().call_soon(self._do_large)
+                left -= units
+        return left

@@ -67,6 +67,7 @@ class Left(threading.local):
 
     elements = sys.maxsize
     tags_max = TAGS_MAX
+    tags_read = 0
 
 
 _left = Left()
@@ -86,13 +87,13 @@ def read_entity_in_steps(entity_class: type, view: memoryview, position: int, li
     steps = reader.steps(view, position)
     elements_left = limits.elements_max
     while True:
-        _left.elements, _left.tags_max = elements_left, limits.tags_max
+        _left.elements, _left.tags_max, _left.tags_read = elements_left, limits.tags_max, 0
         try:
             work = next(steps)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         elements_left = _left.elements
-        yield work
+        yield work + _left.tags_read
 
 
 @cache
@@ -141,6 +142,8 @@ def _read_tagged(
 ) -> int:
     """Adds the known tagged fields to `values` and skips the others (KIP-482)."""
     count, position = read_tag_count(view, position, _left.tags_max)
+    if count:
+        _left.tags_read += count
     for _ in range(count):
         tag, position = read_uvarint(view, position)
         size_bytes, position = read_uvarint(view, position)
