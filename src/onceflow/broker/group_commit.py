@@ -56,8 +56,8 @@ class GroupCommit:
         self._is_in_place = is_in_place
         self._on_lost = on_lost
         self._dirty = FairQueue()
-        self._syncing: set[Partition] = set()
-        """Partitions of the round that is under way."""
+        self._forgotten: set[Partition] = set()
+        """Partitions that were deleted during the round that is under way."""
         self._put_off: dict[Partition, int] = {}
         self._timers: dict[Partition, asyncio.TimerHandle] = {}
         """Of partitions with `flush.ms`: when what is unsynced now gets synced."""
@@ -103,7 +103,8 @@ class GroupCommit:
     def forget(self, partition: Partition) -> None:
         """Sync a deleted partition no more, and drop what becomes of a sync under way: nobody waits for it."""
         self._dirty.discard(partition)
-        self._syncing.discard(partition)
+        if self._is_running:
+            self._forgotten.add(partition)
         self._put_off.pop(partition, None)
         timer = self._timers.pop(partition, None)
         if timer is not None:
@@ -118,7 +119,7 @@ class GroupCommit:
                 self._idle.set()
                 return
             points = [(partition, point) for partition in dirty if (point := self._begin_one(partition)) is not None]
-        self._syncing = {partition for partition, _point in points}
+        self._forgotten.clear()
         try:
             self._thread.begin(partial(_run, points, self._is_in_place if self._is_look_due() else None))
         except OSError as error:
@@ -153,7 +154,7 @@ class GroupCommit:
                 self._on_lost()
                 return
             for (partition, point), error in zip(ended.points, ended.errors, strict=True):
-                if partition in self._syncing:
+                if partition not in self._forgotten:
                     self._end_one(partition, point, error)
         finally:
             # Appends that came during the round have been waiting: go on in this turn.
