@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -492,8 +492,11 @@ def test_a_client_that_leaves_before_its_turn_costs_nothing() -> None:
     served(scenario)
 
 
-def test_what_a_client_sent_behind_a_large_request_is_handled_though_it_left() -> None:
-    """A Produce with acks=0 waits for nothing; it may be read already, or stand in the socket still."""
+@pytest.mark.parametrize(
+    ("large", "handled"), [(apis.METADATA, (apis.METADATA, apis.PRODUCE)), (apis.FETCH, (apis.PRODUCE,))]
+)
+def test_what_a_client_sent_behind_a_large_request_is_handled(large: int, handled: Sequence[int]) -> None:
+    """Though it left: a Produce with acks=0 waits for nothing. Its Fetch alone is of no use any more."""
 
     async def scenario(server: Served) -> None:
         server.decode_turns = sys.maxsize
@@ -501,16 +504,14 @@ def test_what_a_client_sent_behind_a_large_request_is_handled_though_it_left() -
         connections = server.listener._connections
         await send(other, frame(apis.METADATA, 10_000))
         await until(lambda: sum(each._is_handling_scheduled for each in connections) == 1, "its turn")
-        await send(client, frame(apis.METADATA, 10_000))
+        await send(client, frame(large, 10_000))
         await until(lambda: sum(each._is_handling_scheduled for each in connections) == 2, "the wait for a turn")
         await send(client, frame(apis.PRODUCE, 50))
         client.close()
         await turns(20)
         server.decode_turns = 0
         await until(lambda: len(connections) == 1, "the connection of the client that left to be closed")
-        assert [each[:2] for each in server.frames[1:]] == [
-            api.to_bytes(2, "big") for api in (apis.METADATA, apis.PRODUCE)
-        ]
+        assert [int.from_bytes(each[:2], "big") for each in server.frames[1:]] == list(handled)
 
     served(scenario)
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.arrival import Arrival
-from onceflow.broker.client_socket import has_left, unread_bytes
+from onceflow.broker.client_socket import has_left
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.frame_limits import FRAME_BYTES_MIN, size_refusal
 from onceflow.broker.reply import Piece, Reply, SendingSlice
@@ -251,10 +251,10 @@ class Connection:
 
     def _handle_large(self, size_bytes: int) -> Iterator[int]:
         frame = self._view[self._begin + 4 : self._begin + 4 + size_bytes]
-        is_last = self._end == self._begin + 4 + size_bytes and not unread_bytes(self._socket.fileno())
-        if is_last and frame[:2] == _FETCH_KEY and has_left(self._socket.fileno()):
-            # It was not read while it waited for its turn. Other requests change what is stored, though nobody waits.
-            self.close(None)
+        if frame[:2] == _FETCH_KEY and has_left(self._socket.fileno()):
+            # Nobody reads its answer. What stands behind it is handled: other requests change what is stored.
+            self._begin += 4 + size_bytes
+            self._handle_later()
             return
         try:
             handle = yield from self._decode(frame)
