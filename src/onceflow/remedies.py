@@ -7,12 +7,10 @@ that exclude each other) is usage and stands in the message alone; so is what co
 Each remedy stands here once, however many messages have it; fields in braces are filled by the message. A test executes
 it: `@pytest.mark.remedy(Remedy.NAME)` marks the test that provokes the message, finds the remedy in it, does what it
 says, and sees that the thing works then. tests/test_remedies.py fails for a remedy without such a test, and where a
-message of a covered package seems to have one of its own.
+message seems to have one of its own.
 
-The table has the remedies of `onceflow.clicks`, `cli`, `client`, `dashboard`, `services`, `spark` and `testing`, and of
-what a broker says of its address, its data directory and max.partitions. The others of `broker` and `log`, and those
-of packages in these, still stand in their messages. Texts that are Apache Kafka's own, which the broker sends to
-clients, are Kafka's and no remedies of ours.
+Texts that are Apache Kafka's own, which the broker sends to clients, are Kafka's and no remedies of ours; neither is
+what says how a request is written, which stands in the answer to the program that wrote it.
 """
 
 from enum import StrEnum, unique
@@ -144,6 +142,10 @@ class Remedy(StrEnum):
     DELETE_TOPIC = "delete it"
     OTHER_TOPIC_NAME = "choose another name"
     LARGER_BATCHES = "allow more with batch_bytes_max"
+    LARGER_FETCHES = "allow more with fetch_bytes_max"
+    SEND_LESS = "send less"
+    LARGER_QUEUE = "raise queue.size"
+    LONGER_ENQUEUE = "wait longer with queue.enqueue.timeout.ms"
     READ_WITHIN = "read from an offset within these"
 
     # Programs that Onceflow starts, and brokers of tests
@@ -168,6 +170,24 @@ class Remedy(StrEnum):
     REMOVE_OFFSETS = "remove it to read every log from its first segment"
     FEWER_PARTITIONS = "ask for fewer"
     DELETE_TOPICS = "delete topics"
+    WRITER_RELEASE = "start the release that wrote it"
+    MOVE_AWAY = "move the directory of the other topic away"
+    LOOK_ABOVE = "look for the reason above"
+    FREE_DISK = "free the disk"
+    DELETE_SOME = "delete records or topics"
+    RESTORE_DIRECTORY = "restore the directory"
+    START_BROKER_AGAIN = "start the broker again"
+    RESTART_BROKER = "restart the broker"
+    SET_AT_START = "set them in the broker's file or options and restart it"
+    ASK_ALONE = "ask for each alone"
+
+    # A batch that a broker refuses
+
+    END_FIRST = "end that first"
+    FEWER_PRODUCERS = "use one producer for many batches"
+    MORE_PRODUCER_IDS = "raise max.producer.ids.per.partition"
+    SMALLER_BATCHES = "send smaller batches"
+    GIVE_KEY = "give it a key"
 
     # The live page
 

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.node import Node, UnfinishedDeletion
 from onceflow.broker.topic_operations import TopicOperations
 from onceflow.log.directory import DataDirectory
+from onceflow.log.segment import Segment
+from onceflow.remedies import Remedy
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
+from tests import remedies
 from tests.broker.driven_broker import PoweredBroker, eventually, hung_up_without_power
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 from tests.broker.test_admin_answers import DELETE, SET, TOPIC, add, alter, configured, create, partition_count
@@ -179,6 +181,7 @@ def test_a_killed_broker_remembers_partitions_and_configs(tmp_path: Path) -> Non
             assert [configured(client, "t", each)[0] for each in ("cleanup.policy", "segment.ms")] == ["compact", "6"]
 
 
+@pytest.mark.remedy(Remedy.SMALLER_BATCHES, Remedy.RAISE_SETTING)
 def test_a_changed_config_holds_for_the_next_record(client: RawClient) -> None:
     create(client, "t", num_partitions=2)
     large = batch_of(b"x" * 600)
@@ -188,7 +191,11 @@ def test_a_changed_config_holds_for_the_next_record(client: RawClient) -> None:
         ErrorCode.message_too_large
     ] * 2
     add(client, ("t", 3, None))
-    assert client.produce("t", 2, batch_of(b"x" * 600)).error_code == ErrorCode.message_too_large
+    refused = client.produce("t", 2, batch_of(b"x" * 600))
+    assert refused.error_code == ErrorCode.message_too_large
+    remedies.find(Remedy.SMALLER_BATCHES, refused.error_message)
+    assert client.produce("t", 2, batch_of(b"x" * 300)).error_code == 0
+    remedies.find(Remedy.RAISE_SETTING, refused.error_message)
     alter(client, (TOPIC, "t", [("max.message.bytes", DELETE, None)]))
     assert client.produce("t", 1, batch_of(b"x" * 600)).error_code == 0
 
@@ -229,8 +236,9 @@ def test_partitions_added_while_a_topic_is_deleted_are_not_served(client: RawCli
     assert stored_values(client, "t") == []
 
 
+@pytest.mark.remedy(Remedy.RESTART_BROKER)
 def test_a_directory_that_cannot_be_removed_keeps_its_name(
-    client: RawClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    powered: PoweredBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(_directory: DataDirectory, _topic: str, _partition: int) -> None:
         raise OSError(5, "EIO")
@@ -242,6 +250,11 @@ def test_a_directory_that_cannot_be_removed_keeps_its_name(
     assert answer.responses[0].error_code == ErrorCode.kafka_storage_error
     assert "t-0 could not be removed: [Errno 5] EIO" in caplog.text
     assert create(client, "t").error_code == ErrorCode.topic_already_exists
+    remedies.find(Remedy.RESTART_BROKER, answer.responses[0].error_message)
+    powered.stop()
+    powered.start()
+    with connected(powered.bootstrap) as again:
+        eventually(partial(is_created, again, "t"), "the deletion is finished, the name free again")
 
 
 @pytest.mark.parametrize("where", ["in the thread", "on the loop"])
@@ -268,9 +281,14 @@ def test_an_operation_that_fails_unforeseen_closes_its_connection(
         requests[what]()
 
 
+@pytest.mark.remedy(Remedy.LOOK_ABOVE, Remedy.FREE_DISK, Remedy.START_BROKER_AGAIN)
 def test_a_start_that_cannot_finish_a_deletion_is_refused(
-    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
+    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def no_room(segment: Segment, *_arguments: object) -> None:
+        assert "__consumer_offsets" in str(segment.path)
+        raise OSError(28, "No space left on device")
+
     with monkeypatch.context() as crashing, connected(powered.bootstrap) as client:
         crashing.setattr(Node, "forget_offsets", lambda *_arguments: None)
         create(client, "t")
@@ -281,9 +299,14 @@ def test_a_start_that_cannot_finish_a_deletion_is_refused(
                 pass
     powered.stop()
     with monkeypatch.context() as full:
-        full.setattr(GroupRequests, "append_in_batches", lambda *_arguments, **_options: ErrorCode.kafka_storage_error)
-        with pytest.raises(UnfinishedDeletion, match="free the disk and start the broker again"):
+        full.setattr(Segment, "write", no_room)
+        with pytest.raises(UnfinishedDeletion) as raised:
             powered.start()
+    remedies.find(Remedy.LOOK_ABOVE, raised.value)
+    assert "No space left on device" in caplog.text
+    remedies.find(Remedy.FREE_DISK, caplog.text)
+    remedies.find(Remedy.FREE_DISK, raised.value)
+    remedies.find(Remedy.START_BROKER_AGAIN, raised.value)
     powered.start()
     with connected(powered.bootstrap) as client:
         eventually(partial(is_created, client, "t"), "the deletion is finished, the name free again")

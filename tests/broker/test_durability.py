@@ -12,10 +12,12 @@ import pytest
 from confluent_kafka import Producer
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.testing import BrokerProcess, FaultyDisk, PowerCut
 from onceflow.wire import apis
 from onceflow.wire.batch import batches, decode_batch
 from onceflow.wire.errors import ErrorCode, WireError
+from tests import remedies
 from tests.broker.driven_broker import PoweredBroker, eventually, hung_up_without_power
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 from tests.broker.test_admin_answers import create
@@ -290,6 +292,7 @@ def test_a_power_cut_of_the_first_start_leaves_a_broker_that_starts(tmp_path: Pa
         broker.stop()
 
 
+@pytest.mark.remedy(Remedy.LOOK_AT_DISK, Remedy.RESTART_BROKER)
 def test_a_stop_that_cannot_close_a_log_is_not_clean(powered: PoweredBroker) -> None:
     """The next start scans then, and keeps what had been acknowledged."""
     with connected(powered.bootstrap) as client:
@@ -297,9 +300,37 @@ def test_a_stop_that_cannot_close_a_log_is_not_clean(powered: PoweredBroker) -> 
         assert client.produce("t", 0, batch_of(b"good")).error_code == 0
         powered.disk.fail_next_syncs()
         assert client.produce("t", 0, batch_of(b"lost")).error_code == ErrorCode.kafka_storage_error
+        refused = client.produce("t", 0, batch_of(b"no"))
+    remedies.find(Remedy.LOOK_AT_DISK, refused.error_message)
+    assert "could not be synced: [Errno 5]" in str(refused.error_message)
+    remedies.find(Remedy.RESTART_BROKER, refused.error_message)
     powered.stop()
     powered.start()
     assert not powered.call(lambda node: node.directory.clean)
+    with connected(powered.bootstrap) as client:
+        assert client.produce("t", 0, batch_of(b"again")).error_code == 0
+        assert stored_values(client, "t")[0] == b"good"
+
+
+@pytest.mark.remedy(Remedy.ASK_ALONE)
+def test_producers_beside_a_failed_sync_are_described_alone(powered: PoweredBroker) -> None:
+    def described(client: RawClient, *indexes: int) -> list[tuple[int, str | None, int]]:
+        asked = [{"name": "t", "partition_indexes": indexes}]
+        (topic,) = client.ask(apis.DESCRIBE_PRODUCERS, 0, topics=asked).topics
+        return [(each.error_code, each.error_message, len(each.active_producers)) for each in topic.partitions]
+
+    with connected(powered.bootstrap) as client:
+        client.create_topic("t", 2, flush_messages="1000")
+        number = producer_id(client)
+        for index in (0, 1):
+            batch = batch_of(b"a", producer_id=number, producer_epoch=0, base_sequence=0)
+            assert client.produce("t", index, batch).error_code == 0
+        powered.disk.fail_next_syncs()
+        for code, message, _count in described(client, 0, 1):
+            assert code == ErrorCode.kafka_storage_error
+            remedies.find(Remedy.ASK_ALONE, message)
+        alone = [described(client, index)[0] for index in (0, 1)]
+        assert sorted((code, count) for code, _message, count in alone) == [(0, 1), (ErrorCode.kafka_storage_error, 0)]
 
 
 def test_a_failed_sync_of_the_groups_makes_their_answers_errors_until_restart(powered: PoweredBroker) -> None:
@@ -317,12 +348,15 @@ def test_a_failed_sync_of_the_groups_makes_their_answers_errors_until_restart(po
         assert committed(client, "g", "t") == 1
 
 
+@pytest.mark.remedy(Remedy.FREE_DISK)
 def test_a_full_disk_is_told_and_passes(powered: PoweredBroker) -> None:
     with connected(powered.bootstrap) as client:
         client.create_topic("t")
         assert client.produce("t", 0, batch_of(b"good")).error_code == 0
         powered.disk.space_bytes = 30
-        assert client.produce("t", 0, batch_of(b"too much")).error_code == ErrorCode.kafka_storage_error
+        refused = client.produce("t", 0, batch_of(b"too much"))
+        assert refused.error_code == ErrorCode.kafka_storage_error
+        remedies.find(Remedy.FREE_DISK, refused.error_message)
         powered.disk.space_bytes = None
         assert client.produce("t", 0, batch_of(b"again")).base_offset == 1
         assert stored_values(client, "t") == [b"good", b"again"]

@@ -17,11 +17,13 @@ from onceflow.broker.turn import Turn
 from onceflow.log.config import LogConfig
 from onceflow.log.errors import InvalidRecord, LogError
 from onceflow.log.validation import check_records
+from onceflow.remedies import Remedy
 from onceflow.testing import ManualClock
 from onceflow.wire import apis, frames
 from onceflow.wire.batch import Record, encode_batch, record_heads
 from onceflow.wire.codecs import Codec
 from onceflow.wire.errors import ErrorCode, MalformedBatch
+from tests import remedies
 from tests.broker import turn_counts
 from tests.broker.driven_broker import DrivenBroker
 from tests.broker.raw_client import RawClient, connected, milliseconds
@@ -129,6 +131,7 @@ def test_batches_of_a_partition_keep_their_order(checks: Checks) -> None:
     assert own == [("first", None), ("second", InvalidRecord), ("third", None)]
 
 
+@pytest.mark.remedy(Remedy.GIVE_KEY)
 @pytest.mark.parametrize("codec", Codec)
 def test_a_key_that_is_missing_anywhere_is_found(codec: Codec) -> None:
     """Heads that lie across two pieces, records longer than a piece, and the last record."""
@@ -138,8 +141,11 @@ def test_a_key_that_is_missing_anywhere_is_found(codec: Codec) -> None:
     for missing in (0, 1, 200, len(sizes) - 2, len(sizes) - 1):
         changed = [*records]
         changed[missing] = records[missing]._replace(key=None)
-        with pytest.raises(InvalidRecord, match="a record without a key"):
+        with pytest.raises(InvalidRecord, match="a record without a key") as raised:
             check_records("t-0", encode_batch(changed, codec=codec), 0, COMPACTED, NOW_MS)
+        remedies.find(Remedy.GIVE_KEY, raised.value)
+        changed[missing] = changed[missing]._replace(key=b"given")
+        check_records("t-0", encode_batch(changed, codec=codec), 0, COMPACTED, NOW_MS)
 
 
 @pytest.mark.parametrize("count", [-1, 1])

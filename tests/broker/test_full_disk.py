@@ -20,8 +20,10 @@ from onceflow.log.config import LogConfig
 from onceflow.log.disk import Disk, RealDisk
 from onceflow.log.partition import PartitionLog
 from onceflow.log.reserve import RESERVE_FILE, ReservedDisk
+from onceflow.remedies import Remedy
 from onceflow.testing import FaultyDisk
 from onceflow.wire.errors import ErrorCode
+from tests import remedies
 from tests.broker.driven_broker import DrivenBroker, InnerBroker, eventually
 from tests.broker.raw_client import RawClient, batch_of, connected
 from tests.broker.test_admin_answers import SET, TOPIC, alter
@@ -174,7 +176,10 @@ def test_clients_free_a_full_disk(small: SmallDisk, free: object, restart: str) 
             assert offsets_of(broker, "big") >= set(range(35, 40))
 
 
-def test_partitions_that_were_never_created_keep_no_others_from_service(small: SmallDisk) -> None:
+@pytest.mark.remedy(Remedy.FREE_DISK, Remedy.RESTART_BROKER)
+def test_partitions_that_were_never_created_keep_no_others_from_service(
+    small: SmallDisk, caplog: pytest.LogCaptureFixture
+) -> None:
     """A crash came between the record of further partitions and their logs, and the disk is full at the start."""
     with driven(small) as broker:
         with connected(broker.bootstrap) as client:
@@ -193,8 +198,11 @@ def test_partitions_that_were_never_created_keep_no_others_from_service(small: S
         broker.start()
         assert broker.call(lambda node: 1 <= node.partitions.count("big") < 4)
         assert offsets_of(broker, "big") == set(range(40))
+        (line,) = (each.getMessage() for each in caplog.records if "are not served" in each.getMessage())
+        remedies.find(Remedy.FREE_DISK, line)
         delete_records(broker)
         eventually(lambda: accepts_again(broker, "big"), "records are accepted")
+        remedies.find(Remedy.RESTART_BROKER, line)
         broker.stop()
         broker.start()
         with connected(broker.bootstrap) as client:
@@ -236,7 +244,8 @@ def test_a_full_disk_is_reported_once(small: SmallDisk, caplog: pytest.LogCaptur
         assert len(refused) == 2
 
 
-def test_released_room_is_not_taken_by_records(small: SmallDisk) -> None:
+@pytest.mark.remedy(Remedy.DELETE_SOME)
+def test_released_room_is_not_taken_by_records(small: SmallDisk, caplog: pytest.LogCaptureFixture) -> None:
     """What deletions need is left to them: no record, topic or offset is accepted while the reserve is released."""
     with driven(small) as broker, connected(broker.bootstrap) as client:
         fill_with_records(small, client)
@@ -249,9 +258,13 @@ def test_released_room_is_not_taken_by_records(small: SmallDisk) -> None:
             result(creator.create_topics([NewTopic("more", 1, 1)], request_timeout=5))
         assert refused.value.args[0].code() == KafkaError.KAFKA_STORAGE_ERROR
         assert small.free_bytes >= RESERVE_BYTES // 2
+        remedies.find(Remedy.DELETE_SOME, caplog.text)
+        delete_records(broker)
+        eventually(lambda: accepts_again(broker, "big"), "records are accepted")
 
 
-def test_changed_configs_leave_room_for_deletions(small: SmallDisk) -> None:
+@pytest.mark.remedy(Remedy.DELETE_SOME)
+def test_changed_configs_leave_room_for_deletions(small: SmallDisk, caplog: pytest.LogCaptureFixture) -> None:
     """A client may change configurations without end: they get half of the reserve."""
     names = ("retention.bytes", "retention.ms", "segment.ms", "file.delete.delay.ms", "max.message.bytes", "flush.ms")
     with driven(small) as broker, connected(broker.bootstrap) as client:
@@ -265,6 +278,7 @@ def test_changed_configs_leave_room_for_deletions(small: SmallDisk) -> None:
         assert code == ErrorCode.kafka_storage_error
         assert number > 5
         assert small.free_bytes > RESERVE_BYTES // 2 - 10_000
+        remedies.find(Remedy.DELETE_SOME, caplog.text)
         delete_topic(broker)
         eventually(lambda: accepts_again(broker, "other"), "records are accepted")
         assert alter(client, (TOPIC, "other", [("retention.ms", SET, "5")])) == [0]

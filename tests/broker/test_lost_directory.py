@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from onceflow.broker import group_commit
+from onceflow.remedies import Remedy
 from onceflow.testing import BrokerProcess
 from onceflow.wire.errors import ErrorCode
+from tests import remedies
 from tests.broker.driven_broker import InnerBroker, eventually
 from tests.broker.raw_client import RawClient, batch_of, connected
+from tests.broker.test_durability import stored_values
 
 EXIT_SECONDS_MAX = 30
 
@@ -38,6 +41,7 @@ def exit_code(broker: BrokerProcess) -> int:
     return broker._process.wait(EXIT_SECONDS_MAX)
 
 
+@pytest.mark.remedy(Remedy.RESTORE_DIRECTORY, Remedy.START_BROKER_AGAIN)
 @LOSSES
 def test_a_lost_directory_ends_the_broker(tmp_path: Path, lose: Callable[[Path], None]) -> None:
     """Also where no client writes: one line in the log, and an exit status that is not 0."""
@@ -45,10 +49,19 @@ def test_a_lost_directory_ends_the_broker(tmp_path: Path, lose: Callable[[Path],
         with connected(broker.bootstrap) as client:
             client.create_topic("t")
             assert not client.produce("t", 0, batch_of(b"stored")).error_code
+        copy = shutil.copytree(broker.data, tmp_path / "copy")
         lose(broker.data)
         assert exit_code(broker) == 1
         lines = broker.log_path.read_text().splitlines()
-        assert sum("was deleted, renamed or replaced while the broker ran" in line for line in lines) == 1
+        (line,) = (line for line in lines if "was deleted, renamed or replaced while the broker ran" in line)
+        remedies.find(Remedy.RESTORE_DIRECTORY, line)
+        shutil.copytree(copy, broker.data, dirs_exist_ok=True)
+        remedies.find(Remedy.START_BROKER_AGAIN, line)
+        broker.stop()
+        broker.start()
+        with connected(broker.bootstrap) as client:
+            assert stored_values(client, "t") == [b"stored"]
+            assert not client.produce("t", 0, batch_of(b"more")).error_code
 
 
 @LOSSES

@@ -28,6 +28,7 @@ from tests import remedies
 from tests.broker.driven_broker import DrivenBroker, eventually
 from tests.broker.groups.scene import CONFIG, Scene
 from tests.broker.raw_client import RawClient, connected, milliseconds
+from tests.broker.test_admin_answers import BROKER, SET, describe
 from tests.log.compactions import compact
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync
 
@@ -103,6 +104,21 @@ def test_more_partitions_than_a_broker_serves(tmp_path: Path) -> None:
         cluster.delete_topic("u")
         cluster.delete_topic("t")
         cluster.create_topic("t", 3)
+
+
+@pytest.mark.remedy(Remedy.SET_AT_START)
+def test_a_brokers_setting_is_no_clients_to_change(tmp_path: Path) -> None:
+    name, value = "log.retention.ms", "5000"
+    resource = {"resource_type": BROKER, "resource_name": "1"}
+    changes = [resource | {"configs": [{"name": name, "config_operation": SET, "value": value}]}]
+    with testing.Broker(tmp_path / "data") as broker, connected(broker.bootstrap_servers) as client:
+        answer = client.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, resources=changes, validate_only=False)
+        remedies.find(Remedy.SET_AT_START, answer.responses[0].error_message)
+    with (
+        testing.Broker(tmp_path / "data", settings={name: value}) as broker,
+        connected(broker.bootstrap_servers) as client,
+    ):
+        assert describe(client, BROKER, "1", name).configs[0].value == value
 
 
 def test_a_broker_whose_partitions_are_all_taken_serves_groups_and_transactions(tmp_path: Path) -> None:

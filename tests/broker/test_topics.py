@@ -16,7 +16,9 @@ from onceflow.broker.metadata_records import (
     UnknownRecord,
 )
 from onceflow.broker.topics import MorePartitions, NewTopic, TopicRefused, Topics
+from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
+from tests import remedies
 
 TOPIC_ID = uuid.UUID(int=7)
 
@@ -53,13 +55,15 @@ def test_replay_gives_the_topics_again() -> None:
     assert again.next_producer_id == 2000
 
 
+@pytest.mark.remedy(Remedy.TRY_AGAIN)
 def test_a_topic_may_come_back_under_its_name_once_its_files_are_gone() -> None:
     state = topics()
     carry_out(state, state.decide_create(NewTopic("t", 1)))
     carry_out(state, state.decide_delete(state.by_name["t"]))
     state.being_deleted.add("t")
-    with pytest.raises(TopicRefused, match="being deleted"):
+    with pytest.raises(TopicRefused, match="being deleted") as raised:
         state.decide_create(NewTopic("t", 1))
+    remedies.find(Remedy.TRY_AGAIN, raised.value)
     state.being_deleted.clear()
     carry_out(state, state.decide_create(NewTopic("t", 1)))
     assert state.by_name["t"].topic_id == uuid.UUID(int=2)

@@ -193,6 +193,7 @@ def test_partitions_are_found_and_deleted(tmp_path: Path) -> None:
         directory.close(clean=False)
 
 
+@pytest.mark.remedy(Remedy.MOVE_AWAY)
 def test_the_topics_id_is_part_of_the_log(tmp_path: Path) -> None:
     def open_with(topic_id: int) -> PartitionLog:
         clock = ManualClock(NOW_MS)
@@ -207,8 +208,11 @@ def test_the_topics_id_is_part_of_the_log(tmp_path: Path) -> None:
         "version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ"
     )
     assert (tmp_path / "clicks-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"
-    with pytest.raises(DataDirectoryRefused, match=r"AAAAAAAAAAAAAAAAAAAAAQ.*AAAAAAAAAAAAAAAAAAAAAg"):
+    with pytest.raises(DataDirectoryRefused, match=r"AAAAAAAAAAAAAAAAAAAAAQ.*AAAAAAAAAAAAAAAAAAAAAg") as raised:
         open_with(2)
+    remedies.find(Remedy.MOVE_AWAY, raised.value)
+    (tmp_path / "clicks-0").rename(tmp_path / "away")
+    open_with(2)
 
 
 def test_every_new_directory_on_the_way_is_made_durable(tmp_path: Path) -> None:

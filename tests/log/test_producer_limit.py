@@ -1,6 +1,7 @@
 """How many producers a partition remembers: which are forgotten, when a new one is refused, what it costs."""
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from onceflow.log.errors import OutOfOrderSequence, TooManyProducers
 from onceflow.log.partition import PartitionLog
 from onceflow.log.producers import RETRY_MS, Snapshot, read_snapshot
+from onceflow.remedies import Remedy
 from onceflow.testing import ManualClock
 from onceflow.wire.batch import Record, encode_batch
+from tests import remedies
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
 
 LIMIT = 3
@@ -44,17 +47,22 @@ def transactional(producer_id: int, sequence: int = 0) -> bytearray:
     )
 
 
+@pytest.mark.remedy(Remedy.FEWER_PRODUCERS, Remedy.MORE_PRODUCER_IDS)
 def test_a_full_partition_refuses_new_producers(log: PartitionLog, clock: ManualClock) -> None:
     """Known producers continue, repeats are known, and nothing of a refused batch is stored."""
     for producer_id in range(LIMIT):
         send(log, producer_id)
     clock.advance_ms(RETRY_MS - 1)
-    with pytest.raises(TooManyProducers, match="producer 7 on clicks-0: 3 producers are known"):
+    with pytest.raises(TooManyProducers, match="producer 7 on clicks-0: 3 producers are known") as raised:
         send(log, 7)
     assert (log.log_end_offset, known(log)) == (LIMIT, [0, 1, 2])
     assert [send(log, producer_id) for producer_id in range(LIMIT)] == [True] * LIMIT
-    assert not send(log, 1, 1)
     log.append(batch(b"no producer"))
+    remedies.find(Remedy.FEWER_PRODUCERS, raised.value)
+    assert not send(log, 1, 1)
+    remedies.find(Remedy.MORE_PRODUCER_IDS, raised.value)
+    log.reconfigure(replace(log.config, producer_ids_max=LIMIT + 1))
+    assert not send(log, 7)
 
 
 def test_the_longest_silent_producer_is_forgotten(log: PartitionLog, clock: ManualClock) -> None:

@@ -1,6 +1,7 @@
 """Record counts that a batch cannot hold: refused on arrival, and harmless where one is on the disk already."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.log import errors, inspection
 from onceflow.log.config import LogConfig
 from onceflow.log.partition import PartitionLog
+from onceflow.remedies import Remedy
 from onceflow.spark import read_task
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.options import SourceOptions
@@ -19,6 +21,7 @@ from onceflow.testing import BrokerProcess
 from onceflow.wire.batch import CRC_BEGIN, HEADER_BYTES, RECORD_BYTES_MIN, Record, batches, encode_batch
 from onceflow.wire.codecs import UNPACKED_PER_BYTE_MAX, Codec, compress
 from onceflow.wire.errors import MalformedBatch
+from tests import remedies
 from tests.broker.raw_client import connected
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync
 
@@ -63,6 +66,7 @@ def test_one_record_more_than_fits_is_refused(log: PartitionLog, codec: Codec) -
     assert log.append(claiming(fitting, body, codec)).last_offset == fitting - 1
 
 
+@pytest.mark.remedy(Remedy.SMALLER_BATCHES, Remedy.RAISE_SETTING)
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.NONE])
 def test_more_records_than_unpack_within_the_limit_are_refused(tmp_path: Path, codec: Codec) -> None:
     """The producer is asked for smaller batches, which Java's client sends by itself."""
@@ -71,8 +75,13 @@ def test_more_records_than_unpack_within_the_limit_are_refused(tmp_path: Path, c
     assert log.append(smallest(1000, codec)).last_offset == 999
     with pytest.raises(
         errors.MessageTooLarge, match=r"1001 records unpacks to 7007 .* batch.unpacked.max.bytes is 7000"
-    ):
+    ) as raised:
         log.append(smallest(1001, codec))
+    remedies.find(Remedy.SMALLER_BATCHES, raised.value)
+    assert [log.append(smallest(count, codec)).last_offset for count in (1000, 1)] == [1999, 2000]
+    remedies.find(Remedy.RAISE_SETTING, raised.value)
+    log.reconfigure(replace(log.config, batch_unpacked_bytes_max=limit + 7))
+    assert log.append(smallest(1001, codec)).last_offset == 3001
 
 
 def test_uncompressed_batches_are_not_held_against_the_unpacked_limit(tmp_path: Path) -> None:

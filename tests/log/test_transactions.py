@@ -14,8 +14,10 @@ from onceflow.log.config import LogConfig
 from onceflow.log.partition import PartitionLog
 from onceflow.log.producers import ProducerState
 from onceflow.log.transactions import AbortedTransaction
+from onceflow.remedies import Remedy
 from onceflow.testing import ManualClock
 from onceflow.wire.batch import Record, batches, encode_batch, patch_offset, read_header
+from tests import remedies
 from tests.log import golden_transactions as golden
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
 
@@ -490,11 +492,15 @@ def test_trap_04_what_is_not_of_the_open_transaction_is_refused(log: PartitionLo
     assert log.append(batch(b"1", producer_id=7, sequence=1)).base_offset == 2
 
 
+@pytest.mark.remedy(Remedy.END_FIRST)
 @pytest.mark.parametrize("data", [batch(b"0", producer_id=7, producer_epoch=1), transactional(b"0", epoch=1)])
 def test_trap_12_a_newer_epoch_waits_until_the_older_transaction_is_ended(log: PartitionLog, data: bytearray) -> None:
     Session(log, 7).send()
-    with pytest.raises(errors.InvalidTransactionState, match="the transaction of epoch 0 from offset 0 on is open"):
+    with pytest.raises(
+        errors.InvalidTransactionState, match="the transaction of epoch 0 from offset 0 on is open"
+    ) as raised:
         log.append(data)
+    remedies.find(Remedy.END_FIRST, raised.value)
     log.append_marker(7, 1, commit=False)
     assert log.append(data).base_offset == 2
     sync(log)

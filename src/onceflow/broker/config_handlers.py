@@ -17,6 +17,7 @@ from onceflow.broker.sliced_answers import Element, answer_in_slices, encoded
 from onceflow.broker.topic_configs import TOPIC_CONFIGS, ConfigType, list_items
 from onceflow.broker.topic_operations import Changed, Wish, told
 from onceflow.broker.topics import Topic, TopicRefused, check_name
+from onceflow.remedies import Remedy
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 
@@ -196,8 +197,9 @@ def _check_unchanged(node: Node, resource: Any) -> None:
     _check_broker(node, resource.resource_name, "Node id", ",")
     names = ", ".join(each.name for each in resource.configs)[:1000]
     if names:
-        remedy = "set them in the broker's file or options and restart it"
-        raise TopicRefused(ErrorCode.invalid_request, f"Cannot update these configs dynamically: {names}; {remedy}")
+        raise TopicRefused(
+            ErrorCode.invalid_request, f"Cannot update these configs dynamically: {names}; {Remedy.SET_AT_START}"
+        )
 
 
 def _replaced(_node: Node, _topic: Topic, resource: Any) -> dict[str, str | None]:

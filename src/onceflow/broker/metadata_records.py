@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from onceflow.errors import OnceflowError
 from onceflow.log.checkpoint import LEADER_EPOCH
+from onceflow.remedies import Remedy
 
 FRAME_VERSION = 1
 RECORD_VERSION = 0
@@ -90,7 +91,7 @@ def decode(value: bytes) -> MetadataRecord:
     if (frame_version, version) != (FRAME_VERSION, RECORD_VERSION):
         raise UnknownRecord(
             f"the metadata record with API key {api_key} has frame version {frame_version} and version {version},"
-            f" this release reads {FRAME_VERSION} and {RECORD_VERSION}; start the release that wrote it"
+            f" this release reads {FRAME_VERSION} and {RECORD_VERSION}; {Remedy.WRITER_RELEASE}"
         )
     match api_key:
         case 2:
@@ -109,7 +110,7 @@ def decode(value: bytes) -> MetadataRecord:
         case 15:
             broker_id, _broker_epoch, next_producer_id = reader.numbers(">iqq")
             return ProducerIdsRecord(broker_id, next_producer_id)
-    raise UnknownRecord(f"no metadata record with API key {api_key} is known; start the release that wrote it")
+    raise UnknownRecord(f"no metadata record with API key {api_key} is known; {Remedy.WRITER_RELEASE}")
 
 
 def _framed(api_key: int, fields: bytes) -> bytes:

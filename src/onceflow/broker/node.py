@@ -46,6 +46,7 @@ from onceflow.log.disk import Disk, RealDisk
 from onceflow.log.errors import LogError, NoRoomForNewLog
 from onceflow.log.partition import PartitionLog
 from onceflow.log.reserve import ReservedDisk
+from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.known_produce import KnownRequests
 
@@ -170,10 +171,12 @@ class Node:
             if topic.is_internal:
                 raise
             logger.error(
-                "topic %s: partitions from %d on are not served: %s; free the disk and restart the broker",
+                "topic %s: partitions from %d on are not served: %s; %s, then %s",
                 topic.name,
                 len(logs),
                 error,
+                Remedy.FREE_DISK,
+                Remedy.RESTART_BROKER,
             )
         if logs:
             self.partitions.install(topic.name, logs)
@@ -234,8 +237,8 @@ class Node:
         for orphans in self.groups.decide_forget(lambda topic: topic not in self.topics.by_name):
             if orphans and self.group_requests.append_in_batches(orphans, from_reserve=True):
                 raise UnfinishedDeletion(
-                    f"{GROUP_OFFSETS_TOPIC}: the offsets of deleted topics could not be taken away; look for the reason"
-                    " above, free the disk and start the broker again"
+                    f"{GROUP_OFFSETS_TOPIC}: the offsets of deleted topics could not be taken away;"
+                    f" {Remedy.LOOK_ABOVE}; {Remedy.FREE_DISK}, then {Remedy.START_BROKER_AGAIN}"
                 )
 
         def synced(error_code: ErrorCode) -> None:
@@ -338,8 +341,10 @@ class Node:
         path = self.directory.path
         logger.critical(
             "data directory %s was deleted, renamed or replaced while the broker ran: nothing more is stored or"
-            " acknowledged; restore the directory and start the broker again",
+            " acknowledged; %s, then %s",
             path,
+            Remedy.RESTORE_DIRECTORY,
+            Remedy.START_BROKER_AGAIN,
         )
         error = FileNotFoundError(errno.ENOENT, "the data directory is not at its path", str(path))
         for partition in (*self.partitions, self._metadata.partition):

@@ -12,6 +12,7 @@ from typing import Any
 
 from onceflow.errors import OnceflowError
 from onceflow.log.config import LogConfig
+from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 
 INT32_MAX = 2**31 - 1
@@ -293,6 +294,6 @@ def log_config(defaults: LogConfig, configs: Mapping[str, str]) -> LogConfig:
     for name, text in configs.items():
         row = TOPIC_CONFIGS.get(name)
         if row is None:
-            raise InvalidConfig(f"this release does not know the topic config {name}; start the release that wrote it")
+            raise InvalidConfig(f"this release does not know the topic config {name}; {Remedy.WRITER_RELEASE}")
         fields.update(row.read(text))
     return replace(defaults, **fields)

@@ -24,6 +24,7 @@ from onceflow.errors import OnceflowError
 from onceflow.log.config import LogConfig
 from onceflow.log.errors import LogError
 from onceflow.log.partition import PartitionLog
+from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -217,7 +218,9 @@ class TopicOperations:
             # Its files are on their way out: nothing may be acknowledged into them. They close when let go.
             return ErrorCode.unknown_topic_or_partition, f"topic {topic.name} was deleted at the same time"
         if node.partitions.count(topic.name) != opening.begin:
-            message = f"topic {topic.name}: partitions before {opening.begin} could not be opened; restart the broker"
+            message = (
+                f"topic {topic.name}: partitions before {opening.begin} could not be opened; {Remedy.RESTART_BROKER}"
+            )
             return ErrorCode.kafka_storage_error, message
         node.partitions.extend(topic.name, logs)
         if node.log_config_of(topic) != opening.config:
@@ -350,13 +353,15 @@ class TopicOperations:
 
         def forgotten(error_code: ErrorCode) -> None:
             if error_code:
-                fail(ErrorCode.kafka_storage_error, "the groups' offsets could not be removed; restart the broker")
+                fail(
+                    ErrorCode.kafka_storage_error, f"the groups' offsets could not be removed; {Remedy.RESTART_BROKER}"
+                )
             else:
                 self._node.in_background(partial(self._remove_files, gone), told(failed, removed), failed)
 
         def removed(left: set[str]) -> None:
             self._removed([topic for topic in gone if topic.name not in left])
-            message = "its files could not be removed; restart the broker"
+            message = f"its files could not be removed; {Remedy.RESTART_BROKER}"
             kept = (ErrorCode.kafka_storage_error, message)
             answer([(topic, *kept) if topic.name in left else (topic, code, why) for topic, code, why in results])
 

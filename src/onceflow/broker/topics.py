@@ -115,7 +115,7 @@ class Topics:
         if new.name in self.by_name:
             raise TopicRefused(ErrorCode.topic_already_exists, f"Topic '{new.name}' already exists.")
         if new.name in self.being_deleted:
-            raise TopicRefused(ErrorCode.topic_already_exists, f"topic {new.name} is being deleted; try again")
+            raise TopicRefused(ErrorCode.topic_already_exists, f"topic {new.name} is being deleted; {Remedy.TRY_AGAIN}")
         self._check_collision(new.name)
         try:
             configs = topic_configs.normalized(new.configs)

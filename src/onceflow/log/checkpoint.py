@@ -14,6 +14,7 @@ from uuid import UUID
 
 from onceflow.log.disk import Disk, read_file, replace_file, write_file
 from onceflow.log.errors import DataDirectoryRefused
+from onceflow.remedies import Remedy
 
 LEADER_EPOCH = 0
 
@@ -49,8 +50,8 @@ def check_checkpoints(disk: Disk, directory: Path, names: Container[str], topic_
             continue
         if name == _METADATA_FILE and not wanted.startswith(found.rstrip(b"\0")):
             raise DataDirectoryRefused(
-                f"{directory / name} says {found.decode(errors='replace')!r}, the topic's is {wanted.decode()!r}; move"
-                " the directory of the other topic away"
+                f"{directory / name} says {found.decode(errors='replace')!r}, the topic's is {wanted.decode()!r};"
+                f" {Remedy.MOVE_AWAY}"
             )
         replace_file(disk, directory / name, wanted)
 

@@ -36,6 +36,7 @@ from onceflow.log.sync import Seal, SyncPoint, write_snapshot
 from onceflow.log.time_search import TimeSearch, first_at_or_after, latest
 from onceflow.log.transactions import aborted_between
 from onceflow.log.validation import check_records, looks_into_records, validated_header
+from onceflow.remedies import Remedy
 from onceflow.wire.batch import BatchHeader, patch_offset, read_header, stamp_append_time
 from onceflow.wire.markers import Marker, encode_marker
 
@@ -272,7 +273,7 @@ class PartitionLog:
 
     def _refused(self, problem: str) -> StorageFailed:
         """Logged once until a write succeeds: clients repeat what is refused."""
-        refusal = StorageFailed(f"{self.name}: {problem}; free the disk")
+        refusal = StorageFailed(f"{self.name}: {problem}; {Remedy.FREE_DISK}")
         if not self._is_refusing:
             logger.error("records are refused until a write succeeds: %s", refusal)
         self._is_refusing = True
@@ -404,8 +405,8 @@ class PartitionLog:
     def fail(self, error: OSError) -> None:
         """Take no more writes until the log is opened again."""
         self.failure = StorageFailed(
-            f"{self.name}: {self.directory} could not be synced: {error}; nothing more is written to it, check the"
-            " disk and restart the broker"
+            f"{self.name}: {self.directory} could not be synced: {error}; nothing more is written to it;"
+            f" {Remedy.LOOK_AT_DISK}, then {Remedy.RESTART_BROKER}"
         )
 
     def read(
@@ -567,7 +568,7 @@ class PartitionLog:
             raise StorageFailed(
                 f"{self.name}: {self.directory} could not be closed: {error}; it is checked at the next start"
             ) from error
-        self.failure = StorageFailed(f"{self.name}: the log is closed; start the broker again")
+        self.failure = StorageFailed(f"{self.name}: the log is closed; {Remedy.START_BROKER_AGAIN}")
 
     def _position(self) -> tuple[Segment, int]:
         return self.segments.active, self.log_end_offset

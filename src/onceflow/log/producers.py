@@ -53,6 +53,7 @@ from onceflow.log.errors import (
     TransactionCoordinatorFenced,
 )
 from onceflow.log.transactions import NO_OFFSET, AbortedTransaction, OpenTransactions
+from onceflow.remedies import Remedy
 from onceflow.wire.batch import BatchHeader
 from onceflow.wire.markers import Marker
 
@@ -237,8 +238,8 @@ class Producers:
         if not self._forget_silent(now_ms - min(RETRY_MS, self.config.producer_id_expiration_ms), 1):
             raise TooManyProducers(
                 f"producer {producer_id} on {self._name}: {len(self._entries)} producers are known, and all were heard"
-                f" of in the last {RETRY_MS // 60_000} minutes; use one producer for many batches, or raise"
-                " max.producer.ids.per.partition"
+                f" of in the last {RETRY_MS // 60_000} minutes; {Remedy.FEWER_PRODUCERS}, or"
+                f" {Remedy.MORE_PRODUCER_IDS}"
             )
 
     def _forget_silent(self, since_ms: int, count_max: int) -> int:
@@ -298,7 +299,7 @@ class Producers:
         raise InvalidTransactionState(
             f"producer {header.producer_id} on {self._name}: a {kind} batch of epoch {header.producer_epoch} arrived,"
             f" the transaction of epoch {epoch} from offset"
-            f" {self.transactions.first_offset(header.producer_id)} on is open; end that first"
+            f" {self.transactions.first_offset(header.producer_id)} on is open; {Remedy.END_FIRST}"
         )
 
     def add(self, header: BatchHeader, last_sequence: int, base_offset: int, now_ms: int) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from onceflow.log.disk import Disk, File, remove_if_there
+from onceflow.remedies import Remedy
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +88,11 @@ class ReservedDisk:
     def _set_full(self) -> None:
         self.is_full = True
         logger.error(
-            "the disk of %s is full: clients' records are refused until %d bytes are free; free the disk, or delete"
-            " records or topics",
+            "the disk of %s is full: clients' records are refused until %d bytes are free; %s, or %s",
             self._path.parent,
             self._size_bytes,
+            Remedy.FREE_DISK,
+            Remedy.DELETE_SOME,
         )
 
     def _with_room(self, call: Callable[[], Result]) -> Result:

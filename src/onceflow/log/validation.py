@@ -20,6 +20,7 @@ from onceflow.log.errors import (
     NotOneBatch,
     RecordListTooLarge,
 )
+from onceflow.remedies import Remedy
 from onceflow.wire import errors as wire_errors
 from onceflow.wire.batch import (
     CRC_BEGIN,
@@ -127,7 +128,9 @@ def record_check(name: str, buffer: Buffer, position: int, config: LogConfig, no
     try:
         for heads in record_heads(buffer, position, size_bytes_max=config.batch_unpacked_bytes_max):
             if config.cleanup_compact and not heads.have_keys:
-                raise InvalidRecord(f"{name}: a record without a key; the topic is compacted by keys, give it one")
+                raise InvalidRecord(
+                    f"{name}: a record without a key; the topic is compacted by keys; {Remedy.GIVE_KEY}"
+                )
             if 0 <= heads.earliest_ms < earliest_ms:
                 raise InvalidTimestamp(
                     f"{name}: a record is dated {heads.earliest_ms} ms, the clock is at {now_ms} ms and"
@@ -155,12 +158,12 @@ def _refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig,
         return InvalidRecord(f"{name}: base offset {header.base_offset} arrived, a client sends 0")
     if size_bytes > config.message_bytes_max:
         return MessageTooLarge(
-            f"{name}: a batch of {size_bytes} bytes, max.message.bytes is {config.message_bytes_max}; send smaller"
-            " batches or raise it"
+            f"{name}: a batch of {size_bytes} bytes, max.message.bytes is {config.message_bytes_max};"
+            f" {Remedy.SMALLER_BATCHES}, or {Remedy.RAISE_SETTING}"
         )
     if size_bytes > config.segment_bytes:
         return RecordListTooLarge(
-            f"{name}: a batch of {size_bytes} bytes, segment.bytes is {config.segment_bytes}; send smaller batches"
+            f"{name}: a batch of {size_bytes} bytes, segment.bytes is {config.segment_bytes}; {Remedy.SMALLER_BATCHES}"
         )
     if header.record_count < 1 or header.record_count != header.last_offset_delta + 1:
         return InvalidRecord(
@@ -209,6 +212,7 @@ def _count_refusal(name: str, header: BatchHeader, size_bytes: int, config: LogC
     if header.codec is not Codec.NONE and unpacked_bytes_min > config.batch_unpacked_bytes_max:
         return MessageTooLarge(
             f"{name}: a batch of {header.record_count} records unpacks to {unpacked_bytes_min} bytes or more,"
-            f" batch.unpacked.max.bytes is {config.batch_unpacked_bytes_max}; send smaller batches or raise it"
+            f" batch.unpacked.max.bytes is {config.batch_unpacked_bytes_max}; {Remedy.SMALLER_BATCHES},"
+            f" or {Remedy.RAISE_SETTING}"
         )
     return None

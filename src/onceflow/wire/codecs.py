@@ -14,6 +14,7 @@ import lz4.frame
 import zstandard
 from typing_extensions import Buffer
 
+from onceflow.remedies import Remedy
 from onceflow.wire.errors import DecompressionTooLarge, MalformedBatch
 
 
@@ -87,8 +88,8 @@ def unpacked_chunks(codec: Codec, data: Buffer, *, size_bytes_max: int) -> Itera
 
 def _too_large(codec: Codec, data: memoryview, size_bytes_max: int) -> DecompressionTooLarge:
     return DecompressionTooLarge(
-        f"{codec.name.lower()} data of {len(data)} bytes unpacks to more than the {size_bytes_max}"
-        " bytes allowed; produce smaller batches or raise the limit"
+        f"{codec.name.lower()} data of {len(data)} bytes unpacks to more than the {size_bytes_max} bytes allowed;"
+        f" {Remedy.SMALLER_BATCHES}, or {Remedy.RAISE_SETTING}"
     )
 
 

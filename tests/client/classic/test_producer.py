@@ -28,7 +28,9 @@ from onceflow.client.classic.settings import InvalidSetting, Setting
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import BrokerUnreachable, UnknownTopic
 from onceflow.client.records import read_records
+from onceflow.remedies import Remedy
 from onceflow.testing import Broker, BrokerProcess
+from tests import remedies
 from tests.broker.driven_broker import eventually
 
 
@@ -276,6 +278,45 @@ def test_a_full_queue_says_so_and_a_refused_batch_comes_back_at_close(bootstrap:
     with pytest.raises(SendFailed, match="the handler refused"):
         producer.close()
     assert not written(bootstrap, made)
+
+
+class Holding(Refusing):
+    """Lets its batches pass in the end."""
+
+    def handle(self, events: Messages, sender: Sender, encoder: Encoder) -> None:
+        self.entered.set()
+        assert self.go_on.wait(30)
+
+
+@pytest.mark.remedy(Remedy.SEND_LESS, Remedy.LARGER_QUEUE, Remedy.LONGER_ENQUEUE)
+def test_a_full_queue_takes_less_or_is_larger_or_waits(bootstrap: str, made: str) -> None:
+    config = settings(bootstrap, producer_type="async", queue_size=1, batch_size=1)
+
+    def send_behind_one(count: int, *, enqueue_timeout_ms: int = 0, **changed: int) -> None:
+        holding = Holding()
+        changes = {name.replace("_", "."): value for name, value in changed.items()}
+        changes["queue.enqueue.timeout.ms"] = enqueue_timeout_ms
+        producer = Producer({**config, "event.handler": holding, **changes})
+        release = threading.Timer(0.1, holding.go_on.set)
+        try:
+            producer.send(KeyedMessage(made, "held"))
+            assert holding.entered.wait(30)
+            if enqueue_timeout_ms:
+                release.start()
+            for _ in range(count):
+                producer.send(KeyedMessage(made, "queued"))
+        finally:
+            holding.go_on.set()
+            producer.close()
+
+    with pytest.raises(QueueFull) as raised:
+        send_behind_one(2)
+    remedies.find(Remedy.SEND_LESS, raised.value)
+    send_behind_one(1)
+    remedies.find(Remedy.LARGER_QUEUE, raised.value)
+    send_behind_one(2, queue_size=2)
+    remedies.find(Remedy.LONGER_ENQUEUE, raised.value)
+    send_behind_one(2, enqueue_timeout_ms=30_000)
 
 
 def send_until_refused(producer: Producer, message: KeyedMessage) -> None:

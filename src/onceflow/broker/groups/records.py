@@ -11,6 +11,7 @@ import struct
 from dataclasses import dataclass, field
 
 from onceflow.broker.metadata_records import UnknownRecord
+from onceflow.remedies import Remedy
 
 OFFSET_KEY_VERSION = 1
 GROUP_KEY_VERSION = 2
@@ -89,7 +90,7 @@ def decode(key: bytes, value: bytes | None, record_offset: int = -1) -> GroupRec
     reader = _Reader(key)
     key_version = reader.int16()
     if key_version not in (0, OFFSET_KEY_VERSION, GROUP_KEY_VERSION):
-        raise UnknownRecord(f"no group record with key version {key_version} is known; start the release that wrote it")
+        raise UnknownRecord(f"no group record with key version {key_version} is known; {Remedy.WRITER_RELEASE}")
     if key_version == GROUP_KEY_VERSION:
         group = reader.string()
         return GroupRemoval(group) if value is None else _read_group(group, value)
@@ -176,7 +177,7 @@ def _value_version(reader: "_Reader") -> int:
     if not 0 <= version <= VALUE_VERSION:
         raise UnknownRecord(
             f"a group record has value version {version}, this release reads 0 to {VALUE_VERSION};"
-            " start the release that wrote it"
+            f" {Remedy.WRITER_RELEASE}"
         )
     return version
 

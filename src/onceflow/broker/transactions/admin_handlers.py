@@ -15,6 +15,7 @@ from onceflow.broker.topics import is_legal_name
 from onceflow.broker.transactions.requests import MarkerRequest, Syncs
 from onceflow.broker.transactions.transaction import TopicPartition, Transaction, TransactionState
 from onceflow.log.producers import ProducerState
+from onceflow.remedies import Remedy
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_string
@@ -80,7 +81,7 @@ def handle_describe_producers(node: Node, request: Request) -> None:
     seen: list[Partition] = []
 
     def refuse(error_code: ErrorCode) -> None:
-        message = "a partition of this request could not be synced; ask for each alone"
+        message = f"a partition of this request could not be synced; {Remedy.ASK_ALONE}"
         failed = {"error_code": error_code, "error_message": message, "active_producers": ()}
         request.answer(
             topics=[

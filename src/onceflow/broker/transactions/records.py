@@ -14,6 +14,7 @@ import struct
 
 from onceflow.broker.metadata_records import UnknownRecord
 from onceflow.broker.transactions.transaction import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, Transaction, TransactionState
+from onceflow.remedies import Remedy
 from onceflow.wire.primitives import append_uvarint, read_uvarint
 
 KEY_VERSION = 0
@@ -41,7 +42,7 @@ def decode(key: bytes, value: bytes | None) -> TransactionRecord:
     """The record that `encode` made, or Kafka did; UnknownRecord for any other version."""
     version, length = struct.unpack_from(">hh", key)
     if version != KEY_VERSION:
-        raise UnknownRecord(f"no transaction record with key version {version} is known; start the release it is from")
+        raise UnknownRecord(f"no transaction record with key version {version} is known; {Remedy.WRITER_RELEASE}")
     transactional_id = key[4 : 4 + length].decode()
     return transactional_id if value is None else _read_value(transactional_id, value)
 
@@ -102,7 +103,7 @@ def _read_value(transactional_id: str, value: bytes) -> Transaction:
     if version not in (0, VALUE_VERSION):
         raise UnknownRecord(
             f"the record of transactional id {transactional_id} has value version {version}, this release reads 0 and"
-            f" {VALUE_VERSION}; start the release that wrote it"
+            f" {VALUE_VERSION}; {Remedy.WRITER_RELEASE}"
         )
     reader = _Reader(memoryview(value), _HEAD.size, is_flexible=version >= 1)
     partitions = frozenset(reader.partitions())

@@ -9,6 +9,7 @@ from typing import Any
 from onceflow.client.classic.handlers import CallbackHandler, Messages
 from onceflow.client.classic.messages import KeyedMessage
 from onceflow.client.errors import ClientError
+from onceflow.remedies import Remedy
 
 Message = KeyedMessage[Any, Any]
 
@@ -52,8 +53,8 @@ class SendQueue:
         except queue.Full:
             self._callback.after_enqueue(message, False)
             raise QueueFull(
-                f"the queue of {self._messages.maxsize} messages was full for {self._enqueue_timeout_ms} ms: send less,"
-                " raise queue.size, or wait longer with queue.enqueue.timeout.ms"
+                f"the queue of {self._messages.maxsize} messages was full for {self._enqueue_timeout_ms} ms:"
+                f" {Remedy.SEND_LESS}, or {Remedy.LARGER_QUEUE}, or {Remedy.LONGER_ENQUEUE}"
             ) from None
         self._callback.after_enqueue(message, True)
 

@@ -19,6 +19,7 @@ from onceflow.client.errors import (
     UnsupportedBroker,
 )
 from onceflow.client.records import committed_records, next_offset
+from onceflow.remedies import Remedy
 from onceflow.wire import apis
 from onceflow.wire import fetch as wire_fetch
 from onceflow.wire.batch import batches
@@ -228,8 +229,8 @@ class SimpleConsumer:
     def _doubled(self, asked: FetchRequest) -> FetchRequest:
         if asked.max_size >= self._fetch_bytes_max:
             raise ResponseTooLarge(
-                f"the message at offset {asked.offset} of {asked} is larger than {self._fetch_bytes_max} bytes: allow "
-                "more with fetch_bytes_max"
+                f"the message at offset {asked.offset} of {asked} is larger than {self._fetch_bytes_max} bytes:"
+                f" {Remedy.LARGER_FETCHES}"
             )
         size = min(2 * max(asked.max_size, 1), self._fetch_bytes_max)
         return FetchRequest(asked.topic, asked.partition, asked.offset, size)
