@@ -160,19 +160,6 @@ def test_every_user_goes_into_a_file(redis_server: RedisProcess, hash_key: str) 
     assert (empty.stdout, type(empty.exception)) == ("", NothingCounted)
 
 
-def test_a_shorter_list_is_the_begin_of_a_longer(redis_server: RedisProcess, hash_key: str) -> None:
-    """Also among equals, of which Redis takes the last names first."""
-    events = [b'{"uid":"u%d","click_count":%d}' % (user, 2 if user == 3 else 1) for user in range(6)]
-    count(redis_server.url, hash_key, "visits", {0: [*events, '{"uid":"ü","click_count":1}'.encode()]})
-    where = ("--redis", redis_server.url, "--hash-key", hash_key, "--export", "csv")
-    exported = [line.split(",")[0] for line in run("clicks", *where).stdout.splitlines()[1:]]
-    assert exported == ["u3", "ü", "u5", "u4", "u2", "u1", "u0"]
-    with Results(redis_server.url, hash_key) as results:
-        for top in range(1, 8):
-            assert [uid for uid, _clicks in results.snapshot(top=top).top] == exported[:top]
-
-
-@pytest.mark.remedy(Remedy.START_STREAM, Remedy.LONGER_TRIGGER)
 def test_a_file_is_of_one_micro_batch(
     redis_server: RedisProcess, hash_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
-from onceflow.cli import onceflow
+from onceflow.cli import installed_from, onceflow
 from onceflow.clicks import verify as verifying
 from onceflow.clicks.results import Keys
 from onceflow.client.cluster import Cluster
@@ -199,7 +199,7 @@ def test_an_unexpected_failure_is_no_difference(place: Place, monkeypatch: pytes
 def test_without_the_packages_it_says_what_to_install(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onceflow.clicks.verify", None)
     monkeypatch.delattr("onceflow.clicks.verify")
-    assert ".whl[client,dashboard]'" in cannot_say(place)
+    assert f"pip install '{installed_from()}[client,dashboard]'" in cannot_say(place)
 
 
 @pytest.mark.remedy(Remedy.START_STREAM, Remedy.LONGER_TRIGGER)

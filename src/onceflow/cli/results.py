@@ -118,13 +118,11 @@ def clicks(
 
 def _export(results: "Results", layout: str) -> None:
     """All users to standard output; which micro-batch that was, to standard error."""
-    from onceflow.clicks.results import by_rank
-
     marker, found = results.users()
     click.echo(
         f"{counted(len(found), 'user')} as micro-batch {marker.batch} left them, {json.dumps(marker.offsets)}", err=True
     )
-    ordered = by_rank(found.items())
+    ordered = sorted(found.items(), key=lambda entry: (-entry[1], entry[0]))
     if layout == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(("uid", "clicks"))

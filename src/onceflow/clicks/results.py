@@ -18,7 +18,7 @@ quickly; the log is only touched where a `Cluster` is handed in.
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -237,7 +237,7 @@ class Results:
             clicks=int(totals[1] or 0),
             bad=int(totals[2] or 0),
             users=users,
-            top=by_rank((_text(uid), int(score)) for uid, score in ranking)[:top],
+            top=_ranking(ranking)[:top],
             by_os=_by_size(by_os),
             bad_by_reason=_by_size(bad),
             marker=parse_marker(_texts(marker)),
@@ -377,9 +377,9 @@ def _text(value: bytes) -> str:
     return value.decode("utf-8", "replace")
 
 
-def by_rank(users: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """(user, clicks), most clicks first, of equals the last name: as Redis ranks, so the top 3 begin the top 10."""
-    return sorted(users, key=lambda user: (user[1], user[0].encode()), reverse=True)
+def _ranking(entries: list[tuple[bytes, float]]) -> list[tuple[str, int]]:
+    ranking = [(_text(uid), int(score)) for uid, score in entries]
+    return sorted(ranking, key=lambda entry: (-entry[1], entry[0]))
 
 
 def _by_size(counts: Mapping[bytes, bytes]) -> dict[str, int]:
