@@ -227,3 +227,14 @@ def noting_rows(path: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
             yield batch
 
     return noted
+
+
+def every_write(driver: Driver, number: int) -> list[Callable[[], object]]:
+    """Each script that writes batch `number`, and the one that begins the next."""
+    return [
+        lambda: driver.whole(batch_of(number), rows_of(number)),
+        lambda: driver.begin(batch_of(number + 1)),
+        lambda: driver.chunk(batch_of(number), 0, rows_of(number)),
+        lambda: driver.complete(batch_of(number)),
+        lambda: driver.settle(batch_of(number)),
+    ]

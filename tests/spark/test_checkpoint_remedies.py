@@ -30,23 +30,15 @@ from tests.spark.test_checkpoint import SparkFiles, files
 from tests.spark.test_hard_cases import chance, running
 from tests.spark.test_redis_sink_stream import Job, Send, job, to_rows
 from tests.spark.test_sink import Table, TableSink, batch, rows_of, write
-from tests.spark.test_torn_files import set_aside, tear
+from tests.spark.test_torn_files import set_aside, tear, two_batches
 
-__all__ = ["chance", "files", "job", "running"]
+__all__ = ["chance", "files", "job", "running", "two_batches"]
 
 
 def planned(directory: Path, number: int) -> tuple[int, int]:
     """Begin and end of the one partition's batch."""
     (part,) = LocalCheckpoint(directory).batch(number, plan="p", plan_version=1).ranges
     return part.begin, part.end
-
-
-@pytest.fixture
-def two_batches(files: SparkFiles) -> SparkFiles:
-    files.plan(0, {"clicks": {"0": 5}})
-    files.commit(0)
-    files.plan(1, {"clicks": {"0": 6}})
-    return files
 
 
 @pytest.mark.remedy(Remedy.OWN_CHECKPOINT)

@@ -22,7 +22,7 @@ from onceflow.spark.wrong_option import WrongOption
 from tests import remedies
 from tests.conftest import RedisProcess
 from tests.spark.redis_servers import RedisCluster
-from tests.spark.redis_steps import Driver, assert_counts, batch_of, new_keys, rows_of
+from tests.spark.redis_steps import Driver, assert_counts, batch_of, every_write, new_keys
 from tests.spark.test_checkpoint import SparkFiles
 from tests.spark.test_redis_cluster import cluster
 from tests.spark.test_redis_sink import Sinks, added, assert_counted, files, redis_client, sinks
@@ -144,14 +144,7 @@ def test_every_script_checks_every_claim(url: str, place: int, is_foreign: bool)
         driver.client.hdel(claims_key(key), key)
     before = dump(driver.client, keys)
     error, found = (MarkerRefused, "belongs to marker {another}") if is_foreign else (MarkerMoved, "is not claimed for")
-    for write in (
-        lambda: driver.whole(batch_of(3), rows_of(3)),
-        lambda: driver.begin(batch_of(4)),
-        lambda: driver.chunk(batch_of(3), 0, rows_of(3)),
-        lambda: driver.complete(batch_of(3)),
-        lambda: driver.settle(batch_of(3)),
-        lambda: driver.call("rewind", "query-1", driver.owner),
-    ):
+    for write in (*every_write(driver, 3), lambda: driver.call("rewind", "query-1", driver.owner)):
         with pytest.raises(error, match=re.escape(f"key {key} {found}")):
             write()
     assert dump(driver.client, keys) == before

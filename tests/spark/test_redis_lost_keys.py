@@ -22,7 +22,7 @@ from onceflow.spark.repair import Step
 from onceflow.spark.sink_errors import MarkerRefused
 from tests import remedies
 from tests.conftest import RedisProcess
-from tests.spark.redis_steps import Driver, batch_of, new_keys, rows_of
+from tests.spark.redis_steps import Driver, batch_of, every_write, new_keys, rows_of
 from tests.spark.test_checkpoint import SparkFiles
 from tests.spark.test_redis_sink import (
     Sinks,
@@ -54,13 +54,7 @@ def test_every_script_refuses_a_lost_key(redis_server: RedisProcess, place: int)
     driver.begin(batch_of(3))
     driver.client.unlink(keys.data[place])
     before = {key: driver.client.dump(key) for key in keys.all}
-    for write in (
-        lambda: driver.whole(batch_of(3), rows_of(3)),
-        lambda: driver.begin(batch_of(4)),
-        lambda: driver.chunk(batch_of(3), 0, rows_of(3)),
-        lambda: driver.complete(batch_of(3)),
-        lambda: driver.settle(batch_of(3)),
-    ):
+    for write in every_write(driver, 3):
         with pytest.raises(MarkerMoved, match=re.escape(f"has written {keys.data[place]}, and that key does not")):
             write()
     assert {key: driver.client.dump(key) for key in keys.all} == before

@@ -59,6 +59,15 @@ def elsewhere(sinks: Sinks, directory: Path) -> RedisSink:
     return sink_with(sinks, hash_key="more", increments=increments, appends=[Append("dead", "{more}:dead", 3)])
 
 
+def check_both(sinks: Sinks, redis_client: Any, own: SparkFiles, other: Path) -> None:
+    """A target and checkpoint of their own take the batches, and the sink goes on with its own checkpoint."""
+    sinks.run(elsewhere(sinks, other), 0, 1)
+    assert redis_client.hgetall("more") == redis_client.hgetall("counts")
+    sinks.files = own
+    sinks.run(sinks.start(), 2)
+    assert_counted(redis_client, 3)
+
+
 @pytest.mark.remedy(Remedy.USE_ITS_CHECKPOINT, Remedy.WRITE_ELSEWHERE)
 @pytest.mark.parametrize("is_used", [False, True])
 def test_a_checkpoint_of_another_query(sinks: Sinks, redis_client: Any, tmp_path: Path, is_used: bool) -> None:
@@ -76,11 +85,7 @@ def test_a_checkpoint_of_another_query(sinks: Sinks, redis_client: Any, tmp_path
         sinks.start().open(sinks.spark)
     remedies.find(Remedy.WRITE_ELSEWHERE, raised.value)
     assert remedies.find(Remedy.USE_ITS_CHECKPOINT, raised.value) == {"data": "counts"}
-    sinks.run(elsewhere(sinks, tmp_path / "third"), 0, 1)
-    assert redis_client.hgetall("more") == redis_client.hgetall("counts")
-    sinks.files = own
-    sinks.run(sinks.start(), 2)
-    assert_counted(redis_client, 3)
+    check_both(sinks, redis_client, own, tmp_path / "third")
 
 
 @pytest.mark.remedy(Remedy.CHECKPOINT_PER_TARGET)
@@ -90,12 +95,7 @@ def test_a_checkpoint_that_wrote_elsewhere(sinks: Sinks, redis_client: Any, tmp_
     with pytest.raises(MarkerRefused) as raised:
         sink_with(sinks, hash_key="more", increments=increments, appends=[]).open(sinks.spark)
     remedies.find(Remedy.CHECKPOINT_PER_TARGET, raised.value)
-    own = sinks.files
-    sinks.run(elsewhere(sinks, tmp_path / "own"), 0, 1)
-    assert redis_client.hgetall("more") == redis_client.hgetall("counts")
-    sinks.files = own
-    sinks.run(sinks.start(), 2)
-    assert_counted(redis_client, 3)
+    check_both(sinks, redis_client, sinks.files, tmp_path / "own")
 
 
 @pytest.mark.remedy(Remedy.FORMER_OPTIONS)

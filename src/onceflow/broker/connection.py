@@ -252,7 +252,7 @@ class Connection:
     def _handle_large(self, size_bytes: int) -> Iterator[int]:
         frame = self._view[self._begin + 4 : self._begin + 4 + size_bytes]
         if frame[:2] == _FETCH_KEY and has_left(self._socket.fileno()):
-            # Nobody reads its answer. What stands behind it is handled: other requests change what is stored.
+            # Its response cannot be delivered. The requests behind it are handled: they may change what is stored.
             self._begin += 4 + size_bytes
             self._handle_later()
             return

@@ -237,7 +237,7 @@ class Node:
         for orphans in self.groups.decide_forget(lambda topic: topic not in self.topics.by_name):
             if orphans and self.group_requests.append_in_batches(orphans, from_reserve=True):
                 raise UnfinishedDeletion(
-                    f"{GROUP_OFFSETS_TOPIC}: the offsets of deleted topics could not be taken away;"
+                    f"{GROUP_OFFSETS_TOPIC}: the offsets of deleted topics could not be removed;"
                     f" {Remedy.LOOK_ABOVE}; {Remedy.FREE_DISK}, then {Remedy.START_BROKER_AGAIN}"
                 )
 

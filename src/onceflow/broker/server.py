@@ -11,7 +11,6 @@ In-process use:
 import asyncio
 import logging
 from collections.abc import Callable, Generator, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -162,9 +161,11 @@ class Broker:
                 raise
             reply.send([encode_unsupported_api_versions(error.correlation_id)])
             return
-        api = header.api
-        reply.is_long_wait = api.key in LONG_WAITS
-        request = Request(header, frame, reply, connection.peer_host, self.config.request_elements_max)
+        self._serve(Request(header, frame, reply, connection.peer_host, self.config.request_elements_max), connection)
+
+    def _serve(self, request: Request, connection: Connection) -> None:
+        api = request.header.api
+        request.reply.is_long_wait = api.key in LONG_WAITS
         if self._watch is None:
             HANDLERS[api.key](self.node, request)
             return
@@ -185,10 +186,7 @@ class Broker:
     def _handle_decoded(
         self, header: RequestHeader, body: Any, frame: memoryview, reply: Reply, connection: Connection
     ) -> None:
-        api = header.api
-        reply.is_long_wait = api.key in LONG_WAITS
-        with nullcontext() if self._watch is None else self._watch.measured(api.name, connection.peer):
-            HANDLERS[api.key](self.node, DecodedRequest(header, frame, reply, connection.peer_host, body=body))
+        self._serve(DecodedRequest(header, frame, reply, connection.peer_host, body=body), connection)
 
     def _on_tick(self) -> None:
         """What time brings; each part by itself, since one that fails must not stop the others."""

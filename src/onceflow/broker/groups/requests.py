@@ -174,7 +174,7 @@ class GroupRequests:
                 records = next(slices, None)
                 error_code = self.append_in_batches(records or (), from_reserve=True)
             except Exception:
-                logger.exception("the offsets of deleted topics could not be taken away")
+                logger.exception("the offsets of deleted topics could not be removed")
                 settled(ErrorCode.unknown_server_error)
                 return
             found = found or bool(records)
