@@ -14,11 +14,10 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 from uuid import UUID
 
-from onceflow.broker.request import build
 from onceflow.wire import apis, fetch, produce
 from onceflow.wire.batch import Record, encode_batch
 from onceflow.wire.frames import append_request_header, encode_request, request_class
-from tests.wire.messages import body, random_message
+from tests.wire.messages import body, build, random_message
 
 NAMES = ("t", "t", "u", "g", "x", "", "member", "__consumer_offsets", "segment.bytes", "range")
 NUMBERS = (0, 0, 0, 1, -1, -2, 2, 7, 1000, 2**31 - 1)

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from onceflow.broker.request import build
 from onceflow.wire import apis, fetch, produce
 from onceflow.wire.batch import BatchHeader, Record, batches, encode_batch
 from onceflow.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 from onceflow.wire.frames import decode_response, encode_request, request_class
 from onceflow.wire.produce import PartitionResponse
+from tests.wire.messages import build
 
 TIMEOUT_SECONDS = 15
 PRODUCE_VERSION = 9

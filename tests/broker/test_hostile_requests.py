@@ -8,7 +8,6 @@ import pytest
 
 from onceflow.broker import node
 from onceflow.broker.partitions import Partition
-from onceflow.broker.request import build
 from onceflow.log.config import LogConfig
 from onceflow.testing import FaultyDisk, disk
 from onceflow.wire import apis, produce
@@ -17,6 +16,7 @@ from onceflow.wire.frames import encode_request, request_class
 from tests.broker.driven_broker import PoweredBroker, eventually
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 from tests.broker.test_durability import committed, topic_ids
+from tests.wire.messages import build
 
 TIMEOUT = milliseconds(5000)
 

@@ -46,8 +46,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/metadata_handler.py",
-        "        node.when_metadata_synced(lambda _error_code: _answer(node, request, asked, found))",
-        "        _answer(node, request, asked, found)",
+        "        request.in_slices(finding, lambda: node.when_metadata_synced(lambda _error_code: answer()))",
+        "        request.in_slices(finding, answer)",
         _ADMIN + "test_nobody_learns_of_a_topic_before_it_is_durable",
     ),
     Mutant(

@@ -3,6 +3,7 @@
 import datetime
 import io
 import random
+from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
@@ -10,6 +11,8 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
+
+from onceflow.wire.messages import entity_class_in
 
 
 def random_message(entity_class: Any, seeded: random.Random) -> Any:
@@ -59,3 +62,17 @@ def _integer(kafka_type: str, seeded: random.Random) -> int:
     bits = int(kafka_type.lstrip("uint"))
     low, high = (0, 2**bits - 1) if kafka_type.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return seeded.choice((low, high, 0, 1, seeded.randint(low, high)))
+
+
+def build(entity_class: Any, values: Mapping[str, Any]) -> Any:
+    """A message from the fields of all versions, of which it takes those that it has; entities are mappings."""
+    known = {each.name: entity_class_in(each.type) for each in fields(entity_class)}
+    return entity_class(**{name: _built(values[name], known[name]) for name in known.keys() & values.keys()})
+
+
+def _built(value: Any, nested: Any) -> Any:
+    if value is None or isinstance(value, bytes | str | int):
+        return value
+    if nested is not None:
+        return tuple(build(nested, each) for each in value)
+    return tuple(value) if isinstance(value, list) else value

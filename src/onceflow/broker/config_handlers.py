@@ -32,8 +32,9 @@ OPERATION_NAMES = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
 
 NO_THROTTLE_TIME = bytes(4)
 NO_TAGS = b"\x00"
-WORK_PER_RESULT = 30
-WORK_PER_CONFIG = 30
+WORK_PER_FOUND = 8
+WORK_PER_RESULT = 8
+WORK_PER_CONFIG = 15
 
 Change = Callable[[Node, Topic, Any], dict[str, str | None]]
 """(node, topic, the request's resource) → the configurations that the topic is to have. Raises TopicRefused."""
@@ -53,7 +54,12 @@ class _Wanted:
 def handle_describe(node: Node, request: Request) -> None:
     """Serve one DescribeConfigs request, once the configurations of now are durable."""
     asked = request.decode()
-    resources = [(each, _wanted_topic(node, each)) for each in asked.resources]
+    resources: list[tuple[Any, Topic | TopicRefused | None]] = []
+
+    def find() -> Iterator[int]:
+        for each in asked.resources:
+            resources.append((each, _wanted_topic(node, each)))
+            yield WORK_PER_FOUND
 
     def results() -> Iterator[Element]:
         for resource, topic in resources:
@@ -64,7 +70,7 @@ def handle_describe(node: Node, request: Request) -> None:
         tail = NO_TAGS if request.version >= request.header.api.flexible_from else b""
         answer_in_slices(request, NO_THROTTLE_TIME, results(), tail)
 
-    node.when_metadata_synced(told(request.reply.close_connection, synced))
+    request.in_slices(find(), lambda: node.when_metadata_synced(told(request.reply.close_connection, synced)))
 
 
 def _wanted_topic(node: Node, resource: Any) -> Topic | TopicRefused | None:
@@ -74,7 +80,8 @@ def _wanted_topic(node: Node, resource: Any) -> Topic | TopicRefused | None:
     try:
         topic = _topic(node, resource.resource_name)
     except TopicRefused as error:
-        return error
+        # Thousands of tracebacks would hold all their frames, and the garbage collector would walk them.
+        return error.with_traceback(None)
     return replace(topic, configs=dict(topic.configs))
 
 
@@ -176,7 +183,7 @@ def _wanted(node: Node, resource: Any, counts: Mapping[tuple[int, str], int], ch
         topic = _topic(node, resource.resource_name)
         return _Wanted(*key, topic, change(node, topic, resource))
     except TopicRefused as error:
-        return _Wanted(*key, refused=error)
+        return _Wanted(*key, refused=error.with_traceback(None))
 
 
 def _check_resource(resource: Any, count: int) -> None:

@@ -25,6 +25,8 @@ NAMED_CLIENTS_FROM = 3
 _SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 """What a client and its version may be called (KIP-511)."""
 
+WORK_PER_FOUND = 6
+
 CLUSTER_OPERATIONS = 8096
 """All of AclOperation that are for a cluster, as bits: Kafka's answer where there is no authorizer."""
 
@@ -43,8 +45,9 @@ def handle_api_versions(node: Node, request: Request) -> None:
     api_keys = [
         {"api_key": api.key, "min_version": api.advertised_min, "max_version": api.version_max} for api in APIS.values()
     ]
-    key = cache_key(request)
-    node.answer_cache.keep(key, request.answer(error_code=ErrorCode.none, api_keys=api_keys))
+    response = request.encoded(error_code=ErrorCode.none, api_keys=api_keys)
+    node.answer_cache.keep(cache_key(request), response)
+    request.reply.send([response])
 
 
 def _is_named(asked: Any) -> bool:
@@ -61,17 +64,21 @@ def handle_metadata(node: Node, request: Request) -> None:
     asked = request.decode()
     allowed = node.config.auto_create_topics and getattr(asked, "allow_auto_topic_creation", True)
     missing = _creatable(node, asked) if allowed else []
+    found: list[Topic | bytes] = []
+
+    def answer() -> None:
+        _answer(node, request, asked, found)
 
     def created(results: list[Created]) -> None:
         # A name that "exists already" and is not there belongs to a topic that is being deleted: it is unknown.
         refused = {each.name: each.error_code for each in results if each.error_code not in _NO_REFUSAL}
-        _answer(node, request, asked, _found_topics(node, asked, request.version, refused))
+        request.in_slices(_find_topics(node, asked, request.version, refused, found), answer)
 
     if missing:
         node.topic_operations.create(missing, created, failed=request.reply.close_connection)
     else:
-        found = _found_topics(node, asked, request.version, {})
-        node.when_metadata_synced(lambda _error_code: _answer(node, request, asked, found))
+        finding = _find_topics(node, asked, request.version, {}, found)
+        request.in_slices(finding, lambda: node.when_metadata_synced(lambda _error_code: answer()))
 
 
 def _creatable(node: Node, asked: Any) -> list[NewTopic]:
@@ -80,10 +87,16 @@ def _creatable(node: Node, asked: Any) -> list[NewTopic]:
     return [NewTopic(name, -1) for name in wanted if is_legal_name(name)]
 
 
-def _found_topics(node: Node, asked: Any, version: int, refused: Mapping[str, ErrorCode]) -> Sequence[Topic | bytes]:
-    """The topics that are asked for, as they are before the wait for their durability; or an entry with an error."""
+def _find_topics(
+    node: Node, asked: Any, version: int, refused: Mapping[str, ErrorCode], topics: list[Topic | bytes]
+) -> Iterator[int]:
+    """Adds the topics that are asked for, as they are before the wait for their durability; or an entry with an error.
+
+    Yields the work of each.
+    """
     if asked.topics is None or (version < ALL_TOPICS_IS_EMPTY_BEFORE and not asked.topics):
-        return list(node.topics.by_name.values())
+        topics.extend(node.topics.by_name.values())
+        return
     found: dict[str | UUID | None, Topic | bytes] = {}
     for name, topic_id in dict.fromkeys((each.name, getattr(each, "topic_id", None)) for each in asked.topics):
         topic, error_code = _found(node, name, topic_id, version)
@@ -93,7 +106,8 @@ def _found_topics(node: Node, asked: Any, version: int, refused: Mapping[str, Er
             found[topic.name] = topic
         else:
             found[topic_id if shown is None else shown] = metadata.encode_topic(version, code, shown, topic_id)
-    return list(found.values())
+        yield WORK_PER_FOUND
+    topics.extend(found.values())
 
 
 def _answer(node: Node, request: Request, asked: Any, found: Sequence[Topic | bytes]) -> None:

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from onceflow.broker.leader_epoch import NO_LEADER_EPOCH, epoch_error
 from onceflow.broker.node import Node
 from onceflow.broker.partitions import Partition, when_ends_synced
-from onceflow.broker.request import Request, close_unanswered, closed_if_unanswered
+from onceflow.broker.request import Request, closed_if_unanswered
 from onceflow.broker.sliced_answers import Element, answer_in_slices
-from onceflow.broker.slices import run_in_slices
 from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.log.errors import LogError
 from onceflow.log.time_search import TimeSearch
@@ -99,12 +98,7 @@ def _list_offsets(node: Node, request: Request, asked: Any, errors: Mapping[Part
                 search.answer.update(_found(search, result))
             _answer_listed(request, listing.topics)
 
-    run_in_slices(
-        listing.run(),
-        listed,
-        failed=lambda error: close_unanswered(request.reply, error),
-        is_wanted=lambda: request.reply.is_open,
-    )
+    request.in_slices(listing.run(), listed)
 
 
 def _answer_listed(request: Request, topics: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> None:
@@ -151,7 +145,7 @@ class _Listing:
         )
 
     def run(self) -> Iterator[int]:
-        """List one partition after the other, for `run_in_slices`; once each, whose error it is to be named twice."""
+        """List one partition after the other, in slices; once each, whose error it is to be named twice."""
         for topic in self._asked.topics:
             by_index = {each.partition_index: each for each in topic.partitions}
             partitions: list[dict[str, Any]] = []

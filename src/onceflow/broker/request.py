@@ -1,20 +1,21 @@
 """A request on its way through the broker, and how its answer becomes bytes.
 
-Handlers give an answer as one mapping that has the fields of all versions; `build` picks those that the request's
-version has. kio's classes say which these are. A name that no served version has is a mistake and raises.
+Handlers give an answer as one mapping that has the fields of all versions; the request's version takes those that it
+has (`wire.response_writer`).
 """
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from types import TracebackType
-from typing import Any, get_args
+from typing import Any
 
 from onceflow.broker.reply import Reply
-from onceflow.wire.apis import APIS, WRITE_TXN_MARKERS
-from onceflow.wire.frames import RequestHeader, decode_request, encode_response, request_class, response_class
+from onceflow.broker.slices import run_in_slices
+from onceflow.wire.apis import WRITE_TXN_MARKERS
+from onceflow.wire.frames import RequestHeader, decode_request, response_class, response_head, with_size
+from onceflow.wire.response_writer import FieldWriter, entity_writer
 
 NO_THROTTLE = timedelta(0)
 
@@ -42,17 +43,38 @@ class Request:
         """The body as kio's class of the request's version. Raises MalformedFrame."""
         return decode_request(self.frame, self.header, elements_max=self.elements_max)
 
-    def answer(self, **values: Any) -> bytes:
-        """Send the response with these fields; returns its bytes, which a cache may keep."""
+    def answer(self, **values: Any) -> None:
+        """Send the response with these fields; the elements of its arrays are encoded over several turns if need be.
+
+        Arrays must not change any more.
+        """
+        response, writer = self._begin(values)
+        self.in_slices(writer.in_steps(response, values), lambda: self.reply.send([with_size(response)]))
+
+    def encoded(self, **values: Any) -> bytes:
+        """The response with these fields, encoded in this turn."""
+        response, writer = self._begin(values)
+        writer.write(response, values)
+        return with_size(response)
+
+    def in_slices(self, work: Iterator[int], done: Callable[[], None]) -> None:
+        """As `run_in_slices`, while there is a client; its connection is closed if the work fails."""
+        run_in_slices(
+            work,
+            done,
+            failed=lambda error: close_unanswered(self.reply, error),
+            is_wanted=lambda: self.reply.is_open,
+        )
+
+    def _begin(self, values: dict[str, Any]) -> tuple[bytearray, FieldWriter]:
+        """(the response up to its body, writer of the body)."""
         header = self.header
-        with closed_if_unanswered(self.reply):
-            entity_class = response_class(header.api.key, header.version)
-            if header.api.key != WRITE_TXN_MARKERS:
-                values.setdefault("throttle_time", NO_THROTTLE)
-            payload = build(entity_class, values)
-            response = encode_response(header.api.key, header.version, header.correlation_id, payload)
-            self.reply.send([response])
-        return response
+        if header.api.key != WRITE_TXN_MARKERS:
+            values.setdefault("throttle_time", NO_THROTTLE)
+        flexible = header.version >= header.api.flexible_from
+        response = response_head(header.api.key, header.correlation_id, flexible=flexible)
+        entity_class: Any = response_class(header.api.key, header.version)
+        return response, entity_writer(entity_class)
 
 
 @dataclass(slots=True)
@@ -86,59 +108,3 @@ class closed_if_unanswered:  # noqa: N801
 def close_unanswered(reply: Reply, error: BaseException) -> None:
     """What `closed_if_unanswered` does, for the path that is too hot for a `with`."""
     reply.close_connection(f"its answer could not be made: {error}")
-
-
-def build(entity_class: Any, values: Mapping[str, Any]) -> Any:
-    """An entity of kio's from a mapping; nested entities are mappings, arrays are iterables."""
-    known = _fields(entity_class)
-    missing = frozenset(values.keys() - known.keys())
-    unknown = _of_no_version(entity_class, missing) if missing else missing
-    if unknown:
-        raise TypeError(f"{entity_class.__name__} has no field {', '.join(sorted(unknown))} in any served version")
-    return entity_class(**{name: _convert(values[name], known[name]) for name in known.keys() & values.keys()})
-
-
-def _convert(value: Any, nested: Any) -> Any:
-    if value is None or isinstance(value, bytes | str | int):
-        return value
-    if nested is not None:
-        return tuple(build(nested, each) for each in value)
-    return tuple(value) if isinstance(value, list) else value
-
-
-@cache
-def _fields(entity_class: Any) -> Mapping[str, type[Any] | None]:
-    """Each field's name with the class of the entities in its array, if it is one."""
-    return {each.name: _nested(each.type) for each in fields(entity_class)}
-
-
-def _nested(annotation: Any) -> type[Any] | None:
-    if isinstance(annotation, type) and is_dataclass(annotation):
-        return annotation
-    return next((found for each in get_args(annotation) if (found := _nested(each)) is not None), None)
-
-
-@cache
-def _of_no_version(entity_class: Any, names: frozenset[str]) -> frozenset[str]:
-    """Those of the names that no served version has. The newest and the oldest, which mostly tell, come first.
-
-    A version's classes are generated when they are first asked for, which takes kio milliseconds: a broker that
-    starts for a test should not need them all.
-    """
-    api = APIS[entity_class.__api_key__]
-    versions = dict.fromkeys((api.version_max, api.version_min, *range(api.version_min, api.version_max + 1)))
-    for load in (response_class, request_class):
-        for version in versions:
-            found: set[str] = set()
-            _collect_names(load(api.key, version), found)
-            names -= found
-            if not names:
-                return names
-    return names
-
-
-def _collect_names(entity_class: Any, names: set[str]) -> None:
-    for name, nested in _fields(entity_class).items():
-        names.add(name)
-        if nested is not None:
-            _collect_names(nested, names)

@@ -7,11 +7,11 @@ in units of about a microsecond.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from onceflow.broker.request import Request, build, close_unanswered, closed_if_unanswered
-from onceflow.broker.slices import run_in_slices
-from onceflow.wire.frames import encode_entity, encode_joined, response_class
+from onceflow.broker.request import Request, closed_if_unanswered
+from onceflow.wire.frames import encode_joined, response_class
 from onceflow.wire.messages import element_class
 from onceflow.wire.primitives import append_count
+from onceflow.wire.response_writer import entity_writer
 
 ELEMENTS_JOINED = 1000
 
@@ -40,12 +40,7 @@ def answer_in_slices(
     reveals state must wait for the durability of all that any of its elements saw.
     """
     joining = _Joining(request, head, tail)
-    run_in_slices(
-        joining.take(elements),
-        lambda: when_made(joining.send),
-        failed=lambda error: close_unanswered(request.reply, error),
-        is_wanted=lambda: request.reply.is_open,
-    )
+    request.in_slices(joining.take(elements), lambda: when_made(joining.send))
 
 
 class _Joining:
@@ -86,6 +81,9 @@ class _Joining:
 
 
 def encoded(request: Request, array: str, values: Mapping[str, Any]) -> bytes:
-    """An element of the answer's array, as kio's class of it."""
+    """An element of the answer's array."""
     header = request.header
-    return encode_entity(build(element_class(response_class(header.api.key, header.version), array), values))
+    entity_class: Any = element_class(response_class(header.api.key, header.version), array)
+    buffer = bytearray()
+    entity_writer(entity_class).write(buffer, values)
+    return bytes(buffer)

@@ -4,6 +4,12 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 WORK_PER_TURN = 1000
+"""In units of about a microsecond.
+
+Much shorter turns than the interpreter's switch interval would keep other threads out, those that sync logs too: the
+loop gives the interpreter's lock back in each turn, too briefly for a thread to wake up, and one that was woken begins
+to wait for the interval again. Work must not be estimated too high, then.
+"""
 
 
 def run_in_slices(

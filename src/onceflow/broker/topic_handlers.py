@@ -14,9 +14,8 @@ from uuid import UUID
 
 from onceflow.broker.config_entries import topic_entries
 from onceflow.broker.node import Node
-from onceflow.broker.request import Request, close_unanswered
+from onceflow.broker.request import Request
 from onceflow.broker.sliced_answers import Element, answer_in_slices, encoded
-from onceflow.broker.slices import run_in_slices
 from onceflow.broker.topic_configs import log_config
 from onceflow.broker.topic_operations import Changed, Created
 from onceflow.broker.topics import INTERNAL_TOPICS, MorePartitions, NewTopic, Topic
@@ -63,11 +62,9 @@ def handle_create(node: Node, request: Request) -> None:
         _answer(request, elements())
 
     failed = request.reply.close_connection
-    run_in_slices(
+    request.in_slices(
         sort(),
         lambda: node.topic_operations.create(wanted, answer, failed=failed, validate_only=asked.validate_only),
-        failed=lambda error: close_unanswered(request.reply, error),
-        is_wanted=lambda: request.reply.is_open,
     )
 
 

@@ -159,7 +159,7 @@ def _read_tagged(
 
 def _field_reader(field: Field[Any], *, flexible: bool) -> FieldReader:
     assert not isinstance(field.type, str)
-    inner, nullable = _without_none(field.type)
+    inner, nullable = without_none(field.type)
     nullable = nullable and "tag" not in field.metadata
     if get_origin(inner) is tuple:
         element = _element_reader(get_args(inner)[0], field, flexible=flexible, nullable=False)
@@ -181,7 +181,8 @@ def _element_reader(inner: Any, field: Field[Any], *, flexible: bool, nullable: 
     raise NotImplementedError(f"{field.name}: no reader for Kafka's type {kafka_type}; add one to wire.entities")
 
 
-def _without_none(annotation: Any) -> tuple[Any, bool]:
+def without_none(annotation: Any) -> tuple[Any, bool]:
+    """A field's type without None, and whether it may be None."""
     if get_origin(annotation) in (UnionType, Union):
         (inner,) = (part for part in get_args(annotation) if part is not NoneType)
         return inner, True

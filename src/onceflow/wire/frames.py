@@ -115,18 +115,21 @@ def append_request_header(
 
 def encode_response(api_key: int, version: int, correlation_id: int, payload: Any) -> bytes:
     """A whole response, size included; `payload` is of `response_class(api_key, version)`."""
+    return _with_size(response_head(api_key, correlation_id, flexible=payload.__flexible__), payload)
+
+
+def response_head(api_key: int, correlation_id: int, *, flexible: bool) -> bytearray:
+    """A response up to its body; `with_size` completes it when that has been added."""
     head = bytearray(SIZE_AND_CORRELATION_ID.pack(0, correlation_id))
-    if payload.__flexible__ and api_key != API_VERSIONS:
+    if flexible and api_key != API_VERSIONS:
         head += _NO_TAGS
-    return _with_size(head, payload)
+    return head
 
 
-def encode_entity(entity: Any) -> bytes:
-    """An entity of kio's by itself: an element of a response that is put together from parts."""
-    buffer = io.BytesIO()
-    entity_class: Any = type(entity)
-    _writer(entity_class)(buffer, entity)
-    return buffer.getvalue()
+def with_size(frame: bytearray) -> bytes:
+    """The whole response that began with `response_head`."""
+    struct.pack_into(">i", frame, 0, len(frame) - SIZE_BYTES)
+    return bytes(frame)
 
 
 def encode_joined(correlation_id: int, body: Sequence[bytes], *, flexible: bool) -> bytes:

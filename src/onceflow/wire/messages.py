@@ -28,11 +28,12 @@ def _converted(value: Any, nested: Any) -> Any:
 @cache
 def _nested_classes(message_class: Any) -> Mapping[str, Any]:
     """Field → the class of the entities in its array, for the fields that have one."""
-    found = {each.name: _entity_class(each.type) for each in fields(message_class)}
+    found = {each.name: entity_class_in(each.type) for each in fields(message_class)}
     return {name: nested for name, nested in found.items() if nested is not None}
 
 
-def _entity_class(annotation: Any) -> type[Any] | None:
+def entity_class_in(annotation: Any) -> type[Any] | None:
+    """The class of the entities that a field of this type has, if it has any."""
     if isinstance(annotation, type) and is_dataclass(annotation):
         return annotation
-    return next((found for each in get_args(annotation) if (found := _entity_class(each)) is not None), None)
+    return next((found for each in get_args(annotation) if (found := entity_class_in(each)) is not None), None)

@@ -5,11 +5,11 @@ Options: --requests COUNT of one round, --entries COUNT of each, --version N, --
 
 import argparse
 
-from onceflow.broker.request import build
 from onceflow.wire import apis
 from onceflow.wire.frames import encode_request, request_class
 from tests.broker.attacks.neighbour import is_over, ready
 from tests.broker.raw_client import RawClient
+from tests.wire.messages import build
 
 TOPIC = "listed"
 PARTITIONS = 1000

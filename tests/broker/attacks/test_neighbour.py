@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from onceflow.testing import BrokerProcess
-from tests.broker.attacks import neighbour
+from tests.broker.attacks import many_entries, neighbour
 
 ATTACKS: Sequence[tuple[str, Sequence[str]]] = (
     ("many_small_requests", ()),
@@ -37,6 +37,7 @@ ATTACKS: Sequence[tuple[str, Sequence[str]]] = (
     ("many_list_offsets", ()),
     ("many_list_offsets", ("--version", "0")),
     ("many_list_offsets", ("--timestamp", "1700000000000", "--entries", "1000")),
+    *(("many_entries", ("--api", api)) for api in many_entries.REQUESTS),
 )
 """Attack program and its options, a row for each variant."""
 

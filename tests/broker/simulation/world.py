@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
-from onceflow.broker.request import build
 from onceflow.log.config import LogConfig
 from onceflow.testing import FaultyDisk, ManualClock, PowerCut
 from onceflow.wire import apis, fetch
@@ -22,6 +21,7 @@ from onceflow.wire.frames import decode_response, encode_request, request_class
 from tests.broker.raw_client import FETCH_VERSION, fetch_request, milliseconds
 from tests.broker.simulation.ledger import Found, Ledger
 from tests.broker.simulation.stepped_broker import SteppedBroker, Unexpected
+from tests.wire.messages import build
 
 ANCHOR = "anchor"
 """A topic that stays: what groups commit offsets of."""

@@ -24,7 +24,7 @@ STATE_LISTED_FROM = 4
 TYPE_LISTED_FROM = 5
 TYPE = "classic"
 """Of every group here: KIP-848's are not served."""
-WORK_PER_GROUP = 40
+WORK_PER_GROUP = 8
 WORK_PER_LISTED_GROUP = 3
 
 

@@ -20,9 +20,11 @@ EXPIRING_VALUE_VERSION = 1
 """Of an offset value: the one version that has an expiry time; it has no leader epoch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OffsetCommit:
     """A group's offset in one partition; `offset` None takes the commit away.
+
+    Not frozen: that would triple the time to make one, and a request may commit very many.
 
     `expire_timestamp_ms` is -1 where the broker's retention decides. `record_offset` is the record's own offset in
     `__consumer_offsets`: of a plain and a transactional commit the later record wins.

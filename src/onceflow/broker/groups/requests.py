@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 
@@ -311,10 +311,12 @@ def _send_in_turns(sends: Iterator[Callable[[], None]]) -> None:
         asyncio.get_running_loop().call_soon(_send_in_turns, chain((following,), sends))
 
 
-def _placed(records: Sequence[GroupRecord], offset: int) -> Iterator[GroupRecord]:
-    """The records with the offsets that the log gave them, beginning with `offset`."""
-    for number, record in enumerate(records):
-        yield replace(record, record_offset=offset + number) if isinstance(record, OffsetCommit) else record
+def _placed(records: Sequence[GroupRecord], offset: int) -> Sequence[GroupRecord]:
+    """The records, told the offsets that the log gave them, beginning with `offset`."""
+    for record_offset, record in enumerate(records, offset):
+        if isinstance(record, OffsetCommit):
+            record.record_offset = record_offset
+    return records
 
 
 def _append_error(error: LogError) -> ErrorCode:

@@ -25,7 +25,7 @@ NO_THROTTLE = INT32.pack(0)
 NO_TAGS = b"\x00"
 """All versions of the sliced answers here are flexible."""
 WORK_PER_LISTED = 3
-WORK_PER_DESCRIBED = 50
+WORK_PER_DESCRIBED = 10
 
 _PRODUCER = struct.Struct(">qiiqiqx")
 """DescribeProducersResponse's ProducerState, whose fields ours has in the same order; the last byte: no tags."""

@@ -1,0 +1,114 @@
+"""Responses written from mappings: kio's bytes, in one piece or in steps; a field of no version is a mistake."""
+
+import random
+from dataclasses import MISSING, fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+
+from onceflow.wire import apis
+from onceflow.wire.apis import APIS, Api
+from onceflow.wire.frames import response_class
+from onceflow.wire.response_writer import entity_writer
+from tests.wire.messages import body, random_message
+
+FIELDS = {"topics": (), "brokers": (), "cluster_id": "c", "controller_id": 1}
+HAND_WRITTEN = ("Produce", "Fetch")
+VERSIONS = [
+    (api, version)
+    for api in APIS.values()
+    if api.name not in HAND_WRITTEN
+    for version in range(api.version_min, api.version_max + 1)
+]
+every_version = pytest.mark.parametrize(
+    ("api", "version"), VERSIONS, ids=[f"{api.name}-{version}" for api, version in VERSIONS]
+)
+
+
+@every_version
+def test_kio_writes_the_same(api: Api, version: int) -> None:
+    seeded = random.Random(f"{api.name} {version}")
+    writer = entity_writer(response_class(api.key, version))
+    for _ in range(10):
+        message = without_tags(random_message(response_class(api.key, version), seeded))
+        at_once, in_steps = bytearray(b"head"), bytearray(b"head")
+        writer.write(at_once, values_of(message))
+        works = list(writer.in_steps(in_steps, values_of(message)))
+        assert at_once == in_steps == b"head" + body(message)
+        assert len(works) == elements_in(message)
+        assert min(works, default=1) > 0
+
+
+def values_of(message: Any) -> dict[str, Any]:
+    """A message's fields, tagged ones excepted, entities as mappings."""
+    return {each.name: value_of(getattr(message, each.name)) for each in fields(message) if "tag" not in each.metadata}
+
+
+def value_of(value: Any) -> Any:
+    if is_dataclass(value):
+        return values_of(value)
+    return [value_of(each) for each in value] if isinstance(value, tuple) else value
+
+
+def without_tags(message: Any) -> Any:
+    """A message whose tagged fields have their defaults, so that none is written."""
+    if isinstance(message, tuple):
+        return tuple(without_tags(each) for each in message)
+    if not is_dataclass(message) or isinstance(message, type):
+        return message
+    return replace(
+        message,
+        **{
+            each.name: each.default if "tag" in each.metadata else without_tags(getattr(message, each.name))
+            for each in fields(message)
+        },
+    )
+
+
+def elements_in(value: Any) -> int:
+    """How many elements the arrays of a message have in all."""
+    if isinstance(value, tuple):
+        return len(value) + sum(map(elements_in, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return sum(elements_in(getattr(value, each.name)) for each in fields(value) if "tag" not in each.metadata)
+    return 0
+
+
+def written(version: int, **values: Any) -> bytes:
+    buffer = bytearray()
+    entity_writer(response_class(apis.METADATA, version)).write(buffer, {**FIELDS, **values})
+    return bytes(buffer)
+
+
+def test_fields_of_other_versions_are_left_out() -> None:
+    no_arrays = bytes(8)
+    assert [written(version) for version in (0, 1, 2)] == [
+        no_arrays,
+        no_arrays[:4] + b"\0\0\0\1" + no_arrays[:4],
+        no_arrays[:4] + b"\0\1c" + b"\0\0\0\1" + no_arrays[:4],
+    ]
+
+
+@pytest.mark.parametrize("version", [0, 1, 9, 12])
+def test_a_field_of_no_version_raises(version: int) -> None:
+    with pytest.raises(TypeError, match="MetadataResponse has no field topicks in any served version"):
+        written(version, topicks=(), throttle_time=0)
+
+
+def test_a_tagged_field_raises() -> None:
+    values = {"error_code": 0, "api_keys": (), "throttle_time": 0, "finalized_features_epoch": 1}
+    with pytest.raises(TypeError, match="no field finalized_features_epoch"):
+        entity_writer(response_class(apis.API_VERSIONS, 3)).write(bytearray(), values)
+
+
+def test_a_missing_field_raises() -> None:
+    without = {name: value for name, value in FIELDS.items() if name != "topics"}
+    with pytest.raises(KeyError, match="topics"):
+        entity_writer(response_class(apis.METADATA, 0)).write(bytearray(), without)
+    assert any(each.default is MISSING for each in fields(response_class(apis.METADATA, 0)))
+
+
+def test_null_is_no_string() -> None:
+    topic = {"name": None, "error_code": 0, "partitions": ()}
+    with pytest.raises(TypeError, match="null where a string must be"):
+        written(0, topics=[topic])
