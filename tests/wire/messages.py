@@ -9,10 +9,23 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 from uuid import UUID
 
+import pytest
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 
+from onceflow.wire.apis import APIS
 from onceflow.wire.messages import entity_class_in
+
+HAND_WRITTEN = ("Produce", "Fetch")
+VERSIONS = [
+    (api, version)
+    for api in APIS.values()
+    if api.name not in HAND_WRITTEN
+    for version in range(api.version_min, api.version_max + 1)
+]
+every_version = pytest.mark.parametrize(
+    ("api", "version"), VERSIONS, ids=[f"{api.name}-{version}" for api, version in VERSIONS]
+)
 
 
 def random_message(entity_class: Any, seeded: random.Random) -> Any:

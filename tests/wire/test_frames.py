@@ -25,18 +25,7 @@ from onceflow.wire.frames import (
     response_class,
 )
 from onceflow.wire.messages import message_of
-from tests.wire.messages import body, random_message
-
-HAND_WRITTEN = ("Produce", "Fetch")
-VERSIONS = [
-    (api, version)
-    for api in APIS.values()
-    if api.name not in HAND_WRITTEN
-    for version in range(api.version_min, api.version_max + 1)
-]
-every_version = pytest.mark.parametrize(
-    ("api", "version"), VERSIONS, ids=[f"{api.name}-{version}" for api, version in VERSIONS]
-)
+from tests.wire.messages import body, every_version, random_message
 
 
 def decoded_in_steps(frame: memoryview, header: RequestHeader, elements_max: int = 1000) -> Any:

@@ -7,22 +7,12 @@ from typing import Any
 import pytest
 
 from onceflow.wire import apis
-from onceflow.wire.apis import APIS, Api
+from onceflow.wire.apis import Api
 from onceflow.wire.frames import response_class
 from onceflow.wire.response_writer import entity_writer
-from tests.wire.messages import body, random_message
+from tests.wire.messages import body, every_version, random_message
 
 FIELDS = {"topics": (), "brokers": (), "cluster_id": "c", "controller_id": 1}
-HAND_WRITTEN = ("Produce", "Fetch")
-VERSIONS = [
-    (api, version)
-    for api in APIS.values()
-    if api.name not in HAND_WRITTEN
-    for version in range(api.version_min, api.version_max + 1)
-]
-every_version = pytest.mark.parametrize(
-    ("api", "version"), VERSIONS, ids=[f"{api.name}-{version}" for api, version in VERSIONS]
-)
 
 
 @every_version

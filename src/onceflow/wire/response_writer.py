@@ -9,7 +9,7 @@ Tagged fields are not written: nothing that the broker tells stands in one.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin
@@ -55,7 +55,7 @@ def entity_writer(entity_class: Any) -> FieldWriter:
 
     def write_entity(buffer: bytearray, values: Values) -> None:
         if not values.keys() <= known:
-            check_names(entity_class, values.keys() - known)
+            _check_names(entity_class, values.keys() - known)
         for name, default, write in in_one_piece:
             write(buffer, values[name] if default is MISSING else values.get(name, default))
         if flexible:
@@ -63,7 +63,7 @@ def entity_writer(entity_class: Any) -> FieldWriter:
 
     def entity_steps(buffer: bytearray, values: Values) -> Iterator[int]:
         if not values.keys() <= known:
-            check_names(entity_class, values.keys() - known)
+            _check_names(entity_class, values.keys() - known)
         for name, default, writer in writers:
             value = values[name] if default is MISSING else values.get(name, default)
             if writer.steps is None:
@@ -103,20 +103,18 @@ def _element_writer(inner: Any, field: Field[Any], *, flexible: bool, nullable: 
 def _array_writer(element: FieldWriter, *, flexible: bool, nullable: bool) -> FieldWriter:
     write_element, element_work, element_steps = element
 
+    def begin(buffer: bytearray, values: Any) -> Sequence[Any]:
+        """Write the number of elements, and return them; null has none."""
+        is_null = values is None and nullable
+        append_count(buffer, -1 if is_null else len(values), flexible=flexible)
+        return () if is_null else values
+
     def write_array(buffer: bytearray, values: Any) -> None:
-        if values is None and nullable:
-            append_count(buffer, -1, flexible=flexible)
-            return
-        append_count(buffer, len(values), flexible=flexible)
-        for each in values:
+        for each in begin(buffer, values):
             write_element(buffer, each)
 
     def array_steps(buffer: bytearray, values: Any) -> Iterator[int]:
-        if values is None and nullable:
-            append_count(buffer, -1, flexible=flexible)
-            return
-        append_count(buffer, len(values), flexible=flexible)
-        for each in values:
+        for each in begin(buffer, values):
             if element_steps is None:
                 write_element(buffer, each)
             else:
@@ -167,7 +165,7 @@ _FIXED: Mapping[str, FieldWriter] = {
 """A UUID of zeros says that there is none, as Kafka's Uuid.ZERO_UUID, and -1 that there is no time."""
 
 
-def check_names(entity_class: Any, names: Set[str]) -> None:
+def _check_names(entity_class: Any, names: Set[str]) -> None:
     """Raise TypeError unless another served version of the message has each of these fields."""
     unknown = _of_no_version(entity_class, frozenset(names))
     if unknown:
