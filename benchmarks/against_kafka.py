@@ -94,10 +94,12 @@ def rows() -> list[Row]:
         ),
         Row(partial(java.consume, size_bytes=1000, count=300_000), rate("consume, Java, 1 kB", 1.0, 1.3)),
         Row(
-            partial(raw.fetched, answer_bytes=1 << 20, total_bytes=4 << 30), rate("fetch, raw, 1 MB", 0.8, 1.3, "MB/s")
+            partial(raw.fetched, response_bytes=1 << 20, total_bytes=4 << 30),
+            rate("fetch, raw, 1 MB", 0.8, 1.3, "MB/s"),
         ),
         Row(
-            partial(raw.fetched, answer_bytes=8 << 20, total_bytes=4 << 30), rate("fetch, raw, 8 MB", 0.6, 1.0, "MB/s")
+            partial(raw.fetched, response_bytes=8 << 20, total_bytes=4 << 30),
+            rate("fetch, raw, 8 MB", 0.6, 1.0, "MB/s"),
         ),
         Row(
             partial(rdk.three_and_three, size_bytes=1000, count=50_000),

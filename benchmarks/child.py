@@ -39,7 +39,7 @@ class Child:
     def ask(self, work: str, *, timeout_s: float = 300.0, **arguments: Any) -> dict[str, Any]:
         """The answer. Raises ChildFailed where there is none in time."""
         self.tell(work, **arguments)
-        return self.answer(timeout_s)
+        return self.respond(timeout_s)
 
     def tell(self, work: str, **arguments: Any) -> None:
         """Give it work and do not wait."""
@@ -47,7 +47,7 @@ class Child:
         self._process.stdin.write(json.dumps({"work": work, **arguments}).encode() + b"\n")
         self._process.stdin.flush()
 
-    def answer(self, timeout_s: float = 300.0) -> dict[str, Any]:
+    def respond(self, timeout_s: float = 300.0) -> dict[str, Any]:
         """Of the work told last. Raises ChildFailed."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)

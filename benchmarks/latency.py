@@ -49,7 +49,7 @@ def measured(stage: Stage, contender: str, pipeline: str, rate: int) -> Latency:
         with Child([sys.executable, "-m", "benchmarks.steady_clicks"], stage.directory / "steady.log") as producer:
             producer.tell("produce", bootstrap=stage.bootstrap, topic=topic, rate=rate, seconds=seconds)
             seen = watch(stage.redis, work, rate * seconds, seconds + BEHIND_SECONDS_MAX)
-            sent = producer.answer()
+            sent = producer.respond()
     finally:
         driver.ask("stop")
     cpu_seconds = driver.cpu_seconds() - before

@@ -37,7 +37,7 @@ class RawConnection:
         """Without waiting for the answer."""
         self._socket.sendall(request)
 
-    def answer(self) -> memoryview:
+    def respond(self) -> memoryview:
         """The next answer without its size."""
         self._fill(4)
         (size_bytes,) = SIZE.unpack_from(self._buffer)
@@ -83,7 +83,7 @@ def stream(bootstrap: str, request: bytes, count: int, in_flight: int = IN_FLIGH
         started = time.perf_counter()
         for sent in range(count + in_flight):
             if sent >= in_flight:
-                check_produced(connection.answer())
+                check_produced(connection.respond())
             if sent < count:
                 connection.send(request)
         return count / (time.perf_counter() - started)
@@ -112,13 +112,15 @@ def one_at_a_time(peer: Peer, topic: str, count: int) -> tuple[float, float]:
         for _ in range(count):
             started = time.perf_counter()
             connection.send(request)
-            check_produced(connection.answer())
+            check_produced(connection.respond())
             taken.append(1000 * (time.perf_counter() - started))
     return statistics.median(taken), statistics.quantiles(taken, n=100)[98]
 
 
-def fetched(peer: Peer, topic: str, answer_bytes: int, total_bytes: int, log_bytes: int = 200_000_000) -> tuple[float]:
-    """MB (10^6 bytes) per second of answers of up to `answer_bytes`, round and round over a log of `log_bytes`."""
+def fetched(
+    peer: Peer, topic: str, response_bytes: int, total_bytes: int, log_bytes: int = 200_000_000
+) -> tuple[float]:
+    """MB (10^6 bytes) per second of answers of up to `response_bytes`, round and round over a log of `log_bytes`."""
     batch_records, value_bytes = 16, 1000
     request = produce_request(topic, batch_records, value_bytes)
     stream(peer.bootstrap, request, log_bytes // len(request))
@@ -126,10 +128,10 @@ def fetched(peer: Peer, topic: str, answer_bytes: int, total_bytes: int, log_byt
     with RawConnection(peer.bootstrap) as connection:
         started = time.perf_counter()
         while came < total_bytes:
-            asked = FetchPartition(0, -1, offset, -1, answer_bytes)
-            limits = FetchRequest(-1, 0, 1, answer_bytes, 0, 0, -1, [(topic, [asked])])
+            asked = FetchPartition(0, -1, offset, -1, response_bytes)
+            limits = FetchRequest(-1, 0, 1, response_bytes, 0, 0, -1, [(topic, [asked])])
             connection.send(fetch.encode_request(FETCH_VERSION, 1, "raw", limits))
-            answer = connection.answer()
+            answer = connection.respond()
             came += len(answer)
             offset += batch_records * (len(answer) // len(request))
             if len(answer) < len(request):

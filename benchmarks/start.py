@@ -36,7 +36,7 @@ def answers(port: int) -> bool:
         return False
 
 
-def seconds_until_it_answers(start: Callable[[], subprocess.Popen[bytes]], port: int) -> float:
+def seconds_until_it_responds(start: Callable[[], subprocess.Popen[bytes]], port: int) -> float:
     """Start, wait for the answer, end."""
     begin = time.perf_counter()
     process = start()
@@ -56,14 +56,14 @@ def our_start(directory: Path) -> float:
     port = services.free_port()
     command = [sys.executable, "-m", "onceflow", "broker", "--data", str(directory), "--listen", f"127.0.0.1:{port}"]
     with (directory.parent / "ours.log").open("ab") as log:
-        return seconds_until_it_answers(lambda: subprocess.Popen(command, stdout=log, stderr=log), port)
+        return seconds_until_it_responds(lambda: subprocess.Popen(command, stdout=log, stderr=log), port)
 
 
 def kafkas_start(directory: Path, classpath: Path) -> float:
     """One start of Apache Kafka."""
     broker = kafka.KafkaProcess(directory, classpath)
     broker.format()
-    return seconds_until_it_answers(broker.launch, broker.port)
+    return seconds_until_it_responds(broker.launch, broker.port)
 
 
 def measured(_names: Sequence[str]) -> Iterator[Line]:

@@ -140,7 +140,7 @@ def read_times_ms(
         encoded = fetch.encode_request(FETCH_VERSION, 1, "raw", request)
         begin = time.perf_counter()
         connection.send(encoded)
-        connection.answer()
+        connection.respond()
         taken.append(1000 * (time.perf_counter() - begin))
     return taken
 

@@ -1,1 +1,1 @@
-"""Tests mirror src; each room has a folder of its name."""
+"""Tests of Onceflow."""

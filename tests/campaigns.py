@@ -81,9 +81,9 @@ def finish(reporter: pytest.TerminalReporter) -> None:
     }
     failed = {
         report.nodeid
-        for outcome in ("failed", "error")
+        for outcome in ("failed", "error")  # A module that cannot be collected is an error without keywords.
         for report in reporter.getreports(outcome)
-        if "campaign" in report.keywords
+        if isinstance(report, pytest.TestReport) and "campaign" in report.keywords
     }
     cache = getattr(config, "cache", None)  # Not there with `-p no:cacheprovider`.
     if not (runs or failed) or cache is None:

@@ -37,7 +37,7 @@ def test_a_child_answers_each_line_of_work(tmp_path: Path) -> None:
 def test_a_child_that_fails_says_what_it_logged(tmp_path: Path) -> None:
     failing = [sys.executable, "-c", "raise SystemExit('no Java')"]
     with Child(failing, tmp_path / "child.log") as child, pytest.raises(ChildFailed, match="no Java"):
-        child.answer(30)
+        child.respond(30)
 
 
 def test_processor_time_is_that_of_the_whole_tree_and_of_those_that_ended(tmp_path: Path) -> None:

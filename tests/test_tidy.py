@@ -12,10 +12,41 @@ MODULE_LINES_MAX = 600
 
 CHAINS = (
     ("dashboard", "clicks", "spark", "client", "wire"),
+    ("dashboard", "clicks", "spark", "redis"),
     ("services", "broker", "log", "wire"),
     ("testing", "broker", "log", "wire"),
 )
-"""A room may import the rooms to its right in its chain; docs/architecture.md draws the same."""
+"""A package may import the packages to its right in its chain; docs/architecture.md draws the same."""
+
+INSIDE = {
+    "broker": (
+        {"server"},
+        {"handlers"},
+        {"node"},
+        {"groups", "transactions"},
+        {"topics"},
+        {"storage"},
+        {"network"},
+        {"loop"},
+        {"settings"},
+        {"config"},
+    ),
+    "spark": (
+        {"testing"},
+        {"dead_letters", "read_again", "redis_tags"},
+        {"kafka_sink", "redis_sink", "lag_listener", "source"},
+        {"kafka", "redis"},
+        {"sink"},
+        {"reader"},
+        {"connections", "exactly_once", "pushdown"},
+        {"offsets", "session", "wrong_option"},
+    ),
+    "cli": ({"clicks", "demo", "kafka", "log", "sinks"},),
+}
+"""The layers of a package, highest first: a part imports those below it, and not another one of its own layer.
+
+What is beside the layers of `cli` is shared by all of them.
+"""
 
 EVERYWHERE = {"errors", "remedies"}
 COLUMNS = (["wire", "columns"], ["wire", "column_batches"])
@@ -67,6 +98,64 @@ def test_imports_follow_the_arrows(path: Path) -> None:
         if room in {"log", "broker"} and parts[1:3] in COLUMNS:
             wrong.append(f"line {line}: {room} → {name}, which loads numpy and pyarrow")
     assert not wrong
+
+
+def part_of(name: str) -> tuple[str, str] | None:
+    """`onceflow.broker.storage.partitions` → (`broker`, `storage`); None for what has no layers."""
+    parts = name.split(".")
+    if len(parts) < 3 or parts[0] != "onceflow" or parts[1] not in INSIDE:
+        return None
+    return parts[1], parts[2]
+
+
+def layer_of(package: str, part: str) -> int | None:
+    return next((depth for depth, parts in enumerate(INSIDE[package]) if part in parts), None)
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_inside_packages_go_down(path: Path) -> None:
+    own = part_of(name_of(path))
+    if own is None:
+        return
+    package, part = own
+    depth = layer_of(package, part)
+    assert depth is not None or package == "cli", f"{part} has no layer"
+    wrong = []
+    for line, name in imported(ast.parse(path.read_text())):
+        other = part_of(name)
+        if depth is None or other is None or other[0] != package or other[1] == part:
+            continue
+        below = layer_of(*other)
+        if below is not None and below <= depth:
+            wrong.append(f"line {line}: {part} → {name}")
+    assert not wrong
+
+
+def test_no_modules_import_each_other() -> None:
+    """TYPE_CHECKING included; what a package exports by its __init__ is not followed."""
+    names = {name_of(path): path for path in modules() if path.name != "__init__.py"}
+    graph = {
+        name: {other for _, other in imported(ast.parse(path.read_text())) if other in names and other != name}
+        for name, path in names.items()
+    }
+    cycles: list[str] = []
+    finished: set[str] = set()
+
+    def visit(name: str, way: list[str]) -> None:
+        if name in way:
+            cycles.append(" → ".join([*way[way.index(name) :], name]))
+        elif name not in finished:
+            for other in sorted(graph[name]):
+                visit(other, [*way, name])
+            finished.add(name)
+
+    for name in sorted(graph):
+        visit(name, [])
+    assert not cycles
 
 
 def is_room(name: str) -> bool:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from onceflow.spark.checkpoint import sync_path
+from onceflow.spark.exactly_once.checkpoint import sync_path
 from onceflow.spark.sink import Batch, CommitUnknown, ExactlyOnce, Proof, Sink
 
 

@@ -1,9 +1,5 @@
-"""The one exception that every room's errors come from."""
+"""The base class of Onceflow's own errors."""
 
 
 class OnceflowError(Exception):
-    """Something a user can act on, told in one sentence: what happened, with its values, and the remedy.
-
-    Each room derives one class per thing that a caller can react to. They become exit codes, wire error codes
-    or JSON only at the edge: in `cli`, in a broker's handler, in the page.
-    """
+    """An error whose message says what failed, with which value, and what to do; the command line prints it alone."""

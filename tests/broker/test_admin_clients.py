@@ -93,12 +93,11 @@ def test_librdkafka_adds_partitions_and_describes(librdkafka: AdminClient, topic
 
 @pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")
 def test_kafka_python_administers(bootstrap: str, topic: str) -> None:
+    from kafka import KafkaAdminClient
     from kafka.admin import ConfigResource as PythonResource
     from kafka.admin import ConfigResourceType as PythonResourceType
     from kafka.admin import NewPartitions as PythonNewPartitions
     from kafka.admin import NewTopic as PythonNewTopic
-
-    from kafka import KafkaAdminClient
 
     kafka_python = KafkaAdminClient(bootstrap_servers=bootstrap)
     kafka_python.create_topics([PythonNewTopic(topic, 1, 1, topic_configs={"retention.ms": "5"})])
@@ -198,12 +197,11 @@ def test_librdkafka_administers_a_group(librdkafka: AdminClient, bootstrap: str,
 @pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")
 def test_kafka_python_administers_a_group(bootstrap: str, topic: str) -> None:
     """A member is removed; offsets are altered, reset and deleted, and then the group is."""
+    from kafka import KafkaAdminClient
     from kafka.admin import MemberToRemove, OffsetSpec
     from kafka.errors import NoError, NonEmptyGroupError, UnknownMemberIdError
     from kafka.structs import OffsetAndMetadata
     from kafka.structs import TopicPartition as Place
-
-    from kafka import KafkaAdminClient
 
     first, second = Place(topic, 0), Place(topic, 1)
     wanted = {first: OffsetAndMetadata(3, "three", -1), second: OffsetAndMetadata(5, "", -1)}

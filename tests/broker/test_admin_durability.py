@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from onceflow.broker.node import Node, UnfinishedDeletion
-from onceflow.broker.topic_operations import TopicOperations
+from onceflow.broker.topics.operations import TopicOperations
 from onceflow.log.directory import DataDirectory
 from onceflow.log.segment import Segment
 from onceflow.remedies import Remedy
@@ -21,8 +21,17 @@ from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
 from tests import remedies
 from tests.broker.driven_broker import PoweredBroker, eventually, hung_up_without_power
+from tests.broker.handlers.test_admin_responses import (
+    DELETE,
+    SET,
+    TOPIC,
+    add,
+    alter,
+    configured,
+    create,
+    partition_count,
+)
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
-from tests.broker.test_admin_answers import DELETE, SET, TOPIC, add, alter, configured, create, partition_count
 from tests.broker.test_durability import commit, committed, is_created, stored_values, topic_ids
 
 POLICY = ("cleanup.policy", SET, "compact")

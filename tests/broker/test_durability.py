@@ -19,8 +19,8 @@ from onceflow.wire.batch import batches, decode_batch
 from onceflow.wire.errors import ErrorCode, WireError
 from tests import remedies
 from tests.broker.driven_broker import PoweredBroker, eventually, hung_up_without_power
+from tests.broker.handlers.test_admin_responses import create
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
-from tests.broker.test_admin_answers import create
 
 WAIT_SECONDS = 30
 T = TypeVar("T")

@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker import offset_handlers, record_checks, slices, topic_handlers, topic_operations, turn
-from onceflow.broker.partitions import Partition
-from onceflow.broker.record_checks import RecordChecks
-from onceflow.broker.slices import run_in_slices
-from onceflow.broker.turn import Turn
+from onceflow.broker.handlers import list_offsets as offset_handlers
+from onceflow.broker.handlers import topics as topic_handlers
+from onceflow.broker.loop import slices, turn
+from onceflow.broker.loop.slices import run_in_slices
+from onceflow.broker.loop.turn import Turn
+from onceflow.broker.storage import record_checks
+from onceflow.broker.storage.partitions import Partition
+from onceflow.broker.storage.record_checks import RecordChecks
+from onceflow.broker.topics import operations as topic_operations
 from onceflow.log.config import LogConfig
 from onceflow.log.errors import InvalidRecord, LogError
 from onceflow.log.validation import check_records

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from onceflow.broker import node
-from onceflow.broker.partitions import Partition
+from onceflow.broker.storage.partitions import Partition
 from onceflow.log.config import LogConfig
 from onceflow.testing import FaultyDisk, disk
 from onceflow.wire import apis, produce

@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from onceflow import testing
 from onceflow.broker import server
-from onceflow.broker.small_pieces import SLICE_BYTES_SMALL
+from onceflow.broker.network.small_pieces import SLICE_BYTES_SMALL
 from tests.broker.raw_client import batch_of, connected
 
 WAIT_SECONDS = 20

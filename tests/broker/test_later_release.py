@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.broker import metadata_records, topic_configs
 from onceflow.broker.groups import records as group_records
-from onceflow.broker.metadata_records import UnknownRecord
-from onceflow.broker.topic_configs import TOPIC_CONFIGS, InvalidConfig
+from onceflow.broker.topics import configs as topic_configs
+from onceflow.broker.topics import records as metadata_records
+from onceflow.broker.topics.configs import TOPIC_CONFIGS, InvalidConfig
+from onceflow.broker.topics.records import UnknownRecord
 from onceflow.broker.transactions import records as transaction_records
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from onceflow import testing
-from onceflow.broker import metadata_handler, server
+from onceflow.broker import server
 from onceflow.broker.config import BrokerConfig
+from onceflow.broker.handlers import metadata as metadata_handler
 from onceflow.broker.node import Node
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis, fetch, produce
 from onceflow.wire.batch import batches
 from onceflow.wire.primitives import TAGS_MAX
+from tests.broker.network.test_connection import resident_kib
 from tests.broker.raw_client import RawClient, batch_of, connected, fetch_request
-from tests.broker.test_connection import resident_kib
 
 WAIT_MS = 60_000
 PARTITIONS_MAX = BrokerConfig(Path()).request_partitions_max
@@ -158,7 +159,7 @@ def test_a_time_out_that_fails_stops_no_other(
         done.set()
 
     monkeypatch.setattr(Node, "expire_groups", fail)
-    monkeypatch.setattr("onceflow.broker.listener.Listener.look_after", look_after)
+    monkeypatch.setattr("onceflow.broker.network.listener.Listener.look_after", look_after)
     monkeypatch.setattr(server, "TICK_SECONDS", 0.01)
     with testing.Broker(tmp_path / "data") as broker:
         assert done.wait(10)

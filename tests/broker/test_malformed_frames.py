@@ -24,17 +24,17 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker.answer_memory import AnswerMemory
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.connection import Connection
-from onceflow.broker.request_memory import RequestMemory
+from onceflow.broker.network.connection import Connection
+from onceflow.broker.network.request_memory import RequestMemory
+from onceflow.broker.network.response_budget import ResponseBudget
 from onceflow.log.disk import RealDisk, RealFile
 from onceflow.testing import BrokerProcess, ManualClock
 from onceflow.wire import apis, fetch, produce
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import decode_response
 from tests.broker.malformed import malformed, requests
-from tests.broker.malformed_answers import check_answers, due, split
+from tests.broker.malformed_responses import check_responses, due, split
 from tests.broker.raw_client import batch_of, connected, fetch_request
 from tests.broker.simulation.stepped_broker import SteppedBroker, Unexpected
 from tests.broker.simulation.world import encoded, new_topic
@@ -126,7 +126,7 @@ class Sent:
         is_closed = not self.connection.is_open
         if not is_closed and (self.connection._pending or self.is_half):
             return None
-        check_answers(self.frame, bytes(self.client.outgoing), are_all=not is_closed)
+        check_responses(self.frame, bytes(self.client.outgoing), are_all=not is_closed)
         if is_closed:
             return "closed"
         return "answered" if self.client.outgoing else "wanted no answer"
@@ -144,7 +144,7 @@ class Fuzzed:
         self._memory = RequestMemory(
             self._config.queued_request_bytes_max, self._config.produce_request_bytes_max, lambda: None
         )
-        self._answers = AnswerMemory(self._config.unsent_bytes_max, lambda: None)
+        self._answers = ResponseBudget(self._config.unsent_bytes_max, lambda: None)
         self._waiting: list[Sent] = []
         self.ask(TOPIC_MADE)
         self._connect()
@@ -351,7 +351,7 @@ class SentOverTcp:
         if not (self._is_closed or self._is_whole()):
             return None
         self._socket.close()
-        check_answers(self.frame, bytes(self._answers), are_all=not self._is_closed)
+        check_responses(self.frame, bytes(self._answers), are_all=not self._is_closed)
         if self._is_closed:
             return "closed"
         return "answered" if self.due else "wanted no answer"

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from onceflow import testing
 from onceflow.broker.groups.coordinator import GroupCoordinator
-from onceflow.broker.groups.member import JoinAnswer
+from onceflow.broker.groups.member import JoinResponse
 from onceflow.broker.groups.outcome import JoinRequest
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import RequestRefused
@@ -27,8 +27,8 @@ from onceflow.wire.errors import ErrorCode
 from tests import remedies
 from tests.broker.driven_broker import DrivenBroker, eventually
 from tests.broker.groups.scene import CONFIG, Scene
+from tests.broker.handlers.test_admin_responses import BROKER, SET, describe
 from tests.broker.raw_client import RawClient, connected, milliseconds
-from tests.broker.test_admin_answers import BROKER, SET, describe
 from tests.log.compactions import compact
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync
 
@@ -58,7 +58,7 @@ def packed_batch(unpacked_bytes: int, codec: Codec = Codec.GZIP) -> bytearray:
     return encode_batch([Record(0, NOW_MS, b"k", value)], codec=codec)
 
 
-def has_answer(bootstrap: str, tag_count: int) -> bool:
+def has_response(bootstrap: str, tag_count: int) -> bool:
     """Whether ApiVersions with so many tagged fields in its header is answered, not a closed connection."""
     head = struct.pack(">hhih", apis.API_VERSIONS, 3, 1, -1) + bytes((tag_count,)) + bytes((99, 0)) * tag_count
     body = b"\x02n\x02v\x00"
@@ -69,8 +69,8 @@ def has_answer(bootstrap: str, tag_count: int) -> bool:
 
 
 def test_each_limit_holds_wherever_it_was_given(limited: BrokerProcess) -> None:
-    assert has_answer(limited.bootstrap, 2)
-    assert not has_answer(limited.bootstrap, 3)
+    assert has_response(limited.bootstrap, 2)
+    assert not has_response(limited.bootstrap, 3)
     assert "3 tagged fields, 2 are allowed" in limited.log_path.read_text()
     with connected(limited.bootstrap) as client:
         client.create_topic("t", 1, cleanup_policy="compact")
@@ -176,7 +176,7 @@ def test_a_compaction_unpacks_no_more(tmp_path: Path) -> None:
 def test_a_groups_name_has_so_many_bytes(name: str, error_code: ErrorCode) -> None:
     groups = GroupCoordinator(ManualClock(), replace(CONFIG, group_name_bytes_max=20))
     assert groups.commit_error(name, "", -1) == error_code
-    answers: list[JoinAnswer] = []
+    answers: list[JoinResponse] = []
     request = JoinRequest(name, "", "c", "/h", 10_000, 10_000, "consumer", (("range", b""),), False)
     for answer in groups.join(request, answers.append).answers:
         answer()

@@ -12,7 +12,7 @@ from tests.broker.driven_broker import DrivenBroker
 from tests.broker.raw_client import batch_of, connected
 
 MIB = 1024 * 1024
-ANSWER_BYTES = 16 * MIB
+RESPONSE_BYTES = 16 * MIB
 
 
 def test_an_answer_that_fills_the_socket_many_times_is_whole_and_waited_for_once(tmp_path: Path) -> None:
@@ -33,13 +33,13 @@ def test_an_answer_that_fills_the_socket_many_times_is_whole_and_waited_for_once
 
         loop.add_writer = counted  # type: ignore[method-assign, assignment]
 
-    log = LogConfig(message_bytes_max=2 * ANSWER_BYTES)
+    log = LogConfig(message_bytes_max=2 * RESPONSE_BYTES)
     with DrivenBroker(tmp_path / "data", disk=RealDisk(), log=log) as broker, connected(broker.bootstrap) as client:
         client.create_topic("t")
         batch = batch_of(*(bytes([number]) * MIB for number in range(16)))
         assert client.produce("t", 0, batch).base_offset == 0
         broker.call(count)
-        (fetched,) = client.fetch([("t", 0, 0)], max_bytes=2 * ANSWER_BYTES)
+        (fetched,) = client.fetch([("t", 0, 0)], max_bytes=2 * RESPONSE_BYTES)
         assert bytes(fetched.records[61:]) == bytes(batch[61:])
         assert len(woken) >= 8
         assert len(added) <= len(woken) / 4

@@ -92,10 +92,9 @@ def test_librdkafka_creates_a_topic_by_producing_and_deletes_it(bootstrap: str, 
 
 @pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")
 def test_kafka_python(bootstrap: str, topic: str) -> None:
-    from kafka.admin import NewTopic as Wanted
-
     from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
     from kafka import TopicPartition as Partition
+    from kafka.admin import NewTopic as Wanted
 
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     admin.create_topics([Wanted(topic, 2, 1)])

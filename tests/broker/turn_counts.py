@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker import slices
+from onceflow.broker.loop import slices
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[int]:

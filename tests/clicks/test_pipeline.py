@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from onceflow.cli import onceflow
-from onceflow.cli.pipeline import checkpoint_of
+from onceflow.cli.clicks.pipeline import checkpoint_of
 from onceflow.clicks import pipeline, results
 from onceflow.clicks.pipeline import ClickPipeline, sentence_of
 from onceflow.clicks.results import NothingCounted, Results
@@ -28,7 +28,7 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import UnknownTopic
 from onceflow.remedies import Remedy
-from onceflow.spark.checkpoint_lock import without_driver
+from onceflow.spark.exactly_once.checkpoint_lock import without_driver
 from onceflow.spark.redis_sink import DataMisfit, MarkerRefused, RedisSink, RepairFailed
 from tests import remedies
 from tests.clicks.counted import GOOD_AND_BAD, write

@@ -13,11 +13,11 @@ from onceflow.clicks import restarts
 from onceflow.clicks.restarts import QueryFailed, RestartLimits, Restarts, curable
 from onceflow.client.addresses import Address
 from onceflow.client.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut, UnknownTopic
-from onceflow.spark.checkpoint_lock import CheckpointInUse
-from onceflow.spark.data_loss import DataLost
-from onceflow.spark.redis_answers import failed
-from onceflow.spark.redis_target import RedisUnfit, RepairFailed
-from onceflow.spark.sink_errors import MarkerRefused, SinkStopped
+from onceflow.redis.errors import failed
+from onceflow.spark.exactly_once.checkpoint_lock import CheckpointInUse
+from onceflow.spark.exactly_once.sink_errors import MarkerRefused, SinkStopped
+from onceflow.spark.reader.data_loss import DataLost
+from onceflow.spark.redis.target import RedisUnfit, RepairFailed
 from onceflow.spark.wrong_option import WrongOption
 
 UNREACHABLE = BrokerUnreachable("nothing listens at b:1", Address("b", 1))
@@ -58,7 +58,7 @@ def carried(error: Exception, carrier: type[Exception]) -> Exception:
         (of_redis(redis.ConnectionError("refused")), "Redis is away"),
         (of_redis(redis.TimeoutError("slow")), "Redis is away"),
         (of_redis(redis.exceptions.BusyLoadingError("loading")), "Redis is away"),
-        (in_spark("onceflow.spark.redis_answers.RedisAway"), "Redis is away"),
+        (in_spark("onceflow.redis.errors.RedisAway"), "Redis is away"),
         (
             carried(in_spark("org.apache.spark.SparkException", "Python worker failed to connect back."), QueryFailed),
             "a Python worker of Spark started too slowly",
@@ -81,8 +81,10 @@ def test_a_failure_that_passes_is_restarted(error: Exception, reason: str) -> No
         RedisUnfit("x"),
         SinkStopped("failed in 5 attempts"),
         carried(UNREACHABLE, MarkerRefused),
-        carried(in_spark("onceflow.spark.data_loss.DataLost"), QueryFailed),
-        carried(in_spark("onceflow.spark.data_loss.DataLost", "Python worker failed to connect back"), QueryFailed),
+        carried(in_spark("onceflow.spark.reader.data_loss.DataLost"), QueryFailed),
+        carried(
+            in_spark("onceflow.spark.reader.data_loss.DataLost", "Python worker failed to connect back"), QueryFailed
+        ),
         carried(in_spark("java.lang.OutOfMemoryError"), QueryFailed),
         carried(KeyError("x"), RepairFailed),
         of_redis(redis.exceptions.OutOfMemoryError("full")),

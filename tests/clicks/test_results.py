@@ -22,9 +22,9 @@ from onceflow.clicks.results import (
 )
 from onceflow.client.cluster import Cluster
 from onceflow.client.lag import Lag
+from onceflow.redis.address import RedisAddressInvalid
 from onceflow.remedies import Remedy
 from onceflow.services import free_port
-from onceflow.spark.redis_address import RedisAddressInvalid
 from tests import remedies
 from tests.clicks.counted import GOOD_AND_BAD, count, write
 from tests.conftest import RedisProcess

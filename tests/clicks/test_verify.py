@@ -170,7 +170,7 @@ def test_the_topic_was_made_anew(own_place: Place) -> None:
 
 
 def test_redis_or_broker_down(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onceflow.clicks.verify.ANSWER_WAIT_S", 0.5)
+    monkeypatch.setattr("onceflow.clicks.verify.RESPONSE_WAIT_S", 0.5)
     url, place.url = place.url, f"redis://127.0.0.1:{free_port()}/1"
     assert "did not serve" in cannot_say(place)
     place.url, place.bootstrap = url, f"127.0.0.1:{free_port()}"

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from onceflow.client.admin import Admin
-from onceflow.client.admin_answers import CommittedOffset
+from onceflow.client.admin_responses import CommittedOffset
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import RequestRefused, UnknownTopic
 from onceflow.wire.errors import ErrorCode

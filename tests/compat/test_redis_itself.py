@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from onceflow import services
-from onceflow.spark import redis_pool
-from onceflow.spark.redis_answers import code_of
+from onceflow.redis import pool as redis_pool
+from onceflow.redis.errors import code_of
 from tests.client.tls import Authority
 from tests.compat.conftest import tool
 from tests.conftest import RedisProcess

@@ -17,7 +17,7 @@ from onceflow.client.authentication import AuthenticationFailed
 from onceflow.client.cluster import Cluster
 from onceflow.client.security import read_security
 from onceflow.spark.kafka_sink import kafka_sink
-from onceflow.spark.options import read_options
+from onceflow.spark.reader.options import read_options
 from onceflow.spark.source import BatchReader
 from tests.client.tls import Authority
 from tests.compat.conftest import kafka_jars, tool

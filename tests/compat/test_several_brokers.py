@@ -19,9 +19,9 @@ from onceflow.client.records import read_partitions
 from onceflow.client.security import Security
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.spark import connections
-from onceflow.spark.options import SourceOptions
-from onceflow.spark.stream import StreamReader
-from onceflow.spark.subscription import subscribed
+from onceflow.spark.reader.options import SourceOptions
+from onceflow.spark.reader.stream import StreamReader
+from onceflow.spark.reader.subscription import subscribed
 from onceflow.wire.errors import ErrorCode
 from tests.client.classic.test_connector import Reader, wait_until
 from tests.compat.conftest import kafka_jars, tool

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from onceflow.broker.fixed_settings import FIXED
-from onceflow.broker.settings import SETTINGS
+from onceflow.broker.settings.fixed import FIXED
+from onceflow.broker.settings.table import SETTINGS
 from onceflow.wire import apis
-from tests.broker.test_admin_answers import REFUSED_CHANGES
-from tests.broker.test_admin_edges import CHANGES, NAMES, VALUES
+from tests.broker.handlers.test_admin_edges import CHANGES, NAMES, VALUES
+from tests.broker.handlers.test_admin_responses import REFUSED_CHANGES
 from tests.conformance.right import BROKER, TOPIC, describing, topic_fields
 from tests.conformance.side import TIMEOUT, Side
 
@@ -170,7 +170,7 @@ def describing_lists(side: Side) -> None:
 
 
 def settings_of_the_broker(side: Side) -> None:
-    """Those that both have; Kafka's are listed in tests/broker/kafka_settings.txt."""
+    """Those that both have; Kafka's are listed in tests/broker/settings/kafka_settings.txt."""
     kafkas = (Path(__file__).parents[1] / "broker" / "kafka_settings.txt").read_text().split()
     own = {*SETTINGS, *FIXED}
     side.ask(apis.DESCRIBE_CONFIGS, 4, **describing(BROKER, "1", *(name for name in kafkas if name in own)))

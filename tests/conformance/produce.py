@@ -173,7 +173,7 @@ def old_version_with_zstd(side: Side) -> None:
         produced(side, topic, (0, batch), version=version)
 
 
-def without_answers(side: Side) -> None:
+def without_responses(side: Side) -> None:
     topic = side.create_topic()
     side.send(apis.PRODUCE, 9, **request(topic, (0, bytes(batch_of(b"a"))), acks=0))
     produced(side, topic, (0, bytes(batch_of(b"b"))))
@@ -273,7 +273,7 @@ CASES: dict[str, Callable[[Side], None]] = {
     "produce to no partition": no_partitions,
     "produce what is good and what is not": good_and_bad,
     "produce zstd in old versions": old_version_with_zstd,
-    "produce without answers": without_answers,
+    "produce without answers": without_responses,
     "produce without keys to a compacted topic": keys_in_a_compacted_topic,
     "produce under log append time": log_append_time,
     "produce under a topic's own limit": a_topics_own_limit,

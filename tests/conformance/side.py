@@ -63,7 +63,7 @@ class Side:
             self.leave(on)
             return None
         answer = decode_response(api_key, version, frame)[1]
-        self._note_answer(api_key, version, answer)
+        self._note_response(api_key, version, answer)
         return answer
 
     def ask_about_own(self, api_key: int, version: int, **fields: Any) -> None:
@@ -74,9 +74,9 @@ class Side:
             for each in dataclasses.fields(answer)
             if each.name in ("groups", "transaction_states")
         }
-        self._note_answer(api_key, version, dataclasses.replace(answer, **lists))
+        self._note_response(api_key, version, dataclasses.replace(answer, **lists))
 
-    def _note_answer(self, api_key: int, version: int, answer: Any) -> None:
+    def _note_response(self, api_key: int, version: int, answer: Any) -> None:
         name = APIS[api_key].name
         self.note(f"{name} {version}", normal_form(answer, self.names, ordered=name in ORDER_COUNTS))
 

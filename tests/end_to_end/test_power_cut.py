@@ -24,8 +24,9 @@ from onceflow.clicks.verify import verify
 from onceflow.client.cluster import Cluster
 from onceflow.client.producer import EventWriter
 from onceflow.errors import OnceflowError
-from onceflow.spark import redis_batch, redis_scripts
-from onceflow.spark.checkpoint import LocalCheckpoint
+from onceflow.spark.exactly_once.checkpoint import LocalCheckpoint
+from onceflow.spark.redis import batch as redis_batch
+from onceflow.spark.redis import scripts as redis_scripts
 from tests.campaigns import RecordProperty, tell
 from tests.conftest import RedisProcess
 

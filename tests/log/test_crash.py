@@ -87,7 +87,7 @@ class Life:
         self.promised = len(found)
         assert len(set(found)) == len(found)
 
-    def repeat_unanswered(self, log: PartitionLog) -> None:
+    def repeat_without_response(self, log: PartitionLog) -> None:
         for client in self.clients:
             for sequence, sent in client.unanswered:
                 self.send(log, client, sequence, sent)
@@ -107,7 +107,7 @@ class Life:
             action = self.source.randrange(4)
             if action == 0 and point is None:
                 point = log.begin_sync()
-                self.forget_answered(log)
+                self.forget_responded(log)
             elif action == 1 and point is not None:
                 point.run()
                 log.end_sync(point)
@@ -122,7 +122,7 @@ class Life:
 
         raise AssertionError("the power was never cut")
 
-    def forget_answered(self, log: PartitionLog) -> None:
+    def forget_responded(self, log: PartitionLog) -> None:
         visible = set(self.appended[: log.high_watermark])
         for client in self.clients:
             client.unanswered = [(at, sent) for at, sent in client.unanswered if sent[-1] not in visible]
@@ -136,14 +136,14 @@ def run(root: Path, seed: int) -> Counter[str]:
         life.check(log)
         life.disk.cut_power_after(life.source.randrange(1, 120))
         try:
-            life.repeat_unanswered(log)
+            life.repeat_without_response(log)
             life.live(log)
         except (PowerCut, StorageFailed):
             life.crash()
     log = life.open()
     life.check(log)
     life.disk.cut_power_after(1 << 30)
-    life.repeat_unanswered(log)
+    life.repeat_without_response(log)
     sent = [b"%d/" % client.producer_id for client in life.clients]
     log.close()
     life.check(log)

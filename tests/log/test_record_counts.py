@@ -12,11 +12,11 @@ from onceflow.log import errors, inspection
 from onceflow.log.config import LogConfig
 from onceflow.log.partition import PartitionLog
 from onceflow.remedies import Remedy
-from onceflow.spark import read_task
 from onceflow.spark.offsets import OffsetRange
-from onceflow.spark.options import SourceOptions
-from onceflow.spark.read_task import ReadTask
-from onceflow.spark.subscription import subscribed
+from onceflow.spark.reader import read_task
+from onceflow.spark.reader.options import SourceOptions
+from onceflow.spark.reader.read_task import ReadTask
+from onceflow.spark.reader.subscription import subscribed
 from onceflow.testing import BrokerProcess
 from onceflow.wire.batch import CRC_BEGIN, HEADER_BYTES, RECORD_BYTES_MIN, Record, batches, encode_batch
 from onceflow.wire.codecs import UNPACKED_PER_BYTE_MAX, Codec, compress

@@ -1,4 +1,4 @@
-"""What retention decides about a log; the broker's carrying it out is in tests/broker/test_housekeeping.py."""
+"""What retention decides about a log; the broker's carrying it out is in tests/broker/storage/test_housekeeping.py."""
 
 from pathlib import Path
 

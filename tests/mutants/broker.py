@@ -3,91 +3,91 @@
 from tests.mutants.mutant import Mutant
 
 _PARTITION = "log/test_partition.py::"
-_COMMITTED = "broker/test_read_committed.py::"
-_HOUSEKEEPING = "broker/test_housekeeping.py::"
+_COMMITTED = "broker/handlers/test_read_committed.py::"
+_HOUSEKEEPING = "broker/storage/test_housekeeping.py::"
 
 MUTANTS = (
     Mutant(
-        "broker/partitions.py",
+        "broker/storage/partitions.py",
         "            self._call(self._waiting.popleft()[1], ErrorCode.none)\n        self.wake()\n",
         "            self._call(self._waiting.popleft()[1], ErrorCode.none)\n",
         _COMMITTED + "test_rule_15_a_marker_wakes_a_committed_fetch",
     ),
     Mutant(
-        "broker/fetch_handler.py",
+        "broker/handlers/fetch.py",
         "        end = last_stable_offset if is_committed else high_watermark",
         "        end = high_watermark",
         "broker/transactions/test_clients.py::test_librdkafka_does_not_see_an_open_transaction",
     ),
     Mutant(
-        "broker/fetch_handler.py",
+        "broker/handlers/fetch.py",
         "            aborted = log.aborted_in(asked.fetch_offset, piece) if is_committed else None",
         "            aborted = [] if is_committed else None",
         _COMMITTED + "test_rule_8_aborted_index_comes_with_a_committed_fetch",
     ),
     Mutant(
-        "broker/fetch_handler.py",
+        "broker/handlers/fetch.py",
         "        if asked.current_leader_epoch > LEADER_EPOCH:",
         "        if asked.current_leader_epoch > LEADER_EPOCH + 1:",
-        "broker/test_answers.py::test_a_fetch_of_a_later_leader_epoch_is_refused",
+        "broker/handlers/test_responses.py::test_a_fetch_of_a_later_leader_epoch_is_refused",
     ),
     Mutant(
-        "broker/fetch_handler.py",
+        "broker/handlers/fetch.py",
         "at_least_one_batch=not found.size_bytes)",
         "at_least_one_batch=True)",
-        "broker/test_answers.py::test_rule_14_fetch_limits_are_soft_for_the_first_batch_alone",
+        "broker/handlers/test_responses.py::test_rule_14_fetch_limits_are_soft_for_the_first_batch_alone",
     ),
     Mutant(
-        "broker/fetch_handler.py",
+        "broker/handlers/fetch.py",
         "        if piece.is_cut if piece is not None else asked.fetch_offset < end:\n"
         "            found.is_final = True\n",
         "",
-        "broker/test_answers.py::test_rule_15_a_segments_end_is_answered_at_once",
+        "broker/handlers/test_responses.py::test_rule_15_a_segments_end_is_answered_at_once",
     ),
     Mutant(
-        "broker/offset_handlers.py",
+        "broker/handlers/list_offsets.py",
         "log.last_stable_offset if self._isolation_level == READ_COMMITTED else log.high_watermark",
         "log.high_watermark",
         _COMMITTED + "test_list_offsets_as_kafka",
     ),
     Mutant(
-        "broker/offset_handlers.py",
+        "broker/handlers/list_offsets.py",
         "if 0 <= offset < search.offset_end else _at(*NOT_FOUND)",
         "if 0 <= offset else _at(*NOT_FOUND)",
         _COMMITTED + "test_a_search_by_time_ends_at_the_last_stable_offset",
     ),
     Mutant(
-        "broker/produce_handler.py",
+        "broker/handlers/produce.py",
         "            _check(pending, partition.topic, current if current is partition else None, batch)",
         "            _check(pending, partition.topic, partition, batch)",
-        "broker/test_housekeeping.py::test_a_batch_whose_topic_is_deleted_while_a_thread_looks_at_it_is_refused",
+        "broker/storage/test_housekeeping.py::test_a_batch_whose_topic_is_deleted_while_a_thread_looks_at_it_is_refused",
     ),
     Mutant(
-        "broker/produce_handler.py",
+        "broker/handlers/produce.py",
         "            self._reply.close_connection(reason)",
         "            self._reply.send([])",
         _HOUSEKEEPING + "test_batches_whose_records_a_thread_looks_at_keep_their_order",
     ),
     Mutant(
-        "broker/topic_operations.py",
+        "broker/topics/operations.py",
         "        node.topics.being_deleted.add(topic.name)\n",
         "",
         "broker/test_admin_durability.py::test_a_directory_that_cannot_be_removed_keeps_its_name",
     ),
     Mutant(
-        "broker/topic_operations.py",
+        "broker/topics/operations.py",
         "        if self._is_deciding:\n            self._undecided",
         "        if False:\n            self._undecided",
-        "broker/test_topic_order.py::test_two_operations_at_the_same_time",
+        "broker/topics/test_operations.py::test_two_operations_at_the_same_time",
     ),
     Mutant(
-        "broker/topic_operations.py",
+        "broker/topics/operations.py",
         "        if node.topics.by_id.get(topic.topic_id) is not topic:",
         "        if False:",
         "broker/test_hostile_requests.py::test_a_topic_deleted_while_it_is_created_takes_no_records",
     ),
     Mutant(
-        "broker/topic_operations.py",
+        "broker/topics/operations.py",
         "        if node.log_config_of(topic) != opening.config:\n            node.reconfigure_topic(topic)\n",
         "",
         "broker/test_admin_durability.py::test_a_config_that_changes_while_partitions_are_opened_holds_for_them",

@@ -2,44 +2,44 @@
 
 from tests.mutants.mutant import Mutant
 
-_OFFSETS = "client/test_cli_offsets.py::"
-_GROUPS = "client/test_cli_groups.py::"
+_OFFSETS = "cli/kafka/test_offset_range.py::"
+_GROUPS = "cli/kafka/test_groups.py::"
 _SERVICES = "test_services.py::"
 _DISK = "log/test_faulty_disk.py::"
 
 MUTANTS = (
     Mutant(
-        "cli/moments.py",
+        "cli/kafka/times.py",
         "        return int(text) * (1000 if len(text) in (9, 10) else 1)",
         "        return int(text) * (1000 if len(text) == 10 else 1)",
         _OFFSETS + "test_durations_and_moments",
     ),
     Mutant(
-        "cli/moments.py",
+        "cli/kafka/times.py",
         "        moment = moment.replace(tzinfo=datetime.UTC)",
         "        moment = moment.astimezone()",
         _OFFSETS + "test_a_time_without_a_zone_is_utc_wherever_it_is_typed",
     ),
     Mutant(
-        "cli/offset_range.py",
+        "cli/kafka/offset_range.py",
         "max(ends[each] - place.number, starts[each])",
         "max(ends[each] - place.number - 1, starts[each])",
         _OFFSETS + "test_consume_prints_that_range",
     ),
     Mutant(
-        "cli/groups.py",
+        "cli/kafka/groups.py",
         "        targets[place] = min(max(target, start), end)",
         "        targets[place] = max(target, start)",
         _GROUPS + "test_reset_shows_first_and_does_it_with_execute",
     ),
     Mutant(
-        "cli/groups.py",
+        "cli/kafka/groups.py",
         "        if members and execute:",
         "        if False:",
         _GROUPS + "test_describe_shows_members_and_what_each_reads",
     ),
     Mutant(
-        "cli/groups.py",
+        "cli/kafka/groups.py",
         "        for topic in dict.fromkeys(topic for topic, _ in targets) if execute else ():",
         "        for topic in dict.fromkeys(topic for topic, _ in targets):",
         _GROUPS + "test_reset_shows_first_and_does_it_with_execute",

@@ -2,80 +2,80 @@
 
 from tests.mutants.mutant import Mutant
 
-_AGGREGATE = "spark/test_aggregate.py::"
-_KAFKA = "spark/test_kafka_transaction.py::"
+_AGGREGATE = "spark/pushdown/test_aggregate.py::"
+_KAFKA = "spark/kafka/test_transaction.py::"
 
 MUTANTS = (
     Mutant(
-        "spark/aggregate.py",
+        "spark/pushdown/aggregate.py",
         '"sum" if measure.function == "count" else measure.function)',
         "measure.function)",
         _AGGREGATE + "test_sums_are_those_of_one_record_after_another",
     ),
     Mutant(
-        "spark/aggregate.py",
+        "spark/pushdown/aggregate.py",
         "            decoded = decoded.filter(pc.invert(bad))\n",
         "",
         _AGGREGATE + "test_rejected_records_are_handed_on_one_by_one",
     ),
     Mutant(
-        "spark/aggregate.py",
+        "spark/pushdown/aggregate.py",
         "        return pa.array(times - times % np.int64(key.width_us))",
         "        return pa.array(times + key.width_us - 1 - (times - 1) % np.int64(key.width_us))",
         _AGGREGATE + "test_windows_are_sparks_tumbling_ones",
     ),
     Mutant(
-        "spark/aggregate.py",
+        "spark/pushdown/aggregate.py",
         "        groups, self._groups = self._groups, None\n",
         "        groups = self._groups\n",
         _AGGREGATE + "test_a_task_with_many_groups_makes_room_and_loses_nothing",
     ),
     Mutant(
-        "spark/aggregate.py",
+        "spark/pushdown/aggregate.py",
         "        ends = pc.add(starts, key.width_us)",
         "        ends = pc.add(starts, key.width_us - 1)",
         _AGGREGATE + "test_windows_are_sparks_tumbling_ones",
     ),
     Mutant(
-        "spark/kafka_sender.py",
+        "spark/kafka/sender.py",
         "            self._sequences[place] = (sequence + blob.record_count) % SEQUENCE_COUNT",
         "            self._sequences[place] = sequence + 1",
         _KAFKA + "test_batches_are_visible_whole_and_once",
     ),
     Mutant(
-        "spark/kafka_sender.py",
+        "spark/kafka/sender.py",
         "or (is_first and queue.sent > queue.answered):",
         "or False:",
         _KAFKA + "test_the_first_batch_of_a_partition_is_answered_before_the_next_is_sent",
     ),
     Mutant(
-        "spark/kafka_sender.py",
+        "spark/kafka/sender.py",
         "        for queue in queues:\n            queue.sent = queue.answered\n            queue.failed = False",
         "        for queue in queues:\n            queue.failed = False",
         _KAFKA + "test_batches_behind_a_refused_one_are_sent_again_in_order",
     ),
     Mutant(
-        "spark/kafka_sender.py",
+        "spark/kafka/sender.py",
         "        if queue.failed and not self._once:\n            return  # It is sent again",
         "        if False:\n            return  # It is sent again",
         _KAFKA + "test_batches_behind_a_refused_one_are_sent_again_in_order",
     ),
     Mutant(
-        "spark/batch.py",
+        "spark/exactly_once/batch.py",
         "        if str(part.partition) not in since.get(part.topic, {})",
         "        if True",
-        "spark/test_batch.py::test_since_keeps_the_first_offset_and_takes_in_new_partitions",
+        "spark/exactly_once/test_batch.py::test_since_keeps_the_first_offset_and_takes_in_new_partitions",
     ),
     Mutant(
-        "spark/batch.py",
+        "spark/exactly_once/batch.py",
         "    result = {topic: dict(partitions) for topic, partitions in known.items()}",
         "    result: dict[str, dict[str, int]] = {}",
-        "spark/test_batch.py::test_a_partition_that_a_batch_does_not_name_keeps_its_offset",
+        "spark/exactly_once/test_batch.py::test_a_partition_that_a_batch_does_not_name_keeps_its_offset",
     ),
     Mutant(
-        "spark/redis_marker.py",
+        "spark/redis/marker.py",
         "        return tuple(number for number in range(self.chunks) if number not in self.chunks_done)",
         "        return tuple(range(len(self.chunks_done), self.chunks))",
-        "spark/test_redis_marker.py::test_a_begun_batch_tells_its_chunks_and_its_offsets",
+        "spark/redis/test_marker.py::test_a_begun_batch_tells_its_chunks_and_its_offsets",
     ),
 )

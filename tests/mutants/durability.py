@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-_FLUSH = "broker/test_flush_policy.py::"
+_FLUSH = "broker/storage/test_flush_policy.py::"
 _TRANSACTION = "broker/transactions/test_transaction_durability.py::"
 _ADMIN = "broker/test_admin_durability.py::"
 _CUTS = "broker/test_durability.py::test_power_cuts_lose_nothing_that_was_acknowledged"
@@ -21,53 +21,53 @@ MUTANTS = (
         _FLUSH + "test_flush_messages_waits_for_its_sync",
     ),
     Mutant(
-        "broker/group_commit.py",
+        "broker/storage/group_commit.py",
         "delay_s = min(log.config.flush_ms / 1000, TIMER_MAX_S)",
         "delay_s = min(20 * log.config.flush_ms / 1000, TIMER_MAX_S)",
         _FLUSH + "test_flush_ms_syncs_a_record_at_its_age",
     ),
     Mutant(
-        "broker/group_commit.py",
+        "broker/storage/group_commit.py",
         "        self._timers.pop(partition, None)\n        self.flush(partition)",
         "        self.flush(partition)",
         _FLUSH + "test_flush_ms_syncs_the_next_record_too",
     ),
     Mutant(
-        "broker/produce_handler.py",
+        "broker/handlers/produce.py",
         "        node.group_commit.flush(partition, pending.requester)\n        if pending.acks:",
         "        node.group_commit.request(partition, pending.requester)\n        if pending.acks:",
         _TRANSACTION + "test_a_topic_with_a_flush_policy_is_synced_for_transactions_all_the_same",
     ),
     Mutant(
-        "broker/produce_handler.py",
+        "broker/handlers/produce.py",
         "            partition.when_durable(pending.expect(partition, responses, at))",
         "            partition.when_synced(appended.last_offset + 1, pending.expect(partition, responses, at))",
         _TRANSACTION + "test_a_transactional_record_is_answered_after_its_sync",
     ),
     Mutant(
-        "broker/metadata_handler.py",
+        "broker/handlers/metadata.py",
         "        request.in_slices(finding, lambda: node.when_metadata_synced(lambda _error_code: answer()))",
         "        request.in_slices(finding, answer)",
         _ADMIN + "test_nobody_learns_of_a_topic_before_it_is_durable",
     ),
     Mutant(
-        "broker/topic_operations.py",
+        "broker/topics/operations.py",
         "        self._node.when_metadata_synced(told(failed, lambda _error_code: answer()))",
         "        answer()",
         _ADMIN + "test_nobody_learns_of_a_topic_before_it_is_durable",
     ),
     Mutant(
-        "broker/topic_operations.py",
+        "broker/topics/operations.py",
         "                self._node.when_metadata_synced(told(failed, synced))\n            else:",
         "                synced(ErrorCode.none)\n            else:",
         _ADMIN + "test_a_created_topic_is_answered_after_its_sync",
     ),
     Mutant(
-        "broker/topic_operations.py",
-        "                self._answer_when_synced(lambda: answer(results), failed)\n            else:\n"
+        "broker/topics/operations.py",
+        "                self._respond_when_synced(lambda: answer(results), failed)\n            else:\n"
         "                self._node.when_metadata_synced(told(failed, synced))\n\n"
         "        def synced(error_code: ErrorCode) -> None:\n            if not error_code:",
-        "                self._answer_when_synced(lambda: answer(results), failed)\n            else:\n"
+        "                self._respond_when_synced(lambda: answer(results), failed)\n            else:\n"
         "                synced(ErrorCode.none)\n\n"
         "        def synced(error_code: ErrorCode) -> None:\n            if not error_code:",
         _ADMIN + "test_no_answer_tells_of_what_a_power_cut_could_take_back",
@@ -79,41 +79,41 @@ MUTANTS = (
         "broker/test_durability.py::test_a_power_cut_gives_no_producer_id_twice",
     ),
     Mutant(
-        "broker/partitions.py",
+        "broker/storage/partitions.py",
         "        if offset_end <= self.log.high_watermark:",
         "        if offset_end <= self.log.high_watermark + 1:",
         _CUTS,
     ),
     Mutant(
-        "broker/produce_handler.py",
+        "broker/handlers/produce.py",
         "    if pending.acks == ACKS_ALL and appended.last_offset >= log.high_watermark:",
         "    if pending.acks == ACKS_ALL and appended.last_offset > log.high_watermark:",
         _CUTS,
     ),
     Mutant(
-        "broker/produce_handler.py",
+        "broker/handlers/produce.py",
         "    if pending.acks == ACKS_ALL and appended.last_offset >= log.high_watermark:",
         "    if pending.acks == ACKS_ALL and not appended.duplicate:",
         "broker/test_durability.py::test_a_duplicate_waits_for_the_sync_of_its_first_time",
     ),
     Mutant(
-        "broker/produce_handler.py",
+        "broker/handlers/produce.py",
         "            if error_code != ErrorCode.none:\n                responses[at]",
         "            if False:\n                responses[at]",
         "broker/test_durability.py::test_a_failed_sync_is_told_and_final_for_its_partition",
     ),
     Mutant(
-        "broker/group_commit.py",
+        "broker/storage/group_commit.py",
         "        partition.log.fail_sync(error)\n",
         "        partition.log._syncing = None\n",
         "broker/test_durability.py::test_a_failed_sync_is_told_and_final_for_its_partition",
     ),
     Mutant(
-        "broker/group_commit.py",
+        "broker/storage/group_commit.py",
         "        elif partition.log.synced_offset < point.offset_end:\n"
         "            self._try_later(partition)\n        else:",
         "        else:",
-        "broker/test_group_commit.py::test_a_sync_that_could_not_begin_is_tried_again",
+        "broker/storage/test_group_commit.py::test_a_sync_that_could_not_begin_is_tried_again",
     ),
     Mutant(
         "broker/node.py",

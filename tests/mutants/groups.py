@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _COORDINATOR = "broker/groups/test_coordinator.py::"
 _STATIC = "broker/groups/test_static_members.py::"
-_ANSWERS = "broker/groups/test_answers.py::"
+_ANSWERS = "broker/handlers/test_groups.py::"
 _REQUESTS = "broker/groups/test_requests.py::"
 _TRANSACTIONAL = "broker/groups/test_transactional_offsets.py::"
 _DURABILITY = "broker/groups/test_group_durability.py::"
@@ -140,7 +140,7 @@ MUTANTS = (
     ),
     Mutant(
         "broker/groups/rebalance.py",
-        "                outcome.answer_sync(member.sync_reply, SyncAnswer(ErrorCode.rebalance_in_progress))",
+        "                outcome.respond_to_sync(member.sync_reply, SyncResponse(ErrorCode.rebalance_in_progress))",
         "                pass",
         _COORDINATOR + "test_a_rebalance_refuses_who_waits_for_assignments",
     ),
@@ -208,13 +208,13 @@ MUTANTS = (
         _TRANSACTIONAL + "test_a_transaction_that_ends_while_the_groups_load_is_completed_when_they_are_loaded",
     ),
     Mutant(
-        "broker/groups/offset_handlers.py",
+        "broker/handlers/group_offsets.py",
         "        answer(ErrorCode.none, when_durable(node, refuse))",
         "        answer(ErrorCode.none, at_once)",
         _DURABILITY + "test_no_answer_reveals_what_a_failed_sync_takes_back",
     ),
     Mutant(
-        "broker/groups/offset_handlers.py",
+        "broker/handlers/group_offsets.py",
         "                if (topic, index) in unstable",
         "                if (topic, index) in offsets and (topic, index) in unstable",
         "broker/transactions/test_traps.py::test_trap_05_offsets_are_in_the_transaction_only_after_they_were_added",

@@ -9,19 +9,13 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from onceflow.client.cluster import Cluster
-from onceflow.spark import redis_chunks, redis_rows
+from onceflow.spark.redis import chunks as redis_chunks
+from onceflow.spark.redis import rows as redis_rows
 from tests.spark import simulated_spark
 from tests.spark.simulated_query import Started
 
 Send = Callable[..., None]
 MEMORY = Path("/dev/shm")
-
-
-@pytest.fixture
-def cluster(bootstrap: str) -> Iterator[Cluster]:
-    with Cluster(bootstrap) as connected:
-        yield connected
 
 
 @pytest.fixture

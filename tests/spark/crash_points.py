@@ -5,7 +5,7 @@ Before and after each request to Kafka, each script in Redis, each file of the c
 
 from dataclasses import dataclass
 
-from onceflow.spark.kafka_steps import STEPS
+from onceflow.spark.kafka.steps import STEPS
 
 KAFKA = tuple(step.name for step in STEPS)
 REDIS = ("marker's hash", "acquire", "whole", "begin", "chunk", "complete", "settle")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from onceflow.spark.decode import Decoder
-from onceflow.spark.decode_schema import parse_schema
+from onceflow.spark.pushdown.decode import Decoder
+from onceflow.spark.pushdown.decode_schema import parse_schema
 
 
 def source_batch(values: Sequence[bytes | None], *, partition: int = 0, offset_begin: int = 0) -> pa.RecordBatch:

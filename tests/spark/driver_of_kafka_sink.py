@@ -17,8 +17,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrameWriter
 
-from onceflow.spark.checkpoint import LocalCheckpoint
-from onceflow.spark.kafka_encode import Encoder
+from onceflow.spark.exactly_once.checkpoint import LocalCheckpoint
+from onceflow.spark.kafka.encode import Encoder
 from onceflow.spark.kafka_sink import KafkaSink, kafka_sink
 from onceflow.spark.session import build_session
 from tests.spark.slow_workers import finish

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from pyspark.java_gateway import launch_gateway
 
-from onceflow.spark.checkpoint_lock import take_lock
+from onceflow.spark.exactly_once.checkpoint_lock import take_lock
 
 session = SimpleNamespace(_jvm=launch_gateway().jvm)  # type: ignore[no-untyped-call]
 lock = take_lock(session, Path(sys.argv[1]), "a")

@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.records import read_records
-from onceflow.spark.batch import Batch
-from onceflow.spark.checkpoint import LocalCheckpoint
-from onceflow.spark.kafka_marker import Place
-from onceflow.spark.kafka_sender import Blob, TopicPartition
-from onceflow.spark.kafka_target import KafkaTarget
-from onceflow.spark.kafka_transaction import Settings
+from onceflow.spark.exactly_once.batch import Batch
+from onceflow.spark.exactly_once.checkpoint import LocalCheckpoint
+from onceflow.spark.kafka.marker import Place
+from onceflow.spark.kafka.sender import Blob, TopicPartition
+from onceflow.spark.kafka.target import KafkaTarget
+from onceflow.spark.kafka.transaction import Settings
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.sink import write_batch
 from onceflow.wire.codecs import Codec

@@ -7,17 +7,18 @@ from typing import Any
 
 import redis
 
-from onceflow.spark import decision as decisions
-from onceflow.spark import redis_marker as markers
-from onceflow.spark import redis_pool, redis_scripts
-from onceflow.spark.batch import Batch
-from onceflow.spark.checkpoint import Checkpoint
-from onceflow.spark.decision import Decision, Refuse, Skip, WentBack
+from onceflow.redis import pool as redis_pool
+from onceflow.spark.exactly_once import decision as decisions
+from onceflow.spark.exactly_once.batch import Batch
+from onceflow.spark.exactly_once.checkpoint import Checkpoint
+from onceflow.spark.exactly_once.decision import Decision, Refuse, Skip, WentBack
+from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.offsets import OffsetRange
-from onceflow.spark.redis_marker import Marker
-from onceflow.spark.redis_scripts import Append, Increment, Keys
-from onceflow.spark.repair import next_step
-from onceflow.spark.sink_errors import MarkerRefused
+from onceflow.spark.redis import marker as markers
+from onceflow.spark.redis import scripts as redis_scripts
+from onceflow.spark.redis.marker import Marker
+from onceflow.spark.redis.repair import next_step
+from onceflow.spark.redis.scripts import Append, Increment, Keys
 
 CHUNKS = 3
 _names = itertools.count()

@@ -20,18 +20,21 @@ import redis
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.records import read_records
 from onceflow.errors import OnceflowError
-from onceflow.spark import checkpoint_lock, kafka_marker, redis_pool, redis_scripts
-from onceflow.spark.checkpoint import LocalCheckpoint
+from onceflow.redis import pool as redis_pool
+from onceflow.spark.exactly_once import checkpoint_lock
+from onceflow.spark.exactly_once.checkpoint import LocalCheckpoint
+from onceflow.spark.kafka import marker as kafka_marker
 from onceflow.spark.kafka_sink import KafkaSink, kafka_sink
+from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis_sink import Increment, MissingRanges, RedisSink, SetIfNewer
 from onceflow.spark.sink import sinks
 from onceflow.testing import Broker, BrokerProcess, FaultyDisk, PowerCut
 from tests.conftest import RedisProcess
 from tests.end_to_end.test_power_cut import SyncedDirectory
 from tests.spark.crash_points import LOST_KEY, SECOND_DRIVER, Death
+from tests.spark.exactly_once.test_checkpoint import offsets_text
 from tests.spark.kafka_driver import Killed, eventually, quick_sleep
 from tests.spark.simulated_spark import Executors, Frame, Session
-from tests.spark.test_checkpoint import offsets_text
 
 PARTITIONS = 2
 TARGETS = 3

@@ -18,10 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from onceflow.spark import kafka_rows, redis_batch, redis_chunks, redis_rows, redis_scripts
-from onceflow.spark.kafka_sender import Blob, TopicPartition
-from onceflow.spark.redis_batch import BatchWriter
-from onceflow.spark.sink_errors import AttemptEnded
+from onceflow.spark.exactly_once.sink_errors import AttemptEnded
+from onceflow.spark.kafka import rows as kafka_rows
+from onceflow.spark.kafka.sender import Blob, TopicPartition
+from onceflow.spark.redis import batch as redis_batch
+from onceflow.spark.redis import chunks as redis_chunks
+from onceflow.spark.redis import rows as redis_rows
+from onceflow.spark.redis import scripts as redis_scripts
+from onceflow.spark.redis.batch import BatchWriter
 from onceflow.wire.codecs import Codec
 from onceflow.wire.column_batches import RecordColumns, encode_columns
 

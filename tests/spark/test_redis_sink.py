@@ -14,12 +14,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.cli import onceflow
+from onceflow.redis import pool as redis_pool
+from onceflow.redis.errors import RedisFailed
 from onceflow.remedies import Remedy
-from onceflow.spark import checkpoint_lock, redis_chunks, redis_pool, redis_rows, redis_scripts, redis_target
-from onceflow.spark.checkpoint import CheckpointNotSynced, LocalCheckpoint
-from onceflow.spark.checkpoint_lock import CheckpointInUse
-from onceflow.spark.data_loss import DataLost
-from onceflow.spark.redis_answers import RedisFailed
+from onceflow.spark.exactly_once import checkpoint_lock
+from onceflow.spark.exactly_once.checkpoint import CheckpointNotSynced, LocalCheckpoint
+from onceflow.spark.exactly_once.checkpoint_lock import CheckpointInUse
+from onceflow.spark.reader.data_loss import DataLost
+from onceflow.spark.redis import chunks as redis_chunks
+from onceflow.spark.redis import rows as redis_rows
+from onceflow.spark.redis import scripts as redis_scripts
+from onceflow.spark.redis import target as redis_target
 from onceflow.spark.redis_sink import (
     Append,
     DataMisfit,
@@ -32,7 +37,7 @@ from onceflow.spark.redis_sink import (
     RepairFailed,
 )
 from tests import remedies
-from tests.spark.test_checkpoint import SparkFiles
+from tests.spark.exactly_once.test_checkpoint import SparkFiles
 
 Rows = Sequence[tuple[str | None, bytes | None, int | None]]
 NAMES, TYPES = ["target", "field", "amount"], [pa.string(), pa.binary(), pa.int64()]

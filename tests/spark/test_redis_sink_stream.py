@@ -10,10 +10,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark import redis_pool, redis_rows
+from onceflow.redis import pool as redis_pool
+from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.read_again import read_again
+from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis_sink import Increment, RedisSink
-from onceflow.spark.sink_errors import MarkerRefused
 from tests.spark.slow_workers import finish
 
 Send = Any

@@ -12,19 +12,19 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
 from onceflow.cli import onceflow
+from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
-from onceflow.spark import redis_pool
-from onceflow.spark.redis_marker import tag_of, tagged_key
+from onceflow.spark.redis.marker import tag_of, tagged_key
 from onceflow.spark.redis_sink import Append, DataMisfit, Increment, MarkerRefused, MissingRanges, RedisSink, RedisUnfit
 from onceflow.spark.redis_tags import TaggedRedisSink
 from onceflow.spark.sink import sinks
 from onceflow.spark.wrong_option import WrongOption
 from tests import remedies
 from tests.conftest import RedisProcess
+from tests.spark.exactly_once.test_checkpoint import SparkFiles
+from tests.spark.redis.test_cluster import cluster
 from tests.spark.redis_servers import RedisCluster
 from tests.spark.redis_steps import noting_rows
-from tests.spark.test_checkpoint import SparkFiles
-from tests.spark.test_redis_cluster import cluster
 
 __all__ = ["cluster"]
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from onceflow.spark import session
-from onceflow.spark.failure import sentence
+from onceflow.spark.exactly_once.failure import sentence
 from tests.processes import MARK, processes_of
 
 

@@ -13,13 +13,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark import redis_pool, sink
-from onceflow.spark.checkpoint_lock import CheckpointInUse
+from onceflow.redis import pool as redis_pool
+from onceflow.spark import sink
+from onceflow.spark.exactly_once.checkpoint_lock import CheckpointInUse
 from onceflow.spark.kafka_sink import KafkaSink, kafka_sink
 from onceflow.spark.redis_sink import Increment, RedisSink, redis_sink
 from onceflow.spark.sink import ExactlyOnce, MarkerRefused, SinkStopped, sinks
+from tests.spark.exactly_once.test_checkpoint import SparkFiles
 from tests.spark.kafka_driver import Killed, eventually
-from tests.spark.test_checkpoint import SparkFiles
 from tests.spark.test_kafka_sink import written
 
 PAGE = Path(__file__).parents[2] / "docs" / "sinks.md"

@@ -17,9 +17,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark import redis_pool, redis_scripts
-from onceflow.spark.checkpoint import LocalCheckpoint
+from onceflow.redis import pool as redis_pool
+from onceflow.spark.exactly_once.checkpoint import LocalCheckpoint
 from onceflow.spark.read_again import read_again
+from onceflow.spark.redis import scripts as redis_scripts
 from tests.campaigns import RecordProperty
 from tests.conftest import RedisProcess
 from tests.spark.driver_on_executors import STOP

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.broker.setting_kinds import SettingRefused
+from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.errors import OnceflowError
 from onceflow.log.errors import DataDirectoryRefused
 from onceflow.remedies import Remedy

@@ -275,11 +275,11 @@ def test_answers_without_throttling_are_as_those_with_it(version: int) -> None:
 
 
 def test_only_names_of_topics_that_exist_are_remembered() -> None:
-    before = fetch._answer_of_one.cache_info().currsize
+    before = fetch._single_partition_response.cache_info().currsize
     for number in range(20):
         unknown = PartitionAnswer(0, 3, -1, -1, -1, 0)
         encode_response(12, 1, [(f"{number}" * 10_000, [unknown])])
-    assert fetch._answer_of_one.cache_info().currsize == before
+    assert fetch._single_partition_response.cache_info().currsize == before
 
 
 @every_version

@@ -12,9 +12,9 @@ from onceflow.wire.frames import read_request_header, request_class
 from onceflow.wire.known_produce import GENERATION_MAX, KNOWN_BYTES_MAX, KnownRequests
 from onceflow.wire.primitives import append_uvarint
 from onceflow.wire.produce import (
-    AnswerOfOne,
     PartitionResponse,
     ProduceRequest,
+    SinglePartitionResponse,
     encode_request,
     encode_response,
     parse_request,
@@ -261,6 +261,6 @@ def test_a_generation_that_comes_in_turn_is_known() -> None:
 
 def test_the_answer_is_what_the_encoder_makes() -> None:
     for topic in ("a", "täglich", "t" * 249):
-        answer = AnswerOfOne(topic)
+        answer = SinglePartitionResponse(topic)
         for response in (PartitionResponse(0, 0, 0), PartitionResponse(2**31 - 1, 87, 2**40, 2**41, 2**39)):
             assert answer.encode(-7, response) == encode_response(NEWEST, -7, [(topic, [response])])

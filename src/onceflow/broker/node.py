@@ -10,23 +10,25 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from onceflow.broker import metadata_records
-from onceflow.broker.answer_cache import AnswerCache
 from onceflow.broker.config import BrokerConfig as BrokerConfig
-from onceflow.broker.group_commit import GroupCommit
 from onceflow.broker.groups.coordinator import GroupCoordinator
 from onceflow.broker.groups.requests import GroupRequests
-from onceflow.broker.housekeeping import Housekeeping
-from onceflow.broker.log_closing import close_all
-from onceflow.broker.metadata_entries import MetadataEntries
-from onceflow.broker.metadata_records import MetadataRecord
-from onceflow.broker.parked_fetches import ParkedFetches
-from onceflow.broker.partitions import Partition, Partitions, Synced
-from onceflow.broker.record_checks import RecordChecks
-from onceflow.broker.state_log import StateLog
-from onceflow.broker.topic_configs import log_config
-from onceflow.broker.topic_operations import Created, TopicOperations
-from onceflow.broker.topics import (
+from onceflow.broker.loop.turn import Turn
+from onceflow.broker.loop.work_thread import WorkThread
+from onceflow.broker.network.response_cache import ResponseCache
+from onceflow.broker.storage.closing import close_all
+from onceflow.broker.storage.group_commit import GroupCommit
+from onceflow.broker.storage.housekeeping import Housekeeping
+from onceflow.broker.storage.parked_fetches import ParkedFetches
+from onceflow.broker.storage.partitions import Partition, Partitions, Synced
+from onceflow.broker.storage.record_checks import RecordChecks
+from onceflow.broker.storage.state_log import StateLog
+from onceflow.broker.topics import records as metadata_records
+from onceflow.broker.topics.configs import log_config
+from onceflow.broker.topics.metadata_entries import MetadataEntries
+from onceflow.broker.topics.operations import Created, TopicOperations
+from onceflow.broker.topics.records import MetadataRecord
+from onceflow.broker.topics.topics import (
     CLUSTER_METADATA_TOPIC,
     GROUP_OFFSETS_TOPIC,
     TRANSACTION_STATE_TOPIC,
@@ -36,8 +38,6 @@ from onceflow.broker.topics import (
 )
 from onceflow.broker.transactions.coordinator import TransactionCoordinator
 from onceflow.broker.transactions.requests import Transactions
-from onceflow.broker.turn import Turn
-from onceflow.broker.work_thread import WorkThread
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.config import LogConfig
@@ -85,7 +85,7 @@ class Node:
         self.group_commit = GroupCommit(self.turn, directory.is_in_place, self._lose_directory)
         self.is_lost = False
         """Whether the data directory was deleted, renamed or replaced: nothing more can be stored."""
-        self.answer_cache = AnswerCache()
+        self.answer_cache = ResponseCache()
         self.known_requests = KnownRequests()
         self.record_checks = RecordChecks(clock, self._in_record_check_thread)
         self.metadata_entries = MetadataEntries(self.node_id)

@@ -15,27 +15,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from onceflow.broker import (
-    cluster_handlers,
-    config_handlers,
-    fetch_handler,
-    metadata_handler,
-    offset_handlers,
-    produce_handler,
-    record_handlers,
-    topic_handlers,
-)
-from onceflow.broker.connection import Connection, Handle
-from onceflow.broker.groups import admin_handlers as group_admin
-from onceflow.broker.groups import handlers as groups
-from onceflow.broker.groups import offset_handlers as group_offsets
-from onceflow.broker.listener import Listener
-from onceflow.broker.loop_watch import LoopWatch
+from onceflow.broker.handlers import cluster as cluster_handlers
+from onceflow.broker.handlers import configs as config_handlers
+from onceflow.broker.handlers import delete_records as record_handlers
+from onceflow.broker.handlers import fetch as fetch_handler
+from onceflow.broker.handlers import group_admin, group_offsets, groups, transaction_admin, transactions
+from onceflow.broker.handlers import list_offsets as offset_handlers
+from onceflow.broker.handlers import metadata as metadata_handler
+from onceflow.broker.handlers import produce as produce_handler
+from onceflow.broker.handlers import topics as topic_handlers
+from onceflow.broker.loop.watch import LoopWatch
+from onceflow.broker.network.connection import Connection, Handle
+from onceflow.broker.network.listener import Listener
+from onceflow.broker.network.reply import Reply
+from onceflow.broker.network.request import DecodedRequest, Request
 from onceflow.broker.node import BrokerConfig, Node
-from onceflow.broker.reply import Reply
-from onceflow.broker.request import DecodedRequest, Request
-from onceflow.broker.transactions import admin_handlers as transaction_admin
-from onceflow.broker.transactions import handlers as transactions
 from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.disk import Disk
 from onceflow.wire import apis

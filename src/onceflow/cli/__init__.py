@@ -16,29 +16,29 @@ from pathlib import Path
 import click
 
 from onceflow import __version__
-from onceflow.cli.commands import Commands
+from onceflow.cli.command_group import Commands
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 
 COMMANDS = {
     "broker": "onceflow.cli.broker:broker",
-    "topic": "onceflow.cli.topics:topic",
-    "produce": "onceflow.cli.records:produce",
-    "consume": "onceflow.cli.records:consume",
-    "group": "onceflow.cli.groups:group",
-    "config": "onceflow.cli.configs:config",
-    "transaction": "onceflow.cli.transactions:transaction",
-    "sink": "onceflow.cli.sinks:sink",
-    "log": "onceflow.cli.log_dump:log",
-    "generate": "onceflow.cli.events:generate",
-    "replay": "onceflow.cli.events:replay",
-    "run": "onceflow.cli.pipeline:run",
-    "verify": "onceflow.cli.pipeline:verify",
-    "clicks": "onceflow.cli.results:clicks",
-    "dead": "onceflow.cli.results:dead",
-    "dashboard": "onceflow.cli.dashboard:dashboard",
-    "demo": "onceflow.cli.demo:demo",
-    "reset": "onceflow.cli.demo:reset",
+    "topic": "onceflow.cli.kafka.topics:topic",
+    "produce": "onceflow.cli.kafka.records:produce",
+    "consume": "onceflow.cli.kafka.records:consume",
+    "group": "onceflow.cli.kafka.groups:group",
+    "config": "onceflow.cli.kafka.configs:config",
+    "transaction": "onceflow.cli.kafka.transactions:transaction",
+    "sink": "onceflow.cli.sinks.group:sink",
+    "log": "onceflow.cli.log.dump:log",
+    "generate": "onceflow.cli.clicks.events:generate",
+    "replay": "onceflow.cli.clicks.events:replay",
+    "run": "onceflow.cli.clicks.pipeline:run",
+    "verify": "onceflow.cli.clicks.pipeline:verify",
+    "clicks": "onceflow.cli.clicks.results:clicks",
+    "dead": "onceflow.cli.clicks.results:dead",
+    "dashboard": "onceflow.cli.clicks.dashboard:dashboard",
+    "demo": "onceflow.cli.demo.commands:demo",
+    "reset": "onceflow.cli.demo.commands:reset",
 }
 """Command name → module and object, imported only when that command or the list of commands is asked for."""
 

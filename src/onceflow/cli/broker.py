@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onceflow.broker.setting import Setting
-from onceflow.broker.settings import GROUPS, SETTINGS, weaker_than
+from onceflow.broker.settings.setting import Setting
+from onceflow.broker.settings.table import GROUPS, SETTINGS, weaker_than
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 
 if TYPE_CHECKING:
     from onceflow.broker.config import BrokerConfig
-    from onceflow.broker.setting_sources import Resolved
+    from onceflow.broker.settings.sources import Resolved
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def broker(config_file: Path | None, **options: str | None) -> None:
 
 
 def _resolve(config_file: Path | None, options: Mapping[str, str | None]) -> "Resolved":
-    from onceflow.broker.setting_sources import Source, from_environment, from_file, resolve
+    from onceflow.broker.settings.sources import Source, from_environment, from_file, resolve
 
     given = {setting.name: text for setting in SETTINGS.values() if (text := options[_parameter(setting)]) is not None}
     sources = [from_file(config_file)] if config_file is not None else []
@@ -168,7 +168,7 @@ def _allow_many_files() -> None:
 
 async def _serve(config: "BrokerConfig") -> None:
     from onceflow.broker.server import Broker
-    from onceflow.broker.setting_kinds import address_text
+    from onceflow.broker.settings.kinds import address_text
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

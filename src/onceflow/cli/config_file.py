@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from onceflow.cli import secured
+from onceflow.cli import security as secured
 
 VARIABLES = {"bootstrap": "ONCEFLOW_BOOTSTRAP", "redis": "ONCEFLOW_REDIS"}
 """Name in the file → variable of the environment, by which the commands get it."""
@@ -33,7 +33,7 @@ def use(path: Path | None) -> None:
     chosen = path or default_path()
     if path is None and not chosen.exists():
         return
-    from onceflow.broker.properties import parse_properties
+    from onceflow.broker.settings.properties import parse_properties
     from onceflow.client import security
 
     try:

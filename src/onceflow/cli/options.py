@@ -6,13 +6,15 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from onceflow.cli import secured
+from onceflow.cli import security as secured
 from onceflow.client.addresses import Address, InvalidAddress, parse_address, parse_bootstrap
 from onceflow.client.errors import ClientError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 BOOTSTRAP_DEFAULT = "127.0.0.1:9092"
+DEMO_DIRECTORY = ".onceflow"
+"""Directory of the demo, and of the checkpoints of `onceflow run`."""
 
 
 def to_address(context: click.Context, parameter: click.Parameter, value: str) -> Address:
@@ -107,3 +109,45 @@ def states_option(known: Sequence[str], example: str) -> Callable[[_Command], _C
         metavar="STATE[,...]",
         help=f"Only those in this state, such as {example}; several with commas. There are {', '.join(known)}.",
     )
+
+
+def redis_options(command: _Command) -> _Command:
+    """`--redis` and `--hash-key`: where the counts are."""
+    command = click.option(
+        "--hash-key",
+        default="app::users::click",
+        show_default=True,
+        callback=not_empty,
+        help="The hash of uid → clicks; everything else that belongs to it has names made from it.",
+    )(command)
+    return click.option(
+        "--redis",
+        "redis_url",
+        default="redis://127.0.0.1:6379/1",
+        show_default=True,
+        envvar="ONCEFLOW_REDIS",
+        show_envvar=True,
+        metavar="URL",
+        callback=checked_redis,
+        help="Where the counts are; the last number is the database, and an address without one means 0, not 1. Also "
+        "rediss://, redis+sentinel://HOST:PORT,…/SERVICE/DATABASE and redis+cluster://HOST:PORT,….",
+    )(command)
+
+
+def not_empty(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """The callback of an option that is a name."""
+    if not value:
+        raise click.BadParameter("an empty name names nothing")
+    return value
+
+
+def checked_redis(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The callback of an option that is a Redis address: one that cannot be meant is wrong usage."""
+    from onceflow.redis.address import RedisAddressInvalid, require_address
+
+    if value is not None:
+        try:
+            require_address(value)
+        except RedisAddressInvalid as error:
+            raise click.BadParameter(str(error)) from error
+    return value

@@ -39,8 +39,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from onceflow.errors import OnceflowError
-from onceflow.spark import json_text
-from onceflow.spark.json_text import DEPTH_MAX, is_json, is_too_deep, parse_number
+from onceflow.spark.pushdown import json_text
+from onceflow.spark.pushdown.json_text import DEPTH_MAX, is_json, is_too_deep, parse_number
 
 KEY_FIELD = "uid"
 VALUE_FIELD = "click_count"

@@ -29,8 +29,8 @@ from onceflow.clicks.stopping import stop_on_signals
 from onceflow.client.cluster import Cluster
 from onceflow.client.security import read_security
 from onceflow.errors import OnceflowError
-from onceflow.spark.options import FAIL_ON_DATA_LOSS, KAFKA
 from onceflow.spark.read_again import read_again
+from onceflow.spark.reader.options import FAIL_ON_DATA_LOSS, KAFKA
 from onceflow.spark.redis_sink import Append, Increment, MissingRanges, RedisSink
 from onceflow.spark.session import build_session, is_jvm_lost
 

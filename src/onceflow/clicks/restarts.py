@@ -27,11 +27,11 @@ from onceflow.client.errors import (
     RequestTimedOut,
 )
 from onceflow.errors import OnceflowError
-from onceflow.spark import failure
-from onceflow.spark.redis_answers import RedisAway
+from onceflow.redis.errors import RedisAway
+from onceflow.spark.exactly_once import failure
+from onceflow.spark.exactly_once.sink_errors import SinkStopped
 from onceflow.spark.redis_sink import RepairFailed
 from onceflow.spark.session import is_jvm_lost
-from onceflow.spark.sink_errors import SinkStopped
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ the same atomic scripts as the marker, so they never disagree with it at a compl
     {H}:bad        hash   reason → bad events
     {H}:dead       list   the newest 10,000 bad events as partition:offset:reason, newest first
     {H}:history    list   the newest 600 micro-batches as JSON, newest first
-    {H}:onceflow   hash   the marker (written and described by `onceflow.spark.redis_marker`)
+    {H}:onceflow   hash   the marker (written and described by `onceflow.spark.redis.marker`)
 
 This module reads and never writes. It imports redis and nothing of Spark, so the page and the command line start
 quickly; the log is only touched where a `Cluster` is handed in.
@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from onceflow.errors import OnceflowError
+from onceflow.redis import errors as redis_answers
+from onceflow.redis.address import shown
+from onceflow.redis.route import open_client
 from onceflow.remedies import Remedy
-from onceflow.spark import redis_answers
-from onceflow.spark.batch import AcceptedLoss
-from onceflow.spark.redis_address import shown
-from onceflow.spark.redis_route import open_client
+from onceflow.spark.exactly_once.batch import AcceptedLoss
 
 if TYPE_CHECKING:
     from onceflow.client.cluster import Cluster

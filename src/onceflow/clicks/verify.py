@@ -21,16 +21,16 @@ from onceflow.clicks.results import DEAD_LENGTH, Keys, MarkerView, by_another_jo
 from onceflow.client.librdkafka import librdkafka_settings
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
+from onceflow.redis import errors as redis_answers
+from onceflow.redis.address import shown
+from onceflow.redis.route import open_client
 from onceflow.remedies import Remedy
-from onceflow.spark import redis_answers
 from onceflow.spark.offsets import LossKind
-from onceflow.spark.redis_address import shown
-from onceflow.spark.redis_route import open_client
 
 STANDSTILL_ATTEMPTS = 100
 STANDSTILL_PAUSE_S = 0.1
 SCAN_FIELDS = 5_000
-ANSWER_WAIT_S = 30.0
+RESPONSE_WAIT_S = 30.0
 READ_EVENTS = 10_000
 READ_WAIT_S = 0.05
 """librdkafka waits so long for as many events, however many it has."""
@@ -153,7 +153,7 @@ def _begins(marker: MarkerView, topic: str) -> dict[int, int]:
 def read_counts(redis_url: str, keys: Keys) -> Counts:
     """Read everything between two looks at the marker that found the same complete batch. Raises `CannotSay`."""
     try:
-        with open_client(redis_url, keys.count, socket_timeout=ANSWER_WAIT_S) as client:
+        with open_client(redis_url, keys.count, socket_timeout=RESPONSE_WAIT_S) as client:
             for _ in range(STANDSTILL_ATTEMPTS):
                 before = _marker(client, keys)
                 if before.complete:
@@ -231,14 +231,14 @@ def _read_log(
 
 def _check_log(consumer: Any, bootstrap: str, topic: str, begins: Mapping[int, int], ends: Mapping[int, int]) -> int:
     """Check that the log still has every event that was counted; return how many offsets lie beyond the ends."""
-    metadata = consumer.list_topics(topic, timeout=ANSWER_WAIT_S).topics[topic]
+    metadata = consumer.list_topics(topic, timeout=RESPONSE_WAIT_S).topics[topic]
     if metadata.error is not None or not metadata.partitions:
         raise CannotSay(f"{bootstrap} has no topic '{topic}': what was counted from it cannot be counted again")
     beyond = 0
     for partition in sorted(metadata.partitions.keys() | ends.keys()):
         if partition not in metadata.partitions:
             raise CannotSay(f"{topic}-{partition} was counted and is not there any more: the topic is another one now")
-        start, log_end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=ANSWER_WAIT_S)
+        start, log_end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=RESPONSE_WAIT_S)
         begin, end = begins.get(partition, start), ends.get(partition, start)
         if start > begin and begin < end:
             raise CannotSay(f"{topic}-{partition} was counted since offset {begin} and the log now begins at {start}")
@@ -250,14 +250,14 @@ def _check_log(consumer: Any, bootstrap: str, topic: str, begins: Mapping[int, i
 
 def _consume(consumer: Any, topic: str, ends: Mapping[int, int], recount: Recount) -> None:
     waiting = dict(ends)
-    deadline = time.monotonic() + ANSWER_WAIT_S
+    deadline = time.monotonic() + RESPONSE_WAIT_S
     while waiting:
         messages = consumer.consume(READ_EVENTS, timeout=READ_WAIT_S)
         if messages:
-            deadline = time.monotonic() + ANSWER_WAIT_S
+            deadline = time.monotonic() + RESPONSE_WAIT_S
         elif time.monotonic() > deadline:
             missing = ", ".join(f"{topic}-{partition} up to {end}" for partition, end in sorted(waiting.items()))
-            raise CannotSay(f"no event came for {ANSWER_WAIT_S:.0f} s, {missing} is still to be read")
+            raise CannotSay(f"no event came for {RESPONSE_WAIT_S:.0f} s, {missing} is still to be read")
         _count_messages(messages, topic, waiting, recount)
 
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from onceflow.client import requests
-from onceflow.client.admin_answers import (
+from onceflow.client.admin_responses import (
     ActiveProducer,
     ClusterDescription,
     CommittedOffset,

@@ -234,10 +234,10 @@ class Connection:
                 f"{self.response_bytes_max} are taken: {Remedy.LARGER_BATCHES}"
             )
         frame = self._receive(size_bytes, deadline)
-        (answered_id,) = _SIZE.unpack_from(frame)
-        if answered_id != correlation_id:
+        (responded_id,) = _SIZE.unpack_from(frame)
+        if responded_id != correlation_id:
             raise NotKafka(
-                f"{self.address} answered request {answered_id} where {correlation_id} was asked: "
+                f"{self.address} answered request {responded_id} where {correlation_id} was asked: "
                 "a broker answers in the order it is asked"
             )
         return frame

@@ -8,8 +8,8 @@ from onceflow.clicks import results
 from onceflow.client.cluster import Cluster
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
+from onceflow.redis.address import shown
 from onceflow.remedies import Remedy
-from onceflow.spark.redis_address import shown
 
 TOP_USERS = 10
 BROKER_TIMEOUT_MS = 2_000

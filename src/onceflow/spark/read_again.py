@@ -16,8 +16,8 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.errors import OnceflowError
 from onceflow.spark.offsets import Offsets
-from onceflow.spark.options import FAIL_ON_DATA_LOSS, STREAM_ONLY, SourceOptions, read_options
-from onceflow.spark.position_options import (
+from onceflow.spark.reader.options import FAIL_ON_DATA_LOSS, STREAM_ONLY, SourceOptions, read_options
+from onceflow.spark.reader.position_options import (
     ENDING,
     ENDING_OFFSETS,
     GROUP_ID,
@@ -26,8 +26,8 @@ from onceflow.spark.position_options import (
     STARTING_OFFSETS,
     STARTING_STRATEGY,
 )
-from onceflow.spark.repair import MissingRanges
-from onceflow.spark.subscription import ASSIGN, WAYS
+from onceflow.spark.reader.subscription import ASSIGN, WAYS
+from onceflow.spark.redis.repair import MissingRanges
 
 CLEANUP_POLICY = "cleanup.policy"
 _REPLACED = {

@@ -1,8 +1,8 @@
 """The exactly-once Redis sink: `foreachBatch(redis_sink(...))`.
 
 A batch's counts and the marker that says so become visible in the same script, so a batch that Spark repeats after
-any crash changes nothing. `onceflow.spark.redis_marker` has the marker's format, `redis_target` the steps,
-`scripts/` what is checked and written atomically, `docs/exactly-once.md` the protocol as a whole.
+any crash changes nothing. `onceflow.spark.redis.marker` has the marker's format, `redis_target` the steps,
+`redis/lua/` what is checked and written atomically, `docs/exactly-once.md` the protocol as a whole.
 
 Input rows have the columns `target string, field binary, amount long`, and `value binary` where the sink sets values.
 A target is the name of an Increment (add the amount to that field of its hash), of an Append or a StreamAppend (the
@@ -18,11 +18,14 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame
 
-from onceflow.spark import redis_marker as markers
-from onceflow.spark.batch import Batch
-from onceflow.spark.checkpoint import Checkpoint
-from onceflow.spark.decision import WentBack
-from onceflow.spark.redis_scripts import (
+from onceflow.spark.exactly_once.batch import Batch
+from onceflow.spark.exactly_once.checkpoint import Checkpoint
+from onceflow.spark.exactly_once.decision import WentBack
+from onceflow.spark.exactly_once.sink_errors import MarkerRefused
+from onceflow.spark.redis import marker as markers
+from onceflow.spark.redis.repair import MissingRanges
+from onceflow.spark.redis.reset_command import redis_reset
+from onceflow.spark.redis.scripts import (
     Append,
     DataMisfit,
     Increment,
@@ -31,11 +34,8 @@ from onceflow.spark.redis_scripts import (
     SetIfNewer,
     StreamAppend,
 )
-from onceflow.spark.redis_target import Rebuild, RedisTarget, RedisUnfit, RepairFailed
-from onceflow.spark.repair import MissingRanges
-from onceflow.spark.reset_commands import redis_reset
+from onceflow.spark.redis.target import Rebuild, RedisTarget, RedisUnfit, RepairFailed
 from onceflow.spark.sink import ExactlyOnce, within_attempts
-from onceflow.spark.sink_errors import MarkerRefused
 from onceflow.spark.wrong_option import WrongOption
 
 __all__ = [

@@ -17,16 +17,16 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from onceflow.spark.decision import other_plan, other_version
-from onceflow.spark.redis_marker import TAGS_MAX, hash_tag, tag_of, tagged_key
-from onceflow.spark.redis_rows import require_columns
-from onceflow.spark.redis_scripts import Append, Increment, Keys, SetIfNewer, StreamAppend
+from onceflow.spark.exactly_once.decision import other_plan, other_version
+from onceflow.spark.exactly_once.sink_errors import MarkerRefused
+from onceflow.spark.redis.marker import TAGS_MAX, hash_tag, tag_of, tagged_key
+from onceflow.spark.redis.repair import MissingRanges
+from onceflow.spark.redis.reset_command import redis_reset
+from onceflow.spark.redis.rows import require_columns
+from onceflow.spark.redis.scripts import Append, Increment, Keys, SetIfNewer, StreamAppend
+from onceflow.spark.redis.target import Rebuild
 from onceflow.spark.redis_sink import RedisSink
-from onceflow.spark.redis_target import Rebuild
-from onceflow.spark.repair import MissingRanges
-from onceflow.spark.reset_commands import redis_reset
 from onceflow.spark.sink import FailureKept, consume, write_each
-from onceflow.spark.sink_errors import MarkerRefused
 from onceflow.spark.wrong_option import WrongOption
 
 __all__ = ["TAGS_MAX", "TaggedRedisSink", "tag_of", "tagged_key"]

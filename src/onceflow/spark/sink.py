@@ -21,14 +21,14 @@ from pyspark.sql import DataFrame
 
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
-from onceflow.spark import failure, torn_files
-from onceflow.spark.accepted_losses import AcceptDataLoss
-from onceflow.spark.batch import Batch
-from onceflow.spark.checkpoint import METADATA, Checkpoint, LocalCheckpoint, checkpoint_at, other_query
-from onceflow.spark.checkpoint_lock import CheckpointLock, take_lock, take_name
-from onceflow.spark.decision import Decision, Refuse, Skip, WentBack, Wording, decide, refusal_at_start
-from onceflow.spark.proof import Proof, proof_of
-from onceflow.spark.sink_errors import AttemptEnded, CommitUnknown, MarkerRefused, SinkStopped
+from onceflow.spark.exactly_once import failure, torn_files
+from onceflow.spark.exactly_once.batch import Batch
+from onceflow.spark.exactly_once.checkpoint import METADATA, Checkpoint, LocalCheckpoint, checkpoint_at, other_query
+from onceflow.spark.exactly_once.checkpoint_lock import CheckpointLock, take_lock, take_name
+from onceflow.spark.exactly_once.decision import Decision, Refuse, Skip, WentBack, Wording, decide, refusal_at_start
+from onceflow.spark.exactly_once.proof import Proof, proof_of
+from onceflow.spark.exactly_once.sink_errors import AttemptEnded, CommitUnknown, MarkerRefused, SinkStopped
+from onceflow.spark.reader.accepted_losses import AcceptDataLoss
 
 _log = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from onceflow.errors import OnceflowError
-from onceflow.spark.options import SourceOptions, read_options
-from onceflow.spark.position_options import ENDING_OFFSETS, STARTING_OFFSETS
-from onceflow.spark.source_columns import HEADERS, SCHEMA
+from onceflow.spark.pushdown.source_columns import HEADERS, SCHEMA
+from onceflow.spark.reader.options import SourceOptions, read_options
+from onceflow.spark.reader.position_options import ENDING_OFFSETS, STARTING_OFFSETS
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from onceflow.spark.read_task import ReadTask
-    from onceflow.spark.stream import StreamReader
+    from onceflow.spark.reader.read_task import ReadTask
+    from onceflow.spark.reader.stream import StreamReader
 
 
 class WrongSchema(OnceflowError):
@@ -51,7 +51,7 @@ class OnceflowDataSource(DataSource):
     def streamReader(self, schema: StructType) -> "StreamReader | RefusedReader":  # noqa: N802 - Spark's name
         """For `spark.readStream`."""
         try:
-            from onceflow.spark.stream import StreamReader
+            from onceflow.spark.reader.stream import StreamReader
 
             options = read_options(self.options, "stream")
             _require_schema(options, schema)
@@ -108,10 +108,10 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> "list[ReadTask]":
         """The read tasks; none where there are no records, which Spark turns into one task without a plan."""
-        from onceflow.spark import read_task
         from onceflow.spark.connections import connect
         from onceflow.spark.offsets import ranges
-        from onceflow.spark.positions import LogPositions
+        from onceflow.spark.reader import read_task
+        from onceflow.spark.reader.positions import LogPositions
 
         log = LogPositions(connect(self._options.bootstrap, self._options.security), self._options)
         now = log.ends(fresh=True)
@@ -121,7 +121,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: Any) -> "Iterator[pyarrow.RecordBatch]":
         """Runs in Spark's workers, on a copy of this reader."""
-        from onceflow.spark import read_task
+        from onceflow.spark.reader import read_task
 
         return read_task.read(self._options, partition) if isinstance(partition, read_task.ReadTask) else iter(())
 

@@ -29,7 +29,7 @@ from onceflow.remedies import Remedy
 if TYPE_CHECKING:
     from onceflow.broker import server
     from onceflow.broker.config import BrokerConfig
-    from onceflow.broker.topic_operations import Created
+    from onceflow.broker.topics.operations import Created
     from onceflow.log.clock import Clock
     from onceflow.log.disk import Disk
 
@@ -208,7 +208,7 @@ class _Run:
             self._remove_temporary()
 
     def create_topic(self, name: str, partitions: int, configs: Mapping[str, str]) -> "Created":
-        from onceflow.broker.topics import NewTopic
+        from onceflow.broker.topics.topics import NewTopic
 
         async def create() -> "Created":
             assert self._server is not None
@@ -276,7 +276,7 @@ class _Run:
 
         if not self._settings:
             return BrokerConfig(self.path, HOST, self.port)
-        from onceflow.broker.setting_sources import Source, resolve
+        from onceflow.broker.settings.sources import Source, resolve
 
         resolved = resolve(Source({**self._settings, "log.dirs": str(self.path)}))
         for note in resolved.notes:

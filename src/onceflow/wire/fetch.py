@@ -47,15 +47,15 @@ _ASKED_FROM_9 = struct.Struct(">iiqqi")
 _ASKED_FROM_12 = struct.Struct(">iiqiqi")
 
 # ... and in a response: partition, error, high watermark, last stable offset[, log start offset].
-_ANSWERED_FROM_4 = struct.Struct(">ihqq")
-_ANSWERED_FROM_5 = struct.Struct(">ihqqq")
+_RESPONDED_FROM_4 = struct.Struct(">ihqq")
+_RESPONDED_FROM_5 = struct.Struct(">ihqqq")
 _LIMITS_SESSION_AND_TOPIC = struct.Struct(">iiiibiiBB")
 """..., and two compact lengths: how many topics, and of the first one's name."""
 _BEHIND_ONE_ASKED = b"\x00\x00\x01\x01\x00"
 """No tagged fields of partition and topic, no forgotten topics, no rack, no tagged fields."""
 _NO_PREFERRED_REPLICA = INT32.pack(-1)
 
-_BEHIND_ONE_ANSWERED = bytes(3)
+_BEHIND_ONE_RESPONDED = bytes(3)
 """No tagged fields of partition, topic and response."""
 
 _TOPIC_MIN_BYTES = {False: 6, True: 3}
@@ -272,7 +272,7 @@ def _encode_response(
         append_string(piece, name, flexible=flexible)
         append_count(piece, len(answers), flexible=flexible)
         for answer in answers:
-            _append_answer(piece, version, answer)
+            _append_response(piece, version, answer)
             if answer.records_bytes > 0:
                 records_bytes += answer.records_bytes
                 pieces.append(piece)
@@ -291,35 +291,35 @@ def _encode_response(
 
 def _encode_one(correlation_id: int, name: str, answer: PartitionAnswer) -> list[bytes]:
     """A response of that version with one partition, without an error and without aborted transactions."""
-    layout, begin = _answer_of_one(name)
+    layout, begin = _single_partition_response(name)
     length = bytearray()
     append_uvarint(length, answer.records_bytes + 1)
-    size_bytes = layout.size + len(length) + max(answer.records_bytes, 0) + len(_BEHIND_ONE_ANSWERED) - 4
+    size_bytes = layout.size + len(length) + max(answer.records_bytes, 0) + len(_BEHIND_ONE_RESPONDED) - 4
     aborted = 0 if answer.aborted is None else 1
     piece = layout.pack(size_bytes, correlation_id, begin, *answer[:5], aborted, -1) + length
     if answer.records_bytes > 0:
-        return [piece, _BEHIND_ONE_ANSWERED]
-    return [piece + _BEHIND_ONE_ANSWERED]
+        return [piece, _BEHIND_ONE_RESPONDED]
+    return [piece + _BEHIND_ONE_RESPONDED]
 
 
 @lru_cache(maxsize=1000)
-def _answer_of_one(name: str) -> tuple[struct.Struct, bytes]:
+def _single_partition_response(name: str) -> tuple[struct.Struct, bytes]:
     """(layout up to the records' length, what stands between correlation id and partition) for a topic that exists,
     whose name is no longer than 249 characters."""
     nothing = PartitionAnswer(0, 0, 0, 0, 0, 0)
     (whole,) = _encode_response(_VERSION_OF_ONE, 0, [(name, [nothing])], 0, 0)
-    changing = _ANSWERED_FROM_5.format[1:] + "Bi"
-    behind_bytes = struct.calcsize(">" + changing) + 1 + len(_BEHIND_ONE_ANSWERED)
+    changing = _RESPONDED_FROM_5.format[1:] + "Bi"
+    behind_bytes = struct.calcsize(">" + changing) + 1 + len(_BEHIND_ONE_RESPONDED)
     begin = whole[8 : len(whole) - behind_bytes]
     return struct.Struct(f">ii{len(begin)}s{changing}"), begin
 
 
-def _append_answer(piece: bytearray, version: int, answer: PartitionAnswer) -> None:
+def _append_response(piece: bytearray, version: int, answer: PartitionAnswer) -> None:
     flexible = version >= _FLEXIBLE_FROM
     if version >= 5:
-        piece += _ANSWERED_FROM_5.pack(*answer[:5])
+        piece += _RESPONDED_FROM_5.pack(*answer[:5])
     else:
-        piece += _ANSWERED_FROM_4.pack(*answer[:4])
+        piece += _RESPONDED_FROM_4.pack(*answer[:4])
     if answer.aborted is None:
         append_count(piece, -1, flexible=flexible)
     else:
@@ -400,7 +400,7 @@ def parse_response(version: int, frame: Buffer) -> FetchResponse:
 def _read_fetched_topic(view: memoryview, position: int, version: int, partitions: list[FetchedPartition]) -> int:
     flexible = version >= _FLEXIBLE_FROM
     topic, position = read_string(view, position, flexible=flexible)
-    count, position = read_count(view, position, flexible=flexible, element_bytes_min=_ANSWERED_FROM_4.size)
+    count, position = read_count(view, position, flexible=flexible, element_bytes_min=_RESPONDED_FROM_4.size)
     for _ in range(count):
         partition, position = _read_fetched(view, position, version, topic)
         partitions.append(partition)
@@ -411,11 +411,11 @@ def _read_fetched(view: memoryview, position: int, version: int, topic: str) -> 
     flexible = version >= _FLEXIBLE_FROM
     fixed: tuple[int, ...]
     if version >= 5:
-        fixed = _ANSWERED_FROM_5.unpack_from(view, position)
-        position += _ANSWERED_FROM_5.size
+        fixed = _RESPONDED_FROM_5.unpack_from(view, position)
+        position += _RESPONDED_FROM_5.size
     else:
-        fixed = (*_ANSWERED_FROM_4.unpack_from(view, position), -1)
-        position += _ANSWERED_FROM_4.size
+        fixed = (*_RESPONDED_FROM_4.unpack_from(view, position), -1)
+        position += _RESPONDED_FROM_4.size
     aborted = []
     count, position = read_count(view, position, flexible=flexible, element_bytes_min=_ABORTED.size, nullable=True)
     for _ in range(count):

@@ -14,9 +14,9 @@ from onceflow.wire.apis import PRODUCE
 from onceflow.wire.errors import MalformedFrame
 from onceflow.wire.frames import REQUEST_HEADER, SIZE_BYTES, RequestHeader
 from onceflow.wire.primitives import read_uvarint
-from onceflow.wire.produce import AnswerOfOne, ProduceRequest, encode_request
+from onceflow.wire.produce import ProduceRequest, SinglePartitionResponse, encode_request
 
-KNOWN_VERSION = AnswerOfOne.VERSION
+KNOWN_VERSION = SinglePartitionResponse.VERSION
 KNOWN_BYTES_MAX = 512
 """The longest bytes that a request is known by."""
 GENERATION_MAX = 2000
@@ -33,7 +33,7 @@ class Known(NamedTuple):
     acks: int
     topic: str
     partition: int
-    answer_of_one: AnswerOfOne
+    single_partition_response: SinglePartitionResponse
 
 
 class KnownRequests:
@@ -96,7 +96,7 @@ class KnownRequests:
         # length in its shortest form and without tagged fields.
         before = encode_request(header.version, header.correlation_id, header.client_id, **asked._asdict())[0]
         if frame[:begin] == memoryview(before)[SIZE_BYTES:]:
-            known = Known(asked.transactional_id, asked.acks, topic, partition, AnswerOfOne(topic))
+            known = Known(asked.transactional_id, asked.acks, topic, partition, SinglePartitionResponse(topic))
             self._keep(bytes(frame[8:position]), known)
 
     def _keep(self, repeated: bytes, known: Known) -> None:

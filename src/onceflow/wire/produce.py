@@ -130,7 +130,7 @@ def encode_response(
     return bytes(buffer)
 
 
-class AnswerOfOne:
+class SinglePartitionResponse:
     """A response of version 9 that names one partition of a topic: what stays the same in it is encoded once."""
 
     __slots__ = ("_begin", "_end", "_layout", "_size_bytes")

@@ -10,7 +10,7 @@ from onceflow.broker.config import BrokerConfig
 from onceflow.broker.groups import records as group_records
 from onceflow.broker.groups.coordinator import GroupCoordinator
 from onceflow.broker.groups.group import Group
-from onceflow.broker.groups.member import JoinAnswer, SyncAnswer
+from onceflow.broker.groups.member import JoinResponse, SyncResponse
 from onceflow.broker.groups.outcome import JoinRequest, Leaving, Outcome, SyncRequest
 from onceflow.testing import ManualClock
 from onceflow.wire.errors import ErrorCode
@@ -32,7 +32,7 @@ class Scene:
         numbers = itertools.count(1)
         self.groups = GroupCoordinator(self.clock, self.config, make_uuid=lambda: uuid.UUID(int=next(numbers)))
         self.log: list[tuple[bytes, bytes | None]] = []
-        self.answers: dict[str, JoinAnswer | SyncAnswer] = {}
+        self.answers: dict[str, JoinResponse | SyncResponse] = {}
 
     @property
     def group(self) -> Group:
@@ -56,7 +56,7 @@ class Scene:
         skip: bool = False,
         note: str = "",
         rebalance_ms: int = REBALANCE_MS,
-    ) -> JoinAnswer | None:
+    ) -> JoinResponse | None:
         """`note` makes the member's metadata another."""
         request = JoinRequest(
             "g", member_id, name, "/host", SESSION_MS, rebalance_ms, "consumer",
@@ -65,30 +65,30 @@ class Scene:
         self.answers.pop(name, None)
         self.carry_out(self.groups.join(request, lambda answer: self.answers.__setitem__(name, answer)))
         answer = self.answers.get(name)
-        assert answer is None or isinstance(answer, JoinAnswer)
+        assert answer is None or isinstance(answer, JoinResponse)
         return answer
 
-    def joined(self, name: str) -> JoinAnswer:
+    def joined(self, name: str) -> JoinResponse:
         """The answer that the last JoinGroup has got by now."""
         answer = self.answers[name]
-        assert isinstance(answer, JoinAnswer)
+        assert isinstance(answer, JoinResponse)
         return answer
 
     def sync(
         self, name: str, member_id: str, generation: int, instance: str | None = None, **assignments: bytes
-    ) -> SyncAnswer | None:
+    ) -> SyncResponse | None:
         by_member = {self.member_id(each): assignment for each, assignment in assignments.items()}
         request = SyncRequest("g", generation, member_id, "consumer", None, by_member, instance)
         self.answers.pop(name, None)
         self.carry_out(self.groups.sync(request, lambda answer: self.answers.__setitem__(name, answer)))
         answer = self.answers.get(name)
-        assert answer is None or isinstance(answer, SyncAnswer)
+        assert answer is None or isinstance(answer, SyncResponse)
         return answer
 
-    def synced(self, name: str) -> SyncAnswer:
+    def synced(self, name: str) -> SyncResponse:
         """The answer that the last SyncGroup has got by now."""
         answer = self.answers[name]
-        assert isinstance(answer, SyncAnswer)
+        assert isinstance(answer, SyncResponse)
         return answer
 
     def leave(self, *leaving: Leaving) -> list[ErrorCode]:

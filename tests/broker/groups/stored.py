@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onceflow.broker.group_commit import GroupCommit
 from onceflow.broker.groups.coordinator import GroupCoordinator
 from onceflow.broker.groups.records import GroupRecord, OffsetCommit
 from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.groups.states import GroupState
-from onceflow.broker.partitions import Partition
-from onceflow.broker.state_log import StateLog
-from onceflow.broker.turn import Turn
+from onceflow.broker.loop.turn import Turn
+from onceflow.broker.storage.group_commit import GroupCommit
+from onceflow.broker.storage.partitions import Partition
+from onceflow.broker.storage.state_log import StateLog
 from onceflow.log.config import LogConfig
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock

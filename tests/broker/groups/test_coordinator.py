@@ -1,6 +1,6 @@
 """Joins, syncs, heartbeats and time-outs of a group, decided by the coordinator alone."""
 
-from onceflow.broker.groups.member import JoinAnswer, SyncAnswer
+from onceflow.broker.groups.member import JoinResponse, SyncResponse
 from onceflow.broker.groups.outcome import Leaving, Outcome, SyncRequest
 from onceflow.broker.groups.records import GroupRecord, GroupRemoval, OffsetCommit
 from onceflow.broker.groups.states import GroupState
@@ -11,7 +11,7 @@ from tests.broker.groups.scene import REBALANCE_MS, SESSION_MS, Scene
 def test_two_members_get_what_the_leader_assigned() -> None:
     scene = Scene()
     scene.two_members()
-    synced = {name: each.assignment for name, each in scene.answers.items() if isinstance(each, SyncAnswer)}
+    synced = {name: each.assignment for name, each in scene.answers.items() if isinstance(each, SyncResponse)}
     assert synced == {"a": b"for a", "b": b"for b"}
     assert scene.groups.groups["g"].state is GroupState.STABLE
 
@@ -96,7 +96,7 @@ def test_who_does_not_join_in_time_is_left_behind() -> None:
     scene.advance(5000)
     for name in ("b", "c"):
         answer = scene.answers[name]
-        assert isinstance(answer, JoinAnswer)
+        assert isinstance(answer, JoinResponse)
         assert (answer.error_code, answer.generation, answer.leader) == (ErrorCode.none, 3, second)
 
 
@@ -160,7 +160,7 @@ def test_who_joins_but_does_not_sync_in_time_is_left_behind() -> None:
         if first in scene.groups.groups["g"].members:
             scene.beat("a")
     answer = scene.answers["b"]
-    assert isinstance(answer, SyncAnswer)
+    assert isinstance(answer, SyncResponse)
     assert answer.error_code == ErrorCode.rebalance_in_progress
     assert list(scene.groups.groups["g"].members) == [second]
 
@@ -183,7 +183,7 @@ def test_a_rebalance_refuses_who_waits_for_assignments() -> None:
     assert scene.sync("b", second, 3) is None
     scene.join("c")
     answer = scene.answers["b"]
-    assert isinstance(answer, SyncAnswer)
+    assert isinstance(answer, SyncResponse)
     assert answer.error_code == ErrorCode.rebalance_in_progress
 
 
@@ -285,9 +285,9 @@ def test_a_full_group_takes_nobody_in_but_keeps_who_is_there() -> None:
     scene = Scene(group_members_max=2)
     first, second = scene.two_members()
     refused = scene.join("c")
-    assert refused == JoinAnswer(ErrorCode.group_max_size_reached)
+    assert refused == JoinResponse(ErrorCode.group_max_size_reached)
     required = scene.join("c", known=True)
-    assert required == JoinAnswer(ErrorCode.group_max_size_reached)
+    assert required == JoinResponse(ErrorCode.group_max_size_reached)
     assert scene.join("a", first) is None, "the leader may rebalance"
     assert scene.join("b", second) is not None
     assert scene.joined("a").generation == 3

@@ -1,7 +1,7 @@
 """Time-outs of groups cost nothing until they are due, and member ids that nobody uses are bounded."""
 
 from onceflow.broker.groups.deadlines import PHASE, STALE_ENTRIES_KEPT, Deadlines
-from onceflow.broker.groups.member import JoinAnswer
+from onceflow.broker.groups.member import JoinResponse
 from onceflow.broker.groups.outcome import JoinRequest, Leaving
 from onceflow.broker.groups.states import GroupState
 from onceflow.testing import ManualClock
@@ -56,7 +56,7 @@ def test_heartbeats_and_short_visits_leave_nothing() -> None:
 
 def ask_for_id(scene: Scene, group_id: str, name: str) -> str:
     """The member id that a JoinGroup without one gets."""
-    answers: list[JoinAnswer] = []
+    answers: list[JoinResponse] = []
     request = JoinRequest(
         group_id,
         "",

@@ -6,7 +6,7 @@ from collections.abc import ValuesView
 import pytest
 
 from onceflow.broker.groups import requests
-from onceflow.broker.groups.member import JoinAnswer, Member
+from onceflow.broker.groups.member import JoinResponse, Member
 from onceflow.broker.groups.members import MemberMemory, Members
 from onceflow.broker.groups.outcome import JoinRequest, Leaving
 from onceflow.broker.groups.subscription import READ_BYTES_MAX, subscribed_topics
@@ -76,9 +76,9 @@ def test_a_join_looks_at_no_other_member(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def join(
     scene: Scene, group_id: str, size_bytes: int, member_id: str = "", *, requires_known_member_id: bool = False
-) -> JoinAnswer:
+) -> JoinResponse:
     """The response to a member whose subscription has this size, in a group of its own."""
-    answers: list[JoinAnswer] = []
+    answers: list[JoinResponse] = []
     request = JoinRequest(
         group_id, member_id, "client", "/host", SESSION_MS, REBALANCE_MS, "consumer", (("range", bytes(size_bytes)),),
         requires_known_member_id=requires_known_member_id,

@@ -8,11 +8,11 @@ from unittest.mock import Mock
 import pytest
 
 from onceflow.broker.groups import coordinator
-from onceflow.broker.groups.member import JoinAnswer, SyncAnswer
+from onceflow.broker.groups.member import JoinResponse, SyncResponse
 from onceflow.broker.groups.outcome import JoinRequest, SyncRequest
 from onceflow.broker.groups.records import GroupMetadata, OffsetCommit
 from onceflow.broker.groups.states import GroupState
-from onceflow.broker.state_log import StateLog
+from onceflow.broker.storage.state_log import StateLog
 from onceflow.log.config import LogConfig
 from onceflow.log.errors import StorageFailed
 from onceflow.wire.errors import ErrorCode
@@ -121,10 +121,10 @@ def test_an_answer_that_the_disk_delays_too_long_is_an_error_and_given_once(
 ) -> None:
     async def test() -> None:
         stored = Stored(tmp_path, offsets_commit_timeout_ms=5000)
-        disk_answers = threading.Event()
+        disk_responds = threading.Event()
         sync_data = type(stored.disk.open(tmp_path / "x", create=True)).sync_data
         monkeypatch.setattr(
-            "onceflow.testing.disk._FaultyFile.sync_data", lambda file: disk_answers.wait(10) and sync_data(file)
+            "onceflow.testing.disk._FaultyFile.sync_data", lambda file: disk_responds.wait(10) and sync_data(file)
         )
         told: list[ErrorCode] = []
         stored.requests.record(commits(1), told.append)
@@ -134,7 +134,7 @@ def test_an_answer_that_the_disk_delays_too_long_is_an_error_and_given_once(
         stored.clock.advance_ms(1)
         stored.requests.expire()
         assert told == [ErrorCode.coordinator_not_available]
-        disk_answers.set()
+        disk_responds.set()
         await stored.synced()
         assert told == [ErrorCode.coordinator_not_available]
         assert stored.offsets() == {0: 1}
@@ -146,13 +146,13 @@ def test_an_answer_that_the_disk_delays_too_long_is_an_error_and_given_once(
 
 def join(stored: Stored) -> str:
     """One member of group `g`, which leads it; its id."""
-    answers: list[JoinAnswer] = []
+    answers: list[JoinResponse] = []
     request = JoinRequest("g", "", "c", "/h", 10_000, 10_000, "consumer", (("range", b""),), False)
     stored.requests.carry_out(stored.groups.join(request, answers.append))
     return next(iter(stored.groups.groups["g"].members))
 
 
-def sync(stored: Stored, answers: list[SyncAnswer], assignment: bytes = b"") -> None:
+def sync(stored: Stored, answers: list[SyncResponse], assignment: bytes = b"") -> None:
     group = stored.groups.groups["g"]
     member_id = next(iter(group.members))
     request = SyncRequest("g", group.generation, member_id, None, None, {member_id: assignment})
@@ -164,9 +164,9 @@ def test_a_group_larger_than_a_batch_may_be_is_told_an_error_that_nobody_repeats
         stored = Stored(tmp_path, LogConfig(message_bytes_max=1000))
         join(stored)
         await stored.synced()
-        answers: list[SyncAnswer] = []
+        answers: list[SyncResponse] = []
         sync(stored, answers, b"x" * 1000)
-        assert answers == [SyncAnswer(ErrorCode.unknown_server_error)], "as Kafka answers"
+        assert answers == [SyncResponse(ErrorCode.unknown_server_error)], "as Kafka answers"
         group = stored.groups.groups["g"]
         assert group.state is GroupState.PREPARING_REBALANCE, "the members are to join again"
         too_long = OffsetCommit("g", "t", 0, 1, 0, "x" * 1000)

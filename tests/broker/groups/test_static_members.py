@@ -1,6 +1,6 @@
 """Static members (KIP-345), decided by the coordinator alone."""
 
-from onceflow.broker.groups.member import JoinAnswer
+from onceflow.broker.groups.member import JoinResponse
 from onceflow.broker.groups.outcome import Leaving
 from onceflow.broker.groups.states import GroupState
 from onceflow.wire.errors import ErrorCode
@@ -137,7 +137,7 @@ def test_a_static_member_is_removed_by_its_instance_id_alone() -> None:
         ErrorCode.unknown_member_id,
     ]
     answer = scene.join("b", second)
-    assert isinstance(answer, JoinAnswer)
+    assert isinstance(answer, JoinResponse)
     assert (answer.leader, len(answer.members)) == (second, 1)
 
 

@@ -71,10 +71,9 @@ def _librdkafka(bootstrap: str, topic: str, group: str, assignor: str, take: Tak
 
 
 def _kafka_python(bootstrap: str, topic: str, group: str, assignor: str, take: Take, stopping: threading.Event) -> None:
+    from kafka import KafkaConsumer
     from kafka.coordinator.assignors import cooperative_sticky, range, roundrobin
     from kafka.coordinator.assignors.sticky import sticky_assignor
-
-    from kafka import KafkaConsumer
 
     assignors: dict[str, Any] = {
         "range": range.RangePartitionAssignor,

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from onceflow.broker import group_commit, log_cleaner, node
-from onceflow.broker.connection import Handle
+from onceflow.broker import node
+from onceflow.broker.network.connection import Handle
+from onceflow.broker.network.reply import Reply
 from onceflow.broker.node import BrokerConfig, Node
-from onceflow.broker.reply import Reply
 from onceflow.broker.server import Broker
+from onceflow.broker.storage import group_commit, log_cleaner
 from onceflow.log.disk import Disk
 from onceflow.testing import ManualClock, PowerCut
 from onceflow.wire.errors import WireError
@@ -133,7 +134,7 @@ class Line:
         self._answer = answer
         self.is_open = True
 
-    def take_answer(self, pieces: Any) -> None:
+    def enqueue_response(self, pieces: Any) -> None:
         data = b"".join(
             piece if isinstance(piece, bytes) else piece.file.read(piece.size_bytes, piece.position) for piece in pieces
         )

@@ -28,7 +28,7 @@ from unittest import mock
 
 import pytest
 
-from onceflow.broker import log_cleaner
+from onceflow.broker.storage import log_cleaner
 from onceflow.testing.disk import FAULTS
 from tests.broker.simulation.clients import Admin, Committer, IdempotentProducer, PlainProducer, Reader
 from tests.broker.simulation.members import Attempt, Member, TransactionalProducer

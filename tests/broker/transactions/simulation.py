@@ -17,9 +17,9 @@ from onceflow.broker.config import BrokerConfig
 from onceflow.broker.groups.coordinator import GroupCoordinator
 from onceflow.broker.groups.records import OffsetCommit
 from onceflow.broker.groups.requests import GroupRequests
-from onceflow.broker.partitions import Partition, Partitions
-from onceflow.broker.state_log import StateLog
-from onceflow.broker.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from onceflow.broker.storage.partitions import Partition, Partitions
+from onceflow.broker.storage.state_log import StateLog
+from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from onceflow.broker.transactions.coordinator import InitRequest, ProducerRequest, TransactionCoordinator
 from onceflow.broker.transactions.requests import Transactions
 from onceflow.broker.transactions.transaction import PREPARED, Event, TransactionState

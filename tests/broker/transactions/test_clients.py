@@ -237,9 +237,8 @@ def test_aiokafka_commits_aborts_and_sends_offsets(bootstrap: str, topic: str) -
 
 
 def test_kafka_python_commits_aborts_and_is_fenced(bootstrap: str, topic: str) -> None:
-    from kafka.errors import KafkaError as Refused
-
     from kafka import KafkaProducer
+    from kafka.errors import KafkaError as Refused
 
     create(bootstrap, topic)
 
@@ -271,11 +270,10 @@ def test_kafka_python_commits_aborts_and_is_fenced(bootstrap: str, topic: str) -
 
 def test_kafka_python_sends_offsets_as_a_member_of_their_group(bootstrap: str, topic: str) -> None:
     """They move with each committed transaction, stay with an aborted one, and are refused when the member has left."""
+    from kafka import KafkaConsumer, KafkaProducer
     from kafka.errors import CommitFailedError
     from kafka.structs import OffsetAndMetadata
     from kafka.structs import TopicPartition as Place
-
-    from kafka import KafkaConsumer, KafkaProducer
 
     create(bootstrap, topic)
     place = Place(topic, 0)

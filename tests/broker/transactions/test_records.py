@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from onceflow.broker.metadata_records import UnknownRecord
+from onceflow.broker.topics.records import UnknownRecord
 from onceflow.broker.transactions import records
 from onceflow.broker.transactions.transaction import Transaction, TransactionState
 

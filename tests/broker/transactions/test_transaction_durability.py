@@ -9,14 +9,14 @@ from unittest import mock
 
 import pytest
 
-from onceflow.broker import group_commit
+from onceflow.broker.storage import group_commit
 from onceflow.broker.transactions.transaction import TransactionState
 from onceflow.testing import FaultyDisk
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
 from tests.broker.driven_broker import DrivenBroker, PoweredBroker, eventually, hung_up_without_power
 from tests.broker.raw_client import connected, milliseconds
-from tests.broker.transactions.answers import offset_fetch
+from tests.broker.transactions.responses import offset_fetch
 from tests.broker.transactions.transactional_client import TransactionalClient, committed_values, patiently
 
 TOPICS = ("left", "right")

@@ -16,7 +16,7 @@ from onceflow.wire.errors import ErrorCode
 from onceflow.wire.produce import encode_request
 from tests.broker.driven_broker import DrivenBroker, eventually
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
-from tests.broker.transactions.answers import offset_fetch
+from tests.broker.transactions.responses import offset_fetch
 from tests.broker.transactions.transactional_client import TransactionalClient, committed_values, patiently
 
 NONE = ErrorCode.none

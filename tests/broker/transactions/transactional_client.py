@@ -30,7 +30,7 @@ class TransactionalClient:
         self.producer = (-1, -1)
         self.sequences: dict[tuple[str, int], int] = {}
 
-    def init_answer(
+    def init_response(
         self, version: int = 4, *, timeout_ms: int = TIMEOUT_MS, producer: tuple[int, int] = (-1, -1)
     ) -> tuple[ErrorCode, int, int]:
         """(error code, producer id, epoch) of one InitProducerId."""
@@ -45,7 +45,7 @@ class TransactionalClient:
 
     def init(self, version: int = 4, **options: Any) -> ErrorCode:
         """One InitProducerId; success is taken over."""
-        error_code, *producer = self.init_answer(version, **options)
+        error_code, *producer = self.init_response(version, **options)
         if not error_code:
             self.producer = (producer[0], producer[1])
             self.sequences.clear()
@@ -62,7 +62,7 @@ class TransactionalClient:
             prefix + name: value for name, value in zip(names, (self.transactional_id, *self.producer), strict=True)
         }
 
-    def add_answers(self, *partitions: tuple[str, int], version: int = 3) -> list[ErrorCode]:
+    def add_responses(self, *partitions: tuple[str, int], version: int = 3) -> list[ErrorCode]:
         """One AddPartitionsToTxn, an error code for each partition."""
         topics = [{"name": topic, "partitions": [partition]} for topic, partition in partitions]
         who = self._who("v3_and_below_")
@@ -74,7 +74,7 @@ class TransactionalClient:
         ]
 
     def add(self, *partitions: tuple[str, int], version: int = 3) -> ErrorCode:
-        codes = set(self.add_answers(*partitions, version=version))
+        codes = set(self.add_responses(*partitions, version=version))
         assert len(codes) == 1, codes
         return codes.pop()
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import kafka
 from tests.compat.conftest import CLIENT_VERSIONS, kafka_jars, tool
-from tests.spark.conftest import checkpoint, cluster, send  # noqa: F401
+from tests.spark.conftest import checkpoint, send  # noqa: F401
 
 SETTINGS = {
     # Some tests date records to 1970 and would meet the first look for what retention takes, 30 s after the start.

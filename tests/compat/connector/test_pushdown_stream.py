@@ -1,3 +1,3 @@
 """The push-downs in a real Spark, stream and batch."""
 
-from tests.spark.test_pushdown_stream import *  # noqa: F403
+from tests.spark.pushdown.test_stream import *  # noqa: F403

@@ -1,6 +1,6 @@
 """`onceflow sink`: every test of it that asks a broker."""
 
-from tests.cli.test_sinks import (  # noqa: F401
+from tests.cli.sinks.test_group import (  # noqa: F401
     output,
     query,
     test_a_checkpoint_older_than_the_output_is_told_with_the_way_out,

@@ -13,7 +13,7 @@ from onceflow.broker.config import BrokerConfig
 from onceflow.broker.groups.deadlines import PHASE, Deadlines
 from onceflow.broker.groups.expiry import expired
 from onceflow.broker.groups.group import Group
-from onceflow.broker.groups.member import JoinAnswer, JoinReply, Member, SyncAnswer, SyncReply
+from onceflow.broker.groups.member import JoinReply, JoinResponse, Member, SyncReply, SyncResponse
 from onceflow.broker.groups.members import MEMBER_BYTES, MemberMemory, Members, protocols_bytes
 from onceflow.broker.groups.outcome import JoinRequest, Leaving, Outcome, SyncRequest
 from onceflow.broker.groups.pending import PendingOffsets
@@ -116,7 +116,7 @@ class GroupCoordinator:
         error_code = self._join_error(group, request)
         if error_code != ErrorCode.none:
             member_id = "" if error_code == ErrorCode.group_max_size_reached else request.member_id
-            outcome.answer_join(reply, JoinAnswer(error_code, member_id))
+            outcome.respond_to_join(reply, JoinResponse(error_code, member_id))
             return outcome
         group = self._group(request.group_id)
         if request.member_id == "":
@@ -207,7 +207,7 @@ class GroupCoordinator:
             # KIP-394: a client that never sees its first answer must not leave a ghost member behind.
             self.pending_ids.add(group, member_id, request.session_timeout_ms)
             self._withdraw_surplus(group, outcome)
-            outcome.answer_join(reply, JoinAnswer(ErrorCode.member_id_required, member_id))
+            outcome.respond_to_join(reply, JoinResponse(ErrorCode.member_id_required, member_id))
         else:
             self._add_member(group, member_id, request, reply, outcome)
 
@@ -271,10 +271,10 @@ class GroupCoordinator:
         leads = group.leader == member_id
         if leads and not request.may_skip_assignment:
             # A leader that cannot be told to skip the assignment is not told that it leads: it would assign anew.
-            answer = group.join_answer(successor, leader=leader)
+            answer = group.join_response(successor, leader=leader)
         else:
-            answer = group.join_answer(successor, skip_assignment=leads)
-        outcome.answer_join(reply, answer)
+            answer = group.join_response(successor, skip_assignment=leads)
+        outcome.respond_to_join(reply, answer)
 
     def _update(self, group: Group, member: Member, request: JoinRequest) -> None:
         member.client_id, member.client_host = request.client_id, request.client_host
@@ -291,7 +291,7 @@ class GroupCoordinator:
         lost = group.state is GroupState.STABLE and unchanged and not is_leader
         if again or lost:
             self.deadlines.restart_session(group, member)
-            outcome.answer_join(reply, group.join_answer(member))
+            outcome.respond_to_join(reply, group.join_response(member))
             return
         self._update(group, member, request)
         self._rebalance.refuse_waiting(group, member, ErrorCode.unknown_member_id, outcome)
@@ -305,17 +305,17 @@ class GroupCoordinator:
         outcome = Outcome()
         error_code = self._sync_error(request)
         if error_code != ErrorCode.none:
-            outcome.answer_sync(reply, SyncAnswer(error_code))
+            outcome.respond_to_sync(reply, SyncResponse(error_code))
             return outcome
         group = self.groups[request.group_id]
         member = group.members[request.member_id]
         member.must_sync = False
         self.deadlines.restart_session(group, member)
         if group.state is GroupState.STABLE:
-            outcome.answer_sync(reply, group.sync_answer(member))
+            outcome.respond_to_sync(reply, group.sync_response(member))
             return outcome
         if member.sync_reply is not None:
-            outcome.answer_sync(member.sync_reply, SyncAnswer(ErrorCode.unknown_member_id))
+            outcome.respond_to_sync(member.sync_reply, SyncResponse(ErrorCode.unknown_member_id))
         member.sync_reply = reply
         if member.member_id == group.leader:
             self._rebalance.complete_sync(group, request.assignments, outcome)

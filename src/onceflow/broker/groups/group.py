@@ -8,7 +8,7 @@ group simply go on with heartbeats, as with Kafka (org.apache.kafka.coordinator.
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from onceflow.broker.groups.member import JoinAnswer, Member, SyncAnswer
+from onceflow.broker.groups.member import JoinResponse, Member, SyncResponse
 from onceflow.broker.groups.members import Members
 from onceflow.broker.groups.records import GroupMetadata, MemberMetadata, OffsetCommit
 from onceflow.broker.groups.states import GroupState, may_follow
@@ -149,7 +149,9 @@ class Group:
         else:
             self.subscribed = subscribed_topics(member.metadata_for(self.protocol) for member in self.members.values())
 
-    def join_answer(self, member: Member, *, leader: str | None = None, skip_assignment: bool = False) -> JoinAnswer:
+    def join_response(
+        self, member: Member, *, leader: str | None = None, skip_assignment: bool = False
+    ) -> JoinResponse:
         """The answer to a member of the present generation; `leader` where it is not to be told that it leads."""
         named = leader or self.leader or ""
         members: tuple[tuple[str, str | None, bytes], ...] = ()
@@ -158,7 +160,7 @@ class Group:
                 (each.member_id, each.group_instance_id, each.metadata_for(self.protocol))
                 for each in self.members.values()
             )
-        return JoinAnswer(
+        return JoinResponse(
             ErrorCode.none,
             member.member_id,
             self.generation,
@@ -169,9 +171,9 @@ class Group:
             skip_assignment,
         )
 
-    def sync_answer(self, member: Member) -> SyncAnswer:
+    def sync_response(self, member: Member) -> SyncResponse:
         """The answer to a member of the present, stable generation."""
-        return SyncAnswer(ErrorCode.none, self.protocol_type, self.protocol, member.assignment)
+        return SyncResponse(ErrorCode.none, self.protocol_type, self.protocol, member.assignment)
 
     def assignments(self) -> dict[str, bytes]:
         """Each member's assignment."""

@@ -7,7 +7,7 @@ from onceflow.wire.errors import ErrorCode
 
 
 @dataclass(frozen=True, slots=True)
-class JoinAnswer:
+class JoinResponse:
     """Response to a JoinGroup request; the leader's alone has the members: (member id, instance id, metadata) each."""
 
     error_code: ErrorCode
@@ -21,7 +21,7 @@ class JoinAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncAnswer:
+class SyncResponse:
     """Response to a SyncGroup request."""
 
     error_code: ErrorCode
@@ -30,8 +30,8 @@ class SyncAnswer:
     assignment: bytes = b""
 
 
-JoinReply = Callable[[JoinAnswer], None]
-SyncReply = Callable[[SyncAnswer], None]
+JoinReply = Callable[[JoinResponse], None]
+SyncReply = Callable[[SyncResponse], None]
 
 
 @dataclass(slots=True)

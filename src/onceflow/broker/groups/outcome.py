@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from onceflow.broker.groups.member import JoinAnswer, JoinReply, SyncAnswer, SyncReply
+from onceflow.broker.groups.member import JoinReply, JoinResponse, SyncReply, SyncResponse
 from onceflow.broker.groups.records import GroupRecord
 from onceflow.wire.errors import ErrorCode
 
@@ -22,13 +22,13 @@ class Outcome:
     refusals: list[Callable[[ErrorCode], None]] = field(default_factory=list)
     undo: "Callable[[], Outcome] | None" = None
 
-    def answer_join(self, reply: JoinReply, answer: JoinAnswer) -> None:
+    def respond_to_join(self, reply: JoinReply, answer: JoinResponse) -> None:
         self.answers.append(lambda: reply(answer))
-        self.refusals.append(lambda error_code: reply(JoinAnswer(error_code, answer.member_id)))
+        self.refusals.append(lambda error_code: reply(JoinResponse(error_code, answer.member_id)))
 
-    def answer_sync(self, reply: SyncReply, answer: SyncAnswer) -> None:
+    def respond_to_sync(self, reply: SyncReply, answer: SyncResponse) -> None:
         self.answers.append(lambda: reply(answer))
-        self.refusals.append(lambda error_code: reply(SyncAnswer(error_code)))
+        self.refusals.append(lambda error_code: reply(SyncResponse(error_code)))
 
 
 @dataclass(frozen=True, slots=True)

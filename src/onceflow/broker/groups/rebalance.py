@@ -8,7 +8,7 @@ SyncGroup brings the assignments, these are recorded, and then all SyncGroup req
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.groups.deadlines import PHASE, Deadlines
 from onceflow.broker.groups.group import Extension, Group
-from onceflow.broker.groups.member import JoinAnswer, Member, SyncAnswer
+from onceflow.broker.groups.member import JoinResponse, Member, SyncResponse
 from onceflow.broker.groups.outcome import Outcome
 from onceflow.broker.groups.states import GroupState
 from onceflow.log.clock import Clock
@@ -43,7 +43,7 @@ class Rebalance:
             if group.state is GroupState.COMPLETING_REBALANCE:
                 group.members.assign(member, b"")
             if member.sync_reply is not None:
-                outcome.answer_sync(member.sync_reply, SyncAnswer(ErrorCode.rebalance_in_progress))
+                outcome.respond_to_sync(member.sync_reply, SyncResponse(ErrorCode.rebalance_in_progress))
                 member.sync_reply = None
                 self._deadlines.restart_session(group, member)
 
@@ -98,12 +98,12 @@ class Rebalance:
         group.move(GroupState.COMPLETING_REBALANCE)
         self._deadlines.start(group.group_id, PHASE, group.rebalance_timeout_ms)
         for member in group.members.values():
-            self._answer_join(group, member, outcome)
+            self._respond_to_join(group, member, outcome)
 
-    def _answer_join(self, group: Group, member: Member, outcome: Outcome) -> None:
+    def _respond_to_join(self, group: Group, member: Member, outcome: Outcome) -> None:
         reply = group.members.take_join_reply(member)
         if reply is not None:
-            outcome.answer_join(reply, group.join_answer(member))
+            outcome.respond_to_join(reply, group.join_response(member))
         member.is_new = False
         member.must_sync = True
         self._deadlines.restart_session(group, member)
@@ -115,8 +115,8 @@ class Rebalance:
         for member in group.members.values():
             if member.sync_reply is not None:
                 assignment = assignments.get(member.member_id, b"")
-                answer = SyncAnswer(ErrorCode.none, group.protocol_type, group.protocol, assignment)
-                outcome.answer_sync(member.sync_reply, answer)
+                answer = SyncResponse(ErrorCode.none, group.protocol_type, group.protocol, assignment)
+                outcome.respond_to_sync(member.sync_reply, answer)
                 member.sync_reply = None
                 self._deadlines.restart_session(group, member)
 
@@ -141,7 +141,7 @@ class Rebalance:
         """Answer the requests of a member that is one no longer."""
         reply = group.members.take_join_reply(member)
         if reply is not None:
-            outcome.answer_join(reply, JoinAnswer(error_code, member.member_id))
+            outcome.respond_to_join(reply, JoinResponse(error_code, member.member_id))
         if member.sync_reply is not None:
-            outcome.answer_sync(member.sync_reply, SyncAnswer(error_code))
+            outcome.respond_to_sync(member.sync_reply, SyncResponse(error_code))
             member.sync_reply = None

@@ -10,7 +10,7 @@ takes the key's entry away. Kafka's `DumpLogSegments --offsets-decoder` reads th
 import struct
 from dataclasses import dataclass, field
 
-from onceflow.broker.metadata_records import UnknownRecord
+from onceflow.broker.topics.records import UnknownRecord
 from onceflow.remedies import Remedy
 
 OFFSET_KEY_VERSION = 1

@@ -16,7 +16,7 @@ from onceflow.broker.groups import records as group_records
 from onceflow.broker.groups.coordinator import GroupCoordinator
 from onceflow.broker.groups.outcome import Outcome
 from onceflow.broker.groups.records import GroupRecord, OffsetCommit
-from onceflow.broker.state_log import StateBatch, StateLog
+from onceflow.broker.storage.state_log import StateBatch, StateLog
 from onceflow.log.errors import LogError
 from onceflow.wire.errors import ErrorCode
 

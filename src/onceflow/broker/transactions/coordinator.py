@@ -2,7 +2,7 @@
 
 Nothing here appends, waits or answers: `onceflow.broker.transactions.requests` does. The jump rules and error codes
 are those of Apache Kafka 4.1.1 with `transaction.version=0` (TransactionCoordinator, TransactionMetadata), which were
-asked one by one; tests/broker/transactions/test_kafka_answers.py holds them.
+asked one by one; tests/broker/handlers/test_transactions.py holds them.
 """
 
 from collections.abc import Iterator
@@ -129,7 +129,7 @@ class TransactionCoordinator:
             return ErrorCode.concurrent_transactions
         if not (_may_bump(transaction, asked) or _is_repeated(transaction, asked)):
             return ErrorCode.producer_fenced
-        return transaction.answer_to(Event.INIT) or ErrorCode.none
+        return transaction.response_to(Event.INIT) or ErrorCode.none
 
     # Partitions and the end
 
@@ -157,7 +157,7 @@ class TransactionCoordinator:
             return ErrorCode.producer_fenced
         if asked.transactional_id in self.ending:
             return ErrorCode.concurrent_transactions
-        return transaction.answer_to(event)
+        return transaction.response_to(event)
 
     def write_refusal(
         self, transactional_id: str, producer_id: int, producer_epoch: int, partition: TopicPartition

@@ -12,7 +12,7 @@ readers skip tags that they do not know.
 
 import struct
 
-from onceflow.broker.metadata_records import UnknownRecord
+from onceflow.broker.topics.records import UnknownRecord
 from onceflow.broker.transactions.transaction import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, Transaction, TransactionState
 from onceflow.remedies import Remedy
 from onceflow.wire.primitives import append_uvarint, read_uvarint

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
-from onceflow.broker.group_commit import GroupCommit
-from onceflow.broker.partitions import Partition, Partitions
-from onceflow.broker.state_log import StateLog
-from onceflow.broker.topics import GROUP_OFFSETS_TOPIC, INTERNAL_TOPICS
+from onceflow.broker.storage.group_commit import GroupCommit
+from onceflow.broker.storage.partitions import Partition, Partitions
+from onceflow.broker.storage.state_log import StateLog
+from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, INTERNAL_TOPICS
 from onceflow.broker.transactions import records as transaction_records
 from onceflow.broker.transactions.coordinator import Decision, InitRequest, ProducerRequest, TransactionCoordinator
 from onceflow.broker.transactions.records import TransactionRecord
@@ -49,7 +49,7 @@ ENDED_AT_ONCE = 100
 """Transactions that time out, or ids that expire, in one turn of the loop; the others follow with the next tick."""
 
 Answer = Callable[[ErrorCode], None]
-InitAnswer = Callable[[ErrorCode, int, int], None]
+InitResponse = Callable[[ErrorCode, int, int], None]
 WhenTopicsSynced = Callable[[Answer], None]
 NextProducerId = Callable[[Callable[[ErrorCode, int], None]], None]
 
@@ -123,7 +123,7 @@ class Completion:
     answers: list[Callable[[], None]] = field(default_factory=list)
     is_under_way: bool = False
 
-    def answer(self) -> None:
+    def respond(self) -> None:
         answers, self.answers = self.answers, []
         for each in answers:
             each()
@@ -213,7 +213,7 @@ class Transactions:
 
     # InitProducerId
 
-    def init(self, asked: InitRequest, answer: InitAnswer) -> None:
+    def init(self, asked: InitRequest, answer: InitResponse) -> None:
         """Give a producer id and epoch; an ongoing transaction is aborted first, and the client asks again."""
         if not self.coordinator.needs_producer_id(asked):
             self._init(asked, NO_PRODUCER_ID, answer)
@@ -227,7 +227,7 @@ class Transactions:
 
         self._next_producer_id(allocated)
 
-    def _init(self, asked: InitRequest, fresh_producer_id: int, answer: InitAnswer) -> None:
+    def _init(self, asked: InitRequest, fresh_producer_id: int, answer: InitResponse) -> None:
         decision = self.coordinator.decide_init(asked, fresh_producer_id)
         record = decision.record
 
@@ -395,7 +395,7 @@ class Transactions:
             completed = transaction.completed(self.coordinator.clock.now_ms())
             if not self._record([completed], from_reserve=True):
                 del self._completions[transaction.transactional_id]
-        completion.answer()
+        completion.respond()
 
     # Time
 

@@ -129,7 +129,7 @@ class Transaction:
         """Whether a prepared transaction ends with commit markers."""
         return self.state is TransactionState.PREPARE_COMMIT
 
-    def answer_to(self, event: Event) -> ErrorCode | None:
+    def response_to(self, event: Event) -> ErrorCode | None:
         """What a request for `event` gets without a change; None: `after` says what it becomes."""
         return ANSWERS.get(self.state, {}).get(event)
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
 
-from onceflow.spark.checkpoint import Checkpoint
+from onceflow.spark.exactly_once.checkpoint import Checkpoint
 from onceflow.spark.sink import AttemptEnded, Batch, CommitUnknown, ExactlyOnce, Proof, Sink, WentBack, Wording
 from onceflow.spark.testing.points import Reaper
 

@@ -1,0 +1,1 @@
+"""Handlers, one module for each API or family of APIs: a request in, a response out."""

@@ -1,0 +1,173 @@
+"""DescribeCluster, DescribeLogDirs, ListPartitionReassignments and ElectLeaders: a cluster of one broker, by itself.
+
+Codes and words are Kafka's (kafka.server.KafkaApis, org.apache.kafka.controller.ReplicationControlManager).
+"""
+
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices
+from onceflow.broker.network.request import Request
+from onceflow.broker.node import Node
+from onceflow.broker.storage.partitions import Partition
+from onceflow.broker.topics.operations import told
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
+from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_string
+
+BROKER_ENDPOINT = 1
+CONTROLLER_ENDPOINT = 2
+CLUSTER_OPERATIONS = 8096
+"""All of AclOperation that are for a cluster, as bits: Kafka's answer where there is no authorizer."""
+OPERATIONS_NOT_ASKED = -(2**31)
+NO_TAGS = b"\x00"
+WORK_PER_PARTITION = 2
+ELECTION_TYPES = (0, 1)
+"""Preferred and unclean."""
+
+_LOG_DIR_PARTITION = struct.Struct(">iqq?")
+"""Index, size, offset lag, whether the replica is on its way to another directory."""
+
+
+def handle_describe_cluster(node: Node, request: Request) -> None:
+    """Serve one DescribeCluster request; clients speak to the broker, never to a controller of its own."""
+    asked = request.decode()
+    endpoint = getattr(asked, "endpoint_type", BROKER_ENDPOINT)
+    if endpoint != BROKER_ENDPOINT:
+        _refuse_endpoint(request, endpoint)
+        return
+    operations = CLUSTER_OPERATIONS if asked.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED
+    request.respond(
+        error_code=ErrorCode.none,
+        error_message=None,
+        cluster_id=node.cluster_id,
+        controller_id=node.node_id,
+        brokers=[
+            {
+                "broker_id": node.node_id,
+                "host": node.advertised_host,
+                "port": node.advertised_port,
+                "rack": None,
+                "is_fenced": False,
+            }
+        ],
+        cluster_authorized_operations=operations,
+    )
+
+
+def _refuse_endpoint(request: Request, endpoint: int) -> None:
+    if endpoint == CONTROLLER_ENDPOINT:
+        code = ErrorCode.mismatched_endpoint_type
+        message = "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER"
+    else:
+        code, message = ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {endpoint}"
+    request.respond(error_code=code, error_message=message, cluster_id="", brokers=())
+
+
+def handle_describe_log_dirs(node: Node, request: Request) -> None:
+    """Serve one DescribeLogDirs request. Sizes are those of the logs' segments, which are known without the disk."""
+    asked = request.decode()
+    directory = node.directory.path
+    flexible = request.version >= request.header.api.flexible_from
+
+    def measured(volume: os.statvfs_result) -> None:
+        head, tail = _around_log_dir(request, str(directory.absolute()), volume)
+        respond_in_slices(request, head, topics(), tail)
+
+    def topics() -> Iterator[Element]:
+        for name, found in _asked_partitions(node, asked.topics).items():
+            yield _log_dir_topic(name, found, flexible=flexible), WORK_PER_PARTITION * (1 + len(found))
+
+    node.in_background(
+        lambda: os.statvfs(directory), told(request.reply.close_connection, measured), request.reply.close_connection
+    )
+
+
+def _around_log_dir(request: Request, path: str, volume: os.statvfs_result) -> tuple[bytes, bytes]:
+    """What comes before and after the topics of the one directory (DescribeLogDirsResponse.json)."""
+    version = request.version
+    flexible = version >= request.header.api.flexible_from
+    head = bytearray(INT32.pack(0))
+    if version >= 3:
+        head += INT16.pack(ErrorCode.none)
+    append_count(head, 1, flexible=flexible)
+    head += INT16.pack(ErrorCode.none)
+    append_string(head, path, flexible=flexible)
+    tail = bytearray()
+    if version >= 4:
+        tail += INT64.pack(volume.f_blocks * volume.f_frsize) + INT64.pack(volume.f_bavail * volume.f_frsize)
+    if flexible:
+        tail += NO_TAGS + NO_TAGS
+    return bytes(head), bytes(tail)
+
+
+def _asked_partitions(node: Node, topics: Iterable[Any] | None) -> Mapping[str, Sequence[Partition]]:
+    """The open partitions of a request by topic; those that do not exist are left out, as in Kafka."""
+    if topics is None:
+        names = node.topics.by_name
+        return {name: partitions for name in names if (partitions := node.partitions.of_topic(name))}
+    asked: dict[str, dict[int, Partition]] = {}
+    for topic in topics:
+        for index in topic.partitions:
+            partition = node.partitions.get(topic.topic, index)
+            if partition is not None:
+                asked.setdefault(topic.topic, {})[index] = partition
+    return {name: list(found.values()) for name, found in asked.items()}
+
+
+def _log_dir_topic(name: str, partitions: Sequence[Partition], *, flexible: bool) -> bytes:
+    """By hand, since kio needs ten times as long for a topic of ten thousand partitions."""
+    buffer = bytearray()
+    append_string(buffer, name, flexible=flexible)
+    append_count(buffer, len(partitions), flexible=flexible)
+    tags = NO_TAGS if flexible else b""
+    for each in partitions:
+        buffer += _LOG_DIR_PARTITION.pack(each.index, each.log.size_bytes, 0, False) + tags
+    return bytes(buffer + tags)
+
+
+def handle_list_reassignments(node: Node, request: Request) -> None:
+    """Serve one ListPartitionReassignments request: there is nowhere to move a partition to."""
+    request.decode()
+    request.respond(error_code=ErrorCode.none, error_message=None, topics=())
+
+
+def handle_elect_leaders(node: Node, request: Request) -> None:
+    """Serve one ElectLeaders request: every partition has its one replica as leader already."""
+    asked = request.decode()
+    election_type = getattr(asked, "election_type", 0)
+    is_known = election_type in ELECTION_TYPES
+    if asked.topic_partitions is None:
+        # Kafka names the topics and leaves out the partitions that need no election.
+        results: list[tuple[str, list[dict[str, Any]]]] = [(name, []) for name in node.topics.by_name]
+    else:
+        results = [
+            (topic.topic, [_elected(node, topic.topic, index, election_type) for index in topic.partitions])
+            for topic in asked.topic_partitions
+        ]
+    request.respond(
+        error_code=ErrorCode.none if is_known else ErrorCode.invalid_request,
+        replica_election_results=[{"topic": name, "partition_result": found} for name, found in results],
+    )
+
+
+def _elected(node: Node, topic: str, index: int, election_type: int) -> dict[str, Any]:
+    if election_type not in ELECTION_TYPES:
+        code, message = ErrorCode.invalid_request, f"Unknown election type {election_type}"
+    elif topic not in node.topics.by_name:
+        code, message = ErrorCode.unknown_topic_or_partition, f"No such topic as {topic[:249]}"
+    elif node.partitions.get(topic, index) is None:
+        code, message = ErrorCode.unknown_topic_or_partition, f"No such partition as {topic[:249]}-{index}"
+    else:
+        code, message = ErrorCode.election_not_needed, "Leader election not needed for topic partition."
+    return {"partition_id": index, "error_code": code, "error_message": message}
+
+
+HANDLERS = {
+    apis.DESCRIBE_CLUSTER: handle_describe_cluster,
+    apis.DESCRIBE_LOG_DIRS: handle_describe_log_dirs,
+    apis.LIST_PARTITION_REASSIGNMENTS: handle_list_reassignments,
+    apis.ELECT_LEADERS: handle_elect_leaders,
+}

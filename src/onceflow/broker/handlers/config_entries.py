@@ -1,0 +1,82 @@
+"""The entries of configurations as DescribeConfigs and CreateTopics answer them: value, source, synonyms.
+
+A topic's value comes from the topic itself, else from the broker's setting, else from that setting's default
+(org.apache.kafka.server.ConfigHelper); the synonyms are these places in that order, as far as they have a value.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.settings.table import described
+from onceflow.broker.topics.configs import TOPIC_CONFIGS, TopicConfig
+from onceflow.broker.topics.topics import Topic
+from onceflow.log.config import LogConfig
+
+DYNAMIC_TOPIC = 1
+STATIC_BROKER = 4
+DEFAULT = 5
+"""DescribeConfigsResponse.ConfigSource."""
+
+_DEFAULTS = LogConfig()
+
+
+def topic_entries(
+    topic: Topic, config: LogConfig, defaults: LogConfig, names: Iterable[str] | None = None
+) -> list[dict[str, Any]]:
+    """The topic's configurations: all, or those of `names` that exist; `config` is what its logs go by."""
+    wanted = TOPIC_CONFIGS.keys() if names is None else set(names)
+    return [_topic_entry(row, topic, config, defaults) for name, row in TOPIC_CONFIGS.items() if name in wanted]
+
+
+def _topic_entry(row: TopicConfig, topic: Topic, config: LogConfig, defaults: LogConfig) -> dict[str, Any]:
+    default, static = row.write(_DEFAULTS), row.write(defaults)
+    synonyms = [(row.broker_setting, default, DEFAULT)] if row.broker_setting else []
+    if static != default:
+        synonyms.insert(0, (row.broker_setting, static, STATIC_BROKER))
+    own = topic.configs.get(row.name)
+    if topic.is_internal and row.write(config) != static:
+        # The broker gives its own topics their configuration, as Kafka's coordinators do when they create them.
+        own = row.write(config)
+    if own is not None:
+        synonyms.insert(0, (row.name, own, DYNAMIC_TOPIC))
+    _name, value, source = synonyms[0] if synonyms else (row.name, default, DEFAULT)
+    return _entry(row.name, value, source, synonyms, int(row.type), row.documentation, read_only=False)
+
+
+def broker_entries(config: BrokerConfig, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
+    """The broker's settings: all, or those of `names` that exist. They change by a restart alone: all are read-only."""
+    wanted = None if names is None else set(names)
+    entries = []
+    for each in described(config):
+        if wanted is None or each.name in wanted:
+            source = DEFAULT if each.is_default else STATIC_BROKER
+            synonyms = [(each.name, each.value, source)]
+            if not each.is_default and each.default is not None:
+                synonyms.append((each.name, each.default, DEFAULT))
+            entries.append(
+                _entry(each.name, each.value, source, synonyms, each.kafka_type, each.documentation, read_only=True)
+            )
+    return entries
+
+
+def _entry(
+    name: str,
+    value: str | None,
+    source: int,
+    synonyms: list[tuple[str, str, int]] | list[tuple[str, str | None, int]],
+    config_type: int,
+    documentation: str,
+    *,
+    read_only: bool,
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "value": value,
+        "read_only": read_only,
+        "config_source": source,
+        "is_sensitive": False,
+        "synonyms": [{"name": each, "value": text, "source": origin} for each, text, origin in synonyms],
+        "config_type": config_type,
+        "documentation": documentation,
+    }

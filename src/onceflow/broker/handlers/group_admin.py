@@ -1,0 +1,162 @@
+"""The APIs by which somebody looks after groups from outside: DescribeGroups, ListGroups, DeleteGroups."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from onceflow.broker.groups.group import Group
+from onceflow.broker.groups.member import Member
+from onceflow.broker.groups.records import GroupRecord
+from onceflow.broker.groups.states import GroupState
+from onceflow.broker.handlers.group_responses import tags_of, when_durable
+from onceflow.broker.handlers.sliced_responses import Element, encoded, respond_in_slices
+from onceflow.broker.network.request import Request
+from onceflow.broker.node import Node
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
+from onceflow.wire.primitives import INT16, INT32, append_string
+
+GROUP_OPERATIONS = 3400
+"""All of AclOperation that are for a group, as bits: Kafka's answer where there is no authorizer."""
+OPERATIONS_NOT_ASKED = -(2**31)
+ABSENCE_TOLD_FROM = 6
+"""KIP-1043."""
+STATE_LISTED_FROM = 4
+TYPE_LISTED_FROM = 5
+TYPE = "classic"
+"""Of every group here: KIP-848's are not served."""
+WORK_PER_GROUP = 8
+WORK_PER_LISTED_GROUP = 3
+
+
+def handle_describe_groups(node: Node, request: Request) -> None:
+    """Serve one DescribeGroups request; a group that does not exist is dead, and an error from version 6 on."""
+    asked = request.decode()
+    is_authorized = getattr(asked, "include_authorized_operations", False)
+    operations = GROUP_OPERATIONS if is_authorized else OPERATIONS_NOT_ASKED
+
+    def refuse(error_code: ErrorCode) -> None:
+        request.respond(groups=[_undescribed(group_id, error_code) for group_id in asked.groups])
+
+    def groups() -> Iterator[Element]:
+        for group_id in asked.groups:
+            described = _described(node, group_id, is_absence_told=request.version >= ABSENCE_TOLD_FROM)
+            if not described["error_code"]:
+                described["authorized_operations"] = operations
+            yield encoded(request, "groups", described), WORK_PER_GROUP * (1 + len(described["members"]))
+
+    refusal = node.group_requests.error_code
+    if refusal:
+        refuse(refusal)
+        return
+    head = INT32.pack(0) if request.version >= 1 else b""
+    when_made = when_durable(node, refuse)
+    respond_in_slices(request, head, groups(), tags_of(request), when_made=when_made)
+
+
+def _undescribed(group_id: str, error_code: ErrorCode) -> dict[str, Any]:
+    return {
+        "error_code": error_code,
+        "error_message": None,
+        "group_id": group_id,
+        "group_state": "",
+        "protocol_type": "",
+        "protocol_data": "",
+        "members": [],
+        "authorized_operations": OPERATIONS_NOT_ASKED,
+    }
+
+
+def _described(node: Node, group_id: str, *, is_absence_told: bool) -> dict[str, Any]:
+    found = _undescribed(group_id, ErrorCode.none)
+    group = node.groups.groups.get(group_id)
+    if group is None:
+        found["group_state"] = GroupState.DEAD.value
+        if is_absence_told:
+            found |= {"error_code": ErrorCode.group_id_not_found, "error_message": f"Group {group_id} not found."}
+        return found
+    is_stable = group.state is GroupState.STABLE
+    return {
+        **found,
+        "group_state": group.state.value,
+        "protocol_type": group.protocol_type,
+        "protocol_data": group.protocol or "" if is_stable else "",
+        "members": [_described_member(group, member, is_stable=is_stable) for member in group.members.values()],
+    }
+
+
+def _described_member(group: Group, member: Member, *, is_stable: bool) -> dict[str, Any]:
+    return {
+        "member_id": member.member_id,
+        "group_instance_id": member.group_instance_id,
+        "client_id": member.client_id,
+        "client_host": member.client_host,
+        "member_metadata": member.metadata_for(group.protocol) if is_stable else b"",
+        "member_assignment": member.assignment,
+    }
+
+
+def handle_list_groups(node: Node, request: Request) -> None:
+    """Serve one ListGroups request; from version 4 on it may name the states that it wants, from 5 on the types."""
+    asked = request.decode()
+    wanted = {state.lower() for state in getattr(asked, "states_filter", ())}
+    types = {each.lower() for each in getattr(asked, "types_filter", ())}
+    is_type_wanted = not types or TYPE in types
+
+    def refuse(error_code: ErrorCode) -> None:
+        request.respond(error_code=error_code, groups=())
+
+    def groups() -> Iterator[Element]:
+        for group in list(node.groups.groups.values()):
+            is_there = is_type_wanted and group.state is not GroupState.DEAD
+            is_wanted = is_there and (not wanted or group.state.value.lower() in wanted)
+            yield (_listed(request, group) if is_wanted else b""), WORK_PER_LISTED_GROUP
+
+    refusal = node.group_requests.error_code
+    if refusal:
+        refuse(refusal)
+        return
+    head = (INT32.pack(0) if request.version >= 1 else b"") + INT16.pack(ErrorCode.none)
+    respond_in_slices(request, head, groups(), tags_of(request), when_made=when_durable(node, refuse))
+
+
+def _listed(request: Request, group: Group) -> bytes:
+    """By hand, since kio needs ten times as long, and there may be many groups."""
+    tags = tags_of(request)
+    flexible = tags != b""
+    buffer = bytearray()
+    append_string(buffer, group.group_id, flexible=flexible)
+    append_string(buffer, group.protocol_type, flexible=flexible)
+    if request.version >= STATE_LISTED_FROM:
+        append_string(buffer, group.state.value, flexible=flexible)
+    if request.version >= TYPE_LISTED_FROM:
+        append_string(buffer, TYPE, flexible=flexible)
+    return bytes(buffer + tags)
+
+
+def handle_delete_groups(node: Node, request: Request) -> None:
+    """Serve one DeleteGroups request: groups without members, and their offsets, all in one batch."""
+    asked = request.decode()
+    records: list[GroupRecord] = []
+    error_codes: dict[str, ErrorCode] = {}
+    for group_id in dict.fromkeys(asked.groups_names):
+        error_codes[group_id] = node.groups.delete_error(group_id)
+        if not error_codes[group_id]:
+            records += node.groups.decide_delete(group_id)
+
+    def answer(refusal: ErrorCode) -> None:
+        request.respond(
+            results=[
+                {"group_id": group_id, "error_code": refusal or error_code}
+                for group_id, error_code in error_codes.items()
+            ]
+        )
+
+    # That a group is there no longer is told when it is durable, like all else.
+    node.group_requests.record(records, answer)
+
+
+HANDLERS = {
+    apis.DESCRIBE_GROUPS: handle_describe_groups,
+    apis.LIST_GROUPS: handle_list_groups,
+    apis.DELETE_GROUPS: handle_delete_groups,
+}

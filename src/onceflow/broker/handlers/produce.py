@@ -1,0 +1,306 @@
+"""Produce: append each partition's batch, answer now (acks=1), after the group commit (acks=all) or not (acks=0).
+
+An answer to acks=all says that the records survive a power cut. With acks=1 they become visible, since the high
+watermark is the synced end, with the round of syncs that the append asks for.
+"""
+
+import logging
+
+from onceflow.broker.network.reply import Reply
+from onceflow.broker.network.request import Request, close_without_response
+from onceflow.broker.node import Node
+from onceflow.broker.storage.partitions import Partition, Synced
+from onceflow.broker.topics.topics import INTERNAL_TOPICS, NAME_CHARACTERS_MAX
+from onceflow.errors import OnceflowError
+from onceflow.log.errors import LogError
+from onceflow.wire import apis, produce
+from onceflow.wire.batch import HEADER_BYTES, read_header
+from onceflow.wire.codecs import Codec
+from onceflow.wire.errors import ErrorCode
+from onceflow.wire.known_produce import KNOWN_VERSION, Known
+from onceflow.wire.produce import PartitionResponse, SinglePartitionResponse
+
+logger = logging.getLogger(__name__)
+
+ACKS_ALL = -1
+
+_ATTRIBUTES_LOW_BYTE = 22
+_CODEC_MASK = 0x07
+_TRANSACTIONAL = 0x10
+ZSTD_FROM = 7
+"""The first version that may carry zstd (KIP-110)."""
+
+
+def is_transactional(batch: memoryview) -> bool:
+    """Whether a batch says that it belongs to a transaction; what is no whole header is the log's to refuse."""
+    return len(batch) >= HEADER_BYTES and bool(batch[_ATTRIBUTES_LOW_BYTE] & _TRANSACTIONAL)
+
+
+class Refused(OnceflowError):
+    """A partition's records are refused before they reach its log."""
+
+    def __init__(self, error_code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.error_code = error_code
+
+
+class PendingProduce:
+    """One Produce request whose partitions wait for their syncs."""
+
+    __slots__ = (
+        "_correlation_id",
+        "_missing",
+        "_reply",
+        "_single_partition_response",
+        "_topics",
+        "acks",
+        "transactional_id",
+        "version",
+    )
+
+    def __init__(
+        self,
+        reply: Reply,
+        version: int,
+        correlation_id: int,
+        transactional_id: str | None,
+        acks: int,
+        single_partition_response: SinglePartitionResponse | None = None,
+    ) -> None:
+        self.version = version
+        self.transactional_id = transactional_id
+        self.acks = acks
+        self._reply = reply
+        self._correlation_id = correlation_id
+        self._single_partition_response = single_partition_response
+        self._topics: list[tuple[str, list[PartitionResponse]]] = []
+        self._missing = 1
+
+    def add_topic(self, name: str) -> list[PartitionResponse]:
+        responses: list[PartitionResponse] = []
+        self._topics.append((name, responses))
+        return responses
+
+    @property
+    def requester(self) -> int:
+        return self._reply.requester
+
+    def hold(self) -> None:
+        """Hold the answer back until one more `done`."""
+        self._missing += 1
+
+    def expect(self, partition: Partition, responses: list[PartitionResponse], at: int) -> Synced:
+        """Hold the answer back until what is returned is called: when the partition is synced, or cannot be."""
+        self._missing += 1
+
+        def synced(error_code: ErrorCode) -> None:
+            if error_code != ErrorCode.none:
+                responses[at] = PartitionResponse(partition.index, error_code, -1)
+            self.done()
+
+        return synced
+
+    def done(self) -> None:
+        """One thing less to wait for; answers after the last."""
+        self._missing -= 1
+        if self._missing:
+            return
+        if self.acks == 0:
+            self._end_without_response()
+            return
+        try:
+            self._reply.send([self._encoded()])
+        except BaseException as error:
+            close_without_response(self._reply, error)
+            raise
+
+    def _encoded(self) -> bytes:
+        if self._single_partition_response is not None:
+            response = self._topics[0][1][0]
+            if response.error_message is None:
+                return self._single_partition_response.encode(self._correlation_id, response)
+        return produce.encode_response(self.version, self._correlation_id, self._topics)
+
+    def first_error(self) -> PartitionResponse | None:
+        """Of those that are there."""
+        return next((each for _name, responses in self._topics for each in responses if each.error_code), None)
+
+    def _end_without_response(self) -> None:
+        error = self.first_error()
+        if error is None:
+            self._reply.send([])
+        else:
+            # The client awaits no answer: a closed connection is the only way to tell it, and Kafka's.
+            reason = f"acks=0, {ErrorCode(error.error_code).name}: {error.error_message}"
+            self._reply.close_connection(reason)
+
+
+def handle(node: Node, request: Request) -> None:
+    """Serve one Produce request."""
+    frame, header = request.frame, request.header
+    asked = produce.parse_request(frame, header, entries_max=node.config.request_partitions_max)
+    pending = PendingProduce(request.reply, header.version, header.correlation_id, asked.transactional_id, asked.acks)
+    for name, partitions in asked.topics:
+        responses = pending.add_topic(name)
+        for index, records in partitions:
+            _take(node, name, index, records, pending, responses)
+    if pending.first_error() is None:
+        node.known_requests.learn(frame, header, asked)
+    pending.done()
+
+
+def handle_known(node: Node, known: Known, correlation_id: int, batch: memoryview, reply: Reply) -> None:
+    """Serve one that `node.known_requests` knows."""
+    transactional_id, acks, topic, partition, single_partition_response = known
+    pending = PendingProduce(reply, KNOWN_VERSION, correlation_id, transactional_id, acks, single_partition_response)
+    _take(node, topic, partition, batch, pending, pending.add_topic(topic))
+    pending.done()
+
+
+def _take(
+    node: Node,
+    name: str,
+    index: int,
+    records: memoryview | None,
+    pending: PendingProduce,
+    responses: list[PartitionResponse],
+) -> None:
+    """One partition's records: append them now, or once a thread has looked at them. One is added to `responses`."""
+    at = len(responses)
+    partition = node.partitions.get(name, index)
+    try:
+        _check(pending, name, partition, records)
+        assert partition is not None
+        assert records is not None
+        if node.record_checks.must_wait(partition, records):
+            _append_later(node, partition, records, pending, responses)
+        else:
+            _append(node, partition, records, pending, responses, at)
+    except (Refused, LogError) as error:
+        _put(responses, at, _refused(index, error, partition))
+
+
+def _put(responses: list[PartitionResponse], at: int, response: PartitionResponse) -> None:
+    """Puts it in its place, which is the end or, of one that had to wait, where `_append_later` has kept it."""
+    if at == len(responses):
+        responses.append(response)
+    else:
+        responses[at] = response
+
+
+def _refused(index: int, error: Refused | LogError, partition: Partition | None) -> PartitionResponse:
+    log_start_offset = -1
+    if partition is not None and isinstance(error, LogError) and error.tells_log_start:
+        log_start_offset = partition.log.log_start_offset
+    return PartitionResponse(index, error.error_code, -1, log_start_offset=log_start_offset, error_message=str(error))
+
+
+def _append_later(
+    node: Node, partition: Partition, records: memoryview, pending: PendingProduce, responses: list[PartitionResponse]
+) -> None:
+    """Append when a thread has looked at the records."""
+    at = len(responses)
+    responses.append(PartitionResponse(partition.index, 0, -1))
+    pending.hold()
+    # The request's own buffer is used again after this turn.
+    batch = memoryview(bytearray(records))
+
+    def checked(error: LogError | None) -> None:
+        try:
+            if error is not None:
+                raise error
+            # The topic may have been deleted meanwhile, and made again.
+            current = node.partitions.get(partition.topic, partition.index)
+            _check(pending, partition.topic, current if current is partition else None, batch)
+            _append(node, partition, batch, pending, responses, at, is_checked=True)
+        except (Refused, LogError) as refusal:
+            responses[at] = _refused(partition.index, refusal, partition)
+        except Exception as failure:
+            # Nobody knows whether it is in the log: in the turn of its request this would close the connection.
+            logger.exception("%s: a batch could not be appended", partition)
+            responses[at] = PartitionResponse(partition.index, _code_of(failure), -1)
+        finally:
+            pending.done()
+
+    node.record_checks.check(partition, batch, checked)
+
+
+def _code_of(failure: Exception) -> ErrorCode:
+    """As Kafka's ReplicaManager answers what it did not foresee."""
+    return ErrorCode.kafka_storage_error if isinstance(failure, OSError) else ErrorCode.unknown_server_error
+
+
+def _append(
+    node: Node,
+    partition: Partition,
+    records: memoryview,
+    pending: PendingProduce,
+    responses: list[PartitionResponse],
+    at: int,
+    *,
+    is_checked: bool = False,
+) -> None:
+    in_transaction = is_transactional(records)
+    if in_transaction:
+        _check_transaction(node, partition, records, pending)
+    log = partition.log
+    appended = log.append(records, is_checked=is_checked)
+    response = PartitionResponse(partition.index, 0, appended.base_offset, appended.timestamp_ms, log.log_start_offset)
+    _put(responses, at, response)
+    if in_transaction:
+        # Whatever acks and flush policy say: after a crash the producer goes on, and commits what it was told is there.
+        node.group_commit.flush(partition, pending.requester)
+        if pending.acks:
+            partition.when_durable(pending.expect(partition, responses, at))
+        return
+    node.group_commit.request(partition, pending.requester)
+    if pending.acks == ACKS_ALL and appended.last_offset >= log.high_watermark:
+        synced = pending.expect(partition, responses, at)
+        partition.when_synced(appended.last_offset + 1, synced)
+
+
+def _check(pending: PendingProduce, name: str, partition: Partition | None, records: memoryview | None) -> None:
+    """In Kafka's order: KafkaApis.handleProduceRequest, ProduceRequest.validateRecords, ReplicaManager."""
+    if partition is None:
+        raise Refused(ErrorCode.unknown_topic_or_partition, f"topic {name[:NAME_CHARACTERS_MAX]} has no such partition")
+    if not records:
+        raise Refused(ErrorCode.invalid_record, f"{name}: a partition without records")
+    if pending.version < ZSTD_FROM and _codec(records) == Codec.ZSTD:
+        message = f"zstd in Produce {pending.version}, where readers need not know it; send it in {ZSTD_FROM} or later"
+        raise Refused(ErrorCode.unsupported_compression_type, f"{name}: {message}")
+    if pending.acks not in (ACKS_ALL, 0, 1):
+        raise Refused(ErrorCode.invalid_required_acks, f"acks={pending.acks}; -1, 0 and 1 exist")
+    if name in INTERNAL_TOPICS:
+        raise Refused(ErrorCode.invalid_topic_exception, f"topic {name} is the broker's own; clients cannot write it")
+
+
+def _codec(batch: memoryview) -> int:
+    return batch[_ATTRIBUTES_LOW_BYTE] & _CODEC_MASK if len(batch) >= HEADER_BYTES else Codec.NONE
+
+
+def _check_transaction(node: Node, partition: Partition, records: memoryview, pending: PendingProduce) -> None:
+    """Coordinator and partition decide in one turn of the loop: no batch enters a transaction that is not open."""
+    transactional_id = pending.transactional_id
+    if transactional_id is None:
+        raise Refused(
+            ErrorCode.transactional_id_authorization_failed,
+            f"{partition}: a transactional batch in a request without transactional id; send it with its own",
+        )
+    header = read_header(records)
+    error_code = node.transactions.check_produce(
+        header.producer_id, header.producer_epoch, transactional_id, partition.topic, partition.index
+    )
+    if error_code:
+        # Who is told that it is fenced must not find it otherwise after a crash.
+        pending.hold()
+        node.transactions.when_synced(lambda _code: pending.done())
+        raise Refused(
+            error_code,
+            f"{partition}: producer {header.producer_id} of epoch {header.producer_epoch} has no ongoing transaction"
+            f" of {transactional_id!r} with this partition; add the partition first",
+        )
+
+
+HANDLERS = {
+    apis.PRODUCE: handle,
+}

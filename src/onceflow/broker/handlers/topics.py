@@ -1,0 +1,233 @@
+"""CreateTopics, CreatePartitions and DeleteTopics.
+
+A topic and its partitions are visible and writable when their creation is answered, and stay. What is refused, with
+which code and in which words, is Kafka's (kafka.server.ControllerApis, org.apache.kafka.controller.
+ReplicationControlManager).
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from onceflow.broker.handlers.config_entries import topic_entries
+from onceflow.broker.handlers.sliced_responses import Element, encoded, respond_in_slices
+from onceflow.broker.network.request import Request
+from onceflow.broker.node import Node
+from onceflow.broker.topics.configs import log_config
+from onceflow.broker.topics.operations import Changed, Created
+from onceflow.broker.topics.topics import INTERNAL_TOPICS, MorePartitions, NewTopic, Topic
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
+from onceflow.wire.primitives import INT32
+
+MESSAGE_CHARACTERS_MAX = 4096
+"""A refusal names what the client sent, and a string of the old versions ends at 32,767 bytes."""
+DELETION_DISABLED_VERSION = 3
+
+CREATED_ENTRY = ("name", "value", "read_only", "config_source", "is_sensitive")
+"""What CreateTopics tells of a configuration."""
+DUPLICATE_NAME = "Duplicate topic name."
+WORK_PER_WANTED = 3
+WORK_PER_TOPIC = 10
+WORK_PER_CONFIG = 10
+_NO_THROTTLE = INT32.pack(0)
+_NO_TAGS = b"\x00"
+
+
+def handle_create(node: Node, request: Request) -> None:
+    """Serve one CreateTopics request."""
+    asked = request.decode()
+    once, refused = _named_once(asked.topics)
+    wanted: list[NewTopic] = []
+    results = [_refusal(name, ErrorCode.invalid_request, DUPLICATE_NAME) for name in refused]
+
+    def sort() -> Iterator[int]:
+        for each in once:
+            if each.name in INTERNAL_TOPICS and each.name not in node.topics.by_name:
+                message = f"Creation of internal topic {each.name} is prohibited."
+                results.append(_refusal(each.name, ErrorCode.invalid_request, message))
+            else:
+                wanted.append(_wanted(each))
+            yield WORK_PER_WANTED
+
+    def answer(created: list[Created]) -> None:
+        def elements() -> Iterator[Element]:
+            for each in itertools.chain(results, map(partial(_created, node), created)):
+                work = WORK_PER_TOPIC + WORK_PER_CONFIG * len(each["configs"])
+                yield encoded(request, "topics", each), work
+
+        _answer(request, elements())
+
+    failed = request.reply.close_connection
+    request.in_slices(
+        sort(),
+        lambda: node.topic_operations.create(wanted, answer, failed=failed, validate_only=asked.validate_only),
+    )
+
+
+def _answer(request: Request, elements: Iterator[Element]) -> None:
+    """Answer with a throttle time and one array, which may be long."""
+    tail = _NO_TAGS if request.version >= request.header.api.flexible_from else b""
+    respond_in_slices(request, _NO_THROTTLE, elements, tail)
+
+
+def _named_once(topics: Iterable[Any]) -> tuple[list[Any], list[str]]:
+    """The entries whose name is in the request once, and the names that are there more often."""
+    counts = Counter(each.name for each in topics)
+    once = [each for each in topics if counts[each.name] == 1]
+    return once, [name for name, count in counts.items() if count > 1]
+
+
+def _wanted(asked: Any) -> NewTopic:
+    return NewTopic(
+        asked.name,
+        asked.num_partitions,
+        asked.replication_factor,
+        {each.name: each.value for each in asked.configs},
+        [(each.partition_index, tuple(each.broker_ids)) for each in asked.assignments],
+    )
+
+
+def _refusal(name: str, error_code: ErrorCode, message: str | None) -> dict[str, Any]:
+    return {
+        "name": name,
+        "topic_id": None,
+        "error_code": error_code,
+        "error_message": message[:MESSAGE_CHARACTERS_MAX] if message is not None else None,
+        "configs": (),
+    }
+
+
+def _created(node: Node, created: Created) -> dict[str, Any]:
+    if created.error_code != ErrorCode.none:
+        return _refusal(created.name, created.error_code, created.error_message)
+    assert created.topic_id is not None
+    topic = Topic(created.name, created.topic_id, created.partition_count, dict(created.configs))
+    config = log_config(node.config.log, created.configs)
+    return {
+        "name": created.name,
+        "topic_id": created.topic_id,
+        "error_code": ErrorCode.none,
+        "error_message": None,
+        "num_partitions": created.partition_count,
+        "replication_factor": 1,
+        "configs": [
+            {name: entry[name] for name in CREATED_ENTRY} for entry in topic_entries(topic, config, node.config.log)
+        ],
+    }
+
+
+def handle_create_partitions(node: Node, request: Request) -> None:
+    """Serve one CreatePartitions request."""
+    asked = request.decode()
+    once, refused = _named_once(asked.topics)
+    results = [Changed(name, ErrorCode.invalid_request, DUPLICATE_NAME) for name in refused]
+
+    def answer(changed: list[Changed]) -> None:
+        _answer(request, ((encoded(request, "results", _changed(each)), WORK_PER_TOPIC) for each in results + changed))
+
+    wanted = [_more_partitions(each) for each in once]
+    failed = request.reply.close_connection
+    node.topic_operations.add_partitions(wanted, answer, failed=failed, validate_only=asked.validate_only)
+
+
+def _changed(changed: Changed) -> dict[str, Any]:
+    message = changed.error_message[:MESSAGE_CHARACTERS_MAX] if changed.error_message else None
+    return {"name": changed.name, "error_code": changed.error_code, "error_message": message}
+
+
+def _more_partitions(asked: Any) -> MorePartitions:
+    assignments = asked.assignments
+    brokers = None if assignments is None else [tuple(each.broker_ids) for each in assignments]
+    return MorePartitions(asked.name, asked.count, brokers)
+
+
+def handle_delete(node: Node, request: Request) -> None:
+    """Serve one DeleteTopics request."""
+    asked = request.decode()
+    if not node.config.delete_topics:
+        _refuse_deletion(request, asked)
+        return
+    results: list[dict[str, Any]] = []
+
+    def find() -> list[Topic]:
+        topics, refused = _asked_to_delete(node, asked)
+        results.extend(refused)
+        return topics
+
+    def answer(deleted: list[tuple[Topic, ErrorCode, str | None]]) -> None:
+        for topic, code, message in deleted:
+            results.append(
+                {"name": topic.name, "topic_id": topic.topic_id, "error_code": code, "error_message": message}
+            )
+        _answer(request, ((encoded(request, "responses", each), WORK_PER_TOPIC) for each in results))
+
+    node.topic_operations.delete(find, answer, failed=request.reply.close_connection)
+
+
+def _refuse_deletion(request: Request, asked: Any) -> None:
+    """`delete.topic.enable=false`; before version 3 there was no code of its own for it."""
+    is_old = request.version < DELETION_DISABLED_VERSION
+    code = ErrorCode.invalid_request if is_old else ErrorCode.topic_deletion_disabled
+    request.respond(
+        responses=[
+            {"name": name, "topic_id": topic_id, "error_code": code, "error_message": "Topic deletion is disabled."}
+            for name, topic_id in _named(asked)
+        ]
+    )
+
+
+def _asked_to_delete(node: Node, asked: Any) -> tuple[list[Topic], list[dict[str, Any]]]:
+    """The topics to delete, and what is answered for the rest; a topic that is meant twice stays, as with Kafka."""
+    named = Counter(_named(asked))
+    topics: dict[UUID, list[Topic]] = {}
+    results: list[dict[str, Any]] = []
+    for (name, topic_id), count in named.items():
+        topic = node.topics.by_name.get(name or "") if topic_id is None else node.topics.by_id.get(topic_id)
+        error_code, message = _contradiction(name, topic_id, count)
+        if error_code == ErrorCode.none and topic is None:
+            error_code, message = _UNKNOWN_NAME if name is not None else _UNKNOWN_ID
+        if error_code != ErrorCode.none or topic is None:
+            results.append({"name": name, "topic_id": topic_id, "error_code": error_code, "error_message": message})
+        else:
+            topics.setdefault(topic.topic_id, []).append(topic)
+    for meant in topics.values():
+        if len(meant) > 1:
+            message = "The provided topic name maps to an ID that was already supplied."
+            results.append(_refused_deletion(meant[0].name, meant[0].topic_id, message))
+    return [meant[0] for meant in topics.values() if len(meant) == 1], results
+
+
+_UNKNOWN_NAME = (ErrorCode.unknown_topic_or_partition, "This server does not host this topic-partition.")
+_UNKNOWN_ID = (ErrorCode.unknown_topic_id, "This server does not host this topic ID.")
+
+
+def _contradiction(name: str | None, topic_id: UUID | None, count: int) -> tuple[ErrorCode, str | None]:
+    """Kafka's refusals of an entry of DeleteTopics, in its words (kafka.server.ControllerApis.deleteTopics)."""
+    if name is not None and topic_id is not None:
+        return ErrorCode.invalid_request, "You may not specify both topic name and topic id."
+    if name is None and topic_id is None:
+        return ErrorCode.invalid_request, "Neither topic name nor id were specified."
+    if count > 1:
+        return ErrorCode.invalid_request, f"Duplicate topic {'id' if name is None else 'name'}."
+    return ErrorCode.none, None
+
+
+def _refused_deletion(name: str, topic_id: UUID, message: str) -> dict[str, Any]:
+    return {"name": name, "topic_id": topic_id, "error_code": ErrorCode.invalid_request, "error_message": message}
+
+
+def _named(asked: Any) -> list[tuple[str | None, UUID | None]]:
+    if hasattr(asked, "topic_names"):
+        return [(name, None) for name in asked.topic_names]
+    return [(each.name, each.topic_id) for each in asked.topics]
+
+
+HANDLERS = {
+    apis.CREATE_TOPICS: handle_create,
+    apis.CREATE_PARTITIONS: handle_create_partitions,
+    apis.DELETE_TOPICS: handle_delete,
+}

@@ -1,0 +1,252 @@
+"""The APIs by which somebody looks after transactions from outside: markers, descriptions, lists."""
+
+import itertools
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from onceflow.broker.handlers.sliced_responses import Element, Send, encoded, respond_in_slices
+from onceflow.broker.network.request import Request
+from onceflow.broker.node import Node
+from onceflow.broker.storage.partitions import Partition
+from onceflow.broker.topics.topics import is_legal_name
+from onceflow.broker.transactions.requests import MarkerRequest, Syncs
+from onceflow.broker.transactions.transaction import TopicPartition, Transaction, TransactionState
+from onceflow.log.producers import ProducerState
+from onceflow.remedies import Remedy
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
+from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_string
+
+STATES_BY_NAME = {state.value: state for state in TransactionState}
+NO_THROTTLE = INT32.pack(0)
+NO_TAGS = b"\x00"
+"""All versions of the sliced answers here are flexible."""
+WORK_PER_LISTED = 3
+WORK_PER_DESCRIBED = 10
+
+_PRODUCER = struct.Struct(">qiiqiqx")
+"""DescribeProducersResponse's ProducerState, whose fields ours has in the same order; the last byte: no tags."""
+
+
+def handle_write_markers(node: Node, request: Request) -> None:
+    """Serve one WriteTxnMarkers request: an admin aborts a transaction in one of its partitions.
+
+    Kafka writes the marker there and leaves the rest of the transaction open. Here the coordinator knows every open
+    transaction, so the whole of it is aborted: never half. Where none is open the marker is written, as in Kafka.
+    """
+    asked = request.decode()
+    results = [
+        (marker, {(topic.name, index): ErrorCode.none for topic in marker.topics for index in topic.partition_indexes})
+        for marker in asked.markers
+    ]
+
+    def answer(_error_code: ErrorCode) -> None:
+        request.respond(markers=[_marker_response(marker, codes) for marker, codes in results])
+
+    syncs = Syncs(answer)
+    for marker, codes in results:
+        producer = MarkerRequest(
+            marker.producer_id, marker.producer_epoch, marker.transaction_result, marker.coordinator_epoch
+        )
+        for at in codes:
+            node.transactions.write_marker(producer, at, syncs.expect(partial(codes.__setitem__, at)))
+    syncs.settle()
+
+
+def _marker_response(marker: Any, codes: dict[TopicPartition, ErrorCode]) -> dict[str, Any]:
+    return {
+        "producer_id": marker.producer_id,
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": index, "error_code": codes[topic.name, index]}
+                    for index in topic.partition_indexes
+                ],
+            }
+            for topic in marker.topics
+        ],
+    }
+
+
+def handle_describe_producers(node: Node, request: Request) -> None:
+    """Serve one DescribeProducers request: the producers that partitions know, and their open transactions.
+
+    It waits until what it reveals is durable, whatever the flush policies.
+    """
+    asked = request.decode()
+    seen: list[Partition] = []
+
+    def refuse(error_code: ErrorCode) -> None:
+        message = f"a partition of this request could not be synced; {Remedy.ASK_ALONE}"
+        failed = {"error_code": error_code, "error_message": message, "active_producers": ()}
+        request.respond(
+            topics=[
+                {"name": topic.name, "partitions": [{"partition_index": each, **failed} for each in indexes]}
+                for topic in asked.topics
+                if (indexes := topic.partition_indexes)
+            ]
+        )
+
+    def elements() -> Iterator[Element]:
+        for topic in asked.topics:
+            buffer = bytearray()
+            append_string(buffer, topic.name, flexible=True)
+            append_count(buffer, len(topic.partition_indexes), flexible=True)
+            for index in topic.partition_indexes:
+                partition = node.partitions.get(topic.name, index)
+                producers = _append_described_partition(buffer, topic.name, index, partition)
+                if partition is not None and producers:
+                    seen.append(partition)
+                yield b"", 1 + producers
+            yield bytes(buffer + NO_TAGS), 1
+
+    def when_durable(send: Send) -> None:
+        syncs = Syncs(lambda error_code: refuse(error_code) if error_code else send())
+        for partition in seen:
+            if partition.log.log_end_offset > partition.log.synced_offset:
+                node.group_commit.flush(partition, request.reply.requester)
+                syncs.wait_for(partition)
+        syncs.settle()
+
+    respond_in_slices(request, NO_THROTTLE, elements(), NO_TAGS, when_made=when_durable)
+
+
+def _append_described_partition(buffer: bytearray, topic: str, index: int, partition: Partition | None) -> int:
+    """Adds PartitionResponse; returns the number of its producers. By hand, for there may be very many."""
+    error_code = ErrorCode.none
+    message: str | None = None
+    states: Sequence[ProducerState] = ()
+    if not is_legal_name(topic):
+        error_code, message = ErrorCode.invalid_topic_exception, "no topic can be called so"
+    elif partition is None:
+        error_code, message = ErrorCode.unknown_topic_or_partition, f"{topic} has no partition {index} here"
+    elif partition.log.failure is not None:
+        error_code, message = ErrorCode.kafka_storage_error, str(partition.log.failure)
+    else:
+        states = partition.log.producer_states()
+    buffer += INT32.pack(index) + INT16.pack(error_code)
+    append_string(buffer, message, flexible=True)
+    append_count(buffer, len(states), flexible=True)
+    buffer += b"".join(itertools.starmap(_PRODUCER.pack, states))
+    buffer += NO_TAGS
+    return len(states)
+
+
+def handle_describe_transactions(node: Node, request: Request) -> None:
+    """Serve one DescribeTransactions request; it waits until what it reveals is durable."""
+    asked = request.decode()
+
+    def refuse(error_code: ErrorCode) -> None:
+        request.respond(transaction_states=[_undescribed(each, error_code) for each in asked.transactional_ids])
+
+    def elements() -> Iterator[Element]:
+        for transactional_id in asked.transactional_ids:
+            described = _described(node, transactional_id)
+            partition_count = sum(len(topic["partitions"]) for topic in described["topics"])
+            yield encoded(request, "transaction_states", described), WORK_PER_DESCRIBED + partition_count
+
+    respond_in_slices(request, NO_THROTTLE, elements(), NO_TAGS, when_made=_when_durable(node, refuse))
+
+
+def _described(node: Node, transactional_id: str) -> dict[str, Any]:
+    transaction = node.transactions.coordinator.transactions.get(transactional_id)
+    if not transactional_id:
+        return _undescribed(transactional_id, ErrorCode.invalid_request)
+    if transaction is None:
+        return _undescribed(transactional_id, ErrorCode.transactional_id_not_found)
+    return {
+        "error_code": ErrorCode.none,
+        "transactional_id": transactional_id,
+        "transaction_state": transaction.state.value,
+        "transaction_timeout": timedelta(milliseconds=transaction.timeout_ms),
+        "transaction_start_time": _time(transaction.started_ms),
+        "producer_id": transaction.producer_id,
+        "producer_epoch": transaction.producer_epoch,
+        "topics": [
+            {"topic": topic, "partitions": sorted(partitions)}
+            for topic, partitions in _by_topic(node.transactions.unmarked(transaction)).items()
+        ],
+    }
+
+
+def _undescribed(transactional_id: str, error_code: ErrorCode) -> dict[str, Any]:
+    return {
+        "error_code": error_code,
+        "transactional_id": transactional_id,
+        "transaction_state": "",
+        "transaction_timeout": timedelta(0),
+        "transaction_start_time": _time(0),
+        "producer_id": 0,
+        "producer_epoch": 0,
+        "topics": (),
+    }
+
+
+def _time(timestamp_ms: int) -> datetime:
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        by_topic.setdefault(topic, []).append(partition)
+    return by_topic
+
+
+def handle_list(node: Node, request: Request) -> None:
+    """Serve one ListTransactions request; it waits until what it reveals is durable."""
+    asked = request.decode()
+    unknown = [name for name in asked.state_filters if name not in STATES_BY_NAME]
+    states = {STATES_BY_NAME[name] for name in asked.state_filters if name in STATES_BY_NAME}
+    duration_ms = getattr(asked, "duration_filter", -1)
+    now_ms = node.clock.now_ms()
+
+    def refuse(error_code: ErrorCode) -> None:
+        request.respond(error_code=error_code, unknown_state_filters=unknown, transaction_states=())
+
+    def is_wanted(transaction: Transaction) -> bool:
+        return (
+            (not asked.producer_id_filters or transaction.producer_id in asked.producer_id_filters)
+            and (not asked.state_filters or transaction.state in states)
+            and (duration_ms < 0 or now_ms - transaction.started_ms > duration_ms)
+        )
+
+    def elements() -> Iterator[Element]:
+        for transaction in list(node.transactions.coordinator.transactions.values()):
+            yield (_listed(transaction) if is_wanted(transaction) else b""), WORK_PER_LISTED
+
+    head = bytearray(NO_THROTTLE + INT16.pack(ErrorCode.none))
+    append_count(head, len(unknown), flexible=True)
+    for name in unknown:
+        append_string(head, name, flexible=True)
+    respond_in_slices(request, bytes(head), elements(), NO_TAGS, when_made=_when_durable(node, refuse))
+
+
+def _listed(transaction: Transaction) -> bytes:
+    """By hand, since kio needs ten times as long, and there may be hundreds of thousands."""
+    buffer = bytearray()
+    append_string(buffer, transaction.transactional_id, flexible=True)
+    buffer += INT64.pack(transaction.producer_id)
+    append_string(buffer, transaction.state.value, flexible=True)
+    return bytes(buffer + NO_TAGS)
+
+
+def _when_durable(node: Node, refuse: Callable[[ErrorCode], None]) -> Callable[[Send], None]:
+    """Sends an answer once all that the coordinator knows at that time is durable; or refuses with the error."""
+
+    def wait(send: Send) -> None:
+        node.transactions.when_synced(lambda error_code: refuse(error_code) if error_code else send())
+
+    return wait
+
+
+HANDLERS = {
+    apis.WRITE_TXN_MARKERS: handle_write_markers,
+    apis.DESCRIBE_PRODUCERS: handle_describe_producers,
+    apis.DESCRIBE_TRANSACTIONS: handle_describe_transactions,
+    apis.LIST_TRANSACTIONS: handle_list,
+}

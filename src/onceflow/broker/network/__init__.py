@@ -1,0 +1,1 @@
+"""Connections: frames in, responses out, within budgets of memory and time."""

@@ -1,0 +1,596 @@
+"""One client's connection: frames in, answers out in the order of their requests.
+
+A connection owns its non-blocking socket and is called by the event loop. It reads into one buffer that begins at
+4 KiB and grows as a frame's bytes really arrive; a request sees its frame as a view of that buffer, which is valid
+only until the handler returns. A large request is decoded over several turns of the loop before it is handled; the
+buffer stays as it is meanwhile. An answer is a list of pieces, bytes or slices of a segment; the slices go out by
+sendfile, resumed when the socket is writable again, and no byte of them enters this process. Only small ones are read:
+in one call with what stands around them they cost less, and they wake their reader once.
+
+What one connection may cost the others is bounded: bytes read, handled and sent in one turn of the loop, unanswered
+requests, unsent answers, and, over all connections in sum, the memory of requests that are being received and of
+answers that nobody reads.
+
+A request that waits for other clients or for records (JoinGroup, SyncGroup, Fetch) *parks* its connection: the requests
+behind it stay unparsed in the buffer and the socket until it is answered. Kafka does so behind every request, since it
+mutes the channel until the response is sent. Here requests that wait for the disk do not park: pipelined Produce
+requests are appended together and acknowledged by one sync.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.loop.turn import HANDLED_BYTES_PER_WORK, LARGE_REQUEST_BYTES, Turn
+from onceflow.broker.network.arrival import Arrival
+from onceflow.broker.network.client_socket import has_left
+from onceflow.broker.network.frame_limits import FRAME_BYTES_MIN, size_refusal
+from onceflow.broker.network.reply import Piece, Reply, SendingSlice
+from onceflow.broker.network.request_memory import RequestMemory, Reservation
+from onceflow.broker.network.response_budget import ResponseBudget
+from onceflow.broker.network.small_pieces import take_small
+from onceflow.log.clock import Clock
+from onceflow.wire import apis
+from onceflow.wire.errors import WireError
+from onceflow.wire.primitives import INT32
+
+logger = logging.getLogger(__name__)
+
+NO_BUFFER = memoryview(bytearray())
+BUFFER_BYTES_FIRST = 4 * 1024
+BUFFER_BYTES_STEP = 64 * 1024
+BUFFER_BYTES_KEPT = 2 * 1024 * 1024
+"""A drained buffer larger than this is given back at once, a smaller one when nothing came for a second."""
+BUFFER_KEPT_SECONDS = 1.0
+SLOW_BYTES_PER_SECOND = 256 * 1024
+"""Slower requests may be closed while others wait for memory."""
+DRAINED_BYTES_MAX = 1024 * 1024
+
+_FETCH_KEY, _PRODUCE_KEY = apis.FETCH.to_bytes(2, "big"), apis.PRODUCE.to_bytes(2, "big")
+_MSG_MORE = getattr(socket, "MSG_MORE", 0)
+
+Handle = Callable[[memoryview, Reply, "Connection"], None]
+Decode = Callable[[memoryview], Generator[int, None, Handle]]
+"""Decodes a large request in steps, for `Turn.large`, and returns what serves it. Raises WireError."""
+
+
+class Connection:
+    """See the module. `handle`, or what `decode` returns for a large frame, serves a request; it may answer later."""
+
+    __slots__ = (
+        "_active_at",
+        "_answers",
+        "_arrival",
+        "_begin",
+        "_clock",
+        "_config",
+        "_decode",
+        "_end",
+        "_handle",
+        "_has_writer",
+        "_is_blocked",
+        "_is_finishing",
+        "_is_handling_scheduled",
+        "_is_parked",
+        "_is_reading",
+        "_is_starved",
+        "_is_write_scheduled",
+        "_loop",
+        "_on_closed",
+        "_pending",
+        "_pending_max",
+        "_plain_bytes_max",
+        "_received_bytes",
+        "_socket",
+        "_turn",
+        "_turn_bytes_left",
+        "_unsent",
+        "_unsent_bytes_max",
+        "_view",
+        "is_open",
+        "peer",
+        "peer_host",
+        "reservation",
+        "unsent_bytes",
+    )
+
+    def __init__(
+        self,
+        client: socket.socket,
+        peer: tuple[Any, ...],
+        config: BrokerConfig,
+        memory: RequestMemory,
+        answers: ResponseBudget,
+        clock: Clock,
+        turn: Turn,
+        handle: Handle,
+        decode: Decode,
+        on_closed: Callable[["Connection"], None],
+    ) -> None:
+        self.peer_host = str(peer[0])
+        self.peer = f"{peer[0]}:{peer[1]}"
+        self.is_open = True
+        self._socket = client
+        self._config = config
+        self._plain_bytes_max = min(
+            config.produce_request_bytes_max, config.group_request_bytes_max, config.other_request_bytes_max
+        )
+        self._pending_max = config.queued_requests_max
+        self._unsent_bytes_max = config.unsent_bytes_per_connection_max
+        self._answers = answers
+        self._clock = clock
+        self._turn = turn
+        self._handle = handle
+        self._decode = decode
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self._view = memoryview(bytearray(BUFFER_BYTES_FIRST))
+        self.reservation = Reservation(memory, self._fed)
+        self._begin = self._end = 0
+        self._received_bytes = 0
+        self._arrival: Arrival | None = None
+        self._pending: deque[Reply] = deque()
+        self._unsent: deque[bytes | memoryview | SendingSlice] = deque()
+        self.unsent_bytes = 0
+        """Answers in memory, those included that wait for an earlier one; slices of files cost none."""
+        self._turn_bytes_left = 0
+        self._is_reading = True
+        self._is_starved = False
+        self._has_writer = False
+        self._is_blocked = False
+        self._is_finishing = False
+        self._is_parked = False
+        self._is_write_scheduled = False
+        self._is_handling_scheduled = False
+        self._active_at = clock.monotonic()
+        self._loop.add_reader(client.fileno(), self._on_readable)
+
+    # Reading
+
+    def _on_readable(self) -> None:
+        if self._is_handling_scheduled or (self._end == len(self._view) and not self._make_room()):
+            return
+        try:
+            count = self._socket.recv_into(self._view[self._end : self._end + self._config.turn_read_bytes_max])
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._fail(error)
+            return
+        if not count:
+            self.close(None)
+            return
+        self._end += count
+        self._received_bytes += count
+        self._active_at = self._clock.monotonic()
+        self._handle_and_respond()
+
+    def _handle_and_respond(self) -> None:
+        """Handle what is in the buffer, and send what is ready then: to this client first, who may ask more."""
+        turn = self._turn
+        turn.begin()
+        is_write_ours = not self._is_write_scheduled
+        self._is_write_scheduled = True
+        try:
+            self._handle_frames()
+        finally:
+            if is_write_ours:
+                self._write()
+            turn.end()
+
+    def _handle_frames(self) -> None:
+        handled_bytes = 0
+        while self.is_open and self._is_reading and not self._is_parked and self._end - self._begin >= 4:
+            (size_bytes,) = INT32.unpack_from(self._view, self._begin)
+            frame_begin = self._begin + 4
+            if not FRAME_BYTES_MIN <= size_bytes <= self._plain_bytes_max and not self._may_be(size_bytes):
+                return
+            if self._end - frame_begin < size_bytes:
+                break
+            if handled_bytes >= self._config.turn_request_bytes_max:
+                self._handle_soon()
+                return
+            if size_bytes > LARGE_REQUEST_BYTES and self._view[frame_begin : frame_begin + 2] != _PRODUCE_KEY:
+                self._handle_large_soon(size_bytes)
+                return
+            handled_bytes += size_bytes
+            self._begin = frame_begin + size_bytes
+            self._handle_frame(self._view[frame_begin : self._begin], self._handle)
+        if self._begin == self._end and self.is_open:
+            self._begin = self._end = 0
+            size_bytes = len(self._view)
+            if size_bytes > BUFFER_BYTES_KEPT or (size_bytes > BUFFER_BYTES_FIRST and self.reservation.is_contended):
+                self._shrink()
+
+    def _may_be(self, size_bytes: int) -> bool:
+        """Whether the frame that begins may have this unusual size; closes the connection if not."""
+        refusal = size_refusal(self._config, self._view[self._begin + 4 : self._end], size_bytes)
+        if refusal is not None:
+            self.close(refusal)
+        return refusal is None
+
+    def _handle_frame(self, frame: memoryview, handle: Handle) -> None:
+        reply = Reply(self)
+        self._pending.append(reply)
+        try:
+            handle(frame, reply, self)
+        except WireError as error:
+            self.close(str(error))
+        except Exception:
+            logger.exception("request of %s failed; its connection is closed", self.peer)
+            self.close("the broker failed")
+        if reply.pieces is None and reply.is_long_wait:
+            self._is_parked = True
+        if len(self._pending) >= self._pending_max and self._is_reading:
+            self._pause_reading()
+
+    def _handle_soon(self) -> None:
+        """Go on with the requests that are in the buffer already, after the other connections' turn."""
+        if not self._is_handling_scheduled:
+            self._is_handling_scheduled = True
+            self._loop.call_soon(self._handle_later)
+
+    def _handle_later(self) -> None:
+        self._is_handling_scheduled = False
+        if self.is_open:
+            self._handle_and_respond()
+
+    def _handle_large_soon(self, size_bytes: int) -> None:
+        """Decode and handle the large request that begins in later turns; nothing is read or handled before."""
+        if not self._is_handling_scheduled:
+            self._is_handling_scheduled = True
+            work = self._handle_large(size_bytes)
+            self._turn.large(work, is_wanted=lambda: self.is_open and not self._is_finishing, size_bytes=size_bytes)
+
+    def _handle_large(self, size_bytes: int) -> Iterator[int]:
+        frame = self._view[self._begin + 4 : self._begin + 4 + size_bytes]
+        if frame[:2] == _FETCH_KEY and has_left(self._socket.fileno()):
+            # Its response cannot be delivered. The requests behind it are handled: they may change what is stored.
+            self._begin += 4 + size_bytes
+            self._handle_later()
+            return
+        try:
+            handle = yield from self._decode(frame)
+        except WireError as error:
+            self.close(str(error))
+            return
+        except Exception:
+            self.close("the broker failed")
+            raise
+        self._begin += 4 + size_bytes
+        self._handle_frame(frame, handle)
+        yield size_bytes // HANDLED_BYTES_PER_WORK
+        self._handle_later()
+
+    def _make_room(self) -> bool:
+        """The buffer is full and has no whole request: move what is there to its front, or to a larger one's.
+
+        The buffer of a parked connection does not grow: what follows stays in the socket.
+        False where no memory is left for a larger one: reading continues when there is some again.
+        """
+        if self._is_parked:
+            self._pause_reading()
+            return False
+        held = self._view[self._begin : self._end]
+        if self._begin == 0:
+            request_bytes = max(BUFFER_BYTES_STEP, 4 + int.from_bytes(held[:4], "big"))
+            step_bytes = min(max(2 * len(held), BUFFER_BYTES_STEP), request_bytes)
+            if not self.reservation.grow(step_bytes, request_bytes):
+                self._is_starved = True
+                self._loop.remove_reader(self._socket.fileno())
+                return False
+            self._view = memoryview(bytearray(step_bytes))
+        self._view[: len(held)] = held
+        self._begin, self._end = 0, len(held)
+        return True
+
+    def _shrink(self) -> None:
+        """Give the buffer back for a first one, which takes what is in it."""
+        held = self._view[self._begin : self._end]
+        self._view = memoryview(bytearray(BUFFER_BYTES_FIRST))
+        self._view[: len(held)] = held
+        self._begin, self._end = 0, len(held)
+        self.reservation.free()
+
+    def _fed(self) -> None:
+        """Continue to read: memory for the next step is reserved."""
+        self._is_starved = False
+        if self._is_reading:
+            self._loop.add_reader(self._socket.fileno(), self._on_readable)
+
+    def _is_relaxed(self) -> bool:
+        return (
+            len(self._pending) < (self._pending_max + 1) // 2 and self.unsent_bytes < (self._unsent_bytes_max + 1) // 2
+        )
+
+    def _pause_reading(self) -> None:
+        self._is_reading = False
+        self._loop.remove_reader(self._socket.fileno())
+
+    def _resume_reading(self) -> None:
+        self._is_reading = True
+        if not self._is_starved:
+            self._loop.add_reader(self._socket.fileno(), self._on_readable)
+
+    # Writing
+
+    def enqueue_response(self, pieces: Sequence[Piece]) -> None:
+        """An answer is there, if not yet its turn: count what it costs in memory from now on."""
+        if not self.is_open:
+            return
+        if not self._is_write_scheduled:
+            # Answers that become ready together go out together.
+            self._is_write_scheduled = True
+            self._turn.soon(self._write)
+        size_bytes = 0
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                size_bytes += len(piece)
+        self.unsent_bytes += size_bytes
+        self._answers.add(size_bytes)
+        if self.unsent_bytes >= self._unsent_bytes_max and self._is_reading:
+            self._pause_reading()
+
+    def write_soon(self) -> None:
+        """Go on sending in the next turn of the loop."""
+        if not self._is_write_scheduled:
+            self._is_write_scheduled = True
+            self._loop.call_soon(self._write)
+
+    def _write(self) -> None:
+        self._is_write_scheduled = False
+        if self.is_open:
+            self._collect()
+            if not self._is_blocked:
+                self._send()
+            if self.is_open and (self._is_finishing or self._is_parked or not self._is_reading):
+                self._written()
+
+    def _written(self) -> None:
+        """Answers went out, which may make room for requests."""
+        if self._is_finishing:
+            self._close_if_finished()
+            return
+        if self._is_parked:
+            # Nothing was taken after the request that parked: its reply is the last.
+            self._is_parked = bool(self._pending) and self._pending[-1].pieces is None
+            if self._is_parked:
+                return
+        if not self._is_reading:
+            if not self._is_relaxed():
+                return
+            self._resume_reading()
+        # Frames that arrived before the pause are in the buffer already: no event will tell of them.
+        self._handle_frames()
+
+    def _collect(self) -> None:
+        """Take over the pieces of every answer whose turn it is, small ones joined."""
+        small: list[bytes] = []
+        while self._pending and self._pending[0].pieces is not None:
+            for piece in self._pending.popleft().pieces or ():
+                if isinstance(piece, bytes):
+                    small.append(piece)
+                    continue
+                if small:
+                    self._unsent.append(b"".join(small))
+                    small.clear()
+                self._unsent.append(SendingSlice(piece.file, piece.position, piece.size_bytes))
+        if small:
+            # One piece alone is not copied.
+            self._unsent.append(b"".join(small))
+
+    def _send(self) -> None:
+        self._turn_bytes_left = self._config.turn_sent_bytes_max
+        try:
+            while self._unsent and self._turn_bytes_left > 0 and not self._is_blocked:
+                self._send_first()
+            if self._unsent and not self._is_blocked:
+                self.write_soon()
+        except (BlockingIOError, InterruptedError):
+            self._wait_until_writable()
+        except OSError as error:
+            self._fail(error)
+        if self._turn_bytes_left < self._config.turn_sent_bytes_max:
+            self._active_at = self._clock.monotonic()
+
+    def _send_first(self) -> None:
+        if len(self._unsent) > 1:
+            joined = take_small(self._unsent, self._read)
+            if joined:
+                self._unsent.appendleft(joined)
+        piece = self._unsent[0]
+        if isinstance(piece, SendingSlice):
+            self._send_file(piece)
+            return
+        flags = _MSG_MORE if len(self._unsent) > 1 else 0
+        count = self._socket.send(piece, flags)
+        self.unsent_bytes -= count
+        self._answers.used_bytes -= count
+        self._turn_bytes_left -= count
+        if count == len(piece):
+            self._unsent.popleft()
+        else:
+            self._unsent[0] = memoryview(piece)[count:]
+
+    def _read(self, piece: SendingSlice) -> bytes:
+        data = piece.file.read(piece.size_bytes, piece.position)
+        if len(data) < piece.size_bytes:
+            raise OSError(f"the file ended {piece.size_bytes - len(data)} bytes too early")
+        self.unsent_bytes += len(data)
+        self._answers.add(len(data))
+        return data
+
+    def _send_file(self, piece: SendingSlice) -> None:
+        try:
+            descriptor = piece.file.fileno()
+        except OSError:
+            # A file that is not the operating system's (a test's disk) has no descriptor to send from.
+            self._unsent[0] = self._read(piece)
+            return
+        wanted = min(piece.size_bytes, self._turn_bytes_left)
+        count = os.sendfile(self._socket.fileno(), descriptor, piece.position, wanted)
+        if not count:
+            raise OSError(f"the file ended {piece.size_bytes} bytes too early")
+        self._turn_bytes_left -= count
+        piece.position += count
+        piece.size_bytes -= count
+        if not piece.size_bytes:
+            self._unsent.popleft()
+        elif count < wanted:
+            # The socket is full: another call would only say so.
+            self._wait_until_writable()
+
+    def _wait_until_writable(self) -> None:
+        self._is_blocked = True
+        if not self._has_writer:
+            self._has_writer = True
+            self._loop.add_writer(self._socket.fileno(), self._on_writable)
+
+    def _on_writable(self) -> None:
+        """A large answer fills the socket several times: the loop is asked to call again until nothing is held up."""
+        self._is_blocked = False
+        self._write()
+        if self.is_open and not self._is_blocked:
+            self._has_writer = False
+            self._loop.remove_writer(self._socket.fileno())
+
+    # The end
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether it reads nothing, parked or without memory: it cannot see that its client has left."""
+        return self._is_starved or (self._is_parked and not self._is_reading)
+
+    def has_whole_request(self, unread_bytes: int) -> bool:
+        """Whether the request that waits for memory is whole with `unread_bytes` more, and is not parked."""
+        size_bytes = 4 + int.from_bytes(self._view[self._begin : self._begin + 4], "big")
+        return not self._is_parked and self._end - self._begin + unread_bytes >= size_bytes
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._socket.fileno()
+
+    def look_after(self, now: float) -> None:
+        """About once a second: give back a buffer that is not needed, close what is stalled, too slow or idle."""
+        idle_seconds = now - self._active_at
+        config = self._config
+        is_receiving = self._is_reading and not (self._is_parked or self._is_starved or self._is_handling_scheduled)
+        has_half_request = self._end > self._begin and is_receiving
+        bytes_per_second = self.watch_arrival(now)
+        if has_half_request and _is_over(idle_seconds, config.request_stalled_max_ms):
+            self.close(f"a request stopped in its middle for {idle_seconds:.0f} s (request.stalled.max.ms)")
+        elif has_half_request and bytes_per_second < config.request_bytes_per_second_min:
+            self.close(
+                f"a request arrives at {bytes_per_second:.0f} bytes per second"
+                f" (request.min.bytes.per.second={config.request_bytes_per_second_min})"
+            )
+        elif self._is_idle() and _is_over(idle_seconds, config.connections_idle_max_ms):
+            logger.info("connection of %s closed: idle for %.0f s", self.peer, idle_seconds)
+            self.close(None)
+        elif idle_seconds >= BUFFER_KEPT_SECONDS:
+            self.shrink_if_needless()
+
+    def shrink_if_needless(self) -> None:
+        """Give back a buffer whose content the first one could hold."""
+        if self._end - self._begin < BUFFER_BYTES_FIRST < len(self._view):
+            self._shrink()
+
+    def watch_arrival(self, now: float) -> float:
+        """Look at the request that is not handled; return its bytes per second if it was watched long enough.
+
+        One that waits for the broker (for memory, for its turn, or behind others for the disk) is not watched.
+        """
+        waits_behind = not (self._is_reading or self._is_parked or self._is_unread())
+        is_ours_to_wait = self._is_starved or self._is_handling_scheduled or waits_behind
+        if self._begin == self._end or is_ours_to_wait:
+            self._arrival = None
+            return math.inf
+        position = self._received_bytes - (self._end - self._begin)
+        if self._arrival is None or self._arrival.position != position:
+            self._arrival = Arrival(position, now, self._received_bytes)
+            return math.inf
+        average = self._arrival.look(now, self._received_bytes)
+        return math.inf if average is None else average
+
+    def _is_unread(self) -> bool:
+        """Whether the client leaves so many answers unread that no further request is taken."""
+        return self.unsent_bytes >= self._unsent_bytes_max
+
+    @property
+    def slow_bytes_per_second(self) -> float | None:
+        """Pace of the request that holds reserved memory, if it is slow; None if not."""
+        arrival = self._arrival
+        if arrival is None or arrival.bytes_per_second is None or not self.reservation.size_bytes:
+            return None
+        return arrival.bytes_per_second if arrival.bytes_per_second < SLOW_BYTES_PER_SECOND else None
+
+    def _is_idle(self) -> bool:
+        """Whether it is the client's turn: to ask, or to read its answers."""
+        return bool(self._unsent) or not self._pending
+
+    def finish(self) -> None:
+        """The broker stops: take no more requests, give the answers that can be given, and close."""
+        self._is_finishing = True
+        if self._is_reading:
+            self._pause_reading()
+        for reply in list(self._pending):
+            if reply.pieces is None and reply.on_stop is not None:
+                reply.on_stop()
+        self.write_soon()
+
+    def _close_if_finished(self) -> None:
+        # Answers go out in order: behind one that waits for other clients nothing can be sent any more.
+        waits = bool(self._pending) and not self._pending[0].is_long_wait
+        if self._unsent or waits:
+            return
+        self._drain()
+        self.close(None)
+
+    def _drain(self) -> None:
+        """Read what arrived: the kernel would answer a close before it with a reset that takes sent answers back."""
+        step = self._view[:BUFFER_BYTES_STEP]
+        with contextlib.suppress(OSError):
+            for _ in range(DRAINED_BYTES_MAX // len(step)):
+                if not self._socket.recv_into(step):
+                    return
+
+    def _fail(self, error: OSError) -> None:
+        """The socket or the file failed; a reset is a client's way to leave, too."""
+        self.close(None if isinstance(error, ConnectionError) else str(error))
+
+    def close(self, reason: str | None) -> None:
+        """Close; None as reason is the peer's own, ordinary close."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        if reason is not None:
+            logger.warning("connection of %s closed: %s", self.peer, reason)
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        for reply in self._pending:
+            if reply.on_abandoned is not None:
+                reply.on_abandoned()
+        self._pending.clear()
+        self._unsent.clear()
+        self._answers.add(-self.unsent_bytes)
+        self.unsent_bytes = 0
+        self.reservation.end()
+        self._view = NO_BUFFER
+        self._on_closed(self)
+
+    def close_descriptor(self) -> None:
+        """In a forked child: the connection goes on in the parent."""
+        self._socket.close()
+
+
+def _is_over(duration_seconds: float, limit_ms: int) -> bool:
+    return 0 <= limit_ms < duration_seconds * 1000

@@ -1,0 +1,110 @@
+"""A request on its way through the broker, and how its answer becomes bytes.
+
+Handlers give an answer as one mapping that has the fields of all versions; the request's version takes those that it
+has (`wire.response_writer`).
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from onceflow.broker.loop.slices import run_in_slices
+from onceflow.broker.network.reply import Reply
+from onceflow.wire.apis import WRITE_TXN_MARKERS
+from onceflow.wire.frames import RequestHeader, decode_request, response_class, response_head, with_size
+from onceflow.wire.response_writer import FieldWriter, entity_writer
+
+NO_THROTTLE = timedelta(0)
+
+
+@dataclass(slots=True)
+class Request:
+    """One request; `frame` is a view of the connection's buffer and ends with the handler's call."""
+
+    header: RequestHeader
+    frame: memoryview
+    reply: Reply
+    peer_host: str
+    elements_max: int = sys.maxsize
+    """Array elements that the body may have in all."""
+
+    @property
+    def version(self) -> int:
+        return self.header.version
+
+    @property
+    def client_id(self) -> str:
+        return self.header.client_id or ""
+
+    def decode(self) -> Any:
+        """The body as kio's class of the request's version. Raises MalformedFrame."""
+        return decode_request(self.frame, self.header, elements_max=self.elements_max)
+
+    def respond(self, **values: Any) -> None:
+        """Send the response with these fields; the elements of its arrays are encoded over several turns if need be.
+
+        Arrays must not change any more.
+        """
+        response, writer = self._begin(values)
+        self.in_slices(writer.in_steps(response, values), lambda: self.reply.send([with_size(response)]))
+
+    def encoded(self, **values: Any) -> bytes:
+        """The response with these fields, encoded in this turn."""
+        response, writer = self._begin(values)
+        writer.write(response, values)
+        return with_size(response)
+
+    def in_slices(self, work: Iterator[int], done: Callable[[], None]) -> None:
+        """As `run_in_slices`, while there is a client; its connection is closed if the work fails."""
+        run_in_slices(
+            work,
+            done,
+            failed=lambda error: close_without_response(self.reply, error),
+            is_wanted=lambda: self.reply.is_open,
+        )
+
+    def _begin(self, values: dict[str, Any]) -> tuple[bytearray, FieldWriter]:
+        """(the response up to its body, writer of the body)."""
+        header = self.header
+        if header.api.key != WRITE_TXN_MARKERS:
+            values.setdefault("throttle_time", NO_THROTTLE)
+        flexible = header.version >= header.api.flexible_from
+        response = response_head(header.api.key, header.correlation_id, flexible=flexible)
+        entity_class: Any = response_class(header.api.key, header.version)
+        return response, entity_writer(entity_class)
+
+
+@dataclass(slots=True)
+class DecodedRequest(Request):
+    """A large request, whose body was decoded over several turns of the loop."""
+
+    body: Any = None
+
+    def decode(self) -> Any:
+        """Return the body."""
+        return self.body
+
+
+class close_unless_responded:  # noqa: N801
+    """Closes the connection of `reply` if its answer cannot be made: a client must not wait for ever."""
+
+    __slots__ = ("_reply",)
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    def __enter__(self) -> None:
+        """Nothing is to be done before."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: TracebackType | None) -> None:
+        # A generator is closed when nobody wants the rest of its work.
+        if error is not None and not isinstance(error, GeneratorExit):
+            close_without_response(self._reply, error)
+
+
+def close_without_response(reply: Reply, error: BaseException) -> None:
+    """What `close_unless_responded` does, for the path that is too hot for a `with`."""
+    reply.close_connection(f"its answer could not be made: {error}")

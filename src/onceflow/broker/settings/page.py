@@ -1,0 +1,62 @@
+"""The settings in docs/operating.md: `python -m onceflow.broker.settings.page docs/operating.md` writes them anew."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from onceflow.broker.settings.fixed import FIXED, REFUSED, WITHOUT_EFFECT
+from onceflow.broker.settings.setting import Setting
+from onceflow.broker.settings.table import GROUPS
+
+BEGIN = "<!-- settings: written by python -m onceflow.broker.settings.page -->"
+END = "<!-- end of settings -->"
+
+
+def with_settings(page: str) -> str:
+    """The page with the part between the marks anew."""
+    before, _, rest = page.partition(BEGIN)
+    _old, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{section()}\n{END}{after}"
+
+
+def section() -> str:
+    """All settings by group, and what Kafka's other settings mean here."""
+    return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    for title, group in GROUPS.items():
+        yield f"### {title}\n"
+        for setting in group:
+            yield from _setting(setting)
+    yield "### Settings of Kafka's with one value\n"
+    yield "Accepted with this value alone, and told in the log; DescribeConfigs shows them.\n"
+    yield "| setting | value | why |\n|---|---|---|"
+    for name, (value, reason) in FIXED.items():
+        yield f"| `{name}` | `{value}` | {reason} |"
+    yield "\n### Settings of Kafka's without effect\n"
+    yield "They say how Kafka is built. Accepted with any value, and told in the log.\n"
+    yield from _reasons(WITHOUT_EFFECT)
+    yield "\n### Settings of Kafka's that are refused\n"
+    yield "Who sets one of these relies on it, so the broker does not start.\n"
+    yield from _reasons(REFUSED)
+    yield ""
+
+
+def _reasons(table: Mapping[str, str]) -> Iterator[str]:
+    yield "| setting | why |\n|---|---|"
+    for name, reason in table.items():
+        yield f"| `{name}{'*' if name[-1] == '.' else ''}` | {reason} |"
+
+
+def _setting(setting: Setting) -> Iterator[str]:
+    short = f" (or `{setting.option}`)" if setting.option else ""
+    yield f"#### {setting.name}\n"
+    yield f"{setting.documentation}\n"
+    yield f"- Value: {setting.kind.allowed}" + (f"; default `{setting.default}`" if setting.default else "")
+    yield f"- Option: `{setting.options[-1]}`{short}\n"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.write_text(with_settings(target.read_text(encoding="utf-8")), encoding="utf-8")

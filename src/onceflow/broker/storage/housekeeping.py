@@ -1,0 +1,242 @@
+"""What happens to the logs by themselves: retention, and the removal of files that nobody needs any more.
+
+One task on the loop looks at the clock four times a second and goes through the logs when their time has come. It
+decides and changes the logs; whatever reads or writes files runs in the node's housekeeping thread, in slices between
+which a new topic gets its turn there. Compaction, which may take hours, has a task and a thread of its own
+(`onceflow.broker.storage.log_cleaner`). Nothing here changes a segment that somebody may be reading: segments leave a
+log's list or are replaced in it in one step, and their files stay for `file.delete.delay.ms`.
+
+The order that keeps a crash from taking what it should not: a new log start is durable in
+`log-start-offset-checkpoint` before anybody is told of it and before a file goes (the next start of the broker removes
+what lies wholly below it).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.storage.group_commit import GroupCommit
+from onceflow.broker.storage.log_cleaner import LogCleaner
+from onceflow.broker.storage.partitions import Partition, Partitions
+from onceflow.log import retention, swap
+from onceflow.log.clock import Clock
+from onceflow.log.directory import DataDirectory
+from onceflow.log.errors import LogError
+from onceflow.log.reserve import ReservedDisk
+from onceflow.log.segment import Segment
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.25
+LOGS_PER_SLICE = 64
+RETRY_MS = 5_000
+"""After how long files that could not be renamed or removed are tried again."""
+
+Result = TypeVar("Result")
+Decisions = Sequence[tuple[Partition, retention.Decision]]
+
+
+class Housekeeping:
+    """Looks after the logs of one node. All methods are the loop's."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        partitions: Partitions,
+        directory: DataDirectory,
+        *,
+        disk: ReservedDisk,
+        clock: Clock,
+        group_commit: GroupCommit,
+        thread: Executor,
+    ) -> None:
+        """Raises RetentionPolicyUnusable."""
+        self._config = config
+        self._policy = retention.load_policy(config.retention_policy)
+        self._partitions = partitions
+        self._directory = directory
+        self._disk = disk
+        self._clock = clock
+        self._group_commit = group_commit
+        self._thread = thread
+        self._task: asyncio.Task[None] | None = None
+        self._next_retention = self._after(min(config.retention_check_first_ms, config.retention_check_interval_ms))
+        self._leftovers: set[Partition] = set()
+        """Logs whose start has passed a segment that is not synced yet."""
+        self._unretired: list[tuple[float, Partition, Sequence[Segment]]] = []
+        """(when, log, segments that left it): their files are still to be renamed."""
+        self._retired: list[tuple[float, Sequence[Path]]] = []
+        """(when, files): to be removed."""
+        self._cleaner = LogCleaner(
+            config,
+            partitions,
+            directory,
+            disk=disk,
+            clock=clock,
+            housekeeping_thread=thread,
+            remove_later=self._remove_later,
+        )
+
+    def start(self) -> None:
+        self._leftovers |= {each for each in self._partitions if each.log.segments.has_below(each.log.log_start_offset)}
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="housekeeping")
+        if self._config.cleaner_enabled:
+            self._cleaner.start()
+
+    async def close(self) -> None:
+        """Stop after what is under way on the disk."""
+        await self._cleaner.close()
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                await self.tick()
+            except Exception:
+                logger.exception("housekeeping failed; it goes on in %s s", TICK_S)
+
+    async def tick(self) -> None:
+        """Do what the clock says is due."""
+        now = self._clock.monotonic()
+        if now >= self._next_retention:
+            self._next_retention = self._after(self._config.retention_check_interval_ms)
+            await self._retain()
+        for partition in list(self._leftovers):
+            self._leftovers.discard(partition)
+            await self._leave_needless(partition)
+        await self._retire_due()
+        await self._remove_retired()
+        if self._disk.is_full:
+            await self._in_thread(self._disk.refill)
+
+    def _after(self, duration_ms: int) -> float:
+        return self._clock.monotonic() + duration_ms / 1000
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _is_served(self, partition: Partition) -> bool:
+        """Whether it is still this one: a topic may be deleted, and made again, at any moment."""
+        return self._partitions.get(partition.topic, partition.index) is partition
+
+    # Retention and deleted records
+
+    async def _retain(self) -> None:
+        partitions = list(self._partitions)
+        for begin in range(0, len(partitions), LOGS_PER_SLICE):
+            some = partitions[begin : begin + LOGS_PER_SLICE]
+            now_ms = self._clock.now_ms()
+            decisions = await self._in_thread(lambda some=some, now_ms=now_ms: self._decide(some, now_ms))  # type: ignore[misc]
+            await self._carry_out(decisions)
+
+    def _decide(self, partitions: Sequence[Partition], now_ms: int) -> Decisions:
+        return [(each, decision) for each in partitions if (decision := self._decide_one(each, now_ms)) is not None]
+
+    def _decide_one(self, partition: Partition, now_ms: int) -> retention.Decision | None:
+        try:
+            return retention.decide(partition.log, self._policy, now_ms)
+        except Exception:
+            # The policy may be anybody's code; the other logs are looked at all the same.
+            logger.exception("%s: the retention policy failed, nothing is deleted", partition)
+            return None
+
+    async def _carry_out(self, decisions: Decisions) -> None:
+        changed = {each: decision.log_start_offset for each, decision in decisions if self._is_served(each)}
+        try:
+            await self._advance(changed)
+        except OSError as error:
+            logger.error("retention deletes nothing of %d logs this time: %s", len(changed), error)
+            return
+        for partition, decision in decisions:
+            if not self._is_served(partition):
+                continue
+            if decision.needs_roll and decision.log_start_offset == partition.log.log_end_offset:
+                self._roll(partition)
+            await self._leave_needless(partition)
+
+    async def _advance(self, log_starts: Mapping[Partition, int]) -> None:
+        """Make new log starts durable, then let the logs begin there. Raises OSError."""
+        later = {each: offset for each, offset in log_starts.items() if offset > each.log.log_start_offset}
+        if not later:
+            return
+        await self._in_thread(lambda: self._write_log_starts(later))
+        for partition, offset in later.items():
+            partition.log.log_start_offset = max(offset, partition.log.log_start_offset)
+
+    def _write_log_starts(self, log_starts: Mapping[Partition, int]) -> None:
+        self._directory.log_start_offsets.advance(
+            {
+                (each.topic, each.index): offset
+                for each, offset in log_starts.items()
+                if self._disk.exists(each.log.directory)
+            }
+        )
+
+    def _roll(self, partition: Partition) -> None:
+        """All of the log is to go: the active segment too, which can only once it is sealed."""
+        try:
+            partition.log.roll()
+        except LogError as error:
+            logger.error("%s: its last segment stays: %s", partition, error)
+        else:
+            self._group_commit.flush(partition)
+
+    async def _leave_needless(self, partition: Partition) -> None:
+        """Let segments wholly below the log's start go, with their files."""
+        if not self._is_served(partition):
+            return
+        if partition is self._cleaner.compacting:
+            self._leftovers.add(partition)
+            return
+        log = partition.log
+        gone = log.leave_needless()
+        if log.segments.has_below(log.log_start_offset) and log.failure is None:
+            self._leftovers.add(partition)
+        if gone:
+            logger.info("%s: %d segments below offset %d are deleted", partition, len(gone), log.log_start_offset)
+            await self._retire(partition, gone)
+
+    async def _retire(self, partition: Partition, segments: Sequence[Segment]) -> None:
+        directory = partition.log.directory
+        try:
+            paths = await self._in_thread(lambda: swap.retire(self._disk, directory, segments))
+        except OSError as error:
+            logger.error("%s: files of deleted segments are renamed later: %s", partition, error)
+            self._unretired.append((self._after(RETRY_MS), partition, segments))
+        else:
+            self._remove_later(partition, paths)
+
+    async def _retire_due(self) -> None:
+        now = self._clock.monotonic()
+        due = [each for each in self._unretired if each[0] <= now]
+        self._unretired = [each for each in self._unretired if each[0] > now]
+        for _when, partition, segments in due:
+            if self._is_served(partition):
+                await self._retire(partition, segments)
+
+    def _remove_later(self, partition: Partition, paths: Sequence[Path]) -> None:
+        self._retired.append((self._after(partition.log.config.file_delete_delay_ms), paths))
+
+    async def _remove_retired(self) -> None:
+        now = self._clock.monotonic()
+        due = [paths for when, paths in self._retired if when <= now]
+        self._retired = [each for each in self._retired if each[0] > now]
+        for paths in due:
+            try:
+                await self._in_thread(lambda paths=paths: swap.remove_retired(self._disk, paths))  # type: ignore[misc]
+            except OSError as error:
+                logger.error("%s and others are removed later: %s", paths[0], error)
+                self._retired.append((self._after(RETRY_MS), paths))
+
+    async def delete_records(self, log_starts: Mapping[Partition, int]) -> None:
+        """Let logs begin at these offsets, at most their high watermarks; durable when it returns. Raises OSError."""
+        await self._advance(log_starts)

@@ -1,0 +1,88 @@
+"""A partition that holds the broker's own memory: appended record by record, replayed whole at start-up."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from onceflow.broker.storage.group_commit import GroupCommit
+from onceflow.broker.storage.partitions import Partition, Synced
+from onceflow.log.clock import Clock
+from onceflow.wire.batch import BatchHeader, Record, batches, decode_batch, encode_batch
+from onceflow.wire.markers import Marker, decode_marker
+
+READ_BYTES = 1024 * 1024
+NO_PRODUCER = -1
+
+KeyValue = tuple[bytes | None, bytes | None]
+
+
+class StateBatch(NamedTuple):
+    """One batch of the log; a control batch has no records, and a marker if it ends a transaction."""
+
+    header: BatchHeader
+    records: Sequence[Record]
+    marker: Marker | None
+
+
+class StateLog:
+    """Writes and reads the records of one partition of this broker."""
+
+    def __init__(self, partition: Partition, clock: Clock, group_commit: GroupCommit) -> None:
+        self.partition = partition
+        self._clock = clock
+        self._group_commit = group_commit
+
+    def append(
+        self,
+        entries: Sequence[KeyValue],
+        *,
+        producer_id: int = NO_PRODUCER,
+        producer_epoch: int = NO_PRODUCER,
+        from_reserve: bool = False,
+    ) -> int:
+        """Append all of `entries` in one batch: after a crash all are there, or none; returns the first one's offset.
+
+        With a producer id the batch belongs to that producer's transaction and has no sequence, as Kafka's own
+        coordinators write it. `from_reserve` is for what deletes or ends something: on a full disk nothing else is
+        appended. Raises LogError.
+        """
+        now_ms = self._clock.now_ms()
+        records = [Record(offset, now_ms, key, value) for offset, (key, value) in enumerate(entries)]
+        batch = encode_batch(
+            records,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            transactional=producer_id != NO_PRODUCER,
+        )
+        appended = self.partition.log.append(batch, by_coordinator=True, from_reserve=from_reserve)
+        self._group_commit.request(self.partition)
+        return appended.base_offset
+
+    def append_marker(self, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
+        """End the producer's transaction in this log. Raises LogError."""
+        self.partition.log.append_marker(producer_id, producer_epoch, commit=commit)
+        self._group_commit.request(self.partition)
+
+    def when_synced(self, synced: Synced) -> None:
+        """Call back once everything that is in the log now is durable."""
+        self.partition.when_synced(self.partition.log.log_end_offset, synced)
+
+    def records(self) -> Iterator[Record]:
+        """Every record that the log holds; of transactions too, whatever came of them."""
+        for batch in self.batches():
+            yield from batch.records
+
+    def batches(self, read_bytes: int = READ_BYTES) -> Iterator[StateBatch]:
+        """Every batch that the log holds, in order; about `read_bytes` are read at a time."""
+        log = self.partition.log
+        offset = log.log_start_offset
+        while offset < log.high_watermark:
+            found = log.read(offset, read_bytes)
+            if found is None:
+                return
+            data = found.read()
+            for position, header in batches(data):
+                if header.is_control:
+                    yield StateBatch(header, (), decode_marker(data, position))
+                else:
+                    yield StateBatch(header, decode_batch(data, position), None)
+                offset = header.last_offset + 1

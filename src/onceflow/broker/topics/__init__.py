@@ -1,0 +1,1 @@
+"""Topics, their configurations and the metadata log that remembers them."""

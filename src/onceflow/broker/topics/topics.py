@@ -1,0 +1,313 @@
+"""Which topics exist and which producer ids were handed out: decided here, recorded in `__cluster_metadata-0`.
+
+`decide` functions raise TopicRefused or give the records of a change; `replay` applies a record, at run time and at
+start-up alike.
+"""
+
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onceflow.broker.topics import configs as topic_configs
+from onceflow.broker.topics.records import (
+    ConfigRecord,
+    MetadataRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
+from onceflow.wire.errors import ErrorCode
+
+GROUP_OFFSETS_TOPIC = "__consumer_offsets"
+TRANSACTION_STATE_TOPIC = "__transaction_state"
+CLUSTER_METADATA_TOPIC = "__cluster_metadata"
+INTERNAL_TOPICS = (GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, CLUSTER_METADATA_TOPIC)
+"""The broker's own, which clients may read and not write."""
+NAME_CHARACTERS_MAX = 249
+PRODUCER_IDS_IN_A_BLOCK = 1000
+
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+class TopicRefused(OnceflowError):
+    """A change of the topics that Kafka's error code `error_code` refuses."""
+
+    def __init__(self, error_code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.error_code = error_code
+
+
+@dataclass(slots=True)
+class Topic:
+    """One topic. Its partitions are all on this broker."""
+
+    name: str
+    topic_id: uuid.UUID
+    partition_count: int = 0
+    configs: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_internal(self) -> bool:
+        return self.name in INTERNAL_TOPICS
+
+
+Assignment = Sequence[int]
+"""Ids of the brokers that are to keep a partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic that somebody wants; -1 stands for the broker's default, or for what `assignments` says."""
+
+    name: str
+    partition_count: int
+    replication_factor: int = 1
+    configs: Mapping[str, str | None] = field(default_factory=dict)
+    assignments: Sequence[tuple[int, Assignment]] = ()
+    """(partition, brokers) of each partition, or nothing: the broker decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class MorePartitions:
+    """A topic that is to have `partition_count` partitions; `assignments` has the brokers of each further one."""
+
+    name: str
+    partition_count: int
+    assignments: Sequence[Assignment] | None = None
+
+
+class Topics:
+    """The topics and the next producer id. Single-threaded: the event loop is its lock."""
+
+    def __init__(
+        self,
+        node_id: int,
+        partition_count_default: int,
+        partitions_max: int,
+        make_uuid: Callable[[], uuid.UUID] = uuid.uuid4,
+    ) -> None:
+        self.node_id = node_id
+        self.partition_count_default = partition_count_default
+        self.partitions_max = partitions_max
+        """Of all topics together."""
+        self.by_name: dict[str, Topic] = {}
+        self.by_id: dict[uuid.UUID, Topic] = {}
+        self.removed: dict[uuid.UUID, str] = {}
+        """Deleted topics' names, by which start-up tells a deletion cut short from a stray directory."""
+        self.being_deleted: set[str] = set()
+        """Names whose old directories are on their way out: a new topic must not find them."""
+        self.next_producer_id = 0
+        self.partition_count = 0
+        """Of all topics together, the broker's own not counted: it needs those, however full it is."""
+        self._by_metric_name: dict[str, str] = {}
+        self._make_uuid = make_uuid
+
+    def decide_create(self, new: NewTopic) -> list[MetadataRecord]:
+        """Records of a new topic, all to be appended in one batch."""
+        check_name(new.name)
+        if new.name == CLUSTER_METADATA_TOPIC:
+            message = f"Creation of internal topic {CLUSTER_METADATA_TOPIC} is prohibited."
+            raise TopicRefused(ErrorCode.invalid_request, message)
+        if new.name in self.by_name:
+            raise TopicRefused(ErrorCode.topic_already_exists, f"Topic '{new.name}' already exists.")
+        if new.name in self.being_deleted:
+            raise TopicRefused(ErrorCode.topic_already_exists, f"topic {new.name} is being deleted; {Remedy.TRY_AGAIN}")
+        self._check_collision(new.name)
+        try:
+            configs = topic_configs.normalized(new.configs)
+        except topic_configs.InvalidConfig as error:
+            raise TopicRefused(error.error_code, str(error)) from error
+        partition_count = self._partition_count(new)
+        self._check_room(new.name, partition_count)
+        topic_id = self._make_uuid()
+        records: list[MetadataRecord] = [TopicRecord(new.name, topic_id)]
+        records += [ConfigRecord(new.name, name, value) for name, value in configs.items()]
+        records += [PartitionRecord(index, topic_id, self.node_id) for index in range(partition_count)]
+        return records
+
+    def _check_collision(self, name: str) -> None:
+        """Kafka makes metrics' names of topics', where `.` and `_` are the same."""
+        other = self._by_metric_name.get(_metric_name(name))
+        if other is not None:
+            raise TopicRefused(
+                ErrorCode.invalid_topic_exception, f"Topic '{name}' collides with existing topic: {other}"
+            )
+
+    def _partition_count(self, new: NewTopic) -> int:
+        if new.assignments:
+            self._check_assignments(new)
+            return len(new.assignments)
+        if new.replication_factor < -1 or new.replication_factor == 0:
+            message = "Replication factor must be larger than 0, or -1 to use the default value."
+            raise TopicRefused(ErrorCode.invalid_replication_factor, message)
+        if new.partition_count < -1 or new.partition_count == 0:
+            message = "Number of partitions was set to an invalid non-positive value."
+            raise TopicRefused(ErrorCode.invalid_partitions, message)
+        if new.replication_factor > 1:
+            raise TopicRefused(
+                ErrorCode.invalid_replication_factor,
+                f"Unable to replicate the partition {new.replication_factor} time(s): The target replication factor of"
+                f" {new.replication_factor} cannot be reached because only 1 broker(s) are registered.",
+            )
+        return self.partition_count_default if new.partition_count == -1 else new.partition_count
+
+    def _check_assignments(self, new: NewTopic) -> None:
+        """ReplicationControlManager.createTopic: an assignment goes without counts and names each partition once."""
+        for what, value in (("replication factor", new.replication_factor), ("numPartitions", new.partition_count)):
+            if value != -1:
+                message = f"A manual partition assignment was specified, but {what} was not set to -1."
+                raise TopicRefused(ErrorCode.invalid_request, message)
+        seen: set[int] = set()
+        for index, broker_ids in new.assignments:
+            if index in seen:
+                message = f"Found multiple manual partition assignments for partition {index}"
+                raise TopicRefused(ErrorCode.invalid_replica_assignment, message)
+            seen.add(index)
+            self._check_assignment(broker_ids)
+        if seen != set(range(len(seen))):
+            message = "partitions should be a consecutive 0-based integer sequence"
+            raise TopicRefused(ErrorCode.invalid_replica_assignment, message)
+
+    def _check_assignment(self, broker_ids: Assignment) -> None:
+        strangers = sorted(set(broker_ids) - {self.node_id})
+        if not broker_ids:
+            what = "an empty replica list"
+        elif strangers:
+            what = f"broker {strangers[0]}, but no such broker is registered"
+        elif len(broker_ids) > 1:
+            what = f"the broker {self.node_id} more than once"
+        else:
+            return
+        message = f"The manual partition assignment includes {what}."
+        raise TopicRefused(ErrorCode.invalid_replica_assignment, message)
+
+    def _check_room(self, name: str, partition_count: int) -> None:
+        if name not in INTERNAL_TOPICS and self.partition_count + partition_count > self.partitions_max:
+            raise TopicRefused(
+                ErrorCode.invalid_partitions,
+                f"topic {name}: {partition_count} partitions beside the {self.partition_count} that exist are more than"
+                f" the {self.partitions_max} that this broker serves (max.partitions); "
+                f"{Remedy.FEWER_PARTITIONS}, or {Remedy.DELETE_TOPICS}",
+            )
+
+    def decide_more_partitions(self, wanted: MorePartitions) -> list[MetadataRecord]:
+        """Records of a topic's further partitions; ReplicationControlManager.createPartitions says what is refused."""
+        topic = self.by_name.get(wanted.name)
+        if topic is None:
+            raise TopicRefused(ErrorCode.unknown_topic_or_partition, f"there is no topic {wanted.name}")
+        present, count = topic.partition_count, wanted.partition_count
+        if count == present:
+            raise TopicRefused(ErrorCode.invalid_partitions, f"Topic already has {present} partition(s).")
+        if count < present:
+            message = f"The topic {topic.name} currently has {present} partition(s); {count} would not be an increase."
+            raise TopicRefused(ErrorCode.invalid_partitions, message)
+        if topic.is_internal:
+            raise TopicRefused(
+                ErrorCode.invalid_partitions, f"topic {topic.name} is the broker's own; it stays as it is"
+            )
+        if wanted.assignments is not None:
+            self._check_new_assignments(count - present, wanted.assignments)
+        self._check_room(topic.name, count - present)
+        return [PartitionRecord(index, topic.topic_id, self.node_id) for index in range(present, count)]
+
+    def _check_new_assignments(self, count: int, assignments: Sequence[Assignment]) -> None:
+        if len(assignments) != count:
+            raise TopicRefused(
+                ErrorCode.invalid_replica_assignment,
+                f"Attempted to add {count} additional partition(s), but only {len(assignments)} assignment(s) were"
+                " specified.",
+            )
+        for broker_ids in assignments:
+            self._check_assignment(broker_ids)
+
+    def decide_configs(self, topic: Topic, configs: Mapping[str, str | None]) -> list[MetadataRecord]:
+        """Records after which the topic has exactly these configurations, of which none may be None."""
+        if self.by_id.get(topic.topic_id) is not topic:
+            raise TopicRefused(ErrorCode.unknown_topic_or_partition, f"The topic '{topic.name}' does not exist.")
+        if topic.is_internal:
+            message = f"topic {topic.name} is the broker's own; its configuration comes from the broker's settings"
+            raise TopicRefused(ErrorCode.invalid_request, message)
+        try:
+            wanted = topic_configs.normalized(configs)
+        except topic_configs.InvalidConfig as error:
+            raise TopicRefused(error.error_code, str(error)) from error
+        gone = [ConfigRecord(topic.name, name, None) for name in topic.configs if name not in wanted]
+        changed = [(name, value) for name, value in wanted.items() if topic.configs.get(name) != value]
+        return [*gone, *(ConfigRecord(topic.name, name, value) for name, value in changed)]
+
+    def decide_delete(self, topic: Topic) -> list[MetadataRecord]:
+        """Records of a topic's end."""
+        if topic.is_internal:
+            raise TopicRefused(ErrorCode.invalid_request, f"topic {topic.name} is the broker's own; it stays")
+        if self.by_id.get(topic.topic_id) is not topic:
+            raise TopicRefused(ErrorCode.unknown_topic_or_partition, f"topic {topic.name} is deleted already")
+        return [RemoveTopicRecord(topic.topic_id)]
+
+    def decide_producer_ids(self) -> list[MetadataRecord]:
+        """Records that reserve the next block of producer ids, so that none is handed out again after a crash."""
+        return [ProducerIdsRecord(self.node_id, self.next_producer_id + PRODUCER_IDS_IN_A_BLOCK)]
+
+    def replay(self, record: MetadataRecord) -> None:
+        """Apply one record."""
+        match record:
+            case TopicRecord(name, topic_id):
+                self.by_name[name] = self.by_id[topic_id] = Topic(name, topic_id)
+                self._by_metric_name[_metric_name(name)] = name
+            case PartitionRecord(partition, topic_id, _leader):
+                topic = self.by_id[topic_id]
+                topic.partition_count = partition + 1
+                self.partition_count += not topic.is_internal
+            case ConfigRecord(topic_name, name, None):
+                self.by_name[topic_name].configs.pop(name, None)
+            case ConfigRecord(topic_name, name, str(value)):
+                self.by_name[topic_name].configs[name] = value
+            case RemoveTopicRecord(topic_id):
+                self._replay_removal(topic_id)
+            case ProducerIdsRecord(_broker_id, next_producer_id):
+                self.next_producer_id = next_producer_id
+
+    def _replay_removal(self, topic_id: uuid.UUID) -> None:
+        """Of two removals of one topic, which earlier releases could write, the second changes nothing."""
+        removed = self.by_id.pop(topic_id, None)
+        if removed is not None:
+            del self.by_name[removed.name]
+            self._by_metric_name.pop(_metric_name(removed.name), None)
+            self.partition_count -= removed.partition_count
+            self.removed[topic_id] = removed.name
+
+
+def _metric_name(topic: str) -> str:
+    return topic.replace(".", "_")
+
+
+def is_legal_name(name: str) -> bool:
+    """Whether a topic may be called so."""
+    try:
+        check_name(name)
+    except TopicRefused:
+        return False
+    return True
+
+
+def check_name(name: str) -> None:
+    """Raises TopicRefused for a name that Kafka does not allow (org.apache.kafka.common.internals.Topic)."""
+    what = _wrong_name(name)
+    if what is not None:
+        raise TopicRefused(ErrorCode.invalid_topic_exception, f"Topic name is invalid: {what}")
+
+
+def _wrong_name(name: str) -> str | None:
+    shown = name[: NAME_CHARACTERS_MAX + 1]
+    if not name:
+        return "the empty string is not allowed"
+    if name in (".", ".."):
+        return f"'{name}' is not allowed"
+    if len(name) > NAME_CHARACTERS_MAX:
+        return f"the length of '{shown}' is longer than the max allowed length {NAME_CHARACTERS_MAX}"
+    if not _LEGAL_NAME.fullmatch(name):
+        return f"'{shown}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+    return None

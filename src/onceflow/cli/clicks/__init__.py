@@ -1,0 +1,1 @@
+"""Commands of the click count: generate, replay, run, verify, clicks, dead and dashboard."""

@@ -1,0 +1,38 @@
+"""`onceflow dashboard`: serves the live page."""
+
+import click
+
+from onceflow.cli.options import bootstrap_option, redis_options
+from onceflow.cli.security import security
+
+
+@click.command()
+@redis_options
+@bootstrap_option
+@click.option("--topic", default="user_events", show_default=True, help="The topic to name before anything is counted.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to listen on. There is no password: keep it on this machine.",
+)
+@click.option(
+    "--port",
+    default=8080,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="The port to listen on; 0 takes a free one.",
+)
+def dashboard(redis_url: str, hash_key: str, bootstrap: str, topic: str, host: str, port: int) -> None:
+    """Serve the live page: clicks, users, rate and lag as they change.
+
+    Prints its address and runs until Ctrl-C. It reads from Redis and the broker and writes nothing.
+
+    \b
+    Example: onceflow dashboard --redis redis://127.0.0.1:6379/1 --port 8080
+    """
+    from onceflow.dashboard.server import serve
+    from onceflow.dashboard.sources import Addresses
+
+    addresses = Addresses(redis_url, hash_key, bootstrap, topic, security())
+    serve(addresses, host=host, port=port, say=click.echo, warn=lambda text: click.echo(text, err=True))

@@ -1,0 +1,266 @@
+"""`onceflow run` and `onceflow verify`: count exactly once, and show that it was."""
+
+import json
+import os
+import re
+import warnings
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onceflow.cli import missing_extra
+from onceflow.cli.clicks.results import totals
+from onceflow.cli.options import bootstrap_option, json_option, redis_options
+from onceflow.cli.output import stdout_may_close
+from onceflow.cli.security import kafka_settings, security
+from onceflow.errors import OnceflowError
+
+if TYPE_CHECKING:
+    from onceflow.clicks.pipeline import ClickPipeline
+    from onceflow.clicks.verify import Difference, Verdict
+
+CHECKPOINTS = Path(".onceflow", "checkpoints")
+DIFFERENCES_SHOWN = 20
+_TRIGGER = re.compile(r"available-now|[1-9]\d* (millisecond|second|minute|hour)s?")
+_MASTER = re.compile(r"local|local\[(\*|[1-9]\d*)(,\d+)?\]|spark://.+|k8s://.+|yarn")
+
+
+def _trigger(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if not _TRIGGER.fullmatch(value):
+        raise click.BadParameter(f"'{value}' is neither available-now nor a pause like '5 seconds'", context, parameter)
+    return value
+
+
+def _master(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not _MASTER.fullmatch(value):
+        raise click.BadParameter(f"'{value}' is none of local[2], local[*], spark://HOST:PORT, yarn, k8s://…")
+    return value
+
+
+@click.command()
+@bootstrap_option
+@click.option("--topic", default="user_events", show_default=True, help="The events; counted from the topic's start.")
+@redis_options
+@click.option("--key-field", default="uid", show_default=True, help="The event's field to count by.")
+@click.option(
+    "--value-field",
+    default="click_count",
+    show_default=True,
+    help="The event's field to sum up; --value-field '' counts events.",
+)
+@click.option(
+    "--checkpoint",
+    help="The folder where Spark keeps which offsets were tried; one per hash key, kept as long as the counts.  "
+    "[default: a folder in .onceflow/checkpoints, named after topic and hash key]",
+)
+@click.option(
+    "--master",
+    default=None,
+    callback=_master,
+    help="Where Spark runs: local[2], local[*], spark://HOST:PORT, yarn, k8s://…  [default: local[2], or what "
+    "spark-submit was given]",
+)
+@click.option(
+    "--trigger",
+    default="5 seconds",
+    show_default=True,
+    callback=_trigger,
+    help="Pause between micro-batches, or available-now: count what is there and end.",
+)
+@click.option(
+    "--spark-log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file for what Spark itself has to say.  [default: CHECKPOINT.log, or standard error where that is a URL "
+    "or spark-submit starts it]",
+)
+@click.option(
+    "--accept-data-loss",
+    is_flag=True,
+    help="Count on where the log lacks events, for this run: deleted before they were counted, or of a topic that was "
+    "deleted and created again. The marker keeps which, and 'onceflow verify' reports them.",
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Restarts in a row of a query that failed because Spark, the broker or Redis was away; 0 restarts none.",
+)
+@click.option(
+    "--max-restart-seconds",
+    type=click.FloatRange(min=0),
+    default=600,
+    show_default=True,
+    help="Time from the first failure in a row during which the query is restarted, in seconds.",
+)
+@json_option
+def run(
+    bootstrap: str,
+    topic: str,
+    redis_url: str,
+    hash_key: str,
+    key_field: str,
+    value_field: str,
+    checkpoint: str | None,
+    master: str | None,
+    trigger: str,
+    spark_log: Path | None,
+    accept_data_loss: bool,
+    max_restarts: int,
+    max_restart_seconds: float,
+    as_json: bool,
+) -> None:
+    """Count a topic's click events into Redis, each exactly once, until Ctrl-C.
+
+    Stopped or killed at any moment and started again with the same checkpoint, it goes on where it was, and no event
+    is counted twice or left out. Events that cannot be counted are kept for 'onceflow dead'.
+
+    The query is restarted by itself, after 1 s and then after twice the pause up to 30 s, when Spark's JVM ended, a
+    Python worker of Spark started too slowly, or the broker or Redis is away. A completed micro-batch ends the row.
+
+    \b
+    Examples:
+      onceflow run
+      onceflow run --topic visits --hash-key site::visits --trigger available-now
+    """
+    _check_fields(key_field, value_field)
+    from onceflow.clicks.pipeline import ClickPipeline
+    from onceflow.clicks.restarts import RestartLimits
+    from onceflow.clicks.results import Results
+
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    location = _location(checkpoint or str(checkpoint_of(topic, hash_key)))
+    pipeline = ClickPipeline(
+        bootstrap=bootstrap,
+        topic=topic,
+        checkpoint=location,
+        redis_url=redis_url,
+        hash_key=hash_key,
+        key_field=key_field,
+        value_field=value_field or None,
+        master=master if submitted else master or "local[2]",
+        trigger=trigger,
+        java_home=None if submitted else _java_home(),
+        log_file=spark_log or _log_beside(location, submitted),
+        kafka=kafka_settings(),
+        accept_data_loss=accept_data_loss,
+        restarts=RestartLimits(max_restarts, max_restart_seconds),
+    )
+    pipeline.check()
+    _tell_start(pipeline)
+    # pyspark warns about versions of pandas, which nothing here uses.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    pipeline.run()
+    with Results(redis_url, hash_key) as results:
+        snapshot = results.snapshot()
+    click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, redis_url))
+
+
+def _log_beside(location: str, submitted: bool) -> Path | None:
+    """Return the log file beside a local checkpoint; None where Spark's log goes to standard error."""
+    return None if submitted or "://" in location else Path(f"{location}.log")
+
+
+def _check_fields(key_field: str, value_field: str) -> None:
+    from onceflow.clicks.events import Rules, WrongField
+
+    try:
+        Rules(key_field, value_field or None)
+    except WrongField as error:
+        raise click.UsageError(f"--key-field and --value-field: {error}") from error
+
+
+def _tell_start(pipeline: "ClickPipeline") -> None:
+    from onceflow.redis.address import shown
+
+    into = f"{pipeline.hash_key} at {shown(pipeline.redis_url)}"
+    told = [
+        f"counting {pipeline.topic} at {pipeline.bootstrap} into {into}; Ctrl-C stops",
+        "'onceflow clicks' and 'onceflow dashboard' show the counts meanwhile, with the same --redis and --hash-key",
+    ]
+    if pipeline.log_file is not None:
+        told.append(f"Spark's own log is {pipeline.log_file}")
+    click.echo("\n".join(told), err=True)
+
+
+def checkpoint_of(topic: str, hash_key: str) -> Path:
+    """The default checkpoint: `user_events.app-users-click.651a8a8b`, with a sum so that no two keys share one."""
+    readable = re.sub(r"[^A-Za-z0-9_]+", "-", hash_key)[:60].strip("-")
+    return CHECKPOINTS / f"{topic}.{readable}.{zlib.crc32(hash_key.encode()):08x}"
+
+
+def _location(checkpoint: str) -> str:
+    """Return a URL as it is, a path as an absolute one: the JVM's working directory may be another."""
+    return checkpoint if "://" in checkpoint else str(Path(checkpoint).absolute())
+
+
+def _java_home() -> str:
+    from onceflow import services
+
+    return str(services.find_java(Path(click.get_app_dir("onceflow"), "java")))
+
+
+@click.command()
+@bootstrap_option
+@click.option("--topic", default="user_events", show_default=True, help="The topic that was counted.")
+@redis_options
+@json_option
+def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, as_json: bool) -> None:
+    """Recount the log and compare with Redis, field by field; works while the stream runs.
+
+    Counts exactly the events that the pipeline says it has counted, with code that shares nothing with it, by the
+    fields that it was started with. What came later is told as not yet counted.
+
+    Exit code 0: equal. 1: different, the fields are listed. 2: cannot say, with the reason.
+    """
+    try:
+        from onceflow.clicks import verify as verifying
+
+        verdict = verifying.verify(bootstrap, topic, redis_url, hash_key, security())
+        text = json.dumps(verdict.as_json(), ensure_ascii=False) if as_json else _told(verdict)
+    except OnceflowError as error:
+        click.echo(f"onceflow: cannot say: {error}", err=True)
+        click.get_current_context().exit(2)
+    except ModuleNotFoundError as error:
+        click.echo(f"onceflow: cannot say: {missing_extra('verify', error)}", err=True)
+        click.get_current_context().exit(2)
+    except Exception as error:  # noqa: BLE001 - Python would exit with 1, and from verify a 1 means "different".
+        click.echo(f"onceflow: cannot say: verify itself failed ({type(error).__name__}: {error})", err=True)
+        click.get_current_context().exit(2)
+    with stdout_may_close():
+        click.echo(text)
+    click.get_current_context().exit(0 if verdict.is_equal else 1)
+
+
+def _told(verdict: "Verdict") -> str:
+    recount = verdict.recount
+    ranges = ", ".join(
+        f"{partition}: from {verdict.marker.since.get(verdict.topic, {}).get(partition, end)} to {end}"
+        for partition, end in sorted(verdict.marker.offsets[verdict.topic].items())
+    )
+    lines = [
+        f"{verdict.topic} up to micro-batch {verdict.marker.batch} (offsets {ranges})",
+        f"events           {recount.events:>14,}",
+        f"clicks           {recount.clicks:>14,}",
+        f"users            {len(recount.by_user):>14,}",
+        *(f"  os {name[:40]:<11} {count:>14,}" for name, count in _largest(recount.by_os)),
+        f"bad events       {recount.bad:>14,}",
+        *(f"  {name:<15} {count:>14,}" for name, count in _largest(recount.by_reason)),
+        f"not yet counted  {verdict.not_yet_counted:>14,}",
+        f"accepted losses  {len(verdict.marker.losses):>14,}",
+        *(f"  {loss}" for loss in verdict.marker.losses),
+        f"differences      {len(verdict.differences):>14,}",
+    ]
+    return "\n".join([*lines, *_listed(verdict.differences)])
+
+
+def _largest(counts: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:20]
+
+
+def _listed(differences: "list[Difference]") -> list[str]:
+    more = len(differences) - DIFFERENCES_SHOWN
+    rest = [f"  and {more:,} more; --json lists them all"] if more > 0 else []
+    return [f"  {difference}" for difference in differences[:DIFFERENCES_SHOWN]] + rest

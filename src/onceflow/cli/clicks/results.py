@@ -1,0 +1,177 @@
+"""`onceflow clicks` and `onceflow dead`: what has been counted, and what could not be."""
+
+import base64
+import csv
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onceflow.cli.options import bootstrap_option, json_option, redis_options, refuse_together
+from onceflow.cli.output import counted, stdout_may_close
+from onceflow.cli.security import open_cluster
+
+if TYPE_CHECKING:
+    from onceflow.clicks.results import DeadPointer, Results, Snapshot
+    from onceflow.wire.batch import Record
+
+TEXT_CHARACTERS_MAX = 200
+
+
+@click.command()
+@click.argument("uid", required=False)
+@click.option("--top", default=10, show_default=True, type=click.IntRange(1, 100_000), help="How many users to list.")
+@click.option(
+    "--export",
+    "layout",
+    type=click.Choice(["csv", "jsonl"]),
+    help="Print every user instead, most clicks first, as one complete micro-batch left them.",
+)
+@json_option
+@redis_options
+def clicks(
+    uid: str | None,
+    top: int,
+    layout: str | None,
+    as_json: bool,
+    redis_url: str,
+    hash_key: str,
+) -> None:
+    """Show the clicks counted so far: one user's, the totals and the top users, or all users for a file.
+
+    Reads Redis only. Exit code 1 when the user has no event that counts.
+
+    \b
+    Examples:
+      onceflow clicks
+      onceflow clicks 068b746ed4620d25e26055a9f804385f --json
+      onceflow clicks --export csv > clicks.csv
+    """
+    from onceflow.clicks.results import Results
+
+    if layout is not None:
+        refuse_together(["uid", "top", "as_json"], "--export prints every user: leave UID, --top and --json out")
+    if uid is not None:
+        refuse_together(["top"], "--top lists users, UID asks for one: choose one")
+    with Results(redis_url, hash_key) as results, stdout_may_close():
+        if layout is not None:
+            _export(results, layout)
+            return
+        if uid is None:
+            snapshot = results.snapshot(top=top)
+            told = json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, redis_url)
+            click.echo(told)
+            return
+        count = results.clicks_of(uid)
+    if as_json:
+        click.echo(json.dumps({"uid": uid, "clicks": count}, ensure_ascii=False))
+    else:
+        click.echo(f"{uid} has no event that counts under {hash_key}" if count is None else str(count))
+    if count is None:
+        click.get_current_context().exit(1)
+
+
+def _export(results: "Results", layout: str) -> None:
+    """All users to standard output; which micro-batch that was, to standard error."""
+    marker, found = results.users()
+    click.echo(
+        f"{counted(len(found), 'user')} as micro-batch {marker.batch} left them, {json.dumps(marker.offsets)}", err=True
+    )
+    ordered = sorted(found.items(), key=lambda entry: (-entry[1], entry[0]))
+    if layout == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(("uid", "clicks"))
+        writer.writerows(ordered)
+        return
+    for uid, clicks_of in ordered:
+        click.echo(json.dumps({"uid": uid, "clicks": clicks_of}, ensure_ascii=False))
+
+
+def totals(snapshot: "Snapshot", redis_url: str) -> str:
+    """Return the snapshot, which is of that Redis, as lines for people."""
+    from onceflow.redis.address import shown
+
+    if snapshot.marker is None:
+        return f"nothing counted yet under {snapshot.hash_key} at {shown(redis_url)}"
+    if snapshot.marker.counted_fields is None:
+        from onceflow.clicks.results import by_another_job
+
+        said = by_another_job(snapshot.hash_key, snapshot.marker)
+        return (
+            f"{counted(snapshot.users, 'field')} in {snapshot.hash_key}, but {said}: read them as that job means them"
+        )
+    counts = {"events": snapshot.events, "clicks": snapshot.clicks, "users": snapshot.users, "bad": snapshot.bad}
+    batch = f"micro-batch {snapshot.batch}{'' if snapshot.marker.complete else ' (being written)'}"
+    lines = [" · ".join([*(f"{count:,} {name}" for name, count in counts.items()), batch])]
+    for title, counts in (("os", snapshot.by_os), ("bad", snapshot.bad_by_reason)):
+        if counts:
+            lines.append(f"{title:<4} " + " · ".join(f"{name} {count:,}" for name, count in list(counts.items())[:20]))
+    width = max((len(uid) for uid, _ in snapshot.top), default=0)
+    lines += [f"{uid:<{width}}  {count:>12,}" for uid, count in snapshot.top]
+    return "\n".join(lines)
+
+
+@click.command()
+@click.option("--count", default=10, show_default=True, type=click.IntRange(1, 10_000), help="How many, newest first.")
+@json_option
+@redis_options
+@bootstrap_option
+def dead(count: int, as_json: bool, redis_url: str, hash_key: str, bootstrap: str) -> None:
+    """Show the newest events that could not be counted: where they are, why, and what they say.
+
+    Redis keeps partition, offset and reason of the last 10,000; the events themselves are read from the log. With
+    --json each is one line. Bytes that are not UTF-8 are shown as base64.
+
+    \b
+    Example: onceflow dead --count 5
+    """
+    from onceflow.clicks.results import Results, dead_records, refuse_other_job
+
+    with Results(redis_url, hash_key) as results:
+        pointers = results.dead_pointers(count)
+        marker = results.require_marker()
+    refuse_other_job(hash_key, marker, "'dead' knows only the events that 'onceflow run' refuses")
+    topics = list(marker.offsets)
+    if not pointers:
+        if not as_json:
+            click.echo("no bad event so far")
+        return
+    with open_cluster(bootstrap) as cluster, stdout_may_close():
+        for pointer, record in dead_records(cluster, topics[0], pointers):
+            document = _dead_document(topics[0], pointer, record)
+            click.echo(json.dumps(document, ensure_ascii=False) if as_json else _dead_line(document))
+
+
+def _dead_document(topic: str, pointer: "DeadPointer", record: "Record | None") -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "topic": topic,
+        "partition": pointer.partition,
+        "offset": pointer.offset,
+        "reason": pointer.reason,
+        "in_log": record is not None,
+    }
+    if record is not None:
+        document["timestamp_ms"] = record.timestamp_ms
+        document |= _shown("key", record.key) | _shown("value", record.value)
+    return document
+
+
+def _shown(name: str, value: bytes | None) -> dict[str, Any]:
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {name: base64.b64encode(value).decode(), f"{name}_base64": True}
+
+
+def _dead_line(document: dict[str, Any]) -> str:
+    where = f"{document['topic']}-{document['partition']} offset {document['offset']}  {document['reason']}"
+    if not document["in_log"]:
+        return f"{where}  (the log no longer has it)"
+    value = document["value"]
+    if value is None:
+        return f"{where}  (no value)"
+    shown = value if len(value) <= TEXT_CHARACTERS_MAX else value[:TEXT_CHARACTERS_MAX] + "…"
+    return f"{where}  {'base64 ' if 'value_base64' in document else ''}{json.dumps(shown, ensure_ascii=False)}"

@@ -1,0 +1,1 @@
+"""`onceflow demo` and `onceflow reset`: the whole pipeline on one machine."""

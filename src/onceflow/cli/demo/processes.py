@@ -1,0 +1,392 @@
+"""Everything that one laptop runs for `onceflow demo`: which processes, in which order, and what is told of them.
+
+What is in the demo's folder:
+
+| path | what |
+|---|---|
+| `demo.json` | the ports of the last start, taken again where they are free |
+| `demo.lock` | the pid of the demo that runs; locked until its last child has ended |
+| `broker/` | the log |
+| `redis/` | the counts, an append-only file synced before each answer |
+| `checkpoint/` | Spark's checkpoint |
+| `logs/` | one log per child, and `jvm.log`, what Spark itself has to say |
+| `checkpoints/` | not the demo's: what `onceflow run` keeps in the default folder |
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+import click
+from rich.console import Console
+
+from onceflow import services
+from onceflow.cli.options import DEMO_DIRECTORY
+from onceflow.cli.output import counted
+from onceflow.clicks.results import Results, Snapshot, lag
+from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
+
+TOPIC = "user_events"
+HASH_KEY = "app::users::click"
+TRIGGER = "1 second"
+USERS_LIVELY = 5_000
+INTERVAL_MS = 200
+INTERVAL_LIVELY_MS = 2
+READY_WAIT_S = 60.0
+SLOW_START_S = 30.0
+FIRST_COUNT_WAIT_S = 600.0
+DRAIN_WAIT_S = 180.0
+PREFERRED_PORTS = {"broker": 9092, "redis": 6379}
+
+
+class DemoRuns(OnceflowError):
+    """Another demo uses the folder."""
+
+
+class Laptop:
+    """The demo's processes as one context: entering takes the folder, leaving ends every child."""
+
+    def __init__(self, directory: Path, *, lively: bool, max_bytes: int, page_port: int, quiet: bool) -> None:
+        self.directory = directory
+        self.lively = lively
+        self.max_bytes = max_bytes
+        self.console = Console(stderr=quiet, highlight=False, soft_wrap=True)
+        self.ports = {**PREFERRED_PORTS, "page": page_port}
+        self.batch_before = -1
+        self._exits = contextlib.ExitStack()
+
+    def __enter__(self) -> "Laptop":
+        with contextlib.ExitStack() as exits:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            lock = exits.enter_context(take_folder(self.directory))
+            exits.enter_context(_signals_as_interrupt())
+            self._take_ports()
+            self.supervisor = exits.enter_context(services.Supervisor(hold=[lock.fileno()]))
+            self._exits = exits.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Stopping must not be cut short by a second Ctrl-C: the children have their own time limit.
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            with self._step("stopping"):
+                self._exits.close()
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    @property
+    def bootstrap(self) -> str:
+        """Where the broker listens."""
+        return f"127.0.0.1:{self.ports['broker']}"
+
+    @property
+    def redis_url(self) -> str:
+        """Database 1, as the article has it."""
+        return f"redis://127.0.0.1:{self.ports['redis']}/1"
+
+    # Start
+
+    def start(self) -> None:
+        """Start all children and say where each is; raises where one does not come up."""
+        self._say_where_it_is()
+        with self._step("broker"):
+            data = str(self.directory / "broker")
+            # Without an age limit: the recount needs the log from its first record, however long the demo stood still.
+            self._onceflow("broker", "broker", "--data", data, "--listen", self.bootstrap, "--log-retention-ms", "-1")
+            self._ready("broker", lambda: services.answers(self.ports["broker"]))
+        with self._step("redis"):
+            self._start_redis()
+            self._ready("redis", lambda: services.redis_answers(self.ports["redis"]))
+        self.batch_before = _batch(self._snapshot())
+        with self._step("generator"):
+            self._start_generator()
+        with self._step("page"):
+            self._onceflow("page", "dashboard", "--port", str(self.ports["page"]), *self._where())
+            self._ready("page", lambda: services.answers(self.ports["page"]))
+        with self._step("spark"):
+            self._start_spark()
+        self._say_what_to_do()
+
+    def _start_redis(self) -> None:
+        directory = self.directory / "redis"
+        directory.mkdir(exist_ok=True)
+        server = services.find_redis_server()
+        self._child("redis", services.redis_arguments(server, directory.resolve(), self.ports["redis"]))
+
+    def _start_generator(self) -> None:
+        arguments = ["generate", "--bootstrap", self.bootstrap, "--topic", TOPIC, "--max-bytes", str(self.max_bytes)]
+        if self.lively:
+            arguments += ["--users", str(USERS_LIVELY), "--interval-ms", str(INTERVAL_LIVELY_MS)]
+        else:
+            arguments += ["--interval-ms", str(INTERVAL_MS)]
+        self._onceflow("generator", *arguments)
+
+    def _start_spark(self) -> None:
+        java_home = services.find_java((self.directory / "java").resolve())
+        checkpoint, log = str(self.directory / "checkpoint"), str(self.directory.resolve() / "logs" / "jvm.log")
+        self._onceflow(
+            "spark",
+            *("run", *self._where(), "--checkpoint", checkpoint, "--spark-log", log),
+            *("--trigger", TRIGGER, "--master", "local[2]"),
+            environment={"JAVA_HOME": str(java_home)},
+        )
+
+    def _where(self) -> list[str]:
+        return ["--bootstrap", self.bootstrap, "--topic", TOPIC, "--redis", self.redis_url, "--hash-key", HASH_KEY]
+
+    def _onceflow(self, name: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self._child(name, [sys.executable, "-m", "onceflow", *arguments], environment)
+
+    def _child(self, name: str, arguments: list[str], environment: dict[str, str] | None = None) -> None:
+        self.supervisor.start(name, arguments, self.directory.resolve() / "logs" / f"{name}.log", environment)
+
+    def _ready(self, name: str, is_ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + READY_WAIT_S
+        while not is_ready():
+            self._fail_if_a_child_ended()
+            if time.monotonic() > deadline:
+                log = self.supervisor.children[name].log
+                raise services.ChildFailed(f"{name} did not answer within {READY_WAIT_S:.0f} s: its log is {log}")
+            time.sleep(0.05)
+
+    def _fail_if_a_child_ended(self) -> None:
+        for child in self.supervisor.ended():
+            if not (child.name == "generator" and child.code == 0):
+                raise services.ChildFailed(
+                    f"{child.name} ended with code {child.code}; its log {child.log} ends:\n{child.last_lines()}"
+                )
+
+    # While it runs
+
+    def watch(self, seconds: int | None = None) -> None:
+        """Show the counts until Ctrl-C, or until `seconds` after the first counted events."""
+        first_counted: float | None = None
+        started, is_slow = time.monotonic(), False
+        with self.console.status("Spark is starting, usually for 10 to 20 seconds") as status:
+            while True:
+                self._fail_if_a_child_ended()
+                snapshot = self._snapshot()
+                if first_counted is None:
+                    waited_s = time.monotonic() - started
+                    if _batch(snapshot) > self.batch_before and snapshot.events > 0:
+                        first_counted = time.monotonic()
+                        self.console.print(f"first micro-batch committed after {waited_s:.0f} s")
+                    elif self._is_over(snapshot):
+                        first_counted = time.monotonic()
+                        limit = f"{self.max_bytes / (1 << 20):.0f} MiB (--max-bytes)"
+                        self.console.print(f"the log has reached its {limit} and is counted: nothing new will come")
+                    elif waited_s > FIRST_COUNT_WAIT_S:
+                        raise self._given_up()
+                    elif waited_s > SLOW_START_S and not is_slow:
+                        is_slow = True
+                        self.console.print(f"Spark is starting for {waited_s:.0f} s now: this machine is slow or busy")
+                else:
+                    status.update(f"{_totals(snapshot)} · batch {_batch(snapshot)}")
+                    if seconds is not None and time.monotonic() - first_counted >= seconds:
+                        return
+                time.sleep(0.25)
+
+    def _is_over(self, snapshot: Snapshot) -> bool:
+        """Whether the generator has written all that it may, and nothing of it is left to count."""
+        return self.supervisor.children["generator"].code == 0 and snapshot.events > 0 and self._lag() == 0
+
+    def _given_up(self) -> OnceflowError:
+        logs = f"{self.supervisor.children['spark'].log} and jvm.log beside it"
+        return OnceflowError(
+            f"nothing was counted within {FIRST_COUNT_WAIT_S:.0f} s, though Spark runs: {logs} tell how far it came; "
+            f"{Remedy.DEMO_AGAIN}"
+        )
+
+    def conclude(self, *, as_json: bool) -> int:
+        """Stop the generator, let the stream count what is there, verify; 0 only if events were counted, all equal."""
+        self.supervisor.stop("generator")
+        with self._step("counting what is left"):
+            self._drain()
+        self.supervisor.stop("spark")
+        verified = subprocess.run(
+            [sys.executable, "-m", "onceflow", "verify", *self._where(), *(["--json"] if as_json else [])], check=False
+        )
+        snapshot = self._snapshot()
+        batches = _batch(snapshot) - self.batch_before
+        self.console.print(f"{_totals(snapshot)} in Redis · {counted(batches, 'micro-batch')} in this run")
+        if verified.returncode == 0 and (snapshot.events == 0 or batches < 2 or snapshot.clicks == 0):
+            raise OnceflowError(
+                "too little was counted to say that it works: events, 2 micro-batches, clicks are needed"
+            )
+        if verified.returncode == 0:
+            self.console.print("equal: every event in the log is counted exactly once")
+        return verified.returncode
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_WAIT_S
+        while self._lag() > 0:
+            self._fail_if_a_child_ended()
+            if time.monotonic() > deadline:
+                raise OnceflowError(f"the stream did not reach the log's end within {DRAIN_WAIT_S:.0f} s")
+            time.sleep(0.2)
+
+    def _lag(self) -> int:
+        """Events that are in the log and not counted."""
+        from onceflow.client.cluster import Cluster
+
+        with Cluster(self.bootstrap) as cluster, Results(self.redis_url, HASH_KEY) as results:
+            return lag(cluster, results.require_marker()).messages
+
+    def _snapshot(self) -> Snapshot:
+        with Results(self.redis_url, HASH_KEY) as results:
+            return results.snapshot(top=1, history=1)
+
+    # What is told
+
+    def _say_where_it_is(self) -> None:
+        # Beside the partitions' directories lies the broker's reserve of disk, which is no record's.
+        log_bytes = sum(path.stat().st_size for path in (self.directory / "broker").glob("*/*"))
+        size = f"{log_bytes / (1 << 20):.1f} of at most {self.max_bytes / (1 << 20):.0f} MiB"
+        again = "goes on where it stopped" if log_bytes else "new"
+        self.console.print(f"onceflow demo · data in {self.directory}/ ({again}) · log {size}")
+
+    def _say_what_to_do(self) -> None:
+        say = self.console.print
+        say(f"  logs       {self.directory}/logs/{{{','.join([*self.supervisor.children, 'jvm'])}}}.log")
+        say()
+        say(f"  the page   http://127.0.0.1:{self.ports['page']}")
+        onceflow = _command()
+        say(f"  in Redis   redis-cli -p {self.ports['redis']} -n 1 HGETALL {HASH_KEY}")
+        if shutil.which("redis-cli") is None:
+            say(f"             (no redis-cli here: {onceflow} clicks --redis {self.redis_url})")
+        say(f"  the log    {onceflow} consume {TOPIC} --bootstrap {self.bootstrap} --count 5")
+        say(f"  recount    {onceflow} verify --bootstrap {self.bootstrap} --redis {self.redis_url}")
+        reset = reset_command(onceflow, self.directory)
+        say(f"  Ctrl-C     stops everything; the next start goes on from here; '{reset}' forgets it")
+        say()
+
+    @contextlib.contextmanager
+    def _step(self, what: str) -> Iterator[None]:
+        started = time.monotonic()
+        with self.console.status(what):
+            yield
+        port = f"127.0.0.1:{self.ports[what]}" if what in self.ports else ""
+        self.console.print(f"  {what:<10} {port:<16} {time.monotonic() - started:.1f} s")
+
+    # Ports and signals
+
+    def _take_ports(self) -> None:
+        state = self.directory / "demo.json"
+        last = _last_ports(state)
+        wanted = PREFERRED_PORTS | {name: last[name] for name in PREFERRED_PORTS if name in last}
+        for name, port in {**wanted, "page": self.ports["page"]}.items():
+            self.ports[name] = services.free_port(port)
+            if port and self.ports[name] != port:
+                self.console.print(f"port {port} is taken: {name} listens on {self.ports[name]}")
+        fresh = state.with_suffix(".new")
+        fresh.write_text(json.dumps({"ports": self.ports}) + "\n")
+        fresh.replace(state)
+
+
+def _last_ports(state: Path) -> dict[str, int]:
+    """The ports of the last start; none where the file is missing or was cut short."""
+    try:
+        return {str(name): int(port) for name, port in json.loads(state.read_text())["ports"].items()}
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _totals(snapshot: Snapshot) -> str:
+    return f"{counted(snapshot.events, 'event')} · {counted(snapshot.clicks, 'click')}"
+
+
+def _batch(snapshot: Snapshot) -> int:
+    """The last complete micro-batch; -1 where there is none."""
+    marker = snapshot.marker
+    if marker is None:
+        return -1
+    return marker.batch if marker.complete else marker.batch - 1
+
+
+def _command() -> str:
+    """How this program is called here: its name where the shell finds it, else the path it was started by."""
+    found = shutil.which("onceflow")
+    if found and Path(found).resolve() == Path(sys.argv[0]).resolve():
+        return "onceflow"
+    return f"{Path(sys.executable).name} -m onceflow" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
+
+
+def reset_command(onceflow: str, directory: Path) -> str:
+    """The command that forgets the demo in `directory`."""
+    return f"{onceflow} reset" + ("" if directory == Path(DEMO_DIRECTORY) else f" --data {shlex.quote(str(directory))}")
+
+
+def running_demo(directory: Path) -> int | None:
+    """The pid of the demo that uses this folder, or None."""
+    lock = directory / "demo.lock"
+    if not lock.exists():
+        return None
+    with lock.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int(file.read() or 0)
+    return None
+
+
+@contextlib.contextmanager
+def take_folder(directory: Path) -> Iterator[TextIO]:
+    """Hold the folder's lock. A demo that was killed keeps it until its children have ended: that is waited for.
+
+    Raises DemoRuns with the other's pid.
+    """
+    with (directory / "demo.lock").open("a+") as file:
+        deadline = time.monotonic() + services.STOP_WAIT_S * 2
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                file.seek(0)
+                pid = int(file.read() or 0)
+                if _is_alive(pid) or time.monotonic() > deadline:
+                    raise DemoRuns(
+                        f"already running, pid {pid}, in {directory}: {Remedy.STOP_DEMO}, or {Remedy.OTHER_DEMO}"
+                    ) from None
+                time.sleep(0.2)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield file
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def _signals_as_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise click.Abort
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

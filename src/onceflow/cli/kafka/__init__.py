@@ -1,0 +1,1 @@
+"""Commands for any Kafka: topics, records, groups, configurations and transactions."""

@@ -1,0 +1,1 @@
+"""`onceflow log`: look into the files of a log."""

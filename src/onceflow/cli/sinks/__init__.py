@@ -1,0 +1,1 @@
+"""`onceflow sink`: show and reset the state of exactly-once sinks."""

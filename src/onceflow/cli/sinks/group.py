@@ -1,0 +1,22 @@
+"""`onceflow sink`: what the exactly-once sinks have noted as written, whether it fits, and how to forget it."""
+
+import click
+
+from onceflow.cli.command_group import Commands
+from onceflow.cli.sinks.reset import reset
+from onceflow.cli.sinks.show import show
+
+
+@click.group(cls=Commands)
+def sink() -> None:
+    """Show and forget what the exactly-once sinks have noted as written.
+
+    \b
+    Example:
+      onceflow sink show redis --checkpoint ./checkpoint
+      onceflow sink show kafka
+    """
+
+
+sink.add_command(show)
+sink.add_command(reset)

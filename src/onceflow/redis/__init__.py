@@ -1,0 +1,1 @@
+"""Redis without Spark: its address, the way to it, what its errors mean, a pool of connections."""

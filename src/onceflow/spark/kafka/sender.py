@@ -1,0 +1,291 @@
+"""Step 6: finished record batches go to the leaders of their partitions, several requests in flight on one connection.
+
+Every batch has its producer and sequence before it is first sent and goes out again with the same bytes, so that the
+leader recognises what it has. After an error the later answers of that partition are ignored, and its batches are
+sent again in order from the first unanswered one. A partition's first batch is answered before the next is sent:
+the leader takes any first sequence from a producer that is new to it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from typing_extensions import Buffer
+
+from onceflow.client.cluster import PAUSE_MS_MAX, PAUSE_MS_MIN, Cluster
+from onceflow.client.connection import Connection
+from onceflow.client.errors import (
+    BrokerUnreachable,
+    ConnectionLost,
+    CoordinatorUnavailable,
+    LeaderUnavailable,
+    RequestTimedOut,
+    UnknownTopic,
+)
+from onceflow.remedies import Remedy
+from onceflow.spark.exactly_once.sink_errors import SinkStopped
+from onceflow.spark.kafka.steps import PRODUCE, Refused, Verdict, code_name, remedy
+from onceflow.wire import produce
+from onceflow.wire.batch import patch_producer
+
+IN_FLIGHT_MAX = 5
+"""A leader remembers the last five batches of a producer: no more may be unanswered."""
+REQUEST_BYTES = 4 * 1024 * 1024
+SEQUENCE_COUNT = 2**31
+
+PASSING = (BrokerUnreachable, ConnectionLost, CoordinatorUnavailable, LeaderUnavailable, RequestTimedOut, UnknownTopic)
+"""What a restart or a move of brokers looks like from here; it passes, or a bound ends the waiting."""
+
+TopicPartition = tuple[str, int]
+
+
+class Blob(NamedTuple):
+    """A finished record batch, still without producer and CRC."""
+
+    topic: str
+    partition: int
+    record_count: int
+    data: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """In whose name is written; without a transactional id each batch is visible at once."""
+
+    transactional_id: str | None
+    producer_id: int
+    epoch: int
+
+
+NOBODY = Producer(None, -1, -1)
+"""Neither transaction nor sequences: a leader recognises nothing that it has got already."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    """One partition's batches: those before `answered` are done, those before `sent` are on their way."""
+
+    place: TopicPartition
+    batches: list[bytearray] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    answered: int = 0
+    sent: int = 0
+    failed: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.answered == len(self.batches)
+
+
+_Flight = tuple[int, list[tuple[_Queue, int]]]
+"""A request that waits for its answer: its correlation id, and which batch of which queues it carries."""
+
+
+class Sender:
+    """Sends for one producer. `acknowledged` counts the records of each partition that its leader has taken.
+
+    `once` sends everything a single time and counts in `lost` what was not acknowledged (mode "none").
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        producer: Producer,
+        *,
+        again_ms: int,
+        once: bool = False,
+        at: Callable[[str], None] = lambda _point: None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.acknowledged: dict[TopicPartition, int] = {}
+        self.base_offsets: dict[TopicPartition, int] = {}
+        """Of each partition's last batch."""
+        self.lost = 0
+        self._cluster = cluster
+        self._producer = producer
+        self._again_ms = again_ms
+        self._once = once
+        self._at = at
+        self._sleep = sleep
+        self._sequences: dict[TopicPartition, int] = {}
+        self._reason = ""
+
+    def send(self, blobs: Iterable[Blob]) -> None:
+        """Sends all, and returns when all are acknowledged. Raises AttemptEnded, SinkStopped."""
+        queues = self._queues(blobs)
+        waiting_since = time.monotonic()
+        pause_ms = PAUSE_MS_MIN
+        while waiting := [queue for queue in queues if not queue.is_done]:
+            before = sum(queue.answered for queue in waiting)
+            self._round(waiting)
+            if all(queue.is_done for queue in waiting):
+                return
+            if sum(queue.answered for queue in waiting) > before:
+                waiting_since, pause_ms = time.monotonic(), PAUSE_MS_MIN
+            if (time.monotonic() - waiting_since) * 1000 > self._again_ms:
+                raise SinkStopped(
+                    f"{waiting[0].place[0]}-{waiting[0].place[1]} took no records for {self._again_ms} ms "
+                    f"({self._reason}): nothing is lost; {Remedy.LOOK_AT_BROKER_LOG}, then {Remedy.START_AGAIN}"
+                )
+            self._sleep(pause_ms / 1000)
+            pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
+            self._refresh({queue.place[0] for queue in waiting})
+
+    def _queues(self, blobs: Iterable[Blob]) -> list[_Queue]:
+        queues: dict[TopicPartition, _Queue] = {}
+        for blob in blobs:
+            place = (blob.topic, blob.partition)
+            queue = queues.setdefault(place, _Queue(place))
+            sequence = self._sequences.get(place, 0)
+            batch = bytearray(blob.data)
+            patch_producer(
+                batch,
+                producer_id=self._producer.producer_id,
+                producer_epoch=self._producer.epoch,
+                base_sequence=-1 if self._producer.producer_id < 0 else sequence,
+                transactional=self._producer.transactional_id is not None,
+            )
+            queue.batches.append(batch)
+            queue.counts.append(blob.record_count)
+            self._sequences[place] = (sequence + blob.record_count) % SEQUENCE_COUNT
+        return list(queues.values())
+
+    def _refresh(self, topics: set[str]) -> None:
+        try:
+            self._cluster.topics(*topics)
+        except PASSING as error:
+            self._reason = str(error)
+
+    def _round(self, queues: Sequence[_Queue]) -> None:
+        """Sends until all is answered or something fails, and then only waits for what is on its way."""
+        routes = self._routes(queues)
+        flights: dict[Connection, deque[_Flight]] = {connection: deque() for connection in routes}
+        try:
+            while self._fill(routes, flights) or any(flights.values()):
+                for connection, waiting in flights.items():
+                    if waiting:
+                        self._receive(connection, waiting)
+        except BaseException:
+            # An answer that nobody waits for any more would be taken for that of the next request.
+            for connection, waiting in flights.items():
+                if waiting:
+                    connection.close()
+            raise
+        for queue in queues:
+            queue.sent = queue.answered
+            queue.failed = False
+
+    def _routes(self, queues: Sequence[_Queue]) -> dict[Connection, list[_Queue]]:
+        routes: dict[Connection, list[_Queue]] = {}
+        for queue in queues:
+            try:
+                connection = self._cluster.leader_connection(*queue.place)
+            except PASSING as error:
+                for number in range(queue.answered, len(queue.batches)):
+                    self._fail(queue, number, str(error))
+            else:
+                routes.setdefault(connection, []).append(queue)
+        return routes
+
+    def _fill(self, routes: dict[Connection, list[_Queue]], flights: dict[Connection, deque[_Flight]]) -> bool:
+        """Sends what may be sent now; whether anything was."""
+        was_sent = False
+        for connection, queues in routes.items():
+            while len(flights[connection]) < IN_FLIGHT_MAX and (chosen := self._choose(queues)):
+                self._at(f"before {PRODUCE.name}")
+                try:
+                    flights[connection].append((connection.send(self._encoder(connection, chosen)), chosen))
+                except PASSING as error:
+                    self._lose(flights[connection], chosen, str(error))
+                    break
+                was_sent = True
+        return was_sent
+
+    def _choose(self, queues: Sequence[_Queue]) -> list[tuple[_Queue, int]]:
+        """The next batch of each partition that may send one, up to the size of a request."""
+        if not self._once and any(queue.failed for queue in queues):
+            return []
+        chosen: list[tuple[_Queue, int]] = []
+        size_bytes = 0
+        for queue in queues:
+            is_first = queue.place not in self.base_offsets
+            if queue.sent == len(queue.batches) or (is_first and queue.sent > queue.answered):
+                continue
+            size_bytes += len(queue.batches[queue.sent])
+            if chosen and size_bytes > REQUEST_BYTES:
+                break
+            chosen.append((queue, queue.sent))
+        for queue, _ in chosen:
+            queue.sent += 1
+        return chosen
+
+    def _encoder(self, connection: Connection, chosen: Sequence[tuple[_Queue, int]]) -> Callable[[int], bytes]:
+        version = self._version(connection)
+        topics: dict[str, list[tuple[int, Buffer | None]]] = {}
+        for queue, number in chosen:
+            topics.setdefault(queue.place[0], []).append((queue.place[1], queue.batches[number]))
+
+        def encode(correlation_id: int) -> bytes:
+            pieces = produce.encode_request(
+                version,
+                correlation_id,
+                connection.client_id,
+                transactional_id=self._producer.transactional_id,
+                acks=1 if self._once else -1,
+                timeout_ms=connection.timeout_ms,
+                topics=list(topics.items()),
+            )
+            return b"".join(pieces)
+
+        return encode
+
+    def _version(self, connection: Connection) -> int:
+        return connection.version_of(PRODUCE.api_key, version_min=PRODUCE.version_min)
+
+    def _receive(self, connection: Connection, waiting: deque[_Flight]) -> None:
+        correlation_id, chosen = waiting[0]
+        try:
+            parse = partial(produce.parse_response, self._version(connection))
+            _, topics, _ = connection.receive(correlation_id, parse)
+        except PASSING as error:
+            waiting.popleft()
+            self._lose(waiting, chosen, str(error))
+            return
+        waiting.popleft()
+        self._at(f"after {PRODUCE.name}")
+        answers = {(topic, answer.partition): answer for topic, partitions in topics for answer in partitions}
+        for queue, number in chosen:
+            self._take(queue, number, answers[queue.place])
+
+    def _lose(self, waiting: deque[_Flight], chosen: list[tuple[_Queue, int]], reason: str) -> None:
+        """The connection is gone, and with it the answers of all that was on its way."""
+        for queue, number in [*chosen, *(each for _, flight in waiting for each in flight)]:
+            self._fail(queue, number, reason)
+        waiting.clear()
+
+    def _fail(self, queue: _Queue, number: int, reason: str) -> None:
+        self._reason = reason
+        queue.failed = True
+        if self._once:
+            self.lost += queue.counts[number]
+            queue.answered = max(queue.answered, number + 1)
+            queue.sent = max(queue.sent, queue.answered)
+
+    def _take(self, queue: _Queue, number: int, answer: produce.PartitionResponse) -> None:
+        if queue.failed and not self._once:
+            return  # It is sent again, in order, whatever this answer says.
+        told = code_name(answer.error_code) + (f": {answer.error_message}" if answer.error_message else "")
+        verdict = PRODUCE.verdict(answer.error_code)
+        if verdict is Verdict.DONE:
+            queue.answered = number + 1
+            self.acknowledged[queue.place] = self.acknowledged.get(queue.place, 0) + queue.counts[number]
+            self.base_offsets[queue.place] = answer.base_offset
+        elif verdict is Verdict.AGAIN or (self._once and verdict is Verdict.ENDS):
+            self._fail(queue, number, told)
+        elif verdict is Verdict.ENDS:
+            raise Refused(f"{queue.place[0]}-{queue.place[1]} refused a batch: {told}", answer.error_code)
+        else:
+            raise SinkStopped(f"{queue.place[0]}-{queue.place[1]} refused a batch: {told}; {remedy(answer.error_code)}")

@@ -1,0 +1,217 @@
+"""Options `aggregate` and `groupBy`: `sum(click_count), count(*)` by `uid, window(event_time, '1 minute')`."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pyspark.sql import types
+
+from onceflow.spark.pushdown.decode_schema import DECIMAL_DIGITS_MAX, split_list
+from onceflow.spark.wrong_option import WrongOption
+
+AGGREGATE = "aggregate"
+GROUP_BY = "groupBy"
+REJECTED = "rejected"
+
+Function = Literal["sum", "count", "min", "max"]
+FUNCTIONS: dict[str, Function] = {"sum": "sum", "count": "count", "min": "min", "max": "max"}
+
+SUM_DIGITS_MORE = 10
+"""How many digits the sum of a DECIMAL has more, as in SQL."""
+
+_ITEM = re.compile(r"(?P<what>.+?)(?:\s+AS\s+(?P<alias>`(?:[^`]|``)+`|\w+))?", re.IGNORECASE | re.DOTALL)
+_CALL = re.compile(r"(?P<name>\w+)\s*\(\s*(?P<arguments>.*?)\s*\)", re.DOTALL)
+_DURATION = re.compile(r"""(['"])\s*(?:interval\s+)?(?P<text>[^'"]*?)\s*\1""", re.IGNORECASE)
+_DURATION_PART = re.compile(r"([0-9]{1,12})\s+([a-z]+)")
+_UNIT_US = {
+    "microsecond": 1,
+    "millisecond": 1000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+
+_WHOLE_NUMBERS = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
+_FLOATS = (types.FloatType, types.DoubleType)
+_TIMES = (types.TimestampType, types.DateType)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A column to group by, and its name in the result."""
+
+    column: str
+    name: str
+    type: types.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBucket:
+    """A tumbling window over a TIMESTAMP column."""
+
+    column: str
+    name: str
+    width_us: int
+
+    @property
+    def type(self) -> types.DataType:
+        """As Spark's window has it."""
+        time = types.TimestampType()
+        return types.StructType([types.StructField("start", time), types.StructField("end", time)])
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What is computed for each group; the column is None for count(*)."""
+
+    function: Function
+    column: str | None
+    name: str
+    type: types.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """Both options, understood. At most one of the keys is a TimeBucket."""
+
+    keys: tuple[Key | TimeBucket, ...]
+    measures: tuple[Measure, ...]
+
+
+Columns = Mapping[str, types.DataType]
+"""The columns of the decoded table that can be named."""
+
+
+def parse_aggregation(measures: str, keys: str | None, columns: Columns) -> Aggregation:
+    """Read both options. Raises WrongOption, with what would be right."""
+    by_key = tuple(_parse_key(part, columns) for part in split_list(keys)) if keys is not None else ()
+    if sum(isinstance(key, TimeBucket) for key in by_key) > 1:
+        raise WrongOption(f"option {GROUP_BY}={keys!r} has two windows; one is possible, as in Spark")
+    plan = Aggregation(by_key, tuple(_parse_measure(part, columns) for part in split_list(measures)))
+    _require_different([each.name for each in (*plan.keys, *plan.measures)])
+    return plan
+
+
+def _require_different(names: Iterable[str]) -> None:
+    seen = {REJECTED}
+    for name in names:
+        if name.lower() in seen:
+            raise WrongOption(
+                f"options {AGGREGATE} and {GROUP_BY} make two columns {name!r}; give one another name with AS"
+                if name.lower() != REJECTED
+                else f"options {AGGREGATE} and {GROUP_BY} make a column {name!r}, which has the rejected records; give "
+                "it another name with AS"
+            )
+        seen.add(name.lower())
+
+
+def _parse_measure(part: str, columns: Columns) -> Measure:
+    what, alias = _split_alias(part)
+    call = _CALL.fullmatch(what)
+    if call is None:
+        raise WrongOption(f"option {AGGREGATE}: {part!r} is not like sum(click_count) AS clicks or count(*)")
+    function = FUNCTIONS.get(call["name"].lower())
+    if function is None:
+        nearest = difflib.get_close_matches(call["name"].lower(), FUNCTIONS, n=1, cutoff=0.5)
+        remedy = f"did you mean {nearest[0]}?" if nearest else f"the functions are {', '.join(FUNCTIONS)}"
+        raise WrongOption(f"option {AGGREGATE}: {part!r} has no function that can be summed up in parts; {remedy}")
+    if function == "count" and call["arguments"] in ("*", "1"):
+        return Measure("count", None, alias or "count(1)", types.LongType())
+    column = _column(AGGREGATE, call["arguments"], columns)
+    return Measure(function, column, alias or f"{function}({column})", _type_of(function, column, columns[column]))
+
+
+def _type_of(function: Function, column: str, given: types.DataType) -> types.DataType:
+    if function == "count":
+        return types.LongType()
+    if isinstance(given, _FLOATS):
+        raise WrongOption(
+            f"option {AGGREGATE}: {column!r} is {_sql(given)}, and a sum of floats depends on their order, which a "
+            f"batch that is run again does not keep; decode it as DECIMAL, or leave {function} to Spark"
+        )
+    if isinstance(given, types.DecimalType) and function == "sum":
+        return types.DecimalType(min(given.precision + SUM_DIGITS_MORE, DECIMAL_DIGITS_MAX), given.scale)
+    if isinstance(given, _WHOLE_NUMBERS) and function == "sum":
+        return types.LongType()
+    fitting: tuple[type[types.DataType], ...] = (
+        *_WHOLE_NUMBERS,
+        types.DecimalType,
+        *(() if function == "sum" else _TIMES),
+    )
+    if not isinstance(given, fitting):
+        taken = "whole numbers and DECIMAL" + ("" if function == "sum" else ", TIMESTAMP and DATE")
+        raise WrongOption(f"option {AGGREGATE}: {column!r} is {_sql(given)}; {function} takes {taken}")
+    return given
+
+
+def _parse_key(part: str, columns: Columns) -> Key | TimeBucket:
+    what, alias = _split_alias(part)
+    call = _CALL.fullmatch(what)
+    if call is not None:
+        return _parse_window(part, call, alias, columns)
+    column = _column(GROUP_BY, what, columns)
+    given = columns[column]
+    if isinstance(given, (*_FLOATS, types.ArrayType)):
+        raise WrongOption(
+            f"option {GROUP_BY}: {column!r} is {_sql(given)}, which is no key; decode it as DECIMAL or STRING"
+        )
+    return Key(column, alias or column, given)
+
+
+def _parse_window(part: str, call: re.Match[str], alias: str | None, columns: Columns) -> TimeBucket:
+    if call["name"].lower() != "window":
+        raise WrongOption(f"option {GROUP_BY}: {part!r} is neither a column nor like window(event_time, '1 minute')")
+    arguments = split_list(call["arguments"])
+    if len(arguments) != 2:
+        raise WrongOption(
+            f"option {GROUP_BY}: {part!r} is not like window(event_time, '1 minute'); windows that slide or begin at "
+            "another time are for Spark, over shorter ones of this kind"
+        )
+    column = _column(GROUP_BY, arguments[0], columns)
+    if not isinstance(columns[column], types.TimestampType):
+        raise WrongOption(f"option {GROUP_BY}: {column!r} is {_sql(columns[column])}, and a window needs a TIMESTAMP")
+    return TimeBucket(column, alias or "window", _width_us(part, arguments[1]))
+
+
+def _width_us(part: str, text: str) -> int:
+    found = _DURATION.fullmatch(text)
+    words = found["text"].lower() if found else ""
+    pieces = _DURATION_PART.findall(words)
+    units = [_UNIT_US.get(unit.removesuffix("s")) for _, unit in pieces]
+    width_us = sum(int(number) * (unit or 0) for (number, _), unit in zip(pieces, units, strict=True))
+    if not words or _DURATION_PART.sub("", words).strip() or None in units or not 0 < width_us < 2**62:
+        raise WrongOption(
+            f"option {GROUP_BY}: {part!r} has no time like '1 minute' or '1 hour 30 minutes'; the units are "
+            f"{', '.join(_UNIT_US)}"
+        )
+    return width_us
+
+
+def _split_alias(part: str) -> tuple[str, str | None]:
+    found = _ITEM.fullmatch(part)
+    if found is None:
+        raise WrongOption(f"options {AGGREGATE} and {GROUP_BY}: something is missing before, between or behind commas")
+    return found["what"].strip(), None if found["alias"] is None else _unquoted(found["alias"])
+
+
+def _column(option: str, given: str, columns: Columns) -> str:
+    """The column that is meant: in any case, as everywhere in Spark."""
+    name = _unquoted(given)
+    by_lower = {known.lower(): known for known in columns}
+    if name.lower() in by_lower:
+        return by_lower[name.lower()]
+    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    remedy = f"did you mean {by_lower[nearest[0]]}?" if nearest else f"the columns are {', '.join(columns)}"
+    raise WrongOption(f"option {option}: there is no column {name!r}; {remedy}")
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace("``", "`") if len(name) > 2 and name[0] == name[-1] == "`" else name
+
+
+def _sql(given: types.DataType) -> str:
+    return str(given.simpleString()).upper()

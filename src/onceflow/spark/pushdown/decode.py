@@ -1,0 +1,196 @@
+"""The JSON in `value` to typed Arrow columns, by the rules of `converters` (docs/pushdown.md tells them).
+
+Nearly every record of a topic is a good one with plain values: msgspec reads it straight into the fields' types, and
+Arrow makes columns of many at once. Whatever either of them refuses, or takes by wider rules than ours, is read a
+second time by the converters, field by field from its JSON text; they alone say what a record that is not plain means.
+"""
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from onceflow.spark.pushdown.converters import MISSING, Broken, converter_of
+from onceflow.spark.pushdown.decode_schema import CORRUPT_REASON, CORRUPT_RECORD, Field
+from onceflow.spark.pushdown.json_text import (
+    DEEP_CHARACTERS_MIN,
+    NO_VALUE,
+    NOT_JSON,
+    NOT_OBJECT,
+    NOT_UTF8,
+    is_json,
+    is_too_deep,
+)
+from onceflow.spark.pushdown.plain_columns import arrow_type, plain_column, plain_type
+
+SLICE_ROWS = 8192
+"""Parsed records are Python objects for a moment; so many of them still lie in the processor's cache."""
+
+
+class Decoder:
+    """Turns batches of the source's columns into decoded ones; made once for a read task."""
+
+    def __init__(self, fields: Sequence[Field], kept: Sequence[str] = (), timestamp_unit: str | None = None) -> None:
+        self._fields = fields
+        self._kept = kept
+        self._slow = RecordReader(fields, timestamp_unit)
+        names = [f"f{number}" for number in range(len(fields))]
+        self._attributes = [attrgetter(name) for name in names]
+        self._plain = [plain_column(field, timestamp_unit) for field in fields]
+        event = msgspec.defstruct(
+            "Event",
+            [(name, *plain_type(field)) for name, field in zip(names, fields, strict=True)],
+            rename={name: field.name for name, field in zip(names, fields, strict=True)},
+            gc=False,
+        )
+        self._nothing = event()
+        self._decode = msgspec.json.Decoder(event).decode
+
+    def columns(self, batch: Any) -> Any:
+        """The fields, `_corrupt_record`, `_corrupt_reason` and the kept columns of a RecordBatch, row by row."""
+        parts = [self._columns(batch.slice(begin, SLICE_ROWS)) for begin in range(0, batch.num_rows, SLICE_ROWS)]
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts or [self._columns(batch)])
+
+    def _columns(self, batch: Any) -> Any:
+        values = batch.column("value")
+        events, unsure = self._parse(values)
+        columns = []
+        for attribute, field, plain in zip(self._attributes, self._fields, self._plain, strict=True):
+            column = plain(list(map(attribute, events)))
+            columns.append(column.array)
+            if column.unsure is not None:
+                unsure.update(np.flatnonzero(column.unsure.to_numpy(zero_copy_only=False)).tolist())
+            if field.required and column.array.null_count:
+                unsure.update(np.flatnonzero(column.array.is_null().to_numpy(zero_copy_only=False)).tolist())
+        arrays = self._settle(values, columns, sorted(unsure))
+        arrays += [batch.column(name) for name in self._kept]
+        names = [field.name for field in self._fields] + [CORRUPT_RECORD, CORRUPT_REASON, *self._kept]
+        return pa.RecordBatch.from_arrays(arrays, names=names)
+
+    def _parse(self, values: Any) -> tuple[list[Any], set[int]]:
+        """The records as structs, one without fields where msgspec refused; and the rows where it did."""
+        texts = iter(_texts(values))
+        longest = pc.max(pc.binary_length(values)).as_py() or 0
+        decode = self._decode if longest < DEEP_CHARACTERS_MIN else self._decode_if_shallow
+        events: list[Any] = []
+        unsure: set[int] = set()
+        while True:
+            try:
+                # What comes before a refused record stays in the list, and the loop goes on behind it.
+                events.extend(map(decode, texts))
+                return events, unsure
+            except msgspec.DecodeError:
+                unsure.add(len(events))
+                events.append(self._nothing)
+
+    def _decode_if_shallow(self, text: str) -> Any:
+        if len(text) >= DEEP_CHARACTERS_MIN and is_too_deep(text):
+            raise msgspec.DecodeError
+        return self._decode(text)
+
+    def _settle(self, values: Any, columns: list[Any], rows: list[int]) -> list[Any]:
+        """Put what the converters say of some rows in its place: all fields' arrays, the corrupt texts, the reasons."""
+        if not rows:
+            nulls = pa.nulls(len(values), pa.string())
+            return [*columns, nulls, nulls]
+        read = [self._slow.read(value.as_py()) for value in values.take(pa.array(rows))]
+        mask = np.zeros(len(values), dtype=bool)
+        mask[rows] = True
+        chosen = pa.array(mask)
+        arrays = []
+        for index, field in enumerate(self._fields):
+            patch = _array([record.values[index] for record in read], field)
+            arrays.append(pc.replace_with_mask(columns[index], chosen, patch))
+        nulls = pa.nulls(len(values), pa.string())
+        for texts in ([record.corrupt for record in read], [record.reason for record in read]):
+            arrays.append(pc.replace_with_mask(nulls, chosen, pa.array(texts, pa.string())))
+        return arrays
+
+
+class ReadRecord(NamedTuple):
+    """One record as the converters see it; `corrupt` is the text of one that is bad."""
+
+    values: list[Any]
+    corrupt: str | None = None
+    reason: str | None = None
+
+
+class RecordReader:
+    """Reads one record by the rules themselves: slowly, and wholly."""
+
+    def __init__(self, fields: Sequence[Field], timestamp_unit: str | None) -> None:
+        self._fields = [
+            (f"f{number}", field, converter_of(field, timestamp_unit)) for number, field in enumerate(fields)
+        ]
+        event = msgspec.defstruct(
+            "RawEvent",
+            [(name, msgspec.Raw, msgspec.Raw()) for name, _, _ in self._fields],
+            rename={name: field.name for name, field, _ in self._fields},
+            gc=False,
+        )
+        self._decode = msgspec.json.Decoder(event).decode
+
+    def read(self, value: bytes | None) -> ReadRecord:
+        """The fields' values in the schema's order, and why the record is bad if it is."""
+        if value is None:
+            return self._bad(None, NO_VALUE)
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            return self._bad(value.decode(errors="replace"), NOT_UTF8)
+        if is_too_deep(text):
+            return self._bad(text, NOT_JSON)
+        try:
+            event = self._decode(text)
+        except msgspec.ValidationError:
+            return self._bad(text, NOT_OBJECT if is_json(text) else NOT_JSON)
+        except msgspec.DecodeError:
+            return self._bad(text, NOT_JSON)
+        return self._convert(text, event)
+
+    def _convert(self, text: str, event: Any) -> ReadRecord:
+        values: list[Any] = []
+        reason = None
+        for name, field, convert in self._fields:
+            raw = bytes(getattr(event, name))
+            absent = raw in (b"", b"null")
+            value = None if absent else convert(raw)
+            if isinstance(value, Broken) or (absent and field.required):
+                reason = reason or f"{MISSING if absent else value} {field.name}"
+                value = None
+            values.append(value)
+        return ReadRecord(values, text if reason else None, reason)
+
+    def _bad(self, text: str | None, reason: str) -> ReadRecord:
+        return ReadRecord([None] * len(self._fields), text, reason)
+
+
+def _texts(values: Any) -> Iterable[str]:
+    """Each value as text; "", which is no JSON, for those that are none."""
+    try:
+        texts = values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return [_text(value) for value in values.to_pylist()]
+    return (texts.fill_null("") if texts.null_count else texts).to_pylist()  # type: ignore[no-any-return]
+
+
+def _text(value: bytes | None) -> str:
+    try:
+        return "" if value is None else value.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def _array(values: list[Any], field: Field) -> Any:
+    """Values as the converters give them."""
+    if field.kind == "TIMESTAMP":
+        return pa.array(values, pa.int64()).cast(arrow_type(field))
+    if field.kind == "DATE":
+        return pa.array(values, pa.int32()).cast(arrow_type(field))
+    if field.kind == "FLOAT":
+        return pa.array(values, pa.float64()).cast(arrow_type(field), safe=False)
+    return pa.array(values, arrow_type(field))

@@ -1,0 +1,143 @@
+"""The options of the push-downs, `decode` and `aggregate`; docs/pushdown.md is their page."""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import types
+from pyspark.sql.types import StructField, StructType
+
+from onceflow.spark.pushdown.aggregate_plan import AGGREGATE, GROUP_BY, REJECTED, Aggregation, parse_aggregation
+from onceflow.spark.pushdown.converters import MICROSECONDS
+from onceflow.spark.pushdown.decode_schema import CORRUPT_REASON, CORRUPT_RECORD, DECODE, Field, parse_schema
+from onceflow.spark.pushdown.source_columns import HEADERS, SCHEMA
+from onceflow.spark.wrong_option import WrongOption
+
+if TYPE_CHECKING:
+    import pyarrow
+
+COLUMNS = "columns"
+TIMESTAMP_UNIT = "timestampUnit"
+NAMES = (DECODE, COLUMNS, TIMESTAMP_UNIT, AGGREGATE, GROUP_BY)
+
+KEPT = ("topic", "partition", "offset")
+"""What stays beside the decoded fields unless option columns says otherwise."""
+
+CORRUPT = (StructField(CORRUPT_RECORD, types.StringType()), StructField(CORRUPT_REASON, types.StringType()))
+
+REJECTED_FIELDS = ("topic", "partition", "offset", "timestamp", "reason", "key", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class Pushdown:
+    """What the source does with its records before it hands them on."""
+
+    fields: tuple[Field, ...]
+    kept: tuple[str, ...] = KEPT
+    timestamp_unit: str | None = None
+    aggregation: Aggregation | None = None
+
+    def schema(self) -> StructType:
+        """The columns that come out."""
+        if self.aggregation is None:
+            fields = [StructField(field.name, field.spark_type) for field in self.fields]
+            return StructType([*fields, *CORRUPT, *(_SOURCE[name] for name in self.kept)])
+        parts = (*self.aggregation.keys, *self.aggregation.measures)
+        return StructType([*(StructField(part.name, part.type) for part in parts), StructField(REJECTED, _REJECTED)])
+
+    def apply(self, batches: "Iterable[pyarrow.RecordBatch]") -> "Iterator[pyarrow.RecordBatch]":
+        """Runs in a read task: what comes out for the batches of the source's own columns."""
+        from onceflow.spark.pushdown.decode import Decoder
+
+        if self.aggregation is None:
+            yield from map(Decoder(self.fields, self.kept, self.timestamp_unit).columns, batches)
+            return
+        from onceflow.spark.pushdown.aggregate import Partial
+
+        partial = Partial(self.aggregation, Decoder(self.fields, self.kept, self.timestamp_unit))
+        for batch in batches:
+            yield from partial.add(batch)
+        yield from partial.result()
+
+
+_SOURCE = {field.name: field for field in (*SCHEMA.fields, HEADERS)}
+_REJECTED = StructType(
+    [_SOURCE[name] if name in _SOURCE else StructField(name, types.StringType()) for name in REJECTED_FIELDS]
+)
+
+
+def parse_pushdown(values: Mapping[str, str], *, include_headers: bool = False) -> Pushdown | None:
+    """What the options, by their names in lower case, ask for; None without `decode`. Raises WrongOption."""
+    schema = values.get(DECODE.lower())
+    if schema is None:
+        for name in NAMES:
+            if name.lower() in values:
+                raise WrongOption(f"option {name} needs option {DECODE}, a schema like 'uid STRING, click_count INT'")
+        return None
+    fields = parse_schema(schema)
+    kept = _kept(values, include_headers)
+    _require_different(fields, kept)
+    unit = _unit(values, fields)
+    return Pushdown(fields, kept, unit, _aggregation(values, fields, kept, include_headers))
+
+
+def _kept(values: Mapping[str, str], include_headers: bool) -> tuple[str, ...]:
+    headers = (HEADERS.name,) if include_headers else ()
+    given = values.get(COLUMNS.lower())
+    if given is None:
+        return KEPT + headers
+    known = {name.lower(): name for name in (*SCHEMA.names, *headers)}
+    names = [name.strip() for name in given.split(",")] if given else []
+    for name in names:
+        if name.lower() not in known:
+            nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+            remedy = f"did you mean {known[nearest[0]]}?" if nearest else f"they are {', '.join(known.values())}"
+            raise WrongOption(f"option {COLUMNS}: {name!r} is not one of the source's own columns; {remedy}")
+    kept = tuple(known[name.lower()] for name in names)
+    if len(set(kept)) < len(kept):
+        raise WrongOption(f"option {COLUMNS}={given!r} names a column twice")
+    if include_headers and HEADERS.name not in kept:
+        raise WrongOption(f"option includeHeaders is true, and option {COLUMNS}={given!r} leaves the headers out")
+    return kept
+
+
+def _require_different(fields: Iterable[Field], kept: tuple[str, ...]) -> None:
+    own = {name.lower() for name in kept}
+    for field in fields:
+        if field.name.lower() in own:
+            raise WrongOption(
+                f"option {DECODE} has a field {field.name!r}, which is a column of the source too; say in option "
+                f"{COLUMNS} which of those stay, {', '.join(kept)} do now ('' is none)"
+            )
+        if field.name.lower() in {each.name for each in CORRUPT}:
+            raise WrongOption(f"option {DECODE} has a field {field.name!r}, a column that is always there; take it out")
+
+
+def _unit(values: Mapping[str, str], fields: Iterable[Field]) -> str | None:
+    unit = values.get(TIMESTAMP_UNIT.lower())
+    if unit is None:
+        return None
+    if unit.lower() not in MICROSECONDS:
+        nearest = difflib.get_close_matches(unit.lower(), MICROSECONDS, n=1, cutoff=0.5)
+        remedy = f"did you mean {nearest[0]}?" if nearest else f"it takes {', '.join(MICROSECONDS)}"
+        raise WrongOption(f"option {TIMESTAMP_UNIT}={unit!r} is no unit of time here; {remedy}")
+    if not any(field.kind == "TIMESTAMP" for field in fields):
+        raise WrongOption(f"option {TIMESTAMP_UNIT} is of use with a TIMESTAMP field in option {DECODE}")
+    return unit.lower()
+
+
+def _aggregation(
+    values: Mapping[str, str], fields: Iterable[Field], kept: Iterable[str], include_headers: bool
+) -> Aggregation | None:
+    measures, keys = values.get(AGGREGATE.lower()), values.get(GROUP_BY.lower())
+    if measures is None:
+        if keys is not None:
+            raise WrongOption(
+                f"option {GROUP_BY} needs option {AGGREGATE}, like 'sum(click_count) AS clicks, count(*)'"
+            )
+        return None
+    if include_headers:
+        raise WrongOption(f"option includeHeaders means nothing with option {AGGREGATE}: sums have no headers")
+    columns = {field.name: field.spark_type for field in fields}
+    return parse_aggregation(measures, keys, columns | {name: _SOURCE[name].dataType for name in kept})

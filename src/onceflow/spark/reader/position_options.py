@@ -1,0 +1,169 @@
+"""Where a read begins and ends, as the user says it: Spark's options, and `committed` for a group's offsets.
+
+    startingOffsets              earliest | latest | committed | {"visits": {"0": 23, "1": -2}}
+    startingTimestamp            ms since 1970, for every partition
+    startingOffsetsByTimestamp   {"visits": {"0": 1700000000000, "1": 1700000000000}}
+
+and their twins for the end of a batch read. At most one of three is given.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from onceflow.spark.offsets import MalformedOffsets, Offsets, parse
+from onceflow.spark.reader.subscription import Subscription
+from onceflow.spark.wrong_option import WrongOption
+
+STARTING_OFFSETS = "startingOffsets"
+STARTING_TIMESTAMP = "startingTimestamp"
+STARTING_BY_TIMESTAMP = "startingOffsetsByTimestamp"
+STARTING_STRATEGY = "startingOffsetsByTimestampStrategy"
+ENDING_OFFSETS = "endingOffsets"
+ENDING_TIMESTAMP = "endingTimestamp"
+ENDING_BY_TIMESTAMP = "endingOffsetsByTimestamp"
+GROUP_ID = "groupId"
+NONE_COMMITTED = "startingOffsetsIfNoneCommitted"
+
+STARTING = (STARTING_OFFSETS, STARTING_TIMESTAMP, STARTING_BY_TIMESTAMP)
+ENDING = (ENDING_OFFSETS, ENDING_TIMESTAMP, ENDING_BY_TIMESTAMP)
+
+EARLIEST = -2
+"""In offsets given as JSON: the partition's first record. The number is Kafka's, in ListOffsets."""
+LATEST = -1
+"""In offsets given as JSON: the partition's end."""
+
+COMMITTED = "committed"
+FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimestamp:
+    """The first record of each partition that is dated at a time or later."""
+
+    option: str
+    everywhere_ms: int | None
+    by_partition_ms: Mapping[str, Mapping[int, int]]
+    """Topic → partition → ms, where the times differ."""
+    fails_beyond: bool
+    """Whether it is an error when no record is so late; the end of the partition is meant otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtCommitted:
+    """Where the group stands."""
+
+    group: str
+    otherwise: Literal["earliest", "latest", "fail"]
+    """For a partition of which nothing was ever committed."""
+
+
+Position = Literal["earliest", "latest"] | Offsets | AtTimestamp | AtCommitted
+
+
+def read_starting(
+    values: Mapping[str, str], subscription: Subscription, default: Literal["earliest", "latest"]
+) -> Position:
+    """Where the read begins, from options by their names in lower case. Raises WrongOption."""
+    name = _only_one(values, STARTING)
+    group = values.get(GROUP_ID.lower())
+    if STARTING_STRATEGY.lower() in values and name not in (STARTING_TIMESTAMP, STARTING_BY_TIMESTAMP):
+        raise WrongOption(f"option {STARTING_STRATEGY} is of use with {STARTING_TIMESTAMP} or {STARTING_BY_TIMESTAMP}")
+    if name is None:
+        position: Position = default if group is None else _committed(values, default)
+    elif name == STARTING_OFFSETS and values[name.lower()].lower() == COMMITTED:
+        position = _committed(values, default)
+    else:
+        position = _position(values, name, STARTING_OFFSETS, subscription)
+    if NONE_COMMITTED.lower() in values and not isinstance(position, AtCommitted):
+        raise WrongOption(f"option {NONE_COMMITTED} is of use where the read begins at {COMMITTED} offsets")
+    return position
+
+
+def is_start_given(values: Mapping[str, str]) -> bool:
+    """Whether an option says where the read begins, from options by their names in lower case; a group's does, too."""
+    return any(name.lower() in values for name in (*STARTING, GROUP_ID))
+
+
+def read_ending(values: Mapping[str, str], subscription: Subscription) -> Position:
+    """Where a batch read ends, from options by their names in lower case. Raises WrongOption."""
+    name = _only_one(values, ENDING)
+    return "latest" if name is None else _position(values, name, ENDING_OFFSETS, subscription)
+
+
+def _only_one(values: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    given = [name for name in names if name.lower() in values]
+    if len(given) > 1:
+        raise WrongOption(f"options {' and '.join(given)} both say where the read {_VERB[names]}; give one of them")
+    return given[0] if given else None
+
+
+_VERB: dict[tuple[str, ...], str] = {STARTING: "begins", ENDING: "ends"}
+
+
+def _committed(values: Mapping[str, str], default: Literal["earliest", "latest"]) -> AtCommitted:
+    group = values.get(GROUP_ID.lower())
+    if group is None:
+        raise WrongOption(f"option {STARTING_OFFSETS}={COMMITTED} needs option {GROUP_ID}: whose offsets?")
+    otherwise = values.get(NONE_COMMITTED.lower(), default).lower()
+    if otherwise == "earliest":
+        return AtCommitted(group, "earliest")
+    if otherwise == "latest":
+        return AtCommitted(group, "latest")
+    if otherwise == FAIL:
+        return AtCommitted(group, "fail")
+    raise WrongOption(f"option {NONE_COMMITTED}={otherwise!r} is neither earliest nor latest nor {FAIL}")
+
+
+def _position(values: Mapping[str, str], name: str, offsets_name: str, subscription: Subscription) -> Position:
+    value = values[name.lower()]
+    if name == offsets_name:
+        return _offsets(name, value, subscription)
+    fails_beyond = name in STARTING and _strategy(values) == "error"
+    if name in (STARTING_TIMESTAMP, ENDING_TIMESTAMP):
+        if not (value.isascii() and value.isdecimal() and int(value) < 2**63):
+            raise WrongOption(f"option {name}={value!r} is not a time in milliseconds since 1970")
+        return AtTimestamp(name, int(value), {}, fails_beyond)
+    times = _by_partition(name, value, subscription)
+    for topic, partitions in times.by_topic.items():
+        for partition, time_ms in partitions.items():
+            if time_ms < 0:
+                raise WrongOption(f"option {name}: time {time_ms} of {topic}-{partition} lies before 1970")
+    return AtTimestamp(name, None, times.by_topic, fails_beyond)
+
+
+def _strategy(values: Mapping[str, str]) -> str:
+    value = values.get(STARTING_STRATEGY.lower(), "error").lower()
+    if value not in ("error", "latest"):
+        raise WrongOption(f"option {STARTING_STRATEGY}={value!r} is neither error nor latest")
+    return value
+
+
+def _offsets(name: str, value: str, subscription: Subscription) -> Position:
+    if value.lower() == "earliest":
+        return "earliest"
+    if value.lower() == "latest":
+        return "latest"
+    offsets = _by_partition(name, value, subscription)
+    for topic, partitions in offsets.by_topic.items():
+        for partition, offset in partitions.items():
+            if offset < EARLIEST:
+                raise WrongOption(
+                    f"option {name}: offset {offset} of {topic}-{partition}; {EARLIEST} is earliest, {LATEST} is latest"
+                )
+    return offsets
+
+
+def _by_partition(name: str, value: str, subscription: Subscription) -> Offsets:
+    words = "neither earliest nor latest" + (f" nor {COMMITTED}" if name == STARTING_OFFSETS else "")
+    try:
+        given = parse(value)
+    except MalformedOffsets as error:
+        known = f"{words} nor offsets" if name in (STARTING_OFFSETS, ENDING_OFFSETS) else "no times by partition"
+        raise WrongOption(f"option {name}={value!r} is {known}: {error}") from error
+    # What a pattern finds is not known yet.
+    for topic in set(subscription.topics) ^ set(given.by_topic) if subscription.pattern is None else ():
+        option = subscription.option
+        has, lacks = (option, name) if topic in subscription.topics else (name, option)
+        raise WrongOption(f"topic {topic} is in option {has} and not in {lacks}; both must name the same topics")
+    return given

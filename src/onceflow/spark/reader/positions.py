@@ -1,0 +1,205 @@
+"""Where the topics that are read begin and end, asked from the cluster no more often than is useful."""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from onceflow.client.cluster import Cluster
+from onceflow.client.errors import UnknownTopic
+from onceflow.client.metadata import TopicMetadata
+from onceflow.remedies import Remedy
+from onceflow.spark.offsets import Loss, LossKind, Offsets
+from onceflow.spark.reader import data_loss
+from onceflow.spark.reader.options import SourceOptions
+from onceflow.spark.reader.position_options import (
+    EARLIEST,
+    LATEST,
+    NONE_COMMITTED,
+    STARTING_STRATEGY,
+    AtCommitted,
+    AtTimestamp,
+    Position,
+)
+from onceflow.spark.reader.subscription import SUBSCRIBE_PATTERN
+from onceflow.spark.wrong_option import WrongOption
+
+ENDS_AGE_MS_MAX = 25
+"""An idle query asks every 12 ms; a batch takes longer, so what follows a batch is always asked anew."""
+TOPICS_AGE_MS_MAX = 1000
+"""How late new topics and partitions are seen."""
+
+_NO_OFFSET = -1
+
+ByPartition = Mapping[str, Mapping[int, int]]
+"""An offset for each partition of each topic."""
+
+
+class LogPositions:
+    """Begins and ends of the partitions that the options name, under the isolation level that they name."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: SourceOptions,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._monotonic = monotonic
+        self._topics: Mapping[str, TopicMetadata] = {}
+        self._topics_until = self._ends_until = monotonic()
+        self._ends = Offsets({})
+
+    def ends(self, *, fresh: bool = False) -> Offsets:
+        """The end of every partition; a topic that does not exist is left out."""
+        if fresh or self._monotonic() >= self._ends_until:
+            self._ends = self._ask_ends(self._refresh_topics(fresh=fresh))
+            self._ends_until = self._monotonic() + ENDS_AGE_MS_MAX / 1000
+        return self._ends
+
+    def begins(self, wanted: Mapping[str, Collection[int]]) -> dict[str, dict[int, int]]:
+        """First offset of each wanted partition."""
+        return {topic: self._ask(topic, dict.fromkeys(wanted[topic], EARLIEST)) for topic in wanted}
+
+    def resolve(self, name: str, position: Position, ends: Offsets | None = None) -> Offsets:
+        """A position as offsets; `name` is the option that asked for it, `ends` are now's unless given.
+
+        Raises WrongOption, UnknownTopic and DataLost.
+        """
+        if ends is None:
+            ends = self.ends(fresh=True)
+        self._require_there(ends)
+        if position == "latest":
+            return ends
+        begins = self.begins(ends.by_topic)
+        if position == "earliest":
+            return Offsets(begins, ends.topic_ids)
+        if isinstance(position, AtTimestamp):
+            return self._resolve_times(position, ends)
+        if isinstance(position, AtCommitted):
+            return self._resolve_committed(position, begins, ends)
+        return self._resolve_given(name, position, begins, ends)
+
+    def _require_there(self, ends: Offsets) -> None:
+        subscription = self._options.subscription
+        for topic in subscription.topics:
+            if topic not in ends.by_topic:
+                self._cluster.require_topic(topic)
+        missing = subscription.missing_from(self._topics)
+        if missing is not None:
+            raise WrongOption(f"option {subscription.option} names {missing}, which does not exist")
+        if subscription.pattern is not None and not ends.by_topic:
+            raise UnknownTopic(
+                f"option {SUBSCRIBE_PATTERN}={subscription.pattern!r}: no topic at {self._options.bootstrap} has such "
+                f"a name; {Remedy.LIST_TOPICS}"
+            )
+
+    def _resolve_given(self, name: str, given: Offsets, begins: ByPartition, ends: Offsets) -> Offsets:
+        _require_same_topics(name, given.by_topic, ends.by_topic)
+        resolved: dict[str, dict[int, int]] = {}
+        for topic, partitions in ends.by_topic.items():
+            if not ends.same_topic(given, topic):
+                raise WrongOption(
+                    f"option {name} is of topic {topic} with id {given.topic_ids[topic]}, which was deleted and made "
+                    f"again with id {ends.topic_ids[topic]}; give offsets of the topic that is there"
+                )
+            _require_same_partitions(name, topic, given.by_topic[topic], partitions)
+            resolved[topic] = {
+                partition: self._resolve_offset(
+                    f"option {name}", topic, partition, offset, begins[topic][partition], partitions[partition]
+                )
+                for partition, offset in given.by_topic[topic].items()
+            }
+        return Offsets(resolved, ends.topic_ids)
+
+    def _resolve_offset(self, who: str, topic: str, partition: int, offset: int, begin: int, end: int) -> int:
+        if offset == EARLIEST:
+            return begin
+        if offset == LATEST:
+            return end
+        if offset > end:
+            raise WrongOption(f"{who}: offset {offset} of {topic}-{partition} lies beyond its end, {end}")
+        if offset < begin:
+            reason = f"the partition now begins at {begin}"
+            lost = Loss(LossKind.TRIMMED, topic, partition, offset, begin, reason)
+            data_loss.report([lost], fail=self._options.fail_on_data_loss)
+        return max(offset, begin)
+
+    def _resolve_times(self, position: AtTimestamp, ends: Offsets) -> Offsets:
+        if position.everywhere_ms is None:
+            _require_same_topics(position.option, position.by_partition_ms, ends.by_topic)
+        resolved: dict[str, dict[int, int]] = {}
+        for topic, partitions in ends.by_topic.items():
+            if position.everywhere_ms is not None:
+                asked = dict.fromkeys(partitions, position.everywhere_ms)
+            else:
+                asked = dict(position.by_partition_ms[topic])
+                _require_same_partitions(position.option, topic, asked, partitions)
+            found = self._ask(topic, asked)
+            for partition, offset in found.items():
+                if offset == _NO_OFFSET and position.fails_beyond:
+                    raise WrongOption(
+                        f"option {position.option}: no record of {topic}-{partition} is dated {asked[partition]} ms or "
+                        f"later; {STARTING_STRATEGY}=latest begins at the end then"
+                    )
+            resolved[topic] = {
+                partition: partitions[partition] if offset == _NO_OFFSET else min(offset, partitions[partition])
+                for partition, offset in found.items()
+            }
+        return Offsets(resolved, ends.topic_ids)
+
+    def _resolve_committed(self, position: AtCommitted, begins: ByPartition, ends: Offsets) -> Offsets:
+        resolved: dict[str, dict[int, int]] = {}
+        for topic, partitions in ends.by_topic.items():
+            committed = self._cluster.committed_offsets(position.group, topic)
+            resolved[topic] = {
+                partition: self._resolve_offset(
+                    f"group {position.group}",
+                    topic,
+                    partition,
+                    committed[partition] if partition in committed else _otherwise(position, topic, partition),
+                    begins[topic][partition],
+                    end,
+                )
+                for partition, end in partitions.items()
+            }
+        return Offsets(resolved, ends.topic_ids)
+
+    def _refresh_topics(self, *, fresh: bool) -> Mapping[str, TopicMetadata]:
+        if fresh or self._monotonic() >= self._topics_until:
+            self._topics = self._cluster.topics(*self._options.subscription.topics)
+            self._topics_until = self._monotonic() + TOPICS_AGE_MS_MAX / 1000
+        return self._topics
+
+    def _ask_ends(self, topics: Mapping[str, TopicMetadata]) -> Offsets:
+        wanted = self._options.subscription.found_in(topics)
+        return Offsets(
+            {name: self._ask(name, dict.fromkeys(wanted[name], LATEST)) for name in wanted},
+            {name: str(topics[name].topic_id) for name in wanted if topics[name].topic_id is not None},
+        )
+
+    def _ask(self, topic: str, timestamps: Mapping[int, int]) -> dict[int, int]:
+        found = self._cluster.list_offsets(topic, timestamps, read_committed=self._options.read_committed)
+        return {partition: found[partition].offset for partition in sorted(found)}
+
+
+def _otherwise(position: AtCommitted, topic: str, partition: int) -> int:
+    if position.otherwise == "fail":
+        raise WrongOption(
+            f"group {position.group} has committed no offset of {topic}-{partition}; option {NONE_COMMITTED} takes "
+            "earliest or latest for such a partition"
+        )
+    return EARLIEST if position.otherwise == "earliest" else LATEST
+
+
+def _require_same_topics(name: str, given: Collection[str], there: Collection[str]) -> None:
+    for topic in sorted(set(given) ^ set(there)):
+        what = "is not given" if topic in there else "is not read"
+        raise WrongOption(f"option {name}: topic {topic} {what}; name each topic that is read")
+
+
+def _require_same_partitions(name: str, topic: str, given: Collection[int], there: Collection[int]) -> None:
+    for partition in sorted(set(given) ^ set(there)):
+        what = "is not given" if partition in there else "does not exist"
+        raise WrongOption(
+            f"option {name}: {topic}-{partition} {what}; name each partition, {EARLIEST} is earliest, {LATEST} latest"
+        )

@@ -1,0 +1,1 @@
+"""The Redis sink: data and marker written by one Lua script."""

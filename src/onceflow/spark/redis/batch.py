@@ -1,0 +1,192 @@
+"""Writes one micro-batch to Redis: in one script where it is small, else begun, in chunks, and completed.
+
+Nothing here depends on the order of rows or on tasks: Spark repeats a batch with other ones.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
+
+from onceflow.redis import pool as redis_pool
+from onceflow.remedies import Remedy
+from onceflow.spark.exactly_once.batch import NO_BATCH, Batch, canonical_json
+from onceflow.spark.redis import chunks as redis_chunks
+from onceflow.spark.redis import marker as markers
+from onceflow.spark.redis import rows as redis_rows
+from onceflow.spark.redis import scripts as redis_scripts
+from onceflow.spark.redis.marker import Marker
+from onceflow.spark.redis.rows import Collected, Entries
+from onceflow.spark.redis.scripts import Append, Argument, DataMisfit, Keys, StreamAppend
+
+
+@dataclass
+class BatchWriter:
+    """One attempt at one batch by one start of the query: `write`, then `commit`; `found` is the marker before.
+
+    `rows_before` is how many rows the last batch of this start had that had any; after `write`, this one.
+    """
+
+    url: str
+    keys: Keys
+    history: Append
+    owner: str
+    batch: Batch
+    found: Marker | None
+    now_ms: Callable[[], int]
+    rows_before: int | None = None
+
+    def write(self, rows: DataFrame) -> None:
+        """Writes the chunks of a large batch; a small one is kept for `commit`.
+
+        Raises MarkerRefused, MarkerMoved, OwnerLost, DataMisfit, RedisFailed, redis-py's errors.
+        """
+        self._started_ms = self.now_ms()
+        with self._offsets_named():
+            self._write(rows)
+
+    def commit(self) -> None:
+        """Complete the batch, in one script."""
+        with self._offsets_named():
+            self._last_script()
+
+    @contextlib.contextmanager
+    def _offsets_named(self) -> Iterator[None]:
+        """Say of a row that does not fit in which offsets it lies."""
+        try:
+            yield
+        except DataMisfit as misfit:
+            parts = (f"{part.topic}-{part.partition} offsets {part.begin} to {part.end}" for part in self.batch.ranges)
+            raise DataMisfit(
+                f"{misfit}; micro-batch {self.batch.number} is {', '.join(parts) or 'without offsets'}"
+            ) from misfit
+
+    def _write(self, rows: DataFrame) -> None:
+        redis_rows.require_columns(rows, self.keys)
+        part = self.found if self.found is not None and self.found.batch == self.batch.number else None
+        if part is None and redis_rows.is_worth_a_try(self.batch.size_offsets, self.rows_before):
+            collected = redis_rows.collected_unmeasured(rows, self.keys)
+            if collected is not None and self._kept_for_commit(collected):
+                self.rows_before = collected.rows_read or self.rows_before
+                return
+        cached = redis_rows.with_value(rows, self.keys).persist()
+        try:
+            self._write_measured(cached, part)
+        finally:
+            cached.unpersist()
+
+    def _kept_for_commit(self, collected: Collected) -> bool:
+        """False where they are too many for one script."""
+        if collected.rows_written > redis_rows.WHOLE_ROWS_MAX:
+            return False
+        self._last_script = partial(self._write_whole, collected)
+        return True
+
+    def _write_measured(self, rows: DataFrame, part: Marker | None) -> None:
+        size = redis_rows.measured(rows, self.keys, self.batch.number)
+        self.rows_before = size.row_count or self.rows_before
+        if part is None and size.is_small and self._kept_for_commit(redis_rows.collected(rows, self.keys)):
+            return
+        if part is None:
+            self._begin_and_write(rows)
+        elif part.chunks_missing:
+            self._write_missing(self._sums(rows), part.chunks, part.chunks_missing)
+        entries = {append.target: self._newest(rows, append) for append in self._entry_targets}
+        self._last_script = partial(self._complete, entries)
+
+    def _write_whole(self, collected: Collected) -> None:
+        fields = markers.begun_fields(self.found, self.batch, chunks=0, started_ms=self._started_ms)
+        fields |= self._completed_fields()
+        self._run(
+            "whole",
+            self._previous,
+            *redis_scripts.field_arguments(fields),
+            *redis_scripts.count_arguments(self.keys, collected.rows()),
+            *self._list_arguments(fields, collected.entries),
+        )
+
+    def _begin_and_write(self, rows: DataFrame) -> None:
+        sums = self._sums(rows).persist()
+        try:
+            length = F.length("field") + F.coalesce(F.length("value"), F.lit(0))
+            size = sums.agg(F.count(F.lit(1)), F.coalesce(F.sum(length), F.lit(0))).head()
+            assert size is not None
+            chunks = redis_chunks.chunks_for(*size)
+            fields = markers.begun_fields(self.found, self.batch, chunks=chunks, started_ms=self._started_ms)
+            self._run("begin", self._previous, *redis_scripts.field_arguments(fields))
+            self._write_missing(sums, chunks, tuple(range(chunks)))
+        finally:
+            sums.unpersist()
+
+    def _sums(self, rows: DataFrame) -> DataFrame:
+        return redis_chunks.reduced(rows, self.keys)
+
+    @property
+    def _previous(self) -> int:
+        return NO_BATCH if self.found is None else self.found.batch
+
+    @property
+    def _entry_targets(self) -> tuple[Append | StreamAppend, ...]:
+        return (*self.keys.appends, *self.keys.streams)
+
+    def _write_missing(self, sums: DataFrame, chunks: int, missing: tuple[int, ...]) -> None:
+        writer = redis_chunks.ChunkWriter(
+            self.url,
+            self.keys,
+            self.batch.query,
+            self.owner,
+            self.batch.number,
+            self.batch.digest,
+            redis_chunks.CHUNK_BYTES_MAX,
+        )
+        redis_chunks.write_chunks(sums, writer, chunks=chunks, missing=missing)
+
+    def _complete(self, entries: Entries) -> None:
+        fields = self._completed_fields()
+        self._run("complete", *redis_scripts.field_arguments(fields), *self._list_arguments(fields, entries))
+
+    def _newest(self, rows: DataFrame, append: Append | StreamAppend) -> list[tuple[int, bytes]]:
+        wanted = rows.where(F.col("target") == append.target).select("amount", "field")
+        newest = wanted.orderBy(F.desc("amount"), F.desc("field")).limit(append.length_max)
+        return [(amount, bytes(field)) for amount, field in newest.collect()]
+
+    def _completed_fields(self) -> dict[str, str]:
+        times = markers.completed_fields(started_ms=self._started_ms, finished_ms=self.now_ms())
+        return times | markers.loss_fields(self.found, self.batch)
+
+    def _list_arguments(self, fields: dict[str, str], entries: Entries) -> list[Argument]:
+        """The newest entries of each list, oldest first, equal ones in the order of their bytes; and the history."""
+        newest = {
+            append.target: [entry for _, entry in sorted(entries[append.target])[-append.length_max :]]
+            for append in self._entry_targets
+        }
+        for target, new in newest.items():
+            size_bytes = sum(map(len, new))
+            if size_bytes > redis_chunks.CHUNK_BYTES_MAX:
+                raise DataMisfit(
+                    f"the newest entries of target {target!r} in batch {self.batch.number} have {size_bytes} bytes and "
+                    f"{redis_chunks.CHUNK_BYTES_MAX} are allowed: {Remedy.FEWER_ENTRIES}"
+                )
+        return redis_scripts.list_arguments(self.keys, self.history, self._history_entry(fields), newest)
+
+    def _history_entry(self, fields: dict[str, str]) -> str:
+        # Offsets by partition, for a query on one topic; the marker has them by topic too.
+        one_topic = len({part.topic for part in self.batch.ranges}) == 1
+        entry = {
+            "batch": self.batch.number,
+            "finished_ms": int(fields["finished_ms"]),
+            "events": self.batch.size_offsets,
+            "offsets": {str(part.partition): part.end for part in self.batch.ranges if one_topic},
+        }
+        return canonical_json(entry)
+
+    def _run(self, name: str, *arguments: Any) -> None:
+        identity = (self.batch.query, self.owner, self.batch.number, self.batch.digest)
+        answer = redis_scripts.run(
+            redis_pool.client(self.url, self.keys.marker), name, self.keys, [*identity, *arguments]
+        )
+        redis_scripts.raise_refusal(self.keys, answer)

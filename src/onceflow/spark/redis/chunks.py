@@ -1,0 +1,138 @@
+"""A batch too large for one script: summed by key, cut into chunks, each chunk written by one script.
+
+A row's chunk depends on its target, its field and the number of chunks alone, so every attempt cuts the batch alike.
+The rows of a chunk are collected into **one row** before a task writes them: whatever Spark splits, merges or repeats,
+a chunk is whole. Every chunk has such a row, an empty one too, and each is reported as written.
+"""
+
+import functools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+import redis
+from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
+from pyspark.sql.pandas.functions import arrow_udf
+
+from onceflow.redis import errors as redis_answers
+from onceflow.redis import pool as redis_pool
+from onceflow.remedies import Remedy
+from onceflow.spark.exactly_once.sink_errors import MarkerRefused
+from onceflow.spark.redis import scripts as redis_scripts
+from onceflow.spark.redis.scripts import DataMisfit, Keys
+
+ROWS_PER_CHUNK = 5_000
+BYTES_PER_CHUNK = 4 * 1024 * 1024
+CHUNK_BYTES_MAX = 64 * 1024 * 1024
+ROW = ("target", "field", "amount", "value")
+
+
+def reduced(rows: DataFrame, keys: Keys) -> DataFrame:
+    """One row per target and field: the sum of its amounts, null where it leaves 64 bits, or its newest value."""
+    grouped = [_of(rows, [increment.target for increment in keys.increments]).agg(*_sum())]
+    if keys.sets:
+        newest = _of(rows, [each.target for each in keys.sets]).agg(F.max(F.struct("amount", "value")).alias("newest"))
+        grouped.append(newest.select("target", "field", "newest.amount", "newest.value"))
+    return functools.reduce(DataFrame.unionByName, grouped)
+
+
+def _sum() -> tuple[Column, Column]:
+    return F.try_sum("amount").alias("amount"), F.lit(None).cast("binary").alias("value")
+
+
+def _of(rows: DataFrame, targets: Sequence[str]) -> GroupedData:
+    return rows.where(F.col("target").isin(list(targets))).groupBy("target", "field")
+
+
+def chunks_for(row_count: int, size_bytes: int) -> int:
+    """How many chunks so many rows make, at least one."""
+    return max(1, math.ceil(row_count / ROWS_PER_CHUNK), math.ceil(size_bytes / BYTES_PER_CHUNK))
+
+
+@dataclass(frozen=True)
+class ChunkWriter:
+    """What a task needs to write chunks: plain values, pickled into the task."""
+
+    url: str
+    keys: Keys
+    query: str
+    owner: str
+    batch: int
+    digest: str
+    size_bytes_max: int
+
+    def write(self, chunk: int, rows: Sequence[tuple[str, bytes, int | None, bytes | None]]) -> list[str]:
+        """Writes one chunk; returns the script's answer, a refusal too. Raises RedisFailed."""
+        size_bytes = sum(len(field) + len(value or b"") for _, field, _, value in rows)
+        if size_bytes > self.size_bytes_max:
+            return ["too-large", str(size_bytes)]
+        for target, field, amount, _ in rows:
+            if amount is None:
+                return ["overflow", target, field.decode("utf-8", "backslashreplace")]
+        counts = redis_scripts.count_arguments(self.keys, cast(Sequence[redis_scripts.Row], rows))
+        arguments = [self.query, self.owner, self.batch, self.digest, chunk, *counts]
+        try:
+            return redis_scripts.run(redis_pool.client(self.url, self.keys.marker), "chunk", self.keys, arguments)
+        except redis.RedisError as error:
+            raise redis_answers.failed(self.url, f"in chunk {chunk} of batch {self.batch}", error) from error
+
+
+def write_chunks(sums: DataFrame, writer: ChunkWriter, *, chunks: int, missing: Sequence[int]) -> None:
+    """Writes the `missing` chunks of `chunks`, one script each, in Spark's tasks.
+
+    Raises MarkerRefused, OwnerLost or DataMisfit with the first refusal; chunks before it stay written, and a later
+    attempt goes on with the others.
+    """
+    session = sums.sparkSession
+    wanted = F.col("chunk").isin(list(missing))
+    number = F.pmod(F.xxhash64("target", "field"), F.lit(chunks)).cast("int").alias("chunk")
+    rows = sums.select(number, F.struct(*ROW).alias("row")).where(wanted)
+    row_type = rows.schema["row"].dataType
+    empty = session.range(chunks).select(
+        F.col("id").cast("int").alias("chunk"), F.lit(None).cast(row_type).alias("row")
+    )
+    # The partition's number is the chunk's number: no adaptive coalescing, and grouping needs no second exchange.
+    placed = rows.unionByName(empty.where(wanted)).repartitionById(chunks, "chunk")
+    whole = placed.groupBy("chunk").agg(F.collect_list("row").alias("rows"))
+    make: Any = arrow_udf  # its overloads know neither a plain type name nor an iterator of columns
+    write = make(_task(writer), "string").asNondeterministic()
+    reported = whole.select(write("chunk", "rows").alias("report"))
+    _check([json.loads(row.report) for row in reported.collect()], writer, missing)
+
+
+def _task(writer: ChunkWriter) -> Any:
+    def write(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        for chunk_numbers, chunk_rows in batches:
+            reports = []
+            for index, chunk in enumerate(chunk_numbers.to_pylist()):
+                rows = chunk_rows[index].values
+                columns = [rows.field(name).to_pylist() for name in ROW]
+                reports.append(json.dumps([chunk, *writer.write(chunk, list(zip(*columns, strict=True)))]))
+            yield pa.array(reports, pa.string())
+
+    return write
+
+
+def _check(reports: Sequence[list[Any]], writer: ChunkWriter, missing: Sequence[int]) -> None:
+    for chunk, *answer in sorted(reports):
+        if answer[0] == "too-large":
+            raise DataMisfit(
+                f"chunk {chunk} of batch {writer.batch} has {answer[1]} bytes of fields and {writer.size_bytes_max} "
+                f"are allowed: {Remedy.SHORTER_FIELDS}"
+            )
+        if answer[0] == "overflow":
+            raise DataMisfit(
+                f"the amounts of field {answer[2]!r} of target {answer[1]!r} in batch {writer.batch} sum to more than "
+                f"64 bits hold: {Remedy.REFUSE_AMOUNTS}"
+            )
+        redis_scripts.raise_refusal(writer.keys, answer)
+    written = sorted(report[0] for report in reports)
+    if written != sorted(missing):
+        raise MarkerRefused(
+            f"batch {writer.batch}: chunks {written} were written where {sorted(missing)} were missing; "
+            f"{Remedy.START_AGAIN} and it writes what is missing"
+        )

@@ -1,0 +1,217 @@
+"""What Apache Kafka 4.1.1 answers at the edges of Produce, Fetch and ListOffsets; found by tests/conformance.
+
+ONCEFLOW_TEST_BOOTSTRAP=HOST:PORT pytest tests/broker/handlers/test_kafka_responses.py
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from onceflow.wire import apis
+from onceflow.wire.codecs import Codec
+from onceflow.wire.errors import ErrorCode
+from tests.broker.raw_client import RawClient, batch_of, connected
+from tests.conformance.fetch import fetch_fields
+from tests.conformance.produce import request, rewritten
+from tests.conformance.side import TIMEOUT
+
+NONE = ErrorCode.none
+UNKNOWN = ErrorCode.unknown_topic_or_partition
+FAR_FUTURE_MS = 4_000_000_000_000
+
+
+@pytest.fixture
+def client(bootstrap: str) -> Iterator[RawClient]:
+    with connected(bootstrap) as opened:
+        yield opened
+
+
+def produced(client: RawClient, topic: str, batch: Any, *, version: int = 9, partition: int = 0, acks: int = -1) -> Any:
+    fields = request(topic, (partition, batch), acks=acks)
+    return client.ask(apis.PRODUCE, version, **fields).responses[0].partition_responses[0]
+
+
+def test_a_batch_that_cannot_be_one_is_corrupt(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    changes = [{"batch_length": length} for length in (-1, 1, 13, 14, 48)]
+    for change in ({"magic": 3}, {"magic": -1}, *changes):
+        assert produced(client, topic, rewritten(batch_of(b"a"), **change)).error_code == ErrorCode.corrupt_message
+    for change in ({"magic": 1}, {"batch_length": 1000}):
+        assert produced(client, topic, rewritten(batch_of(b"a"), **change)).error_code == ErrorCode.invalid_record
+
+
+def test_a_refusal_by_the_log_tells_where_the_log_begins(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    batches = [
+        rewritten(batch_of(b"a"), record_count=2),
+        batch_of(b"a", control=True),
+        batch_of(b"a", timestamp_ms=FAR_FUTURE_MS),
+        batch_of(b"a") + batch_of(b"b"),
+        rewritten(batch_of(b"a"), crc=1),
+    ]
+    assert [produced(client, topic, each).log_start_offset for each in batches] == [0, 0, 0, -1, -1]
+
+
+def test_zstd_is_for_clients_that_know_it(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    batch = batch_of(b"a" * 100, codec=Codec.ZSTD)
+    codes = [produced(client, topic, batch, version=version).error_code for version in (3, 6, 7, 9)]
+    assert codes == [ErrorCode.unsupported_compression_type] * 2 + [NONE] * 2
+
+
+def test_what_a_produce_request_is_refused_for_first(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    batch = batch_of(b"a")
+    assert produced(client, topic, batch, partition=7, acks=5).error_code == UNKNOWN
+    assert produced(client, topic, b"", acks=5).error_code == ErrorCode.invalid_record
+    assert produced(client, "__cluster_metadata", batch).error_code == UNKNOWN
+    assert produced(client, "__consumer_offsets", batch, partition=99).error_code == UNKNOWN
+    assert produced(client, "__consumer_offsets", batch, acks=5).error_code == ErrorCode.invalid_required_acks
+
+
+def fetched(client: RawClient, topic: str, **fields: Any) -> Any:
+    return client.ask(apis.FETCH, 12, **fetch_fields(topic, (0, 0), **fields)).responses[0].partitions[0]
+
+
+def test_nobody_is_a_replica_here_and_two_isolation_levels_exist(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    assert fetched(client, topic, replica_id=2).error_code == ErrorCode.not_leader_or_follower
+    assert fetched(client, topic, isolation_level=2).error_code == ErrorCode.unknown_server_error
+    answer = client.ask(apis.FETCH, 12, **fetch_fields(topic, (0, 0), isolation_level=-1))
+    assert answer.error_code == ErrorCode.unknown_server_error
+    assert fetched(client, topic, replica_id=-2, isolation_level=1).error_code == NONE
+
+
+def test_a_partition_that_is_not_there_has_no_aborted_transactions(client: RawClient, topic: str) -> None:
+    found = fetched(client, topic + "-no")
+    assert (found.error_code, found.aborted_transactions) == (UNKNOWN, ())
+
+
+def listed(client: RawClient, topic: str, *timestamps: int, version: int = 7, epoch: int = -1, **fields: Any) -> Any:
+    asked = [{"partition_index": 0, "timestamp": time, "current_leader_epoch": epoch} for time in timestamps]
+    topics = [{"name": topic, "partitions": asked}]
+    values = {"replica_id": -1, "isolation_level": 0, "topics": topics, **fields}
+    return client.ask(apis.LIST_OFFSETS, version, **values).topics[0].partitions
+
+
+def test_listing_offsets_at_its_edges(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    assert [each.error_code for each in listed(client, topic, -1, -2)] == [ErrorCode.invalid_request]
+    assert listed(client, topic, -3, version=6)[0].error_code == ErrorCode.unsupported_version
+    assert listed(client, topic, -1, isolation_level=5)[0].error_code == ErrorCode.unknown_server_error
+
+
+def test_offsets_of_tiered_storage_are_those_of_the_log(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    client.produce(topic, 0, batch_of(b"a", b"b"))
+    too_early = ErrorCode.unsupported_version
+    for version, time, expected in (
+        (7, -4, (too_early, -1)),
+        (8, -4, (NONE, 0)),
+        (8, -5, (too_early, -1)),
+        (9, -5, (NONE, -1)),
+        (10, -4, (NONE, 0)),
+        (10, -6, (too_early, -1)),
+    ):
+        (found,) = listed(client, topic, time, version=version, timeout=TIMEOUT)
+        assert (found.error_code, found.offset) == expected, (version, time)
+
+
+def test_a_leader_epoch_below_the_only_one_is_fenced(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    fenced = ErrorCode.fenced_leader_epoch
+    assert listed(client, topic, -1, epoch=-2)[0].error_code == fenced
+    asked = {"partition": 0, "current_leader_epoch": -2, "leader_epoch": 0}
+    topics = [{"topic": topic, "partitions": [asked]}]
+    answer = client.ask(apis.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=topics)
+    assert answer.topics[0].partitions[0].error_code == fenced
+    fields = fetch_fields(topic, (0, 0))
+    fields["topics"][0]["partitions"][0]["current_leader_epoch"] = -2
+    assert client.ask(apis.FETCH, 12, **fields).responses[0].partitions[0].error_code == NONE, "means none there"
+
+
+def test_a_fetch_outside_any_session_names_all_it_wants(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    fields = fetch_fields(topic, (0, 0))
+    not_found = ErrorCode.fetch_session_id_not_found
+    for session, epoch, expected in ((77, 0, NONE), (77, -1, NONE), (77, 1, not_found), (0, 5, not_found)):
+        answer = client.ask(apis.FETCH, 12, **{**fields, "session_id": session, "session_epoch": epoch})
+        assert (answer.error_code, len(answer.responses)) == (expected, 0 if expected else 1)
+
+
+def test_a_coordinator_that_is_found_comes_with_kafkas_words(client: RawClient, topic: str) -> None:
+    fields = {"key": topic, "key_type": 0, "coordinator_keys": [topic]}
+    while client.ask(apis.FIND_COORDINATOR, 4, **fields).coordinators[0].error_code:
+        pass  # Apache Kafka makes the topic first.
+    assert [client.ask(apis.FIND_COORDINATOR, version, **fields).error_message for version in (1, 3)] == ["NONE"] * 2
+    assert client.ask(apis.FIND_COORDINATOR, 4, **fields).coordinators[0].error_message == ""
+
+
+def test_a_config_without_a_brokers_setting_has_no_synonym_for_its_default(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    resource = {"resource_type": 2, "resource_name": topic, "configuration_keys": ["remote.storage.enable"]}
+    fields = {"resources": [resource], "include_synonyms": True, "include_documentation": False}
+    (entry,) = client.ask(apis.DESCRIBE_CONFIGS, 4, **fields).results[0].configs
+    assert (entry.value, entry.config_source, entry.synonyms) == ("false", 5, ())
+
+
+def test_a_client_with_an_impossible_name_is_told_no_versions(client: RawClient) -> None:
+    for name, version in (("", "1"), ("a b", "1"), ("raw-", "1"), ("raw", ".1"), ("ä", "1")):
+        for api_version in (3, 4):
+            fields = {"client_software_name": name, "client_software_version": version}
+            answer = client.ask(apis.API_VERSIONS, api_version, **fields)
+            assert (answer.error_code, answer.api_keys) == (ErrorCode.invalid_request, ())
+    answer = client.ask(apis.API_VERSIONS, 3, client_software_name="a-b.c", client_software_version="1.0-rc")
+    assert answer.error_code == NONE
+
+
+def test_a_topic_named_in_two_ways_is_told_once(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    flags = {"allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
+    by_name = {"name": topic, "topic_id": None}
+    (found,) = client.ask(apis.METADATA, 12, topics=[by_name], **flags).topics
+    by_id = {"name": None, "topic_id": found.topic_id}
+    assert client.ask(apis.METADATA, 12, topics=[by_id, by_name], **flags).topics == (found,)
+
+
+def test_impossible_topics_have_no_producers(client: RawClient) -> None:
+    for name, code in (("a/b", ErrorCode.invalid_topic_exception), ("", ErrorCode.invalid_topic_exception)):
+        answer = client.ask(apis.DESCRIBE_PRODUCERS, 0, topics=[{"name": name, "partition_indexes": [0]}])
+        assert answer.topics[0].partitions[0].error_code == code
+
+
+def test_offsets_of_a_transaction_have_a_group_and_a_name(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    place = {"partition_index": 0, "committed_offset": 5, "committed_leader_epoch": -1, "committed_metadata": ""}
+    fields = {"producer_id": 5, "producer_epoch": 0, "topics": [{"name": topic, "partitions": [place]}]}
+    for group, name, code in (("", topic, ErrorCode.invalid_group_id), ("g", "", ErrorCode.invalid_request)):
+        answer = client.ask(apis.TXN_OFFSET_COMMIT, 3, transactional_id=name, group_id=group, **fields)
+        assert answer.topics[0].partitions[0].error_code == code
+
+
+def test_a_transaction_has_a_name(client: RawClient, topic: str) -> None:
+    client.create_topic(topic)
+    batch = batch_of(b"a", producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
+    fields = request(topic, (0, bytes(batch)), transactional_id="")
+    answer = client.ask(apis.PRODUCE, 9, **fields)
+    assert answer.responses[0].partition_responses[0].error_code == ErrorCode.invalid_request
+
+
+def test_the_brokers_settings_have_kafkas_types_and_their_defaults_behind_them(client: RawClient) -> None:
+    resource = {"resource_type": 4, "resource_name": "1", "configuration_keys": None}
+    fields = {"resources": [resource], "include_synonyms": True, "include_documentation": False}
+    entries = {each.name: each for each in client.ask(apis.DESCRIBE_CONFIGS, 4, **fields).results[0].configs}
+    types = {
+        "unclean.leader.election.enable": 1,
+        "compression.type": 2,
+        "min.insync.replicas": 3,
+        "offsets.commit.timeout.ms": 3,
+        "offsets.topic.replication.factor": 4,
+        "log.roll.jitter.ms": 5,
+        "group.coordinator.rebalance.protocols": 7,
+    }
+    assert {name: entries[name].config_type for name in types} == types
+    assert [each.source for each in entries["listeners"].synonyms] == [4, 5]
+    assert [each.source for each in entries["log.dirs"].synonyms] == [4], "it has no default"
+    assert [each.source for each in entries["num.partitions"].synonyms] == [5]

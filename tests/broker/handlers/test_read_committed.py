@@ -1,0 +1,304 @@
+"""What readers of committed data are told: Fetch, ListOffsets, OffsetForLeaderEpoch; and searches by time.
+
+The log is the one that Kafka wrote (`tests.log.golden_transactions`), and so are the answers: the same requests went
+to Apache Kafka 4.1.1.
+"""
+
+import asyncio
+import select
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as RdkafkaPartition
+
+from onceflow.broker.node import Node
+from onceflow.broker.storage.partitions import Partition
+from onceflow.log.partition import PartitionLog
+from onceflow.log.segment import Segment, Slice
+from onceflow.testing import FaultyDisk
+from onceflow.wire import apis
+from onceflow.wire.batch import batches, patch_offset
+from onceflow.wire.errors import ErrorCode
+from onceflow.wire.fetch import READ_COMMITTED, READ_UNCOMMITTED
+from tests.broker.driven_broker import PoweredBroker, eventually
+from tests.broker.raw_client import FETCH_VERSION, RawClient, batch_of, connected
+from tests.broker.test_durability import WAIT_SECONDS
+from tests.log import golden_transactions as golden
+
+Result = TypeVar("Result")
+
+FIRST_MS = 1795263411910
+LAST_MS = 1795263412040
+COMMITTED = [b"v0", b"v1", b"v0", b"v0"]
+"""At offsets 0, 1, 10, 11."""
+
+
+class ChangedBroker(PoweredBroker):
+    """A broker whose partitions a test can change."""
+
+    def change(self, topic: str, work: Callable[[Partition], Result]) -> Result:
+        """Do something to partition 0 and sync it."""
+
+        def changed(node: Node) -> Result:
+            partition = node.partitions.get(topic, 0)
+            assert partition is not None
+            result = work(partition)
+            node.group_commit.request(partition)
+            return result
+
+        return self.call(changed)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[ChangedBroker]:
+    data = tmp_path / "disk"
+    data.mkdir()
+    with ChangedBroker(FaultyDisk(data), data) as running:
+        yield running
+
+
+@pytest.fixture
+def client(broker: ChangedBroker) -> Iterator[RawClient]:
+    with connected(broker.bootstrap) as connection:
+        connection.create_topic("g")
+        broker.change("g", append_golden)
+        while connection.fetch([("g", 0, 0)])[0].high_watermark < 15:
+            pass
+        yield connection
+
+
+def append_golden(partition: Partition) -> None:
+    for position, header in batches(golden.LOG):
+        if header.is_control:
+            is_commit = header.base_offset in (2, 12, 13)
+            partition.log.append_marker(header.producer_id, header.producer_epoch, commit=is_commit)
+        else:
+            data = bytearray(golden.LOG[position : position + header.size_bytes])
+            patch_offset(data, 0, 0, -1)
+            partition.log.append(data)
+
+
+def test_rule_8_aborted_index_comes_with_a_committed_fetch(client: RawClient) -> None:
+    for offset, aborted in golden.ABORTED_FROM.items():
+        (fetched,) = client.fetch([("g", 0, offset)], isolation_level=READ_COMMITTED)
+        assert (fetched.error_code, fetched.high_watermark, fetched.last_stable_offset) == (0, 15, 14)
+        assert fetched.aborted == aborted, offset
+        offsets = [header.last_offset for _, header in batches(fetched.records)]
+        assert offsets[-1:] == ([13] if offset < 14 else [])
+    (small,) = client.fetch([("g", 0, 3)], isolation_level=READ_COMMITTED, partition_max_bytes=10)
+    assert small.aborted == [(2, 3), (3, 6), (2, 5)], "as much as the sparse index tells, as in Kafka"
+
+
+def test_rule_8_the_list_is_null_for_a_plain_fetch_and_empty_for_a_committed_one(client: RawClient) -> None:
+    found = {}
+    for isolation_level in (READ_UNCOMMITTED, READ_COMMITTED):
+        client.send_fetch([("g", 0, 13)], isolation_level=isolation_level)
+        answer = client.receive(apis.FETCH, FETCH_VERSION)
+        found[isolation_level] = answer.responses[0].partitions[0].aborted_transactions
+    assert found == {READ_UNCOMMITTED: None, READ_COMMITTED: ()}
+
+
+def list_offset(client: RawClient, timestamp: int, isolation_level: int, topic: str = "g") -> tuple[int, ...]:
+    partition = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
+    topics = [{"name": topic, "partitions": [partition]}]
+    answer = client.ask(apis.LIST_OFFSETS, 7, replica_id=-1, isolation_level=isolation_level, topics=topics)
+    found = answer.topics[0].partitions[0]
+    return int(found.error_code), found.timestamp, found.offset, found.leader_epoch
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "plain", "committed"),
+    [
+        (-1, (0, -1, 15, 0), (0, -1, 14, 0)),
+        (-2, (0, -1, 0, 0), (0, -1, 0, 0)),
+        (0, (0, FIRST_MS, 0, 0), (0, FIRST_MS, 0, 0)),
+        (2**62, (0, -1, -1, -1), (0, -1, -1, -1)),
+    ],
+)
+def test_list_offsets_as_kafka(
+    client: RawClient, timestamp: int, plain: tuple[int, ...], committed: tuple[int, ...]
+) -> None:
+    assert list_offset(client, timestamp, READ_UNCOMMITTED) == plain
+    assert list_offset(client, timestamp, READ_COMMITTED) == committed
+
+
+def test_a_search_by_time_ends_at_the_last_stable_offset(broker: ChangedBroker, client: RawClient) -> None:
+    later_ms = 4 * LAST_MS // 5
+    client.create_topic("open")
+    broker.change("open", lambda partition: partition.log.append(batch_of(b"0", timestamp_ms=1000)))
+    data = batch_of(b"1", timestamp_ms=later_ms, producer_id=8, producer_epoch=0, base_sequence=0, transactional=True)
+    broker.change("open", lambda partition: partition.log.append(data))
+    while list_offset(client, -1, READ_UNCOMMITTED, "open")[2] < 2:
+        pass
+    for wanted in (2000, -3):
+        assert list_offset(client, wanted, READ_UNCOMMITTED, "open") == (0, later_ms, 1, 0)
+        assert list_offset(client, wanted, READ_COMMITTED, "open") == (0, -1, -1, -1)
+    assert list_offset(client, 500, READ_COMMITTED, "open") == (0, 1000, 0, 0)
+
+
+def epoch_end(client: RawClient, current: int, wanted: int, *, version: int = 4, partition: int = 0) -> tuple[int, ...]:
+    asked = {"partition": partition, "current_leader_epoch": current, "leader_epoch": wanted}
+    topics = [{"topic": "g", "partitions": [asked]}]
+    answer = client.ask(apis.OFFSET_FOR_LEADER_EPOCH, version, replica_id=-1, topics=topics)
+    found = answer.topics[0].partitions[0]
+    return int(found.error_code), found.leader_epoch, found.end_offset
+
+
+def test_rule_5_the_end_of_a_leader_epoch_as_kafka(client: RawClient) -> None:
+    for version in (2, 3, 4):
+        for current in (-1, 0):
+            for wanted, expected in {-2: (0, -2, 0), -1: (0, -1, -1), 0: (0, 0, 15), 1: (0, -1, -1)}.items():
+                assert epoch_end(client, current, wanted, version=version) == expected
+        assert epoch_end(client, 1, 0, version=version) == (ErrorCode.unknown_leader_epoch, -1, -1)
+        missing = epoch_end(client, -1, 0, version=version, partition=7)
+        assert missing == (ErrorCode.unknown_topic_or_partition, -1, -1)
+
+
+def has_response(client: RawClient, within_seconds: float) -> bool:
+    return bool(select.select([client.socket], [], [], within_seconds)[0])
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_rule_15_a_marker_wakes_a_committed_fetch(broker: ChangedBroker, client: RawClient, commit: bool) -> None:
+    client.send_fetch([("g", 0, 14)], isolation_level=READ_COMMITTED, wait_ms=WAIT_SECONDS * 1000)
+    with connected(broker.bootstrap) as other:
+        assert other.produce("g", 0, batch_of(b"plain")).base_offset == 15
+        assert not has_response(client, 0.1), "new data behind the last stable offset is nothing to this reader"
+        (fetched,) = other.fetch([("g", 0, 14)], isolation_level=READ_UNCOMMITTED)
+        assert (fetched.last_stable_offset, fetched.high_watermark, len(list(batches(fetched.records)))) == (14, 16, 2)
+    broker.change("g", lambda partition: partition.log.append_marker(3, 0, commit=commit))
+    (fetched,) = client.receive_fetched()
+    assert (fetched.last_stable_offset, fetched.high_watermark) == (17, 17)
+    assert fetched.aborted == ([] if commit else [(3, 14)])
+    assert [header.base_offset for _, header in batches(fetched.records)] == [14, 15, 16]
+
+
+@pytest.mark.parametrize("wait_ms", [WAIT_SECONDS * 1000, 50], ids=["woken", "expired"])
+def test_a_waiting_fetch_that_fails_closes_its_connection(
+    broker: ChangedBroker, client: RawClient, wait_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+    read = PartitionLog.read
+
+    def fails_from_the_second_look_on(log: PartitionLog, *arguments: Any, **options: Any) -> Slice | None:
+        looks.append(log)
+        if len(looks) > 1:
+            raise RuntimeError("nobody foresaw this")
+        return read(log, *arguments, **options)
+
+    monkeypatch.setattr(PartitionLog, "read", fails_from_the_second_look_on)
+    client.send_fetch([("g", 0, 15)], wait_ms=wait_ms)
+    with connected(broker.bootstrap) as other:
+        if wait_ms > 1000:
+            eventually(lambda: broker.call(lambda node: node.partitions.get("g", 0).watchers), "the fetch waits")  # type: ignore[union-attr]
+            broker.change("g", Partition.wake)
+        assert client.receive_frame() == b""
+        assert len(looks) == 2, "it waited"
+        monkeypatch.undo()
+        assert other.fetch([("g", 0, 0)])[0].error_code == 0
+    assert not broker.call(lambda node: node.partitions.get("g", 0).watchers)  # type: ignore[union-attr]
+
+
+def test_searches_by_time_leave_the_loop_alone(
+    broker: ChangedBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found_in: list[str] = []
+    may_go_on = threading.Event()
+    find = Segment.find_timestamp
+
+    def slow(segment: Segment, *arguments: int) -> tuple[int, int] | None:
+        found_in.append(threading.current_thread().name)
+        assert may_go_on.wait(WAIT_SECONDS)
+        return find(segment, *arguments)
+
+    monkeypatch.setattr(Segment, "find_timestamp", slow)
+    topics = [{"name": "g", "partitions": [{"partition_index": 0, "current_leader_epoch": -1, "timestamp": 0}]}]
+    client.send(apis.LIST_OFFSETS, 7, replica_id=-1, isolation_level=0, topics=topics)
+    with connected(broker.bootstrap) as other:
+        assert list_offset(other, -1, READ_UNCOMMITTED) == (0, -1, 15, 0), "served while the search goes on"
+    assert not has_response(client, 0)
+    may_go_on.set()
+    assert client.receive(apis.LIST_OFFSETS, 7).topics[0].partitions[0].offset == 0
+    assert found_in == ["time-search"]
+
+
+def test_a_search_that_fails_is_that_partitions_error(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_arguments: object) -> None:
+        raise FileNotFoundError("retention was here")
+
+    monkeypatch.setattr(Segment, "find_timestamp", gone)
+    assert list_offset(client, 0, READ_UNCOMMITTED)[0] == ErrorCode.kafka_storage_error
+    assert list_offset(client, -1, READ_UNCOMMITTED) == (0, -1, 15, 0)
+
+
+def read_with_librdkafka(bootstrap: str) -> list[bytes]:
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "none", "isolation.level": "read_committed",
+         "enable.auto.commit": False, "enable.partition.eof": False}
+    )  # fmt: skip
+    try:
+        consumer.assign([RdkafkaPartition("g", 0, 0)])
+        messages = [consumer.poll(WAIT_SECONDS) for _ in COMMITTED]
+        assert consumer.poll(0.2) is None
+        return [message.value() or b"" for message in messages if message is not None]
+    finally:
+        consumer.close()
+
+
+def read_with_kafka_python(bootstrap: str) -> list[bytes]:
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed", group_id=None)
+    try:
+        consumer.assign([TopicPartition("g", 0)])
+        consumer.seek_to_beginning()
+        return poll_until(lambda: consumer.poll(timeout_ms=300))
+    finally:
+        consumer.close()
+
+
+def poll_until(poll: Callable[[], Any]) -> list[bytes]:
+    """At least what is expected, and what one more poll brings."""
+    values: list[bytes] = []
+    for _ in range(100):
+        enough = len(values) >= len(COMMITTED)
+        values += [record.value for records in poll().values() for record in records]
+        if enough:
+            break
+    return values
+
+
+def read_with_aiokafka(bootstrap: str) -> list[bytes]:
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+
+    async def read() -> list[bytes]:
+        consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed", group_id=None)
+        await consumer.start()
+        try:
+            consumer.assign([TopicPartition("g", 0)])
+            await consumer.seek_to_beginning()
+            values: list[bytes] = []
+            for _ in range(100):
+                enough = len(values) >= len(COMMITTED)
+                found = await consumer.getmany(timeout_ms=300)
+                values += [record.value or b"" for records in found.values() for record in records]
+                if enough:
+                    break
+            return values
+        finally:
+            await consumer.stop()
+
+    return asyncio.run(read())
+
+
+@pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")
+@pytest.mark.parametrize("read", [read_with_librdkafka, read_with_kafka_python, read_with_aiokafka])
+def test_strangers_see_what_was_committed(
+    broker: ChangedBroker, client: RawClient, read: Callable[[str], list[bytes]]
+) -> None:
+    assert client.fetch([("g", 0, 0)])[0].error_code == 0
+    assert read(broker.bootstrap) == COMMITTED

@@ -1,0 +1,365 @@
+"""Memory for requests that are being received: no deadlock, no overtaking, and relief by closing what is slow."""
+
+import asyncio
+import random
+import struct
+
+import pytest
+
+from onceflow.broker.network.connection import BUFFER_BYTES_FIRST, SLOW_BYTES_PER_SECOND
+from onceflow.broker.network.request_memory import SMALL_REQUEST_BYTES_MAX, RequestMemory, Reservation
+from onceflow.wire import apis
+from tests.broker.network.test_listener import (
+    MIB,
+    Served,
+    frame,
+    is_closed,
+    parking,
+    receive,
+    send,
+    served,
+    stays_open,
+    turns,
+    until,
+)
+
+STEP_BYTES = 64 * 1024
+LARGEST_BYTES = 20 * MIB
+MEMORY_BYTES = 64 * MIB
+SECOND_MS = 1000
+
+
+class Receiving:
+    """One request that grows step by step, as the buffer of a connection does."""
+
+    def __init__(self, memory: RequestMemory, request_bytes: int) -> None:
+        self.request_bytes = request_bytes
+        self.received_bytes = 0
+        self.reservation = Reservation(memory, self._granted)
+        self.is_waiting = False
+
+    def _granted(self) -> None:
+        self.is_waiting = False
+
+    def step(self) -> bool:
+        """Receive as much again; whether the request is whole."""
+        step_bytes = min(max(2 * self.received_bytes, STEP_BYTES), self.request_bytes)
+        if not self.reservation.grow(step_bytes, self.request_bytes):
+            self.is_waiting = True
+            return False
+        self.received_bytes = step_bytes
+        return step_bytes == self.request_bytes
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_request_ends_whatever_the_order(seed: int) -> None:
+    """More of them than there is memory for, all begun, in steps of any order: none is ever stuck behind the others."""
+    seeded = random.Random(seed)
+
+    async def run() -> None:
+        memory = RequestMemory(MEMORY_BYTES, LARGEST_BYTES, lambda: None)
+        sizes = [
+            seeded.choice((SMALL_REQUEST_BYTES_MAX, seeded.randrange(STEP_BYTES, LARGEST_BYTES))) for _ in range(150)
+        ]
+        unfinished = [Receiving(memory, size) for size in sizes]
+        while unfinished:
+            ready = [each for each in unfinished if not each.is_waiting]
+            assert ready, f"{len(unfinished)} requests wait for each other"
+            receiving = seeded.choice(ready)
+            if receiving.step():
+                receiving.reservation.free()
+                unfinished.remove(receiving)
+            assert memory.used_bytes <= MEMORY_BYTES
+            await turns(2)
+        assert memory.used_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_requests_wait_in_their_order() -> None:
+    async def run() -> None:
+        memory = RequestMemory(64 * MIB // 3, 4 * MIB, lambda: None)
+        assert memory.share_for(4 * MIB).main.bytes_max == 8 * MIB
+        holders = [Receiving(memory, 4 * MIB) for _ in range(2)]
+        for holder in holders:
+            assert holder.reservation.grow(4 * MIB, 4 * MIB)
+        large, later, last = (Receiving(memory, 4 * MIB) for _ in range(3))
+        assert not large.step()
+        assert not later.step()
+        holders[0].reservation.free()
+        assert not last.step(), "what is free now is for those that wait"
+        await turns(3)
+        assert not large.is_waiting
+        assert later.is_waiting, "the first that waits took the memory"
+        large.reservation.free()
+        later.reservation.free()
+        last.reservation.free()
+        holders[1].reservation.free()
+        assert memory.used_bytes == 0
+        assert not memory.is_awaited
+
+    asyncio.run(run())
+
+
+def test_what_fits_into_the_side_part_overtakes() -> None:
+    """As much as fits there, in its order; the first that waits gets its memory as if nothing had overtaken it."""
+
+    async def run() -> None:
+        memory = RequestMemory(24 * MIB, 8 * MIB, lambda: None)
+        slow, silent = Receiving(memory, 8 * MIB), Receiving(memory, 8 * MIB)
+        silent.step()
+        while slow.reservation.size_bytes < 8 * MIB:
+            slow.step()
+        while not silent.is_waiting:
+            silent.step()
+        assert silent.reservation.size_bytes, "it holds what arrived"
+        too_large, *passing = (Receiving(memory, size) for size in (3 * MIB, MIB + 1, MIB - 1 - STEP_BYTES, MIB + 1))
+        for receiving in (too_large, *passing):
+            receiving.step()
+        await turns(3)
+        assert [each.is_waiting for each in (too_large, *passing)] == [True, False, False, True]
+        passing[0].reservation.free()
+        await turns(3)
+        assert not passing[2].is_waiting
+        slow.reservation.free()
+        await turns(3)
+        assert not silent.is_waiting
+        assert not too_large.is_waiting
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_closes_while_it_waits_lets_those_behind_it_on() -> None:
+    """It holds nothing that it could free, and the memory for the next one has been free all the time."""
+
+    async def run() -> None:
+        memory = RequestMemory(16 * MIB, 8 * MIB, lambda: None)
+        holder, large, later = (Receiving(memory, size * MIB) for size in (4, 6, 2))
+        assert holder.reservation.grow(4 * MIB, 4 * MIB)
+        assert not large.step()
+        assert not later.step()
+        large.reservation.end()
+        await turns(3)
+        assert not later.is_waiting
+
+    asyncio.run(run())
+
+
+def test_a_request_that_is_larger_than_all_memory_is_received_alone() -> None:
+    async def run() -> None:
+        memory = RequestMemory(2 * MIB, 4 * MIB, lambda: None)
+        alone, second = Receiving(memory, 3 * MIB), Receiving(memory, 3 * MIB)
+        assert not alone.step()
+        assert alone.reservation.size_bytes == 3 * MIB
+        assert not second.step()
+        assert second.is_waiting
+
+    asyncio.run(run())
+
+
+async def half_sent(server: Served, count: int, size_bytes: int, sent_bytes: int) -> None:
+    """Connections that announce requests of this size and send a part of them."""
+    beginning = frame(apis.PRODUCE, size_bytes)[:sent_bytes]
+    for _ in range(count):
+        await send(await server.connect(), beginning)
+    await turns(20)
+
+
+async def produce(server: Served, size_bytes: int) -> None:
+    """Have a request of a new client served."""
+    client = await server.connect()
+    before = len(server.frames)
+    sending = asyncio.ensure_future(send(client, frame(apis.PRODUCE, size_bytes)))
+    await server.asked(before + 1)
+    await sending
+    assert await receive(client, 8) == struct.pack(">ihh", 4, apis.PRODUCE, 0)
+
+
+def test_requests_that_are_announced_lock_no_other_out() -> None:
+    """What they reserve is what arrived, not what they announced."""
+
+    async def scenario(server: Served) -> None:
+        for announced_bytes in (100 * MIB, 1_000_000, 65_000):
+            await half_sent(server, 38, announced_bytes, BUFFER_BYTES_FIRST + 1000)
+        for size_bytes in (16 * 1024, 900 * 1024, 3 * MIB, 20 * MIB):
+            await produce(server, size_bytes)
+        assert len(server.listener._connections) == 3 * 38 + 4, "none was closed: there is memory enough"
+
+    served(scenario)
+
+
+@pytest.mark.parametrize("size_bytes", [SMALL_REQUEST_BYTES_MAX - 4, 2 * MIB])
+def test_slow_requests_are_closed_while_another_waits(size_bytes: int) -> None:
+    """They fill a share with bytes that really arrived; requests of the other share do not notice."""
+
+    async def scenario(server: Served) -> None:
+        memory = server.listener._memory
+        share = memory.share_for(size_bytes + 4)
+        await half_sent(server, 20, size_bytes, size_bytes - 100)
+        await until(lambda: len(share.waiting) > 2, "the share to be full")
+        other_bytes = 3 * MIB if size_bytes < MIB else 900 * 1024
+        await produce(server, other_bytes)
+        producing = asyncio.ensure_future(produce(server, size_bytes))
+        await turns(100)
+        assert not producing.done()
+        for _ in range(10):
+            server.advance_ms(SECOND_MS)
+            server.listener._relieve_requests()
+            await turns(100)
+        await producing
+        assert share.used_bytes <= share.bytes_max
+
+    served(scenario, queued_request_bytes_max=24 * MIB, produce_request_bytes_max=4 * MIB)
+
+
+def test_a_slow_and_a_silent_request_hold_no_small_one_up() -> None:
+    """The slow one holds what its whole request needs, the silent one waits for it with what arrived."""
+
+    async def scenario(server: Served) -> None:
+        memory = server.listener._memory
+        slow, silent = await server.connect(), await server.connect()
+        request = frame(apis.PRODUCE, 8 * MIB - 4)
+        await send(silent, request[:200_000])
+        await until(lambda: memory.used_bytes > 200_000, "the silent one's beginning")
+        await send(slow, request[: 3 * MIB])
+        await until(lambda: memory.used_bytes > 8 * MIB, "the slow one to hold all of its request")
+        await send(silent, request[200_000 : 2 * MIB])
+        await until(lambda: memory.is_awaited, "the silent one to wait")
+        for _ in range(3):
+            await produce(server, 2 * MIB - 4)
+        assert memory.is_awaited
+        await send(slow, request[3 * MIB :])
+        await server.asked(4)
+        await until(lambda: not memory.is_awaited, "the silent one to be read on")
+
+    served(scenario, queued_request_bytes_max=24 * MIB, produce_request_bytes_max=8 * MIB)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_client_that_leaves_while_it_waits(is_whole: bool) -> None:
+    """The broker notices without memory to read on; a request that the client had sent whole is handled."""
+
+    async def scenario(server: Served) -> None:
+        memory = server.listener._memory
+        holder, leaving = await server.connect(), await server.connect()
+        request = frame(apis.PRODUCE, 1_000_000)
+        await send(holder, request[:900_000])
+        await until(lambda: memory.used_bytes > 900_000, "the first to hold the memory")
+        await send(leaving, request[:20_000])
+        await until(lambda: memory.is_awaited, "the second to wait")
+        whole = frame(apis.PRODUCE, 20_000)
+        if is_whole:
+            second = await server.connect()
+            await send(second, whole)
+            await until(lambda: len(memory.share_for(MIB).waiting) == 2, "the third to wait")
+            second.close()
+        leaving.close()
+        await turns(20)
+        server.advance_ms(SECOND_MS)
+        assert len(memory.share_for(MIB).waiting) == is_whole
+        await send(holder, request[900_000:])
+        await server.asked(1 + is_whole)
+
+    served(scenario, queued_request_bytes_max=2 * MIB)
+
+
+def test_a_fast_request_is_not_closed_while_another_waits() -> None:
+    async def scenario(server: Served) -> None:
+        request = frame(apis.PRODUCE, 3 * MIB)
+        fast, slow, waiting = [await server.connect() for _ in range(3)]
+        await send(fast, request[:MIB])
+        await until(lambda: server.listener._memory.used_bytes > MIB, "half of the fast one")
+        for client in (slow, waiting):
+            sending = asyncio.ensure_future(send(client, request))
+            await turns(20)
+        for number in range(4):
+            server.advance_ms(SECOND_MS)
+            received = 1 + number * SLOW_BYTES_PER_SECOND
+            await send(fast, request[MIB + received - 1 :][:SLOW_BYTES_PER_SECOND])
+            await turns(50)
+        assert await stays_open(fast)
+        sending.cancel()
+
+    served(scenario, queued_request_bytes_max=8 * MIB, produce_request_bytes_max=4 * MIB)
+
+
+def test_a_request_below_the_minimum_pace_is_closed() -> None:
+    """Also one that is never silent; a slow link's is served while there is memory."""
+
+    async def scenario(server: Served) -> None:
+        dribbling, slow = await server.connect(), await server.connect()
+        request = frame(apis.PRODUCE, 3 * MIB)
+        for client in (dribbling, slow):
+            await send(client, request[:5000])
+        await turns(20)
+        for second in range(32):
+            server.advance_ms(SECOND_MS)
+            await send(slow, request[5000 + 2000 * second :][:2000])
+            if second < 25:
+                await send(dribbling, b"\0")
+            await turns(20)
+        assert await is_closed(dribbling)
+        assert await stays_open(slow)
+
+    served(scenario)
+
+
+def test_a_minimum_pace_of_0_closes_none() -> None:
+    async def scenario(server: Served) -> None:
+        client = await server.connect()
+        await send(client, frame(apis.PRODUCE, 1000)[:100])
+        for _ in range(10):
+            await send(client, b"\0")
+            await turns(10)
+            server.advance_ms(20 * SECOND_MS)
+        assert await stays_open(client)
+
+    served(scenario, request_bytes_per_second_min=0, request_stalled_max_ms=-1)
+
+
+def test_requests_behind_a_parked_one_give_way() -> None:
+    """A parked connection that keeps much unparsed in a large buffer holds memory without any need to hurry."""
+
+    async def scenario(server: Served) -> None:
+        parking(server)
+        client = await server.connect()
+        large = frame(apis.PRODUCE, 1_000_000)
+        behind = frame(apis.METADATA, 30_000) * 30
+        await send(client, large + frame(apis.FETCH) + behind)
+        await server.asked(2)
+        (connection,) = server.listener._connections
+        assert connection.reservation.size_bytes >= 1_000_000
+        server.advance_ms(SECOND_MS)
+        server.advance_ms(SECOND_MS)
+        assert await receive(client, 8) == struct.pack(">ihh", 4, apis.PRODUCE, 0)
+        assert server.replies[1].is_open, "it may stay while there is memory"
+        waiting = await server.connect()
+        await send(waiting, frame(apis.PRODUCE, 1_000_000))
+        await server.asked(3)
+        assert not server.replies[1].is_open
+
+    served(scenario, queued_request_bytes_max=3 * MIB, stop_timeout_ms=10)
+
+
+def test_a_buffer_that_is_kept_for_more_requests_gives_way() -> None:
+    """At once where its client sends nothing, and after its request where it does."""
+
+    async def scenario(server: Served) -> None:
+        request = frame(apis.PRODUCE, 1_000_000)
+        for _ in range(3):
+            await produce(server, len(request) - 4)
+        busy, waiting = await server.connect(), await server.connect()
+        await send(busy, request[:-1])
+        memory = server.listener._memory
+        await until(lambda: memory.used_bytes >= 1_000_000, "nearly all of one request")
+        await send(waiting, request)
+        await until(lambda: memory.is_awaited, "the other one to wait")
+        await send(busy, b"\0")
+        await server.asked(4)
+        assert not any(
+            connection.reservation.size_bytes and connection._begin == connection._end
+            for connection in server.listener._connections
+        )
+        await server.asked(5)
+
+    served(scenario, queued_request_bytes_max=3 * MIB)

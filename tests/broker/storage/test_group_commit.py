@@ -1,0 +1,115 @@
+"""A sync that could not begin is tried again; its waiters are answered when it did."""
+
+import asyncio
+import errno
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from onceflow.broker.loop.turn import Turn
+from onceflow.broker.storage import group_commit
+from onceflow.broker.storage.group_commit import GroupCommit
+
+
+class PartitionOnATroubledDisk:
+    """Its first `troubled` rounds leave the high watermark where it was, as a directory that cannot be opened does."""
+
+    def __init__(self, troubled: int) -> None:
+        self.troubled = troubled
+        self.rounds = 0
+        self.settled = asyncio.Event()
+        self.failed = asyncio.Event()
+        self.log: Any = SimpleNamespace(
+            high_watermark=0,
+            synced_offset=0,
+            failure=None,
+            has_flush_policy=False,
+            begin_sync=self.begin,
+            end_sync=self.end,
+            fail_sync=lambda _error: None,
+        )
+
+    def begin(self) -> Any:
+        point = SimpleNamespace(offset_end=1, directory="d", run_below=lambda: None, problem=None, is_first=False)
+        point.put_off = lambda problem: setattr(point, "problem", problem)
+        return point
+
+    def end(self, point: Any) -> None:
+        self.rounds += 1
+        if self.rounds > self.troubled and point.problem is None:
+            self.log.high_watermark = self.log.synced_offset = point.offset_end
+
+    def settle(self) -> None:
+        self.settled.set()
+
+    def fail(self, _code: object) -> None:
+        self.failed.set()
+
+
+async def committed(troubled: int) -> PartitionOnATroubledDisk:
+    commit, partition = GroupCommit(Turn(), lambda: True, lambda: None), PartitionOnATroubledDisk(troubled)
+    commit.request(partition)  # type: ignore[arg-type]
+    waiting = [asyncio.ensure_future(event.wait()) for event in (partition.settled, partition.failed)]
+    _, pending = await asyncio.wait(waiting, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await commit.close()
+    return partition
+
+
+def test_a_sync_that_could_not_begin_is_tried_again() -> None:
+    partition = asyncio.run(committed(troubled=2))
+    assert (partition.rounds, partition.settled.is_set(), partition.failed.is_set()) == (3, True, False)
+
+
+def test_a_sync_that_never_begins_fails_its_waiters(monkeypatch: Any) -> None:
+    monkeypatch.setattr(group_commit, "PUT_OFF_S", 0.001)
+    partition = asyncio.run(committed(troubled=10**6))
+    assert (partition.settled.is_set(), partition.failed.is_set()) == (False, True)
+
+
+@pytest.mark.parametrize("is_put_off", [True, False])
+def test_a_round_of_a_deleted_partition_is_dropped(caplog: pytest.LogCaptureFixture, is_put_off: bool) -> None:
+    """Its directory is being removed: neither a sync that could not begin nor one that failed says anything."""
+
+    async def run() -> None:
+        commit, partition = GroupCommit(Turn(), lambda: True, lambda: None), PartitionOnATroubledDisk(troubled=10**6)
+        begin = partition.begin
+
+        def begin_and_forget() -> Any:
+            point = begin()
+            point.run_below = fail
+            asyncio.get_running_loop().call_soon(commit.forget, partition)
+            return point
+
+        partition.log.begin_sync = begin_and_forget
+        commit.request(partition)  # type: ignore[arg-type]
+        await commit.close()
+        assert not commit._put_off
+        assert not partition.failed.is_set()
+        assert not partition.settled.is_set()
+
+    def fail() -> None:
+        if not is_put_off:
+            raise FileNotFoundError(errno.ENOENT, "deleted")
+
+    asyncio.run(run())
+    assert not caplog.records
+
+
+def test_a_round_that_finds_no_descriptor_for_its_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, failures = os.pipe, [OSError(errno.EMFILE, "Too many open files")] * 2
+
+    def scarce() -> tuple[int, int]:
+        if failures:
+            raise failures.pop()
+        return pipe()
+
+    async def test() -> PartitionOnATroubledDisk:
+        monkeypatch.setattr(os, "pipe", scarce)
+        return await committed(troubled=0)
+
+    partition = asyncio.run(test())
+    assert (partition.rounds, partition.settled.is_set(), partition.failed.is_set()) == (3, True, False)

@@ -1,0 +1,129 @@
+"""How `onceflow demo --seconds` ends: with 0 only if something was counted, in several micro-batches, and all equal."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from onceflow import services
+from onceflow.cli.demo import processes as laptop_module
+from onceflow.cli.demo.processes import HASH_KEY, TOPIC, Laptop
+from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
+from onceflow.testing import Broker
+from tests import remedies
+from tests.broker.driven_broker import eventually
+from tests.clicks.counted import GOOD_AND_BAD, Values, count, write
+from tests.conftest import RedisProcess
+
+ONLY_ZEROS: Values = {0: [b'{"uid":"ada","click_count":0}'], 1: []}
+EndOf = Callable[..., int]
+
+
+def beside(directory: Path, broker: Broker, server: RedisProcess, values: Values) -> Laptop:
+    """A demo that has none of its children yet; `values` are in its log, and counted."""
+    laptop = Laptop(directory, lively=False, max_bytes=1 << 20, page_port=0, quiet=True)
+    laptop.ports |= {"broker": int(broker.bootstrap_servers.split(":")[1]), "redis": server.port}
+    write(laptop.bootstrap, TOPIC, values)
+    count(laptop.redis_url, HASH_KEY, TOPIC, values)
+    return laptop
+
+
+@pytest.fixture
+def end_of(tmp_path: Path, new_redis: Callable[..., RedisProcess]) -> Iterator[EndOf]:
+    """What a demo's end says of a log with `values` and of what is counted of it, with stand-ins for its children."""
+    server = new_redis()
+    with Broker(tmp_path / "broker") as broker:
+
+        def conclude(values: Values, *, batch_before: int = -1, by_hand: int = 0) -> int:
+            laptop = beside(tmp_path, broker, server, values)
+            laptop.batch_before = batch_before
+            if by_hand:
+                with redis.Redis.from_url(server.url) as client:
+                    client.hincrby(HASH_KEY, "ada", by_hand)
+            with services.Supervisor() as laptop.supervisor:
+                for name in ("generator", "spark"):
+                    laptop.supervisor.start(name, ["sleep", "600"], tmp_path / f"{name}.log", None)
+                return laptop.conclude(as_json=True)
+
+        yield conclude
+
+
+def test_all_equal_in_two_micro_batches_is_0(end_of: EndOf, capfd: pytest.CaptureFixture[str]) -> None:
+    assert end_of(GOOD_AND_BAD) == 0
+    printed = capfd.readouterr()
+    assert '"differences": []' in printed.out
+    assert "9 events · 11 clicks in Redis · 2 micro-batches in this run" in printed.err
+    assert "equal: every event in the log is counted exactly once" in printed.err
+
+
+def test_the_logs_size_is_its_records(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    laptop = Laptop(tmp_path, lively=False, max_bytes=1 << 30, page_port=0, quiet=False)
+    with Broker(tmp_path / "broker") as broker:
+        write(broker.bootstrap_servers, TOPIC, GOOD_AND_BAD)
+    assert (tmp_path / "broker" / ".reserve").stat().st_size
+    laptop._say_where_it_is()
+    assert "(goes on where it stopped) · log 0.0 of at most 1024 MiB" in capfd.readouterr().out
+
+
+def test_a_difference_is_1(end_of: EndOf) -> None:
+    assert end_of(GOOD_AND_BAD, by_hand=1) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "batch_before"),
+    [(ONLY_ZEROS, -1), (GOOD_AND_BAD, 0)],
+    ids=["no clicks", "one micro-batch"],
+)
+def test_equal_but_too_little_is_no_proof(end_of: EndOf, values: Values, batch_before: int) -> None:
+    with pytest.raises(OnceflowError, match="too little was counted to say that it works"):
+        end_of(values, batch_before=batch_before)
+
+
+@pytest.fixture
+def watched(
+    tmp_path: Path, new_redis: Callable[..., RedisProcess], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Values], Laptop]]:
+    """A demo that goes on with what is counted already: its generator ends at once, and its Spark counts nothing."""
+    server = new_redis()
+    monkeypatch.setattr(laptop_module, "SLOW_START_S", 0.0)
+    monkeypatch.setattr(laptop_module, "FIRST_COUNT_WAIT_S", 1.0)
+    with Broker(tmp_path / "broker") as broker, services.Supervisor() as supervisor:
+
+        def start(values: Values) -> Laptop:
+            laptop = beside(tmp_path, broker, server, values)
+            laptop.batch_before = 1
+            laptop.supervisor = supervisor
+            supervisor.start("generator", ["true"], tmp_path / "generator.log", None)
+            supervisor.start("spark", ["sleep", "600"], tmp_path / "spark.log", None)
+            eventually(lambda: supervisor.children["generator"].code is not None, "the generator has ended")
+            return laptop
+
+        yield start
+
+
+def test_a_log_that_is_full_and_counted_is_no_slow_start(
+    watched: Callable[[Values], Laptop], capfd: pytest.CaptureFixture[str]
+) -> None:
+    watched(GOOD_AND_BAD).watch(0)
+    assert "the log has reached its 1 MiB (--max-bytes) and is counted: nothing new will come" in capfd.readouterr().err
+
+
+@pytest.mark.remedy(Remedy.DEMO_AGAIN)
+def test_who_waits_is_told_that_the_machine_is_slow_and_at_last_how_to_go_on(
+    watched: Callable[[Values], Laptop], capfd: pytest.CaptureFixture[str]
+) -> None:
+    laptop = watched(GOOD_AND_BAD)
+    write(laptop.bootstrap, TOPIC, GOOD_AND_BAD)
+    with pytest.raises(OnceflowError, match=r"nothing was counted within 1 s, .*spark\.log and jvm\.log") as raised:
+        laptop.watch(0)
+    remedies.find(Remedy.DEMO_AGAIN, raised.value)
+    printed = capfd.readouterr().err
+    assert printed.count("this machine is slow or busy") == 1
+    assert "nothing new will come" not in printed
+    # The same command again finds what Spark has counted since.
+    twice = {partition: [*part, *part] for partition, part in GOOD_AND_BAD.items()}
+    count(laptop.redis_url, HASH_KEY, TOPIC, twice, batch="2")
+    laptop.watch(0)
+    assert "first micro-batch committed" in capfd.readouterr().err

@@ -1,0 +1,183 @@
+"""What is read from a checkpoint, and that what a batch rests on is synced before the batch is written."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onceflow.spark.exactly_once.checkpoint import CheckpointNotSynced, CheckpointUnreadable, LocalCheckpoint
+from onceflow.spark.offsets import MalformedOffsets, OffsetRange
+
+
+def offsets_text(*lines: dict[str, object] | str) -> str:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    return "\n".join(["v1", '{"batchWatermarkMs":0}', *texts])
+
+
+class SparkFiles:
+    """Writes a checkpoint's files as Spark does, and syncs none of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "offsets").mkdir(parents=True)
+        (directory / "commits").mkdir()
+        (directory / "metadata").write_text('{"id":"query-1"}')
+
+    def plan(self, number: int, *lines: dict[str, object] | str) -> None:
+        (self.directory / "offsets" / str(number)).write_text(offsets_text(*lines))
+
+    def commit(self, number: int) -> None:
+        (self.directory / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+class Disk:
+    """Remembers what was synced: a file's content, a directory's entries; the rest is lost in a power cut."""
+
+    def __init__(self) -> None:
+        self.contents: dict[Path, bytes] = {}
+        self.entries: dict[Path, set[str]] = {}
+
+    def sync(self, path: Path) -> None:
+        if path.is_dir():
+            self.entries[path] = {child.name for child in path.iterdir()}
+        else:
+            self.contents[path] = path.read_bytes()
+
+    def after_power_cut(self, directory: Path, copy: Path, *, keep_unsynced_entries: bool = False) -> Path:
+        """A copy with everything unsynced dropped: files without entry are gone, those without content empty."""
+        shutil.copytree(directory, copy)
+        for path in sorted(directory.rglob("*"), reverse=True):
+            twin = copy / path.relative_to(directory)
+            if path.name not in self.entries.get(path.parent, set()) and not keep_unsynced_entries:
+                shutil.rmtree(twin) if twin.is_dir() else twin.unlink()
+            elif path.is_file():
+                twin.write_bytes(self.contents.get(path, b""))
+        return copy
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SparkFiles:
+    return SparkFiles(tmp_path / "checkpoint")
+
+
+def test_ranges_of_a_batch(files: SparkFiles) -> None:
+    files.plan(0, {"clicks": {"0": 5, "1": 7}, "@ids": {"clicks": "id-1"}})
+    files.plan(1, {"clicks": {"0": 9, "1": 7, "2": 4}, "@ids": {"clicks": "id-1"}})
+    checkpoint = LocalCheckpoint(files.directory)
+    first = checkpoint.batch(0, plan="clicks", plan_version=1)
+    assert first.ranges == (OffsetRange("clicks", 0, 5, 5), OffsetRange("clicks", 1, 7, 7))
+    second = checkpoint.batch(1, plan="clicks", plan_version=1)
+    assert [(part.begin, part.end) for part in second.ranges] == [(5, 9), (7, 7), (4, 4)]
+    assert (second.query, second.number, second.topic_ids) == ("query-1", 1, {"clicks": "id-1"})
+
+
+def test_several_sources(files: SparkFiles) -> None:
+    files.plan(0, {"clicks": {"0": 5}}, "-")
+    files.plan(1, {"clicks": {"0": 9}}, "-")
+    files.plan(2, {"clicks": {"0": 9}}, {"views": {"0": 3}})
+    files.plan(3, {"clicks": {"0": 9}}, {"clicks": {"0": 3}})
+    checkpoint = LocalCheckpoint(files.directory)
+    assert checkpoint.batch(1, plan="p", plan_version=1).ranges == (OffsetRange("clicks", 0, 5, 9),)
+    with pytest.raises(CheckpointUnreadable, match="a source appears"):
+        checkpoint.batch(2, plan="p", plan_version=1)
+    with pytest.raises(CheckpointUnreadable, match="read clicks"):
+        checkpoint.batch(3, plan="p", plan_version=1)
+
+
+@pytest.mark.parametrize(
+    ("number", "content", "error", "sentence"),
+    [
+        (3, None, CheckpointUnreadable, "offsets/3 is missing.*checkpointLocation"),
+        (1, "", CheckpointUnreadable, "offsets/1 is ''.*v1"),
+        (1, "v2\n{}\n{}", CheckpointUnreadable, "v2.*v1"),
+        (1, offsets_text({"logOffset": 3}), MalformedOffsets, "offsets/1 is damaged, or of a source that.*logOffset"),
+        (1, offsets_text("23"), MalformedOffsets, r"or of a source that is not format\('onceflow'\), and"),
+        (1, offsets_text({"clicks": {"0": 9}}, {"views": {"0": 1}}), CheckpointUnreadable, "2 sources.*has 1"),
+    ],
+)
+def test_what_cannot_be_read(
+    files: SparkFiles, number: int, content: str | None, error: type[Exception], sentence: str
+) -> None:
+    files.plan(0, {"clicks": {"0": 5}})
+    if content is not None:
+        (files.directory / "offsets" / str(number)).write_text(content)
+    with pytest.raises(error, match=sentence):
+        LocalCheckpoint(files.directory).batch(number, plan="p", plan_version=1)
+
+
+def test_a_checkpoint_that_no_query_has_used(tmp_path: Path) -> None:
+    checkpoint = LocalCheckpoint(tmp_path / "none")
+    assert checkpoint.query_id() is None
+    assert checkpoint.newest_batch("offsets") == -1
+    with pytest.raises(CheckpointUnreadable, match="has no metadata"):
+        checkpoint.batch(0, plan="p", plan_version=1)
+
+
+def test_prepare_refuses_a_checkpoint_that_lacks_the_batch(files: SparkFiles) -> None:
+    files.plan(0, {"clicks": {"0": 5}})
+    files.plan(1, {"clicks": {"0": 6}})
+    with pytest.raises(CheckpointUnreadable, match="offsets/2 is missing when batch 2"):
+        LocalCheckpoint(files.directory).prepare(2)
+
+
+def test_a_commit_that_a_power_cut_took_is_not_needed(files: SparkFiles) -> None:
+    files.plan(0, {"clicks": {"0": 5}})
+    files.plan(1, {"clicks": {"0": 6}})
+    LocalCheckpoint(files.directory).prepare(1)
+
+
+def test_a_failed_sync_stops_the_batch(files: SparkFiles) -> None:
+    files.plan(0, {"clicks": {"0": 5}})
+
+    def broken(path: Path) -> None:
+        raise OSError(5, "Input/output error", str(path))
+
+    with pytest.raises(CheckpointNotSynced, match=r"Input/output error.*nothing of batch 0 was written"):
+        LocalCheckpoint(files.directory, sync=broken).prepare(0)
+
+
+def run_batches(files: SparkFiles, prepare: Callable[[int], None], seen: Callable[[int], None]) -> None:
+    """Three batches as Spark runs them; `seen(k)` is the moment at which the sink begins to write batch k."""
+    for number in range(3):
+        files.plan(number, {"clicks": {"0": 5 + number}})
+        state = files.directory / "state" / "0" / "0"
+        state.mkdir(parents=True, exist_ok=True)
+        prepare(number)
+        seen(number)
+        (state / f"{number + 1}.delta").write_text("state")
+        files.commit(number)
+
+
+def test_a_power_cut_at_any_batch_leaves_what_was_planned(files: SparkFiles, tmp_path: Path) -> None:
+    disk = Disk()
+    disk.sync(files.directory.parent)
+    checkpoint = LocalCheckpoint(files.directory, sync=disk.sync)
+
+    def check(number: int) -> None:
+        survived = LocalCheckpoint(disk.after_power_cut(files.directory, tmp_path / f"cut-{number}"))
+        assert survived.query_id() == "query-1"
+        assert survived.batch(number, plan="p", plan_version=1) == checkpoint.batch(number, plan="p", plan_version=1)
+        assert survived.newest_batch("offsets") == number
+        assert survived.newest_batch("commits") == number - 1
+        states = sorted(path.name for path in (survived.directory / "state").rglob("*.delta"))
+        assert states == [f"{version}.delta" for version in range(1, number + 1)]
+        assert all(path.read_text() for path in survived.directory.rglob("*") if path.is_file())
+
+    run_batches(files, checkpoint.prepare, check)
+
+
+def test_each_state_file_is_synced_once(files: SparkFiles) -> None:
+    synced: list[Path] = []
+    checkpoint = LocalCheckpoint(files.directory, sync=synced.append)
+    run_batches(files, checkpoint.prepare, lambda number: None)
+    assert [path.name for path in synced if path.suffix == ".delta"] == ["1.delta", "2.delta"]
+
+
+def test_checksums_are_synced_too(files: SparkFiles) -> None:
+    files.plan(0, {"clicks": {"0": 5}})
+    (files.directory / "offsets" / ".0.crc").write_bytes(b"crc")
+    synced: list[Path] = []
+    LocalCheckpoint(files.directory, sync=synced.append).prepare(0)
+    assert files.directory / "offsets" / ".0.crc" in synced

@@ -1,0 +1,170 @@
+"""One driver per checkpoint: the lock lives as long as the JVM that may still write, not as its Python."""
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from onceflow.remedies import Remedy
+from onceflow.spark.exactly_once import checkpoint_lock
+from onceflow.spark.exactly_once.checkpoint_lock import (
+    FILE_NAME,
+    CheckpointInUse,
+    CheckpointLock,
+    take_lock,
+    without_driver,
+)
+from tests import remedies
+
+DRIVER = Path(__file__).parents[1] / "driver_whose_python_dies.py"
+
+
+@pytest.fixture
+def driver(checkpoint: Path, java_home: str) -> Iterator[subprocess.Popen[str]]:
+    """Another driver, which holds the checkpoint."""
+    environment = os.environ | {"JAVA_HOME": java_home}
+    process = subprocess.Popen(
+        [sys.executable, str(DRIVER), str(checkpoint)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "locked\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def locked_by_another_process(checkpoint: Path) -> bool:
+    with (checkpoint / FILE_NAME).open("r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def jvm_of(checkpoint: Path) -> int:
+    found = re.match(r"JVM with pid (\d+) on ", (checkpoint / FILE_NAME).read_text())
+    assert found
+    return int(found[1])
+
+
+def wait_until_ended(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        state = Path(f"/proc/{pid}/stat")
+        if not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {pid} goes on")
+
+
+@pytest.mark.remedy(Remedy.END_PROCESS)
+def test_a_jvm_that_outlives_its_python_keeps_the_checkpoint(
+    spark: SparkSession, checkpoint: Path, driver: subprocess.Popen[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    jvm = jvm_of(checkpoint)
+    os.kill(jvm, signal.SIGSTOP)
+    driver.kill()
+    driver.wait()
+    try:
+        with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on .*waited 0.5 s") as raised:
+            take_lock(spark, checkpoint, "a", wait_ms=500)
+        remedies.find(Remedy.END_PROCESS, raised.value)
+        (said,) = caplog.messages
+        assert re.search(f"in use by JVM with pid {jvm} on .*; waiting up to 0.5 s for its end", said)
+        with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on "), without_driver(checkpoint):
+            raise AssertionError("the JVM may still write")
+    finally:
+        os.kill(jvm, signal.SIGCONT)
+    lock = take_lock(spark, checkpoint, "a")
+    wait_until_ended(jvm)
+    assert locked_by_another_process(checkpoint)
+    lock.release()
+    assert not locked_by_another_process(checkpoint)
+    with without_driver(checkpoint):
+        pass
+
+
+def test_a_second_query_of_one_jvm_is_refused_and_the_first_keeps_its_lock(
+    spark: SparkSession, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock: Any = take_lock(spark, checkpoint, "a")
+    with pytest.raises(CheckpointInUse, match="another sink of this process"):
+        take_lock(spark, checkpoint, "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_lock, "_held", {})
+        with pytest.raises(CheckpointInUse, match="another query of this JVM"):
+            take_lock(spark, checkpoint, "a")
+    assert locked_by_another_process(checkpoint)
+    lock.release()
+
+
+def test_a_lock_whose_holder_cannot_be_written_is_given_back(
+    spark: SparkSession, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(checkpoint_lock, "_write_holder", Mock(side_effect=Py4JError("No space left on device")))
+        with pytest.raises(Py4JError, match="No space left"):
+            take_lock(spark, checkpoint, "a")
+    assert not locked_by_another_process(checkpoint)
+    take_lock(spark, checkpoint, "a").release()
+
+
+class Jvm:
+    """A JVM of this process: its end leaves only errors for who asks it."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.java = SimpleNamespace(
+            io=SimpleNamespace(RandomAccessFile=self._open),
+            lang=SimpleNamespace(ProcessHandle=SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: 1))),
+        )
+        self.locked: list[str] = []
+
+    def _open(self, path: str, _mode: str) -> Any:
+        def close() -> None:
+            raise self._error
+
+        return SimpleNamespace(
+            getChannel=lambda: SimpleNamespace(tryLock=lambda: self.locked.append(path) or path),
+            close=close,
+            setLength=lambda _size: None,
+            writeBytes=lambda text: Path(path).write_text(text),
+        )
+
+
+@pytest.mark.parametrize("error", [Py4JNetworkError("answer is empty"), ConnectionRefusedError("nobody is there")])
+def test_a_jvm_that_died_leaves_no_lock_behind(
+    error: Exception, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead, alive = Jvm(error), Jvm(error)
+
+    def take(jvm: Jvm, sink: str) -> CheckpointLock:
+        session: Any = SimpleNamespace(_jvm=jvm)
+        return take_lock(session, checkpoint, sink)
+
+    first, second = take(dead, "a"), take(dead, "b")
+    # The next session has a JVM of its own, while nobody has closed the sinks of the former.
+    third = take(alive, "a")
+    assert (len(dead.locked), len(alive.locked)) == (1, 1)
+    first.release()
+    second.release()
+    assert f"the lock {checkpoint / FILE_NAME} ended with its JVM" in caplog.text
+    with pytest.raises(CheckpointInUse, match="another sink of this process"):
+        take(alive, "a")
+    third.release()
+    take(alive, "a").release()
+    assert len(alive.locked) == 2

@@ -1,0 +1,102 @@
+"""The modes without transaction: what each code and each lost answer leaves in the topic."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onceflow.client.addresses import parse_address
+from onceflow.client.cluster import Cluster
+from onceflow.spark.exactly_once.sink_errors import SinkStopped
+from onceflow.spark.kafka.plain import AtLeastOnce, write_once
+from onceflow.spark.kafka.transaction import Settings
+from onceflow.testing import BrokerProcess
+from onceflow.wire import apis
+from tests.spark.kafka_driver import Rows, eventually, make_topics, quick_sleep, values_of, visible
+from tests.spark.response_proxy import DROPPED, LOST, ResponseProxy
+
+SETTINGS = Settings(again_ms=2_000, sleep=quick_sleep)
+
+
+@pytest.fixture
+def proxy(bootstrap: str, topic: str) -> Iterator[ResponseProxy]:
+    make_topics(bootstrap, topic)
+    with ResponseProxy(parse_address(bootstrap)) as running:
+        yield running
+
+
+@pytest.fixture
+def through(proxy: ResponseProxy) -> Iterator[Cluster]:
+    with Cluster(proxy.bootstrap, timeout_ms=5_000) as cluster:
+        yield cluster
+
+
+def test_at_least_once_is_once_and_in_order_within_an_attempt(
+    proxy: ResponseProxy, through: Cluster, bootstrap: str, topic: str
+) -> None:
+    faults = [7, LOST, 19, DROPPED, None, LOST]
+    proxy.faults = [(apis.INIT_PRODUCER_ID, 15), *((apis.PRODUCE, fault) for fault in faults)]
+    AtLeastOnce(through, SETTINGS).write(Rows(topic, values_of(1), blobs_per_pull=100))
+    assert proxy.faults == []
+    assert visible(bootstrap, topic) == values_of(1)
+
+
+def test_at_least_once_begins_again_where_an_attempt_ended(
+    proxy: ResponseProxy, through: Cluster, bootstrap: str, topic: str
+) -> None:
+    proxy.faults = [*[(apis.PRODUCE, None)] * 3, (apis.PRODUCE, 59)]
+    AtLeastOnce(through, SETTINGS).write(Rows(topic, values_of(1)))
+    found = visible(bootstrap, topic)
+    assert {partition: set(held) for partition, held in found.items()} == {
+        partition: set(held) for partition, held in values_of(1).items()
+    }
+    # What came before the end is there twice.
+    assert len(found[0]) > len(values_of(1)[0])
+    proxy.faults = [(apis.PRODUCE, 45)] * 5
+    with pytest.raises(SinkStopped, match="in 5 attempts"):
+        AtLeastOnce(through, SETTINGS).write(Rows(topic, values_of(2)))
+
+
+@pytest.mark.parametrize("api_key", [apis.PRODUCE, apis.INIT_PRODUCER_ID])
+def test_at_least_once_stops_at_a_code_that_does_not_pass(
+    api_key: int, proxy: ResponseProxy, through: Cluster, topic: str
+) -> None:
+    proxy.faults = [(api_key, 53)]
+    with pytest.raises(SinkStopped, match=r"transactional_id_authorization_failed \(53\)"):
+        AtLeastOnce(through, SETTINGS).write(Rows(topic, values_of(1)))
+
+
+def test_none_sends_once_and_counts_what_was_not_acknowledged(
+    proxy: ResponseProxy, through: Cluster, bootstrap: str, topic: str
+) -> None:
+    assert write_once(through, Rows(topic, values_of(1)), SETTINGS) == 0
+    # The leader alone acknowledges, and before it has synced what nobody reads until then.
+    eventually(lambda: visible(bootstrap, topic) == values_of(1))
+    assert visible(bootstrap, topic) == values_of(1)
+    proxy.faults = [(apis.PRODUCE, 7), (apis.PRODUCE, None), (apis.PRODUCE, 45)]
+    lost = write_once(through, Rows(topic, values_of(2)), SETTINGS)
+    eventually(lambda: sum(map(len, visible(bootstrap, topic).values())) >= 60 - lost)
+    found = visible(bootstrap, topic)
+    assert lost > 0
+    assert sum(map(len, found.values())) == 60 - lost
+    for partition, held in values_of(2).items():
+        rest = iter(held)
+        assert all(value in rest for value in found[partition][len(values_of(1)[partition]) :]), "in order, none twice"
+    proxy.faults = [(apis.PRODUCE, 29)]
+    with pytest.raises(SinkStopped, match=r"topic_authorization_failed \(29\)"):
+        write_once(through, Rows(topic, values_of(3)), SETTINGS)
+
+
+def test_none_goes_on_where_nobody_listens(tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with BrokerProcess(tmp_path / "broker") as running:
+        make_topics(running.bootstrap, topic)
+        with Cluster(running.bootstrap) as cluster:
+            assert write_once(cluster, Rows(topic, values_of(1)), SETTINGS) == 0
+            running.kill()
+            with monkeypatch.context() as impatient:
+                impatient.setattr(cluster, "timeout_ms", 1_000)
+                assert write_once(cluster, Rows(topic, values_of(2)), SETTINGS) == 30
+            running.start()
+            assert write_once(cluster, Rows(topic, values_of(3)), SETTINGS) == 0
+        eventually(lambda: sum(map(len, visible(running.bootstrap, topic).values())) == 60)
+        assert sum(map(len, visible(running.bootstrap, topic).values())) == 60

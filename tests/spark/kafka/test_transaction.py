@@ -1,0 +1,555 @@
+"""The driver's transaction without Spark: each step's codes, each lost answer, a death at each named point."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from onceflow.cli import onceflow
+from onceflow.client.addresses import parse_address
+from onceflow.client.admin import Admin
+from onceflow.client.cluster import LATEST, Cluster
+from onceflow.client.transactional import TransactionalProducer
+from onceflow.spark.exactly_once.batch import AcceptedLoss
+from onceflow.spark.exactly_once.sink_errors import SinkStopped
+from onceflow.spark.kafka import steps as kafka_steps
+from onceflow.spark.kafka.sender import Blob
+from onceflow.spark.kafka.steps import STEPS, Step
+from onceflow.testing import BrokerProcess
+from onceflow.wire import apis
+from tests.spark.kafka_driver import (
+    MARKER_TOPIC,
+    QUERY,
+    Driver,
+    Killed,
+    Rows,
+    batch,
+    eventually,
+    expect,
+    make_topics,
+    values_of,
+    visible,
+)
+from tests.spark.response_proxy import DROPPED, LOST, ResponseProxy
+
+POINTS = [f"{side} {step.name}" for step in STEPS for side in ("before", "after")]
+STOPPING = (10, 12, 18, 29, 30, 50, 53, 87)
+
+NewDriver = Callable[..., Driver]
+
+
+@pytest.fixture
+def new_driver(bootstrap: str, topic: str) -> Iterator[NewDriver]:
+    make_topics(bootstrap, topic)
+    made: list[Driver] = []
+
+    def make(at: str | None = None, **options: object) -> Driver:
+        made.append(Driver(at or bootstrap, topic, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for driver in made:
+        driver.close()
+
+
+@pytest.fixture
+def proxy(bootstrap: str) -> Iterator[ResponseProxy]:
+    with ResponseProxy(parse_address(bootstrap)) as running:
+        yield running
+
+
+def test_batches_are_visible_whole_and_once(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    driver = new_driver()
+    for number in range(4):
+        assert driver.write(number)
+    assert not driver.write(3)
+    assert driver.encoded == 4
+    expect(bootstrap, topic, 4)
+    again = new_driver(owner="owner-2")
+    assert not again.write(3)
+    assert again.encoded == 0
+    assert again.write(4)
+    expect(bootstrap, topic, 5)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_driver_that_dies_anywhere_is_followed_by_one_that_goes_on(
+    point: str, new_driver: NewDriver, bootstrap: str, topic: str
+) -> None:
+    new_driver().write(0)
+    visit = 0
+    for number in range(1, 4):
+        # Each time at a later visit of the point: later answers of one step are other states of the transaction.
+        visit += 1
+        dying = new_driver(owner=f"dying-{number}", dies_at=(point, visit))
+        try:
+            dying.write(number)
+        except Killed:
+            dying.close()
+        else:
+            visit = 0
+        following = new_driver(owner=f"following-{number}")
+        following.write(number)
+        expect(bootstrap, topic, number + 1)
+        assert not following.write(number)
+    new_driver(owner="last").write(4)
+    expect(bootstrap, topic, 5)
+
+
+def attempts_more(caplog: pytest.LogCaptureFixture) -> int:
+    """How many attempts were made beyond the first of each batch."""
+    return sum("is tried again" in message for message in caplog.messages)
+
+
+every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: str(step.name))
+
+
+@every_step
+def test_codes_that_pass_are_waited_out(
+    step: Step,
+    new_driver: NewDriver,
+    proxy: ResponseProxy,
+    bootstrap: str,
+    topic: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver = new_driver(proxy.bootstrap)
+    driver.write(0)
+    for number, code in enumerate(sorted(step.again), start=1):
+        if step is kafka_steps.FIND_COORDINATOR:
+            driver = new_driver(proxy.bootstrap, owner=f"owner-{number}")
+        proxy.faults = [(step.api_key, code), (step.api_key, code)]
+        driver.write(number)
+        assert proxy.faults == []
+    assert attempts_more(caplog) == 0
+    expect(bootstrap, topic, len(step.again) + 1)
+
+
+@every_step
+def test_codes_that_end_the_attempt_lead_to_another_or_to_a_stop(
+    step: Step,
+    new_driver: NewDriver,
+    proxy: ResponseProxy,
+    bootstrap: str,
+    topic: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver = new_driver(proxy.bootstrap)
+    driver.write(0)
+    for number, code in enumerate(sorted(step.ends), start=1):
+        proxy.faults = [(step.api_key, code)]
+        if code in kafka_steps.FENCED:
+            with pytest.raises(SinkStopped, match=r"was fenced .* before its time-out"):
+                driver.write(number)
+            driver = new_driver(proxy.bootstrap, owner=f"owner-{number}")
+        driver.write(number)
+    assert attempts_more(caplog) == len(step.ends - kafka_steps.FENCED)
+    expect(bootstrap, topic, len(step.ends) + 1)
+
+
+@every_step
+def test_every_other_code_stops_the_query(
+    step: Step, new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str
+) -> None:
+    new_driver(proxy.bootstrap).write(0)
+    codes = sorted(set(STOPPING) - step.again - step.ends)
+    for number, code in enumerate(codes):
+        proxy.faults = [(step.api_key, code)]
+        with pytest.raises(SinkStopped, match=rf"\({code}\)"):
+            new_driver(proxy.bootstrap, owner=f"owner-{number}").write(1)
+    expect(bootstrap, topic, 1)
+    new_driver(owner="last").write(1)
+    expect(bootstrap, topic, 2)
+
+
+@every_step
+def test_an_answer_that_is_lost_changes_nothing(
+    step: Step, new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str
+) -> None:
+    driver = new_driver(proxy.bootstrap)
+    driver.write(0)
+    for number, faults in enumerate(([LOST], [DROPPED], [LOST, LOST], [DROPPED, LOST]), start=1):
+        proxy.faults = [(step.api_key, fault) for fault in faults]
+        driver.write(number)
+    driver.write(5)
+    expect(bootstrap, topic, 6)
+
+
+def test_codes_that_do_not_pass_in_time_stop_the_query(
+    new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str
+) -> None:
+    for step in STEPS[1:]:
+        driver = new_driver(proxy.bootstrap, settings={"again_ms": 100}, owner=step.name)
+        proxy.faults = [(step.api_key, min(step.again))] * 1000
+        with pytest.raises(SinkStopped, match="100 ms"):
+            driver.write(0)
+        proxy.faults = []
+    new_driver(owner="last").write(0)
+    expect(bootstrap, topic, 1)
+
+
+def test_the_sixth_attempt_is_not_made(new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str) -> None:
+    driver = new_driver(proxy.bootstrap)
+    driver.write(0)
+    proxy.faults = [(apis.PRODUCE, 48)] * 5
+    with pytest.raises(SinkStopped, match="could not be written in 5 attempts"):
+        driver.write(1)
+    assert proxy.faults == []
+    expect(bootstrap, topic, 1)
+    driver.write(1)
+    expect(bootstrap, topic, 2)
+
+
+def test_the_first_batch_of_a_partition_is_answered_before_the_next_is_sent(
+    new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str
+) -> None:
+    driver = new_driver(proxy.bootstrap)
+    driver.write(0)
+    proxy.produced.clear()
+    # The first batch is refused: were the second sent already, the leader would take it as the first.
+    proxy.faults = [(apis.PRODUCE, 7)]
+    # It comes once more, and those behind it do not wait for each other.
+    proxy.holds = 3
+    driver.write(1, Rows(topic, values_of(1), blobs_per_pull=100))
+    expect(bootstrap, topic, 2)
+    assert proxy.several_in_flight
+    firsts = [sequence for place, sequence in proxy.produced if place == (topic, 0)]
+    assert firsts[:3] == [0, 0, firsts[2]] and firsts[2] > 0
+
+
+def test_batches_behind_a_refused_one_are_sent_again_in_order(
+    new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = new_driver(proxy.bootstrap)
+    driver.write(0)
+    for number in range(1, 7):
+        spared: list[tuple[int, int | None]] = [(apis.PRODUCE, None)] * (1 + number // 2)
+        behind: list[tuple[int, int | None]] = [(apis.PRODUCE, LOST)] if number % 2 else []
+        proxy.faults = [*spared, (apis.PRODUCE, 19), *behind]
+        driver.write(number, Rows(topic, values_of(number), blobs_per_pull=100))
+        assert proxy.faults == []
+    assert attempts_more(caplog) == 0
+    expect(bootstrap, topic, 7)
+
+
+def test_a_transaction_that_timed_out_is_made_anew(
+    new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str
+) -> None:
+    """Told by the driver's own clock, which is moved on here; the broker answers as after a time-out."""
+    now = [0.0]
+    driver = new_driver(proxy.bootstrap, settings={"clock": lambda: now[0], "transaction_timeout_ms": 30_000})
+    driver.write(0)
+
+    def slow(number: int) -> None:
+        now[0] += 31
+
+    rows = Rows(topic, values_of(1), between=slow)
+    proxy.faults = [(apis.TXN_OFFSET_COMMIT, 90)]
+    driver.write(1, rows)
+    assert driver.visits["before InitProducerId"] >= 3
+    expect(bootstrap, topic, 2)
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[str]:
+    """A broker that looks for transactions past their time all the time; Apache Kafka looks every ten seconds."""
+    option = "--transaction-abort-timed-out-transaction-cleanup-interval-ms"
+    with BrokerProcess(tmp_path / "broker", 0, option, "50") as running:
+        yield running.bootstrap
+
+
+def test_a_transaction_that_the_broker_gave_up_is_made_anew(impatient: str, topic: str) -> None:
+    make_topics(impatient, topic)
+    driver = Driver(impatient, topic, settings={"transaction_timeout_ms": 300})
+    admin = Admin(driver.cluster)
+
+    def given_up(number: int) -> None:
+        # The first attempt alone waits until the coordinator has ended it.
+        if number == 1 and rows.pulls == 2:
+            eventually(lambda: admin.describe_transaction(driver.place.name).state != "Ongoing", 30)
+
+    driver.write(0)
+    rows = Rows(topic, values_of(1), between=given_up)
+    driver.write(1, rows)
+    # Two before the end and two of another attempt at least: on a slow machine that one may be late as well.
+    assert rows.pulls >= 4
+    expect(impatient, topic, 2)
+    driver.close()
+
+
+def test_a_broker_that_is_killed_in_the_middle_comes_back_to_the_same_batch(tmp_path: Path, topic: str) -> None:
+    with BrokerProcess(tmp_path / "broker") as running:
+        make_topics(running.bootstrap, topic)
+        driver = Driver(running.bootstrap, topic)
+
+        def killed(number: int) -> None:
+            if number in (1, 3):
+                running.kill()
+                running.start()
+
+        driver.write(0)
+        driver.write(1, Rows(topic, values_of(1), blobs_per_pull=2, between=killed))
+        driver.write(2)
+        expect(running.bootstrap, topic, 3)
+        driver.close()
+
+
+def test_what_a_dead_query_left_is_found_and_ended_by_hand(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    def onceflow(*words: str) -> str:
+        command = [sys.executable, "-m", "onceflow", "transaction", *words, "--bootstrap", bootstrap]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    new_driver().write(0)
+    dying = new_driver(owner="dying", dies_at=("before EndTxn", 1))
+    with pytest.raises(Killed):
+        dying.write(1)
+    name = dying.place.name
+    assert name in onceflow("list", "--state", "Ongoing")
+    assert "what was open is aborted" in onceflow("abort", name, "--yes")
+    assert name not in onceflow("list", "--state", "Ongoing")
+    new_driver(owner="owner-2").write(1)
+    expect(bootstrap, topic, 2)
+
+
+def test_rows_that_were_lost_between_encoding_and_sending_are_noticed(
+    new_driver: NewDriver, bootstrap: str, topic: str
+) -> None:
+    class Losing(Rows):
+        def blobs(self) -> Iterator[object]:  # type: ignore[override]
+            for number, pull in enumerate(super().blobs()):
+                if number != 1:
+                    yield pull
+
+    driver = new_driver()
+    driver.write(0)
+    with pytest.raises(SinkStopped, match=r"5 attempts, .* \d+ records were acknowledged and 30 encoded"):
+        driver.write(1, Losing(topic, values_of(1), blobs_per_pull=2))
+    expect(bootstrap, topic, 1)
+
+
+def test_a_transaction_is_aborted_though_spark_cannot_forget_its_rows(
+    new_driver: NewDriver, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stubborn(Rows):
+        def close(self) -> None:
+            raise ConnectionError("Spark is away")
+
+        def blobs(self) -> Iterator[Sequence[Blob]]:
+            yield from super().blobs()
+            raise ZeroDivisionError
+
+    driver = new_driver()
+    driver.write(0)
+    with pytest.raises(ZeroDivisionError):
+        driver.write(1, Stubborn(topic, values_of(1)))
+    with Cluster(bootstrap) as cluster:
+        assert driver.place.name not in {
+            each.transactional_id for each in Admin(cluster).list_transactions(states=["Ongoing"])
+        }
+    assert "Spark is away" in caplog.text
+
+
+def test_a_second_driver_ends_the_first(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    first = new_driver()
+    first.write(0)
+    second = new_driver(owner="owner-2")
+
+    def overtaken(number: int) -> None:
+        if number == 1:
+            second.write(1)
+            # Where Kafka has still to write the marker, it knows nothing of the newer epoch there.
+            expect(bootstrap, topic, 2)
+
+    with pytest.raises(
+        SinkStopped,
+        match=r"another driver of this query took it over.*end the other driver, whose progress",
+    ):
+        first.write(1, Rows(topic, values_of(1), between=overtaken))
+    expect(bootstrap, topic, 2)
+    with pytest.raises(SinkStopped, match=r"was written by another driver \(owner owner-2\).*sink show kafka' shows"):
+        first.write(2)
+    second.write(2)
+    expect(bootstrap, topic, 3)
+
+
+def test_transaction_aborted_from_outside(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    """No other driver runs: the message names the abort too, and the next start writes the batch."""
+    driver = new_driver()
+    driver.write(0)
+
+    def abort(number: int) -> None:
+        if number == 1:
+            arguments = ["transaction", "abort", driver.place.name, "--yes", "--bootstrap", bootstrap]
+            assert CliRunner().invoke(onceflow, arguments).exit_code == 0
+
+    said = r"was fenced .*or it was aborted from outside, as by 'onceflow transaction abort'.*start the query again"
+    with pytest.raises(SinkStopped, match=said):
+        driver.write(1, Rows(topic, values_of(1), between=abort))
+    assert new_driver().write(1)
+    expect(bootstrap, topic, 2)
+
+
+def test_a_target_with_more_partitions_is_refused_until_that_is_accepted(
+    new_driver: NewDriver, bootstrap: str, topic: str
+) -> None:
+    driver = new_driver()
+    driver.write(0)
+    driver.write(1)
+    grown = Rows(topic, values_of(2), partition_count=8)
+    with pytest.raises(SinkStopped, match=rf"had 3 partitions .* has 8 now.*accept_partitions={{'{topic}': 8}}"):
+        driver.write(2, grown)
+    new_driver(owner="owner-2", accepted={topic: 8}).write(2, grown)
+    # From then on it is the new count.
+    with pytest.raises(SinkStopped, match=r"had 8 partitions .* has 3 now"):
+        new_driver(owner="owner-3").write(3)
+    expect(bootstrap, topic, 3)
+
+
+# The marker and its two copies
+
+
+def test_a_marker_that_does_not_fit_stops_the_query(new_driver: NewDriver, topic: str) -> None:
+    with pytest.raises(SinkStopped, match=r"there is no marker .* Spark has committed batch 1"):
+        new_driver().write(2)
+    driver = new_driver()
+    for number in range(3):
+        driver.write(number)
+    refusals = {
+        "is at batch 2 and the checkpoint is at batch 1: the checkpoint is older": batch(1),
+        "the cluster lost batches: .* is at batch 2 and Spark has committed batch 3": batch(4),
+        "holds batch 2 as ranges .* and the checkpoint plans it as": batch(2, begin=31),
+        "ends batch 2 of in-0 at offset 60 and the checkpoint begins batch 3 at 61": batch(3, begin=61),
+        "is of plan 'plan' and this job is 'other'": batch(3, plan="other"),
+    }
+    for sentence, refused in refusals.items():
+        with pytest.raises(SinkStopped, match=sentence):
+            driver.write(refused.number, of=refused)
+    assert not driver.write(2, of=batch(2, version=2))
+    assert driver.write(3, of=batch(3, version=2))
+
+
+def test_the_record_alone_is_enough(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    driver = new_driver()
+    driver.write(0)
+    driver.write(1)
+    with Cluster(bootstrap) as cluster:
+        Admin(cluster).delete_group(driver.place.name)
+    following = new_driver(owner="owner-2")
+    assert not following.write(1)
+    following.write(2)
+    expect(bootstrap, topic, 3)
+
+
+def test_the_group_alone_is_enough(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    forgetting = f"{topic}-markers"
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(forgetting, 1)
+        driver = new_driver(marker_topic=forgetting)
+        driver.write(0)
+        driver.write(1)
+        eventually(lambda: driver.place.read_record(cluster) == driver.target.last)
+        Admin(cluster).delete_records(forgetting, {0: cluster.list_offsets(forgetting, {0: LATEST})[0].offset})
+        assert driver.place.read_record(cluster) is None
+    following = new_driver(owner="owner-2", marker_topic=forgetting)
+    assert not following.write(1)
+    following.write(2)
+    expect(bootstrap, topic, 3)
+    # Where it began is not known any more, and nobody makes it up.
+    assert following.target.last is not None and following.target.last.since is None
+
+
+def test_a_record_behind_the_open_transaction_of_another_sink_is_not_missed(
+    new_driver: NewDriver, bootstrap: str, topic: str
+) -> None:
+    driver = new_driver()
+    driver.write(0)
+    with TransactionalProducer(bootstrap, f"{topic}-other") as other:
+        other.begin()
+        other.send(MARKER_TOPIC, b"open", b"other key", partition=0)
+        other.flush()
+        # Batch 1 is in the group's offset, and in a record that nobody can read yet; that of batch 0 can be read.
+        driver.write(1)
+        following = new_driver(owner="owner-2")
+        assert not following.write(1)
+        assert following.target.last is not None and following.target.last.since == {"in": {"0": 0}}
+        with Cluster(bootstrap) as cluster:
+            Admin(cluster).delete_group(driver.place.name)
+        with pytest.raises(SinkStopped, match="where another sink's transaction is open"):
+            new_driver(owner="owner-3", settings={"again_ms": 100}).write(2)
+        other.abort()
+    new_driver(owner="owner-4").write(2)
+    expect(bootstrap, topic, 3)
+
+
+def test_what_a_lost_checkpoints_query_wrote_is_not_missed_behind_an_open_transaction(
+    new_driver: NewDriver, bootstrap: str, topic: str
+) -> None:
+    markers = f"{topic}-markers"
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(markers, 2, configs={"cleanup.policy": "compact"})
+
+    def write_anew(**options: object) -> None:
+        driver = new_driver(owner="owner-2", marker_topic=markers, **options)
+        driver.place = replace(driver.place, name=f"{driver.place.name}-anew", partition=1)
+        driver.write(0, of=replace(batch(0), query="query-anew"))
+
+    with TransactionalProducer(bootstrap, f"{topic}-other") as other:
+
+        def begin_other(point: str) -> None:
+            if point == "before AddPartitionsToTxn":
+                other.begin()
+                other.send(markers, b"open", b"other key", partition=0)
+                other.flush()
+
+        new_driver(marker_topic=markers, settings={"at": begin_other}).write(0)
+        with pytest.raises(SinkStopped, match=rf"markers in {markers}-0 cannot be read behind offset 0"):
+            write_anew(settings={"again_ms": 100})
+        other.abort()
+    may_hold = rf"{topic} may hold what sink 'kafka' of query {QUERY} wrote, up to batch 0, .* where anything is in it"
+    with pytest.raises(SinkStopped, match=may_hold):
+        write_anew()
+
+
+def test_copies_that_differ_stop_the_query(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    driver = new_driver()
+    driver.write(0)
+    place = driver.place
+    eventually(lambda: place.read_record(driver.cluster) is not None)
+    found = place.read_record(driver.cluster)
+    assert found is not None
+    driver.write(1)
+    with TransactionalProducer(bootstrap, f"{topic}-other") as producer:
+        producer.begin()
+        producer.send(MARKER_TOPIC, found.value(), place.name.encode(), partition=0)
+        producer.commit()
+    eventually(lambda: place.read_record(driver.cluster) == found)
+    with pytest.raises(SinkStopped, match=r"tells of batch 1 .* and the record of batch 0"):
+        new_driver(owner="owner-2").write(2)
+
+
+def test_an_empty_batch_writes_its_marker_alone(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+    driver = new_driver()
+    for number in range(3):
+        driver.write(number, Rows(topic, {}))
+    assert visible(bootstrap, topic) == {0: [], 1: [], 2: []}
+    eventually(lambda: driver.place.read_record(driver.cluster) == driver.target.last)
+    found = driver.place.read_record(driver.cluster)
+    assert found is not None and found.batch == 2
+    assert (found.since, found.offsets) == ({"in": {"0": 0}}, {"in": {"0": 60}})
+
+
+def test_accepted_losses_are_kept_in_the_record(new_driver: NewDriver) -> None:
+    """The next batches keep them, also where another start has read the marker."""
+    loss = AcceptedLoss("trimmed", "in", 0, 0, 5, batch=1, at_ms=17, option="accept_data_loss")
+    driver = new_driver()
+    driver.write(0)
+    driver.write(1, of=replace(batch(1), accepted=(loss,)))
+    following = new_driver(owner="owner-2")
+    following.write(2)
+    found = following.target.recover(QUERY)
+    assert found is not None
+    assert (found.batch, found.losses) == (2, (loss,))

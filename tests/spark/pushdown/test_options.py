@@ -1,0 +1,143 @@
+"""The push-downs' options: what they mean, and that what is not understood is refused with the way out."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pyspark.sql import types
+
+from onceflow.spark.pushdown.aggregate_plan import Key, Measure, TimeBucket
+from onceflow.spark.pushdown.decode_schema import Field
+from onceflow.spark.pushdown.options import NAMES, Pushdown, parse_pushdown
+from onceflow.spark.wrong_option import WrongOption
+
+DECODE = {"decode": "uid STRING, n INT, p DECIMAL(30, 4), x DOUBLE, at TIMESTAMP, `a b` TINYINT"}
+
+
+def parse(**values: str) -> Pushdown:
+    parsed = parse_pushdown(DECODE | values)
+    assert parsed is not None
+    return parsed
+
+
+def test_without_decode_there_is_none() -> None:
+    assert parse_pushdown({}) is None
+
+
+def test_the_page_has_every_option() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "pushdown.md").read_text()
+    assert re.findall(r"^\| (?:both|`aggregate`) \| `(\w+)` \|", page, re.MULTILINE) == list(NAMES)
+
+
+def test_the_columns_of_decode() -> None:
+    assert parse().schema().simpleString() == (
+        "struct<uid:string,n:int,p:decimal(30,4),x:double,at:timestamp,a b:tinyint,"
+        "_corrupt_record:string,_corrupt_reason:string,topic:string,partition:int,offset:bigint>"
+    )
+    assert parse(columns="").schema().names[-1] == "_corrupt_reason"
+    assert parse(columns="Value, TIMESTAMP").schema().names[-2:] == ["value", "timestamp"]
+    with_headers = parse_pushdown(DECODE, include_headers=True)
+    assert with_headers is not None and with_headers.schema().names[-1] == "headers"
+
+
+def test_the_columns_of_aggregate() -> None:
+    wanted = parse(
+        aggregate="SUM(N) as total, count( * ), count(uid), sum(`a b`), Max(at) AS `the last`, sum(p), min(p)",
+        groupby='uid, window(AT, "INTERVAL 1 Hour 30 minutes") AS slot, topic',
+    )
+    plan = wanted.aggregation
+    assert plan is not None
+    assert plan.keys == (
+        Key("uid", "uid", types.StringType()),
+        TimeBucket("at", "slot", 5_400_000_000),
+        Key("topic", "topic", types.StringType()),
+    )
+    assert plan.measures[0] == Measure("sum", "n", "total", types.LongType())
+    assert plan.measures[1] == Measure("count", None, "count(1)", types.LongType())
+    assert wanted.schema().simpleString() == (
+        "struct<uid:string,slot:struct<start:timestamp,end:timestamp>,topic:string,total:bigint,count(1):bigint,"
+        "count(uid):bigint,sum(a b):bigint,the last:timestamp,sum(p):decimal(38,4),min(p):decimal(30,4),"
+        "rejected:struct<topic:string,partition:int,offset:bigint,timestamp:timestamp,reason:string,key:binary,"
+        "value:binary>>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "width_us"),
+    [("'1 minute'", 60_000_000), ('"10 Seconds"', 10_000_000), ("'1 week 1 day'", 8 * 86_400_000_000)],
+)
+def test_widths_of_windows(text: str, width_us: int) -> None:
+    plan = parse(aggregate="count(*)", groupby=f"window(at, {text})").aggregation
+    assert plan is not None and plan.keys == (TimeBucket("at", "window", width_us),)
+
+
+WRONG = [
+    ({"decode": "uid STRNG"}, "did you mean STRING"),
+    ({"decode": "topic STRING"}, "a field 'topic', which is a column of the source too; say in option columns"),
+    ({"decode": "_Corrupt_Record STRING"}, "a column that is always there"),
+    ({"columns": "topc"}, "'topc' is not one of the source's own columns; did you mean topic"),
+    ({"columns": "topic,,offset"}, "'' is not one of the source's own columns"),
+    ({"columns": "headers"}, "'headers' is not one of the source's own columns"),
+    ({"columns": "topic, Topic"}, "names a column twice"),
+    ({"timestampunit": "millis"}, "timestampUnit='millis' is no unit of time here; did you mean milliseconds"),
+    ({"timestampunit": "fortnights"}, "it takes seconds, milliseconds, microseconds"),
+    ({"decode": "n INT", "timestampunit": "seconds"}, "of use with a TIMESTAMP field"),
+    ({"groupby": "uid"}, "option groupBy needs option aggregate"),
+    ({"aggregate": ""}, "something is missing before, between or behind commas"),
+    ({"aggregate": "sum(n),"}, "something is missing"),
+    ({"aggregate": "n"}, "'n' is not like sum"),
+    ({"aggregate": "summ(n)"}, "did you mean sum"),
+    ({"aggregate": "avg(n)"}, "no function that can be summed up in parts; the functions are sum, count, min, max"),
+    ({"aggregate": "sum(m)"}, "there is no column 'm'"),
+    ({"aggregate": "sum(*)"}, r"there is no column '\*'"),
+    ({"aggregate": "count()"}, "there is no column ''"),
+    ({"aggregate": "sum(uid)"}, "'uid' is STRING; sum takes whole numbers and DECIMAL"),
+    ({"aggregate": "sum(at)"}, "'at' is TIMESTAMP; sum takes whole numbers and DECIMAL"),
+    ({"aggregate": "max(uid)"}, "max takes whole numbers and DECIMAL, TIMESTAMP and DATE"),
+    ({"aggregate": "sum(x)"}, "'x' is DOUBLE, and a sum of floats depends on their order"),
+    ({"aggregate": "max(x)"}, "'x' is DOUBLE"),
+    ({"aggregate": "sum(n), sum(N)"}, r"make two columns 'sum\(n\)'; give one another name with AS"),
+    ({"aggregate": "sum(n) AS uid", "groupby": "uid"}, "make two columns 'uid'"),
+    ({"aggregate": "sum(n) AS Rejected"}, "which has the rejected records"),
+    ({"aggregate": "sum(n)", "groupby": ""}, "something is missing"),
+    ({"aggregate": "sum(n)", "groupby": "os_type"}, "option groupBy: there is no column 'os_type'"),
+    ({"aggregate": "sum(n)", "groupby": "x"}, "'x' is DOUBLE, which is no key"),
+    ({"aggregate": "sum(n)", "groupby": "timestamp"}, "there is no column 'timestamp'"),
+    ({"aggregate": "sum(n)", "groupby": "hour(at)"}, r"'hour\(at\)' is neither a column nor like window"),
+    ({"aggregate": "sum(n)", "groupby": "window(at)"}, "is not like window"),
+    ({"aggregate": "sum(n)", "groupby": "window(at, '2 minutes', '1 minute')"}, "windows that slide"),
+    ({"aggregate": "sum(n)", "groupby": "window(uid, '1 minute')"}, "'uid' is STRING, and a window needs a TIMESTAMP"),
+    ({"aggregate": "sum(n)", "groupby": "window(at, 1 minute)"}, "has no time like '1 minute'"),
+    ({"aggregate": "sum(n)", "groupby": "window(at, '1 month')"}, "the units are microsecond, .* week"),
+    ({"aggregate": "sum(n)", "groupby": "window(at, '0 seconds')"}, "has no time like '1 minute'"),
+    ({"aggregate": "sum(n)", "groupby": "window(at, '1 minute and more')"}, "has no time like '1 minute'"),
+    ({"aggregate": "sum(n)", "groupby": "window(at, '1 day'), window(at, '1 hour') AS b"}, "has two windows"),
+]
+
+
+@pytest.mark.parametrize(("values", "sentence"), WRONG)
+def test_wrong_options_are_refused(values: dict[str, str], sentence: str) -> None:
+    with pytest.raises(WrongOption, match=sentence):
+        parse_pushdown(DECODE | values)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "decode"])
+def test_the_others_need_decode(name: str) -> None:
+    with pytest.raises(WrongOption, match=f"option {name} needs option decode"):
+        parse_pushdown({name.lower(): ""})
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [({"columns": "topic"}, "leaves the headers out"), ({"aggregate": "count(*)"}, "sums have no headers")],
+)
+def test_headers_are_not_asked_for_in_vain(values: dict[str, str], sentence: str) -> None:
+    with pytest.raises(WrongOption, match=sentence):
+        parse_pushdown(DECODE | values, include_headers=True)
+
+
+def test_required_fields_are_told_by_the_schema() -> None:
+    wanted = parse_pushdown({"decode": "uid STRING NOT NULL, n INT"})
+    assert wanted is not None
+    assert wanted.fields == (Field("uid", "STRING", required=True), Field("n", "INT"))
+    assert wanted.schema()["uid"].nullable

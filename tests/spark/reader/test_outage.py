@@ -1,0 +1,53 @@
+"""A broker that is killed and comes back in the middle of a query: neither half of the source gives up."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from onceflow.client.cluster import Cluster
+from onceflow.client.security import Security
+from onceflow.spark import connections
+from onceflow.spark.reader import positions
+from onceflow.spark.reader.options import SourceOptions
+from onceflow.spark.reader.stream import StreamReader
+from onceflow.spark.reader.subscription import subscribed
+from onceflow.testing import BrokerProcess
+
+
+@contextmanager
+def away_for_a_moment(broker: BrokerProcess) -> Iterator[None]:
+    broker.kill()
+    back = threading.Timer(0.2, broker.start)
+    back.start()
+    try:
+        yield
+    finally:
+        back.join()
+
+
+def test_a_broker_that_is_away_for_a_moment_ends_no_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions, "ENDS_AGE_MS_MAX", 0)
+    with BrokerProcess(tmp_path / "data") as broker:
+        with Cluster(broker.bootstrap) as cluster:
+            cluster.create_topic("t", 1)
+        reader = StreamReader(SourceOptions(broker.bootstrap, subscribed("t"), "latest"))
+        start = reader.initialOffset()
+        reader.partitions(start, start)
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        producer.produce("t", value="a")
+        assert producer.flush(20) == 0
+
+        with away_for_a_moment(broker):
+            end = reader.latestOffset(start, ReadAllAvailable())
+            (task,) = reader.partitions(start, end)
+
+        as_in_a_new_worker = dict[tuple[str, Security, int], Cluster]()
+        monkeypatch.setattr(connections, "_clusters", as_in_a_new_worker)
+        with away_for_a_moment(broker):
+            rows = [value for batch in reader.read(task) for value in batch["value"].to_pylist()]
+        assert rows == [b"a"]

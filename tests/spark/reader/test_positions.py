@@ -1,0 +1,192 @@
+"""Positions against a real broker, without Spark: what start and end options mean, how often the broker is asked."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner
+
+from onceflow.cli import onceflow
+from onceflow.client.cluster import Cluster
+from onceflow.client.errors import UnknownTopic
+from onceflow.remedies import Remedy
+from onceflow.spark.offsets import Offsets
+from onceflow.spark.reader.data_loss import DataLost
+from onceflow.spark.reader.options import SourceOptions
+from onceflow.spark.reader.position_options import AtCommitted, AtTimestamp, Position
+from onceflow.spark.reader.positions import ENDS_AGE_MS_MAX, TOPICS_AGE_MS_MAX, LogPositions
+from onceflow.spark.reader.subscription import read_subscription, subscribed
+from onceflow.spark.wrong_option import WrongOption
+from tests import remedies
+
+Send = Callable[..., None]
+NO_ID = "00000000-0000-0000-0000-000000000000"
+
+
+class Watch:
+    """Seconds that pass only when a test says so."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+@pytest.fixture
+def positions(cluster: Cluster, topic: str, bootstrap: str, watch: Watch) -> LogPositions:
+    cluster.create_topic(topic, 2)
+    return LogPositions(cluster, SourceOptions(bootstrap, subscribed(topic), "latest"), watch)
+
+
+def resolved(positions: LogPositions, topic: str, position: Position) -> dict[int, int]:
+    return dict(positions.resolve("startingOffsets", position).by_topic[topic])
+
+
+def test_earliest_latest_and_exact_offsets(positions: LogPositions, topic: str, send: Send) -> None:
+    send(["a", "b", "c"], partition=1)
+    assert resolved(positions, topic, "earliest") == {0: 0, 1: 0}
+    assert resolved(positions, topic, "latest") == {0: 0, 1: 3}
+    assert resolved(positions, topic, Offsets({topic: {0: -2, 1: 2}})) == {0: 0, 1: 2}
+    assert resolved(positions, topic, Offsets({topic: {0: 0, 1: -1}})) == {0: 0, 1: 3}
+
+
+def test_an_end_fixed_earlier_is_what_latest_means(positions: LogPositions, topic: str, send: Send) -> None:
+    fixed = positions.ends()
+    send(["late"])
+    assert positions.resolve("startingOffsets", "latest", fixed) == fixed
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({0: 2, 1: 0}, "option startingOffsets: offset 2 of .*-0 lies beyond its end, 1"),
+        ({0: 9, 1: 0}, "option startingOffsets: offset 9 of .*-0 lies beyond its end, 1"),
+        ({0: 0}, "-1 is not given; name each partition, -2 is earliest, -1 latest"),
+        ({0: 0, 1: 0, 2: 0}, "-2 does not exist; name each partition"),
+    ],
+)
+def test_offsets_that_the_topic_does_not_have_are_refused(
+    positions: LogPositions, topic: str, send: Send, given: dict[int, int], sentence: str
+) -> None:
+    send(["a"])
+    with pytest.raises(WrongOption, match=sentence):
+        positions.resolve("startingOffsets", Offsets({topic: given}))
+
+
+def test_offsets_of_another_topic_of_that_name_are_refused(positions: LogPositions, topic: str) -> None:
+    with pytest.raises(WrongOption, match=f"with id {NO_ID}, which was deleted and made again"):
+        positions.resolve("startingOffsets", Offsets({topic: {0: 0, 1: 0}}, {topic: NO_ID}))
+
+
+def test_an_idle_query_asks_the_broker_seldom(positions: LogPositions, topic: str, send: Send, watch: Watch) -> None:
+    before = positions.ends()
+    send(["a"])
+    assert positions.ends() is before
+    watch.now += ENDS_AGE_MS_MAX / 1000
+    assert positions.ends().by_topic[topic] == {0: 1, 1: 0}
+    send(["b"])
+    assert positions.ends(fresh=True).by_topic[topic] == {0: 2, 1: 0}
+
+
+def test_a_topic_that_goes_or_comes_is_seen_after_a_while(
+    positions: LogPositions, cluster: Cluster, topic: str, watch: Watch
+) -> None:
+    assert topic in positions.ends().by_topic
+    cluster.delete_topic(topic)
+    watch.now += TOPICS_AGE_MS_MAX / 1000
+    assert positions.ends().by_topic == {}
+    cluster.create_topic(topic, 1)
+    watch.now += TOPICS_AGE_MS_MAX / 1000
+    assert positions.ends().by_topic == {topic: {0: 0}}
+
+
+def test_a_start_that_is_gone_from_the_log_follows_fail_on_data_loss(
+    positions: LogPositions, cluster: Cluster, bootstrap: str, topic: str
+) -> None:
+    assert positions._resolve_offset("startingOffsets", topic, 0, 7, begin=7, end=9) == 7
+    with pytest.raises(DataLost, match=r"-0 \[5, 7\) is gone from the log: the partition now begins at 7"):
+        positions._resolve_offset("startingOffsets", topic, 0, 5, begin=7, end=9)
+    lenient = LogPositions(cluster, SourceOptions(bootstrap, subscribed(topic), "latest", fail_on_data_loss=False))
+    assert lenient._resolve_offset("startingOffsets", topic, 0, 5, begin=7, end=9) == 7
+
+
+def test_a_partition_that_is_assigned_and_not_there_is_refused(
+    positions: LogPositions, cluster: Cluster, bootstrap: str, topic: str
+) -> None:
+    wanted = read_subscription({"assign": json.dumps({topic: [0, 5]})})
+    with pytest.raises(WrongOption, match=f"option assign names {topic}-5, which does not exist"):
+        LogPositions(cluster, SourceOptions(bootstrap, wanted, "latest")).resolve("startingOffsets", "latest")
+
+
+@pytest.mark.remedy(Remedy.LIST_TOPICS)
+def test_a_pattern_that_nothing_matches_is_told(cluster: Cluster, bootstrap: str, topic: str) -> None:
+    wanted = read_subscription({"subscribepattern": f"{topic}-.*"})
+    with pytest.raises(UnknownTopic, match=r"no topic at .* has such a name") as raised:
+        LogPositions(cluster, SourceOptions(bootstrap, wanted, "latest")).resolve("startingOffsets", "latest")
+    remedies.find(Remedy.LIST_TOPICS, raised.value)
+    cluster.create_topic(topic, 1)
+    assert topic in CliRunner().invoke(onceflow, ["topic", "list", "--bootstrap", bootstrap]).output
+    wanted = read_subscription({"subscribepattern": f"{topic}.*"})
+    LogPositions(cluster, SourceOptions(bootstrap, wanted, "latest")).resolve("startingOffsets", "latest")
+
+
+def test_a_pattern_finds_no_internal_topic(cluster: Cluster, bootstrap: str, topic: str) -> None:
+    cluster.create_topic(topic, 1)
+    cluster.commit_offsets(f"of-{topic}", topic, {0: 0})
+    everything = LogPositions(
+        cluster, SourceOptions(bootstrap, read_subscription({"subscribepattern": ".*"}), "latest")
+    )
+    found = everything.ends().by_topic
+    assert topic in found
+    assert not [name for name in found if name.startswith("__")]
+
+
+@pytest.fixture
+def dated(positions: LogPositions, topic: str, send: Send) -> LogPositions:
+    """Partition 0 has records of second 10, 20 and 30, partition 1 of second 10 alone."""
+    for seconds in (10, 20, 30):
+        send(["x"], timestamp=seconds * 1000)
+    send(["x"], partition=1, timestamp=10_000)
+    return positions
+
+
+def at(topic: str, *, times: dict[int, int] | None = None, everywhere: int | None = None, fails: bool) -> AtTimestamp:
+    return AtTimestamp("startingTimestamp", everywhere, {topic: times} if times else {}, fails)
+
+
+def test_times_are_the_first_records_dated_then_or_later(dated: LogPositions, topic: str) -> None:
+    assert resolved(dated, topic, at(topic, everywhere=5_000, fails=True)) == {0: 0, 1: 0}
+    assert resolved(dated, topic, at(topic, times={0: 20_000, 1: 10_000}, fails=True)) == {0: 1, 1: 0}
+    assert resolved(dated, topic, at(topic, everywhere=10_001, fails=False)) == {0: 1, 1: 1}, "partition 1's end"
+    with pytest.raises(WrongOption, match=r"no record of .*-1 is dated 10001 ms or later; startingOffsetsByTimestampS"):
+        dated.resolve("startingTimestamp", at(topic, everywhere=10_001, fails=True))
+    with pytest.raises(WrongOption, match="-1 is not given; name each partition"):
+        dated.resolve("startingTimestamp", at(topic, times={0: 5}, fails=False))
+
+
+def test_a_time_beyond_a_fixed_end_is_that_end(positions: LogPositions, topic: str, send: Send) -> None:
+    send(["x"], timestamp=10_000)
+    fixed = positions.ends(fresh=True)
+    send(["late"], timestamp=15_000)
+    send(["later"], timestamp=20_000)
+    asked = at(topic, everywhere=20_000, fails=False)
+    assert dict(positions.resolve("startingTimestamp", asked, fixed).by_topic[topic]) == {0: 1, 1: 0}
+
+
+def test_a_group_stands_where_it_committed(positions: LogPositions, cluster: Cluster, topic: str, send: Send) -> None:
+    send(["a", "b", "c"], partition=0)
+    send(["a", "b"], partition=1)
+    group = f"of-{topic}"
+    cluster.commit_offsets(group, topic, {0: 2})
+    assert resolved(positions, topic, AtCommitted(group, "earliest")) == {0: 2, 1: 0}
+    assert resolved(positions, topic, AtCommitted(group, "latest")) == {0: 2, 1: 2}
+    with pytest.raises(WrongOption, match=f"group {group} has committed no offset of {topic}-1; option"):
+        positions.resolve("startingOffsets", AtCommitted(group, "fail"))
+    cluster.commit_offsets(group, topic, {0: 4})
+    with pytest.raises(WrongOption, match=f"group {group}: offset 4 of {topic}-0 lies beyond its end, 3"):
+        positions.resolve("startingOffsets", AtCommitted(group, "latest"))

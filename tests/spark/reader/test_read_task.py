@@ -1,0 +1,146 @@
+"""The reading half against a real broker, without Spark: exact ranges as Arrow, and what is gone from the log."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from onceflow.client.admin import Admin
+from onceflow.client.cluster import Cluster
+from onceflow.client.errors import OffsetOutOfRange
+from onceflow.spark.offsets import OffsetRange
+from onceflow.spark.pushdown.source_columns import SCHEMA
+from onceflow.spark.reader import read_task
+from onceflow.spark.reader.data_loss import DataLost
+from onceflow.spark.reader.options import SourceOptions
+from onceflow.spark.reader.read_task import ReadTask, TopicReplaced
+from onceflow.spark.reader.subscription import subscribed
+from onceflow.spark.source import columns
+
+Send = Callable[..., None]
+
+
+@pytest.fixture
+def options(bootstrap: str, topic: str) -> SourceOptions:
+    return SourceOptions(bootstrap, subscribed(topic), "latest")
+
+
+def rows_of(options: SourceOptions, *parts: OffsetRange) -> list[dict[str, Any]]:
+    batches = list(read_task.read(options, ReadTask(parts, {})))
+    return pyarrow.Table.from_batches(batches).to_pylist() if batches else []
+
+
+def test_the_arrow_schema_is_exactly_what_spark_expects(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["a"])
+    (batch,) = read_task.read(options, ReadTask((OffsetRange(topic, 0, 0, 1),), {}))
+    assert batch.schema.equals(to_arrow_schema(SCHEMA, timezone="UTC"))
+
+
+def test_headers_come_along_where_they_are_asked_for(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["a"], headers=[("h", b"1"), ("h", None)])
+    send(["b"])
+    with_headers = replace(options, include_headers=True)
+    (batch,) = read_task.read(with_headers, ReadTask((OffsetRange(topic, 0, 0, 2),), {}))
+    assert batch.schema.equals(to_arrow_schema(columns(with_headers), timezone="UTC"))
+    assert batch["headers"].to_pylist() == [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], []]
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_a_range_is_read_exactly_whatever_batches_it_cuts(
+    options: SourceOptions, cluster: Cluster, bootstrap: str, topic: str, codec: str
+) -> None:
+    cluster.create_topic(topic, 1)
+    producer = Producer({"bootstrap.servers": bootstrap, "compression.type": codec, "batch.num.messages": 10})
+    for number in range(100):
+        producer.produce(topic, value=f"v{number}", partition=0)
+    assert producer.flush(20) == 0
+    for begin, end in [(0, 100), (13, 42), (99, 100), (50, 50)]:
+        rows = rows_of(options, OffsetRange(topic, 0, begin, end))
+        assert [row["offset"] for row in rows] == list(range(begin, end))
+        assert [row["value"] for row in rows] == [f"v{number}".encode() for number in range(begin, end)]
+
+
+def test_one_task_reads_several_ranges_each_in_order(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send
+) -> None:
+    cluster.create_topic(topic, 2)
+    send(["a", "b"], partition=0)
+    send(["c", "d"], partition=1)
+    rows = rows_of(options, OffsetRange(topic, 1, 0, 2), OffsetRange(topic, 0, 1, 2))
+    assert [(row["partition"], row["offset"], row["value"]) for row in rows] == [
+        (1, 0, b"c"),
+        (1, 1, b"d"),
+        (0, 1, b"b"),
+    ]
+
+
+def test_a_record_larger_than_a_fetch_is_read(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
+    cluster.create_topic(topic, 1)
+    large = "x" * (read_task.FETCH_BYTES_MIN * 4)
+    send(["small", large, "last"])
+    rows = rows_of(options, OffsetRange(topic, 0, 1, 3))
+    assert [row["value"] for row in rows] == [large.encode(), b"last"]
+
+
+def test_a_range_that_the_log_does_not_have_is_data_loss_or_skipped(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send, bootstrap: str
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["a", "b"])
+    beyond = OffsetRange(topic, 0, 5, 9)
+    with pytest.raises(
+        DataLost, match=r"-0 \[5, 9\) is gone from the log: .* begins at 0 and ends at 2; .*failOnDataLoss"
+    ):
+        rows_of(options, beyond)
+    lenient = SourceOptions(bootstrap, subscribed(topic), "latest", fail_on_data_loss=False)
+    assert [row["value"] for row in rows_of(lenient, beyond, OffsetRange(topic, 0, 1, 2))] == [b"b"]
+
+
+def test_records_that_were_trimmed_are_data_loss_or_skipped(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create_topic(topic, 1)
+    send(["0", "1", "2", "3", "4", "5"])
+    assert Admin(cluster).delete_records(topic, {0: 3}) == {0: 3}
+    planned = OffsetRange(topic, 0, 1, 6)
+    gone = rf"{topic}-0 \[1, 3\) is gone from the log: the partition now begins at 3 and ends at 6; "
+    with pytest.raises(DataLost, match=gone + "it was deleted before the query read it: .*failOnDataLoss=false"):
+        rows_of(options, planned)
+    assert not caplog.records
+    rows = rows_of(replace(options, fail_on_data_loss=False), planned)
+    assert [(row["offset"], row["value"]) for row in rows] == [(3, b"3"), (4, b"4"), (5, b"5")]
+    (told,) = [record.message for record in caplog.records]
+    assert re.fullmatch(gone + "the query continues without it", told)
+
+
+@pytest.mark.parametrize(
+    ("offset", "log_start", "log_end", "goes_on_at"),
+    [(5, 7, 20, 7), (5, 15, 20, 10), (5, 0, 3, 10)],
+    ids=["the first are gone", "all are gone", "the log went back"],
+)
+def test_reading_goes_on_after_what_is_gone(offset: int, log_start: int, log_end: int, goes_on_at: int) -> None:
+    options = SourceOptions("127.0.0.1:9092", subscribed("t"), "latest", fail_on_data_loss=False)
+    error = OffsetOutOfRange("t", 0, offset, log_start, log_end)
+    assert read_task._skip_gone(options, OffsetRange("t", 0, 5, 10), error) == goes_on_at
+
+
+def test_a_topic_made_again_while_it_is_read_ends_the_task(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send
+) -> None:
+    before = str(cluster.create_topic(topic, 1).topic_id)
+    cluster.delete_topic(topic)
+    cluster.create_topic(topic, 1)
+    send(["of the new one"])
+    with pytest.raises(TopicReplaced, match="deleted and created again while it was read"):
+        list(read_task.read(options, ReadTask((OffsetRange(topic, 0, 0, 1),), {topic: before})))

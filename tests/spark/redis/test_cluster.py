@@ -1,0 +1,328 @@
+"""The sink's steps on a real cluster: its nodes, slots that move meanwhile, and nodes that die."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from onceflow import services
+from onceflow.clicks.results import Keys as ReadKeys
+from onceflow.clicks.results import Results
+from onceflow.clicks.verify import read_counts
+from onceflow.errors import OnceflowError
+from onceflow.redis import errors as redis_answers
+from onceflow.redis import pool as redis_pool
+from onceflow.redis import route as redis_route
+from onceflow.redis.address import RedisAddressInvalid
+from onceflow.redis.errors import code_of, failed
+from onceflow.remedies import Remedy
+from onceflow.spark.exactly_once.checkpoint import LocalCheckpoint
+from onceflow.spark.redis.scripts import Increment, Keys, MarkerMoved
+from onceflow.spark.redis.sink_state import forget_redis_keys, redis_keys
+from tests import remedies
+from tests.conftest import RedisProcess
+from tests.spark.exactly_once.test_checkpoint import SparkFiles
+from tests.spark.redis_servers import RedisCluster, servers_in, taking_back, wait_until
+from tests.spark.redis_steps import (
+    CHUNKS,
+    Driver,
+    assert_counts,
+    batch_of,
+    chunk_of,
+    expected_counts,
+    new_keys,
+    rows_of,
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """Three masters for the tests that kill none; each takes keys of its own."""
+    with servers_in(lambda: tmp_path_factory.mktemp("node")) as make:
+        yield RedisCluster(make)
+        redis_pool.close()
+
+
+@pytest.fixture
+def own_cluster(new_redis: Callable[..., RedisProcess]) -> Iterator[RedisCluster]:
+    """Three masters, one of which has a replica; for tests that kill."""
+    yield RedisCluster(new_redis, replicas=1)
+    redis_pool.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(redis_answers, "FAILOVER_WAIT_S", 0.0)
+    monkeypatch.setattr(redis_answers, "PASSING_WAIT_S", 0.0)
+    return monkeypatch
+
+
+def run(driver: Driver, *numbers: int) -> None:
+    for number in numbers:
+        list(driver.steps(batch_of(number)))
+
+
+def keys_at(cluster: RedisCluster, node: RedisProcess) -> Keys:
+    """Keys whose slot this node has."""
+    while True:
+        keys = new_keys()
+        if cluster.owner_of(keys.marker) is node:
+            return keys
+
+
+def other_master(cluster: RedisCluster, node: RedisProcess) -> RedisProcess:
+    return next(each for each in cluster.masters if each is not node)
+
+
+def test_batches_whichever_node_has_the_slot(cluster: RedisCluster) -> None:
+    for node in cluster.masters:
+        driver = Driver(cluster.url, keys_at(cluster, node))
+        run(driver, 0, 1, 2)
+        driver.settle(batch_of(2))
+        assert_counts(driver.client, driver.keys, 3)
+        assert cluster.admin(node).exists(driver.keys.marker)
+
+
+def test_a_slot_has_one_pool_and_its_figures(cluster: RedisCluster) -> None:
+    keys = new_keys()
+    pools: list[Any] = [redis_pool.client(cluster.url, key).connection_pool for key in (keys.marker, keys.data[0])]
+    assert pools[0] is pools[1]
+    assert (pools[0].max_connections, pools[0].timeout) == (10, 10)
+    connection = pools[0].get_connection()
+    assert connection.socket_timeout == 30
+    pools[0].release(connection)
+
+
+def test_a_slot_that_moved_is_followed_by_writers_and_readers(cluster: RedisCluster) -> None:
+    keys = new_keys()
+    driver = Driver(cluster.url, keys)
+    run(driver, 0, 1)
+    count = keys.increments[0].key
+    with Results(cluster.url, count) as results:
+        assert results.clicks_of("user 1") == 3
+        target = other_master(cluster, cluster.owner_of(keys.marker))
+        source = cluster.begin_move(keys.marker, target)
+        cluster.move_keys(source, target, *keys.all)
+        cluster.end_move(keys.marker, target)
+        run(driver, 2)
+        driver.settle(batch_of(2))
+        assert cluster.owner_of(keys.marker) is target
+        assert_counts(driver.client, keys, 3)
+        assert results.clicks_of("user 1") == 6
+
+
+@pytest.mark.remedy(Remedy.WAIT_FOR_SLOT)
+@pytest.mark.parametrize(
+    ("moved", "code"),
+    [("none", "ASK"), ("the marker", "TRYAGAIN"), ("all", "ASK")],
+)
+def test_a_slot_that_is_being_moved_is_waited_for(
+    cluster: RedisCluster, impatient: pytest.MonkeyPatch, moved: str, code: str
+) -> None:
+    keys = new_keys()
+    run(Driver(cluster.url, keys), 0)
+    target = other_master(cluster, cluster.owner_of(keys.marker))
+    source = cluster.begin_move(keys.marker, target)
+    if moved != "none":
+        cluster.move_keys(source, target, *([keys.marker] if moved == "the marker" else keys.all))
+    with pytest.raises(redis.RedisError) as raised:
+        Driver(cluster.url, keys).acquire(batch_of(1))
+    assert code_of(raised.value) == code
+    remedies.find(Remedy.WAIT_FOR_SLOT, failed(cluster.url, "in batch 1", raised.value))
+    impatient.undo()
+
+    def end() -> None:
+        cluster.move_keys(source, target, *keys.all)  # Those that are not there any more are passed over.
+        cluster.end_move(keys.marker, target)
+
+    ending = threading.Timer(0.3, end)
+    ending.start()
+    driver = Driver(cluster.url, keys)
+    driver.acquire(batch_of(1))  # It waits; the reading of the marker that comes first in a batch's steps does not.
+    run(driver, 1)
+    ending.join()
+    assert cluster.owner_of(keys.marker) is target
+    assert_counts(driver.client, keys, 2)
+
+
+@pytest.mark.remedy(Remedy.CLUSTER_ADDRESS)
+def test_the_address_of_one_node_is_refused_with_that_of_the_cluster(cluster: RedisCluster) -> None:
+    keys = new_keys()
+    wrong = other_master(cluster, cluster.owner_of(keys.marker))
+    url = f"redis://127.0.0.1:{wrong.port}"
+    with pytest.raises(redis.ResponseError) as raised:
+        Driver(url, keys).acquire(batch_of(0))
+    remedies.find(Remedy.CLUSTER_ADDRESS, failed(url, "in batch 0", raised.value))
+    address = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in cluster.masters[:2])
+    driver = Driver(address, keys)
+    run(driver, 0, 1)
+    assert_counts(driver.client, keys, 2)
+
+
+@pytest.mark.remedy(Remedy.HASH_KEY_IN_BRACES)
+def test_keys_of_several_slots_are_refused(cluster: RedisCluster) -> None:
+    keys = replace(new_keys(), increments=(Increment("count", "one"), Increment("os", "another")))
+    with pytest.raises(redis.ResponseError) as raised:
+        Driver(cluster.url, keys).acquire(batch_of(0))
+    remedies.find(Remedy.HASH_KEY_IN_BRACES, failed(cluster.url, "in batch 0", raised.value))
+    hash_key = keys.marker.partition("}")[0] + "}"
+    driver = Driver(
+        cluster.url, replace(keys, increments=(Increment("count", hash_key), Increment("os", f"{hash_key}:os")))
+    )
+    run(driver, 0, 1)
+    assert driver.client.hget(f"{hash_key}:os", "Android") == b"12"
+
+
+@pytest.mark.remedy(Remedy.PLAIN_ADDRESS)
+def test_a_server_alone_is_no_cluster(redis_server: RedisProcess) -> None:
+    with pytest.raises(RedisAddressInvalid, match="is no cluster") as raised:
+        redis_pool.client(f"redis+cluster://127.0.0.1:{redis_server.port}", "key")
+    remedies.find(Remedy.PLAIN_ADDRESS, raised.value)
+    assert redis_pool.client(f"redis://127.0.0.1:{redis_server.port}/1", "key").ping()
+
+
+def test_some_of_the_named_nodes_may_be_away(cluster: RedisCluster) -> None:
+    away = f"127.0.0.1:{services.free_port()}"
+    client: Any = redis_pool.client(cluster.url.replace("://", f"://{away},"), new_keys().marker)
+    assert client.ping()
+
+
+def test_nobody_knows_the_slot_of_a_cluster_that_is_away(impatient: pytest.MonkeyPatch) -> None:
+    impatient.setattr(redis_pool, "RETRIES", 0)
+    port = services.free_port()
+    url = f"redis+cluster://127.0.0.1:{port}"
+    with pytest.raises(redis.ConnectionError, match=rf"nobody says where the owner of slot \d+ is: 127.0.0.1:{port}"):
+        redis_pool.client(url, "key")
+
+
+def test_what_readers_read_and_reset(cluster: RedisCluster) -> None:
+    keys = new_keys()
+    driver = Driver(cluster.url, keys)
+    run(driver, 0, 1)
+    count = keys.increments[0].key
+    wanted = expected_counts(2)["count"]
+    with Results(cluster.url, count) as results:
+        marker, users = results.users()
+    assert (marker.batch, users) == (1, {uid.decode(): clicks for uid, clicks in wanted.items()})
+    found = read_counts(cluster.url, ReadKeys(count))
+    assert {uid: int(clicks) for uid, clicks in found.hashes[count].items()} == wanted
+    found_keys = redis_keys(cluster.url, count, [])
+    assert set(found_keys.own) == set(keys.own)
+    forget_redis_keys(cluster.url, found_keys)
+    assert not driver.client.exists(*keys.all)
+
+
+@pytest.mark.remedy(Remedy.START_NODE)
+def test_a_cluster_that_lacks_a_node_is_waited_for(own_cluster: RedisCluster, impatient: pytest.MonkeyPatch) -> None:
+    dead, alive = own_cluster.masters[1:]
+    keys = keys_at(own_cluster, alive)
+    run(Driver(own_cluster.url, keys), 0)
+    dead.kill()
+    own_cluster.notice()
+
+    def is_down() -> bool:
+        try:
+            Driver(own_cluster.url, keys).acquire(batch_of(1))
+        except redis.RedisError as error:
+            return code_of(error) == "CLUSTERDOWN"
+        return False
+
+    wait_until(is_down, "CLUSTERDOWN")
+    with pytest.raises(redis.RedisError) as raised:
+        Driver(own_cluster.url, keys).acquire(batch_of(1))
+    remedies.find(Remedy.START_NODE, failed(own_cluster.url, "in batch 1", raised.value))
+    impatient.undo()
+    starting = threading.Timer(0.3, dead.start)
+    starting.start()
+    driver = Driver(own_cluster.url, keys)
+    driver.acquire(batch_of(1))
+    run(driver, 1)
+    starting.join()
+    assert_counts(driver.client, keys, 2)
+
+
+def test_a_replica_takes_over_in_the_middle_of_a_batch_and_lacks_a_chunk(own_cluster: RedisCluster) -> None:
+    master, replica = own_cluster.masters[0], own_cluster.nodes[-1]
+    keys = keys_at(own_cluster, master)
+    driver = Driver(own_cluster.url, keys)
+    run(driver, 0)
+    batch = batch_of(1)
+    driver.begin(batch)
+    rows = [[row for row in rows_of(1) if chunk_of(row) == number] for number in range(CHUNKS)]
+    driver.chunk(batch, 0, rows[0])
+    wait_until(lambda: driver.client.wait(1, 100) == 1, "a replica that has chunk 0")
+    with taking_back(own_cluster, master, replica):
+        driver.chunk(batch, 1, rows[1])
+    driver.chunk(batch, 2, rows[2])
+    assert own_cluster.owner_of(keys.marker) is replica
+    with pytest.raises(MarkerMoved, match="lacks chunk 1 of 3 that was acknowledged"):
+        driver.complete(batch)
+    run(driver, 1, 2)
+    assert_counts(driver.client, keys, 3)
+    master.start()
+    wait_until(lambda: own_cluster.admin(master).info("replication")["role"] == "slave", "a master that follows")
+    run(driver, 3)
+    assert_counts(driver.client, keys, 4)
+
+
+def test_a_pool_of_one_server_follows_nobody(redis_server: RedisProcess) -> None:
+    pool: Any = redis_pool.client(redis_server.url).connection_pool
+    assert not redis_route.is_routed(pool)
+    redis_pool.close(redis_server.url)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+def test_one_node_after_the_other_takes_over_while_batches_are_written(
+    new_redis: Callable[..., RedisProcess], tmp_path: Path
+) -> None:
+    """The owner dies ten times, every other time with writes that its replica lacks; the sums stay exact."""
+    cluster = RedisCluster(new_redis, replicas=1)
+    cluster.notice()
+    owner, replica = cluster.masters[0], cluster.nodes[-1]
+    keys, chance = keys_at(cluster, owner), random.Random(11)
+    files = SparkFiles(tmp_path / "long")
+    driver = Driver(cluster.url, keys, checkpoint=LocalCheckpoint(files.directory))
+    number, repaired = 0, 0
+
+    def write_next() -> None:
+        nonlocal driver, number, repaired
+        files.plan(number, {"clicks": {"0": 10 * number}})
+        for _ in range(3):
+            try:
+                steps = list(driver.steps(batch_of(number)))
+            except (redis.RedisError, OnceflowError):
+                driver = Driver(cluster.url, keys, checkpoint=driver.checkpoint)
+                continue
+            repaired += sum(step.startswith("repair: batch") and step.endswith("complete") for step in steps)
+            number += 1
+            return
+        raise AssertionError(f"batch {number} is not written after three attempts")
+
+    for failover in range(10):
+        for _ in range(chance.randrange(3, 30)):
+            write_next()
+        if failover % 2:
+            with taking_back(cluster, owner, replica):
+                for _ in range(chance.randrange(1, 10)):
+                    write_next()
+        else:
+            dying = threading.Timer(chance.uniform(0, 0.05), owner.kill)
+            dying.start()
+            for _ in range(5):
+                write_next()
+            dying.join()
+        write_next()
+        assert cluster.owner_of(keys.marker) is replica
+        assert_counts(driver.client, keys, number, repaired=True)
+        owner.start()
+        follows = cluster.admin(owner)
+        wait_until(lambda asked=follows: asked.info("replication").get("master_link_status") == "up", "a replica")  # type: ignore[misc]
+        owner, replica = replica, owner
+    print(f"\nten failovers of a cluster's node over {number} batches: {repaired} steps of repairs, 0 wrong sums")
+    redis_pool.close()

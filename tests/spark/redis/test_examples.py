@@ -1,0 +1,99 @@
+"""The examples that write to Redis, run as they are on the session of the tests."""
+
+import json
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from onceflow.client.cluster import Cluster
+from tests.conftest import RedisProcess
+
+ROOT = Path(__file__).parents[3]
+CLICKS, LATEST = "examples/spark/clicks_to_redis.py", "examples/spark/kafka_to_redis.py"
+LINES_OF_THE_ARTICLES_JOB = 30
+
+Example = Callable[[str], None]
+
+
+@pytest.fixture
+def produce(bootstrap: str, cluster: Cluster, topic: str) -> Callable[..., None]:
+    """Writes (key, value) pairs, a key always to the same of two partitions."""
+    cluster.create_topic(topic, 2)
+    producer = Producer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random"})
+
+    def write(*pairs: tuple[str | None, str | None]) -> None:
+        for key, value in pairs:
+            producer.produce(topic, value, key)
+        assert producer.flush(20) == 0
+
+    return write
+
+
+@pytest.fixture
+def example(
+    spark: SparkSession,
+    bootstrap: str,
+    topic: str,
+    new_redis: Callable[[], RedisProcess],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[Example, redis.Redis]:
+    """Runs an example against a Redis of its own, in this process, whose Spark session it finds; and that Redis."""
+    server = new_redis()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def run(path: str) -> None:
+        monkeypatch.setattr(sys, "argv", [path, bootstrap, topic, server.url])
+        runpy.run_path(str(ROOT / path))
+
+    return run, redis.Redis.from_url(server.url, decode_responses=True)
+
+
+def click(uid: str, clicks: int) -> tuple[str, str]:
+    return uid, json.dumps({"uid": uid, "click_count": clicks, "os_type": "iOS"})
+
+
+def test_the_articles_job_counts_each_click_once(
+    example: tuple[Example, redis.Redis], produce: Callable[..., None], topic: str
+) -> None:
+    run, found = example
+    produce(click("ada", 3), click("bob", 1), ("bad", "nonsense"), click("ada", 2))
+    run(CLICKS)
+    assert found.hgetall(f"example::{topic}::click") == {"ada": "5", "bob": "1"}
+    produce(click("bob", 6))
+    run(CLICKS)
+    assert found.hgetall(f"example::{topic}::click") == {"ada": "5", "bob": "7"}
+    found.close()
+
+
+def test_the_newest_value_of_each_key(
+    example: tuple[Example, redis.Redis], produce: Callable[..., None], topic: str
+) -> None:
+    run, found = example
+    produce(("a", "1"), ("b", "2"), ("a", "3"), ("b", None), (None, "no key"))
+    run(LATEST)
+    assert found.hgetall(topic) == {"a": "3", "b": "2"}
+    found.close()
+
+
+@pytest.mark.parametrize("path", [CLICKS, LATEST])
+def test_an_example_says_how_it_is_called(path: str) -> None:
+    asked = subprocess.run([sys.executable, path], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (asked.returncode, asked.stderr) == (2, f"usage: python {path} HOST:PORT TOPIC REDIS_URL\n")
+
+
+def test_the_articles_job_is_no_longer_than_it_has_to_be() -> None:
+    """Comments, blank lines and what reads the arguments left out."""
+    text = (ROOT / CLICKS).read_text()
+    job = text[text.index("checkpoint = ") :].splitlines()
+    assert len([line for line in job if line.strip() and not line.strip().startswith(("#", '"""'))]) <= (
+        LINES_OF_THE_ARTICLES_JOB
+    )

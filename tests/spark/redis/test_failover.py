@@ -1,0 +1,108 @@
+"""The sink with real Spark while another server takes the place of the one that it writes to."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from onceflow.redis import pool as redis_pool
+from onceflow.spark.redis import batch as redis_batch
+from onceflow.spark.redis import chunks as redis_chunks
+from onceflow.spark.redis import rows as redis_rows
+from tests.conftest import RedisProcess
+from tests.spark.exactly_once.test_checkpoint import SparkFiles
+from tests.spark.redis_servers import RedisCluster, Sentinel, taking_back, wait_until, watched
+from tests.spark.test_redis_sink import CHUNKS, Sinks, assert_counted, marker_of
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SparkFiles:
+    made = SparkFiles(tmp_path / "checkpoint")
+    made.plan(0, {"clicks": {"0": 0}})
+    return made
+
+
+@pytest.fixture
+def start(files: SparkFiles, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Sinks]]:
+    """Sinks of an address; every batch is cut into chunks, of some ten rows."""
+    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 0)
+    monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 11)
+    made: list[Sinks] = []
+
+    def make(url: str) -> Sinks:
+        made.append(Sinks(url, files, spark))
+        return made[-1]
+
+    yield make
+    for sinks in made:
+        sinks.close()
+    redis_pool.close()
+
+
+@pytest.fixture
+def sentinel(tmp_path: Path, new_redis: Callable[..., RedisProcess]) -> Iterator[Sentinel]:
+    with watched(tmp_path / "sentinel", new_redis) as made:
+        yield made
+
+
+def test_a_master_dies_in_the_middle_of_a_batch_with_chunks_that_its_replica_lacks(
+    sentinel: Sentinel, start: Callable[[str], Sinks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks = start(sentinel.url)
+    sink = sinks.start()
+    sinks.run(sink, 0)
+    write_chunks = redis_chunks.write_chunks
+    missing_each_time: list[tuple[int, ...]] = []
+
+    def lose_two(sums: Any, writer: Any, *, chunks: int, missing: tuple[int, ...]) -> None:
+        missing_each_time.append(tuple(missing))
+        if len(missing_each_time) == 1:
+            with taking_back(sentinel, sentinel.master, sentinel.replica):
+                write_chunks(sums, writer, chunks=chunks, missing=missing[:2])
+            missing = missing[2:]
+        write_chunks(sums, writer, chunks=chunks, missing=missing)
+
+    monkeypatch.setattr(redis_chunks, "write_chunks", lose_two)
+    monkeypatch.setattr(redis_batch.BatchWriter, "_run", replicated(redis_batch.BatchWriter._run, sentinel))
+    sinks.run(sink, 1)
+    assert missing_each_time == [tuple(range(CHUNKS)), (0, 1)]
+    sinks.run(sink, 2)
+    promoted = sentinel.admin(sentinel.replica)
+    assert_counted(promoted, 3)
+    assert marker_of(promoted)["owner"] == "2"  # Taken again, so that what is left of the first attempt is refused.
+
+
+def replicated(run: Callable[..., None], sentinel: Sentinel) -> Callable[..., None]:
+    """What the driver's scripts write is on the replica, while there is one, before anything else happens."""
+    client = redis_pool.client(sentinel.url)
+
+    def run_and_wait(*arguments: Any) -> None:
+        run(*arguments)
+        if sentinel.master.is_running:
+            wait_until(lambda: client.wait(1, 100) == 1, "a replica in step")
+
+    return run_and_wait
+
+
+@pytest.mark.campaign  # The same without Spark is in test_redis_cluster.py.
+def test_what_a_failover_of_a_cluster_took_back_is_counted_again(
+    new_redis: Callable[..., RedisProcess], start: Callable[[str], Sinks]
+) -> None:
+    cluster = RedisCluster(new_redis, replicas=1)
+    master = cluster.owner_of("counts")
+    replica = cluster.nodes[-1]
+    if master is not cluster.masters[0]:
+        cluster.replicate(replica, master)
+    sinks = start(cluster.url)
+    sink = sinks.start(rebuild=sinks.rebuild)
+    sinks.run(sink, 0, 1)
+    assert redis_pool.client(cluster.url, "counts").wait(1, 2_000) == 1
+    with taking_back(cluster, master, replica):
+        sinks.run(sink, 2, 3)
+    sinks.run(sink, 4)
+    assert [(part.begin, part.end) for missing in sinks.rebuilt for part in missing.ranges] == [(10, 20), (20, 30)]
+    assert cluster.owner_of("counts") is replica
+    assert_counted(cluster.admin(replica), 5, repaired=True)
+    print("a failover that took back two committed batches: counted again, each event once")

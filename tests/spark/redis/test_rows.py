@@ -1,0 +1,196 @@
+"""A batch's rows in the driver, with real Spark: what is collected unmeasured, and what is left to the measuring."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from onceflow.spark.redis import chunks as redis_chunks
+from onceflow.spark.redis import rows as redis_rows
+from onceflow.spark.redis.rows import Collected
+from onceflow.spark.redis.scripts import Append, DataMisfit, Increment, Keys, SetIfNewer, StreamAppend
+from onceflow.spark.redis_sink import RedisSink
+from tests.spark.redis_steps import noting_rows
+from tests.spark.test_redis_sink import Sinks, assert_counted, files, marker_of, redis_client, sinks
+
+__all__ = ["files", "redis_client", "sinks"]
+
+COUNTS = Keys(marker="m", history="h", increments=(Increment("count", "counts"),), appends=(Append("dead", "d", 3),))
+PROFILES = Keys(
+    marker="m",
+    history="h",
+    increments=(Increment("count", "counts"),),
+    appends=(),
+    streams=(StreamAppend("visit", "s", 3),),
+    sets=(SetIfNewer("name", "names", "versions"),),
+)
+LONG = redis_rows.FIELD_BYTES_MAX + 1
+GOOD = "('count', binary('a'), 1L)"
+
+
+def test_rows_come_summed(spark: SparkSession) -> None:
+    rows = spark.sql(
+        "SELECT * FROM VALUES ('count', binary('a'), 1L, NULL), ('count', binary('b'), 2L, binary('not looked at')), "
+        "('count', binary('a'), 3L, NULL), ('visit', binary('v2'), 2L, NULL), ('visit', binary('v1'), 1L, NULL), "
+        "('name', binary('a'), 7L, binary('old')), ('name', binary('a'), 8L, binary('new')) "
+        "AS t(target, field, amount, value)"
+    ).repartition(3)
+    found = redis_rows.collected_unmeasured(rows, PROFILES)
+    assert found is not None
+    assert found._replace(entries={"visit": sorted(found.entries["visit"])}) == Collected(
+        7,
+        {("count", b"a"): 4, ("count", b"b"): 2},
+        {("name", b"a"): (8, b"new")},
+        {"visit": [(1, b"v1"), (2, b"v2")]},
+    )
+    assert redis_rows.collected(redis_rows.with_value(rows, PROFILES), PROFILES).counts == found.counts
+
+
+def test_no_rows(spark: SparkSession) -> None:
+    none = spark.sql(f"SELECT * FROM VALUES {GOOD} AS t(target, field, amount)").where("amount > 1")
+    assert redis_rows.collected_unmeasured(none, COUNTS) == Collected(0, {}, {}, {"dead": []})
+
+
+@pytest.mark.parametrize(("rows", "comes"), [(20, True), (21, False)])
+def test_too_many_rows_are_left_to_the_measuring(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, rows: int, comes: bool
+) -> None:
+    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 5)
+    monkeypatch.setattr(redis_rows, "COLLECTED_PER_WRITTEN", 4)
+    numbered = spark.range(0, rows, 1, 2).selectExpr("'count' AS target", "binary(string(id)) AS field", "id AS amount")
+    found = redis_rows.collected_unmeasured(numbered, COUNTS)
+    assert (found is not None) == comes
+    assert found is None or found.counts == {("count", b"%d" % number): number for number in range(rows)}
+
+
+@pytest.mark.parametrize(
+    ("offsets", "rows_before", "is_tried"),
+    [(10_000, 5_000, True), (10_001, 1, False), (1, 5_001, False), (0, 1, False), (1, None, False)],
+)
+def test_few_offsets_after_few_rows_are_tried(offsets: int, rows_before: int | None, is_tried: bool) -> None:
+    assert redis_rows.is_worth_a_try(offsets, rows_before) == is_tried
+
+
+def test_what_is_too_much_for_one_script_is_left_to_the_measuring(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = spark.range(0, 10, 1, 1).selectExpr("'count' AS target", "binary(repeat('x', 100)) AS field", "id AS amount")
+    monkeypatch.setattr(redis_rows, "WHOLE_BYTES_MAX", 1_000)
+    assert redis_rows.collected_unmeasured(rows, COUNTS) is not None
+    monkeypatch.setattr(redis_rows, "WHOLE_BYTES_MAX", 999)
+    assert redis_rows.collected_unmeasured(rows, COUNTS) is None
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        f"('count', binary(repeat('x', {LONG})), 1L)",
+        f"(repeat('x', {LONG}), binary('a'), 1L)",
+        "('other', binary('a'), 1L)",
+        "(NULL, binary('a'), 1L)",
+        "('count', NULL, 1L)",
+        "('count', binary('a'), NULL)",
+    ],
+)
+def test_a_row_that_is_long_or_cannot_be_counted_is_left_to_the_measuring(spark: SparkSession, row: str) -> None:
+    rows = spark.sql(f"SELECT * FROM VALUES {GOOD}, {row} AS t(target, field, amount)")
+    assert redis_rows.collected_unmeasured(rows, COUNTS) is None
+    assert redis_rows.collected_unmeasured(rows.limit(1), COUNTS) is not None
+
+
+@pytest.mark.parametrize("value", ["CAST(NULL AS BINARY)", f"binary(repeat('x', {LONG}))"])
+def test_so_is_a_value(spark: SparkSession, value: str) -> None:
+    rows = spark.sql(f"SELECT * FROM VALUES ('name', binary('a'), 1L, {value}) AS t(target, field, amount, value)")
+    assert redis_rows.collected_unmeasured(rows, PROFILES) is None
+
+
+# The sink
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the batches that are measured."""
+    found: list[int] = []
+    measure: Callable[..., Any] = redis_rows.measured
+
+    def noted(rows: DataFrame, keys: Keys, batch: int) -> Any:
+        found.append(batch)
+        return measure(rows, keys, batch)
+
+    monkeypatch.setattr(redis_rows, "measured", noted)
+    return found
+
+
+def test_only_the_first_batch_with_rows_of_a_start_is_measured_where_all_are_small(
+    sinks: Sinks, redis_client: Any, measured: list[int]
+) -> None:
+    sinks.run(sinks.start(), 0, 1, 2)
+    sinks.run(sinks.start(), 3, 4)
+    assert measured == [0, 1, 3], "batch 0 has no rows"
+    assert_counted(redis_client, 5)
+
+
+def test_a_query_with_state_is_measured_whatever_came_before(
+    sinks: Sinks, redis_client: Any, measured: list[int]
+) -> None:
+    """A window that closes brings rows of offsets long past."""
+    sink = sinks.start()
+    sinks.run(sink, 0, 1, 2)
+    (sinks.files.directory / "state" / "0").mkdir(parents=True)
+    sinks.run(sink, 3)
+    assert measured == [0, 1, 3]
+    assert_counted(redis_client, 4)
+
+
+def test_a_batch_that_failed_is_measured_when_it_comes_again(
+    sinks: Sinks, redis_client: Any, measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that passes spark.driver.maxResultSize, also where the query is started with the same sink again."""
+    sink = sinks.start()
+    sinks.run(sink, 0, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(redis_rows, "collected_unmeasured", lambda *_arguments: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            sinks.run(sink, 3)
+    sinks.run(sink, 3, 4)
+    assert measured == [0, 1, 3], "batch 4 follows one that was small"
+    assert_counted(redis_client, 5)
+
+
+def test_a_large_batch_after_small_ones_is_written_in_chunks(
+    sinks: Sinks, redis_client: Any, measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch 0 has no rows, those after it have 63 that are 43 to be written, in two tasks."""
+    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 42)
+    monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 11)
+    sinks.run(sinks.start(), 0, 1, 2)
+    assert measured == [0, 1, 2], "batch 2 follows one that was large"
+    assert_counted(redis_client, 3)
+    assert int(marker_of(redis_client)["chunks"]) > 1
+
+
+def test_a_row_that_cannot_be_counted_is_told_of_after_a_small_batch(
+    sinks: Sinks, redis_client: Any, measured: list[int]
+) -> None:
+    sink = sinks.start()
+    sinks.run(sink, 0, 1)
+    with pytest.raises(DataMisfit, match="batch 2: 1 of 2 rows lack a field or an amount or have a target other than"):
+        sinks.batch(sink, 2, [("count", b"a", 1), ("count", None, 1)])
+    assert measured == [0, 1, 2]
+    assert_counted(redis_client, 2)
+
+
+def test_small_batches_of_a_query_are_read_once(
+    sinks: Sinks, redis_client: Any, tmp_path: Path, spark: SparkSession
+) -> None:
+    sink: RedisSink = sinks.start()
+    sinks.run(sink, 0, 1)
+    read = tmp_path / "read"
+
+    rows = spark.sql(f"SELECT * FROM VALUES {GOOD} AS t(target, field, amount)")
+    sinks.files.plan(2, {"clicks": {"0": 20}})
+    sink(rows.mapInArrow(noting_rows(read), rows.schema), 2)
+    assert read.read_text() == "1\n"
+    assert redis_client.hget("counts", "a") == b"1"

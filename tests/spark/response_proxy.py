@@ -1,0 +1,125 @@
+"""A network between driver and broker that answers in the broker's place, or loses what the broker has answered."""
+
+import select
+import socket
+import struct
+from datetime import timedelta
+from typing import Any
+
+from kio.index import load_response_schema
+
+from onceflow.client.addresses import Address
+from onceflow.wire import apis, produce
+from onceflow.wire.batch import read_header
+from onceflow.wire.errors import ErrorCode
+from onceflow.wire.frames import RequestHeader, decode_request, encode_response, read_request_header
+from onceflow.wire.messages import message_of
+from tests.client.proxy import FaultyProxy, _hang_up, _receive_frame
+
+LOST = -1
+"""The broker does what it was asked, and the connection ends before its answer arrives."""
+DROPPED = -2
+"""The connection ends before the broker is asked."""
+
+HELD_S_MAX = 5.0
+"""Less than the driver waits for an answer."""
+
+TopicPartition = tuple[str, int]
+
+
+class ResponseProxy(FaultyProxy):
+    """`faults` are used up in order, each by the first request of its API: an error code that is answered without
+    asking the broker, LOST, DROPPED, or None, which lets the request pass.
+
+    `produced` has the partition and first sequence of each batch that came by. The answer to the Produce request that
+    `holds` counts down to waits until the next request is there; `several_in_flight` says whether it came.
+    """
+
+    faults: list[tuple[int, int | None]]  # type: ignore[assignment]
+
+    def __init__(self, upstream: Address) -> None:
+        super().__init__(upstream)
+        self.produced: list[tuple[TopicPartition, int]] = []
+        self.holds = 0
+        self.several_in_flight = False
+
+    @property
+    def bootstrap(self) -> str:
+        return str(self.address)
+
+    def _serve(self, client: socket.socket) -> None:
+        with socket.create_connection(self.upstream) as broker:
+            self._sockets.append(broker)
+            while (request := _receive_frame(client)) is not None:
+                header = read_request_header(memoryview(request))
+                if header.api.key == apis.PRODUCE:
+                    self._note(client, request, header)
+                fault = self._take_fault(header.api.key)
+                if fault == DROPPED:
+                    break
+                if fault is not None and fault != LOST:
+                    client.sendall(refusal(header, request, int(fault)))
+                    continue
+                broker.sendall(struct.pack(">i", len(request)) + request)
+                answer = _receive_frame(broker)
+                if answer is None or fault == LOST:
+                    break
+                client.sendall(self._spoil(header, request, answer, None))
+        _hang_up(client)
+
+    def _note(self, client: socket.socket, request: bytes, header: RequestHeader) -> None:
+        for topic, partitions in produce.parse_request(memoryview(request), header).topics:
+            for partition, records in partitions:
+                assert records is not None
+                self.produced.append(((topic, partition), read_header(records).base_sequence))
+        self.holds -= 1
+        if self.holds == 0:
+            readable, _, _ = select.select([client], [], [], HELD_S_MAX)
+            self.several_in_flight = bool(readable)
+
+
+def refusal(header: RequestHeader, request: bytes, code: int) -> bytes:
+    """The answer of a broker that refuses all of a request."""
+    key, version = header.api.key, header.version
+    if key == apis.PRODUCE:
+        asked = produce.parse_request(memoryview(request), header).topics
+        refused = [
+            (topic, [produce.PartitionResponse(partition, code, -1) for partition, _ in each]) for topic, each in asked
+        ]
+        return produce.encode_response(version, header.correlation_id, refused)
+    answer = message_of(load_response_schema(key, version), _fields(key, decode_request(request, header), code))
+    return encode_response(key, version, header.correlation_id, answer)
+
+
+def _fields(key: int, asked: Any, number: int) -> dict[str, Any]:
+    code = ErrorCode(number)
+    fields: dict[str, Any] = {"throttle_time": timedelta()}
+    if key == apis.FIND_COORDINATOR:
+        return fields | {"error_code": code, "error_message": None, "node_id": -1, "host": "", "port": -1}
+    if key == apis.INIT_PRODUCER_ID:
+        return fields | {"error_code": code, "producer_id": -1, "producer_epoch": -1}
+    if key == apis.OFFSET_FETCH:
+        return fields | {"error_code": code, "topics": []}
+    if key == apis.ADD_PARTITIONS_TO_TXN:
+        topics = [
+            {
+                "name": topic.name,
+                "results_by_partition": [
+                    {"partition_index": partition, "partition_error_code": code} for partition in topic.partitions
+                ],
+            }
+            for topic in asked.v3_and_below_topics
+        ]
+        return fields | {"results_by_topic_v3_and_below": topics}
+    if key == apis.TXN_OFFSET_COMMIT:
+        topics = [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": each.partition_index, "error_code": code} for each in topic.partitions
+                ],
+            }
+            for topic in asked.topics
+        ]
+        return fields | {"topics": topics}
+    return fields | {"error_code": code}

@@ -1,0 +1,166 @@
+"""The conformance kit: right sinks pass it, and each wrong one is caught by the name of the rule that it breaks."""
+
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from onceflow.client.cluster import Cluster
+from onceflow.spark.testing import NotExactlyOnce, Report, Rule, check_exactly_once, check_foreach_batch
+from tests.campaigns import RecordProperty
+from tests.spark.conftest import Send
+from tests.spark.testing import wrong_sinks as wrong
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = "examples/spark/parquet_sink.py"
+parquet = runpy.run_path(str(ROOT / EXAMPLE), run_name="parquet_sink")
+ParquetSink: Any = parquet["ParquetSink"]
+
+
+def check_parquet(directory: Path, spark: SparkSession, *, lines: bool = False) -> Report:
+    return check_exactly_once(lambda: ParquetSink(directory), lambda: values_in(directory), spark=spark, lines=lines)
+
+
+def values_in(directory: Path) -> list[str]:
+    return [value for table in parquet["read_table"](directory) for value in table["value"].to_pylist()]
+
+
+def test_a_right_sink_passes(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    report = check_exactly_once(lambda: wrong.TableSink(path), lambda: wrong.values_in(path), spark=spark)
+    assert len(report.points) > 10
+    assert report.overtaken > 10 and report.losses >= 3
+    assert report.blocked > 0, "SQLite has one writer, so nobody overtakes a driver in the middle of its transaction"
+    assert any("after line" in point for point in report.points) and str(report).startswith("exactly once: ")
+
+
+BETWEEN_STEPS = [
+    (wrong.RetryOutsideTheFence, Rule.NO_FENCE, "frozen after recover"),
+    (wrong.WritesToTheTableItself, Rule.VISIBLE, "died after write"),
+    (wrong.KeepsWhatWasStaged, Rule.REMAINS, "died after write"),
+    (wrong.AbortsTheCommitted, Rule.UNDONE, "CommitUnknown after commit"),
+    (wrong.ForgetsTheProof, Rule.FORGOTTEN, "without any failure"),
+    (wrong.MarksNoEmptyBatch, Rule.FORGOTTEN, "without any failure"),
+    (wrong.KeepsALock, Rule.STOPPED, "after prepare"),
+    (wrong.LosesARow, Rule.WRONG, "without any failure"),
+]
+BETWEEN_LINES = [
+    (wrong.MarkerOutside, Rule.MARKER_OUTSIDE, '(self.run("COMMIT")) of commit'),
+    (wrong.MarkerFirst, Rule.MARKER_FIRST, "(self.mark(proof)) of commit"),
+    (wrong.CommitsRowByRow, Rule.VISIBLE, '(self.insert("data", [value])) of commit'),
+]
+LATER_BETWEEN_LINES = [
+    (wrong.GoesOnAtTheRow, Rule.ORDER, '(self.insert("staged", [row.value])) of write'),
+    (wrong.OwnerTakenTooLate, Rule.NO_FENCE, '(((text,),) = self.run("SELECT proof FROM marker")) of recover'),
+]
+WRONG = [
+    *(pytest.param(*each, False, id=each[0].__name__) for each in BETWEEN_STEPS),
+    *(pytest.param(*each, True, id=each[0].__name__) for each in BETWEEN_LINES),
+    *(pytest.param(*each, True, id=each[0].__name__, marks=pytest.mark.campaign) for each in LATER_BETWEEN_LINES),
+]
+
+
+@pytest.mark.parametrize(("kind", "rule", "said", "lines"), WRONG)
+def test_a_wrong_sink_is_caught_by_name(
+    kind: type[wrong.TableSink],
+    rule: Rule,
+    said: str,
+    lines: bool,
+    spark: SparkSession,
+    tmp_path: Path,
+    record_property: RecordProperty,
+) -> None:
+    told = failing(kind, spark, tmp_path / "table", lines=lines)
+    assert told.rule == rule
+    assert said in told.event
+    assert str(told).startswith(f"not exactly once, {rule}: ")
+    record_property("wrong sinks, each caught by name", 1)
+
+
+def failing(kind: type[wrong.TableSink], spark: SparkSession, path: Path, *, lines: bool = False) -> NotExactlyOnce:
+    with pytest.raises(NotExactlyOnce) as told:
+        check_exactly_once(
+            lambda: kind(path), lambda: wrong.values_in(path), spark=spark, lines=lines, visible_within_ms=0
+        )
+    return told.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"), [(wrong.OnlyTheNumber, Rule.OTHER_BATCH), (wrong.ReadsNoSkippedRows, Rule.NOT_CONSUMED)]
+)
+def test_a_wrong_function_is_caught_by_name(
+    kind: type[wrong.OnlyTheNumber], rule: Rule, spark: SparkSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "table"
+    with pytest.raises(NotExactlyOnce) as told:
+        check_foreach_batch(lambda _: kind(path), lambda: wrong.values_in(path), spark=spark, visible_within_ms=0)
+    assert told.value.rule == rule
+
+
+def test_an_error_by_chance_is_no_refusal(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    plans: dict[int, str] = {}
+    with pytest.raises(NotExactlyOnce, match="and ended by KeyError, which is no OnceflowError") as told:
+        check_foreach_batch(
+            lambda checkpoint: wrong.FallsOverAnotherBatch(path, checkpoint, plans),
+            lambda: wrong.values_in(path),
+            spark=spark,
+            lines=False,
+            visible_within_ms=0,
+        )
+    assert told.value.rule == Rule.OTHER_BATCH
+
+
+def test_the_parquet_sink_passes(spark: SparkSession, tmp_path: Path) -> None:
+    report = check_parquet(tmp_path, spark)
+    assert report.tasks == 6 and report.blocked == 0, report
+
+
+@pytest.fixture
+def repeated_tasks(spark: SparkSession) -> Iterator[None]:
+    """Spark repeats a task that dies, as it does on a cluster; with local[2] it gives up at once."""
+    scheduler = spark._jsc.sc().taskScheduler()
+    field = scheduler.getClass().getDeclaredField("maxTaskFailures")
+    field.setAccessible(True)
+    before = field.getInt(scheduler)
+    field.setInt(scheduler, 4)
+    yield
+    field.setInt(scheduler, before)
+
+
+@pytest.mark.campaign
+def test_the_parquet_sink_passes_where_tasks_are_repeated(
+    repeated_tasks: None, spark: SparkSession, tmp_path: Path
+) -> None:
+    print(check_parquet(tmp_path, spark, lines=True))
+
+
+def test_rows_of_a_failed_task_are_found(repeated_tasks: None, spark: SparkSession, tmp_path: Path) -> None:
+    assert failing(wrong.ListsTheFolder, spark, tmp_path / "table").rule == Rule.TASK_KEPT
+
+
+def test_rows_that_a_failed_task_did_not_write_are_missed(spark: SparkSession, tmp_path: Path) -> None:
+    assert failing(wrong.IgnoresFailedTasks, spark, tmp_path / "table").rule == Rule.TASK_LOST
+
+
+def test_the_example_runs(
+    spark: SparkSession,
+    bootstrap: str,
+    topic: str,
+    cluster: Cluster,
+    send: Send,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster.create_topic(topic, 1)
+    monkeypatch.setattr(sys, "argv", [EXAMPLE, bootstrap, topic, str(tmp_path)])
+    for begin, end in ((0, 3), (3, 5)):
+        send([str(number) for number in range(begin, end)])
+        runpy.run_path(str(ROOT / EXAMPLE), run_name="__main__")
+        assert f"has {end} records of {topic}, each once" in capsys.readouterr().out
+        assert values_in(tmp_path) == [str(number) for number in range(end)]

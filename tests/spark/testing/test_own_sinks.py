@@ -1,0 +1,90 @@
+"""The Kafka sink and the Redis sink in the conformance kit, each at a real server."""
+
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from onceflow.client.cluster import LATEST, Cluster
+from onceflow.client.records import read_records
+from onceflow.redis import pool as redis_pool
+from onceflow.spark.kafka import transaction as kafka_transaction
+from onceflow.spark.kafka_sink import kafka_sink
+from onceflow.spark.redis import batch as redis_batch
+from onceflow.spark.redis import scripts as redis_scripts
+from onceflow.spark.redis_sink import Increment, RedisSink
+from onceflow.spark.testing import BatchSink, Report, check_foreach_batch
+from tests.conftest import RedisProcess
+
+Check = Callable[..., Report]
+
+
+@pytest.fixture
+def kafka(spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str) -> Check:
+    """Puts a Kafka sink into the kit, with a topic of its own."""
+    cluster.create_topic(topic, 3)
+
+    def start(checkpoint: str) -> BatchSink:
+        return kafka_sink(bootstrap, topic=topic, checkpoint=checkpoint, name=topic)
+
+    def read() -> list[str]:
+        ends = cluster.list_offsets(topic, dict.fromkeys(range(3), LATEST))
+        records = [record for at, end in ends.items() for record in read_records(cluster, topic, at, 0, end.offset)]
+        return [record.value.decode() for record in records if record.value is not None]
+
+    def check(*watch: ModuleType) -> Report:
+        return check_foreach_batch(start, read, spark=spark, lines=bool(watch), watch=watch, visible_within_ms=10_000)
+
+    return check
+
+
+@pytest.fixture
+def redis(spark: SparkSession, redis_server: RedisProcess, topic: str) -> Check:
+    """Puts a Redis sink into the kit, with keys of its own: each value is a field that counts how often it came."""
+    counts = f"{{{topic}}}:counts"
+
+    def start(checkpoint: str) -> BatchSink:
+        increments = [Increment("count", counts, f"{{{topic}}}:top")]
+        return RedisSink(
+            redis_server.url,
+            hash_key=counts,
+            increments=increments,
+            checkpoint=checkpoint,
+            plan="kit",
+            plan_version=1,
+        )
+
+    def read() -> list[str]:
+        found = redis_pool.client(redis_server.url).hgetall(counts)
+        return [field.decode() for field, count in found.items() for _ in range(int(count))]
+
+    def columns(rows: DataFrame) -> DataFrame:
+        return rows.selectExpr("'count' AS target", "binary(value) AS field", "1L AS amount")
+
+    def check(*watch: ModuleType) -> Report:
+        return check_foreach_batch(start, read, spark=spark, columns=columns, lines=bool(watch), watch=watch)
+
+    return check
+
+
+def test_the_kafka_sink_passes(kafka: Check) -> None:
+    report = kafka()
+    assert len(report.points) >= 6 and report.overtaken >= 8 and report.losses >= 3, report
+
+
+def test_the_redis_sink_passes(redis: Check) -> None:
+    report = redis()
+    assert len(report.points) >= 6 and report.overtaken >= 8 and report.losses >= 3, report
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3000)
+def test_the_kafka_sink_passes_at_every_line(kafka: Check) -> None:
+    print(f"Kafka sink: {kafka(kafka_transaction)}")
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3000)
+def test_the_redis_sink_passes_at_every_line(redis: Check) -> None:
+    print(f"Redis sink: {redis(redis_batch, redis_scripts)}")

@@ -1,0 +1,233 @@
+"""The words of code, messages and documents: the field's, one for each thing."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("src", "tests", "benchmarks", "examples", "docs")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "pyproject.toml")
+
+INSTEAD = {
+    r"(un)?answer(s|ed|ing|able)?": "response, respond; result, reply of Redis",
+    r"told|tells": "reported, logged, printed, shown",
+    r"gone": "deleted, removed, closed, lost",
+    r"(take|takes|taken|took) (away|back)": "remove, delete, roll back",
+    r"(go|goes|going|went) on": "continue, resume",
+    r"anew": "again, recreated",
+    r"for ever": "indefinitely, no limit",
+    r"(?<!there )(?<!there, )(is|are|was|were) (no(?! longer\b| more\b)|none of)": "is not a valid",
+    r"whoever|nobody|somebody|anybody|who waits?": "the client, the caller, no client",
+    r"mend(s|ed|ing)?": "fix, repair",
+    r"made": "created, built, written, done",
+    r"rooms?": "package, space",
+    r"sentences?": "message",
+    r"in all(?! (the|of|its|their|three|four|cases|modes|versions|partitions|topics|places)\b)": "total",
+    r"so (many|much)": "N, that number of",
+    r"look(s|ed|ing)? (after|for)": "check, search, find",
+}
+"""Pattern of words, and what to write in their place."""
+PATTERN = re.compile("|".join(rf"(\b(?:{words})\b)" for words in INSTEAD), re.IGNORECASE)
+
+NAMES = re.compile(r"(^|_)(answer|told|sentence|anew|nobody|somebody|whoever|mended|gone)s?(_|$)|answer", re.IGNORECASE)
+LOCALS = {"each", "found"}
+OPENINGS = {"What", "Of", "As", "Who", "Whose", "In", "For", "After", "Before", "At", "By", "With", "From", "To", "On"}
+"""How a docstring does not begin: it names the thing, or says in the imperative what the function does."""
+TEST_NAME_WORDS_MAX = 7
+THIS = Path(__file__)
+
+PENDING: tuple[str, ...] = (
+    "src/onceflow/broker/",
+    "src/onceflow/client/",
+    "src/onceflow/clicks/",
+    "src/onceflow/cli/",
+    "src/onceflow/dashboard/",
+    "src/onceflow/log/",
+    "src/onceflow/redis/",
+    "src/onceflow/spark/",
+    "src/onceflow/testing/",
+    "src/onceflow/wire/",
+    "src/onceflow/remedies.py",
+    "src/onceflow/services.py",
+    "tests/broker/",
+    "tests/clicks/",
+    "tests/cli/",
+    "tests/client/",
+    "tests/compat/",
+    "tests/conformance/",
+    "tests/dashboard/",
+    "tests/end_to_end/",
+    "tests/histories/",
+    "tests/log/",
+    "tests/mutants/",
+    "tests/redis/",
+    "tests/spark/",
+    "tests/testing/",
+    "tests/wire/",
+    "tests/c",
+    "tests/process",
+    "tests/remedies.py",
+    "tests/test_",
+    "benchmarks/",
+    "examples/",
+    "docs/",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "pyproject.toml",
+    "Makefile",
+)
+"""Beginnings of paths that are not yet rewritten."""
+
+
+def files(*endings: str) -> list[Path]:
+    """Return the files that people read, relative to the root."""
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in endings]
+    paths += [ROOT / name for name in PAGES if Path(name).suffix in endings]
+    return sorted(
+        path
+        for path in paths
+        if path.is_file() and path != THIS and "__pycache__" not in path.parts and not named(path).startswith(PENDING)
+    )
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the comments of a module; lines that follow each other are one."""
+    lines: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            line = token.start[0]
+            first = line - 1 if line - 1 in lines else line
+            while first - 1 in lines:
+                first -= 1
+            lines[line] = token.string.lstrip("# ")
+    for line, comment in lines.items():
+        if line - 1 not in lines:
+            end = line
+            while end + 1 in lines:
+                end += 1
+            yield line, " ".join(lines[number] for number in range(line, end + 1)) if end > line else comment
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield docstrings: of modules, classes and functions, and the strings below constants."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of what people read in a file: all of it, or the docstrings, comments and strings of code.
+
+    The strings of tests are left out: they hold data.
+    """
+    text = path.read_text()
+    if path.suffix != ".py":
+        yield from enumerate(text.splitlines(), 1) if path.suffix != ".md" else paragraphs(text)
+        return
+    tree = ast.parse(text)
+    yield from comments(text)
+    if path.is_relative_to(ROOT / "src"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.lineno, node.value
+    else:
+        yield from docstrings(tree)
+
+
+def paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the paragraphs of a page with the number of their first line; a phrase may go over a line's end."""
+    number = 1
+    for paragraph in re.split(r"(\n\s*\n)", text):
+        yield number, paragraph
+        number += paragraph.count("\n")
+
+
+@pytest.mark.parametrize("path", files(".py", ".md", ".lua", ".toml", ".html", ".js", ""), ids=named)
+def test_words_of_the_field(path: Path) -> None:
+    wrong = []
+    for line, text in texts(path):
+        for match in PATTERN.finditer(re.sub(r"\s+", " ", text)):
+            index = next(number for number, group in enumerate(match.groups()) if group == match[0])
+            wrong.append(f"{named(path)}:{line}: {match[0]!r}: write {list_of_replacements()[index]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def list_of_replacements() -> list[str]:
+    """Return the replacement for each group of the pattern, nested groups included."""
+    replacements: list[str] = []
+    for words, replacement in INSTEAD.items():
+        replacements += [replacement] * (1 + re.compile(words).groups)
+    return replacements
+
+
+@pytest.mark.parametrize("path", files(".py"), ids=named)
+def test_names(path: Path) -> None:
+    wrong = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        name = name_of(node)
+        if name is not None and (NAMES.search(name) or (name in LOCALS and is_bound(node))):
+            wrong.append(f"{named(path)}:{getattr(node, 'lineno', 0)}: {name}")
+    assert not wrong, "\n".join(sorted(set(wrong)))
+
+
+def name_of(node: ast.AST) -> str | None:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return name
+        case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name) | ast.keyword(arg=name):
+            return name
+    return None
+
+
+def is_bound(node: ast.AST) -> bool:
+    return isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+
+
+@pytest.mark.parametrize("path", files(".py"), ids=named)
+def test_docstrings_name_the_thing(path: Path) -> None:
+    wrong = [
+        f"{named(path)}:{line}: {text.splitlines()[0]}"
+        for line, text in docstrings(ast.parse(path.read_text()))
+        if text.strip() and re.split(r"\W", text.strip())[0] in OPENINGS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", [path for path in files(".py") if path.is_relative_to(ROOT / "tests")], ids=named)
+def test_names_of_tests_are_short(path: Path) -> None:
+    long = [
+        f"{named(path)}:{node.lineno}: {node.name}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and len(node.name.split("_")) - 1 > TEST_NAME_WORDS_MAX
+    ]
+    assert not long, "\n".join(long)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("Its answer is sent.", "answer"),
+        ("The topic is gone.", "gone"),
+        ("'x' is no duration", "is no"),
+        ("there is no partition 7", None),
+        ("it is no longer served", None),
+        ("it goes\non", "goes on"),
+        ("replayed in all partitions", None),
+        ("the response", None),
+    ],
+)
+def test_pattern_finds_words(text: str, wrong: str | None) -> None:
+    match = PATTERN.search(re.sub(r"\s+", " ", text))
+    assert (match and match[0]) == wrong
