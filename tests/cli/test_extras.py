@@ -28,6 +28,7 @@ ARGUMENTS: dict[str, Sequence[str]] = {
     "dead": (*BROKER, *REDIS),
     "dashboard": ("--host", "192.0.2.1"),
     "sink": ("show", "redis", "--redis", "redis://127.0.0.1:1/1"),
+    "status": (*BROKER, *REDIS),
 }
 RUN = """
 import sys
@@ -84,7 +85,9 @@ def test_a_command_names_the_smallest_extras(command: str, onceflow_broker: Brok
 
     for missing in extras:
         without = run_with([extra for extra in extras if extra != missing], words)
-        assert remedies.find(Remedy.INSTALL_EXTRA, without.stderr)["package"].endswith(f"[{EXTRAS[command]}]")
+        assert remedies.find(Remedy.INSTALL_EXTRA, without.stdout + without.stderr)["package"].endswith(
+            f"[{EXTRAS[command]}]"
+        )
 
 
 @pytest.mark.parametrize(

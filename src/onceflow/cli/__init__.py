@@ -29,6 +29,7 @@ COMMANDS = {
     "config": "onceflow.cli.kafka.configs:config",
     "transaction": "onceflow.cli.kafka.transactions:transaction",
     "sink": "onceflow.cli.sinks.group:sink",
+    "status": "onceflow.cli.status:status",
     "log": "onceflow.cli.log.dump:log",
     "generate": "onceflow.cli.clicks.events:generate",
     "replay": "onceflow.cli.clicks.events:replay",
@@ -51,6 +52,7 @@ SUMMARIES: dict[str, str] = {
     "config": "Show and change the settings of topics; show those of brokers.",
     "transaction": "List, describe and abort transactions.",
     "sink": "Show and forget what the exactly-once sinks have noted as written.",
+    "status": "Show brokers, topics, groups with lag, the count's progress and Redis on one screen.",
     "log": "Look into the files of a log.",
     "generate": "Write click events, the article's or seeded ones.",
     "replay": "Write real log files to a topic as click events.",
@@ -73,6 +75,7 @@ EXTRAS = {
     "dead": "dashboard",
     "dashboard": "dashboard",
     "sink": "spark",
+    "status": "dashboard",
 }
 """Command name → the smallest extras that bring its packages; `demo` for any other, which brings everything."""
 
