@@ -106,10 +106,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that is marked with a remedy and did not find it in a message."""
-    remedies.found.clear()
+    remedies.found_remedies.clear()
     result = yield
     marked = {remedy for mark in item.iter_markers("remedy") for remedy in mark.args}
-    assert not marked - remedies.found, "these were not found in a message by tests.remedies.find"
+    assert not marked - remedies.found_remedies, "these were not found in a message by tests.remedies.find"
     return result
 
 

@@ -1,4 +1,4 @@
-"""Each remedy of the table is in a message, and a test does what it says."""
+"""Every remedy is in a message, and a test follows it."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ def test_a_test_executes_it(remedy: Remedy, executed: dict[Remedy, list[str]]) -
 
 
 def uses() -> list[str]:
-    """Return the name of the remedy for each place that uses one."""
+    """Return the name of the remedy at every place that uses one."""
     trees = (ast.parse(path.read_text()) for path in SOURCE.rglob("*.py"))
     return [
         node.attr
@@ -42,7 +42,7 @@ def test_a_message_has_it() -> None:
 
 
 def test_find_returns_the_fields() -> None:
-    message = "x is 'no'; set it with 'CONFIG SET appendfsync always', then start the query again"
+    message = "x is 'no'; set it with 'CONFIG SET appendfsync always', then restart the query"
     assert remedies.find(Remedy.CONFIG_SET, message) == {"name": "appendfsync", "value": "always"}
     assert remedies.find(Remedy.RESTORE_TARGET, "a; restore Redis, or b") == {"target": "Redis"}
     assert remedies.find(Remedy.HASH_KEY_IN_BRACES, Remedy.HASH_KEY_IN_BRACES.format()) == {}
@@ -84,7 +84,7 @@ USAGE = [
     "spark/redis_tags",
     "spark/source",
 ]
-"""Modules that say how options, settings and columns are written, and what they mean."""
+"""Modules whose messages say how options, settings and columns are written."""
 USAGE_ERRORS = {
     "BadParameter",
     "CorruptBatch",
@@ -99,7 +99,7 @@ USAGE_ERRORS = {
     "WrongMapping",
     "option",
 }
-"""Errors, and click's help, that say how options and requests are written."""
+"""Errors, and click's help, whose text says how options and requests are written."""
 NO_REMEDY = (
     "What happens to old records: ",
     ", where readers need not know it; send it in ",
@@ -111,15 +111,16 @@ NO_REMEDY = (
     ": give Broker its path",
     "start, end, 47, ",
 )
-"""How texts begin that only look like remedies, or are usage."""
-TELLS = re.compile(
-    r"(?:[;:,] |\bor |\bthen )(?:allow|begin|call|close|correct|delete|end|forget|free|give|grant|let|look|lower|mend"
-    r"|move|name|put|raise|rename|restart|restore|send|set|start|stop|take|try|use|wait|write)\b(?! as )"
+"""Beginnings of texts that only look like remedies, or are usage."""
+ASKS = re.compile(
+    r"(?:[;:,] |\bor |\bthen )(?:allow|begin|call|close|correct|delete|end|fix|forget|free|give|grant|let|look|lower"
+    r"|mend|move|name|put|raise|rename|restart|restore|resume|send|set|specify|start|stop|take|try|use"
+    r"|wait|write)\b(?! as )"
 )
 
 
 def messages(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Yield the texts of a module that may be of messages: neither docstrings nor usage."""
+    """Yield the texts of a module that may belong to messages: neither docstrings nor usage."""
     left_out = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and not _is_call(node.value)]
     left_out += [node for node in ast.walk(tree) if _is_call(node, USAGE_ERRORS)]
     inside = {id(node) for part in left_out for node in ast.walk(part)}
@@ -139,6 +140,6 @@ def test_no_message_has_its_own() -> None:
             continue
         name = path.relative_to(SOURCE).with_suffix("").as_posix()
         texts = [node for node in messages(ast.parse(path.read_text())) if not str(node.value).startswith(NO_REMEDY)]
-        found = [node for node in texts if TELLS.search(str(node.value))]
-        own += [f"{name}:{node.lineno}: {node.value}" for node in found if name not in USAGE]
+        remedies_inline = [node for node in texts if ASKS.search(str(node.value))]
+        own += [f"{name}:{node.lineno}: {node.value}" for node in remedies_inline if name not in USAGE]
     assert not own, "put it into onceflow.remedies"

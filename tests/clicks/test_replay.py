@@ -410,7 +410,7 @@ def test_a_stop_and_a_skip_send_each_event_once(tmp_path: Path) -> None:
 
 def test_a_failure_says_from_where_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onceflow.clicks.replay.FLUSH_EVENTS", 4)
-    with pytest.raises(ReplayFailed, match=r"the broker is gone; --skip 10 goes on .* up to 2 events"):
+    with pytest.raises(ReplayFailed, match=r"the broker is gone; use --skip 10 to resume .* up to 2 events"):
         send(Replay([], skip=2), events_at([0] * 30), Sink(fail_after=10), Progress(), lambda _: False)
 
 

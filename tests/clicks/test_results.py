@@ -81,7 +81,7 @@ def test_all_keys_share_the_hashs_slot(key: str, names: list[str]) -> None:
 
 
 def test_redis_down_or_wrong_is_one_sentence(new_redis: Callable[..., RedisProcess], hash_key: str) -> None:
-    with pytest.raises(RedisUnreachable, match="start Redis, or name the address of the one that runs"):
+    with pytest.raises(RedisUnreachable, match="start Redis, or use the address of a running one"):
         results.snapshot(f"redis://127.0.0.1:{free_port()}/1", hash_key)
     with pytest.raises(RedisAddressInvalid, match="'localhost:6379' is not valid"):
         results.snapshot("localhost:6379", hash_key)

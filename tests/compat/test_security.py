@@ -115,9 +115,7 @@ def test_a_name_and_a_password(
     assert read_through(guarded, protocol, **settings) == [b"once"]
     settings["sasl.jaas.config"] = f'{login} username="ada" password="wrong";'
     security = read_security({"security.protocol": protocol, **settings})
-    with pytest.raises(
-        AuthenticationFailed, match=f"refuses user 'ada' with {mechanism}: .*; look at sasl.jaas.config"
-    ):
+    with pytest.raises(AuthenticationFailed, match=f"refuses user 'ada' with {mechanism}: .*; check sasl.jaas.config"):
         Cluster(f"127.0.0.1:{guarded.listeners[protocol]}", security=security).topics()
 
 

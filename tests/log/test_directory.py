@@ -82,7 +82,7 @@ def test_another_clusters_directory_is_refused(tmp_path: Path) -> None:
     open_directory(tmp_path).close(clean=False)
 
 
-@pytest.mark.remedy(Remedy.MEND_META)
+@pytest.mark.remedy(Remedy.FIX_META)
 @pytest.mark.parametrize(
     "content", ["", "version=1\n", "version=2\ncluster.id=AAAAAAAAAAAAAAAAAAAAAA\nnode.id=1", "\0"]
 )
@@ -90,7 +90,7 @@ def test_a_damaged_meta_file_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "meta.properties").write_text(content)
     with pytest.raises(DataDirectoryRefused, match=r"meta\.properties is damaged") as raised:
         open_directory(tmp_path)
-    remedies.find(Remedy.MEND_META, raised.value)
+    remedies.find(Remedy.FIX_META, raised.value)
     (tmp_path / "meta.properties").write_text("version=1\ncluster.id=AAAAAAAAAAAAAAAAAAAAAA\nnode.id=1\n")
     open_directory(tmp_path).close(clean=False)
 

@@ -183,7 +183,7 @@ def test_a_batch_that_ended_between_two_tags_is_written_in_the_others(
 def test_another_number_of_tags_is_refused(counting: Counting, tags: int) -> None:
     counting.start()
     counting.run(0, 1)
-    refused = f"is of plan 'users tag 0 of {TAGS}' and this job is 'users tag 0 of {tags}': start it with the former"
+    refused = f"is of plan 'users tag 0 of {TAGS}' and this job is 'users tag 0 of {tags}': start it with the previous"
     sink = counting.start(tags=tags)
     with pytest.raises(MarkerRefused, match=refused) as raised:
         sink.open(counting.spark)

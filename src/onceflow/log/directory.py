@@ -209,7 +209,7 @@ def _parse_properties(meta: Path, content: bytes) -> dict[str, str]:
             raise ValueError(f"version {properties['version']} is not 1")
     except (KeyError, ValueError) as error:
         raise DataDirectoryRefused(
-            f"{meta} is damaged: {error!r}; {Remedy.MEND_META}, or {Remedy.OTHER_DATA}"
+            f"{meta} is damaged: {error!r}; {Remedy.FIX_META}, or {Remedy.OTHER_DATA}"
         ) from error
     return properties
 

@@ -116,8 +116,8 @@ class Sink(abc.ABC):
             target=f"the target of sink {self.name!r}",
             data="data",
             elsewhere="another target",
-            anew=Remedy.BEGIN_ANEW,
-            anew_after_loss=Remedy.BEGIN_ANEW_AFTER_LOSS,
+            anew=Remedy.START_OVER,
+            anew_after_loss=Remedy.START_OVER_AFTER_LOSS,
         )
 
 

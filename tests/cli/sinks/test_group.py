@@ -196,7 +196,7 @@ def test_a_redis_that_is_away_is_not_told_as_a_query_that_stopped() -> None:
     for word in ("show", "reset"):
         away = str(run(word, "redis", "--redis", url).exception)
         assert "Connection refused" in away
-        assert away.endswith("start Redis, or name the address of the one that runs")
+        assert away.endswith("start Redis, or use the address of a running one")
         assert "query" not in away
 
 
@@ -489,7 +489,7 @@ def test_the_way_out_can_be_copied(bootstrap: str, output: Output, query: Query)
     for number in (2, 3):
         (query.directory / "offsets" / str(number)).unlink()
     (found,) = asked("show", *output.words, "--checkpoint", str(query.directory))[1]["sinks"]
-    command = re.search("'(onceflow sink reset kafka .*)' and write anew", found["sentence"])
+    command = re.search("'(onceflow sink reset kafka .*)' and write again", found["sentence"])
     assert command is not None
     with Cluster(bootstrap) as cluster:
         place = place_of(cluster, "kafka", MARKER_TOPIC, f"file://{query.directory}", query.id)

@@ -215,7 +215,7 @@ def test_a_checkpoint_in_use(
 # Sinks of one's own
 
 
-@pytest.mark.remedy(Remedy.BEGIN_ANEW, Remedy.BEGIN_ANEW_AFTER_LOSS)
+@pytest.mark.remedy(Remedy.START_OVER, Remedy.START_OVER_AFTER_LOSS)
 def test_a_sink_that_begins_anew() -> None:
     table = Table()
     for number in range(3):
@@ -229,11 +229,11 @@ def test_a_sink_that_begins_anew() -> None:
 
     with pytest.raises(MarkerRefused) as raised:
         begin(table)
-    remedies.find(Remedy.BEGIN_ANEW, raised.value)
+    remedies.find(Remedy.START_OVER, raised.value)
     begin(Table())
     with pytest.raises(MarkerRefused) as lost:
         write(TableSink(Table()), 3)
-    remedies.find(Remedy.BEGIN_ANEW_AFTER_LOSS, lost.value)
+    remedies.find(Remedy.START_OVER_AFTER_LOSS, lost.value)
     begin(Table())
 
 
