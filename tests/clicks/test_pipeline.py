@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from pathlib import Path
 
@@ -256,7 +257,7 @@ def test_the_stream_runs_until_a_signal_and_verify_works_meanwhile(
     log = tmp_path / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--trigger", "100 milliseconds", "--master", "local[1]"],
+            [*command, "local[1]", "--trigger", "100 milliseconds", "--ui-port", "0"],
             stdout=output,
             stderr=output,
             env={**os.environ, "JAVA_HOME": java_home},
@@ -268,6 +269,10 @@ def test_the_stream_runs_until_a_signal_and_verify_works_meanwhile(
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         assert run.verify()["events"] == 9
+        pages = re.search(r"Spark's pages are at (http://127\.0\.0\.1:\d+)", log.read_text())
+        assert pages is not None, log.read_text()
+        with urllib.request.urlopen(f"{pages[1]}/StreamingQuery/", timeout=WITHIN_S) as page:
+            assert "onceflow clicks" in page.read().decode()
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=WITHIN_S) == 0, log.read_text()
     finally:

@@ -12,7 +12,7 @@ import functools
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +62,10 @@ class ClickPipeline:
     trigger: str = "5 seconds"
     java_home: str | None = None
     log_file: Path | None = None
+    ui_port: int | None = None
+    """Port of Spark's own pages on 127.0.0.1; 0 for any free one, None for no pages."""
+    on_session: Callable[[SparkSession], None] | None = None
+    """Called with each session that the run starts: a second one after the JVM ended."""
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     """TLS and SASL by Kafka's names."""
     accept_data_loss: bool = False
@@ -138,8 +142,16 @@ class ClickPipeline:
                 # Spark's own default is 200, and each costs a task in every micro-batch.
                 spark.conf.set("spark.sql.shuffle.partitions", spark.sparkContext.defaultParallelism)
         else:
-            spark = build_session("onceflow clicks", self.master, java_home=self.java_home, log_file=self.log_file)
+            spark = build_session(
+                "onceflow clicks",
+                self.master,
+                java_home=self.java_home,
+                log_file=self.log_file,
+                ui_port=self.ui_port,
+            )
         try:
+            if self.on_session is not None:
+                self.on_session(spark)
             yield spark
         finally:
             with contextlib.suppress(Py4JError, ConnectionError):  # The JVM may be what has died.

@@ -24,6 +24,8 @@ def test_a_redis_address_that_is_none(command: str, url: str) -> None:
     ("arguments", "sentence"),
     [
         (["run", "--master", "foo"], "'foo' is none of local[2]"),
+        (["run", "foo"], "'foo' is none of local[2]"),
+        (["run", "local[2]", "--master", "local[1]"], "the master is given twice: local[2] and --master local[1]"),
         (["run", "--trigger", "5"], "'5' is neither available-now nor a pause like '5 seconds'"),
         (["run", "--key-field", ""], "must be different names"),
         (["run", "--value-field", "uid"], "must be different names"),

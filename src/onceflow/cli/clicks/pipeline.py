@@ -18,6 +18,8 @@ from onceflow.cli.security import kafka_settings, security
 from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from onceflow.clicks.pipeline import ClickPipeline
     from onceflow.clicks.verify import Difference, Verdict
 
@@ -40,6 +42,7 @@ def _master(context: click.Context, parameter: click.Parameter, value: str | Non
 
 
 @click.command()
+@click.argument("master_argument", metavar="[MASTER]", required=False, callback=_master)
 @bootstrap_option
 @click.option("--topic", default="user_events", show_default=True, help="The events; counted from the topic's start.")
 @redis_options
@@ -61,6 +64,12 @@ def _master(context: click.Context, parameter: click.Parameter, value: str | Non
     callback=_master,
     help="Where Spark runs: local[2], local[*], spark://HOST:PORT, yarn, k8s://…  [default: local[2], or what "
     "spark-submit was given]",
+)
+@click.option(
+    "--ui-port",
+    type=click.IntRange(0, 65535),
+    help="Serve Spark's own pages at this port of 127.0.0.1, 0 for any free port; the address is printed.  "
+    "[default: no pages]",
 )
 @click.option(
     "--trigger",
@@ -97,6 +106,7 @@ def _master(context: click.Context, parameter: click.Parameter, value: str | Non
 )
 @json_option
 def run(
+    master_argument: str | None,
     bootstrap: str,
     topic: str,
     redis_url: str,
@@ -105,6 +115,7 @@ def run(
     value_field: str,
     checkpoint: str | None,
     master: str | None,
+    ui_port: int | None,
     trigger: str,
     spark_log: Path | None,
     accept_data_loss: bool,
@@ -120,17 +131,25 @@ def run(
     The query is restarted by itself, after 1 s and then after twice the pause up to 30 s, when Spark's JVM ended, a
     Python worker of Spark started too slowly, or the broker or Redis is away. A completed micro-batch ends the row.
 
+    MASTER is where Spark runs, as --master.
+
     \b
     Examples:
       onceflow run
+      onceflow run spark://HOST:7077 --ui-port 4040
       onceflow run --topic visits --hash-key site::visits --trigger available-now
     """
     _check_fields(key_field, value_field)
+    if master_argument is not None and master not in (None, master_argument):
+        raise click.UsageError(f"the master is given twice: {master_argument} and --master {master}; leave one out")
+    master = master_argument or master
     from onceflow.clicks.pipeline import ClickPipeline
     from onceflow.clicks.restarts import RestartLimits
     from onceflow.clicks.results import Results
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if submitted and ui_port is not None:
+        raise click.UsageError(f"spark-submit starts Spark's pages: give it --conf spark.ui.port={ui_port} instead")
     location = _location(checkpoint or str(checkpoint_of(topic, hash_key)))
     pipeline = ClickPipeline(
         bootstrap=bootstrap,
@@ -144,6 +163,8 @@ def run(
         trigger=trigger,
         java_home=None if submitted else _java_home(),
         log_file=spark_log or _log_beside(location, submitted),
+        ui_port=ui_port,
+        on_session=None if ui_port is None else _print_ui,
         kafka=kafka_settings(),
         accept_data_loss=accept_data_loss,
         restarts=RestartLimits(max_restarts, max_restart_seconds),
@@ -183,6 +204,11 @@ def _tell_start(pipeline: "ClickPipeline") -> None:
     if pipeline.log_file is not None:
         told.append(f"Spark's own log is {pipeline.log_file}")
     click.echo("\n".join(told), err=True)
+
+
+def _print_ui(spark: "SparkSession") -> None:
+    """Print where Spark's pages are; a port in use makes Spark take the next one."""
+    click.echo(f"Spark's pages are at {spark.sparkContext.uiWebUrl}", err=True)
 
 
 def checkpoint_of(topic: str, hash_key: str) -> Path:
