@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker.node import Node, UnfinishedDeletion
+from onceflow.broker.node import UnfinishedDeletion
+from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.operations import TopicOperations
 from onceflow.log.directory import DataDirectory
 from onceflow.log.segment import Segment
@@ -257,7 +258,7 @@ def test_a_directory_that_cannot_be_removed_keeps_its_name(
         broken.setattr(DataDirectory, "delete_partition", full)
         answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
     assert answer.responses[0].error_code == ErrorCode.kafka_storage_error
-    assert "t-0 could not be removed: [Errno 5] EIO" in caplog.text
+    assert "t-0 could not be deleted: [Errno 5] EIO" in caplog.text
     assert create(client, "t").error_code == ErrorCode.topic_already_exists
     remedies.find(Remedy.RESTART_BROKER, answer.responses[0].error_message)
     powered.stop()
@@ -275,9 +276,9 @@ def test_an_operation_that_fails_unforeseen_closes_its_connection(
         raise ZeroDivisionError("unforeseen")
 
     create(client, "t")
-    in_thread = "_remove_files" if what == "delete" else "_open_or_say"
-    on_loop = "_removed" if what == "delete" else "_install"
-    monkeypatch.setattr(TopicOperations, in_thread if where == "in the thread" else on_loop, fail)
+    in_thread = (TopicLogs, "delete_files") if what == "delete" else (TopicOperations, "_open_or_say")
+    on_loop = (TopicOperations, "_removed" if what == "delete" else "_install")
+    monkeypatch.setattr(*(in_thread if where == "in the thread" else on_loop), fail)
     remove = {"topic_names": ["t"], "timeout": milliseconds(5000)}
     asked = {"topics": [{"name": "new"}], "allow_auto_topic_creation": True}
     requests: dict[str, Callable[[], Any]] = {
@@ -299,7 +300,7 @@ def test_a_start_that_cannot_finish_a_deletion_is_refused(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as crashing, connected(powered.bootstrap) as client:
-        crashing.setattr(Node, "forget_offsets", lambda *_arguments: None)
+        powered.call(lambda node: crashing.setattr(node.topic_operations, "_delete_offsets", lambda *_arguments: None))
         create(client, "t")
         assert commit(client, "g", "t", 5) == 0
         client.send(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker import node
 from onceflow.broker.storage.partitions import Partition
+from onceflow.broker.topics import logs
 from onceflow.log.config import LogConfig
 from onceflow.testing import FaultyDisk, disk
 from onceflow.wire import apis, produce
@@ -108,7 +108,7 @@ def test_a_topic_deleted_while_it_is_created_takes_no_records(client: RawClient)
 def test_offsets_of_more_groups_than_a_batch_holds_go_with_their_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "STATE_LOG_CONFIG", LogConfig(message_bytes_max=1_200_000))
+    monkeypatch.setattr(logs, "STATE_LOG_CONFIG", LogConfig(message_bytes_max=1_200_000))
     data = tmp_path / "disk"
     data.mkdir()
     groups = [f"{number}".rjust(1000, "g") for number in range(30)]

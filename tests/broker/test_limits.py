@@ -13,8 +13,8 @@ import pytest
 from onceflow import testing
 from onceflow.broker import server
 from onceflow.broker.config import BrokerConfig
+from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.handlers import metadata as metadata_handler
-from onceflow.broker.node import Node
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis, fetch, produce
 from onceflow.wire.batch import batches
@@ -130,7 +130,7 @@ def test_the_debug_option_names_what_held_the_loop(
 ) -> None:
     real = metadata_handler.HANDLERS[apis.METADATA]
 
-    def slow(node: Node, request: object) -> None:
+    def slow(node: object, request: object) -> None:
         time.sleep(0.03)
         real(node, request)  # type: ignore[arg-type]
 
@@ -152,13 +152,13 @@ def test_a_time_out_that_fails_stops_no_other(
 ) -> None:
     done = threading.Event()
 
-    def fail(_node: Node) -> None:
+    def fail(_requests: GroupRequests) -> None:
         raise RuntimeError("this time-out fails")
 
     def look_after(_listener: object) -> None:
         done.set()
 
-    monkeypatch.setattr(Node, "expire_groups", fail)
+    monkeypatch.setattr(GroupRequests, "expire", fail)
     monkeypatch.setattr("onceflow.broker.network.listener.Listener.look_after", look_after)
     monkeypatch.setattr(server, "TICK_SECONDS", 0.01)
     with testing.Broker(tmp_path / "data") as broker:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.broker import node
 from onceflow.log.partition import PartitionLog
 from tests.broker.driven_broker import InnerBroker
 
@@ -18,7 +17,7 @@ def test_the_collector_rests_while_logs_are_opened(tmp_path: Path, monkeypatch: 
         seen.append(gc.isenabled())
         return opened(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(node.PartitionLog, "open", watched)
+    monkeypatch.setattr(PartitionLog, "open", watched)
     broker = InnerBroker(tmp_path / "data", disk=None)
     broker.start()
     broker.stop()
@@ -30,7 +29,7 @@ def test_the_collector_goes_on_after_a_start_that_fails(tmp_path: Path, monkeypa
     def failing(*_arguments: object, **_named: object) -> PartitionLog:
         raise OSError("no more room")
 
-    monkeypatch.setattr(node.PartitionLog, "open", failing)
+    monkeypatch.setattr(PartitionLog, "open", failing)
     with pytest.raises(OSError, match="no more room"):
         InnerBroker(tmp_path / "data", disk=None).start()
     assert gc.isenabled()

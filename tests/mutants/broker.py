@@ -70,7 +70,7 @@ MUTANTS = (
     ),
     Mutant(
         "broker/topics/operations.py",
-        "        node.topics.being_deleted.add(topic.name)\n",
+        "        self._topics.being_deleted.add(topic.name)\n",
         "",
         "broker/test_admin_durability.py::test_a_directory_that_cannot_be_removed_keeps_its_name",
     ),
@@ -82,13 +82,13 @@ MUTANTS = (
     ),
     Mutant(
         "broker/topics/operations.py",
-        "        if node.topics.by_id.get(topic.topic_id) is not topic:",
+        "        if self._topics.by_id.get(topic.topic_id) is not topic:",
         "        if False:",
         "broker/test_hostile_requests.py::test_a_topic_deleted_while_it_is_created_takes_no_records",
     ),
     Mutant(
         "broker/topics/operations.py",
-        "        if node.log_config_of(topic) != opening.config:\n            node.reconfigure_topic(topic)\n",
+        "        if self._logs.config_of(topic) != opening.config:\n            self._logs.reconfigure(topic)\n",
         "",
         "broker/test_admin_durability.py::test_a_config_that_changes_while_partitions_are_opened_holds_for_them",
     ),

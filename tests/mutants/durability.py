@@ -46,26 +46,26 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/metadata.py",
-        "        request.in_slices(finding, lambda: node.when_metadata_synced(lambda _error_code: answer()))",
+        "        request.in_slices(finding, lambda: node.metadata.when_synced(lambda _error_code: answer()))",
         "        request.in_slices(finding, answer)",
         _ADMIN + "test_nobody_learns_of_a_topic_before_it_is_durable",
     ),
     Mutant(
         "broker/topics/operations.py",
-        "        self._node.when_metadata_synced(told(failed, lambda _error_code: answer()))",
+        "        self._metadata.when_synced(reporting_failure(failed, lambda _error_code: answer()))",
         "        answer()",
         _ADMIN + "test_nobody_learns_of_a_topic_before_it_is_durable",
     ),
     Mutant(
         "broker/topics/operations.py",
-        "                self._node.when_metadata_synced(told(failed, synced))\n            else:",
+        "                self._metadata.when_synced(reporting_failure(failed, synced))\n            else:",
         "                synced(ErrorCode.none)\n            else:",
         _ADMIN + "test_a_created_topic_is_answered_after_its_sync",
     ),
     Mutant(
         "broker/topics/operations.py",
         "                self._respond_when_synced(lambda: answer(results), failed)\n            else:\n"
-        "                self._node.when_metadata_synced(told(failed, synced))\n\n"
+        "                self._metadata.when_synced(reporting_failure(failed, synced))\n\n"
         "        def synced(error_code: ErrorCode) -> None:\n            if not error_code:",
         "                self._respond_when_synced(lambda: answer(results), failed)\n            else:\n"
         "                synced(ErrorCode.none)\n\n"
@@ -73,9 +73,9 @@ MUTANTS = (
         _ADMIN + "test_no_answer_tells_of_what_a_power_cut_could_take_back",
     ),
     Mutant(
-        "broker/node.py",
-        "        self._metadata.when_synced(lambda code: answer(code, -1 if code else producer_id))",
-        "        answer(ErrorCode.none, producer_id)",
+        "broker/topics/metadata_log.py",
+        "        self.when_synced(lambda code: respond(code, NO_PRODUCER_ID if code else producer_id))",
+        "        respond(ErrorCode.none, producer_id)",
         "broker/test_durability.py::test_a_power_cut_gives_no_producer_id_twice",
     ),
     Mutant(
@@ -117,7 +117,7 @@ MUTANTS = (
     ),
     Mutant(
         "broker/node.py",
-        "            _sync_now(self._metadata.partition.log)\n",
+        "            self.metadata.sync()\n",
         "",
         "broker/test_durability.py::test_a_power_cut_of_the_first_start_leaves_a_broker_that_starts",
     ),

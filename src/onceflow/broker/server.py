@@ -185,7 +185,12 @@ class Broker:
     def _on_tick(self) -> None:
         """What time brings; each part by itself, since one that fails must not stop the others."""
         node = self.node
-        for work in (node.expire_groups, node.transactions.tick, self._look_after_connections, self._check_directory):
+        for work in (
+            node.group_requests.expire,
+            node.transactions.tick,
+            self._look_after_connections,
+            self._check_directory,
+        ):
             try:
                 work()
             except Exception:

@@ -213,7 +213,7 @@ class _Run:
         async def create() -> "Created":
             assert self._server is not None
             done: asyncio.Future[list[Created]] = asyncio.get_running_loop().create_future()
-            self._server.node.create_topics([NewTopic(name, partitions, 1, dict(configs))], done.set_result)
+            self._server.node.topic_operations.create([NewTopic(name, partitions, 1, dict(configs))], done.set_result)
             return (await done)[0]
 
         assert self._loop is not None

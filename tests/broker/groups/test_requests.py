@@ -78,7 +78,7 @@ def test_the_offsets_of_a_deleted_topic_go_some_in_each_turn(
         for number in range(50):
             await stored.record(*commits(1, 2, group=f"g{number}"), OffsetCommit(f"g{number}", "kept", 0, 3))
         told: list[ErrorCode] = []
-        stored.requests.forget(lambda topic: topic == "t", told.append)
+        stored.requests.delete_offsets_of_topics({"t"}, told.append)
         left = []
         while not told:
             left.append(sum(len(group.offsets) > 1 for group in stored.groups.groups.values()))

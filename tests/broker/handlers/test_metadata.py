@@ -59,7 +59,9 @@ def test_topics_and_partitions_of_a_turn_are_bounded(tmp_path: Path, monkeypatch
             return counter.entry(made(entries, topic, count, version, authorized=authorized))
 
         created: asyncio.Future[Any] = loop.create_future()
-        broker.node.create_topics([NewTopic(f"t{number}", PARTITIONS) for number in range(TOPICS)], created.set_result)
+        broker.node.topic_operations.create(
+            [NewTopic(f"t{number}", PARTITIONS) for number in range(TOPICS)], created.set_result
+        )
         assert not any(each.error_code for each in await created)
         monkeypatch.setattr(MetadataEntries, "entry", counted)
         counter.tick()

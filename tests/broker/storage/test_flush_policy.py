@@ -27,7 +27,7 @@ class Stepped:
         self.answers = 0
         self.broker = self._start()
         with self.broker.loop.running():
-            self.broker.node.create_topics([NewTopic(TOPIC, 1, 1, configs)], lambda _created: None)
+            self.broker.node.topic_operations.create([NewTopic(TOPIC, 1, 1, configs)], lambda _created: None)
         self.broker.settle()
 
     def _start(self) -> SteppedBroker:

@@ -171,7 +171,7 @@ def test_clients_free_a_full_disk(small: SmallDisk, free: object, restart: str) 
         free(broker)
         eventually(lambda: accepts_again(broker, "other"), "records are accepted")
         assert reserve_bytes(small) >= RESERVE_BYTES
-        assert not broker.call(lambda node: node._disk.is_full)
+        assert not broker.call(lambda node: node.disk.is_full)
         if free is not delete_topic:
             assert offsets_of(broker, "big") >= set(range(35, 40))
 
@@ -249,7 +249,7 @@ def test_released_room_is_not_taken_by_records(small: SmallDisk, caplog: pytest.
     """What deletions need is left to them: no record, topic or offset is accepted while the reserve is released."""
     with driven(small) as broker, connected(broker.bootstrap) as client:
         fill_with_records(small, client)
-        broker.call(lambda node: node._disk.make_room(OSError(errno.ENOSPC, "")))
+        broker.call(lambda node: node.disk.make_room(OSError(errno.ENOSPC, "")))
         assert small.free_bytes >= RESERVE_BYTES // 2
         for _ in range(50):
             assert produce(client, "big") == ErrorCode.kafka_storage_error

@@ -162,7 +162,7 @@ def test_partitions_that_could_not_be_recorded_are_not_opened(
         create(client, "t")
         create(client, "u")
         node = powered.call(lambda node: node)
-        record = node.record
+        record = node.metadata.record
 
         def refuse_first(records: Any, **options: Any) -> None:
             if records[0].topic_id == node.topics.by_name["t"].topic_id:
@@ -170,7 +170,7 @@ def test_partitions_that_could_not_be_recorded_are_not_opened(
             record(records, **options)
 
         with monkeypatch.context() as full:
-            full.setattr(node, "record", refuse_first)
+            full.setattr(node.metadata, "record", refuse_first)
             assert add(client, ("t", 2, None), ("u", 2, None)) == [("t", 56), ("u", 0)]
         assert node.partitions.count("t") == 1
         assert not Path(powered.data, "t-1").exists()

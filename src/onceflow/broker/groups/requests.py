@@ -7,7 +7,7 @@ COORDINATOR_LOAD_IN_PROGRESS until it is done. What must come after that waits f
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -160,12 +160,15 @@ class GroupRequests:
                 return error_code
         return ErrorCode.none
 
-    def forget(self, is_gone: Callable[[str], bool], settled: Settled) -> None:
-        """Take away all offsets in the topics that are gone, some in each turn of the loop; nobody commits there now.
+    def delete_offsets_of_topics(self, names: Set[str], settled: Settled) -> None:
+        """Delete all offsets of deleted topics once the log is loaded, a slice in each turn of the loop.
 
-        `settled` is told once that is durable, or the error.
+        No client commits to these topics any more. `settled` is called once that is durable, or with the error.
         """
-        slices = self._groups.decide_forget(is_gone)
+        self.when_loaded(lambda: self._delete_offsets_of_topics(names, settled))
+
+    def _delete_offsets_of_topics(self, names: Set[str], settled: Settled) -> None:
+        slices = self._groups.decide_forget(names.__contains__)
         found = False
 
         def turn() -> None:

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices
+from onceflow.broker.loop.background import reporting_failure, run_in_thread
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.broker.storage.partitions import Partition
-from onceflow.broker.topics.operations import told
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_string
@@ -80,9 +80,8 @@ def handle_describe_log_dirs(node: Node, request: Request) -> None:
         for name, found in _asked_partitions(node, asked.topics).items():
             yield _log_dir_topic(name, found, flexible=flexible), WORK_PER_PARTITION * (1 + len(found))
 
-    node.in_background(
-        lambda: os.statvfs(directory), told(request.reply.close_connection, measured), request.reply.close_connection
-    )
+    failed = request.reply.close_connection
+    run_in_thread(node.housekeeping_thread, lambda: os.statvfs(directory), reporting_failure(failed, measured), failed)
 
 
 def _around_log_dir(request: Request, path: str, volume: os.statvfs_result) -> tuple[bytes, bytes]:

@@ -12,10 +12,11 @@ from typing import Any
 
 from onceflow.broker.handlers.config_entries import broker_entries, topic_entries
 from onceflow.broker.handlers.sliced_responses import Element, encoded, respond_in_slices
+from onceflow.broker.loop.background import reporting_failure
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.broker.topics.configs import TOPIC_CONFIGS, ConfigType, list_items
-from onceflow.broker.topics.operations import Changed, Wish, told
+from onceflow.broker.topics.operations import Changed, Wish
 from onceflow.broker.topics.topics import Topic, TopicRefused, check_name
 from onceflow.remedies import Remedy
 from onceflow.wire import apis
@@ -70,7 +71,9 @@ def handle_describe(node: Node, request: Request) -> None:
         tail = NO_TAGS if request.version >= request.header.api.flexible_from else b""
         respond_in_slices(request, NO_THROTTLE_TIME, results(), tail)
 
-    request.in_slices(find(), lambda: node.when_metadata_synced(told(request.reply.close_connection, synced)))
+    request.in_slices(
+        find(), lambda: node.metadata.when_synced(reporting_failure(request.reply.close_connection, synced))
+    )
 
 
 def _wanted_topic(node: Node, resource: Any) -> Topic | TopicRefused | None:
@@ -106,7 +109,7 @@ def _entries(node: Node, resource: Any, topic: Topic | TopicRefused | None) -> l
     if isinstance(topic, TopicRefused):
         raise topic
     if topic is not None:
-        return topic_entries(topic, node.log_config_of(topic), node.config.log, names)
+        return topic_entries(topic, node.logs.config_of(topic), node.config.log, names)
     if resource.resource_type != BROKER:
         raise _unknown_type(resource.resource_type)
     _check_broker(node, resource.resource_name, "Broker id", " or empty string,")

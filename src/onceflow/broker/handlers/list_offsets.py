@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from onceflow.broker.handlers.leader_epoch import NO_LEADER_EPOCH, epoch_error
 from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices
+from onceflow.broker.loop.background import run_in_thread
 from onceflow.broker.network.request import Request, close_unless_responded
 from onceflow.broker.node import Node
 from onceflow.broker.storage.partitions import Partition, when_ends_synced
@@ -88,7 +89,7 @@ def _list_offsets(node: Node, request: Request, asked: Any, errors: Mapping[Part
 
     def listed() -> None:
         if listing.searches:
-            node.in_search_thread(lambda: [_run(search) for search in listing.searches], searched)
+            run_in_thread(node.search_thread, lambda: [_run(search) for search in listing.searches], searched)
         else:
             _respond_with_listed(request, listing.topics)
 

@@ -78,7 +78,7 @@ def handle_metadata(node: Node, request: Request) -> None:
         node.topic_operations.create(missing, created, failed=request.reply.close_connection)
     else:
         finding = _find_topics(node, asked, request.version, {}, found)
-        request.in_slices(finding, lambda: node.when_metadata_synced(lambda _error_code: answer()))
+        request.in_slices(finding, lambda: node.metadata.when_synced(lambda _error_code: answer()))
 
 
 def _creatable(node: Node, asked: Any) -> list[NewTopic]:

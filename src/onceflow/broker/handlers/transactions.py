@@ -34,7 +34,9 @@ def handle_init_producer_id(node: Node, request: Request) -> None:
         request.respond(error_code=error_code, producer_id=producer_id, producer_epoch=producer_epoch)
 
     if asked.transactional_id is None:
-        node.next_producer_id(lambda code, producer_id: answer(code, producer_id, NO_PRODUCER_EPOCH if code else 0))
+        node.metadata.next_producer_id(
+            lambda code, producer_id: answer(code, producer_id, NO_PRODUCER_EPOCH if code else 0)
+        )
         return
     init = InitRequest(
         asked.transactional_id,

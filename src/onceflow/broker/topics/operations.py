@@ -12,14 +12,18 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, ParamSpec
 
+from onceflow.broker.loop.background import Failed, ignore_failure, reporting_failure, run_in_thread
 from onceflow.broker.loop.slices import run_in_slices
+from onceflow.broker.storage.group_commit import GroupCommit
+from onceflow.broker.storage.partitions import Partitions
+from onceflow.broker.topics.logs import TopicLogs
+from onceflow.broker.topics.metadata_log import MetadataLog
 from onceflow.broker.topics.records import ConfigRecord, MetadataRecord, PartitionRecord, TopicRecord
-from onceflow.broker.topics.topics import MorePartitions, NewTopic, Topic, TopicRefused
+from onceflow.broker.topics.topics import MorePartitions, NewTopic, Topic, TopicRefused, Topics
 from onceflow.errors import OnceflowError
 from onceflow.log.config import LogConfig
 from onceflow.log.errors import LogError
@@ -27,18 +31,15 @@ from onceflow.log.partition import PartitionLog
 from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 
-if TYPE_CHECKING:
-    from onceflow.broker.node import Node
-
 logger = logging.getLogger(__name__)
 
 WORK_PER_CREATION = 25
 
-Failed = Callable[[str], None]
 Deleted = tuple[Topic, ErrorCode, str | None]
 Wish = tuple[Topic, Mapping[str, str | None]]
 """A topic, and all configurations that it is to have."""
-_P = ParamSpec("_P")
+DeleteOffsets = Callable[[Set[str], Callable[[ErrorCode], None]], None]
+"""Deletes all groups' offsets of the named topics, then calls back with the outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +73,27 @@ class _Opening:
     config: LogConfig
 
 
-def nobody_waits(_reason: str) -> None:
-    """The `failed` of an operation that no connection waits for; the log tells of the error."""
-
-
-def told(failed: Failed, callback: Callable[_P, None]) -> Callable[_P, None]:
-    """`callback`, whose error is told to `failed` before it is raised."""
-
-    def call(*arguments: _P.args, **named: _P.kwargs) -> None:
-        try:
-            callback(*arguments, **named)
-        except BaseException as error:
-            failed(f"the change of its topics failed: {error!r}")
-            raise
-
-    return call
-
-
 class TopicOperations:
     """The operations of one node. All methods belong to the event loop's thread."""
 
-    def __init__(self, node: "Node") -> None:
-        self._node = node
+    def __init__(
+        self,
+        topics: Topics,
+        partitions: Partitions,
+        *,
+        metadata: MetadataLog,
+        logs: TopicLogs,
+        group_commit: GroupCommit,
+        thread: Executor,
+        delete_offsets: DeleteOffsets,
+    ) -> None:
+        self._topics = topics
+        self._partitions = partitions
+        self._metadata = metadata
+        self._logs = logs
+        self._group_commit = group_commit
+        self._thread = thread
+        self._delete_offsets = delete_offsets
         self._is_deciding = False
         self._undecided: deque[Callable[[], None]] = deque()
 
@@ -102,9 +102,9 @@ class TopicOperations:
     def _in_turn(self, decide: Callable[[], None], failed: Failed) -> None:
         """Decide an operation now, or after those that came before it."""
         if self._is_deciding:
-            self._undecided.append(told(failed, decide))
+            self._undecided.append(reporting_failure(failed, decide))
         else:
-            told(failed, decide)()
+            reporting_failure(failed, decide)()
 
     def _decided(self) -> None:
         """A creation is recorded: the next operation is decided in the loop's next turn."""
@@ -128,7 +128,7 @@ class TopicOperations:
         wanted: Sequence[NewTopic],
         answer: Callable[[list[Created]], None],
         *,
-        failed: Failed = nobody_waits,
+        failed: Failed = ignore_failure,
         validate_only: bool = False,
     ) -> None:
         """Create topics; answered when each is durable and open, or refused."""
@@ -141,15 +141,15 @@ class TopicOperations:
                     created = self._create(new, validate_only=validate_only)
                     results.append(created)
                     if not created.error_code and not validate_only:
-                        topic = self._node.topics.by_name[new.name]
-                        openings.append(_Opening(topic, 0, topic.partition_count, self._node.log_config_of(topic)))
+                        topic = self._topics.by_name[new.name]
+                        openings.append(_Opening(topic, 0, topic.partition_count, self._logs.config_of(topic)))
                     yield WORK_PER_CREATION
             finally:
                 self._decided()
 
         def decided() -> None:
             if openings:
-                self._node.when_metadata_synced(told(failed, synced))
+                self._metadata.when_synced(reporting_failure(failed, synced))
             else:
                 self._respond_when_synced(lambda: answer(results), failed)
 
@@ -166,17 +166,17 @@ class TopicOperations:
             self._is_deciding = True
             run_in_slices(decide(), decided, failed=lambda error: failed(f"the topics could not be created: {error!r}"))
 
-        self._in_turn(begin, nobody_waits)
+        self._in_turn(begin, ignore_failure)
 
     def _respond_when_synced(self, answer: Callable[[], None], failed: Failed) -> None:
         """A refusal tells of topics too, "exists already" above all: it waits until they are durable."""
-        self._node.when_metadata_synced(told(failed, lambda _error_code: answer()))
+        self._metadata.when_synced(reporting_failure(failed, lambda _error_code: answer()))
 
     def _create(self, new: NewTopic, *, validate_only: bool) -> Created:
         try:
-            records = self._node.topics.decide_create(new)
+            records = self._topics.decide_create(new)
             if not validate_only:
-                self._node.record(records)
+                self._metadata.record(records)
         except (TopicRefused, LogError) as error:
             return Created(new.name, error.error_code, str(error))
         return _created(new.name, records)
@@ -200,31 +200,36 @@ class TopicOperations:
                     failures[opening.topic.name] = failure
             opened(failures)
 
-        self._node.in_background(lambda: [self._open_or_say(each) for each in openings], told(failed, install), failed)
+        run_in_thread(
+            self._thread,
+            lambda: [self._open_or_say(each) for each in openings],
+            reporting_failure(failed, install),
+            failed,
+        )
 
     def _open_or_say(self, opening: _Opening) -> list[PartitionLog] | str:
         topic = opening.topic
         try:
-            return self._node.open_logs(topic, range(opening.begin, opening.end), opening.config, clean=False)
+            return self._logs.open(topic, range(opening.begin, opening.end), opening.config, clean=False)
         except (OSError, OnceflowError) as error:
             logger.error("topic %s: partitions from %d on cannot be opened: %s", topic.name, opening.begin, error)
             return str(error)
 
     def _install(self, opening: _Opening, logs: list[PartitionLog] | str) -> tuple[ErrorCode, str] | None:
-        node, topic = self._node, opening.topic
+        topic = opening.topic
         if isinstance(logs, str):
             return ErrorCode.kafka_storage_error, logs
-        if node.topics.by_id.get(topic.topic_id) is not topic:
+        if self._topics.by_id.get(topic.topic_id) is not topic:
             # Its files are on their way out: nothing may be acknowledged into them. They close when let go.
             return ErrorCode.unknown_topic_or_partition, f"topic {topic.name} was deleted at the same time"
-        if node.partitions.count(topic.name) != opening.begin:
+        if self._partitions.count(topic.name) != opening.begin:
             message = (
                 f"topic {topic.name}: partitions before {opening.begin} could not be opened; {Remedy.RESTART_BROKER}"
             )
             return ErrorCode.kafka_storage_error, message
-        node.partitions.extend(topic.name, logs)
-        if node.log_config_of(topic) != opening.config:
-            node.reconfigure_topic(topic)
+        self._partitions.extend(topic.name, logs)
+        if self._logs.config_of(topic) != opening.config:
+            self._logs.reconfigure(topic)
         return None
 
     # Adding partitions
@@ -234,7 +239,7 @@ class TopicOperations:
         wanted: Sequence[MorePartitions],
         answer: Callable[[list[Changed]], None],
         *,
-        failed: Failed = nobody_waits,
+        failed: Failed = ignore_failure,
         validate_only: bool = False,
     ) -> None:
         """Add partitions to topics; answered when they are durable and open, or refused."""
@@ -253,7 +258,7 @@ class TopicOperations:
             if validate_only or not openings:
                 self._respond_when_synced(lambda: answer(results), failed)
             else:
-                self._node.when_metadata_synced(told(failed, synced))
+                self._metadata.when_synced(reporting_failure(failed, synced))
 
         def synced(error_code: ErrorCode) -> None:
             if error_code:
@@ -268,11 +273,11 @@ class TopicOperations:
 
     def _add_partitions(self, wanted: MorePartitions, *, validate_only: bool) -> _Opening:
         """Record a topic's further partitions. Raises TopicRefused, LogError."""
-        records = self._node.topics.decide_more_partitions(wanted)
-        topic = self._node.topics.by_name[wanted.name]
-        opening = _Opening(topic, topic.partition_count, wanted.partition_count, self._node.log_config_of(topic))
+        records = self._topics.decide_more_partitions(wanted)
+        topic = self._topics.by_name[wanted.name]
+        opening = _Opening(topic, topic.partition_count, wanted.partition_count, self._logs.config_of(topic))
         if not validate_only:
-            self._node.record(records)
+            self._metadata.record(records)
         return opening
 
     # Configurations
@@ -282,7 +287,7 @@ class TopicOperations:
         find: Callable[[], Sequence[Wish]],
         answer: Callable[[list[Changed]], None],
         *,
-        failed: Failed = nobody_waits,
+        failed: Failed = ignore_failure,
         validate_only: bool = False,
     ) -> None:
         """Give each topic that `find` returns exactly its configurations.
@@ -298,13 +303,13 @@ class TopicOperations:
             if validate_only:
                 self._respond_when_synced(lambda: answer(results), failed)
             else:
-                self._node.when_metadata_synced(told(failed, synced))
+                self._metadata.when_synced(reporting_failure(failed, synced))
 
         def synced(error_code: ErrorCode) -> None:
             if not error_code:
                 for (topic, _configs), each in zip(wanted, results, strict=True):
                     if not each.error_code:
-                        self._node.reconfigure_topic(topic)
+                        self._logs.reconfigure(topic)
             answer(_unless_refused(results, error_code))
 
         self._in_turn(decide, failed)
@@ -312,9 +317,9 @@ class TopicOperations:
     def _alter_configs(self, wish: Wish, *, validate_only: bool) -> Changed:
         topic, configs = wish
         try:
-            records = self._node.topics.decide_configs(topic, configs)
+            records = self._topics.decide_configs(topic, configs)
             if records and not validate_only:
-                self._node.record_config(records)
+                self._metadata.record_config(records)
         except (TopicRefused, LogError) as error:
             return Changed(topic.name, error.error_code, str(error))
         return Changed(topic.name)
@@ -326,7 +331,7 @@ class TopicOperations:
         find: Callable[[], Sequence[Topic]],
         answer: Callable[[list[Deleted]], None],
         *,
-        failed: Failed = nobody_waits,
+        failed: Failed = ignore_failure,
     ) -> None:
         """Delete the topics that `find` returns, with their records and groups' offsets; answered when they are gone.
 
@@ -340,7 +345,7 @@ class TopicOperations:
         def decide() -> None:
             results.extend(self._delete(topic) for topic in find())
             gone.extend(topic for topic, error_code, _message in results if not error_code)
-            self._node.when_metadata_synced(told(failed, synced))
+            self._metadata.when_synced(reporting_failure(failed, synced))
 
         def fail(failure: ErrorCode, reason: str | None) -> None:
             answer([(topic, code or failure, message if code else reason) for topic, code, message in results])
@@ -349,7 +354,7 @@ class TopicOperations:
             if error_code:
                 fail(error_code, None)
             else:
-                self._node.forget_offsets({topic.name for topic in gone}, told(failed, forgotten))
+                self._delete_offsets({topic.name for topic in gone}, reporting_failure(failed, forgotten))
 
         def forgotten(error_code: ErrorCode) -> None:
             if error_code:
@@ -357,7 +362,9 @@ class TopicOperations:
                     ErrorCode.kafka_storage_error, f"the groups' offsets could not be removed; {Remedy.RESTART_BROKER}"
                 )
             else:
-                self._node.in_background(partial(self._remove_files, gone), told(failed, removed), failed)
+                run_in_thread(
+                    self._thread, lambda: self._logs.delete_files(gone), reporting_failure(failed, removed), failed
+                )
 
         def removed(left: set[str]) -> None:
             self._removed([topic for topic in gone if topic.name not in left])
@@ -368,31 +375,18 @@ class TopicOperations:
         self._in_turn(decide, failed)
 
     def _delete(self, topic: Topic) -> Deleted:
-        node = self._node
         try:
-            node.record(node.topics.decide_delete(topic), from_reserve=True)
+            self._metadata.record(self._topics.decide_delete(topic), from_reserve=True)
         except (TopicRefused, LogError) as error:
             return topic, error.error_code, str(error)
-        node.topics.being_deleted.add(topic.name)
-        for partition in node.partitions.withdraw(topic.name):
-            node.group_commit.forget(partition)
+        self._topics.being_deleted.add(topic.name)
+        for partition in self._partitions.withdraw(topic.name):
+            self._group_commit.forget(partition)
         return topic, ErrorCode.none, None
 
     def _removed(self, gone: Sequence[Topic]) -> None:
         """The names may be used again."""
-        self._node.topics.being_deleted.difference_update(topic.name for topic in gone)
-
-    def _remove_files(self, topics: Sequence[Topic]) -> set[str]:
-        """The names of those that have files left."""
-        left: set[str] = set()
-        for topic in topics:
-            for index in range(topic.partition_count):
-                try:
-                    self._node.directory.delete_partition(topic.name, index)
-                except OSError as error:
-                    logger.error("%s-%d could not be removed: %s", topic.name, index, error)
-                    left.add(topic.name)
-        return left
+        self._topics.being_deleted.difference_update(topic.name for topic in gone)
 
 
 def _created(name: str, records: Sequence[MetadataRecord]) -> Created:

@@ -106,6 +106,10 @@ class Topics:
         self._by_metric_name: dict[str, str] = {}
         self._make_uuid = make_uuid
 
+    def deleted_names(self) -> set[str]:
+        """Return the names of topics that were deleted and not created again."""
+        return set(self.removed.values()) - self.by_name.keys()
+
     def decide_create(self, new: NewTopic) -> list[MetadataRecord]:
         """Records of a new topic, all to be appended in one batch."""
         check_name(new.name)

@@ -1,0 +1,74 @@
+"""The log `__cluster_metadata-0`: topics, their configurations, and reserved producer ids."""
+
+from collections.abc import Callable, Sequence
+
+from onceflow.broker.storage.group_commit import GroupCommit
+from onceflow.broker.storage.partitions import Partition, Synced
+from onceflow.broker.storage.state_log import StateLog
+from onceflow.broker.topics import records as metadata_records
+from onceflow.broker.topics.records import MetadataRecord
+from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, Topics
+from onceflow.log.clock import Clock
+from onceflow.log.errors import LogError
+from onceflow.log.partition import PartitionLog
+from onceflow.log.reserve import ReservedDisk
+from onceflow.wire.errors import ErrorCode
+
+NO_PRODUCER_ID = -1
+
+
+class MetadataLog:
+    """Stores every change of the topics and replays it, at run time and at start."""
+
+    def __init__(
+        self, log: PartitionLog, topics: Topics, *, clock: Clock, group_commit: GroupCommit, disk: ReservedDisk
+    ) -> None:
+        """Replay the log into `topics`. Raises UnknownRecord, LogError, WireError."""
+        self.partition = Partition(CLUSTER_METADATA_TOPIC, 0, log)
+        self._topics = topics
+        self._disk = disk
+        self._log = StateLog(self.partition, clock, group_commit)
+        self._producer_ids = iter(range(0))
+        for record in self._log.records():
+            assert record.value is not None
+            topics.replay(metadata_records.decode(record.value))
+
+    def record(self, records: Sequence[MetadataRecord], *, from_reserve: bool = False) -> None:
+        """Append and replay a change of the topics. Raises LogError."""
+        entries = [(None, metadata_records.encode(record)) for record in records]
+        self._log.append(entries, from_reserve=from_reserve)
+        for record in records:
+            self._topics.replay(record)
+
+    def record_config(self, records: Sequence[MetadataRecord]) -> None:
+        """Append and replay a topic's configurations. Raises LogError.
+
+        They may use the reserve, since a full disk is freed by lowering retention. Half of it is left to deletions.
+        """
+        self.record(records, from_reserve=self._disk.leaves_half())
+
+    def when_synced(self, synced: Synced) -> None:
+        """Call `synced` once the current state of the topics is durable (at once if it is), or with the error."""
+        self._log.when_synced(synced)
+
+    def sync(self) -> None:
+        """Block until the log is durable; for the start, before any client is served. Raises OSError."""
+        log = self.partition.log
+        point = log.begin_sync()
+        assert point is not None
+        point.run()
+        log.end_sync(point)
+
+    def next_producer_id(self, respond: Callable[[ErrorCode, int], None]) -> None:
+        """Respond with a producer id that was never used before, once the record that reserves it is durable."""
+        producer_id = next(self._producer_ids, None)
+        if producer_id is None:
+            first = self._topics.next_producer_id
+            try:
+                self.record(self._topics.decide_producer_ids())
+            except LogError as error:
+                respond(error.error_code, NO_PRODUCER_ID)
+                return
+            self._producer_ids = iter(range(first, self._topics.next_producer_id))
+            producer_id = next(self._producer_ids)
+        self.when_synced(lambda code: respond(code, NO_PRODUCER_ID if code else producer_id))
