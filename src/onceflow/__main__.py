@@ -1,4 +1,4 @@
-"""`python -m onceflow` is the command line."""
+"""Entry point of `python -m onceflow`."""
 
 from onceflow.cli import main
 

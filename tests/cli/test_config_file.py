@@ -1,4 +1,4 @@
-"""The file that tells every command where the broker and Redis are."""
+"""The configuration file of the commands."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ NOWHERE = "127.0.0.1:1"
 
 @pytest.fixture(autouse=True)
 def settings_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's folder for settings, empty; the environment as it was is given back."""
+    """An empty configuration directory of the user; the environment is restored afterwards."""
     monkeypatch.setattr(click, "get_app_dir", lambda name: str(tmp_path / "settings" / name))
     for variable in (*config_file.VARIABLES.values(), "ONCEFLOW_CONFIG_FILE"):
         monkeypatch.setenv(variable, "")
@@ -23,8 +23,8 @@ def settings_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def told(*words: str) -> str:
-    """What stops the command."""
+def error_of(*words: str) -> str:
+    """Return the error of a failing command."""
     done = CliRunner().invoke(onceflow, words)
     assert done.exit_code != 0
     return f"{done.exception} {done.output}"
@@ -33,36 +33,38 @@ def told(*words: str) -> str:
 def test_the_users_own_file_is_found(settings_folder: Path) -> None:
     assert "127.0.0.1:9092" in CliRunner().invoke(onceflow, ["topic", "list", "--help"]).output
     (settings_folder / "onceflow.conf").write_text(f"# mine\nbootstrap = {NOWHERE}\nredis=redis://127.0.0.1:1/7\n")
-    assert f"no Kafka broker answers at {NOWHERE}" in told("topic", "list")
-    assert "redis://127.0.0.1:1/7" in told("clicks")
+    assert f"no Kafka broker answers at {NOWHERE}" in error_of("topic", "list")
+    assert "redis://127.0.0.1:1/7" in error_of("clicks")
 
 
-def test_options_beat_the_environment_which_beats_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_override_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "given.conf"
     file.write_text("bootstrap=127.0.0.1:2\n")
-    assert "answers at 127.0.0.1:2" in told("--config-file", str(file), "topic", "list")
+    assert "answers at 127.0.0.1:2" in error_of("--config-file", str(file), "topic", "list")
     monkeypatch.setenv("ONCEFLOW_BOOTSTRAP", "127.0.0.1:3")
-    assert "answers at 127.0.0.1:3" in told("--config-file", str(file), "topic", "list")
-    assert "answers at 127.0.0.1:4" in told("--config-file", str(file), "topic", "list", "--bootstrap", "127.0.0.1:4")
+    assert "answers at 127.0.0.1:3" in error_of("--config-file", str(file), "topic", "list")
+    assert "answers at 127.0.0.1:4" in error_of(
+        "--config-file", str(file), "topic", "list", "--bootstrap", "127.0.0.1:4"
+    )
     monkeypatch.setenv("ONCEFLOW_BOOTSTRAP", "")
     monkeypatch.setenv("ONCEFLOW_CONFIG_FILE", str(file))
-    assert "answers at 127.0.0.1:2" in told("topic", "list")
+    assert "answers at 127.0.0.1:2" in error_of("topic", "list")
     assert os.environ["ONCEFLOW_REDIS"] == ""
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
-        ("bootstarp=h:1", "has bootstarp, which no command knows: did you mean bootstrap?"),
-        ("topic=visits", "which no command knows: it may have bootstrap, redis and Kafka's settings of TLS"),
+        ("bootstarp=h:1", "unknown setting bootstarp; did you mean bootstrap?"),
+        ("topic=visits", "unknown setting topic; it can have bootstrap, redis and Kafka's TLS and SASL"),
         ("bootstrap=h", "'h' is not a broker address"),
-        ("redis=\udcff", "cannot be read"),
-        (None, "cannot be read: [Errno 2]"),
+        ("redis=\udcff", "cannot read the configuration file"),
+        (None, "[Errno 2]"),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str | None, sentence: str) -> None:
+def test_invalid_files_are_refused(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "given.conf"
     if text is not None:
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
     done = CliRunner().invoke(onceflow, ["--config-file", str(file), "topic", "list"])
-    assert (done.exit_code, sentence in " ".join(done.output.split())) == (2, True), done.output
+    assert (done.exit_code, message in " ".join(done.output.split())) == (2, True), done.output

@@ -1,4 +1,4 @@
-"""The extras named for a missing package: each command runs with them, and without them names them."""
+"""The extras of each command: it runs with them, and its error names them if a package is missing."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ main()
 
 
 def packages_of(extras: Iterable[str]) -> set[str]:
-    """Top-level packages of the distributions that Onceflow requires with these extras, and of theirs in turn."""
+    """Return the top-level packages of Onceflow's requirements with these extras, transitively."""
 
     def required(distribution: str, extra: str) -> Iterable[Requirement]:
         for line in metadata.requires(distribution) or ():
@@ -50,12 +50,12 @@ def packages_of(extras: Iterable[str]) -> set[str]:
                 yield requirement
 
     todo = [("onceflow", extra) for extra in ("", *extras)]
-    found: set[tuple[str, str]] = set()
+    done: set[tuple[str, str]] = set()
     while todo:
-        if (item := todo.pop()) not in found:
-            found.add(item)
-            todo += [(each.name, extra) for each in required(*item) for extra in ("", *each.extras)]
-    distributions = {name.lower().replace("_", "-") for name, _extra in found}
+        if (item := todo.pop()) not in done:
+            done.add(item)
+            todo += [(needed.name, extra) for needed in required(*item) for extra in ("", *needed.extras)]
+    distributions = {name.lower().replace("_", "-") for name, _extra in done}
     return {
         package
         for package, homes in metadata.packages_distributions().items()
@@ -64,7 +64,7 @@ def packages_of(extras: Iterable[str]) -> set[str]:
 
 
 def run_with(extras: Sequence[str], words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """The command, in a Python that has the packages of these extras alone."""
+    """Run the command in a Python with only the packages of these extras."""
     blocked = sorted(packages_of(("demo",)) - packages_of(extras))
     command = [sys.executable, "-c", RUN.format(blocked=blocked, words=list(words))]
     return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
@@ -72,7 +72,7 @@ def run_with(extras: Sequence[str], words: Sequence[str]) -> subprocess.Complete
 
 @pytest.mark.remedy(Remedy.INSTALL_EXTRA)
 @pytest.mark.parametrize("command", EXTRAS)
-def test_a_command_names_the_smallest_extras(command: str, onceflow_broker: Broker, tmp_path: Path) -> None:
+def test_commands_name_the_smallest_extras(command: str, onceflow_broker: Broker, tmp_path: Path) -> None:
     file = tmp_path / "clicks.csv"
     file.write_text("uid,event_time,os_type\nann,1700000000000,iOS\n")
     values = {"file": file, "bootstrap": onceflow_broker.bootstrap_servers}
@@ -91,18 +91,18 @@ def test_a_command_names_the_smallest_extras(command: str, onceflow_broker: Brok
 
 
 @pytest.mark.parametrize(
-    ("url", "found"),
+    ("url", "expected"),
     [
         ("file://{directory}/a%20checkout", "{directory}/a checkout"),
-        ("file://{directory}/gone/onceflow-1-py3-none-any.whl", f"onceflow-{__version__}-py3-none-any.whl"),
+        ("file://{directory}/deleted/onceflow-1-py3-none-any.whl", f"onceflow-{__version__}-py3-none-any.whl"),
         (None, f"onceflow-{__version__}-py3-none-any.whl"),
     ],
-    ids=["there", "gone", "from an index"],
+    ids=["existing", "deleted", "from an index"],
 )
-def test_what_was_installed_is_named(
-    url: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_installed_package_is_named(
+    url: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a checkout").mkdir()
     direct_url = None if url is None else json.dumps({"url": url.format(directory=tmp_path), "dir_info": {}})
     monkeypatch.setattr(metadata.PathDistribution, "read_text", lambda _distribution, _name: direct_url)
-    assert installed_from() == found.format(directory=tmp_path)
+    assert installed_from() == expected.format(directory=tmp_path)

@@ -1,4 +1,4 @@
-"""Numbers in words."""
+"""Counts with their nouns."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the command line says where nothing can be done, or nothing was: sentences with a remedy, no bare codes."""
+"""Refusals of the command line: messages with a remedy, not bare error codes."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ Fill = Callable[..., str]
 
 
 def refused(run: Run, *words: str, code: int = 1) -> str:
-    """The sentence on standard error, of a command that ends with `code` and prints nothing else."""
+    """Return the message on standard error of a command that exits with `code` and prints nothing else."""
     ended = run(*words)
     assert (ended.returncode, ended.stdout) == (code, ""), ended
     return ended.stderr
@@ -32,34 +32,32 @@ def test_a_finished_transaction_is_not_open(run: Run, bootstrap: str, cluster: C
         producer.commit()
         shown = json.loads(run("transaction", "describe", topic, "--json").stdout)
         assert shown["state"] in ("PrepareCommit", "CompleteCommit")
-        # A commit that came back is decided; its markers may still be on their way.
+        # The commit is decided; its markers may not be written yet.
         while shown["state"] != "CompleteCommit":
             shown = json.loads(run("transaction", "describe", topic, "--json").stdout)
         assert (shown["age_seconds"], shown["start_time_ms"]) == (None, None)
-        assert "none open" in run("transaction", "describe", topic).stdout
+        assert "not open" in run("transaction", "describe", topic).stdout
     done = run("transaction", "abort", topic, "--yes")
     assert done.returncode == 0, done.stderr
-    assert f"{topic} was CompleteCommit: nothing was open, so nothing was aborted; producer " in done.stdout
+    assert f"{topic} was CompleteCommit: there was no open transaction to abort; producer " in done.stdout
 
 
 @pytest.mark.remedy(Remedy.LIST_TRANSACTIONS)
 @pytest.mark.parametrize("words", [("describe",), ("abort", "--yes")])
-def test_an_unknown_transactional_id_is_told_as_such(run: Run, topic: str, words: tuple[str, ...]) -> None:
-    told = refused(run, "transaction", words[0], topic, *words[1:])
-    assert f"there is no transactional id '{topic}' at" in told
-    remedies.find(Remedy.LIST_TRANSACTIONS, told)
+def test_unknown_transactional_ids_are_refused(run: Run, topic: str, words: tuple[str, ...]) -> None:
+    message = refused(run, "transaction", words[0], topic, *words[1:])
+    assert f"transactional id '{topic}' does not exist at" in message
+    remedies.find(Remedy.LIST_TRANSACTIONS, message)
     assert run("transaction", "list").returncode == 0
-    assert "not_found" not in told
+    assert "not_found" not in message
 
 
 @pytest.mark.remedy(Remedy.LIST_GROUPS, Remedy.SHOW_MEMBERS, Remedy.STOP_MEMBERS)
-def test_a_group_that_is_not_there_or_in_use_is_not_deleted(
-    run: Run, bootstrap: str, filled: Fill, cluster: Cluster
-) -> None:
+def test_unknown_and_used_groups_are_not_deleted(run: Run, bootstrap: str, filled: Fill, cluster: Cluster) -> None:
     topic = filled([b"one"])
-    told = refused(run, "group", "delete", f"{topic}-unknown", "--yes")
-    assert f"there is no group '{topic}-unknown' at" in told
-    remedies.find(Remedy.LIST_GROUPS, told)
+    message = refused(run, "group", "delete", f"{topic}-unknown", "--yes")
+    assert f"group '{topic}-unknown' does not exist at" in message
+    remedies.find(Remedy.LIST_GROUPS, message)
     remedies.find(Remedy.LIST_GROUPS, refused(run, "group", "describe", f"{topic}-unknown"))
     assert run("group", "list").returncode == 0
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic})
@@ -73,75 +71,75 @@ def test_a_group_that_is_not_there_or_in_use_is_not_deleted(
         assert f"group '{topic}' has members" in used
         named = remedies.find(Remedy.SHOW_MEMBERS, used)["group"]
         assert json.loads(run("group", "describe", named, "--json").stdout)["members"]
-        of_topic = refused(run, "group", "delete", topic, "--topic", topic, "--yes")
-        assert f"group '{topic}' has members that read {topic}: stop them first" in of_topic
+        topic_used = refused(run, "group", "delete", topic, "--topic", topic, "--yes")
+        assert f"group '{topic}' has members that read {topic}; {Remedy.STOP_MEMBERS}" in topic_used
         resetting = refused(run, "group", "reset", topic, "--topic", topic, "--to-earliest", "--execute")
     finally:
         consumer.close()
-    for message in (used, of_topic, resetting):
+    for message in (used, topic_used, resetting):
         remedies.find(Remedy.STOP_MEMBERS, message)
     assert run("group", "reset", topic, "--topic", topic, "--to-earliest", "--execute").returncode == 0
     assert run("group", "delete", topic, "--topic", topic, "--yes").returncode == 0
 
 
-def test_an_impossible_topic_name_is_told_in_words(run: Run) -> None:
-    told = run("produce", "bad topic", stdin="a\n").stderr
-    assert "'bad topic' can be no topic's name: ASCII letters, digits, '.', '_' and '-' make one" in told
-    assert "invalid_topic" not in told
+def test_invalid_topic_names_are_explained(run: Run) -> None:
+    message = run("produce", "bad topic", stdin="a\n").stderr
+    assert "'bad topic' can be no topic's name: ASCII letters, digits, '.', '_' and '-' make one" in message
+    assert "invalid_topic" not in message
 
 
 @pytest.mark.parametrize(
     "words",
     [("config", "unset", "TOPIC", "retentoin.ms"), ("topic", "alter", "TOPIC", "--delete-config", "retentoin.ms")],
 )
-def test_a_misspelt_config_has_no_default(run: Run, cluster: Cluster, topic: str, words: tuple[str, ...]) -> None:
+def test_misspelled_configs_cannot_be_unset(run: Run, cluster: Cluster, topic: str, words: tuple[str, ...]) -> None:
     cluster.create_topic(topic, 1)
-    told = refused(run, *(topic if word == "TOPIC" else word for word in words))
-    assert "no config is named 'retentoin.ms': did you mean retention.ms?" in told
+    message = refused(run, *(topic if word == "TOPIC" else word for word in words))
+    assert "unknown config 'retentoin.ms'; did you mean retention.ms?" in message
 
 
-def test_a_misspelt_config_that_is_set_gets_the_suggestion_too(run: Run, cluster: Cluster, topic: str) -> None:
+def test_misspelled_configs_cannot_be_set(run: Run, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1)
     assert "did you mean retention.ms?" in refused(run, "config", "set", topic, "retentoin.ms=1")
     assert "did you mean retention.ms?" in refused(run, "topic", "alter", topic, "--config", "retentoin.ms=1")
 
 
 @pytest.mark.remedy(Remedy.LIST_CONFIGS)
-def test_a_config_without_its_like(run: Run, cluster: Cluster, topic: str) -> None:
+def test_unknown_configs_name_the_list(run: Run, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1)
-    told = refused(run, "config", "unset", topic, "xyz")
-    named = remedies.find(Remedy.LIST_CONFIGS, told)["topic"]
+    message = refused(run, "config", "unset", topic, "xyz")
+    named = remedies.find(Remedy.LIST_CONFIGS, message)["topic"]
     assert "retention.ms" in run("config", "topic", named, "--all").stdout
 
 
-def test_states_are_taken_in_any_case_and_unknown_ones_refused(run: Run, cluster: Cluster, filled: Fill) -> None:
+def test_states_are_case_insensitive_and_checked(run: Run, cluster: Cluster, filled: Fill) -> None:
     topic = filled([b"one"])
     cluster.commit_offsets(topic, topic, {0: 1})
     assert topic in run("group", "list", "--state", "stable,EMPTY").stdout
     for noun, known in (("group", "PreparingRebalance"), ("transaction", "CompleteAbort")):
-        told = refused(run, noun, "list", "--state", "Empty,foo", code=2)
-        assert "'foo' is no state" in told
-        assert known in told
+        message = refused(run, noun, "list", "--state", "Empty,foo", code=2)
+        assert "'foo' is not a valid state" in message
+        assert known in message
 
 
 @pytest.mark.parametrize("asked", ["@1h", "@1h:end", "@1h:2h", "@:1h"])
-def test_a_duration_without_its_minus_is_refused(run: Run, filled: Fill, asked: str) -> None:
-    told = refused(run, "consume", filled([b"one"]), "--offset", asked, "--exit-at-end", code=2)
-    assert "1h lies in the future: -1h is that long ago" in told
+def test_durations_without_minus_are_refused(run: Run, filled: Fill, asked: str) -> None:
+    message = refused(run, "consume", filled([b"one"]), "--offset", asked, "--exit-at-end", code=2)
+    assert "1h is in the future; write -1h for 1h ago" in message
 
 
 @pytest.mark.remedy(Remedy.TRIM_ALL)
-def test_a_trim_beyond_the_end_is_told_in_words_of_trimming(run: Run, filled: Fill, cluster: Cluster) -> None:
+def test_trims_beyond_the_end_are_explained(run: Run, filled: Fill, cluster: Cluster) -> None:
     topic = filled([b"one", b"two"])
-    told = refused(run, "topic", "trim", topic, "--before", "500", "--yes")
-    assert f"nothing was deleted: 500 is not within {topic}-0, which has the offsets from 0 up to its end 2" in told
-    remedies.find(Remedy.TRIM_ALL, told)
+    message = refused(run, "topic", "trim", topic, "--before", "500", "--yes")
+    assert f"nothing was deleted: offset 500 is outside {topic}-0, which has offsets 0 to 2" in message
+    remedies.find(Remedy.TRIM_ALL, message)
     assert cluster.list_offsets(topic, {0: EARLIEST})[0].offset == 0
     assert run("topic", "trim", topic, "--before", "end", "--yes").returncode == 0
     assert cluster.list_offsets(topic, {0: EARLIEST})[0].offset == 2
     no_place = refused(run, "topic", "trim", topic, "--before", "foo", code=2)
-    assert "'foo' is no offset: write end, 47, +47, -47 or @TIME\n" in no_place
-    assert "takes one place, not a range" in refused(run, "topic", "trim", topic, "--before", ":1", code=2)
+    assert "'foo' is not a valid offset; expected end, 47, +47, -47 or @TIME\n" in no_place
+    assert "is a range; --before takes one offset" in refused(run, "topic", "trim", topic, "--before", ":1", code=2)
 
 
 def test_an_unknown_broker_is_told_with_those_there_are(run: Run, bootstrap: str) -> None:
@@ -161,11 +159,11 @@ def test_without_a_yes_nothing_is_done(run: Run, filled: Fill, cluster: Cluster,
     assert run("topic", "delete", topic, "--yes").returncode == 0
 
 
-def test_one_event_is_not_called_events(run: Run) -> None:
+def test_counts_have_singular_nouns(run: Run) -> None:
     assert "1 event for __consumer_offsets" in run("produce", "__consumer_offsets", stdin="a\n").stderr
 
 
-def test_an_interrupt_at_a_question_stays_an_interrupt(
+def test_interrupted_prompts_exit_with_130(
     run: Run, cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.create_topic(topic, 1)

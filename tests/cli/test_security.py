@@ -1,6 +1,6 @@
-"""The commands against a Kafka behind TLS, told by -X or the file of settings, and what they say of wrong settings.
+"""Commands against a Kafka behind TLS, with settings from -X or the configuration file, and invalid settings.
 
-SASL is tried on Apache Kafka (tests/compat/test_security.py).
+SASL is tested with Apache Kafka (tests/compat/test_security.py).
 """
 
 import json
@@ -26,7 +26,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def behind_tls(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a broker that its clients reach by TLS alone, showing a certificate of their own."""
+    """The address of a broker that requires TLS and client certificates."""
     with (
         TlsListener(authority.server(asks_for_certificates=True)) as listener,
         BrokerProcess(tmp_path_factory.mktemp("secured"), 0, "--advertise", str(listener.address)) as running,
@@ -46,7 +46,7 @@ def settings(authority: Authority) -> dict[str, str]:
 
 @pytest.fixture
 def secured(run: Run, behind_tls: str, settings: dict[str, str]) -> Run:
-    """Runs a command with -X for each setting; it must end well."""
+    """Run a command with -X for each setting; it must succeed."""
 
     def run_secured(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         given = [word for name, value in settings.items() for word in ("-X", f"{name}={value}")]
@@ -74,8 +74,8 @@ def test_groups_and_transactions_through_tls(secured: Run, topic: str) -> None:
 
 
 def test_events_through_tls(secured: Run, topic: str, tmp_path: Path) -> None:
-    made = json.loads(secured("generate", "--topic", topic, "--count", "3", "--interval-ms", "0", "--json").stdout)
-    assert made == {"topic": topic, "sent": 3, "complete": True}
+    written = json.loads(secured("generate", "--topic", topic, "--count", "3", "--interval-ms", "0", "--json").stdout)
+    assert written == {"topic": topic, "sent": 3, "complete": True}
     log = tmp_path / "clicks.jsonl"
     log.write_text('{"uid": "ada", "event_time": 1, "os_type": "x", "click_count": 2}\n')
     rejects = ("--rejects", str(tmp_path / "rejects.jsonl"))
@@ -83,7 +83,7 @@ def test_events_through_tls(secured: Run, topic: str, tmp_path: Path) -> None:
     assert len(secured("consume", topic, "--exit-at-end").stdout.splitlines()) == 4
 
 
-def test_the_file_of_settings_says_it_too_and_an_option_beats_it(
+def test_options_override_the_security_file(
     run: Run, behind_tls: str, settings: dict[str, str], tmp_path: Path
 ) -> None:
     file = tmp_path / "client.properties"
@@ -96,14 +96,14 @@ def test_the_file_of_settings_says_it_too_and_an_option_beats_it(
     assert right.returncode == 0, right
 
 
-def test_without_the_settings_the_sentence_says_what_is_there(run: Run, behind_tls: str) -> None:
+def test_missing_security_settings_are_explained(run: Run, behind_tls: str) -> None:
     ended = run("topic", "list", "--bootstrap", behind_tls)
     assert ended.returncode == 1
     assert "plain listener" in ended.stderr
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "message"),
     [
         (["security.protocl=SSL"], "security.protocl is not a setting of TLS or SASL here: did you mean security.p"),
         (["sasl.username=ada"], "that is librdkafka's name, Kafka has sasl.jaas.config"),
@@ -115,17 +115,18 @@ def test_without_the_settings_the_sentence_says_what_is_there(run: Run, behind_t
     ],
 )
 @pytest.mark.parametrize("command", [("topic", "list"), ("generate",), ("verify",), ("dashboard",)])
-def test_settings_that_cannot_be_meant_are_wrong_usage(
-    run: Run, command: tuple[str, ...], given: list[str], sentence: str
+def test_invalid_security_settings_are_wrong_usage(
+    run: Run, command: tuple[str, ...], given: list[str], message: str
 ) -> None:
-    ended = run(*command, *(word for each in given for word in ("-X", each)))
+    ended = run(*command, *(word for setting in given for word in ("-X", setting)))
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert sentence in ended.stderr
+    assert message in ended.stderr
 
 
-def test_a_password_is_not_repeated_in_what_is_said_about_it(run: Run) -> None:
+def test_errors_do_not_repeat_passwords(run: Run) -> None:
     login = "sasl.jaas.config=PlainLoginModule required password=hidden;"
-    words = [word for each in ("security.protocol=SASL_SSL", "sasl.mechanism=PLAIN", login) for word in ("-X", each)]
+    given = ("security.protocol=SASL_SSL", "sasl.mechanism=PLAIN", login)
+    words = [word for setting in given for word in ("-X", setting)]
     ended = run("topic", "list", *words)
     assert ended.returncode == 2
     assert "sasl.jaas.config is not of the form" in ended.stderr
@@ -159,7 +160,7 @@ def test_a_password_is_not_repeated_in_what_is_said_about_it(run: Run) -> None:
         ),
     ],
 )
-def test_librdkafka_is_told_the_same_by_its_own_names(given: dict[str, str], wanted: dict[str, str]) -> None:
+def test_librdkafka_settings_have_its_names(given: dict[str, str], wanted: dict[str, str]) -> None:
     assert librdkafka_settings(read_security(given)) == wanted
 
 
@@ -171,7 +172,7 @@ def test_librdkafka_gets_keys_and_certificates_as_text(authority: Authority) -> 
         "ssl.keystore.key": key,
         "ssl.keystore.certificate.chain": begin + chain,
     }
-    told = librdkafka_settings(read_security(given))
-    assert (told["ssl.key.pem"], told["ssl.certificate.pem"]) == (key, begin + chain)
-    assert told["ssl.ca.pem"] == authority.trusted.read_text()
-    assert "ssl.ca.location" not in told
+    converted = librdkafka_settings(read_security(given))
+    assert (converted["ssl.key.pem"], converted["ssl.certificate.pem"]) == (key, begin + chain)
+    assert converted["ssl.ca.pem"] == authority.trusted.read_text()
+    assert "ssl.ca.location" not in converted

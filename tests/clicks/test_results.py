@@ -124,10 +124,10 @@ def test_clicks_for_people_and_programs(redis_server: RedisProcess, hash_key: st
     one = run("clicks", "eve", *where)
     assert (one.stdout, one.exit_code) == ("0\n", 0)
     nobody = run("clicks", "mallory", *where)
-    assert ("has no event that counts" in nobody.stdout, nobody.exit_code) == (True, 1)
+    assert ("has no counted event" in nobody.stdout, nobody.exit_code) == (True, 1)
     assert json.loads(run("clicks", "mallory", "--json", *where).stdout) == {"uid": "mallory", "clicks": None}
     nothing = run("clicks", "--redis", redis_server.url, "--hash-key", "none").stdout
-    assert nothing == f"nothing counted yet under none at {redis_server.url}\n"
+    assert nothing == f"nothing counted yet in none at {redis_server.url}\n"
 
 
 def test_counts_of_another_job_are_not_told_as_no_clicks(redis_server: RedisProcess, hash_key: str) -> None:
@@ -151,7 +151,7 @@ def test_every_user_goes_into_a_file(redis_server: RedisProcess, hash_key: str) 
     expected = [("bob", 8), ('comma, "quote"\nand é', 5), ("ada", 3), ("eve", 0)]
     rows = list(csv.reader(io.StringIO(as_csv.stdout)))
     assert rows == [["uid", "clicks"], *([uid, str(clicks)] for uid, clicks in expected)]
-    assert as_csv.stderr == "4 users as micro-batch 1 left them, " + '{"t": {"0": 4, "1": 5}}\n'
+    assert as_csv.stderr == "4 users as of micro-batch 1, offsets " + '{"t": {"0": 4, "1": 5}}\n'
     lines = run("clicks", *where, "--export", "jsonl").stdout.splitlines()
     assert [(row["uid"], row["clicks"]) for row in map(json.loads, lines)] == expected
     for more in (["ada"], ["--top", "10"], ["--json"]):
@@ -225,10 +225,10 @@ def test_an_address_that_is_no_redis_is_wrong_usage() -> None:
 
 def test_a_list_of_commands_has_whole_sentences() -> None:
     words = " ".join(run("sink", "reset", "--help").output.split())
-    assert "redis Forget a Redis sink: its counts and its marker, and its query's checkpoint, so that the log" in words
+    assert "redis Delete a Redis sink's counts and marker, and its query's checkpoint, to count the log again." in words
 
 
 def test_a_mistyped_command_is_told_the_nearest() -> None:
     done = CliRunner().invoke(onceflow, ["clikcs"])
     assert (done.exit_code, "No such command 'clikcs'. Did you mean 'clicks'?" in done.output) == (2, True)
-    assert "There are broker, topic, " in CliRunner().invoke(onceflow, ["xyz"]).output
+    assert "Commands: broker, topic, " in CliRunner().invoke(onceflow, ["xyz"]).output

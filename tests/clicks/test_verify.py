@@ -138,7 +138,7 @@ def cannot_say(place: Place) -> str:
 def test_no_marker(place: Place) -> None:
     with place.redis() as client:
         client.delete(place.keys.marker)
-    assert "cannot say: there is no marker" in cannot_say(place)
+    assert "inconclusive: there is no marker" in cannot_say(place)
 
 
 @pytest.mark.remedy(Remedy.NAME_COUNTED_TOPIC)
@@ -193,7 +193,7 @@ def test_an_unexpected_failure_is_no_difference(place: Place, monkeypatch: pytes
         raise KeyError("surprise")
 
     monkeypatch.setattr(verifying, "compare", fail)
-    assert "cannot say: verify itself failed (KeyError: 'surprise')" in cannot_say(place)
+    assert "inconclusive: verify itself failed (KeyError: 'surprise')" in cannot_say(place)
 
 
 def test_without_the_packages_it_says_what_to_install(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

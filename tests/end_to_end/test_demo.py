@@ -54,7 +54,7 @@ def test_ctrl_c_stops_all_that_has_started_and_a_taken_port_is_said(tmp_path: Pa
         with printed.open("wb") as output:
             started = subprocess.Popen(demo, stdout=output, stderr=output, env={**os.environ, MARK: mark})
         try:
-            eventually(lambda: "the page   http" in printed.read_text() or started.poll() is not None)
+            eventually(lambda: "dashboard  http" in printed.read_text() or started.poll() is not None)
             assert len(processes_of(mark)) >= 6, printed.read_text()
             started.send_signal(signal.SIGINT)
             assert started.wait(60) == 0
@@ -83,7 +83,7 @@ def test_the_demo_counts_stops_with_all_its_children_and_goes_on(tmp_path: Path)
         said = printed.read_text()
         ports = json.loads((tmp_path / "data" / "demo.json").read_text())["ports"]
         assert f"redis-cli -p {ports['redis']} -n 1 HGETALL app::users::click" in said
-        assert f"the page   http://127.0.0.1:{ports['page']}" in said
+        assert f"dashboard  http://127.0.0.1:{ports['page']}" in said
         assert "/logs/{broker,redis,generator,page,spark,jvm}.log" in said
         assert "WARN" not in said, "Spark's own noise goes into its log"
         assert retention_ms(json.loads((tmp_path / "data" / "demo.json").read_text())["ports"]["broker"]) == "-1"
@@ -104,5 +104,5 @@ def test_the_demo_counts_stops_with_all_its_children_and_goes_on(tmp_path: Path)
     verified = json.loads(again.stdout)
     assert verified["events"] > 0
     assert verified["differences"] == []
-    assert "goes on where it stopped" in again.stderr
+    assert "(resumed)" in again.stderr
     assert not processes_of(mark)

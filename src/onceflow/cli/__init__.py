@@ -1,9 +1,8 @@
-"""The command line: the one place that joins all rooms.
+"""The command line: the one place that joins all packages.
 
-Each module here holds the commands of one noun and imports the rooms it needs inside the command, so that
-`onceflow --help` starts quickly and the base install works without Spark. `main` is the edge where errors
-become exit codes: 0 done or equal, 1 the answer is no or something failed (one sentence on stderr), 2 wrong
-usage or "cannot say", 130 interrupted.
+Each module holds the commands of one noun and imports other packages inside the command. So `onceflow --help` starts
+quickly and the base install works without Spark. `main` turns errors into exit codes: 0 success or equal, 1 failure or
+a negative result (one message on stderr), 2 wrong usage or an inconclusive `verify`, 130 interrupted.
 """
 
 import importlib
@@ -41,7 +40,7 @@ COMMANDS = {
     "demo": "onceflow.cli.demo.commands:demo",
     "reset": "onceflow.cli.demo.commands:reset",
 }
-"""Command name → module and object, imported only when that command or the list of commands is asked for."""
+"""Command name → module and object, imported only when the command is called."""
 
 SUMMARIES: dict[str, str] = {
     "broker": "Run a durable Kafka-protocol broker.",
@@ -49,20 +48,20 @@ SUMMARIES: dict[str, str] = {
     "produce": "Write lines from standard input to a topic.",
     "consume": "Read a topic's records.",
     "group": "List, describe, reset and delete consumer groups.",
-    "config": "Show and change the settings of topics; show those of brokers.",
+    "config": "Show and change topic configs; show broker configs.",
     "transaction": "List, describe and abort transactions.",
-    "sink": "Show and forget what the exactly-once sinks have noted as written.",
+    "sink": "Show and reset the state of exactly-once sinks.",
     "status": "Show brokers, topics, groups with lag, the count's progress and Redis on one screen.",
-    "log": "Look into the files of a log.",
-    "generate": "Write click events, the article's or seeded ones.",
-    "replay": "Write real log files to a topic as click events.",
+    "log": "Inspect log files.",
+    "generate": "Write generated click events to a topic.",
+    "replay": "Write log files to a topic as click events.",
     "run": "Count events exactly once: topic → Spark → Redis.",
     "verify": "Recount the log and compare with Redis.",
-    "clicks": "Show clicks per user, or all of them for a file.",
-    "dead": "Show the events that could not be counted.",
-    "dashboard": "Serve the live page.",
-    "demo": "Run everything on this machine, with events and a live page.",
-    "reset": "Forget the demo's data and counts.",
+    "clicks": "Show clicks per user, or export them.",
+    "dead": "Show events that could not be counted.",
+    "dashboard": "Serve the live dashboard.",
+    "demo": "Run the whole pipeline on this machine, with events and a dashboard.",
+    "reset": "Delete the demo's data and counts.",
 }
 
 EXTRAS = {
@@ -77,13 +76,13 @@ EXTRAS = {
     "sink": "spark",
     "status": "dashboard",
 }
-"""Command name → the smallest extras that bring its packages; `demo` for any other, which brings everything."""
+"""Command name → the smallest extras with its packages; any other command needs `demo`, which has everything."""
 
 SHOWN_CHARACTERS_MAX = 80
 
 
 class LazyCommands(Commands):
-    """A group whose commands are imported when they are called; `--help` needs only the summaries."""
+    """Command group that imports a command when it is called; `--help` needs only the summaries."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -106,7 +105,7 @@ class LazyCommands(Commands):
 
 
 def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
-    """Return the error that names the missing package and the smallest extras that bring it."""
+    """Return an error that names the missing package and the smallest extras with it."""
     package = str(error.name).partition(".")[0]
     extras = EXTRAS.get(command, "demo")
     return OnceflowError(
@@ -116,15 +115,15 @@ def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
 
 
 def installed_from() -> str:
-    """Return the checkout or wheel that this was installed from if it is there still, or else the wheel's name.
+    """Return the checkout or wheel of this installation if it still exists, or else the wheel's name.
 
     Source: PEP 610, `direct_url.json`.
     """
     try:
-        told = metadata.distribution("onceflow").read_text("direct_url.json")
+        origin = metadata.distribution("onceflow").read_text("direct_url.json")
     except metadata.PackageNotFoundError:  # It is on the path and was never installed.
-        told = None
-    path = urllib.parse.unquote(urllib.parse.urlsplit(json.loads(told)["url"]).path) if told else ""
+        origin = None
+    path = urllib.parse.unquote(urllib.parse.urlsplit(json.loads(origin)["url"]).path) if origin else ""
     return path if path and Path(path).exists() else f"onceflow-{__version__}-py3-none-any.whl"
 
 
@@ -136,12 +135,12 @@ def installed_from() -> str:
     envvar="ONCEFLOW_CONFIG_FILE",
     show_envvar=True,
     metavar="FILE",
-    help="A file with lines like bootstrap=HOST:PORT, redis=URL and Kafka's settings of TLS and SASL, for every "
-    "command that takes --bootstrap or --redis; options and their environment variables are stronger.  [default: "
-    "onceflow.conf in the user's folder for settings, as ~/.config/onceflow, if it is there]",
+    help="File with bootstrap=HOST:PORT, redis=URL and Kafka's TLS and SASL settings, one per line, for every command "
+    "that takes --bootstrap or --redis. Options and environment variables override it.  [default: onceflow.conf in the "
+    "user's configuration directory, such as ~/.config/onceflow, if it exists]",
 )
 def onceflow(config_file: Path | None) -> None:
-    """Count events exactly once, in real time: events → log → Spark → Redis → a live page.
+    """Count events exactly once, in real time: events → log → Spark → Redis → dashboard.
 
     Start with 'onceflow demo'.
     """
@@ -151,7 +150,7 @@ def onceflow(config_file: Path | None) -> None:
 
 
 def main() -> None:
-    """Run the command line and turn what it raised into an exit code."""
+    """Run the command line and turn an exception into an exit code."""
     try:
         # Without standalone mode click returns the code given to `ctx.exit(code)` instead of leaving.
         code = onceflow.main(standalone_mode=False, prog_name="onceflow")
@@ -166,11 +165,11 @@ def main() -> None:
         print(f"onceflow: {missing_extra(sys.argv[1] if len(sys.argv) > 1 else '', error)}", file=sys.stderr)
         sys.exit(1)
     except UnicodeEncodeError as error:
-        # A name that was typed in another encoding, or a terminal that has not the letters to print one.
+        # A name typed in another encoding, or a terminal that cannot show its characters.
         shown = ascii(error.object[:SHOWN_CHARACTERS_MAX])
         print(f"onceflow: {shown} cannot be written as {error.encoding}: {error.reason}", file=sys.stderr)
         sys.exit(1)
     except (OnceflowError, OSError) as error:
-        # An OSError names the file or address that it is about.
+        # An OSError names its file or address.
         print(f"onceflow: {error}", file=sys.stderr)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""`onceflow broker`: run the broker in this process until it is told to stop."""
+"""`onceflow broker`: run the broker in this process until a signal stops it."""
 
 import asyncio
 import gc
@@ -27,13 +27,12 @@ logger = logging.getLogger(__name__)
 
 ANY_ADDRESS = ("0.0.0.0", "::")
 SWITCH_SECONDS = 0.0002
-"""Of the interpreter between threads; Python's 5 ms, several times over, would be what a sync takes while the loop has
-much to do."""
+"""The interpreter's thread switch interval. With Python's 5 ms, several switches would delay a sync under load."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class SettingText(click.ParamType):  # type: ignore[type-arg]
-    """A setting's text, checked where it is typed and handed on as it is: one place reads it, whatever its source."""
+    """Text of a setting: validated here, parsed with the settings of all sources."""
 
     def __init__(self, setting: Setting) -> None:
         self.name = setting.name
@@ -48,7 +47,7 @@ class SettingText(click.ParamType):  # type: ignore[type-arg]
 
 
 class BrokerCommand(click.Command):
-    """A command whose `--help` shows the common settings by group; the others have options all the same."""
+    """Command whose `--help` shows the common settings by group and hides the options of the others."""
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
@@ -85,7 +84,7 @@ def _print_settings(ctx: click.Context, _parameter: click.Parameter, is_wanted: 
         for title, group in GROUPS.items():
             click.echo(f"# {title}")
             for setting in group:
-                # A stronger name would hide what is edited in the weaker one's line.
+                # A setting of higher precedence would hide an edit of this line.
                 is_given = setting.default and not weaker_than(setting)
                 click.echo(f"{'' if is_given else '#'}{setting.name}={setting.default or ''}")
         ctx.exit()
@@ -96,7 +95,7 @@ def _print_settings(ctx: click.Context, _parameter: click.Parameter, is_wanted: 
     "--config-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     envvar="ONCEFLOW_BROKER_CONFIG_FILE",
-    help="A server.properties of Kafka's with any of the settings; the environment and options are stronger.",
+    help="Kafka server.properties file with any of the settings. Environment variables and options override it.",
 )
 @click.option(
     "--list-settings",
@@ -104,19 +103,18 @@ def _print_settings(ctx: click.Context, _parameter: click.Parameter, is_wanted: 
     is_eager=True,
     expose_value=False,
     callback=_print_settings,
-    help="Print every setting with its default, as a server.properties, and end.",
+    help="Print every setting with its default as a server.properties file, then exit.",
 )
 def broker(config_file: Path | None, **options: str | None) -> None:
     """Run a durable broker that speaks Kafka's protocol.
 
-    Kafka's clients use it as they use Kafka. A record that was acknowledged to acks=all is on disk: it survives a
-    killed broker and a power cut. The first line printed is "listening on HOST:PORT"; messages go to standard error.
-    Ctrl-C or SIGTERM stops it cleanly.
+    Kafka clients work with it unchanged. A record acknowledged with acks=all is on disk: it survives a killed broker
+    and a power cut. The first line on standard output is "listening on HOST:PORT"; log messages go to standard error.
+    Ctrl-C or SIGTERM stops the broker cleanly.
 
-    Every setting has Kafka's name, where Kafka has it, and can be given in three ways: log.retention.ms is
-    --log-retention-ms here, ONCEFLOW_BROKER_LOG_RETENTION_MS in the environment and log.retention.ms in
-    --config-file. Options beat the environment, which beats the file. The common ones are below, docs/operating.md
-    explains all of them.
+    Settings have Kafka's names and can be given in three ways: log.retention.ms is --log-retention-ms as an option,
+    ONCEFLOW_BROKER_LOG_RETENTION_MS in the environment and log.retention.ms in --config-file. Options override the
+    environment, which overrides the file. Common settings are listed below; docs/operating.md describes all of them.
 
     Example: onceflow broker --data ./broker --listen 127.0.0.1:9092
     """
@@ -125,7 +123,7 @@ def broker(config_file: Path | None, **options: str | None) -> None:
     config = resolved.config
     if config.host in ANY_ADDRESS and config.advertised is None:
         raise OnceflowError(
-            f"--listen {config.host}:{config.port} takes connections on every address of this machine: "
+            f"--listen {config.host}:{config.port} accepts connections on every address of this machine; "
             f"{Remedy.ADVERTISE}"
         )
     for note in resolved.notes:
@@ -134,8 +132,8 @@ def broker(config_file: Path | None, **options: str | None) -> None:
         logger.warning("%s", warning)
     if not _is_this_machine_alone(config.host):
         logger.warning(
-            "%s:%d is open to other machines, and nobody who connects is asked who they are: anybody who reaches it"
-            " can read, write and delete everything; keep it inside a trusted network",
+            "%s:%d is open to other machines without authentication or encryption: every client that can connect can"
+            " read, write and delete all data; keep it inside a trusted network",
             config.host,
             config.port,
         )
@@ -161,7 +159,7 @@ def _is_this_machine_alone(host: str) -> bool:
 
 
 def _allow_many_files() -> None:
-    """Each partition and each connection holds files open; the soft limit is often 1,024."""
+    """Raise the limit of open files: partitions and connections need many; the soft limit is often 1,024."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -173,14 +171,14 @@ async def _serve(config: "BrokerConfig") -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
-        # Not the loop's own handlers, which end with it: a second signal must not kill a process that ends cleanly.
+        # The loop's own handlers end with it; a second signal must not kill a process that is stopping cleanly.
         signal.signal(number, lambda _number, _frame: loop.call_soon_threadsafe(stop.set))
     server = Broker(config, on_lost=stop.set)
     try:
         await server.start()
     except OSError as error:
-        raise OnceflowError(f"--data {config.data} cannot be used: {error}; {Remedy.OTHER_DATA}") from error
-    # What is there now stays: full collections need not look at it again.
+        raise OnceflowError(f"cannot use --data {config.data}: {error}; {Remedy.OTHER_DATA}") from error
+    # Objects created until now live as long as the process; full collections can skip them.
     gc.freeze()
     print(f"listening on {address_text((config.host, server.port))}", flush=True)
     await stop.wait()
@@ -189,5 +187,5 @@ async def _serve(config: "BrokerConfig") -> None:
         signal.signal(number, signal.SIG_IGN)
     if not are_closed:
         raise OnceflowError(
-            f"--data {config.data}: not every log could be closed; the log above says why, the next start checks them"
+            f"--data {config.data}: some logs could not be closed, see the messages above; the next start recovers them"
         )

@@ -1,4 +1,4 @@
-"""A group of commands that says what each does in a whole sentence, and names the nearest one to a wrong word."""
+"""Command group that lists whole summaries and suggests a command for a misspelled one."""
 
 import difflib
 import sys
@@ -7,7 +7,7 @@ import click
 
 
 class Commands(click.Group):
-    """As click's group; `onceflow` itself and every noun are one."""
+    """Class of `onceflow` itself and of every noun."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -15,13 +15,13 @@ class Commands(click.Group):
         known = self.list_commands(ctx)
         if args[0] not in known:
             near = difflib.get_close_matches(args[0], known, 1)
-            meant = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(known)}."
+            meant = f"Did you mean '{near[0]}'?" if near else f"Commands: {', '.join(known)}."
             ctx.fail(f"No such command '{args[0]}'. {meant}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        # click cuts a sentence to what is left of one line; a list wraps.
+        # click cuts a summary to one line; a list wraps.
         rows = [
             (name, command.get_short_help_str(sys.maxsize))
             for name, command in commands

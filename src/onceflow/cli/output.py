@@ -1,4 +1,4 @@
-"""What commands print: standard output that a reader like `head` may close early, counts in words, bytes as text."""
+"""Output of commands: closed pipes, counts with their nouns, bytes as text, tables."""
 
 import base64
 import os
@@ -11,22 +11,22 @@ import click
 
 @contextmanager
 def stdout_may_close() -> Iterator[None]:
-    """A closed pipe ends the block as if it were done: its reader has had enough, which is no failure."""
+    """End the block quietly when its reader, such as `head`, closes the pipe."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes stdout once more at its end and would complain; what is left has no reader.
+        # Python flushes stdout again at exit and would report an error; the rest has no reader.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 record`, `2,000 records`, `2 batches`."""
+    """Return a count with its noun: `1 record`, `2,000 records`, `2 batches`."""
     return f"{count} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def readable(name: str, content: bytes | None) -> dict[str, str | None]:
-    """For JSON: bytes as text under `name`, or in base64 where they are not UTF-8, which `NAME_encoding` then says."""
+    """Return bytes for JSON as text under `name`, or as base64 if not UTF-8, marked by `NAME_encoding`."""
     try:
         return {name: None if content is None else content.decode()}
     except UnicodeDecodeError:
@@ -34,7 +34,7 @@ def readable(name: str, content: bytes | None) -> dict[str, str | None]:
 
 
 def table(rows: Iterable[Sequence[object]]) -> None:
-    """Print rows, the first one being the heads, with columns as wide as they must be; None shows as a dash."""
+    """Print rows in aligned columns, headings first; None shows as a dash."""
     texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in texts) for column in range(len(texts[0]))]
     for row in texts:

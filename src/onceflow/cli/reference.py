@@ -1,4 +1,4 @@
-"""docs/cli.md, generated from the commands' own `--help`: `python -m onceflow.cli.reference > docs/cli.md`."""
+"""Generator of docs/cli.md from `--help`: `python -m onceflow.cli.reference > docs/cli.md`."""
 
 from collections.abc import Iterator
 
@@ -7,17 +7,17 @@ import click
 from onceflow.cli import onceflow
 
 INTRODUCTION = """\
-# The commands
+# Commands
 
-This page is generated from `--help` (`python -m onceflow.cli.reference > docs/cli.md`) and a test keeps it so.
+This page is generated from `--help` (`python -m onceflow.cli.reference > docs/cli.md`); a test compares the two.
 
-Exit codes: 0 done or equal; 1 the command failed, or its answer is no, with one sentence on standard error;
-2 wrong usage, and for `verify` also "cannot say"; 130 interrupted.
+Exit codes: 0 success or equal; 1 failure or a negative result, with one message on standard error;
+2 wrong usage, and for `verify` also inconclusive; 130 interrupted.
 """
 
 
 def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command below `command`, with the words that call it."""
+    """Yield `command` and every command below it, with the words that call it."""
     yield path, command
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -28,7 +28,7 @@ def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tu
 
 
 def help_text(path: tuple[str, ...], command: click.Command) -> str:
-    """What `--help` prints, 100 columns wide."""
+    """Return what `--help` prints, 100 columns wide."""
     context = click.Context(
         command,
         info_name=" ".join(path),
@@ -40,7 +40,7 @@ def help_text(path: tuple[str, ...], command: click.Command) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     sections = [INTRODUCTION]
     for path, command in commands(onceflow, ("onceflow",)):
         sections.append(f"## {' '.join(path)}\n\n```text\n{help_text(path, command).rstrip()}\n```\n")

@@ -1,4 +1,4 @@
-"""What a cluster's refusal means to who typed the command, and what a question that got no yes ends in."""
+"""User-facing errors for refused requests, and the confirmation prompt."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,35 +10,35 @@ from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 
 
-class NotAgreed(OnceflowError):
-    """A question was not answered with yes."""
+class NotConfirmed(OnceflowError):
+    """A prompt was not confirmed."""
 
 
 class Refused(OnceflowError):
-    """The cluster refused for a reason that the command can put in words, with a remedy."""
+    """Request refused by the cluster, with a remedy."""
 
 
 @contextmanager
-def in_words(sentences: Mapping[ErrorCode, str]) -> Iterator[None]:
-    """Give a refusal with one of these codes its sentence; any other goes on as it is."""
+def explaining(messages: Mapping[ErrorCode, str]) -> Iterator[None]:
+    """Raise a refusal that has one of these codes with its message; others pass through."""
     from onceflow.client.errors import RequestRefused
 
     try:
         yield
     except RequestRefused as error:
-        if error.error_code not in sentences:
+        if error.error_code not in messages:
             raise
-        raise Refused(sentences[error.error_code]) from error
+        raise Refused(messages[error.error_code]) from error
 
 
-def require_yes(question: str, otherwise: str) -> None:
-    """Ask on standard error; without a yes raises NotAgreed, which says that nothing was `otherwise`."""
+def confirm(question: str, undone: str) -> None:
+    """Ask on standard error. Raises NotConfirmed, "nothing was `undone`", unless the user confirms."""
     try:
         if click.confirm(question, err=True):
             return
     except click.Abort as aborted:
-        # click has one exception for Ctrl-C, which interrupts, and for an input that ended, which is no yes.
+        # click raises the same exception for Ctrl-C, which interrupts, and for the end of input, which declines.
         if not isinstance(aborted.__context__, EOFError):
             raise
         click.echo(err=True)
-    raise NotAgreed(f"nothing was {otherwise}; {Remedy.SKIP_QUESTION}")
+    raise NotConfirmed(f"nothing was {undone}; {Remedy.SKIP_QUESTION}")

@@ -1,4 +1,4 @@
-"""What the present command's Kafka asks for: TLS and SASL, by Kafka's names, from -X and the file of settings."""
+"""TLS and SASL settings of the current command, by Kafka's names, from -X and the configuration file."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from onceflow.client.security import Security
 
 _META = "onceflow.kafka"
-"""Where click keeps them for a command and those above it."""
+"""Key of the settings in click's context."""
 
 
 def require(context: click.Context, settings: Mapping[str, str]) -> None:
-    """Connect as these say; one that was said before, by the file, gives way. Raises InvalidSecurity."""
+    """Use these settings; they override those of the file. Raises InvalidSecurity."""
     joined = {**context.meta.get(_META, {}), **settings}
     if joined:
         from onceflow.client.security import read_security
@@ -23,25 +23,25 @@ def require(context: click.Context, settings: Mapping[str, str]) -> None:
     context.meta[_META] = joined
 
 
-def say_in_file(context: click.Context, settings: Mapping[str, str]) -> None:
-    """What the file of settings says; whether it goes together is seen when a command has said what it wants else."""
+def use_from_file(context: click.Context, settings: Mapping[str, str]) -> None:
+    """Use the settings of the configuration file; they are validated together with those of the options."""
     context.meta[_META] = dict(settings)
 
 
 def kafka_settings() -> dict[str, str]:
-    """By Kafka's names, of the present command."""
+    """Return the current command's settings by Kafka's names."""
     return dict(click.get_current_context().meta.get(_META, {}))
 
 
 def security() -> "Security":
-    """The same, understood."""
+    """Return the parsed settings."""
     from onceflow.client.security import read_security
 
     return read_security(kafka_settings())
 
 
 def open_cluster(bootstrap: str) -> "Cluster":
-    """The cluster at `bootstrap`, reached as the present command was told to."""
+    """Return a client of the cluster at `bootstrap` with the current command's settings."""
     from onceflow.client.cluster import Cluster
 
     return Cluster(bootstrap, security=security())

@@ -1,4 +1,4 @@
-"""How `onceflow demo --seconds` ends: with 0 only if something was counted, in several micro-batches, and all equal."""
+"""Exit of `onceflow demo --seconds`: 0 only if several micro-batches were counted and all counts are equal."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,8 +21,8 @@ ONLY_ZEROS: Values = {0: [b'{"uid":"ada","click_count":0}'], 1: []}
 EndOf = Callable[..., int]
 
 
-def beside(directory: Path, broker: Broker, server: RedisProcess, values: Values) -> Laptop:
-    """A demo that has none of its children yet; `values` are in its log, and counted."""
+def demo_of(directory: Path, broker: Broker, server: RedisProcess, values: Values) -> Laptop:
+    """Return a demo without children; `values` are in its log, and counted."""
     laptop = Laptop(directory, lively=False, max_bytes=1 << 20, page_port=0, quiet=True)
     laptop.ports |= {"broker": int(broker.bootstrap_servers.split(":")[1]), "redis": server.port}
     write(laptop.bootstrap, TOPIC, values)
@@ -32,12 +32,12 @@ def beside(directory: Path, broker: Broker, server: RedisProcess, values: Values
 
 @pytest.fixture
 def end_of(tmp_path: Path, new_redis: Callable[..., RedisProcess]) -> Iterator[EndOf]:
-    """What a demo's end says of a log with `values` and of what is counted of it, with stand-ins for its children."""
+    """A function that ends a demo of `values` and their counts, with stand-ins for its children."""
     server = new_redis()
     with Broker(tmp_path / "broker") as broker:
 
         def conclude(values: Values, *, batch_before: int = -1, by_hand: int = 0) -> int:
-            laptop = beside(tmp_path, broker, server, values)
+            laptop = demo_of(tmp_path, broker, server, values)
             laptop.batch_before = batch_before
             if by_hand:
                 with redis.Redis.from_url(server.url) as client:
@@ -50,7 +50,7 @@ def end_of(tmp_path: Path, new_redis: Callable[..., RedisProcess]) -> Iterator[E
         yield conclude
 
 
-def test_all_equal_in_two_micro_batches_is_0(end_of: EndOf, capfd: pytest.CaptureFixture[str]) -> None:
+def test_equal_counts_exit_with_0(end_of: EndOf, capfd: pytest.CaptureFixture[str]) -> None:
     assert end_of(GOOD_AND_BAD) == 0
     printed = capfd.readouterr()
     assert '"differences": []' in printed.out
@@ -63,11 +63,11 @@ def test_the_logs_size_is_its_records(tmp_path: Path, capfd: pytest.CaptureFixtu
     with Broker(tmp_path / "broker") as broker:
         write(broker.bootstrap_servers, TOPIC, GOOD_AND_BAD)
     assert (tmp_path / "broker" / ".reserve").stat().st_size
-    laptop._say_where_it_is()
-    assert "(goes on where it stopped) · log 0.0 of at most 1024 MiB" in capfd.readouterr().out
+    laptop._print_directory()
+    assert "(resumed) · log 0.0 of at most 1024 MiB" in capfd.readouterr().out
 
 
-def test_a_difference_is_1(end_of: EndOf) -> None:
+def test_differences_exit_with_1(end_of: EndOf) -> None:
     assert end_of(GOOD_AND_BAD, by_hand=1) == 1
 
 
@@ -76,8 +76,8 @@ def test_a_difference_is_1(end_of: EndOf) -> None:
     [(ONLY_ZEROS, -1), (GOOD_AND_BAD, 0)],
     ids=["no clicks", "one micro-batch"],
 )
-def test_equal_but_too_little_is_no_proof(end_of: EndOf, values: Values, batch_before: int) -> None:
-    with pytest.raises(OnceflowError, match="too little was counted to say that it works"):
+def test_too_few_events_prove_nothing(end_of: EndOf, values: Values, batch_before: int) -> None:
+    with pytest.raises(OnceflowError, match="too little was counted to verify"):
         end_of(values, batch_before=batch_before)
 
 
@@ -85,14 +85,14 @@ def test_equal_but_too_little_is_no_proof(end_of: EndOf, values: Values, batch_b
 def watched(
     tmp_path: Path, new_redis: Callable[..., RedisProcess], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Values], Laptop]]:
-    """A demo that goes on with what is counted already: its generator ends at once, and its Spark counts nothing."""
+    """A function that resumes a demo of counted values: its generator ends at once, its Spark counts nothing."""
     server = new_redis()
     monkeypatch.setattr(laptop_module, "SLOW_START_S", 0.0)
     monkeypatch.setattr(laptop_module, "FIRST_COUNT_WAIT_S", 1.0)
     with Broker(tmp_path / "broker") as broker, services.Supervisor() as supervisor:
 
         def start(values: Values) -> Laptop:
-            laptop = beside(tmp_path, broker, server, values)
+            laptop = demo_of(tmp_path, broker, server, values)
             laptop.batch_before = 1
             laptop.supervisor = supervisor
             supervisor.start("generator", ["true"], tmp_path / "generator.log", None)
@@ -103,15 +103,13 @@ def watched(
         yield start
 
 
-def test_a_log_that_is_full_and_counted_is_no_slow_start(
-    watched: Callable[[Values], Laptop], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_full_counted_logs_end_the_wait(watched: Callable[[Values], Laptop], capfd: pytest.CaptureFixture[str]) -> None:
     watched(GOOD_AND_BAD).watch(0)
-    assert "the log has reached its 1 MiB (--max-bytes) and is counted: nothing new will come" in capfd.readouterr().err
+    assert "the log has reached its 1 MiB (--max-bytes) and is counted; no more events" in capfd.readouterr().err
 
 
 @pytest.mark.remedy(Remedy.DEMO_AGAIN)
-def test_who_waits_is_told_that_the_machine_is_slow_and_at_last_how_to_go_on(
+def test_slow_starts_are_reported_and_resumable(
     watched: Callable[[Values], Laptop], capfd: pytest.CaptureFixture[str]
 ) -> None:
     laptop = watched(GOOD_AND_BAD)
@@ -121,8 +119,8 @@ def test_who_waits_is_told_that_the_machine_is_slow_and_at_last_how_to_go_on(
     remedies.find(Remedy.DEMO_AGAIN, raised.value)
     printed = capfd.readouterr().err
     assert printed.count("this machine is slow or busy") == 1
-    assert "nothing new will come" not in printed
-    # The same command again finds what Spark has counted since.
+    assert "no more events" not in printed
+    # The repeated command finds what Spark has counted since.
     twice = {partition: [*part, *part] for partition, part in GOOD_AND_BAD.items()}
     count(laptop.redis_url, HASH_KEY, TOPIC, twice, batch="2")
     laptop.watch(0)

@@ -16,10 +16,10 @@ Fill = Callable[..., str]
 
 def set_configs(run: Run, topic: str) -> dict[str, str]:
     shown = json.loads(run("config", "topic", topic, "--json").stdout)
-    return {each["name"]: each["value"] for each in shown if each["source"] == "DYNAMIC_TOPIC_CONFIG"}
+    return {row["name"]: row["value"] for row in shown if row["source"] == "DYNAMIC_TOPIC_CONFIG"}
 
 
-def test_a_topics_configs_are_set_shown_and_unset(run: Run, cluster: Cluster, topic: str) -> None:
+def test_topic_configs_are_set_shown_unset(run: Run, cluster: Cluster, topic: str) -> None:
     assert run("topic", "create", topic, "--config", "retention.ms=3600000").returncode == 0
     assert set_configs(run, topic) == {"retention.ms": "3600000"}
     done = run("config", "set", topic, "segment.bytes=10485760", "cleanup.policy=compact,delete")
@@ -37,25 +37,25 @@ def test_a_topics_configs_are_set_shown_and_unset(run: Run, cluster: Cluster, to
 
 
 @pytest.mark.parametrize(
-    ("setting", "code", "sentence"),
+    ("setting", "code", "message"),
     [
         ("retention.ms=soon", 1, "retention.ms"),
         ("no.such.setting=1", 1, "no.such.setting"),
         ("retention.ms", 2, "is not NAME=VALUE"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused(
-    run: Run, cluster: Cluster, topic: str, setting: str, code: int, sentence: str
+def test_invalid_configs_are_refused(
+    run: Run, cluster: Cluster, topic: str, setting: str, code: int, message: str
 ) -> None:
     cluster.create_topic(topic, 1)
     refused = run("config", "set", topic, setting)
     assert refused.returncode == code
-    assert sentence in refused.stderr
+    assert message in refused.stderr
     assert set_configs(run, topic) == {}
 
 
 def test_a_brokers_settings_are_shown(run: Run) -> None:
-    shown = {each["name"]: each for each in json.loads(run("config", "broker", "--all", "--json").stdout)}
+    shown = {row["name"]: row for row in json.loads(run("config", "broker", "--all", "--json").stdout)}
     assert shown["num.partitions"]["value"] == "1"
     assert shown["message.max.bytes"]["value"] == "1048588"
 
@@ -78,7 +78,7 @@ def test_trim_deletes_the_first_records(run: Run, cluster: Cluster, filled: Fill
     topic = filled([b"%d" % number for number in range(10)], partitions=2, partition=1)
     assert run("topic", "trim", topic, "--before", "4", "--partition", "1", stdin="n\n").returncode == 1
     done = run("topic", "trim", topic, "--before", "4", "--partition", "1", "--yes")
-    assert done.stdout == f"{topic}-1 begins at 4\n"
+    assert done.stdout == f"{topic}-1 starts at 4\n"
     assert cluster.list_offsets(topic, {0: EARLIEST, 1: EARLIEST})[1].offset == 4
     assert run("topic", "trim", topic, "--before", "@1970-01-01T00:00:01.006", "--yes").returncode == 0
     assert cluster.list_offsets(topic, {1: EARLIEST})[1].offset == 6

@@ -1,4 +1,4 @@
-"""`onceflow group`: what it shows and changes, against a real broker."""
+"""`onceflow group` with a real broker."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def described(run: Run, group: str) -> dict[str, object]:
 
 
 def test_list_shows_groups_and_filters_by_state(run: Run, group: str) -> None:
-    assert [each for each in json.loads(run("group", "list", "--json").stdout) if each["group"] == group] == [
+    assert [row for row in json.loads(run("group", "list", "--json").stdout) if row["group"] == group] == [
         {"group": group, "state": "Empty", "protocol_type": ""}
     ]
     assert [group, "Empty"] in [line.split() for line in run("group", "list").stdout.splitlines()]
@@ -38,10 +38,8 @@ def test_list_shows_groups_and_filters_by_state(run: Run, group: str) -> None:
     assert group in run("group", "list", "--state", "Empty", "--state", "Stable").stdout
 
 
-def test_list_tells_the_lag_and_who_is_behind_most_comes_first(
-    run: Run, bootstrap: str, cluster: Cluster, group: str
-) -> None:
-    """A group that has read nothing of one topic and all of another, and one whose topic is gone."""
+def test_list_sorts_groups_by_lag(run: Run, bootstrap: str, cluster: Cluster, group: str) -> None:
+    """Groups that have read all, nothing, and deleted records."""
     cluster.create_topic(f"{group}-2", 1)
     cluster.commit_offsets(f"{group}-ahead", group, {1: 5})
     cluster.commit_offsets(f"{group}-behind", group, {0: 0, 1: 0})
@@ -49,16 +47,16 @@ def test_list_tells_the_lag_and_who_is_behind_most_comes_first(
     cluster.commit_offsets(f"{group}-trimmed", group, {1: 1})
     Admin(cluster).delete_records(group, {1: 3})
     listed = json.loads(run("group", "list", "--lag", "--json").stdout)
-    assert [each["lag"] for each in listed] == sorted((each["lag"] for each in listed), reverse=True)
-    ours = {each["group"]: each["lag"] for each in listed if each["group"].startswith(group)}
-    # Offsets 0 to 2 are deleted, so that nobody has more than 3 and 4 to read.
+    assert [row["lag"] for row in listed] == sorted((row["lag"] for row in listed), reverse=True)
+    ours = {row["group"]: row["lag"] for row in listed if row["group"].startswith(group)}
+    # Offsets 0 to 2 are deleted; only 3 and 4 are left to read.
     assert ours == {group: 2, f"{group}-ahead": 0, f"{group}-behind": 2, f"{group}-trimmed": 2}
-    told = [line.split() for line in run("group", "list", "--lag").stdout.splitlines()]
-    assert told[0] == ["GROUP", "STATE", "LAG"]
-    assert [group, "Empty", "2"] in told
+    printed = [line.split() for line in run("group", "list", "--lag").stdout.splitlines()]
+    assert printed[0] == ["GROUP", "STATE", "LAG"]
+    assert [group, "Empty", "2"] in printed
 
 
-def test_describe_tells_the_lag_in_messages_and_seconds(run: Run, group: str) -> None:
+def test_describe_shows_lag_in_messages_and_seconds(run: Run, group: str) -> None:
     shown = described(run, group)
     (row,) = shown["partitions"]  # type: ignore[misc]
     assert {name: row[name] for name in ("topic", "partition", "committed", "end", "lag", "member")} == {
@@ -69,16 +67,16 @@ def test_describe_tells_the_lag_in_messages_and_seconds(run: Run, group: str) ->
         "lag": 3,
         "member": None,
     }
-    # The records are dated 1000 ms after 1970, so the oldest unread one is about as old as the epoch.
+    # The records have timestamps of 1970, so the lag is about the time since the epoch.
     assert row["lag_seconds"] > 1_700_000_000
     assert (shown["state"], shown["lag"], shown["lag_seconds"]) == ("Empty", 3, row["lag_seconds"])
     text = run("group", "describe", group).stdout
     assert "state Empty" in text
     assert f"topic {group}: 3 messages, " in text
-    assert "in all: 3 messages, " in text
+    assert "total: 3 messages, " in text
 
 
-def test_describe_shows_members_and_what_each_reads(run: Run, bootstrap: str, group: str) -> None:
+def test_describe_shows_members_and_their_partitions(run: Run, bootstrap: str, group: str) -> None:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "client.id": "reader"})
     try:
         consumer.subscribe([group])
@@ -95,7 +93,10 @@ def test_describe_shows_members_and_what_each_reads(run: Run, bootstrap: str, gr
         assert rows[0]["member"] == rows[1]["member"] == member["member"]
         refused = run("group", "reset", group, "--topic", group, "--to-earliest", "--execute")
         assert refused.returncode == 1
-        assert f"group '{group}' has 1 member, whose commits would undo it: stop them first" in refused.stderr
+        assert (
+            f"group '{group}' has 1 member, whose commits would overwrite the new offsets; {Remedy.STOP_MEMBERS}"
+            in refused.stderr
+        )
         assert run("group", "delete", group, "--yes").returncode == 1
     finally:
         consumer.close()
@@ -115,7 +116,7 @@ def test_describe_shows_members_and_what_each_reads(run: Run, bootstrap: str, gr
         (["--topic", "{0}:0,1", "--by-duration", "99999d"], {0: 0, 1: 0}),
     ],
 )
-def test_reset_shows_first_and_does_it_with_execute(
+def test_reset_changes_offsets_only_with_execute(
     run: Run, cluster: Cluster, group: str, words: list[str], expected: dict[int, int]
 ) -> None:
     named = [word.format(group) for word in words]
@@ -125,41 +126,41 @@ def test_reset_shows_first_and_does_it_with_execute(
     assert {row["partition"]: row["after"] for row in plan["partitions"]} == expected
     assert plan["executed"] is False
     assert cluster.committed_offsets(group, group) == {1: 2}
-    told = run("group", "reset", group, *named)
-    remedies.find(Remedy.ADD_EXECUTE, told.stderr)
+    planned = run("group", "reset", group, *named)
+    remedies.find(Remedy.ADD_EXECUTE, planned.stderr)
     assert run("group", "reset", group, *named, "--execute").stdout.endswith("done\n")
     assert cluster.committed_offsets(group, group) == {1: 2} | expected
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
-        (["--topic", "{0}"], "say once where to reset to"),
-        (["--topic", "{0}", "--to-earliest", "--to-offset", "1"], "say once where to reset to"),
-        (["--topic", "{0}", "--to-earliest", "--to-latest"], "say once where to reset to"),
-        (["--to-earliest"], "say which offsets to reset"),
-        (["--topic", "{0}:7", "--to-earliest"], "'7' is none"),
-        (["--topic", "{0}", "--by-duration", "soon"], "'soon' is no duration"),
-        (["--topic", "{0}", "--to-datetime", "yesterday"], "'yesterday' is no time"),
+        (["--topic", "{0}"], "specify exactly one reset target"),
+        (["--topic", "{0}", "--to-earliest", "--to-offset", "1"], "specify exactly one reset target"),
+        (["--topic", "{0}", "--to-earliest", "--to-latest"], "specify exactly one reset target"),
+        (["--to-earliest"], "specify the offsets to reset"),
+        (["--topic", "{0}:7", "--to-earliest"], "there is no partition 7"),
+        (["--topic", "{0}", "--by-duration", "soon"], "'soon' is not a valid duration"),
+        (["--topic", "{0}", "--to-datetime", "yesterday"], "'yesterday' is not a valid time"),
     ],
 )
-def test_a_reset_that_is_not_clear_is_wrong_usage(run: Run, group: str, words: list[str], sentence: str) -> None:
+def test_ambiguous_resets_are_wrong_usage(run: Run, group: str, words: list[str], message: str) -> None:
     refused = run("group", "reset", group, *(word.format(group) for word in words))
     assert refused.returncode == 2
-    assert sentence in refused.stderr
+    assert message in refused.stderr
 
 
 @pytest.mark.remedy(Remedy.GIVE_OFFSET)
-def test_shifting_what_was_never_committed_is_refused(run: Run, group: str) -> None:
+def test_uncommitted_offsets_cannot_be_shifted(run: Run, group: str) -> None:
     refused = run("group", "reset", group, "--topic", f"{group}:0", "--shift-by", "1")
     assert refused.returncode == 1
-    assert f"no offset of {group}-0 that could be shifted" in refused.stderr
+    assert f"no committed offset of {group}-0" in refused.stderr
     remedies.find(Remedy.GIVE_OFFSET, refused.stderr)
     given = run("group", "reset", group, "--topic", f"{group}:0", "--to-offset", "0", "--execute")
     assert given.returncode == 0, given.stderr
 
 
-def test_delete_takes_a_topics_offsets_or_the_whole_group(run: Run, cluster: Cluster, group: str) -> None:
+def test_delete_removes_offsets_or_groups(run: Run, cluster: Cluster, group: str) -> None:
     cluster.create_topic(f"{group}-2", 1)
     cluster.commit_offsets(group, f"{group}-2", {0: 0})
     assert run("group", "delete", group, stdin="n\n").returncode == 1
@@ -168,7 +169,7 @@ def test_delete_takes_a_topics_offsets_or_the_whole_group(run: Run, cluster: Clu
     assert cluster.committed_offsets(group, group) == {}
     assert cluster.committed_offsets(group, f"{group}-2") == {0: 0}
     assert run("group", "delete", group, "--yes").stdout == f"deleted group {group}\n"
-    gone = run("group", "describe", group)
-    assert gone.returncode == 1
-    assert f"group '{group}' does not exist" in gone.stderr
+    missing = run("group", "describe", group)
+    assert missing.returncode == 1
+    assert f"group '{group}' does not exist" in missing.stderr
     assert run("group", "delete", group, "--yes").returncode == 1

@@ -27,13 +27,13 @@ def test_create_describe_list_delete(run: Run, topic: str) -> None:
     assert topic not in run("topic", "list").stdout
 
 
-def test_the_same_for_programs(run: Run, topic: str) -> None:
+def test_results_as_json(run: Run, topic: str) -> None:
     created = json.loads(run("topic", "create", topic, "--partitions", "2", "--json").stdout)
     assert (created["topic"], created["partitions"], created["created"]) == (topic, 2, True)
     run("produce", topic, stdin="a\n")
     (described,) = json.loads(run("topic", "describe", topic, "--json").stdout)
     assert described["topic_id"] == created["topic_id"]
-    assert sum(each["offset_end"] - each["offset_start"] for each in described["partitions"]) == 1
+    assert sum(row["offset_end"] - row["offset_start"] for row in described["partitions"]) == 1
     altered = run("topic", "alter", topic, "--partitions", "3", "--config", "retention.ms=7", "--json")
     assert json.loads(altered.stdout) == {"topic": topic, "partitions": 3, "set": {"retention.ms": "7"}, "unset": []}
     changed = run("config", "set", topic, "retention.ms=8", "--json")
@@ -54,24 +54,24 @@ def test_internal_topics_are_listed_when_asked_for(run: Run, cluster: Cluster, t
     assert "__consumer_offsets" not in run("topic", "list").stdout
 
 
-def test_a_topic_that_exists_already(run: Run, topic: str) -> None:
+def test_existing_topics(run: Run, topic: str) -> None:
     run("topic", "create", topic)
     again = run("topic", "create", topic)
     assert again.returncode == 1
     assert again.stderr.startswith(f"onceflow: topic {topic} exists already at ")
     kept = run("topic", "create", topic, "--partitions", "9", "--if-not-exists")
-    assert (kept.returncode, kept.stdout) == (0, f"left as it was: topic {topic} with 1 partition\n")
+    assert (kept.returncode, kept.stdout) == (0, f"unchanged: topic {topic} with 1 partition\n")
 
 
 @pytest.mark.parametrize(
-    ("answer", "code", "there"), [("n\n", 1, True), ("y\n", 0, False), ("", 1, True)], ids=["no", "yes", "end"]
+    ("typed", "code", "exists"), [("n\n", 1, True), ("y\n", 0, False), ("", 1, True)], ids=["no", "yes", "end"]
 )
-def test_delete_asks(run: Run, topic: str, answer: str, code: int, there: bool) -> None:
+def test_delete_asks_for_confirmation(run: Run, topic: str, typed: str, code: int, exists: bool) -> None:
     run("topic", "create", topic)
-    deleted = run("topic", "delete", topic, stdin=answer)
+    deleted = run("topic", "delete", topic, stdin=typed)
     assert deleted.returncode == code
-    assert f"Delete {topic} at " in deleted.stderr
-    assert (topic in run("topic", "list").stdout) is there
+    assert f"Delete {topic} with all records at " in deleted.stderr
+    assert (topic in run("topic", "list").stdout) is exists
 
 
 @pytest.mark.parametrize("words", [["describe", "{}"], ["delete", "{}", "--yes"]])
@@ -90,7 +90,7 @@ def test_an_unknown_topic(run: Run, topic: str, words: list[str]) -> None:
         (["topic", "create", "no/slash"], 1, "onceflow: topic 'no/slash' was not created: the broker says invalid_"),
         (["topic", "describe"], 2, "Missing argument 'NAME...'"),
         (["topic", "descibe", "x"], 2, "No such command 'descibe'. Did you mean 'describe'?"),
-        (["config", "xyzzy"], 2, "No such command 'xyzzy'. There are "),
+        (["config", "xyzzy"], 2, "No such command 'xyzzy'. Commands: "),
         (["topic", "describe", "\udcff"], 1, "onceflow: "),
         (["topic", "create", "\udcff"], 1, "onceflow: "),
         (["group", "describe", "\udcff"], 1, "onceflow: "),

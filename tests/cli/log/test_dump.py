@@ -1,4 +1,4 @@
-"""`onceflow log dump`: every kind of file and format shown, damage named by its byte, Kafka's own tool in agreement."""
+"""`onceflow log dump`: all kinds of files and formats, located damage, and agreement with Kafka's tool."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from onceflow.broker.groups.records import OffsetCommit
 from onceflow.broker.topics import records as metadata_records
 from onceflow.broker.transactions import records as transaction_records
 from onceflow.cli import onceflow
-from onceflow.cli.log.records import in_words
+from onceflow.cli.log.records import decode_record
 from onceflow.errors import OnceflowError
 from onceflow.log import inspection
 from onceflow.log.clock import SystemClock
@@ -65,7 +65,7 @@ def segment(directory: Path, content: bytes) -> Path:
 
 @pytest.fixture
 def all_formats(tmp_path: Path) -> Path:
-    """A segment that lived through every release: formats 0, 1 and 2, each codec, four records each."""
+    """A segment with formats 0, 1 and 2, each codec, four records per batch."""
     pieces: list[bytes] = []
     offset = 0
     for magic, codec in [(magic, codec) for magic in (0, 1) for codec in OLD_CODECS]:
@@ -77,75 +77,75 @@ def all_formats(tmp_path: Path) -> Path:
     return segment(tmp_path / "old-0", b"".join(pieces))
 
 
-def test_batches_of_every_format_and_codec_are_shown(all_formats: Path) -> None:
-    found = rows(all_formats)
-    assert [row["format"] for row in found] == [0] * 7 + [1] * 7 + [2] * 5
-    assert {(row["format"], row["codec"]) for row in found} == {
+def test_batches_of_all_formats_are_shown(all_formats: Path) -> None:
+    shown = rows(all_formats)
+    assert [row["format"] for row in shown] == [0] * 7 + [1] * 7 + [2] * 5
+    assert {(row["format"], row["codec"]) for row in shown} == {
         *((magic, codec.name.lower()) for magic in (0, 1) for codec in OLD_CODECS),
         *((2, codec.name.lower()) for codec in Codec),
     }
-    ends = [row["position"] + row["size_bytes"] for row in found]
-    assert [row["position"] for row in found] == [0, *ends[:-1]]
+    ends = [row["position"] + row["size_bytes"] for row in shown]
+    assert [row["position"] for row in shown] == [0, *ends[:-1]]
     assert ends[-1] == all_formats.stat().st_size
-    assert not any(row["problem"] for row in found)
+    assert not any(row["problem"] for row in shown)
 
 
-def test_records_are_shown_from_an_offset_and_so_many(all_formats: Path) -> None:
-    found = rows(all_formats, "--records")
-    assert [row["offset"] for row in found] == list(range(52))
-    assert {row["value"] for row in found} == {f"value {n}" for n in range(4)}
+def test_records_are_shown_from_an_offset(all_formats: Path) -> None:
+    shown = rows(all_formats, "--records")
+    assert [row["offset"] for row in shown] == list(range(52))
+    assert {row["value"] for row in shown} == {f"value {n}" for n in range(4)}
     assert [row["offset"] for row in rows(all_formats, "--records", "--offset", 30, "--count", 5)] == [*range(30, 35)]
     assert rows(all_formats, "--offset", 33, "--count", 1)[0]["base_offset"] == 32
     text = run(all_formats, "--records", "--count", 1).output
     assert text == 'offset 0  timestamp_ms -1  key key-0  value "value 0"\n'
 
 
-def test_a_whole_file_is_whole_and_every_damaged_byte_is_named(all_formats: Path) -> None:
+def test_verify_finds_every_damaged_byte(all_formats: Path) -> None:
     result = run(all_formats, "--verify")
     assert result.exit_code == 0
-    assert "whole" in result.output and "the last offset is 51" in result.output
+    assert "is intact" in result.output and "the last offset is 51" in result.output
     content = all_formats.read_bytes()
-    begins = [row["position"] for row in rows(all_formats)]
+    starts = [row["position"] for row in rows(all_formats)]
     for position in range(12, len(content), 37):
-        begin = max(each for each in begins if each <= position)
-        # Format 2 leaves base offset and leader epoch out of its CRC, the older ones the offset.
-        if position - begin < 8 or (content[begin + 16] == 2 and 12 <= position - begin < 16):
+        start = max(row for row in starts if row <= position)
+        # The CRC of format 2 excludes base offset and leader epoch, that of older formats the offset.
+        if position - start < 8 or (content[start + 16] == 2 and 12 <= position - start < 16):
             continue
         damaged = bytearray(content)
         damaged[position] ^= 0x10
         all_formats.write_bytes(damaged)
-        assert f"damaged at byte {begin}:" in refused(all_formats, "--verify"), position
+        assert f"damaged at byte {start}:" in refused(all_formats, "--verify"), position
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 30, 118])
-def test_a_cut_batch_is_damage_where_it_begins(all_formats: Path, cut_bytes: int) -> None:
+def test_truncated_batches_are_damage(all_formats: Path, cut_bytes: int) -> None:
     last = rows(all_formats)[-1]["position"]
     all_formats.write_bytes(all_formats.read_bytes()[:-cut_bytes])
     assert f"byte {last}:" in refused(all_formats, "--verify")
     assert f"byte {last}:" in refused(all_formats)
 
 
-def test_zeros_that_reached_the_disk_before_the_data_are_damage(all_formats: Path) -> None:
+def test_trailing_zeros_are_damage(all_formats: Path) -> None:
     size_bytes = all_formats.stat().st_size
     all_formats.write_bytes(all_formats.read_bytes() + bytes(4096))
     assert f"byte {size_bytes}:" in refused(all_formats, "--verify")
 
 
-def test_offsets_that_go_back_are_damage(tmp_path: Path) -> None:
+def test_decreasing_offsets_are_damage(tmp_path: Path) -> None:
     path = segment(tmp_path / "t-0", bytes(encode_batch(four_records(5)) + encode_batch(four_records(6))))
     assert "offsets 6 to 9 where 9 or later must come" in refused(path, "--verify")
 
 
-def test_a_wrong_crc_alone_is_shown_and_the_rest_too(tmp_path: Path) -> None:
+def test_batches_with_wrong_crc_are_shown(tmp_path: Path) -> None:
     first, second = encode_batch(four_records(0)), encode_batch(four_records(4))
     first[-1] ^= 1
     path = segment(tmp_path / "t-0", bytes(first + second))
-    found = rows(path)
-    assert ["CRC" in (row["problem"] or "") for row in found] == [True, False]
+    shown = rows(path)
+    assert ["CRC" in (row["problem"] or "") for row in shown] == [True, False]
     assert "byte 0:" in refused(path, "--records")
 
 
-def test_the_brokers_own_topics_are_shown_in_words(tmp_path: Path) -> None:
+def test_records_of_internal_topics_are_decoded(tmp_path: Path) -> None:
     topic_id = UUID(int=7)
     cases: list[tuple[str, tuple[bytes | None, bytes | None], str, dict[str, Any]]] = [
         (
@@ -182,7 +182,7 @@ def test_the_brokers_own_topics_are_shown_in_words(tmp_path: Path) -> None:
         assert same["record"] == row["record"]
 
 
-def test_markers_are_shown_in_words(tmp_path: Path) -> None:
+def test_transaction_markers_are_decoded(tmp_path: Path) -> None:
     markers = [
         encode_marker(7, 0, Marker(commit, 2), offset=n, timestamp_ms=TIME_MS, leader_epoch=0)
         for n, commit in enumerate((True, False))
@@ -197,7 +197,7 @@ def test_markers_are_shown_in_words(tmp_path: Path) -> None:
 
 @pytest.fixture
 def closed_log(tmp_path: Path) -> Path:
-    """The directory of a partition with three segments, an aborted transaction and its producer's snapshot."""
+    """The directory of a partition with three segments, an aborted transaction and producer snapshots."""
     directory = tmp_path / "visits-0"
     config = LogConfig(segment_bytes=4000, index_interval_bytes=300)
     log = PartitionLog.open(directory, config, disk=RealDisk(), clock=SystemClock(), clean=False)
@@ -209,7 +209,7 @@ def closed_log(tmp_path: Path) -> Path:
     return directory
 
 
-def test_indexes_snapshots_and_checkpoints_are_shown_and_whole(closed_log: Path) -> None:
+def test_other_files_are_shown_and_verified(closed_log: Path) -> None:
     files = sorted(path for path in closed_log.iterdir() if path.suffix != ".metadata")
     assert {path.suffix or path.name for path in files} == {
         *(".log", ".index", ".timeindex", ".txnindex", ".snapshot", "leader-epoch-checkpoint")
@@ -229,17 +229,17 @@ def test_indexes_snapshots_and_checkpoints_are_shown_and_whole(closed_log: Path)
     assert epoch.items() >= {"epoch": 0, "start_offset": 0}.items()
 
 
-def test_a_damaged_index_or_snapshot_is_named_by_its_byte(closed_log: Path) -> None:
+def test_damage_of_other_files_is_located(closed_log: Path) -> None:
     index = closed_log / "00000000000000000000.index"
-    whole = index.read_bytes()
-    index.write_bytes(whole[:8] + struct.pack(">ii", 2**20, 1777) + whole[16:])
+    intact = index.read_bytes()
+    index.write_bytes(intact[:8] + struct.pack(">ii", 2**20, 1777) + intact[16:])
     assert "damaged at byte 8: offset +1048576 is not in a batch" in refused("--verify", index)
-    index.write_bytes(whole[:8] + whole[:8])
+    index.write_bytes(intact[:8] + intact[:8])
     assert "damaged at byte 8: entry" in refused("--verify", index)
-    index.write_bytes(whole + b"\x01")
-    assert f"damaged at byte {len(whole)}:" in refused("--verify", index)
-    index.write_bytes(whole + bytes(800))
-    assert run("--verify", index).exit_code == 0, "room that Kafka preallocates"
+    index.write_bytes(intact + b"\x01")
+    assert f"damaged at byte {len(intact)}:" in refused("--verify", index)
+    index.write_bytes(intact + bytes(800))
+    assert run("--verify", index).exit_code == 0, "space that Kafka preallocates"
     snapshot = max(closed_log.glob("*.snapshot"))
     snapshot.write_bytes(snapshot.read_bytes()[:-1] + b"\x55")
     assert "CRC" in refused("--verify", snapshot)
@@ -264,44 +264,44 @@ def test_the_first_format_is_shown(tmp_path: Path) -> None:
     assert "damaged at byte 12:" in refused("--format", "first", "--verify", path)
 
 
-def test_a_file_of_no_known_name_is_refused(tmp_path: Path) -> None:
+def test_unknown_file_names_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello")
     assert "is no file of a log by its name" in refused(path)
 
 
-def test_an_empty_segment_is_whole(tmp_path: Path) -> None:
+def test_empty_segments_are_intact(tmp_path: Path) -> None:
     assert "0 bytes" in run("--verify", segment(tmp_path / "t-0", b"")).output
 
 
 @given(st.binary(max_size=300), st.sampled_from(["__consumer_offsets", "__transaction_state", "__cluster_metadata"]))
 @settings(max_examples=150, deadline=None)
-def test_random_records_of_the_brokers_topics_are_shown_somehow(junk: bytes, topic: str) -> None:
+def test_random_internal_records_do_not_fail(junk: bytes, topic: str) -> None:
     for key, value in ((junk, junk[::-1]), (junk[:2] + junk, None), (b"\x00\x01" + junk, b"\x00\x03" + junk)):
-        json.dumps(in_words(topic, Record(0, 0, key, value)))
+        json.dumps(decode_record(topic, Record(0, 0, key, value)))
 
 
 @given(st.binary(max_size=120), st.integers(0, 400), st.integers(0, 2**16))
 @settings(max_examples=150, deadline=None)
-def test_random_damage_is_shown_or_named(junk: bytes, position: int, seed: int) -> None:
-    whole = message_sets.encode(four_records(0), magic=seed % 2, codec=OLD_CODECS[seed % 4])
-    content = bytearray(whole + encode_batch(four_records(4), codec=Codec(seed % 5)))
+def test_random_damage_is_shown_or_located(junk: bytes, position: int, seed: int) -> None:
+    intact = message_sets.encode(four_records(0), magic=seed % 2, codec=OLD_CODECS[seed % 4])
+    content = bytearray(intact + encode_batch(four_records(4), codec=Codec(seed % 5)))
     content[position : position + len(junk)] = junk
     path = Path("t-0") / LOG
     try:
-        for found in inspection.log_batches(path, memoryview(content)):
-            inspection.records_at(content, found)
+        for batch in inspection.log_batches(path, memoryview(content)):
+            inspection.records_at(content, batch)
     except (inspection.Damaged, WireError):
         return
 
 
 @pytest.mark.campaign
-def test_kafkas_own_tool_sees_the_same(all_formats: Path, closed_log: Path) -> None:
+def test_kafkas_dump_tool_agrees(all_formats: Path, closed_log: Path) -> None:
     from benchmarks import kafka
 
     classpath = kafka.jars()
     if classpath is None:
-        pytest.skip("no Maven here, or it found no Kafka")
+        pytest.skip("no Maven here, or it shown no Kafka")
     damaged = bytearray(all_formats.read_bytes())
     damaged[200] ^= 1
     copy = segment(all_formats.parents[1] / "damaged-0", bytes(damaged))

@@ -1,4 +1,4 @@
-"""`onceflow sink show|reset`: what markers say beside a checkpoint, and forgetting them, without a Spark."""
+"""`onceflow sink show` and `reset`: markers compared with checkpoints, and their deletion, without Spark."""
 
 import json
 import os
@@ -47,7 +47,7 @@ sys.stdin.read()
 
 
 class Query:
-    """A checkpoint as Spark leaves it, of a query that reads ten offsets a batch."""
+    """Checkpoint of a query that reads ten offsets per batch, as Spark writes it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -57,15 +57,15 @@ class Query:
         (directory / "metadata").write_text(json.dumps({"id": self.id}))
 
     def plan(self, number: int) -> Batch:
-        """Spark has planned batches up to this one; returns it."""
-        for each in range(number + 1):
-            (self.directory / "offsets" / str(each)).write_text(f'v1\n{{}}\n{{"in":{{"0":{10 * each}}}}}')
+        """Write the offsets of all batches up to this one, and return it."""
+        for batch in range(number + 1):
+            (self.directory / "offsets" / str(batch)).write_text(f'v1\n{{}}\n{{"in":{{"0":{10 * batch}}}}}')
         return LocalCheckpoint(self.directory).batch(number, plan="plan", plan_version=1)
 
     def commit(self, number: int) -> Batch:
-        """Spark has planned and finished batches up to this one; returns it."""
-        for each in range(number + 1):
-            (self.directory / "commits" / str(each)).write_text("v1\n{}")
+        """Write the offsets and commits of all batches up to this one, and return it."""
+        for batch in range(number + 1):
+            (self.directory / "commits" / str(batch)).write_text("v1\n{}")
         return self.plan(number)
 
 
@@ -84,7 +84,7 @@ def a_driver_runs(query: Query) -> Iterator[None]:
 
 
 def left_in(query: Query) -> list[str]:
-    """What a reset has left of the checkpoint."""
+    """Return the names in the checkpoint."""
     return sorted(path.name for path in query.directory.iterdir())
 
 
@@ -93,7 +93,7 @@ def run(*words: str) -> Result:
 
 
 def asked(*words: str) -> tuple[int, Any]:
-    """Exit code and JSON."""
+    """Return the exit code and the JSON document."""
     done = run(*words, "--json")
     assert done.exception is None, done.exception
     return done.return_value or 0, json.loads(done.stdout)
@@ -103,7 +103,7 @@ def asked(*words: str) -> tuple[int, Any]:
 
 
 class Counts:
-    """A Redis sink's keys, as its scripts leave them."""
+    """Keys of a Redis sink, as its scripts write them."""
 
     def __init__(self, server: RedisProcess, hash_key: str) -> None:
         self.hash_key, self.marker_key = hash_key, f"{{{hash_key}}}:onceflow"
@@ -111,12 +111,12 @@ class Counts:
         self.words = ("redis", "--redis", server.url, "--hash-key", hash_key)
 
     def write(self, batch: Batch, *, chunks: int = 0, done: int | None = None) -> None:
-        """The batch is there; or it was cut into `chunks`, of which the first `done` are."""
+        """Write a complete batch, or the first `done` of its `chunks`."""
         fields = markers.first_fields(batch) | markers.begun_fields(None, batch, chunks=chunks, started_ms=1)
         if done is None:
             fields |= markers.completed_fields(started_ms=1, finished_ms=2)
         self.client.delete(self.marker_key)
-        self.client.hset(self.marker_key, mapping={**fields, **{f"chunk:{each}": "1" for each in range(done or 0)}})
+        self.client.hset(self.marker_key, mapping={**fields, **{f"chunk:{chunk}": "1" for chunk in range(done or 0)}})
         self.client.hset(self.hash_key, "ada", "1")
         history = f"{{{self.hash_key}}}:history"
         self.client.rpush(history, "{}")
@@ -129,14 +129,14 @@ class Counts:
 
 @pytest.fixture
 def counts(redis_server: RedisProcess, topic: str) -> Iterator[Counts]:
-    # What a glob would take for a pattern is part of the name.
-    found = Counts(redis_server, f"{topic}[a-z]*")
-    yield found
-    found.client.close()
+    # The name contains a glob pattern.
+    keys = Counts(redis_server, f"{topic}[a-z]*")
+    yield keys
+    keys.client.close()
 
 
 @pytest.mark.parametrize(
-    ("written", "planned", "committed", "fits", "sentence"),
+    ("written", "planned", "committed", "fits", "reason"),
     [
         (2, 2, 2, True, "batch 2 is written: the next start goes on with batch 3"),
         (2, 2, 1, True, "batch 2 is written, Spark has not noted that: the next start skips it and goes on with batch"),
@@ -145,8 +145,8 @@ def counts(redis_server: RedisProcess, topic: str) -> Iterator[Counts]:
         (3, 2, 2, False, "the checkpoint is older than the counts"),
     ],
 )
-def test_a_marker_of_redis_beside_its_checkpoint(
-    counts: Counts, query: Query, written: int, planned: int, committed: int, fits: bool, sentence: str
+def test_redis_markers_are_compared_with_checkpoints(
+    counts: Counts, query: Query, written: int, planned: int, committed: int, fits: bool, reason: str
 ) -> None:
     counts.write(query.plan(written))
     for file in (query.directory / "offsets").iterdir():
@@ -155,43 +155,43 @@ def test_a_marker_of_redis_beside_its_checkpoint(
     query.plan(planned)
     code, shown = asked("show", *counts.words, "--checkpoint", str(query.directory))
     assert (code, shown["fits"]) == (0 if fits else 1, fits)
-    assert sentence in shown["sentence"]
+    assert reason in shown["reason"]
     if not fits:
         command = f"onceflow sink reset {' '.join(counts.words[:3])}"
-        assert command in shown["sentence"]
-        assert "a checkpoint' --execute'" in shown["sentence"]
+        assert command in shown["reason"]
+        assert "a checkpoint' --execute'" in shown["reason"]
     assert (shown["marker"]["batch"], shown["marker"]["offsets"]) == (written, {"in": {"0": 10 * written}})
     assert (shown["checkpoint"]["planned"], shown["checkpoint"]["committed"]) == (planned, committed)
-    told = run("show", *counts.words, "--checkpoint", str(query.directory)).stdout
-    assert f"batch {written}   complete" in told
-    assert f"planned batch {planned}   committed batch {committed}   driver none runs" in told
-    assert f"{'fits' if fits else 'does not fit'}: {shown['sentence']}" in told
+    printed = run("show", *counts.words, "--checkpoint", str(query.directory)).stdout
+    assert f"batch {written}   complete" in printed
+    assert f"planned batch {planned}   committed batch {committed}   driver not running" in printed
+    assert f"{'fits' if fits else 'does not fit'}: {shown['reason']}" in printed
 
 
-def test_a_batch_of_which_chunks_are_missing(counts: Counts, query: Query) -> None:
+def test_missing_chunks_are_shown(counts: Counts, query: Query) -> None:
     counts.write(query.plan(1), chunks=3, done=1)
     query.commit(0)
     code, shown = asked("show", *counts.words, "--checkpoint", str(query.directory))
     assert (code, shown["fits"]) == (0, True)
-    assert shown["sentence"] == "a part of batch 1 is written: the next start finishes it"
+    assert shown["reason"] == "a part of batch 1 is written: the next start finishes it"
     assert shown["marker"]["chunks_missing"] == [1, 2]
     assert "partial: chunks 1, 2 of 3 are missing" in run("show", *counts.words).stdout
 
 
-def test_a_marker_of_another_query_and_one_that_is_not_there(counts: Counts, query: Query, tmp_path: Path) -> None:
+def test_foreign_and_missing_redis_markers(counts: Counts, query: Query, tmp_path: Path) -> None:
     other = Query(tmp_path / "other")
     counts.write(other.commit(1))
     query.commit(1)
     code, shown = asked("show", *counts.words, "--checkpoint", str(query.directory))
     assert (code, shown["fits"]) == (1, False)
-    assert f"belongs to query {other.id} and the checkpoint to query {query.id}" in shown["sentence"]
+    assert f"belongs to query {other.id} and the checkpoint to query {query.id}" in shown["reason"]
     counts.client.delete(counts.marker_key)
     code, shown = asked("show", *counts.words)
-    assert (code, shown["marker"], shown["counts_there"], shown["fits"]) == (1, None, True, None)
-    assert "there are counts beside it" in run("show", *counts.words).stdout
+    assert (code, shown["marker"], shown["has_counts"], shown["fits"]) == (1, None, True, None)
+    assert "there are counts without it" in run("show", *counts.words).stdout
 
 
-def test_a_redis_that_is_away_is_not_told_as_a_query_that_stopped() -> None:
+def test_an_unavailable_redis_is_reported() -> None:
     url = f"redis://127.0.0.1:{free_port()}"
     for word in ("show", "reset"):
         away = str(run(word, "redis", "--redis", url).exception)
@@ -200,7 +200,7 @@ def test_a_redis_that_is_away_is_not_told_as_a_query_that_stopped() -> None:
         assert "query" not in away
 
 
-def test_show_tells_who_drives_and_takes_nothing_from_him(counts: Counts, query: Query) -> None:
+def test_show_names_the_driver(counts: Counts, query: Query) -> None:
     counts.write(query.commit(1))
     with a_driver_runs(query):
         shown = asked("show", *counts.words, "--checkpoint", str(query.directory))[1]
@@ -208,7 +208,7 @@ def test_show_tells_who_drives_and_takes_nothing_from_him(counts: Counts, query:
 
 
 @pytest.mark.remedy(Remedy.ADD_EXECUTE)
-def test_reset_of_redis_shows_first_and_then_takes_all_that_is_the_sinks(counts: Counts, query: Query) -> None:
+def test_redis_reset_deletes_the_sinks_keys(counts: Counts, query: Query) -> None:
     counts.write(query.commit(1))
     beside, other = f"{{{counts.hash_key}}}:top", f"{counts.hash_key}-other"
     strange = f"{{{counts.hash_key.replace('[a-z]*', 'x')}}}:top"
@@ -219,11 +219,11 @@ def test_reset_of_redis_shows_first_and_then_takes_all_that_is_the_sinks(counts:
     dry = run(*words)
     assert dry.exception is None
     remedies.find(Remedy.ADD_EXECUTE, dry.stderr)
-    assert dry.stdout.count("would be forgotten: ") == 5
+    assert dry.stdout.count("would be deleted: ") == 5
     assert counts.client.exists(counts.marker_key, counts.hash_key, beside) == 3 and query.directory.exists()
     code, done = asked(*words, "--key", other, "--execute")
-    assert (code, done["executed"], len(done["forgotten"])) == (0, True, 6)
-    assert "starting offsets again" in done["kept"][0]
+    assert (code, done["executed"], len(done["deleted"])) == (0, True, 6)
+    assert "starts at its starting offsets" in done["kept"][0]
     assert counts.client.exists(counts.marker_key, counts.hash_key, beside, other) == 0
     assert not counts.client.exists(markers.claims_key(counts.hash_key), markers.claims_key(other))
     assert counts.client.exists(strange) == 1
@@ -231,27 +231,25 @@ def test_reset_of_redis_shows_first_and_then_takes_all_that_is_the_sinks(counts:
 
 
 @pytest.mark.remedy(Remedy.LEAVE_CHECKPOINT_OUT, Remedy.CHECKPOINT_OF_COUNTS)
-def test_reset_of_redis_says_that_counts_and_checkpoint_are_of_two_queries(
-    counts: Counts, query: Query, tmp_path: Path
-) -> None:
+def test_redis_reset_warns_of_two_queries(counts: Counts, query: Query, tmp_path: Path) -> None:
     other = Query(tmp_path / "other")
     counts.write(other.commit(1))
     query.commit(1)
     words = ("reset", *counts.words, "--checkpoint")
-    said = f"the counts are of query {other.id} and the checkpoint is of query {query.id}: with --execute both go"
-    assert f"take care: {said}" in run(*words, str(query.directory)).stdout
-    assert said in asked(*words, str(query.directory))[1]["other_query"]
+    warning = f"the counts belong to query {other.id} and the checkpoint to query {query.id}; --execute deletes both"
+    assert f"warning: {warning}" in run(*words, str(query.directory)).stdout
+    assert warning in asked(*words, str(query.directory))[1]["other_query"]
     remedies.find(Remedy.CHECKPOINT_OF_COUNTS, run(*words, str(query.directory)).stdout)
-    assert "take care" not in run(*words, str(other.directory)).stdout
+    assert "warning" not in run(*words, str(other.directory)).stdout
     remedies.find(Remedy.LEAVE_CHECKPOINT_OUT, run(*words, str(query.directory)).stdout)
     assert asked(*words[:-1], "--execute")[1]["executed"] and (query.directory / "metadata").exists()
     counts.write(other.plan(1))
-    # Damage is what a reset is for, and says nothing about whose it is.
+    # A damaged checkpoint does not name its query.
     (query.directory / "metadata").write_text("torn")
     assert asked(*words, str(query.directory), "--execute")[1]["other_query"] is None
 
 
-def test_reset_of_redis_forgets_a_marker_of_another_type(counts: Counts, query: Query) -> None:
+def test_redis_reset_deletes_markers_of_other_types(counts: Counts, query: Query) -> None:
     query.commit(1)
     counts.client.set(counts.marker_key, "torn")
     counts.claim(counts.marker_key)
@@ -260,22 +258,22 @@ def test_reset_of_redis_forgets_a_marker_of_another_type(counts: Counts, query: 
     assert not counts.client.exists(counts.marker_key) and left_in(query) == ["onceflow.lock"]
 
 
-def test_reset_of_redis_where_nothing_is_does_not_ask_to_be_executed(counts: Counts) -> None:
+def test_redis_reset_without_keys(counts: Counts) -> None:
     nothing = run("reset", *counts.words, "--missing-ok")
-    assert (nothing.exception, nothing.stdout, nothing.stderr) == (None, "there is nothing to forget\n", "")
+    assert (nothing.exception, nothing.stdout, nothing.stderr) == (None, "nothing to delete\n", "")
 
 
-def test_reset_of_redis_is_refused_while_a_driver_runs(counts: Counts, query: Query) -> None:
+def test_redis_reset_is_refused_during_runs(counts: Counts, query: Query) -> None:
     counts.write(query.commit(1))
     words = ("reset", *counts.words, "--checkpoint", str(query.directory))
     with a_driver_runs(query):
-        assert "refused while a driver runs: JVM with pid 7 on here" in run(*words).stdout
+        assert "refused while a driver is running: JVM with pid 7 on here" in run(*words).stdout
         refused = run(*words, "--execute")
-    assert "is in use by JVM with pid 7 on here: end that process first" in str(refused.exception)
+    assert "is in use by JVM with pid 7 on here" in str(refused.exception)
     assert counts.client.exists(counts.marker_key, counts.hash_key) == 2 and query.directory.exists()
 
 
-def test_a_driver_that_waits_during_a_reset_gets_the_lock_that_later_ones_ask_for(counts: Counts, query: Query) -> None:
+def test_reset_keeps_the_lock_file(counts: Counts, query: Query) -> None:
     counts.write(query.commit(1))
     with (query.directory / "onceflow.lock").open("a+") as waiting:
         assert run("reset", *counts.words, "--checkpoint", str(query.directory), "--execute").exception is None
@@ -283,7 +281,7 @@ def test_a_driver_that_waits_during_a_reset_gets_the_lock_that_later_ones_ask_fo
 
 
 @pytest.mark.remedy(Remedy.NAME_SINK, Remedy.ADD_MISSING_OK)
-def test_reset_of_redis_keeps_a_checkpoint_whose_sink_is_not_there(counts: Counts, query: Query) -> None:
+def test_redis_reset_without_sink_keeps_checkpoints(counts: Counts, query: Query) -> None:
     query.commit(1)
     for more in ((), ("--execute",)):
         refused = run("reset", *counts.words, "--checkpoint", str(query.directory), *more)
@@ -303,7 +301,7 @@ def test_reset_of_redis_keeps_a_checkpoint_whose_sink_is_not_there(counts: Count
 
 
 @pytest.mark.remedy(Remedy.NAME_KEYS)
-def test_reset_of_a_sink_whose_hash_is_gone(counts: Counts, query: Query) -> None:
+def test_reset_without_hash_names_the_remedy(counts: Counts, query: Query) -> None:
     counts.write(query.commit(1))
     other = f"{counts.hash_key}-other"
     counts.client.rename(counts.hash_key, other)
@@ -314,31 +312,31 @@ def test_reset_of_a_sink_whose_hash_is_gone(counts: Counts, query: Query) -> Non
     assert not counts.client.exists(other, counts.marker_key)
 
 
-def test_reset_leaves_keys_of_another_sink(counts: Counts, query: Query, redis_server: RedisProcess) -> None:
-    """One is named after the hash key; the other's key is named with --key."""
+def test_reset_keeps_keys_of_other_sinks(counts: Counts, query: Query, redis_server: RedisProcess) -> None:
+    """One sink's name derives from the hash key; the other's key is given with --key."""
     counts.write(query.commit(1))
-    beside = Counts(redis_server, f"{{{counts.hash_key}}}:clicks")
-    beside.marker_key = f"{beside.hash_key}:onceflow"
+    derived = Counts(redis_server, f"{{{counts.hash_key}}}:clicks")
+    derived.marker_key = f"{derived.hash_key}:onceflow"
     other = Counts(redis_server, f"{counts.hash_key}-other")
-    for sink in (beside, other):
+    for sink in (derived, other):
         sink.write(query.plan(1))
-    before = {key: counts.client.dump(key) for sink in (beside, other) for key in (sink.marker_key, sink.hash_key)}
+    before = {key: counts.client.dump(key) for sink in (derived, other) for key in (sink.marker_key, sink.hash_key)}
     words = ("reset", *counts.words, "--key", other.hash_key, "--checkpoint", str(query.directory), "--execute")
     done = run(*words)
     assert done.exception is None
-    assert f"stays: {other.hash_key}: belongs to marker {other.marker_key}\n" in done.stdout
-    assert f"stays: {beside.hash_key}, {beside.marker_key}: belongs to marker {beside.marker_key}\n" in done.stdout
+    assert f"kept: {other.hash_key}: belongs to marker {other.marker_key}\n" in done.stdout
+    assert f"kept: {derived.hash_key}, {derived.marker_key}: belongs to marker {derived.marker_key}\n" in done.stdout
     assert not counts.client.exists(counts.marker_key, counts.hash_key)
     assert {key: counts.client.dump(key) for key in before} == before
-    for sink in (beside, other):
+    for sink in (derived, other):
         assert run("reset", *sink.words, "--execute").exception is None
         assert not counts.client.exists(sink.marker_key, sink.hash_key, markers.claims_key(sink.hash_key))
         sink.client.close()
 
 
 @pytest.mark.remedy(Remedy.DELETE_UNCLAIMED)
-def test_reset_names_keys_that_no_sink_claims(counts: Counts, query: Query) -> None:
-    """A marker of an earlier version: nothing says whether its counts are its own."""
+def test_reset_lists_unclaimed_keys(counts: Counts, query: Query) -> None:
+    """A marker of an earlier version, without claims: the owner of its counts is unknown."""
     counts.write(query.commit(1))
     counts.client.delete(markers.claims_key(counts.hash_key))
     words = ("reset", *counts.words, "--checkpoint", str(query.directory))
@@ -346,29 +344,29 @@ def test_reset_names_keys_that_no_sink_claims(counts: Counts, query: Query) -> N
     assert done.exception is None
     assert counts.client.exists(counts.marker_key, counts.hash_key) == 2
     assert left_in(query) == ["onceflow.lock"]
-    (line,) = [each for each in done.stdout.splitlines() if "claimed by no sink" in each]
+    (line,) = [line for line in done.stdout.splitlines() if "not claimed by a sink" in line]
     assert counts.client.execute_command(*remedies.command(Remedy.DELETE_UNCLAIMED, line, "command")) == 3
     assert not counts.client.exists(counts.marker_key, counts.hash_key)
     alone = run("reset", *counts.words, "--missing-ok")
-    assert alone.stdout == "there is nothing to forget\n"
+    assert alone.stdout == "nothing to delete\n"
 
 
-def test_reset_without_own_keys_lists_the_others(counts: Counts) -> None:
+def test_reset_without_own_keys_lists_others(counts: Counts) -> None:
     counts.client.set(counts.hash_key, "1")
     alone = run("reset", *counts.words, "--missing-ok", "--execute")
-    assert alone.stdout.startswith(f"there is nothing to forget\nstays: {counts.hash_key}: claimed by no sink")
+    assert alone.stdout.startswith(f"nothing to delete\nkept: {counts.hash_key}: not claimed by a sink")
     assert counts.client.get(counts.hash_key) == "1"
 
 
-def test_reset_takes_a_checkpoint_that_has_finished_nothing(counts: Counts, query: Query) -> None:
+def test_reset_deletes_checkpoints_without_commits(counts: Counts, query: Query) -> None:
     query.plan(0)
     assert run("reset", *counts.words, "--checkpoint", str(query.directory), "--execute").exception is None
     assert left_in(query) == ["onceflow.lock"]
 
 
 @pytest.mark.remedy(Remedy.NAME_CHECKPOINT)
-def test_reset_takes_the_checkpoint_of_a_start_that_was_refused(counts: Counts, query: Query, tmp_path: Path) -> None:
-    """Its sentence names this command: counts of another query, and a checkpoint in which only the lock is yet."""
+def test_reset_deletes_checkpoints_of_refused_starts(counts: Counts, query: Query, tmp_path: Path) -> None:
+    """The refusal names this command: counts of another query, and a checkpoint with only the lock file."""
     counts.write(query.commit(1))
     refused = tmp_path / "refused"
     refused.mkdir()
@@ -377,7 +375,7 @@ def test_reset_takes_the_checkpoint_of_a_start_that_was_refused(counts: Counts, 
     assert counts.client.exists(counts.marker_key, counts.hash_key) == 0
     (refused / "data").touch()
     strange = run("reset", *counts.words, "--checkpoint", str(refused), "--execute")
-    assert "refused is no Spark checkpoint (no file 'metadata' in it)" in str(strange.exception)
+    assert "refused is not a Spark checkpoint (no file 'metadata')" in str(strange.exception)
     remedies.find(Remedy.NAME_CHECKPOINT, strange.exception)
     assert (
         run("reset", *counts.words, "--checkpoint", str(query.directory), "--missing-ok", "--execute").exception is None
@@ -385,23 +383,23 @@ def test_reset_takes_the_checkpoint_of_a_start_that_was_refused(counts: Counts, 
     assert left_in(query) == ["onceflow.lock"]
 
 
-def test_reset_without_a_checkpoint_says_what_that_leaves(counts: Counts, query: Query, tmp_path: Path) -> None:
+def test_reset_without_checkpoint_lists_the_rest(counts: Counts, query: Query, tmp_path: Path) -> None:
     counts.write(query.commit(1))
     refused = run("reset", *counts.words, "--checkpoint", str(tmp_path / "missing"), "--execute")
-    assert "missing does not exist here: nothing was removed" in str(refused.exception)
+    assert "missing does not exist; " in str(refused.exception)
     assert counts.client.exists(counts.marker_key) == 1
     done = asked("reset", *counts.words, "--execute")[1]
-    assert "the query refuses to go on with it" in done["kept"][1]
+    assert "the query will not resume from it" in done["kept"][1]
     assert counts.client.exists(counts.marker_key) == 0 and query.directory.exists()
 
 
 @pytest.mark.remedy(Remedy.FORGET_RUN)
-def test_reset_of_a_demo_names_the_reset_of_a_pipeline(
+def test_demo_reset_names_the_sink_reset(
     redis_server: RedisProcess, query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pipeline").mkdir()
     refused = CliRunner().invoke(onceflow, ["reset", "--data", str(tmp_path / "pipeline"), "--yes"])
-    assert "holds no demo (no demo.json in it)" in str(refused.exception)
+    assert "is not a demo directory (no demo.json)" in str(refused.exception)
     remedies.find(Remedy.FORGET_RUN, refused.exception)
     monkeypatch.setenv("ONCEFLOW_REDIS", redis_server.url.removesuffix("1") + "7")
     counts = Counts(redis_server, "app::users::click")
@@ -416,7 +414,7 @@ def test_reset_of_a_demo_names_the_reset_of_a_pipeline(
 
 
 class Output:
-    """A Kafka sink of one query, driven without Spark; its topic has the marker's name but for the beginning."""
+    """Kafka sink of one query, driven without Spark; its topic has the marker's name without the prefix."""
 
     def __init__(self, bootstrap: str, query: Query, owner: str = "owner-1") -> None:
         self.query, self.topic = query, f"{query.id}-kafka"
@@ -432,38 +430,38 @@ class Output:
 @pytest.fixture
 def output(bootstrap: str, query: Query) -> Iterator[Output]:
     make_topics(bootstrap, f"{query.id}-kafka")
-    made = Output(bootstrap, query)
-    yield made
-    made.driver.close()
+    sink = Output(bootstrap, query)
+    yield sink
+    sink.driver.close()
 
 
 def forget_group(cluster: Cluster, name: str) -> None:
     Admin(cluster).delete_group(name)
 
 
-def test_both_copies_of_a_marker_of_kafka_beside_a_checkpoint(output: Output, query: Query) -> None:
+def test_both_copies_of_kafka_markers_are_shown(output: Output, query: Query) -> None:
     output.write(2)
     query.commit(1)
     code, shown = asked("show", *output.words, "--checkpoint", str(query.directory))
-    (found,) = shown["sinks"]
-    assert (code, found["name"], found["query"], found["fits"]) == (0, "kafka", query.id, True)
-    assert found["in_group"]["batch"] == found["in_record"]["batch"] == 2
-    assert found["in_record"]["offsets"] == {"in": {"0": 20}}
-    assert found["sentence"].startswith("batch 2 is written, Spark has not noted that")
-    told = run("show", *output.words, "--query", query.id).stdout
-    assert f"sink kafka   query {query.id}" in told
-    assert f"output topics (partitions) {output.topic} (3)" in told
+    (sink,) = shown["sinks"]
+    assert (code, sink["name"], sink["query"], sink["fits"]) == (0, "kafka", query.id, True)
+    assert sink["in_group"]["batch"] == sink["in_record"]["batch"] == 2
+    assert sink["in_record"]["offsets"] == {"in": {"0": 20}}
+    assert sink["reason"].startswith("batch 2 is written, Spark has not noted that")
+    printed = run("show", *output.words, "--query", query.id).stdout
+    assert f"sink kafka   query {query.id}" in printed
+    assert f"output topics (partitions) {output.topic} (3)" in printed
     everything = asked("show", *output.words)[1]["sinks"]
-    assert query.id in [each["query"] for each in everything]
+    assert query.id in [sink["query"] for sink in everything]
 
 
-def test_one_copy_is_enough_and_none_is_told(bootstrap: str, output: Output, query: Query) -> None:
+def test_one_copy_of_kafka_markers_suffices(bootstrap: str, output: Output, query: Query) -> None:
     output.write(1)
     query.commit(1)
     with Cluster(bootstrap) as cluster:
         forget_group(cluster, output.name)
-    (found,) = asked("show", *output.words, "--checkpoint", str(query.directory))[1]["sinks"]
-    assert (found["in_group"], found["in_record"]["batch"], found["fits"]) == (None, 1, True)
+    (sink,) = asked("show", *output.words, "--checkpoint", str(query.directory))[1]["sinks"]
+    assert (sink["in_group"], sink["in_record"]["batch"], sink["fits"]) == (None, 1, True)
     other = ("--name", "another", "--checkpoint", str(query.directory))
     code, shown = asked("show", *output.words, *other)
     assert (code, shown["sinks"]) == (1, [])
@@ -471,25 +469,25 @@ def test_one_copy_is_enough_and_none_is_told(bootstrap: str, output: Output, que
     assert none_named in run("show", *output.words, *other).stderr
 
 
-def test_a_checkpoint_older_than_the_output_is_told_with_the_way_out(output: Output, query: Query) -> None:
+def test_outdated_checkpoints_name_the_remedy(output: Output, query: Query) -> None:
     output.write(3)
     for number in (2, 3):
         (query.directory / "offsets" / str(number)).unlink()
     query.commit(1)
     code, shown = asked("show", *output.words, "--checkpoint", str(query.directory))
-    (found,) = shown["sinks"]
-    assert (code, found["fits"]) == (1, False)
-    assert "is at batch 3 and the checkpoint is at batch 1" in found["sentence"]
-    assert f"onceflow sink reset kafka {' '.join(output.words[1:3])} --name kafka" in found["sentence"]
+    (sink,) = shown["sinks"]
+    assert (code, sink["fits"]) == (1, False)
+    assert "is at batch 3 and the checkpoint is at batch 1" in sink["reason"]
+    assert f"onceflow sink reset kafka {' '.join(output.words[1:3])} --name kafka" in sink["reason"]
 
 
-def test_the_way_out_can_be_copied(bootstrap: str, output: Output, query: Query) -> None:
+def test_the_reset_command_can_be_copied(bootstrap: str, output: Output, query: Query) -> None:
     output.write(3)
     query.commit(1)
     for number in (2, 3):
         (query.directory / "offsets" / str(number)).unlink()
-    (found,) = asked("show", *output.words, "--checkpoint", str(query.directory))[1]["sinks"]
-    command = re.search("'(onceflow sink reset kafka .*)' and write again", found["sentence"])
+    (sink,) = asked("show", *output.words, "--checkpoint", str(query.directory))[1]["sinks"]
+    command = re.search("'(onceflow sink reset kafka .*)' and write again", sink["reason"])
     assert command is not None
     with Cluster(bootstrap) as cluster:
         place = place_of(cluster, "kafka", MARKER_TOPIC, f"file://{query.directory}", query.id)
@@ -508,23 +506,23 @@ def test_the_way_out_can_be_copied(bootstrap: str, output: Output, query: Query)
         ("s3a://bucket/c", "--query q"),
     ],
 )
-def test_a_checkpoint_elsewhere_is_named_by_its_query(checkpoint: str, where: str) -> None:
-    said = kafka_reset("h:1", "kafka", checkpoint, query="q", marker_topic="m")
-    assert said == f"onceflow sink reset kafka --bootstrap h:1 --name kafka --marker-topic m {where} --execute"
+def test_remote_checkpoints_are_named_by_query(checkpoint: str, where: str) -> None:
+    command = kafka_reset("h:1", "kafka", checkpoint, query="q", marker_topic="m")
+    assert command == f"onceflow sink reset kafka --bootstrap h:1 --name kafka --marker-topic m {where} --execute"
 
 
-def test_keys_that_are_not_named_after_the_hash_are_named_in_the_command() -> None:
+def test_reset_commands_name_other_keys() -> None:
     keys = ["app::clicks", "{app::clicks}:top", "elsewhere"]
-    said = redis_reset("redis://ada:secret@h:1", "app::clicks", "hdfs://h/c", keys)
-    assert said == "onceflow sink reset redis --redis redis://h:1/0 --hash-key app::clicks --key elsewhere --execute"
+    command = redis_reset("redis://ada:secret@h:1", "app::clicks", "hdfs://h/c", keys)
+    assert command == "onceflow sink reset redis --redis redis://h:1/0 --hash-key app::clicks --key elsewhere --execute"
     assert redis_reset("redis://h:1/1", "{a}", "/c", ["{a}:top"]).endswith("--hash-key '{a}' --checkpoint /c --execute")
 
 
-def test_the_option_has_the_sinks_own_marker_topic() -> None:
+def test_the_marker_topic_is_the_sinks() -> None:
     assert kafka_marker.MARKER_TOPIC == sink_options.MARKER_TOPIC
 
 
-def test_copies_that_differ_are_told(bootstrap: str, output: Output, query: Query) -> None:
+def test_differing_copies_do_not_fit(bootstrap: str, output: Output, query: Query) -> None:
     output.write(1)
     with TransactionalProducer(bootstrap, "a stranger") as stranger:
         stranger.begin()
@@ -532,30 +530,28 @@ def test_copies_that_differ_are_told(bootstrap: str, output: Output, query: Quer
         stranger.send(MARKER_TOPIC, text.encode(), key=output.name.encode(), partition=0)
         stranger.commit()
     code, shown = asked("show", *output.words, "--query", query.id)
-    (found,) = shown["sinks"]
-    assert (code, found["fits"]) == (1, False)
-    assert "differ: the group's offset tells of batch 1" in found["sentence"]
+    (sink,) = shown["sinks"]
+    assert (code, sink["fits"]) == (1, False)
+    assert "differ: the group's offset tells of batch 1" in sink["reason"]
 
 
 def _record(bootstrap: str, output: Output) -> dict[str, Any]:
     records = [json.loads(value) for value in visible(bootstrap, MARKER_TOPIC, 1)[0] if value is not None]
-    return next(each for each in reversed(records) if each["query"] == output.query.id)
+    return next(record for record in reversed(records) if record["query"] == output.query.id)
 
 
-def test_reset_of_kafka_forgets_both_copies_and_the_checkpoint_and_no_record(
-    bootstrap: str, output: Output, query: Query
-) -> None:
+def test_kafka_reset_deletes_markers_and_checkpoint(bootstrap: str, output: Output, query: Query) -> None:
     output.write(2)
     query.commit(2)
     words = ("reset", *output.words, "--checkpoint", str(query.directory))
     before = visible(bootstrap, output.topic)
     dry = run(*words)
-    assert "nothing was changed: add --execute" in dry.stderr
-    assert f"would be forgotten: the marker of sink kafka, in group {output.name} and {MARKER_TOPIC}" in dry.stdout
-    assert f"stays: what was written to {output.topic}: " in dry.stdout
+    assert f"nothing was changed: {Remedy.ADD_EXECUTE}" in dry.stderr
+    assert f"would be deleted: the marker of sink kafka, in group {output.name} and {MARKER_TOPIC}" in dry.stdout
+    assert f"kept: the records in {output.topic}: " in dry.stdout
     assert asked("show", *output.words, "--checkpoint", str(query.directory))[0] == 0
     done = asked(*words, "--execute")[1]
-    assert (done["executed"], len(done["forgotten"])) == (True, 2)
+    assert (done["executed"], len(done["deleted"])) == (True, 2)
     assert left_in(query) == ["onceflow.lock"]
     assert asked("show", *output.words, "--query", query.id) == (1, {"checkpoint": None, "sinks": []})
     assert visible(bootstrap, output.topic) == before
@@ -564,7 +560,7 @@ def test_reset_of_kafka_forgets_both_copies_and_the_checkpoint_and_no_record(
 
 
 @pytest.mark.remedy(Remedy.NAME_SINK, Remedy.LIST_KAFKA_SINKS)
-def test_reset_of_kafka_keeps_a_checkpoint_whose_sink_is_not_there(output: Output, query: Query) -> None:
+def test_kafka_reset_without_sink_keeps_checkpoints(output: Output, query: Query) -> None:
     output.write(1)
     query.commit(1)
     words = ("reset", *output.words, "--name", "kafak", "--checkpoint", str(query.directory), "--execute")
@@ -575,12 +571,12 @@ def test_reset_of_kafka_keeps_a_checkpoint_whose_sink_is_not_there(output: Outpu
     remedies.find(Remedy.NAME_SINK, refused.exception)
     unknown = run("reset", *output.words, "--name", "kafak", "--query", query.id, "--execute")
     remedies.find(Remedy.LIST_KAFKA_SINKS, unknown.exception)
-    assert query.id in [found["query"] for found in asked("show", *output.words)[1]["sinks"]]
+    assert query.id in [sink["query"] for sink in asked("show", *output.words)[1]["sinks"]]
     named = run("reset", *output.words, "--name", "kafka", "--checkpoint", str(query.directory), "--execute")
     assert named.exception is None
 
 
-def test_a_driver_left_over_from_before_a_reset_stops(output: Output, query: Query) -> None:
+def test_drivers_fail_after_a_reset(output: Output, query: Query) -> None:
     output.write(2)
     assert run("reset", *output.words, "--query", query.id, "--execute").exception is None
     with pytest.raises(Exception, match="there is no marker"):
@@ -588,9 +584,7 @@ def test_a_driver_left_over_from_before_a_reset_stops(output: Output, query: Que
 
 
 @pytest.mark.remedy(Remedy.STOP_DRIVER, Remedy.ABORT_DEAD)
-def test_reset_of_kafka_is_refused_while_a_driver_runs_or_has_a_transaction_open(
-    bootstrap: str, output: Output, query: Query
-) -> None:
+def test_kafka_reset_is_refused_during_transactions(bootstrap: str, output: Output, query: Query) -> None:
     output.write(1)
     query.commit(1)
     words = ("reset", *output.words, "--checkpoint", str(query.directory), "--execute")
@@ -602,7 +596,7 @@ def test_reset_of_kafka_is_refused_while_a_driver_runs_or_has_a_transaction_open
         writing.flush()
         refused = str(run(*words).exception)
         remedies.find(Remedy.STOP_DRIVER, refused)
-    assert "has a transaction open (Ongoing)" in refused
+    assert "has an open transaction (Ongoing)" in refused
     assert query.directory.exists()
     assert asked("show", *output.words, "--query", query.id)[0] == 0
     dead = TransactionalProducer(bootstrap, output.name)
@@ -617,19 +611,19 @@ def test_reset_of_kafka_is_refused_while_a_driver_runs_or_has_a_transaction_open
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
-        (("reset", "kafka"), "say of which query"),
-        (("reset", "kafka", "--checkpoint", "s3a://bucket/x"), "is on no file system of this machine"),
+        (("reset", "kafka"), "specify the query"),
+        (("reset", "kafka", "--checkpoint", "s3a://bucket/x"), "is not a local path"),
         (("show", "kafka", "--marker-topic", "nothing"), "there is no topic nothing at"),
         (("show", "redis", "--checkpoint", "/nowhere"), "/nowhere does not exist here"),
         (("shwo",), "Did you mean 'show'?"),
         (("show", "kafak"), "Did you mean 'kafka'?"),
     ],
 )
-def test_what_cannot_be_meant(
-    bootstrap: str, redis_server: RedisProcess, words: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
+def test_invalid_sink_usage_is_refused(
+    bootstrap: str, redis_server: RedisProcess, words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONCEFLOW_BOOTSTRAP", bootstrap)
     monkeypatch.setenv("ONCEFLOW_REDIS", redis_server.url)
-    assert sentence in str(run(*words).exception)
+    assert message in str(run(*words).exception)

@@ -256,7 +256,7 @@ def test_a_wrong_key_and_its_remedies(sinks: Sinks, redis_client: Any, tmp_path:
     words = ["--redis", sinks.url, "--hash-key", "others", "--key", "counts", "--missing-ok", "--execute"]
     done = CliRunner().invoke(onceflow, ["sink", "reset", "redis", *words])
     assert done.exit_code == 0, done.output
-    assert "stays: counts: belongs to marker {counts}:onceflow\n" in done.output
+    assert "kept: counts: belongs to marker {counts}:onceflow\n" in done.output
     sinks.run(right, 2)
     assert_counted(redis_client, 3)
 
@@ -277,8 +277,8 @@ def test_reset_of_one_leaves_the_other(sinks: Sinks, redis_client: Any, tmp_path
     done = CliRunner().invoke(onceflow, shlex.split(remedy[1]))
     assert done.exit_code == 0, done.output
     assert redis_client.dump("counts") == before
-    assert "stays: counts: belongs to marker {counts}:onceflow\n" in done.output
-    assert "stays: {others}:onceflow: claimed by no sink" in done.output
+    assert "kept: counts: belongs to marker {counts}:onceflow\n" in done.output
+    assert "kept: {others}:onceflow: not claimed by a sink" in done.output
     sinks.run(right, 2)
     assert_counted(redis_client, 3)
 

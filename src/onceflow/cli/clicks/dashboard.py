@@ -1,4 +1,4 @@
-"""`onceflow dashboard`: serves the live page."""
+"""`onceflow dashboard`: serve the live page."""
 
 import click
 
@@ -9,24 +9,24 @@ from onceflow.cli.security import security
 @click.command()
 @redis_options
 @bootstrap_option
-@click.option("--topic", default="user_events", show_default=True, help="The topic to name before anything is counted.")
+@click.option("--topic", default="user_events", show_default=True, help="Topic to show until something is counted.")
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="The address to listen on. There is no password: keep it on this machine.",
+    help="Address to listen on. There is no authentication; keep it on this machine.",
 )
 @click.option(
     "--port",
     default=8080,
     show_default=True,
     type=click.IntRange(0, 65535),
-    help="The port to listen on; 0 takes a free one.",
+    help="Port to listen on; 0 for any free port.",
 )
 def dashboard(redis_url: str, hash_key: str, bootstrap: str, topic: str, host: str, port: int) -> None:
-    """Serve the live page: clicks, users, rate and lag as they change.
+    """Serve the live dashboard: clicks, users, rate and lag.
 
-    Prints its address and runs until Ctrl-C. It reads from Redis and the broker and writes nothing.
+    Prints its address and runs until Ctrl-C. It only reads from Redis and the broker.
 
     \b
     Example: onceflow dashboard --redis redis://127.0.0.1:6379/1 --port 8080

@@ -1,4 +1,4 @@
-"""`onceflow generate` and `onceflow replay`: events into a topic, made up or from real log files."""
+"""`onceflow generate` and `onceflow replay`: write generated events, or those of log files, to a topic."""
 
 import json
 import sys
@@ -23,33 +23,43 @@ INTERRUPTED = 130
 
 
 @click.command()
-@click.option("--topic", default="user_events", show_default=True, help="Where to write; made if it is not there.")
-@click.option("--partitions", default=2, show_default=True, type=click.IntRange(1), help="For a topic that is made.")
+@click.option(
+    "--topic", default="user_events", show_default=True, help="Topic to write to; created if it does not exist."
+)
+@click.option(
+    "--partitions",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Number of partitions, if the topic is created.",
+)
 @click.option(
     "--users",
     type=click.IntRange(1, 10_000_000),
-    help="A livelier crowd of so many seeded users, keyed by uid. Without it: ten users with fixed ids in turn, no "
-    "key, as in the tutorial article that this pipeline comes from.",
+    help="Number of generated users; events are keyed by uid. Without it: ten users with fixed ids in turn and no "
+    "key, as in the tutorial article that this pipeline follows.",
 )
 @click.option(
     "--interval-ms",
     default=200.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="Pause between two events, on average; 0 is as fast as possible.",
+    help="Average pause between two events, in ms; 0 is as fast as possible.",
 )
-@click.option("--seed", default=0, show_default=True, help="The same seed makes the same events, but for event_time.")
-@click.option("--count", type=click.IntRange(1), help="Stop after so many events.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Random seed: the same seed gives the same events, except event_time."
+)
+@click.option("--count", type=click.IntRange(1), help="Stop after this number of events.")
 @click.option(
     "--max-bytes",
     type=click.IntRange(1),
-    help="Stop when the topic holds about so many bytes of events. The protocol does not tell a topic's size: the "
-    "records that were there before are taken to be as large as those written now.",
+    help="Stop when the topic holds about this number of bytes of events. Existing records are estimated to be as "
+    "large as the new ones, because the protocol does not report a topic's size.",
 )
 @click.option(
     "--quiet/--echo",
     default=None,
-    help="Print each event as it is sent, or not. Without --users they are printed, with it or --json they are not.",
+    help="Print each event, or not.  [default: print, except with --users or --json]",
 )
 @json_option
 @bootstrap_option
@@ -67,7 +77,7 @@ def generate(
 ) -> None:
     """Write click events to a topic until Ctrl-C, or until --count or --max-bytes is reached.
 
-    The events are the article's: {"uid": …, "event_time": now in ms, "os_type": …, "click_count": 0 to 9}.
+    An event is {"uid": …, "event_time": now in ms, "os_type": …, "click_count": 0 to 9}.
 
     \b
     Examples:
@@ -79,7 +89,7 @@ def generate(
     from onceflow.client.producer import EventWriter
 
     if as_json and quiet is False:
-        raise click.UsageError("--echo and --json both print to standard output: choose one")
+        raise click.UsageError("--echo and --json both print to standard output; choose one")
     generator.ensure_topic(bootstrap, topic, partitions, security())
     before = generator.records_in(bootstrap, topic, security()) if max_bytes is not None else 0
     limits = generator.Limits(count, max_bytes, before)
@@ -88,7 +98,7 @@ def generate(
         events = generator.article_events(seed)
     else:
         events = generator.crowd_events(seed, users)
-    sent = _silent if (users is not None or as_json if quiet is None else quiet) else _echo
+    sent = _ignore if (users is not None or as_json if quiet is None else quiet) else _echo
     due_s = generator.due_times_s(interval_ms, waves=users is not None)
     with stop_on_signals() as stop, EventWriter(bootstrap, topic, security=security()) as writer, stdout_may_close():
         generator.send(events, writer, due_s, limits, wait=stop.wait, sent=sent)
@@ -106,12 +116,12 @@ def _echo(value: bytes) -> None:
     sys.stdout.flush()
 
 
-def _silent(value: bytes) -> None:
+def _ignore(value: bytes) -> None:
     """Print nothing."""
 
 
 class Assignments(click.ParamType[tuple[str, str]]):
-    """`NAME=VALUE`, given to the command as a pair."""
+    """Parameter type `NAME=VALUE`; the value is a pair."""
 
     name = "NAME=VALUE"
 
@@ -122,12 +132,12 @@ class Assignments(click.ParamType[tuple[str, str]]):
             return value
         name, separator, assigned = value.partition("=")
         if not (name and separator and assigned):
-            self.fail(f"'{value}' is not {self.name}, as in uid=user_id", parameter, context)
+            self.fail(f"'{value}' is not {self.name}, such as uid=user_id", parameter, context)
         return name, assigned
 
 
 class Speed(click.ParamType[float]):
-    """`max`, given to the command as 0, or a number above 0."""
+    """Parameter type `max` (the value is 0) or a number above 0."""
 
     name = "max|NUMBER"
 
@@ -137,27 +147,37 @@ class Speed(click.ParamType[float]):
         except ValueError:
             speed = -1.0
         if not (value == "max" or 0 < speed < float("inf")):
-            self.fail(f"'{value}' is neither 'max' nor a number above 0, as in 1 or 60", parameter, context)
+            self.fail(
+                f"'{value}' is not a valid speed; expected max or a number above 0, such as 1 or 60", parameter, context
+            )
         return speed
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--topic", default="user_events", show_default=True, help="Where to write; made if it is not there.")
-@click.option("--partitions", default=2, show_default=True, type=click.IntRange(1), help="For a topic that is made.")
+@click.option(
+    "--topic", default="user_events", show_default=True, help="Topic to write to; created if it does not exist."
+)
+@click.option(
+    "--partitions",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Number of partitions, if the topic is created.",
+)
 @click.option(
     "--input-format",
     type=click.Choice(["csv", "jsonl", "combined"]),
-    help="What the files hold, gzip or not: CSV with a header, JSON lines, or Apache's combined log with the fields "
-    "ip, time, method, path, status, bytes, referrer, agent. Without it: by the file's name, else by its first line.",
+    help="Format of the files, gzip or not: CSV with a header, JSON lines, or Apache's combined log with the fields "
+    "ip, time, method, path, status, bytes, referrer, agent.  [default: detected from the name or the first line]",
 )
 @click.option(
     "--field",
     "fields",
     multiple=True,
     type=Assignments(),
-    help="EVENT_FIELD=FILE_FIELD, as in uid=user_id; may be repeated. Event fields are uid, event_time, os_type, "
-    "click_count and any other. A combined log needs none: each line is one click of its ip.",
+    help="EVENT_FIELD=FILE_FIELD, such as uid=user_id; may be repeated. Event fields are uid, event_time, os_type, "
+    "click_count and any others. Not needed for a combined log: each line is one click of its ip.",
 )
 @click.option(
     "--const",
@@ -169,25 +189,29 @@ class Speed(click.ParamType[float]):
 @click.option(
     "--time-format",
     metavar="ms|s|iso|PATTERN",
-    help="How the file writes event_time: since 1970 in ms or s, ISO 8601, or a pattern like '%m/%d/%Y %H:%M'. Times "
-    "without a zone are UTC.  [default: ms; a combined log's own]",
+    help="Format of event_time in the files: ms or s since 1970, ISO 8601, or a pattern like '%m/%d/%Y %H:%M'. Times "
+    "without a zone are UTC.  [default: ms; for combined logs, their own format]",
 )
 @click.option(
     "--order",
     type=click.Choice(["file", "time"]),
     default="file",
     show_default=True,
-    help="Send in the files' order, or sorted by event_time (in bounded memory, through temporary files).",
+    help="Send in the order of the files, or sorted by event_time (in bounded memory, with temporary files).",
 )
 @click.option(
     "--speed",
     type=Speed(),
     default="max",
     show_default=True,
-    help="How many times as fast as it happened: 1 is as it happened, 60 an hour a minute; max does not wait.",
+    help="Replay speed relative to event time: 1 is real time, 60 replays an hour in a minute, max does not wait.",
 )
 @click.option(
-    "--skip", default=0, type=click.IntRange(0), help="Pass over the first so many events: goes on after a stop."
+    "--skip",
+    default=0,
+    type=click.IntRange(0),
+    metavar="N",
+    help="Skip the first N events, to resume an interrupted replay.",
 )
 @click.option(
     "--rejects",
@@ -195,7 +219,8 @@ class Speed(click.ParamType[float]):
     type=click.Path(dir_okay=False, path_type=Path),
     default="rejects.jsonl",
     show_default=True,
-    help="Where rows go that cannot become events, as JSON lines of file, line, reason, text. Made anew by the first.",
+    help="File for rows that cannot become events: JSON lines with file, line, reason and text. Overwritten when the "
+    "first row is rejected.",
 )
 @json_option
 @bootstrap_option
@@ -214,10 +239,10 @@ def replay(
     as_json: bool,
     bootstrap: str,
 ) -> None:
-    """Write real log FILES to a topic as click events, keyed by uid.
+    """Write log FILES to a topic as click events, keyed by uid.
 
-    Files are read as a stream, however large. A row that cannot become an event that counts goes into the rejects
-    file and stops nothing. Replaying a file twice counts it twice.
+    Files of any size are read as a stream. A row that cannot become a valid event goes to the rejects file; the replay
+    continues. Replaying a file twice counts it twice.
 
     \b
     Examples:
@@ -231,9 +256,9 @@ def replay(
     from onceflow.clicks.replay import Progress, Rejects, Replay
 
     for option, pairs in (("--field", fields), ("--const", constants)):
-        twice = [name for name, _ in pairs if [other for other, _ in pairs].count(name) > 1]
-        if twice:
-            raise click.UsageError(f"{option} gives '{twice[0]}' twice: name it once")
+        repeated = [name for name, _ in pairs if [other for other, _ in pairs].count(name) > 1]
+        if repeated:
+            raise click.UsageError(f"{option} gives '{repeated[0]}' twice; give it once")
     mapping = FieldMapping(dict(fields), dict(constants), time_format)
     try:
         mapping.check()
@@ -254,10 +279,10 @@ def replay(
         generator.ensure_topic(bootstrap, topic, partitions, security())
         _send(plan, events, progress, bootstrap, topic)
     seconds = time.monotonic() - started
-    document = _replayed(progress, rejects, topic, seconds)
+    document = _document(progress, rejects, topic, seconds)
     click.echo(json.dumps(document) if as_json else _summary(document, progress))
     if not progress.is_complete:
-        click.echo(f"onceflow: interrupted; the same command with --skip {progress.position} goes on", err=True)
+        click.echo(f"onceflow: interrupted; resume with the same command and --skip {progress.position}", err=True)
         click.get_current_context().exit(INTERRUPTED)
 
 
@@ -271,26 +296,26 @@ def _send(plan: "Replay", events: "Iterator[MappedEvent]", progress: "Progress",
         def wait(pause_s: float) -> bool:
             return stop.wait(pause_s) if pause_s else stop.is_set()
 
-        replaying.send(plan, events, writer, progress, _told(progress, wait))
+        replaying.send(plan, events, writer, progress, _with_progress(progress, wait))
 
 
-def _told(progress: "Progress", wait: "Callable[[float], bool]") -> "Callable[[float], bool]":
-    """On a terminal, tell every few seconds how far it is."""
+def _with_progress(progress: "Progress", wait: "Callable[[float], bool]") -> "Callable[[float], bool]":
+    """Return `wait` that also prints the progress every 5 s, if standard error is a terminal."""
     if not sys.stderr.isatty():
         return wait
-    told_at = time.monotonic()
+    printed_at = time.monotonic()
 
-    def wait_and_tell(pause_s: float) -> bool:
-        nonlocal told_at
-        if progress.sent % 1000 == 0 and time.monotonic() - told_at > 5:
-            told_at = time.monotonic()
+    def wait_and_print(pause_s: float) -> bool:
+        nonlocal printed_at
+        if progress.sent % 1000 == 0 and time.monotonic() - printed_at > 5:
+            printed_at = time.monotonic()
             click.echo(f"{counted(progress.position, 'event')} so far", err=True)
         return wait(pause_s)
 
-    return wait_and_tell
+    return wait_and_print
 
 
-def _replayed(progress: "Progress", rejects: "Rejects", topic: str, seconds: float) -> dict[str, object]:
+def _document(progress: "Progress", rejects: "Rejects", topic: str, seconds: float) -> dict[str, object]:
     return {
         "topic": topic,
         "sent": progress.sent,
@@ -298,7 +323,7 @@ def _replayed(progress: "Progress", rejects: "Rejects", topic: str, seconds: flo
         "rejected": rejects.count,
         "rejects_file": str(rejects.path) if rejects.count else None,
         "complete": progress.is_complete,
-        "go_on_with_skip": None if progress.is_complete else progress.position,
+        "resume_with_skip": None if progress.is_complete else progress.position,
         "seconds": round(seconds, 3),
     }
 
@@ -309,10 +334,10 @@ def _summary(document: "dict[str, object]", progress: "Progress") -> str:
     sent = f"{counted(progress.sent, 'event')} sent to {document['topic']}"
     lines = [f"{sent} in {seconds:.1f} s ({rate:,.0f}/s), all acknowledged"]
     if progress.skipped:
-        lines.append(f"{counted(progress.skipped, 'event')} passed over")
+        lines.append(f"{counted(progress.skipped, 'event')} skipped")
     if document["rejected"]:
         lines.append(
-            f"{counted(int(str(document['rejected'])), 'row')} rejected: {document['rejects_file']} says which and why"
+            f"{counted(int(str(document['rejected'])), 'row')} rejected; {document['rejects_file']} lists the reasons"
         )
-    lines.append("replaying the same files again would count them twice")
+    lines.append("replaying the same files again counts them twice")
     return "\n".join(lines)

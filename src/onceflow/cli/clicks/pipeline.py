@@ -1,4 +1,4 @@
-"""`onceflow run` and `onceflow verify`: count exactly once, and show that it was."""
+"""`onceflow run` and `onceflow verify`: count events exactly once, and check the counts."""
 
 import json
 import os
@@ -31,39 +31,42 @@ _MASTER = re.compile(r"local|local\[(\*|[1-9]\d*)(,\d+)?\]|spark://.+|k8s://.+|y
 
 def _trigger(context: click.Context, parameter: click.Parameter, value: str) -> str:
     if not _TRIGGER.fullmatch(value):
-        raise click.BadParameter(f"'{value}' is neither available-now nor a pause like '5 seconds'", context, parameter)
+        raise click.BadParameter(
+            f"'{value}' is not a valid trigger; expected available-now or a pause like '5 seconds'", context, parameter
+        )
     return value
 
 
 def _master(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     if value is not None and not _MASTER.fullmatch(value):
-        raise click.BadParameter(f"'{value}' is none of local[2], local[*], spark://HOST:PORT, yarn, k8s://…")
+        raise click.BadParameter(
+            f"'{value}' is not a valid master; expected local[2], local[*], spark://HOST:PORT, yarn or k8s://…"
+        )
     return value
 
 
 @click.command()
 @click.argument("master_argument", metavar="[MASTER]", required=False, callback=_master)
 @bootstrap_option
-@click.option("--topic", default="user_events", show_default=True, help="The events; counted from the topic's start.")
+@click.option("--topic", default="user_events", show_default=True, help="Topic of the events, counted from its start.")
 @redis_options
-@click.option("--key-field", default="uid", show_default=True, help="The event's field to count by.")
+@click.option("--key-field", default="uid", show_default=True, help="Event field to count by.")
 @click.option(
     "--value-field",
     default="click_count",
     show_default=True,
-    help="The event's field to sum up; --value-field '' counts events.",
+    help="Event field to sum; --value-field '' counts events.",
 )
 @click.option(
     "--checkpoint",
-    help="The folder where Spark keeps which offsets were tried; one per hash key, kept as long as the counts.  "
-    "[default: a folder in .onceflow/checkpoints, named after topic and hash key]",
+    help="Directory of Spark's checkpoint: one per hash key, to be kept as long as the counts.  [default: a directory "
+    "in .onceflow/checkpoints, named after topic and hash key]",
 )
 @click.option(
     "--master",
     default=None,
     callback=_master,
-    help="Where Spark runs: local[2], local[*], spark://HOST:PORT, yarn, k8s://…  [default: local[2], or what "
-    "spark-submit was given]",
+    help="Spark master: local[2], local[*], spark://HOST:PORT, yarn, k8s://…  [default: local[2], or spark-submit's]",
 )
 @click.option(
     "--ui-port",
@@ -76,33 +79,33 @@ def _master(context: click.Context, parameter: click.Parameter, value: str | Non
     default="5 seconds",
     show_default=True,
     callback=_trigger,
-    help="Pause between micro-batches, or available-now: count what is there and end.",
+    help="Interval between micro-batches, or available-now: count the current events and exit.",
 )
 @click.option(
     "--spark-log",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file for what Spark itself has to say.  [default: CHECKPOINT.log, or standard error where that is a URL "
-    "or spark-submit starts it]",
+    help="File for Spark's own log.  [default: CHECKPOINT.log; standard error if the checkpoint is a URL or with "
+    "spark-submit]",
 )
 @click.option(
     "--accept-data-loss",
     is_flag=True,
-    help="Count on where the log lacks events, for this run: deleted before they were counted, or of a topic that was "
-    "deleted and created again. The marker keeps which, and 'onceflow verify' reports them.",
+    help="Continue in this run although the log lacks events: deleted before they were counted, or of a topic that was "
+    "deleted and created again. The marker records the losses, and 'onceflow verify' reports them.",
 )
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
     default=20,
     show_default=True,
-    help="Restarts in a row of a query that failed because Spark, the broker or Redis was away; 0 restarts none.",
+    help="Maximum restarts in a row of a query that failed because Spark, the broker or Redis was unavailable.",
 )
 @click.option(
     "--max-restart-seconds",
     type=click.FloatRange(min=0),
     default=600,
     show_default=True,
-    help="Time from the first failure in a row during which the query is restarted, in seconds.",
+    help="Maximum time of restarts since the first failure in a row, in seconds.",
 )
 @json_option
 def run(
@@ -125,11 +128,11 @@ def run(
 ) -> None:
     """Count a topic's click events into Redis, each exactly once, until Ctrl-C.
 
-    Stopped or killed at any moment and started again with the same checkpoint, it goes on where it was, and no event
+    Stopped or killed at any moment and started again with the same checkpoint, it resumes where it stopped; no event
     is counted twice or left out. Events that cannot be counted are kept for 'onceflow dead'.
 
-    The query is restarted by itself, after 1 s and then after twice the pause up to 30 s, when Spark's JVM ended, a
-    Python worker of Spark started too slowly, or the broker or Redis is away. A completed micro-batch ends the row.
+    The query restarts when Spark's JVM has ended, a Python worker of Spark started too slowly, or the broker or Redis
+    is unavailable: after 1 s, then after twice the pause up to 30 s. A completed micro-batch resets the limits.
 
     MASTER is where Spark runs, as --master.
 
@@ -170,8 +173,8 @@ def run(
         restarts=RestartLimits(max_restarts, max_restart_seconds),
     )
     pipeline.check()
-    _tell_start(pipeline)
-    # pyspark warns about versions of pandas, which nothing here uses.
+    _print_start(pipeline)
+    # pyspark warns about versions of pandas, which is not used here.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     pipeline.run()
     with Results(redis_url, hash_key) as results:
@@ -180,7 +183,7 @@ def run(
 
 
 def _log_beside(location: str, submitted: bool) -> Path | None:
-    """Return the log file beside a local checkpoint; None where Spark's log goes to standard error."""
+    """Return the log file next to a local checkpoint; None if Spark's log goes to standard error."""
     return None if submitted or "://" in location else Path(f"{location}.log")
 
 
@@ -193,17 +196,17 @@ def _check_fields(key_field: str, value_field: str) -> None:
         raise click.UsageError(f"--key-field and --value-field: {error}") from error
 
 
-def _tell_start(pipeline: "ClickPipeline") -> None:
+def _print_start(pipeline: "ClickPipeline") -> None:
     from onceflow.redis.address import shown
 
     into = f"{pipeline.hash_key} at {shown(pipeline.redis_url)}"
-    told = [
+    lines = [
         f"counting {pipeline.topic} at {pipeline.bootstrap} into {into}; Ctrl-C stops",
-        "'onceflow clicks' and 'onceflow dashboard' show the counts meanwhile, with the same --redis and --hash-key",
+        "'onceflow clicks' and 'onceflow dashboard' show the counts, with the same --redis and --hash-key",
     ]
     if pipeline.log_file is not None:
-        told.append(f"Spark's own log is {pipeline.log_file}")
-    click.echo("\n".join(told), err=True)
+        lines.append(f"Spark's own log is {pipeline.log_file}")
+    click.echo("\n".join(lines), err=True)
 
 
 def _print_ui(spark: "SparkSession") -> None:
@@ -212,13 +215,13 @@ def _print_ui(spark: "SparkSession") -> None:
 
 
 def checkpoint_of(topic: str, hash_key: str) -> Path:
-    """The default checkpoint: `user_events.app-users-click.651a8a8b`, with a sum so that no two keys share one."""
+    """Return the default checkpoint, `user_events.app-users-click.651a8a8b`; the checksum separates similar keys."""
     readable = re.sub(r"[^A-Za-z0-9_]+", "-", hash_key)[:60].strip("-")
     return CHECKPOINTS / f"{topic}.{readable}.{zlib.crc32(hash_key.encode()):08x}"
 
 
 def _location(checkpoint: str) -> str:
-    """Return a URL as it is, a path as an absolute one: the JVM's working directory may be another."""
+    """Return a URL unchanged and a path as absolute, because the JVM may have another working directory."""
     return checkpoint if "://" in checkpoint else str(Path(checkpoint).absolute())
 
 
@@ -230,37 +233,37 @@ def _java_home() -> str:
 
 @click.command()
 @bootstrap_option
-@click.option("--topic", default="user_events", show_default=True, help="The topic that was counted.")
+@click.option("--topic", default="user_events", show_default=True, help="Topic that was counted.")
 @redis_options
 @json_option
 def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, as_json: bool) -> None:
-    """Recount the log and compare with Redis, field by field; works while the stream runs.
+    """Recount the log and compare with Redis, field by field; also while the stream is running.
 
-    Counts exactly the events that the pipeline says it has counted, with code that shares nothing with it, by the
-    fields that it was started with. What came later is told as not yet counted.
+    Counts exactly the offsets that the pipeline has recorded as counted, by the same fields but with separate code.
+    Later events are reported as not yet counted.
 
-    Exit code 0: equal. 1: different, the fields are listed. 2: cannot say, with the reason.
+    Exit codes: 0 equal; 1 different, with a list of the fields; 2 inconclusive, with the reason.
     """
     try:
         from onceflow.clicks import verify as verifying
 
         verdict = verifying.verify(bootstrap, topic, redis_url, hash_key, security())
-        text = json.dumps(verdict.as_json(), ensure_ascii=False) if as_json else _told(verdict)
+        text = json.dumps(verdict.as_json(), ensure_ascii=False) if as_json else _format_verdict(verdict)
     except OnceflowError as error:
-        click.echo(f"onceflow: cannot say: {error}", err=True)
+        click.echo(f"onceflow: inconclusive: {error}", err=True)
         click.get_current_context().exit(2)
     except ModuleNotFoundError as error:
-        click.echo(f"onceflow: cannot say: {missing_extra('verify', error)}", err=True)
+        click.echo(f"onceflow: inconclusive: {missing_extra('verify', error)}", err=True)
         click.get_current_context().exit(2)
-    except Exception as error:  # noqa: BLE001 - Python would exit with 1, and from verify a 1 means "different".
-        click.echo(f"onceflow: cannot say: verify itself failed ({type(error).__name__}: {error})", err=True)
+    except Exception as error:  # noqa: BLE001 - Python would exit with 1, which means "different" here.
+        click.echo(f"onceflow: inconclusive: verify itself failed ({type(error).__name__}: {error})", err=True)
         click.get_current_context().exit(2)
     with stdout_may_close():
         click.echo(text)
     click.get_current_context().exit(0 if verdict.is_equal else 1)
 
 
-def _told(verdict: "Verdict") -> str:
+def _format_verdict(verdict: "Verdict") -> str:
     recount = verdict.recount
     ranges = ", ".join(
         f"{partition}: from {verdict.marker.since.get(verdict.topic, {}).get(partition, end)} to {end}"

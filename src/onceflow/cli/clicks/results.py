@@ -1,4 +1,4 @@
-"""`onceflow clicks` and `onceflow dead`: what has been counted, and what could not be."""
+"""`onceflow clicks` and `onceflow dead`: the counts, and the events that could not be counted."""
 
 import base64
 import csv
@@ -21,12 +21,12 @@ TEXT_CHARACTERS_MAX = 200
 
 @click.command()
 @click.argument("uid", required=False)
-@click.option("--top", default=10, show_default=True, type=click.IntRange(1, 100_000), help="How many users to list.")
+@click.option("--top", default=10, show_default=True, type=click.IntRange(1, 100_000), help="Number of users to list.")
 @click.option(
     "--export",
     "layout",
     type=click.Choice(["csv", "jsonl"]),
-    help="Print every user instead, most clicks first, as one complete micro-batch left them.",
+    help="Print all users instead, most clicks first, as of one complete micro-batch.",
 )
 @json_option
 @redis_options
@@ -38,9 +38,9 @@ def clicks(
     redis_url: str,
     hash_key: str,
 ) -> None:
-    """Show the clicks counted so far: one user's, the totals and the top users, or all users for a file.
+    """Show the counted clicks: totals and top users, one user, or an export of all users.
 
-    Reads Redis only. Exit code 1 when the user has no event that counts.
+    Reads only Redis. The exit code is 1 if the user has no counted event.
 
     \b
     Examples:
@@ -51,34 +51,33 @@ def clicks(
     from onceflow.clicks.results import Results
 
     if layout is not None:
-        refuse_together(["uid", "top", "as_json"], "--export prints every user: leave UID, --top and --json out")
+        refuse_together(["uid", "top", "as_json"], "--export prints all users; leave UID, --top and --json out")
     if uid is not None:
-        refuse_together(["top"], "--top lists users, UID asks for one: choose one")
+        refuse_together(["top"], "--top lists users and UID selects one; choose one")
     with Results(redis_url, hash_key) as results, stdout_may_close():
         if layout is not None:
             _export(results, layout)
             return
         if uid is None:
             snapshot = results.snapshot(top=top)
-            told = json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, redis_url)
-            click.echo(told)
+            shown = json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, redis_url)
+            click.echo(shown)
             return
         count = results.clicks_of(uid)
     if as_json:
         click.echo(json.dumps({"uid": uid, "clicks": count}, ensure_ascii=False))
     else:
-        click.echo(f"{uid} has no event that counts under {hash_key}" if count is None else str(count))
+        click.echo(f"{uid} has no counted event in {hash_key}" if count is None else str(count))
     if count is None:
         click.get_current_context().exit(1)
 
 
 def _export(results: "Results", layout: str) -> None:
-    """All users to standard output; which micro-batch that was, to standard error."""
-    marker, found = results.users()
-    click.echo(
-        f"{counted(len(found), 'user')} as micro-batch {marker.batch} left them, {json.dumps(marker.offsets)}", err=True
-    )
-    ordered = sorted(found.items(), key=lambda entry: (-entry[1], entry[0]))
+    """Print all users to standard output, and their micro-batch to standard error."""
+    marker, users = results.users()
+    offsets = json.dumps(marker.offsets)
+    click.echo(f"{counted(len(users), 'user')} as of micro-batch {marker.batch}, offsets {offsets}", err=True)
+    ordered = sorted(users.items(), key=lambda entry: (-entry[1], entry[0]))
     if layout == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(("uid", "clicks"))
@@ -89,18 +88,16 @@ def _export(results: "Results", layout: str) -> None:
 
 
 def totals(snapshot: "Snapshot", redis_url: str) -> str:
-    """Return the snapshot, which is of that Redis, as lines for people."""
+    """Return the snapshot of that Redis as text."""
     from onceflow.redis.address import shown
 
     if snapshot.marker is None:
-        return f"nothing counted yet under {snapshot.hash_key} at {shown(redis_url)}"
+        return f"nothing counted yet in {snapshot.hash_key} at {shown(redis_url)}"
     if snapshot.marker.counted_fields is None:
         from onceflow.clicks.results import by_another_job
 
-        said = by_another_job(snapshot.hash_key, snapshot.marker)
-        return (
-            f"{counted(snapshot.users, 'field')} in {snapshot.hash_key}, but {said}: read them as that job means them"
-        )
+        reason = by_another_job(snapshot.hash_key, snapshot.marker)
+        return f"{counted(snapshot.users, 'field')} in {snapshot.hash_key}, but {reason}; the job defines their meaning"
     counts = {"events": snapshot.events, "clicks": snapshot.clicks, "users": snapshot.users, "bad": snapshot.bad}
     batch = f"micro-batch {snapshot.batch}{'' if snapshot.marker.complete else ' (being written)'}"
     lines = [" · ".join([*(f"{count:,} {name}" for name, count in counts.items()), batch])]
@@ -113,15 +110,17 @@ def totals(snapshot: "Snapshot", redis_url: str) -> str:
 
 
 @click.command()
-@click.option("--count", default=10, show_default=True, type=click.IntRange(1, 10_000), help="How many, newest first.")
+@click.option(
+    "--count", default=10, show_default=True, type=click.IntRange(1, 10_000), help="Number of events, newest first."
+)
 @json_option
 @redis_options
 @bootstrap_option
 def dead(count: int, as_json: bool, redis_url: str, hash_key: str, bootstrap: str) -> None:
-    """Show the newest events that could not be counted: where they are, why, and what they say.
+    """Show the newest events that could not be counted: position, reason and content.
 
-    Redis keeps partition, offset and reason of the last 10,000; the events themselves are read from the log. With
-    --json each is one line. Bytes that are not UTF-8 are shown as base64.
+    Redis keeps partition, offset and reason of the last 10,000; the events are read from the log. --json prints one
+    object per line. Bytes that are not UTF-8 are shown as base64.
 
     \b
     Example: onceflow dead --count 5
@@ -135,7 +134,7 @@ def dead(count: int, as_json: bool, redis_url: str, hash_key: str, bootstrap: st
     topics = list(marker.offsets)
     if not pointers:
         if not as_json:
-            click.echo("no bad event so far")
+            click.echo("no bad events so far")
         return
     with open_cluster(bootstrap) as cluster, stdout_may_close():
         for pointer, record in dead_records(cluster, topics[0], pointers):

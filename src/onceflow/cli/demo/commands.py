@@ -1,4 +1,4 @@
-"""`onceflow demo` and `onceflow reset`: the whole pipeline on this machine, and how to forget it."""
+"""`onceflow demo` and `onceflow reset`: run the whole pipeline on this machine, and delete its data."""
 
 import contextlib
 import json
@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from onceflow.cli.options import DEMO_DIRECTORY, refuse_together
-from onceflow.cli.refusals import require_yes
+from onceflow.cli.refusals import confirm
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 
 CHECKPOINTS = "checkpoints"
-"""Where `onceflow run` keeps its checkpoints, in the same folder."""
+"""Directory of `onceflow run`'s checkpoints, inside the demo's."""
 
 
 @click.command()
@@ -26,27 +26,33 @@ CHECKPOINTS = "checkpoints"
     type=click.Path(file_okay=False, path_type=Path),
     default=DEMO_DIRECTORY,
     show_default=True,
-    help="Where log, counts, checkpoint and logs of the children are kept. The next start goes on from there.",
+    help="Directory of the log, the counts, the checkpoint and the processes' logs. The next start resumes from it.",
 )
 @click.option(
     "--lively",
     is_flag=True,
-    help="Thousands of seeded users and several systems, not ten users with fixed ids as in the article it comes from.",
+    help="Generate thousands of users and several operating systems instead of the tutorial article's ten users.",
 )
 @click.option(
     "--max-bytes",
     type=click.IntRange(min=1 << 20),
     default=1 << 30,
     show_default=True,
-    help="The generator stops when the log holds about this many bytes; nothing is deleted.",
+    help="Stop generating when the log holds about this number of bytes; nothing is deleted.",
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port of the live page.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port of the dashboard; 0 for any free port.",
+)
 @click.option("--json", "as_json", is_flag=True, help="With --seconds: print verify's result as one JSON document.")
 def demo(seconds: int | None, directory: Path, lively: bool, max_bytes: int, port: int, as_json: bool) -> None:
-    """Run broker, Redis, Spark, event generator and live page on this machine.
+    """Run broker, Redis, Spark, event generator and dashboard on this machine.
 
-    Everything is started as a child of this command and ends with it, on Ctrl-C or in any other way. Data is kept
-    in .onceflow, and the next start goes on where this one stopped; 'onceflow reset' forgets it.
+    All processes end with this command, after Ctrl-C and when it is killed. Data is kept in .onceflow; the next start
+    resumes from it, and 'onceflow reset' deletes it.
 
     \b
     onceflow demo                 until Ctrl-C
@@ -54,7 +60,7 @@ def demo(seconds: int | None, directory: Path, lively: bool, max_bytes: int, por
     onceflow demo --seconds 20    for scripts: exit code 0 only if every event was counted exactly once
     """
     if seconds is None:
-        refuse_together(["as_json"], "--json prints what verify found at the end: it goes with --seconds")
+        refuse_together(["as_json"], "--json prints the result of verify at the end; it needs --seconds")
     from onceflow.cli.demo.processes import Laptop
 
     with Laptop(directory, lively=lively, max_bytes=max_bytes, page_port=port, quiet=as_json) as laptop:
@@ -77,20 +83,20 @@ def demo(seconds: int | None, directory: Path, lively: bool, max_bytes: int, por
     type=click.Path(file_okay=False, path_type=Path),
     default=DEMO_DIRECTORY,
     show_default=True,
-    help="The demo's folder, removed but for checkpoints/, which 'onceflow run' keeps there.",
+    help="Directory of the demo. It is deleted except for checkpoints/, which belongs to 'onceflow run'.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was removed as one JSON document.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--json", "as_json", is_flag=True, help="Print the deleted paths as one JSON document.")
 def reset(directory: Path, yes: bool, as_json: bool) -> None:
-    """Forget the demo: log, counts and checkpoint. Asks first.
+    """Delete the demo's log, counts and checkpoint. Asks for confirmation.
 
-    What 'onceflow run' has counted elsewhere, 'onceflow sink reset redis' forgets.
+    Counts of 'onceflow run' are deleted with 'onceflow sink reset redis'.
     """
-    removed = _reset_demo(directory, yes)
+    deleted = _reset_demo(directory, yes)
     if as_json:
-        click.echo(json.dumps({"removed": removed}))
+        click.echo(json.dumps({"deleted": deleted}))
     else:
-        click.echo("removed: " + ", ".join(removed) if removed else "nothing to remove")
+        click.echo("deleted: " + ", ".join(deleted) if deleted else "nothing to delete")
 
 
 def _reset_demo(directory: Path, yes: bool) -> list[str]:
@@ -100,25 +106,27 @@ def _reset_demo(directory: Path, yes: bool) -> list[str]:
         return []
     pid = running_demo(directory)
     if pid is not None:
-        raise OnceflowError(f"the demo in {directory} is running, pid {pid}: {Remedy.STOP_DEMO} first")
+        raise OnceflowError(f"the demo in {directory} is running, pid {pid}; {Remedy.STOP_DEMO} first")
     if not (directory / "demo.json").exists():
-        raise OnceflowError(f"{directory} holds no demo (no demo.json in it): nothing was removed; {Remedy.FORGET_RUN}")
+        raise OnceflowError(
+            f"nothing was deleted: {directory} is not a demo directory (no demo.json); {Remedy.FORGET_RUN}"
+        )
     if not yes:
-        require_yes(f"Remove {directory.resolve()} with its log, counts and checkpoint?", "removed")
-    return _remove_but_checkpoints(directory)
+        confirm(f"Delete {directory.resolve()} with its log, counts and checkpoint?", "deleted")
+    return _delete_except_checkpoints(directory)
 
 
-def _remove_but_checkpoints(directory: Path) -> list[str]:
-    """Remove the folder, or what is in it but CHECKPOINTS: their counts are in a Redis that is not the demo's."""
+def _delete_except_checkpoints(directory: Path) -> list[str]:
+    """Delete the directory; keep CHECKPOINTS if not empty, because their counts are not in the demo's Redis."""
     if not any(directory.glob(f"{CHECKPOINTS}/*")):
         shutil.rmtree(directory)
         return [str(directory)]
-    # demo.json goes last: while it is there, the same command goes on after a stop.
-    removed = [each for each in sorted(directory.iterdir()) if each.name != CHECKPOINTS]
-    for each in sorted(removed, key=lambda path: path.name == "demo.json"):
-        if each.is_dir() and not each.is_symlink():
-            shutil.rmtree(each)
+    # demo.json is deleted last: while it exists, the command can be repeated after an interruption.
+    deleted = [path for path in sorted(directory.iterdir()) if path.name != CHECKPOINTS]
+    for path in sorted(deleted, key=lambda path: path.name == "demo.json"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         else:
-            each.unlink()
-    click.echo(f"{directory / CHECKPOINTS} stays: it belongs to 'onceflow run', with counts in its own Redis", err=True)
-    return [str(each) for each in removed]
+            path.unlink()
+    click.echo(f"kept: {directory / CHECKPOINTS}, checkpoints of 'onceflow run', whose counts are elsewhere", err=True)
+    return [str(path) for path in deleted]

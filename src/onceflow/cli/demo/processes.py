@@ -1,16 +1,16 @@
-"""Everything that one laptop runs for `onceflow demo`: which processes, in which order, and what is told of them.
+"""Processes of `onceflow demo`: their order, readiness and output.
 
-What is in the demo's folder:
+The demo's directory:
 
-| path | what |
+| path | content |
 |---|---|
-| `demo.json` | the ports of the last start, taken again where they are free |
-| `demo.lock` | the pid of the demo that runs; locked until its last child has ended |
+| `demo.json` | the ports of the last start, used again if free |
+| `demo.lock` | the pid of the running demo; locked until its last child has ended |
 | `broker/` | the log |
-| `redis/` | the counts, an append-only file synced before each answer |
+| `redis/` | the counts, an append-only file synced before each reply |
 | `checkpoint/` | Spark's checkpoint |
-| `logs/` | one log per child, and `jvm.log`, what Spark itself has to say |
-| `checkpoints/` | not the demo's: what `onceflow run` keeps in the default folder |
+| `logs/` | one log per child, and `jvm.log`, Spark's own log |
+| `checkpoints/` | checkpoints of `onceflow run`, not of the demo |
 """
 
 import contextlib
@@ -52,11 +52,11 @@ PREFERRED_PORTS = {"broker": 9092, "redis": 6379}
 
 
 class DemoRuns(OnceflowError):
-    """Another demo uses the folder."""
+    """Another demo uses the directory."""
 
 
 class Laptop:
-    """The demo's processes as one context: entering takes the folder, leaving ends every child."""
+    """Context of the demo's processes: entering locks the directory, leaving ends every child."""
 
     def __init__(self, directory: Path, *, lively: bool, max_bytes: int, page_port: int, quiet: bool) -> None:
         self.directory = directory
@@ -70,7 +70,7 @@ class Laptop:
     def __enter__(self) -> "Laptop":
         with contextlib.ExitStack() as exits:
             self.directory.mkdir(parents=True, exist_ok=True)
-            lock = exits.enter_context(take_folder(self.directory))
+            lock = exits.enter_context(lock_directory(self.directory))
             exits.enter_context(_signals_as_interrupt())
             self._take_ports()
             self.supervisor = exits.enter_context(services.Supervisor(hold=[lock.fileno()]))
@@ -78,7 +78,7 @@ class Laptop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Stopping must not be cut short by a second Ctrl-C: the children have their own time limit.
+        # A second Ctrl-C must not interrupt the stop: the children have their own time limit.
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             with self._step("stopping"):
@@ -88,22 +88,22 @@ class Laptop:
 
     @property
     def bootstrap(self) -> str:
-        """Where the broker listens."""
+        """Address of the broker."""
         return f"127.0.0.1:{self.ports['broker']}"
 
     @property
     def redis_url(self) -> str:
-        """Database 1, as the article has it."""
+        """Address of Redis, database 1 as in the article."""
         return f"redis://127.0.0.1:{self.ports['redis']}/1"
 
     # Start
 
     def start(self) -> None:
-        """Start all children and say where each is; raises where one does not come up."""
-        self._say_where_it_is()
+        """Start all children and print their addresses. Raises ChildFailed if one does not start."""
+        self._print_directory()
         with self._step("broker"):
             data = str(self.directory / "broker")
-            # Without an age limit: the recount needs the log from its first record, however long the demo stood still.
+            # Without an age limit: verify needs the log from its first record, however old.
             self._onceflow("broker", "broker", "--data", data, "--listen", self.bootstrap, "--log-retention-ms", "-1")
             self._ready("broker", lambda: services.answers(self.ports["broker"]))
         with self._step("redis"):
@@ -117,7 +117,7 @@ class Laptop:
             self._ready("page", lambda: services.answers(self.ports["page"]))
         with self._step("spark"):
             self._start_spark()
-        self._say_what_to_do()
+        self._print_next_steps()
 
     def _start_redis(self) -> None:
         directory = self.directory / "redis"
@@ -155,17 +155,17 @@ class Laptop:
     def _ready(self, name: str, is_ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + READY_WAIT_S
         while not is_ready():
-            self._fail_if_a_child_ended()
+            self._check_children()
             if time.monotonic() > deadline:
                 log = self.supervisor.children[name].log
-                raise services.ChildFailed(f"{name} did not answer within {READY_WAIT_S:.0f} s: its log is {log}")
+                raise services.ChildFailed(f"{name} did not start within {READY_WAIT_S:.0f} s; see its log {log}")
             time.sleep(0.05)
 
-    def _fail_if_a_child_ended(self) -> None:
+    def _check_children(self) -> None:
         for child in self.supervisor.ended():
             if not (child.name == "generator" and child.code == 0):
                 raise services.ChildFailed(
-                    f"{child.name} ended with code {child.code}; its log {child.log} ends:\n{child.last_lines()}"
+                    f"{child.name} exited with code {child.code}; last lines of {child.log}:\n{child.last_lines()}"
                 )
 
     # While it runs
@@ -174,9 +174,9 @@ class Laptop:
         """Show the counts until Ctrl-C, or until `seconds` after the first counted events."""
         first_counted: float | None = None
         started, is_slow = time.monotonic(), False
-        with self.console.status("Spark is starting, usually for 10 to 20 seconds") as status:
+        with self.console.status("Spark is starting (usually 10 to 20 seconds)") as status:
             while True:
-                self._fail_if_a_child_ended()
+                self._check_children()
                 snapshot = self._snapshot()
                 if first_counted is None:
                     waited_s = time.monotonic() - started
@@ -186,12 +186,16 @@ class Laptop:
                     elif self._is_over(snapshot):
                         first_counted = time.monotonic()
                         limit = f"{self.max_bytes / (1 << 20):.0f} MiB (--max-bytes)"
-                        self.console.print(f"the log has reached its {limit} and is counted: nothing new will come")
+                        self.console.print(
+                            f"the log has reached its {limit} and is counted; no more events are generated"
+                        )
                     elif waited_s > FIRST_COUNT_WAIT_S:
-                        raise self._given_up()
+                        raise self._nothing_counted()
                     elif waited_s > SLOW_START_S and not is_slow:
                         is_slow = True
-                        self.console.print(f"Spark is starting for {waited_s:.0f} s now: this machine is slow or busy")
+                        self.console.print(
+                            f"Spark has been starting for {waited_s:.0f} s; this machine is slow or busy"
+                        )
                 else:
                     status.update(f"{_totals(snapshot)} · batch {_batch(snapshot)}")
                     if seconds is not None and time.monotonic() - first_counted >= seconds:
@@ -199,20 +203,19 @@ class Laptop:
                 time.sleep(0.25)
 
     def _is_over(self, snapshot: Snapshot) -> bool:
-        """Whether the generator has written all that it may, and nothing of it is left to count."""
+        """Whether the generator has reached its limit and all events are counted."""
         return self.supervisor.children["generator"].code == 0 and snapshot.events > 0 and self._lag() == 0
 
-    def _given_up(self) -> OnceflowError:
-        logs = f"{self.supervisor.children['spark'].log} and jvm.log beside it"
+    def _nothing_counted(self) -> OnceflowError:
         return OnceflowError(
-            f"nothing was counted within {FIRST_COUNT_WAIT_S:.0f} s, though Spark runs: {logs} tell how far it came; "
-            f"{Remedy.DEMO_AGAIN}"
+            f"nothing was counted within {FIRST_COUNT_WAIT_S:.0f} s, although Spark is running; "
+            f"see {self.supervisor.children['spark'].log} and jvm.log next to it; {Remedy.DEMO_AGAIN}"
         )
 
     def conclude(self, *, as_json: bool) -> int:
-        """Stop the generator, let the stream count what is there, verify; 0 only if events were counted, all equal."""
+        """Stop the generator, count the rest and verify; return 0 only if events were counted and all are equal."""
         self.supervisor.stop("generator")
-        with self._step("counting what is left"):
+        with self._step("counting the rest"):
             self._drain()
         self.supervisor.stop("spark")
         verified = subprocess.run(
@@ -222,9 +225,7 @@ class Laptop:
         batches = _batch(snapshot) - self.batch_before
         self.console.print(f"{_totals(snapshot)} in Redis · {counted(batches, 'micro-batch')} in this run")
         if verified.returncode == 0 and (snapshot.events == 0 or batches < 2 or snapshot.clicks == 0):
-            raise OnceflowError(
-                "too little was counted to say that it works: events, 2 micro-batches, clicks are needed"
-            )
+            raise OnceflowError("too little was counted to verify: events, clicks and 2 micro-batches are needed")
         if verified.returncode == 0:
             self.console.print("equal: every event in the log is counted exactly once")
         return verified.returncode
@@ -232,13 +233,13 @@ class Laptop:
     def _drain(self) -> None:
         deadline = time.monotonic() + DRAIN_WAIT_S
         while self._lag() > 0:
-            self._fail_if_a_child_ended()
+            self._check_children()
             if time.monotonic() > deadline:
                 raise OnceflowError(f"the stream did not reach the log's end within {DRAIN_WAIT_S:.0f} s")
             time.sleep(0.2)
 
     def _lag(self) -> int:
-        """Events that are in the log and not counted."""
+        """Return the number of uncounted events in the log."""
         from onceflow.client.cluster import Cluster
 
         with Cluster(self.bootstrap) as cluster, Results(self.redis_url, HASH_KEY) as results:
@@ -248,28 +249,28 @@ class Laptop:
         with Results(self.redis_url, HASH_KEY) as results:
             return results.snapshot(top=1, history=1)
 
-    # What is told
+    # Output
 
-    def _say_where_it_is(self) -> None:
-        # Beside the partitions' directories lies the broker's reserve of disk, which is no record's.
+    def _print_directory(self) -> None:
+        # Only the partitions' directories: beside them is the broker's reserve of disk space.
         log_bytes = sum(path.stat().st_size for path in (self.directory / "broker").glob("*/*"))
         size = f"{log_bytes / (1 << 20):.1f} of at most {self.max_bytes / (1 << 20):.0f} MiB"
-        again = "goes on where it stopped" if log_bytes else "new"
-        self.console.print(f"onceflow demo · data in {self.directory}/ ({again}) · log {size}")
+        origin = "resumed" if log_bytes else "new"
+        self.console.print(f"onceflow demo · data in {self.directory}/ ({origin}) · log {size}")
 
-    def _say_what_to_do(self) -> None:
+    def _print_next_steps(self) -> None:
         say = self.console.print
         say(f"  logs       {self.directory}/logs/{{{','.join([*self.supervisor.children, 'jvm'])}}}.log")
         say()
-        say(f"  the page   http://127.0.0.1:{self.ports['page']}")
+        say(f"  dashboard  http://127.0.0.1:{self.ports['page']}")
         onceflow = _command()
-        say(f"  in Redis   redis-cli -p {self.ports['redis']} -n 1 HGETALL {HASH_KEY}")
+        say(f"  Redis      redis-cli -p {self.ports['redis']} -n 1 HGETALL {HASH_KEY}")
         if shutil.which("redis-cli") is None:
-            say(f"             (no redis-cli here: {onceflow} clicks --redis {self.redis_url})")
-        say(f"  the log    {onceflow} consume {TOPIC} --bootstrap {self.bootstrap} --count 5")
-        say(f"  recount    {onceflow} verify --bootstrap {self.bootstrap} --redis {self.redis_url}")
+            say(f"             (without redis-cli: {onceflow} clicks --redis {self.redis_url})")
+        say(f"  log        {onceflow} consume {TOPIC} --bootstrap {self.bootstrap} --count 5")
+        say(f"  verify     {onceflow} verify --bootstrap {self.bootstrap} --redis {self.redis_url}")
         reset = reset_command(onceflow, self.directory)
-        say(f"  Ctrl-C     stops everything; the next start goes on from here; '{reset}' forgets it")
+        say(f"  Ctrl-C     stops everything; the next start resumes from here; '{reset}' deletes it")
         say()
 
     @contextlib.contextmanager
@@ -289,14 +290,14 @@ class Laptop:
         for name, port in {**wanted, "page": self.ports["page"]}.items():
             self.ports[name] = services.free_port(port)
             if port and self.ports[name] != port:
-                self.console.print(f"port {port} is taken: {name} listens on {self.ports[name]}")
+                self.console.print(f"port {port} is in use; {name} listens on {self.ports[name]}")
         fresh = state.with_suffix(".new")
         fresh.write_text(json.dumps({"ports": self.ports}) + "\n")
         fresh.replace(state)
 
 
 def _last_ports(state: Path) -> dict[str, int]:
-    """The ports of the last start; none where the file is missing or was cut short."""
+    """Return the ports of the last start; none if the file is missing or incomplete."""
     try:
         return {str(name): int(port) for name, port in json.loads(state.read_text())["ports"].items()}
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
@@ -308,7 +309,7 @@ def _totals(snapshot: Snapshot) -> str:
 
 
 def _batch(snapshot: Snapshot) -> int:
-    """The last complete micro-batch; -1 where there is none."""
+    """Return the last complete micro-batch; -1 if there is none."""
     marker = snapshot.marker
     if marker is None:
         return -1
@@ -316,20 +317,20 @@ def _batch(snapshot: Snapshot) -> int:
 
 
 def _command() -> str:
-    """How this program is called here: its name where the shell finds it, else the path it was started by."""
-    found = shutil.which("onceflow")
-    if found and Path(found).resolve() == Path(sys.argv[0]).resolve():
+    """Return how to call this program: its name if the shell finds it, else the path it was started with."""
+    path = shutil.which("onceflow")
+    if path and Path(path).resolve() == Path(sys.argv[0]).resolve():
         return "onceflow"
     return f"{Path(sys.executable).name} -m onceflow" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
 
 
 def reset_command(onceflow: str, directory: Path) -> str:
-    """The command that forgets the demo in `directory`."""
+    """Return the command that deletes the demo in `directory`."""
     return f"{onceflow} reset" + ("" if directory == Path(DEMO_DIRECTORY) else f" --data {shlex.quote(str(directory))}")
 
 
 def running_demo(directory: Path) -> int | None:
-    """The pid of the demo that uses this folder, or None."""
+    """Return the pid of the demo that uses this directory, or None."""
     lock = directory / "demo.lock"
     if not lock.exists():
         return None
@@ -342,10 +343,10 @@ def running_demo(directory: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def take_folder(directory: Path) -> Iterator[TextIO]:
-    """Hold the folder's lock. A demo that was killed keeps it until its children have ended: that is waited for.
+def lock_directory(directory: Path) -> Iterator[TextIO]:
+    """Hold the directory's lock. Waits for the children of a killed demo, which still hold it.
 
-    Raises DemoRuns with the other's pid.
+    Raises DemoRuns with the pid of a running demo.
     """
     with (directory / "demo.lock").open("a+") as file:
         deadline = time.monotonic() + services.STOP_WAIT_S * 2
@@ -358,7 +359,8 @@ def take_folder(directory: Path) -> Iterator[TextIO]:
                 pid = int(file.read() or 0)
                 if _is_alive(pid) or time.monotonic() > deadline:
                     raise DemoRuns(
-                        f"already running, pid {pid}, in {directory}: {Remedy.STOP_DEMO}, or {Remedy.OTHER_DEMO}"
+                        f"a demo is already running in {directory}, pid {pid}; "
+                        f"{Remedy.STOP_DEMO}, or {Remedy.OTHER_DEMO}"
                     ) from None
                 time.sleep(0.2)
         file.truncate(0)
@@ -379,7 +381,7 @@ def _is_alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def _signals_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise click.Abort

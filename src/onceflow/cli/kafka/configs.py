@@ -1,4 +1,4 @@
-"""`onceflow config`: the settings of a topic or a broker, on our broker or any Kafka."""
+"""`onceflow config`: the configs of a topic or a broker, on any Kafka."""
 
 import difflib
 import json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Commands)
 def config() -> None:
-    """Show and change the settings of topics; show those of brokers.
+    """Show and change topic configs; show broker configs.
 
     \b
     Example:
@@ -33,11 +33,11 @@ def config() -> None:
 
 @config.command("topic")
 @click.argument("name", metavar="TOPIC")
-@click.option("--all", "show_all", is_flag=True, help="Also what has its default.")
+@click.option("--all", "show_all", is_flag=True, help="Include configs that have their default.")
 @bootstrap_option
 @json_option
 def of_topic(name: str, show_all: bool, bootstrap: str, as_json: bool) -> None:
-    """Show what is set for TOPIC and where each value comes from.
+    """Show the configs of TOPIC that are not defaults, and where each value comes from.
 
     \b
     Example:
@@ -51,11 +51,11 @@ def of_topic(name: str, show_all: bool, bootstrap: str, as_json: bool) -> None:
 
 @config.command("broker")
 @click.argument("broker_id", type=int, required=False)
-@click.option("--all", "show_all", is_flag=True, help="Also what has its default.")
+@click.option("--all", "show_all", is_flag=True, help="Include configs that have their default.")
 @bootstrap_option
 @json_option
 def of_broker(broker_id: int | None, show_all: bool, bootstrap: str, as_json: bool) -> None:
-    """Show what is set for a broker; without BROKER_ID for the controller.
+    """Show the configs of a broker that are not defaults; without BROKER_ID, of the controller.
 
     \b
     Example:
@@ -65,9 +65,9 @@ def of_broker(broker_id: int | None, show_all: bool, bootstrap: str, as_json: bo
 
     with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
-        there = admin.describe_cluster()
-        chosen = there.controller_id if broker_id is None else broker_id
-        known = sorted(broker.broker_id for broker in there.brokers)
+        description = admin.describe_cluster()
+        chosen = description.controller_id if broker_id is None else broker_id
+        known = sorted(broker.broker_id for broker in description.brokers)
         if chosen not in known:
             which = ("broker " if len(known) == 1 else "brokers ") + ", ".join(map(str, known))
             raise OnceflowError(f"broker {chosen} is not in the cluster at {bootstrap}, which has {which}")
@@ -75,14 +75,14 @@ def of_broker(broker_id: int | None, show_all: bool, bootstrap: str, as_json: bo
 
 
 def _show(entries: Mapping[str, "ConfigEntry"], show_all: bool, as_json: bool) -> None:
-    shown = [each for _, each in sorted(entries.items()) if show_all or each.source != "DEFAULT_CONFIG"]
+    shown = [entry for _, entry in sorted(entries.items()) if show_all or entry.source != "DEFAULT_CONFIG"]
     with stdout_may_close():
         if as_json:
-            click.echo(json.dumps([asdict(each) for each in shown]))
+            click.echo(json.dumps([asdict(entry) for entry in shown]))
         elif shown:
-            table([("NAME", "VALUE", "FROM"), *((each.name, each.value, each.source) for each in shown)])
+            table([("NAME", "VALUE", "SOURCE"), *((entry.name, entry.value, entry.source) for entry in shown)])
         else:
-            click.echo("nothing is set, all settings have their defaults: --all shows them")
+            click.echo("all configs have their defaults; --all shows them")
 
 
 @config.command("set")
@@ -91,7 +91,7 @@ def _show(entries: Mapping[str, "ConfigEntry"], show_all: bool, as_json: bool) -
 @bootstrap_option
 @json_option
 def set_configs(name: str, settings: Sequence[str], bootstrap: str, as_json: bool) -> None:
-    """Set configs of TOPIC; the others stay as they are.
+    """Set configs of TOPIC; others are unchanged.
 
     \b
     Example:
@@ -116,7 +116,7 @@ def set_configs(name: str, settings: Sequence[str], bootstrap: str, as_json: boo
 @bootstrap_option
 @json_option
 def unset_configs(name: str, settings: Sequence[str], bootstrap: str, as_json: bool) -> None:
-    """Give configs of TOPIC their defaults again.
+    """Reset configs of TOPIC to their defaults.
 
     \b
     Example:
@@ -131,16 +131,14 @@ def unset_configs(name: str, settings: Sequence[str], bootstrap: str, as_json: b
     if as_json:
         click.echo(json.dumps({"topic": name, "set": {}, "unset": list(settings)}))
     else:
-        click.echo(f"topic {name}: default again for {', '.join(settings)}")
+        click.echo(f"topic {name}: reset to default: {', '.join(settings)}")
 
 
 def require_known(admin: "Admin", topic: str, names: Iterable[str]) -> None:
-    """Raises OnceflowError for a name that is no config of topics there: a broker "unsets" any word without a word."""
+    """Raise OnceflowError for an unknown topic config: a broker "unsets" any name without an error."""
     known = admin.describe_topic_configs(topic)
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             remedy = f"did you mean {near[0]}?" if near else Remedy.LIST_CONFIGS.format(topic=topic)
-            raise OnceflowError(
-                f"the configs of topic '{topic}' were not changed: no config is named '{name}': {remedy}"
-            )
+            raise OnceflowError(f"the configs of topic '{topic}' were not changed: unknown config '{name}'; {remedy}")

@@ -1,4 +1,4 @@
-"""`onceflow group`: who reads what, how far behind, and from where it goes on."""
+"""`onceflow group`: consumer groups, their members, offsets and lag."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from onceflow.cli.command_group import Commands
 from onceflow.cli.kafka.times import duration_ms, moment_ms
 from onceflow.cli.options import bootstrap_option, json_option, states_option
 from onceflow.cli.output import counted, stdout_may_close, table
-from onceflow.cli.refusals import in_words, require_yes
+from onceflow.cli.refusals import confirm, explaining
 from onceflow.cli.security import open_cluster
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
@@ -33,11 +33,11 @@ STATES = (
     "Reconciling",
     "NotReady",
 )
-"""org.apache.kafka.common.GroupState, of groups of all kinds."""
+"""org.apache.kafka.common.GroupState, for groups of all types."""
 
 
 class GroupInUse(OnceflowError):
-    """A group with members cannot be changed from outside."""
+    """Offsets of a group with members cannot be reset."""
 
 
 @click.group(cls=Commands)
@@ -53,9 +53,7 @@ def group() -> None:
 
 @group.command("list")
 @states_option(STATES, "Stable")
-@click.option(
-    "--lag", "with_lag", is_flag=True, help="Also how many messages each has not read; those behind most come first."
-)
+@click.option("--lag", "with_lag", is_flag=True, help="Show the lag of each group in messages, largest first.")
 @bootstrap_option
 @json_option
 def list_groups(states: Sequence[str], with_lag: bool, bootstrap: str, as_json: bool) -> None:
@@ -70,9 +68,9 @@ def list_groups(states: Sequence[str], with_lag: bool, bootstrap: str, as_json: 
 
     with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
-        found = sorted(admin.list_groups(states), key=lambda each: each.group_id)
+        groups = sorted(admin.list_groups(states), key=lambda group: group.group_id)
         rows: list[dict[str, Any]] = [
-            {"group": each.group_id, "state": each.state, "protocol_type": each.protocol_type} for each in found
+            {"group": group.group_id, "state": group.state, "protocol_type": group.protocol_type} for group in groups
         ]
         if with_lag:
             ranges = _Ranges(cluster)
@@ -88,14 +86,14 @@ def list_groups(states: Sequence[str], with_lag: bool, bootstrap: str, as_json: 
 
 
 class _Ranges:
-    """From where to where each topic's partitions reach, asked for once however many groups read them."""
+    """Start and end offsets of partitions, requested once per topic for all groups."""
 
     def __init__(self, cluster: "Cluster") -> None:
         self._cluster = cluster
         self._topics: dict[str, dict[int, tuple[int, int]]] = {}
 
     def lag(self, offsets: "Mapping[TopicPartition, CommittedOffset]") -> int:
-        """Messages beyond the committed offsets; topics that are gone hold none."""
+        """Return the number of messages after the committed offsets; a deleted topic has none."""
         lag = 0
         for (topic, partition), committed in offsets.items():
             start, end = self._of(topic).get(partition, (0, 0))
@@ -106,13 +104,13 @@ class _Ranges:
         from onceflow.client.cluster import EARLIEST, LATEST
 
         if topic not in self._topics:
-            there = self._cluster.topics(topic)
-            partitions = there[topic].partitions if topic in there else {}
+            topics = self._cluster.topics(topic)
+            partitions = topics[topic].partitions if topic in topics else {}
             starts, ends = (
                 self._cluster.list_offsets(topic, dict.fromkeys(partitions, at)) if partitions else {}
                 for at in (EARLIEST, LATEST)
             )
-            self._topics[topic] = {each: (starts[each].offset, ends[each].offset) for each in partitions}
+            self._topics[topic] = {number: (starts[number].offset, ends[number].offset) for number in partitions}
         return self._topics[topic]
 
 
@@ -121,10 +119,10 @@ class _Ranges:
 @bootstrap_option
 @json_option
 def describe(name: str, bootstrap: str, as_json: bool) -> None:
-    """Show the members of GROUP, what it has committed, and its lag.
+    """Show the members of GROUP, its committed offsets and its lag.
 
-    The lag is given in messages, and in seconds: the age of the oldest record that the group has not read. A dash
-    stands where the group has committed nothing.
+    LAG counts messages. LAG SECONDS is the age of the oldest record that the group has not read. A dash means that
+    the group has no committed offset.
 
     \b
     Example:
@@ -134,10 +132,10 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
 
     with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
-        found = admin.describe_group(name)
-        committed = {place: each.offset for place, each in admin.group_offsets(name).items()}
-        _require_known(name, bootstrap, found.state, committed)
-        owners = {place: member for member in found.members for place in member.assignment}
+        description = admin.describe_group(name)
+        committed = {place: commit.offset for place, commit in admin.group_offsets(name).items()}
+        _require_known(name, bootstrap, description.state, committed)
+        owners = {place: member for member in description.members for place in member.assignment}
         rows = [_lag(cluster, place, committed.get(place)) for place in sorted({*committed, *owners})]
     for row in rows:
         owner = owners.get((row["topic"], row["partition"]))
@@ -145,9 +143,9 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         row["host"] = owner.client_host if owner else None
     shown = {
         "group": name,
-        "state": found.state,
-        "protocol": found.protocol,
-        "coordinator": str(found.coordinator),
+        "state": description.state,
+        "protocol": description.protocol,
+        "coordinator": str(description.coordinator),
         "members": [
             {
                 "member": member.member_id,
@@ -156,7 +154,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
                 "host": member.client_host,
                 "partitions": [list(place) for place in member.assignment],
             }
-            for member in found.members
+            for member in description.members
         ],
         "partitions": rows,
         "topics": _totals(rows),
@@ -169,7 +167,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
 
 def _require_known(name: str, bootstrap: str, state: str, committed: Mapping[TopicPartition, int]) -> None:
     if state == "Dead" and not committed:
-        raise OnceflowError(f"group '{name}' does not exist at {bootstrap}: {Remedy.LIST_GROUPS}")
+        raise OnceflowError(f"group '{name}' does not exist at {bootstrap}; {Remedy.LIST_GROUPS}")
 
 
 def _lag(cluster: "Cluster", place: TopicPartition, committed: int | None) -> dict[str, Any]:
@@ -185,16 +183,16 @@ def _lag(cluster: "Cluster", place: TopicPartition, committed: int | None) -> di
         return {**row, "end": None, "lag": None, "lag_seconds": None}
     if committed is None:
         return {**row, "end": end, "lag": None, "lag_seconds": None}
-    begin = max(committed, start)
-    lag = max(end - begin, 0)
-    return {**row, "end": end, "lag": lag, "lag_seconds": _age_seconds(cluster, place, begin, end) if lag else 0}
+    unread = max(committed, start)
+    lag = max(end - unread, 0)
+    return {**row, "end": end, "lag": lag, "lag_seconds": _age_seconds(cluster, place, unread, end) if lag else 0}
 
 
-def _age_seconds(cluster: "Cluster", place: TopicPartition, begin: int, end: int) -> float:
-    """How old the first record of [begin, end) is; 0 where only markers are left of it."""
+def _age_seconds(cluster: "Cluster", place: TopicPartition, start: int, end: int) -> float:
+    """Return the age of the first record of [start, end); 0 if only markers are left."""
     from onceflow.client.records import read_records
 
-    first = next(read_records(cluster, *place, begin, end), None)
+    first = next(read_records(cluster, *place, start, end), None)
     return 0 if first is None else max(round(time.time() - first.timestamp_ms / 1000, 1), 0)
 
 
@@ -215,25 +213,35 @@ def _print_description(shown: Mapping[str, Any]) -> None:
         f"group {shown['group']}   state {shown['state']}   members {len(shown['members'])}   "
         f"protocol {shown['protocol'] or '-'}   coordinator {shown['coordinator']}"
     )
-    heads = ("TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "LAG SECONDS", "MEMBER", "HOST")
+    headings = ("TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "LAG SECONDS", "MEMBER", "HOST")
     names = ("topic", "partition", "committed", "end", "lag", "lag_seconds", "member", "host")
-    table([heads, *(tuple(row[name] for name in names) for row in shown["partitions"])])
-    for each in shown["topics"]:
-        click.echo(f"topic {each['topic']}: {counted(each['lag'], 'message')}, {each['lag_seconds']} s behind")
-    click.echo(f"in all: {counted(shown['lag'], 'message')}, {shown['lag_seconds']} s behind")
+    table([headings, *(tuple(row[name] for name in names) for row in shown["partitions"])])
+    for total in shown["topics"]:
+        click.echo(f"topic {total['topic']}: {counted(total['lag'], 'message')}, {total['lag_seconds']} s behind")
+    click.echo(f"total: {counted(shown['lag'], 'message')}, {shown['lag_seconds']} s behind")
 
 
 @group.command()
 @click.argument("name", metavar="GROUP")
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC[:N,...]", help="Which partitions; may be given again.")
-@click.option("--all-topics", is_flag=True, help="All topics of which the group has committed offsets.")
-@click.option("--to-earliest", flag_value="earliest", help="To the log's start.")
-@click.option("--to-latest", flag_value="latest", help="To the log's end.")
-@click.option("--to-offset", type=click.IntRange(min=0), metavar="N", help="To this offset.")
-@click.option("--shift-by", type=int, metavar="N", help="So many further, or back if negative.")
-@click.option("--to-datetime", metavar="TIME", help="To the first record of this time or later, as 2026-02-14T10:00.")
-@click.option("--by-duration", metavar="DURATION", help="To the first record of so long ago or later, as 2h30m.")
-@click.option("--execute", is_flag=True, help="Do it. Without this it is only shown.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC[:N,...]",
+    help="Topic, or some of its partitions; may be repeated.",
+)
+@click.option("--all-topics", is_flag=True, help="All topics with committed offsets of the group.")
+@click.option("--to-earliest", flag_value="earliest", help="Reset to the start of the log.")
+@click.option("--to-latest", flag_value="latest", help="Reset to the end of the log.")
+@click.option("--to-offset", type=click.IntRange(min=0), metavar="N", help="Reset to offset N.")
+@click.option("--shift-by", type=int, metavar="N", help="Shift by N offsets; negative values shift back.")
+@click.option(
+    "--to-datetime", metavar="TIME", help="Reset to the first record at or after TIME, such as 2026-02-14T10:00."
+)
+@click.option(
+    "--by-duration", metavar="DURATION", help="Reset to the first record at or after now minus DURATION, such as 2h30m."
+)
+@click.option("--execute", is_flag=True, help="Apply the change. Without it, only print what would change (dry run).")
 @bootstrap_option
 @json_option
 def reset(
@@ -250,9 +258,9 @@ def reset(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Set the committed offsets of GROUP, which must have no members; shows what would be done unless --execute.
+    """Reset the committed offsets of GROUP, which must have no members. Only prints them unless --execute is given.
 
-    An offset that the log does not reach is moved to its start or end.
+    An offset outside the log is moved to its start or end.
 
     \b
     Examples:
@@ -269,22 +277,23 @@ def reset(
     }
     option, value = _one_of(given)
     if bool(topics) == all_topics:
-        raise click.UsageError("say which offsets to reset: --topic NAME or --all-topics")
+        raise click.UsageError("specify the offsets to reset: --topic NAME or --all-topics")
     from onceflow.client.admin import Admin
 
     with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
-        committed = {place: each.offset for place, each in admin.group_offsets(name).items()}
+        committed = {place: commit.offset for place, commit in admin.group_offsets(name).items()}
         places = sorted(committed) if all_topics else _places(cluster, topics)
         targets = _targets(cluster, places, committed, option, value)
         members = admin.describe_group(name).members
         if members and execute:
             raise GroupInUse(
-                f"group '{name}' has {counted(len(members), 'member')}, whose commits would undo it: "
+                f"group '{name}' has {counted(len(members), 'member')}, whose commits would overwrite the new offsets; "
                 f"{Remedy.STOP_MEMBERS}"
             )
         for topic in dict.fromkeys(topic for topic, _ in targets) if execute else ():
-            cluster.commit_offsets(name, topic, {part: end for (each, part), end in targets.items() if each == topic})
+            offsets = {partition: end for (of, partition), end in targets.items() if of == topic}
+            cluster.commit_offsets(name, topic, offsets)
     rows = [
         {"topic": topic, "partition": partition, "before": committed.get((topic, partition)), "after": after}
         for (topic, partition), after in targets.items()
@@ -298,10 +307,10 @@ def reset(
 
 
 def _one_of(given: Mapping[str, Any]) -> tuple[str, Any]:
-    """The option that says where to reset to, and its value."""
+    """Return the option that gives the reset target, and its value."""
     chosen = [(option, value) for option, value in given.items() if value is not None]
     if len(chosen) != 1:
-        raise click.UsageError(f"say once where to reset to: one of {', '.join(given)}")
+        raise click.UsageError(f"specify exactly one reset target: {', '.join(given)}")
     return chosen[0]
 
 
@@ -313,7 +322,8 @@ def _places(cluster: "Cluster", topics: Sequence[str]) -> list[TopicPartition]:
         for partition in wanted.split(",") if wanted else map(str, sorted(known)):
             if not partition.isdigit() or int(partition) not in known:
                 raise click.BadParameter(
-                    f"'{text}': {topic} has {counted(len(known), 'partition')}, counted from 0; '{partition}' is none",
+                    f"{topic} has {counted(len(known), 'partition')} (0 to {len(known) - 1}); "
+                    f"there is no partition {partition}",
                     param_hint="--topic",
                 )
             places[(topic, int(partition))] = None
@@ -337,8 +347,7 @@ def _targets(
     for place in places:
         if option == "--shift-by" and place not in committed:
             raise OnceflowError(
-                f"--shift-by: the group has no offset of {place[0]}-{place[1]} that could be shifted; "
-                f"{Remedy.GIVE_OFFSET}"
+                f"--shift-by: the group has no committed offset of {place[0]}-{place[1]}; {Remedy.GIVE_OFFSET}"
             )
         start, end = listed(*place, EARLIEST), listed(*place, LATEST)
         target = choose(place, start, end, committed.get(place, -1))
@@ -349,7 +358,7 @@ def _targets(
 def _chooser(
     option: str, value: Any, listed: Callable[[str, int, int], int]
 ) -> Callable[[TopicPartition, int, int, int], int]:
-    """(partition, log start, log end, committed offset) → the new offset."""
+    """Return a function (partition, log start, log end, committed offset) → new offset."""
     if option == "--to-offset":
         return lambda place, start, end, committed: int(value)
     if option == "--shift-by":
@@ -361,8 +370,8 @@ def _chooser(
     timestamp_ms = _timestamp_ms(option, value)
 
     def at_time(place: TopicPartition, start: int, end: int, committed: int) -> int:
-        found = listed(*place, timestamp_ms)
-        return end if found < 0 else found
+        offset = listed(*place, timestamp_ms)
+        return end if offset < 0 else offset
 
     return at_time
 
@@ -373,14 +382,16 @@ def _timestamp_ms(option: str, value: str) -> int:
         return moment_ms(value, now_ms)
     length_ms = duration_ms(value)
     if length_ms is None:
-        raise click.BadParameter(f"'{value}' is no duration: write 2h30m, 1d or 500ms", param_hint="--by-duration")
+        raise click.BadParameter(
+            f"'{value}' is not a valid duration; expected 2h30m, 1d or 500ms", param_hint="--by-duration"
+        )
     return max(now_ms - length_ms, 0)
 
 
 @group.command()
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
-@click.option("--topic", metavar="TOPIC", help="Only the group's offsets of this topic.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--topic", metavar="TOPIC", help="Delete only the offsets of this topic.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @bootstrap_option
 @json_option
 def delete(names: Sequence[str], topic: str | None, yes: bool, bootstrap: str, as_json: bool) -> None:
@@ -393,27 +404,27 @@ def delete(names: Sequence[str], topic: str | None, yes: bool, bootstrap: str, a
     """
     from onceflow.client.admin import Admin
 
-    what = "the offsets" + (f" of {topic}" if topic else "")
+    offsets = "the offsets" + (f" of {topic}" if topic else "")
     with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
         if not yes:
-            require_yes(f"Delete {what} of {', '.join(names)} at {bootstrap}?", "deleted")
+            confirm(f"Delete {offsets} of {', '.join(names)} at {bootstrap}?", "deleted")
         for name in names:
-            with in_words(_why_not_deleted(name, topic, bootstrap)):
+            with explaining(_refusals(name, topic, bootstrap)):
                 if topic is None:
                     admin.delete_group(name)
                 else:
                     admin.delete_group_offsets(name, topic, cluster.require_topic(topic).partitions)
             if not as_json:
-                click.echo(f"deleted group {name}" if topic is None else f"deleted {what} of group {name}")
+                click.echo(f"deleted group {name}" if topic is None else f"deleted {offsets} of group {name}")
     if as_json:
         click.echo(json.dumps({"deleted": list(names), "topic": topic}))
 
 
-def _why_not_deleted(name: str, topic: str | None, bootstrap: str) -> dict[ErrorCode, str]:
+def _refusals(name: str, topic: str | None, bootstrap: str) -> dict[ErrorCode, str]:
     stop = f"{Remedy.STOP_MEMBERS}, {Remedy.SHOW_MEMBERS.format(group=name)}"
     return {
-        ErrorCode.group_id_not_found: f"there is no group '{name}' at {bootstrap}: {Remedy.LIST_GROUPS}",
-        ErrorCode.non_empty_group: f"group '{name}' has members: {stop}",
-        ErrorCode.group_subscribed_to_topic: f"group '{name}' has members that read {topic}: {stop}",
+        ErrorCode.group_id_not_found: f"group '{name}' does not exist at {bootstrap}; {Remedy.LIST_GROUPS}",
+        ErrorCode.non_empty_group: f"group '{name}' has members; {stop}",
+        ErrorCode.group_subscribed_to_topic: f"group '{name}' has members that read {topic}; {stop}",
     }

@@ -1,16 +1,16 @@
-"""Where `consume` begins and ends: the offset grammar of rpk, resolved against a topic's partitions.
+"""Start and end offsets of `consume`: the offset grammar of rpk, resolved for a topic's partitions.
 
     start, end              the log's start, its end
     47, 47:                 that offset
-    +47, -47                so many after the start, so many before the end
-    :end, :47               from the start up to the end as it is now, up to that offset
-    10:47, 47:end           from offset 10 up to offset 47, from 47 up to the present end
-    @TIME, @TIME:           the first record of that time or later
-    @:TIME                  from the start up to a time
-    @TIME:TIME, @TIME:end   from one time up to another; a duration in the second place counts from the first, one
-                            with a minus from now
+    +47, -47                47 offsets after the start, 47 before the end
+    :end, :47               from the start to the current end, to that offset
+    10:47, 47:end           from offset 10 to offset 47, from 47 to the current end
+    @TIME, @TIME:           the first record at or after that time
+    @:TIME                  from the start to a time
+    @TIME:TIME, @TIME:end   from one time to another; a duration as the second time counts from the first, or from now
+                            if negative
 
-What an end names is not read any more. TIME as in `onceflow.cli.kafka.times`.
+Ends are exclusive. TIME as in `onceflow.cli.kafka.times`.
 """
 
 import time
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 DIGITS_MAX = 18
 
 
-class _NoOffset(ValueError):
-    """A word that is none of the forms."""
+class _InvalidOffset(ValueError):
+    """Text in none of the forms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,43 +44,43 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Where to begin, and where to end; None: do not end."""
+    """Start and end of a read; end None: continue indefinitely."""
 
-    begin: Place
+    start: Place
     end: Place | None = None
 
 
 def to_offset_range(context: click.Context, parameter: click.Parameter, value: str) -> OffsetRange:
-    """The callback of `--offset`."""
+    """Parse `--offset`."""
     try:
         asked = _range(value)
-    except _NoOffset:
+    except _InvalidOffset:
         forms = "start, end, 47, +47, -47, :end, :47, 10:47, 47:end, @TIME, @TIME:TIME, @TIME:end or @:TIME"
-        raise click.BadParameter(f"'{value}' is no offset: write {forms}") from None
-    begin, end = asked.begin, asked.end
-    if end is not None and begin.kind == end.kind != "end" and end.number < begin.number:
-        raise click.BadParameter(f"'{value}' ends before it begins")
+        raise click.BadParameter(f"'{value}' is not a valid offset; expected {forms}") from None
+    start, end = asked.start, asked.end
+    if end is not None and start.kind == end.kind != "end" and end.number < start.number:
+        raise click.BadParameter(f"'{value}' ends before it starts")
     return asked
 
 
 def to_place(context: click.Context, parameter: click.Parameter, value: str) -> OffsetRange:
-    """The callback of `--before`: as `--offset`, without an end."""
+    """Parse `--before`: one place, not a range."""
     try:
         asked = _range(value)
-    except _NoOffset:
-        raise click.BadParameter(f"'{value}' is no offset: write end, 47, +47, -47 or @TIME") from None
+    except _InvalidOffset:
+        raise click.BadParameter(f"'{value}' is not a valid offset; expected end, 47, +47, -47 or @TIME") from None
     if asked.end is not None:
-        raise click.BadParameter(f"'{value}': --before takes one place, not a range")
+        raise click.BadParameter(f"'{value}' is a range; --before takes one offset")
     return asked
 
 
 def _range(value: str) -> OffsetRange:
     if value.startswith("@") and value not in ("@", "@:"):
         return _time_range(value[1:])
-    begin, colon, end = value.partition(":")
-    if not colon or (begin and not end):
-        return OffsetRange(_place(begin))
-    return OffsetRange(_place(begin) if begin else Place("start"), _exact_or_end(end))
+    start, colon, end = value.partition(":")
+    if not colon or (start and not end):
+        return OffsetRange(_place(start))
+    return OffsetRange(_place(start) if start else Place("start"), _exact_or_end(end))
 
 
 def _place(text: str) -> Place:
@@ -96,38 +96,38 @@ def _exact_or_end(text: str) -> Place:
 
 def _number(digits: str) -> int:
     if not (digits.isascii() and digits.isdigit() and len(digits) <= DIGITS_MAX):
-        raise _NoOffset
+        raise _InvalidOffset
     return int(digits)
 
 
 def _time_range(text: str) -> OffsetRange:
     now_ms = time.time_ns() // 1_000_000
-    begin, end = _split_times(text)
-    begins_ms = _asked_ms(begin, now_ms) if begin else None
-    place = Place("start") if begins_ms is None else Place("timestamp", begins_ms)
+    start, end = _split_times(text)
+    start_ms = _asked_ms(start, now_ms) if start else None
+    place = Place("start") if start_ms is None else Place("timestamp", start_ms)
     if not end:
         return OffsetRange(place)
     if end == "end":
         return OffsetRange(place, Place("end"))
     length_ms = duration_ms(end)
-    if begins_ms is not None and length_ms is not None:
-        return OffsetRange(place, Place("timestamp", begins_ms + length_ms))
+    if start_ms is not None and length_ms is not None:
+        return OffsetRange(place, Place("timestamp", start_ms + length_ms))
     return OffsetRange(place, Place("timestamp", _asked_ms(end, now_ms)))
 
 
 def _asked_ms(text: str, now_ms: int) -> int:
-    """A day or a number may lie in the future, as records may that are dated so; a duration does by a lost minus."""
+    """Return a time in ms. It may be in the future, as records' timestamps may; a positive duration lacks its minus."""
     if duration_ms(text):
-        raise click.BadParameter(f"{text} lies in the future: -{text} is that long ago")
+        raise click.BadParameter(f"{text} is in the future; write -{text} for {text} ago")
     return moment_ms(text, now_ms)
 
 
 def _split_times(text: str) -> tuple[str, str]:
-    """Times have colons of their own: the one between two times stands where both sides are times, or nothing."""
+    """Return the two times. Times contain colons: the separator has a valid time, or nothing, on both sides."""
     candidates = [(text[:at], text[at + 1 :]) for at, letter in enumerate(text) if letter == ":"]
-    for begin, end in candidates:
-        if _is_time(begin) and (end == "end" or _is_time(end)):
-            return begin, end
+    for start, end in candidates:
+        if _is_time(start) and (end == "end" or _is_time(end)):
+            return start, end
     return text, ""
 
 
@@ -144,9 +144,9 @@ def _is_time(text: str) -> bool:
 def resolve(
     cluster: "Cluster", topic: str, partitions: Iterable[int], asked: OffsetRange, *, read_committed: bool
 ) -> tuple[dict[int, int], dict[int, int], bool]:
-    """(first offset, offset behind the last, whether the range itself has an end) of each partition.
+    """Return the start and (exclusive) end offsets of each partition, and whether the range itself has an end.
 
-    Raises OffsetOutOfRange for an exact first offset that a log does not have.
+    Raises OffsetOutOfRange for an exact start offset outside the log.
     """
     from onceflow.client.cluster import EARLIEST, LATEST
     from onceflow.client.errors import OffsetOutOfRange
@@ -154,8 +154,8 @@ def resolve(
     wanted = list(partitions)
 
     def listed(timestamp_ms: int) -> dict[int, int]:
-        found = cluster.list_offsets(topic, dict.fromkeys(wanted, timestamp_ms), read_committed=read_committed)
-        return {partition: at.offset for partition, at in found.items()}
+        offsets = cluster.list_offsets(topic, dict.fromkeys(wanted, timestamp_ms), read_committed=read_committed)
+        return {partition: at.offset for partition, at in offsets.items()}
 
     starts, ends = listed(EARLIEST), listed(LATEST)
 
@@ -166,30 +166,31 @@ def resolve(
             case "end":
                 return ends
             case "after_start":
-                return {each: min(starts[each] + place.number, ends[each]) for each in wanted}
+                return {number: min(starts[number] + place.number, ends[number]) for number in wanted}
             case "before_end":
-                return {each: max(ends[each] - place.number, starts[each]) for each in wanted}
+                return {number: max(ends[number] - place.number, starts[number]) for number in wanted}
             case "timestamp":
-                return {each: ends[each] if at < 0 else at for each, at in listed(place.number).items()}
+                return {number: ends[number] if at < 0 else at for number, at in listed(place.number).items()}
             case _:
                 return dict.fromkeys(wanted, place.number)
 
-    begins = places(asked.begin)
-    if asked.begin.kind == "exact":
-        for each in wanted:
-            if not starts[each] <= begins[each] <= ends[each]:
-                raise OffsetOutOfRange(topic, each, begins[each], starts[each], ends[each])
+    firsts = places(asked.start)
+    if asked.start.kind == "exact":
+        for number in wanted:
+            if not starts[number] <= firsts[number] <= ends[number]:
+                raise OffsetOutOfRange(topic, number, firsts[number], starts[number], ends[number])
     if asked.end is None:
-        return begins, ends, False
-    return begins, {each: max(end, begins[each]) for each, end in places(asked.end).items()}, True
+        return firsts, ends, False
+    return firsts, {number: max(end, firsts[number]) for number, end in places(asked.end).items()}, True
 
 
-def wanted_partitions(found: "TopicMetadata", partitions: Sequence[int]) -> list[int]:
-    """The partitions given with `--partition`, or all; raises click.BadParameter for one that there is not."""
+def wanted_partitions(topic: "TopicMetadata", partitions: Sequence[int]) -> list[int]:
+    """Return the partitions given with `--partition`, or all. Raises click.BadParameter for an unknown one."""
     for partition in partitions:
-        if partition not in found.partitions:
+        if partition not in topic.partitions:
             raise click.BadParameter(
-                f"{found.name} has {counted(len(found.partitions), 'partition')}, counted from 0, not {partition}",
+                f"{topic.name} has {counted(len(topic.partitions), 'partition')} (0 to {len(topic.partitions) - 1}); "
+                f"there is no partition {partition}",
                 param_hint="--partition",
             )
-    return sorted(set(partitions) or found.partitions)
+    return sorted(set(partitions) or topic.partitions)

@@ -1,4 +1,4 @@
-"""How `consume` prints a record: its value, JSON, or a layout of the user's own."""
+"""Output formats of `consume`: the value, JSON, or a layout given by the user."""
 
 import json
 import re
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from onceflow.wire.batch import Record
 
 Layout = Callable[[str, int, "Record"], bytes]
-"""(topic, partition, record) → what is printed."""
+"""(topic, partition, record) → printed bytes."""
 
 _PART = re.compile(r"%(.)|\\([nt\\])")
 _ESCAPES = {"n": b"\n", "t": b"\t", "\\": b"\\"}
 
 
 def to_layout(context: click.Context, parameter: click.Parameter, value: str) -> Layout:
-    """The callback of `--format`."""
+    """Parse `--format`."""
     if value == "text":
         return _as_value
     if value == "json":
         return _as_json
     if "%" not in value:
-        raise click.BadParameter(f"'{value}' is neither text nor json, nor has it a % like '%k %v\\n'")
+        raise click.BadParameter(f"'{value}' is not a valid format; expected text, json or a layout like '%k %v\\n'")
     return _as_laid_out(_parts(value))
 
 
@@ -70,7 +70,7 @@ def _parts(value: str) -> list[bytes | Layout]:
         parts.append(value[position : match.start()].encode())
         letter, escape = match.groups()
         if letter is not None and letter not in FIELDS:
-            raise click.BadParameter(f"%{letter} in '{value}' is unknown: known are %{', %'.join(FIELDS)}")
+            raise click.BadParameter(f"unknown field %{letter} in '{value}'; expected %{', %'.join(FIELDS)}")
         parts.append(_ESCAPES[escape] if letter is None else FIELDS[letter])
         position = match.end()
     parts.append(value[position:].encode())

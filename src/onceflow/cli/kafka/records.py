@@ -1,4 +1,4 @@
-"""`onceflow produce` and `onceflow consume`: lines into a topic, records out of it, on any Kafka."""
+"""`onceflow produce` and `onceflow consume`: write and read records, on any Kafka."""
 
 import json
 import os
@@ -18,33 +18,33 @@ from onceflow.cli.security import open_cluster, security
 from onceflow.errors import OnceflowError
 
 LINE_BYTES_MAX = 1_000_000
-"""A longer line would not fit into a batch of a broker's default size, and be refused later with less to say."""
+"""Limit of a line: a longer one does not fit into a batch of the default maximum size."""
 
 
 class InvalidLine(OnceflowError):
-    """A line of the input that cannot become a record as the options ask."""
+    """Input line that cannot become a record with the given options."""
 
 
 @click.command()
 @click.argument("topic")
-@click.option("--key-field", metavar="NAME", help="Each line is a JSON object; the value of its field NAME is the key.")
+@click.option("--key-field", metavar="NAME", help="Each line is a JSON object; its field NAME is the key.")
 @click.option("--key-separator", metavar="TEXT", help="Each line is KEY, then TEXT, then the value.")
 @bootstrap_option
 def produce(topic: str, key_field: str | None, key_separator: str | None, bootstrap: str) -> None:
     """Write each line of standard input to TOPIC as one record, and wait until all are acknowledged.
 
-    A key decides the partition, the same one that Java's client chooses; without keys records are spread. The
-    number of acknowledged records goes to standard error. A line without the key that is asked for stops the
-    command; the lines before it are written.
+    The key decides the partition, as in Kafka's Java client; records without a key are spread over all. The number of
+    acknowledged records goes to standard error. The command stops at a line that lacks the requested key; the lines
+    before it are written.
 
     \b
     Example:
       echo '{"uid": "ada", "click_count": 1}' | onceflow produce user_events --key-field uid
     """
     if key_field is not None and key_separator is not None:
-        raise click.UsageError("--key-field and --key-separator both say where the key is: give one of them")
+        raise click.UsageError("--key-field and --key-separator exclude each other")
     if key_separator == "":
-        raise click.BadParameter("the text between key and value must not be empty", param_hint="--key-separator")
+        raise click.BadParameter("the separator must not be empty", param_hint="--key-separator")
     from onceflow.client.producer import EventWriter
 
     writer = EventWriter(bootstrap, topic, security=security())
@@ -62,7 +62,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
         number += 1
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if len(line) > LINE_BYTES_MAX:
-            raise InvalidLine(f"line {number} is longer than {LINE_BYTES_MAX} bytes, the most that a record may have")
+            raise InvalidLine(f"line {number} is longer than {LINE_BYTES_MAX} bytes, the maximum of a record")
         yield line
 
 
@@ -74,7 +74,7 @@ def _key_and_value(
     if key_separator is not None:
         key, separator, value = line.partition(os.fsencode(key_separator))
         if not separator:
-            raise InvalidLine(f"line {number} has no '{key_separator}' between a key and a value: {_shown(line)}")
+            raise InvalidLine(f"line {number} has no separator '{key_separator}': {_shown(line)}")
         return key, value
     return None, line
 
@@ -83,12 +83,12 @@ def _key_of_json(line: bytes, number: int, field: str) -> bytes:
     try:
         event = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InvalidLine(f"line {number} is not JSON, which --key-field needs ({error}): {_shown(line)}") from error
+        raise InvalidLine(f"line {number} is not valid JSON ({error}): {_shown(line)}") from error
     key = event.get(field) if isinstance(event, dict) else None
     if isinstance(key, str | int) and not isinstance(key, bool):
         with suppress(UnicodeEncodeError):
             return str(key).encode()
-    raise InvalidLine(f"line {number} has no text or whole number in the field '{field}' to be its key: {_shown(line)}")
+    raise InvalidLine(f"line {number} has no key: field '{field}' must be text or an integer: {_shown(line)}")
 
 
 def _shown(line: bytes) -> str:
@@ -106,7 +106,7 @@ def _shown(line: bytes) -> str:
     metavar="OFFSET",
     default="start",
     show_default=True,
-    help="Where to begin and end, in each partition; see below.",
+    help="Where to start and stop in each partition (see OFFSET above).",
 )
 @click.option(
     "-p",
@@ -115,10 +115,10 @@ def _shown(line: bytes) -> str:
     type=click.IntRange(min=0),
     multiple=True,
     metavar="N",
-    help="Only this partition; may be given again. Without it all.",
+    help="Only this partition; may be repeated.  [default: all]",
 )
 @click.option("-n", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
-@click.option("--exit-at-end", is_flag=True, help="Stop at what is the end now, instead of waiting for more.")
+@click.option("--exit-at-end", is_flag=True, help="Stop at the current end instead of waiting for more records.")
 @click.option(
     "-f",
     "--format",
@@ -128,10 +128,10 @@ def _shown(line: bytes) -> str:
     callback=to_layout,
     metavar="text|json|LAYOUT",
     help="text: the value and a line feed. json: one object per line with topic, partition, offset, timestamp_ms, "
-    "key, value and headers. Anything with a %: %t topic, %p partition, %o offset, %d timestamp in ms, %k key, "
+    "key, value and headers. LAYOUT: %t topic, %p partition, %o offset, %d timestamp in ms, %k key, "
     "%v value, %h headers, %% a percent sign, \\n and \\t.",
 )
-@click.option("--read-uncommitted", is_flag=True, help="Also records of open and aborted transactions.")
+@click.option("--read-uncommitted", is_flag=True, help="Include records of open and aborted transactions.")
 @bootstrap_option
 def consume(
     topic: str,
@@ -145,22 +145,21 @@ def consume(
 ) -> None:
     """Print the records of TOPIC and wait for more; Ctrl-C ends it.
 
-    Each partition comes in the order of its offsets. Records of open and aborted transactions are left out. In
-    JSON a key or value that is not UTF-8 stands in base64, and beside it "key_encoding" or "value_encoding" says
-    "base64"; no key or no value is null.
+    Records of one partition are printed in offset order. Records of open and aborted transactions are left out. In
+    JSON, a key or value that is not UTF-8 is in base64, marked by "key_encoding" or "value_encoding"; a missing one
+    is null.
 
     \b
     OFFSET is one of
-      start, end            the log's start, or its end: only what comes from now on
-      47, +47, -47          that offset, so many after the start, the last so many offsets, of which
-                            transaction markers and aborted records show nothing
-      :end, :47             up to the present end, or up to an offset (which is not read)
-      10:47, 47:end         from an offset up to another, or up to the present end
-      @TIME, @TIME:TIME     from a time on, from one time up to another
-      @TIME:end, @:TIME     from a time up to the present end, from the start up to a time
+      start, end            the start of the log, or its end (only new records)
+      47, +47, -47          offset 47, 47 offsets after the start, the last 47 offsets (transaction
+                            markers and aborted records take offsets too)
+      :end, :47             from the start to the current end, or to offset 47 (exclusive)
+      10:47, 47:end         from offset 10 to offset 47, or from 47 to the current end
+      @TIME, @TIME:TIME     from a time, from one time to another
+      @TIME:end, @:TIME     from a time to the current end, from the start to a time
     TIME is ms or s (9 or 10 digits) since 1970, 2026-02-14, 2026-02-14T10:00:00Z, or a duration before
-    now like -2h30m. As the second TIME, 2h30m counts from the first and -2h30m from now. A range with an
-    end stops there.
+    now like -2h30m. As the second TIME, 2h30m counts from the first and -2h30m from now.
 
     \b
     Examples:
@@ -173,14 +172,14 @@ def consume(
     read_committed = not read_uncommitted
     with stdout_may_close(), open_cluster(bootstrap) as cluster:
         wanted = wanted_partitions(cluster.require_topic(topic), partitions)
-        begins, ends, is_bounded = resolve(cluster, topic, wanted, asked, read_committed=read_committed)
+        starts, ends, is_bounded = resolve(cluster, topic, wanted, asked, read_committed=read_committed)
         if exit_at_end and is_bounded:
             _, now, _ = resolve(cluster, topic, wanted, OffsetRange(Place("end")), read_committed=read_committed)
-            ends = {each: max(begins[each], min(end, now[each])) for each, end in ends.items()}
+            ends = {number: max(starts[number], min(end, now[number])) for number, end in ends.items()}
         bounds = ends if exit_at_end or is_bounded else None
-        found = read_partitions(cluster, topic, begins, bounds, read_committed=read_committed)
+        records = read_partitions(cluster, topic, starts, bounds, read_committed=read_committed)
         out = sys.stdout.buffer
-        for partition, record in islice(found, count):
+        for partition, record in islice(records, count):
             out.write(layout(topic, partition, record))
             if bounds is None:
                 out.flush()

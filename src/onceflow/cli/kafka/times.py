@@ -1,4 +1,4 @@
-"""Times and durations as people type them on the command line."""
+"""Parser of times and durations of the command line."""
 
 import datetime
 import re
@@ -10,7 +10,7 @@ _UNIT_MS = (86_400_000, 3_600_000, 60_000, 1_000, 1)
 
 
 def duration_ms(text: str) -> int | None:
-    """`3d4h5m2s1ms` and parts of it, in ms; None for what is no duration."""
+    """Return a duration such as `3d4h5m2s1ms` or `2h` in ms; None if the text is something else."""
     match = _DURATION.fullmatch(text)
     if not text or match is None:
         return None
@@ -18,12 +18,10 @@ def duration_ms(text: str) -> int | None:
 
 
 def moment_ms(text: str, now_ms: int) -> int:
-    """A time in ms since 1970. Raises click.BadParameter.
+    """Return a time in ms since 1970. Raises click.BadParameter.
 
-    A number is ms, one of 9 or 10 digits s; a day or time of ISO 8601 is in UTC where it has no zone; `-2h` and `2h`
-    lie that far before and after now.
-
-    Never negative: in Kafka's protocol a negative timestamp is not a time.
+    A number is ms, one of 9 or 10 digits s; an ISO 8601 date or time without a zone is UTC; `-2h` and `2h` are relative
+    to now. The result is never negative: in Kafka's protocol negative timestamps have other meanings.
     """
     if text.isascii() and text.isdigit() and len(text) <= 15:
         return int(text) * (1000 if len(text) in (9, 10) else 1)
@@ -35,8 +33,8 @@ def moment_ms(text: str, now_ms: int) -> int:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise click.BadParameter(
-            f"'{text}' is no time: write ms or s (10 digits) since 1970, 2026-02-14, 2026-02-14T10:00:00Z, "
-            "or a duration like -2h30m before now"
+            f"'{text}' is not a valid time; expected ms or s (10 digits) since 1970, 2026-02-14, 2026-02-14T10:00:00Z, "
+            "or a duration before now like -2h30m"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)

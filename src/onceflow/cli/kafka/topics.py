@@ -1,4 +1,4 @@
-"""`onceflow topic`: create, list, describe, alter, trim and delete topics, on our broker or any Kafka."""
+"""`onceflow topic`: create, list, describe, alter, trim and delete topics, on any Kafka."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from onceflow.cli.kafka.configs import require_known
 from onceflow.cli.kafka.offset_range import OffsetRange, resolve, to_place, wanted_partitions
 from onceflow.cli.options import bootstrap_option, json_option, to_settings
 from onceflow.cli.output import counted, stdout_may_close, table
-from onceflow.cli.refusals import require_yes
+from onceflow.cli.refusals import confirm
 from onceflow.cli.security import open_cluster
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
@@ -38,12 +38,10 @@ def topic() -> None:
 @click.option(
     "--replication-factor",
     type=click.IntRange(min=1, max=32767),
-    help="Brokers that keep a copy of each partition. Without it the broker's own default.",
+    help="Number of replicas of each partition.  [default: the broker's]",
 )
-@click.option(
-    "--config", "configs", multiple=True, metavar="NAME=VALUE", help="A setting of the topic; may be repeated."
-)
-@click.option("--if-not-exists", is_flag=True, help="A topic that exists already is left as it is, and is no failure.")
+@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic config; may be repeated.")
+@click.option("--if-not-exists", is_flag=True, help="Succeed without a change if the topic exists.")
 @bootstrap_option
 @json_option
 def create(
@@ -55,7 +53,7 @@ def create(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Create the topic NAME; when this returns it can be written to.
+    """Create the topic NAME, ready for writes when the command returns.
 
     \b
     Example:
@@ -68,23 +66,23 @@ def create(
     with open_cluster(bootstrap) as cluster:
         created = True
         try:
-            found = cluster.create_topic(
+            created_topic = cluster.create_topic(
                 name, partitions, replication_factor=replication_factor or -1, configs=settings
             )
         except TopicExists:
             if not if_not_exists:
                 raise
             created = False
-            found = cluster.require_topic(name)
+            created_topic = cluster.require_topic(name)
     if as_json:
-        click.echo(json.dumps({**_summary(found), "created": created}))
+        click.echo(json.dumps({**_summary(created_topic), "created": created}))
     else:
-        what = "created topic" if created else "left as it was: topic"
-        click.echo(f"{what} {name} with {counted(len(found.partitions), 'partition')}")
+        result = "created topic" if created else "unchanged: topic"
+        click.echo(f"{result} {name} with {counted(len(created_topic.partitions), 'partition')}")
 
 
 @topic.command("list")
-@click.option("--internal", is_flag=True, help="Also the topics that the broker keeps for itself.")
+@click.option("--internal", is_flag=True, help="Include the broker's internal topics.")
 @bootstrap_option
 @json_option
 def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
@@ -96,12 +94,12 @@ def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
     """
 
     with open_cluster(bootstrap) as cluster:
-        topics = [found for _, found in sorted(cluster.topics().items()) if internal or not found.internal]
+        topics = [topic for _, topic in sorted(cluster.topics().items()) if internal or not topic.internal]
     with stdout_may_close():
         if as_json:
-            click.echo(json.dumps([_summary(found) for found in topics]))
+            click.echo(json.dumps([_summary(topic) for topic in topics]))
         else:
-            table([("TOPIC", "PARTITIONS"), *((found.name, len(found.partitions)) for found in topics)])
+            table([("TOPIC", "PARTITIONS"), *((topic.name, len(topic.partitions)) for topic in topics)])
 
 
 @topic.command()
@@ -109,9 +107,9 @@ def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
 @bootstrap_option
 @json_option
 def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
-    """Show the partitions of each topic: who leads and keeps them, and which offsets they hold.
+    """Show the partitions of each topic: leader, replicas and offsets.
 
-    START is the first offset still there, END the one that the next record gets.
+    START is the first offset in the log, END the offset of the next record.
 
     \b
     Example:
@@ -124,12 +122,13 @@ def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(described))
             return
-        for each in described:
-            click.echo(f"topic {each['topic']}   id {each['topic_id'] or 'none'}   internal {each['internal']}")
+        for description in described:
+            topic_id = description["topic_id"] or "none"
+            click.echo(f"topic {description['topic']}   id {topic_id}   internal {description['internal']}")
             table(
                 [
                     ("PARTITION", "LEADER", "REPLICAS", "IN SYNC", "START", "END"),
-                    *(tuple(_cell(value) for value in partition.values()) for partition in each["partitions"]),
+                    *(tuple(_cell(value) for value in partition.values()) for partition in description["partitions"]),
                 ]
             )
 
@@ -137,9 +136,9 @@ def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
 @topic.command()
 @click.argument("name")
 @click.option("--partitions", type=click.IntRange(min=1), metavar="N", help="Raise the number of partitions to N.")
-@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set this; may be repeated.")
+@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set a config; may be repeated.")
 @click.option(
-    "--delete-config", "defaults", multiple=True, metavar="NAME", help="Back to its default; may be repeated."
+    "--delete-config", "defaults", multiple=True, metavar="NAME", help="Reset a config to its default; may be repeated."
 )
 @bootstrap_option
 @json_option
@@ -151,9 +150,9 @@ def alter(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Change the topic NAME: more partitions, other settings.
+    """Add partitions to the topic NAME, or change its configs.
 
-    With more partitions a key may go to another one than before; the records that are there stay where they are.
+    With more partitions, a key may go to another partition than before; existing records are not moved.
 
     \b
     Example:
@@ -161,7 +160,7 @@ def alter(
     """
     settings = to_settings(configs, "--config")
     if partitions is None and not settings and not defaults:
-        raise click.UsageError("say what to change: --partitions, --config or --delete-config")
+        raise click.UsageError("specify what to change: --partitions, --config or --delete-config")
     from onceflow.client.admin import Admin
 
     with open_cluster(bootstrap) as cluster:
@@ -170,7 +169,9 @@ def alter(
             require_known(admin, name, [*settings, *defaults])
             admin.alter_topic_configs(name, set=settings, delete=defaults)
             if not as_json:
-                click.echo(f"topic {name}: {', '.join([*configs, *(f'{each} by default' for each in defaults)])}")
+                click.echo(
+                    f"topic {name}: {', '.join([*configs, *(f'{config} reset to default' for config in defaults)])}"
+                )
         if partitions is not None:
             admin.create_partitions(name, partitions)
             if not as_json:
@@ -187,17 +188,22 @@ def alter(
     callback=to_place,
     metavar="OFFSET",
     required=True,
-    help="Delete what lies before this: an offset, +47 or -47 from start or end, end, or @TIME; as in 'onceflow "
+    help="Delete the records before this: an offset, +47 or -47 (from start or end), end, or @TIME, as in 'onceflow "
     "consume --offset'.",
 )
 @click.option(
-    "--partition", "partitions", type=click.IntRange(min=0), multiple=True, metavar="N", help="Only this one."
+    "--partition",
+    "partitions",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="N",
+    help="Only this partition; may be repeated.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @bootstrap_option
 @json_option
 def trim(name: str, asked: OffsetRange, partitions: Sequence[int], yes: bool, bootstrap: str, as_json: bool) -> None:
-    """Delete the first records of the topic NAME; asks first.
+    """Delete the oldest records of the topic NAME. Asks for confirmation.
 
     \b
     Examples:
@@ -213,28 +219,28 @@ def trim(name: str, asked: OffsetRange, partitions: Sequence[int], yes: bool, bo
             before, _, _ = resolve(cluster, name, wanted, asked, read_committed=False)
         except OffsetOutOfRange as error:
             raise OnceflowError(
-                f"nothing was deleted: {error.offset} is not within {name}-{error.partition}, which has the offsets "
-                f"from {error.log_start_offset} up to its end {error.offset_end}; {Remedy.TRIM_ALL}"
+                f"nothing was deleted: offset {error.offset} is outside {name}-{error.partition}, which has offsets "
+                f"{error.log_start_offset} to {error.offset_end}; {Remedy.TRIM_ALL}"
             ) from error
         places = ", ".join(f"{partition} before {offset}" for partition, offset in before.items())
         if not yes:
-            require_yes(f"Delete the records of {name} in partition {places}?", "deleted")
+            confirm(f"Delete the records of {name} in partition {places}?", "deleted")
         starts = Admin(cluster).delete_records(name, before)
     if as_json:
         trimmed = [{"partition": partition, "offset_start": start} for partition, start in starts.items()]
         click.echo(json.dumps({"topic": name, "partitions": trimmed}))
         return
     for partition, start in starts.items():
-        click.echo(f"{name}-{partition} begins at {start}")
+        click.echo(f"{name}-{partition} starts at {start}")
 
 
 @topic.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @bootstrap_option
 @json_option
 def delete(names: Sequence[str], yes: bool, bootstrap: str, as_json: bool) -> None:
-    """Delete topics with everything in them; asks first.
+    """Delete topics and their records. Asks for confirmation.
 
     \b
     Example:
@@ -245,7 +251,7 @@ def delete(names: Sequence[str], yes: bool, bootstrap: str, as_json: bool) -> No
         for name in names:
             cluster.require_topic(name)
         if not yes:
-            require_yes(f"Delete {', '.join(names)} at {bootstrap} with all records?", "deleted")
+            confirm(f"Delete {', '.join(names)} with all records at {bootstrap}?", "deleted")
         for name in names:
             cluster.delete_topic(name)
             if not as_json:
@@ -254,34 +260,34 @@ def delete(names: Sequence[str], yes: bool, bootstrap: str, as_json: bool) -> No
         click.echo(json.dumps({"deleted": list(names)}))
 
 
-def _summary(found: "TopicMetadata") -> dict[str, Any]:
+def _summary(topic: "TopicMetadata") -> dict[str, Any]:
     return {
-        "topic": found.name,
-        "topic_id": str(found.topic_id) if found.topic_id else None,
-        "internal": found.internal,
-        "partitions": len(found.partitions),
+        "topic": topic.name,
+        "topic_id": str(topic.topic_id) if topic.topic_id else None,
+        "internal": topic.internal,
+        "partitions": len(topic.partitions),
     }
 
 
 def _description(cluster: "Cluster", name: str) -> dict[str, Any]:
     from onceflow.client.cluster import EARLIEST, LATEST
 
-    found = cluster.require_topic(name)
-    starts = cluster.list_offsets(name, dict.fromkeys(found.partitions, EARLIEST))
-    ends = cluster.list_offsets(name, dict.fromkeys(found.partitions, LATEST), read_committed=False)
+    topic = cluster.require_topic(name)
+    starts = cluster.list_offsets(name, dict.fromkeys(topic.partitions, EARLIEST))
+    ends = cluster.list_offsets(name, dict.fromkeys(topic.partitions, LATEST), read_committed=False)
     partitions = [
         {
             "partition": partition,
             "leader": leader,
-            "replicas": list(found.replicas[partition]),
-            "in_sync_replicas": list(found.in_sync_replicas[partition]),
+            "replicas": list(topic.replicas[partition]),
+            "in_sync_replicas": list(topic.in_sync_replicas[partition]),
             "offset_start": starts[partition].offset,
             "offset_end": ends[partition].offset,
         }
-        for partition, leader in found.partitions.items()
+        for partition, leader in topic.partitions.items()
     ]
-    return {**_summary(found), "partitions": partitions}
+    return {**_summary(topic), "partitions": partitions}
 
 
 def _cell(value: object) -> str:
-    return ",".join(str(each) for each in value) if isinstance(value, list) else str(value)
+    return ",".join(str(item) for item in value) if isinstance(value, list) else str(value)

@@ -1,27 +1,30 @@
-"""`onceflow transaction`: what is open, since when, and how to end what a dead producer left."""
+"""`onceflow transaction`: list, describe and abort transactions."""
 
 import json
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 
 import click
 
 from onceflow.cli.command_group import Commands
 from onceflow.cli.options import bootstrap_option, json_option, states_option
 from onceflow.cli.output import stdout_may_close, table
-from onceflow.cli.refusals import in_words, require_yes
+from onceflow.cli.refusals import confirm, explaining
 from onceflow.cli.security import open_cluster
 from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 
 ENDED = {
-    "Ongoing": "what was open is aborted",
-    "PrepareCommit": "it was being committed already, which is done",
-    "PrepareAbort": "what was open is aborted",
+    "Ongoing": "the open transaction was aborted",
+    "PrepareCommit": "the transaction was already being committed; the commit was completed",
+    "PrepareAbort": "the open transaction was aborted",
 }
-"""What shutting the producer out did, by the state before. These are the states in which a transaction is open, and
-holds readers of committed records back; in any other its start is history."""
+"""Effect of fencing the producer, by the state before.
+
+In these states a transaction is open and blocks readers of committed records; in others its start time is outdated.
+"""
 
 
 @click.group(cls=Commands)
@@ -49,16 +52,13 @@ def list_transactions(states: Sequence[str], bootstrap: str, as_json: bool) -> N
     from onceflow.client.admin import Admin
 
     with open_cluster(bootstrap) as cluster:
-        found = sorted(Admin(cluster).list_transactions(states=states), key=lambda each: each.transactional_id)
+        transactions = sorted(Admin(cluster).list_transactions(states=states), key=attrgetter("transactional_id"))
     with stdout_may_close():
         if as_json:
-            shown = [
-                {"transactional_id": each.transactional_id, "producer_id": each.producer_id, "state": each.state}
-                for each in found
-            ]
-            click.echo(json.dumps(shown))
+            names = ("transactional_id", "producer_id", "state")
+            click.echo(json.dumps([{name: getattr(shown, name) for name in names} for shown in transactions]))
         else:
-            rows = ((each.transactional_id, each.producer_id, each.state) for each in found)
+            rows = ((shown.transactional_id, shown.producer_id, shown.state) for shown in transactions)
             table([("TRANSACTIONAL ID", "PRODUCER ID", "STATE"), *rows])
 
 
@@ -67,7 +67,7 @@ def list_transactions(states: Sequence[str], bootstrap: str, as_json: bool) -> N
 @bootstrap_option
 @json_option
 def describe(name: str, bootstrap: str, as_json: bool) -> None:
-    """Show the transaction of one transactional id: its producer, its age, the partitions in it.
+    """Show the transaction of a transactional id: state, producer, age and partitions.
 
     \b
     Example:
@@ -76,40 +76,40 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     from onceflow.client.admin import Admin
 
     with open_cluster(bootstrap) as cluster, _known(name, bootstrap):
-        found = Admin(cluster).describe_transaction(name)
-    is_open = found.state in ENDED and found.start_time_ms >= 0
-    age_seconds = round(max(time.time() - found.start_time_ms / 1000, 0), 1) if is_open else None
+        transaction = Admin(cluster).describe_transaction(name)
+    is_open = transaction.state in ENDED and transaction.start_time_ms >= 0
+    age_seconds = round(max(time.time() - transaction.start_time_ms / 1000, 0), 1) if is_open else None
     shown = {
         "transactional_id": name,
-        "state": found.state,
-        "producer_id": found.producer_id,
-        "producer_epoch": found.producer_epoch,
-        "timeout_ms": found.timeout_ms,
-        "start_time_ms": found.start_time_ms if is_open else None,
+        "state": transaction.state,
+        "producer_id": transaction.producer_id,
+        "producer_epoch": transaction.producer_epoch,
+        "timeout_ms": transaction.timeout_ms,
+        "start_time_ms": transaction.start_time_ms if is_open else None,
         "age_seconds": age_seconds,
-        "partitions": [{"topic": topic, "partition": partition} for topic, partition in found.partitions],
+        "partitions": [{"topic": topic, "partition": partition} for topic, partition in transaction.partitions],
     }
     with stdout_may_close():
         if as_json:
             click.echo(json.dumps(shown))
             return
-        since = f"open for {age_seconds} s" if is_open else "none open"
+        since = f"open for {age_seconds} s" if is_open else "not open"
         click.echo(
-            f"transactional id {name}   state {found.state}   producer {found.producer_id} epoch {found.producer_epoch}"
-            f"   time-out {found.timeout_ms} ms   {since}"
+            f"transactional id {name}   state {transaction.state}   producer {transaction.producer_id} "
+            f"epoch {transaction.producer_epoch}   timeout {transaction.timeout_ms} ms   {since}"
         )
-        table([("TOPIC", "PARTITION"), *found.partitions])
+        table([("TOPIC", "PARTITION"), *transaction.partitions])
 
 
 @transaction.command()
 @click.argument("name", metavar="TRANSACTIONAL_ID")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @bootstrap_option
 @json_option
 def abort(name: str, yes: bool, bootstrap: str, as_json: bool) -> None:
-    """Abort what the producer of a transactional id has open, and shut that producer out; asks first.
+    """Abort the open transaction of a transactional id and fence its producer. Asks for confirmation.
 
-    Readers of committed records go on past it. A producer that is still alive gets an error and has to begin anew.
+    Readers of committed records are no longer blocked. A producer that is still running gets an error and must restart.
 
     \b
     Example:
@@ -121,18 +121,18 @@ def abort(name: str, yes: bool, bootstrap: str, as_json: bool) -> None:
         admin = Admin(cluster)
         state = admin.describe_transaction(name).state
         if not yes:
-            require_yes(f"Abort the transaction of {name} at {bootstrap} (it is {state})?", "aborted")
+            confirm(f"Abort the transaction of {name} at {bootstrap} (it is {state})?", "aborted")
         producer_id, epoch = admin.fence_producer(name)
     if as_json:
         shown = {"transactional_id": name, "state_before": state, "producer_id": producer_id, "producer_epoch": epoch}
         click.echo(json.dumps(shown))
     else:
-        done = ENDED.get(state, "nothing was open, so nothing was aborted")
+        effect = ENDED.get(state, "there was no open transaction to abort")
         click.echo(
-            f"{name} was {state}: {done}; producer {producer_id} is at epoch {epoch} now, older ones are shut out"
+            f"{name} was {state}: {effect}; producer {producer_id} is now at epoch {epoch}, older epochs are fenced"
         )
 
 
 def _known(name: str, bootstrap: str) -> AbstractContextManager[None]:
-    unknown = f"there is no transactional id '{name}' at {bootstrap}: {Remedy.LIST_TRANSACTIONS}"
-    return in_words({ErrorCode.transactional_id_not_found: unknown})
+    unknown = f"transactional id '{name}' does not exist at {bootstrap}; {Remedy.LIST_TRANSACTIONS}"
+    return explaining({ErrorCode.transactional_id_not_found: unknown})

@@ -1,1 +1,1 @@
-"""`onceflow log`: look into the files of a log."""
+"""`onceflow log`: inspect log files."""

@@ -1,4 +1,4 @@
-"""`onceflow log dump`: what is in the files of a log, in words or JSON, and whether they are whole."""
+"""`onceflow log dump`: the content of log files as text or JSON, and whether they are intact."""
 
 import json
 import re
@@ -28,19 +28,19 @@ _PARTITION_DIRECTORY = re.compile(r"(?P<topic>.+)-[0-9]+")
 
 @click.group(cls=Commands)
 def log() -> None:
-    """Look into the files of a log, without a broker."""
+    """Inspect log files without a broker."""
 
 
 @log.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--records", is_flag=True, help="Of a .log show the records, not the batches.")
-@click.option("--offset", type=click.IntRange(min=0), metavar="N", help="Begin a .log at this offset.")
+@click.option("--records", is_flag=True, help="Show the records of a .log file instead of its batches.")
+@click.option("--offset", type=click.IntRange(min=0), metavar="N", help="Start at this offset of a .log file.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Show at most N lines of each file.")
 @click.option(
     "--topic",
     metavar="NAME",
-    help="The topic that a .log is of: records of __consumer_offsets, __transaction_state and __cluster_metadata are "
-    "shown in words.  [default: as the file's directory says]",
+    help="Topic of a .log file: records of __consumer_offsets, __transaction_state and __cluster_metadata are "
+    "decoded.  [default: from the file's directory]",
 )
 @click.option(
     "--format",
@@ -48,11 +48,11 @@ def log() -> None:
     type=click.Choice(["kafka", "first"]),
     default="kafka",
     show_default=True,
-    help="kafka: formats 0, 1 and 2, told apart by their magic byte. first: Kafka's first format (0.6), messages of "
+    help="kafka: formats 0, 1 and 2, distinguished by their magic byte. first: Kafka's first format (0.6), messages of "
     "length, magic, CRC and payload.",
 )
-@click.option("--verify", is_flag=True, help="Show nothing but whether each file is whole; exit with 1 if one is not.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs.")
+@click.option("--verify", is_flag=True, help="Only check that each file is intact; exit with 1 if one is damaged.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def dump(
     files: Sequence[Path],
     records: bool,
@@ -63,12 +63,12 @@ def dump(
     verify: bool,
     as_json: bool,
 ) -> None:
-    """Show what is in FILES: segments (.log), their indexes (.index, .timeindex, .txnindex), producer snapshots
-    (.snapshot) and checkpoints, Kafka's or ours.
+    """Show the content of FILES: segments (.log), their indexes (.index, .timeindex, .txnindex), producer snapshots
+    (.snapshot) and checkpoints, written by Kafka or by 'onceflow broker'.
 
-    Files are only read: those of a running broker may be shown, and end then where the broker was. Damage ends the
-    command with the byte where it begins; a batch whose CRC alone is wrong is shown as such. --verify looks at more:
-    every record, the order of the offsets, an offset index against the .log beside it.
+    Files are only read, so those of a running broker can be shown too. The command stops at damage and prints its
+    byte position; a batch with a wrong CRC is shown and marked. --verify checks more: every record, the order of the
+    offsets, and an offset index against its .log file.
 
     \b
     Examples:
@@ -78,12 +78,12 @@ def dump(
     """
     if verify and (records or count is not None or offset is not None):
         raise click.UsageError(
-            "--verify looks at whole files and shows no lines: leave --records, --offset, --count out"
+            "--verify checks whole files and shows no lines; leave --records, --offset and --count out"
         )
     if format_name == "first":
         refuse_together(
             ["records", "offset", "topic"],
-            "--format first has messages without offsets and of no topic: leave --records, --offset, --topic out",
+            "--format first has messages without offset and topic; leave --records, --offset and --topic out",
         )
     if verify:
         _verify_all(files, format_name, as_json)
@@ -110,7 +110,7 @@ def _value_text(name: str, value: object) -> str:
     if name.endswith("timestamp_ms") and isinstance(value, int) and 0 <= value < 253_402_300_800_000:
         return f"{value} ({datetime.fromtimestamp(value / 1000, UTC):%Y-%m-%dT%H:%M:%S}Z)"
     if isinstance(value, Mapping):
-        return f"{value['type']}({_as_text({key: each for key, each in value.items() if key != 'type'})})"
+        return f"{value['type']}({_as_text({key: field for key, field in value.items() if key != 'type'})})"
     is_word = isinstance(value, str) and value.isprintable() and value and " " not in value
     return str(value) if is_word else json.dumps(value, ensure_ascii=False)
 
@@ -134,7 +134,7 @@ def _rows(path: Path, format_name: str, records: bool, offset: int, topic: str |
     elif kind == inspection.LEADER_EPOCHS:
         yield from (_named(("epoch", "start_offset"), line[1:]) for line in inspection.checkpoint_lines(path))
     else:
-        yield from (_index_row(path, kind, *found) for found in inspection.index_entries(path))
+        yield from (_index_row(path, kind, *entry) for entry in inspection.index_entries(path))
 
 
 def _named(names: Sequence[str], values: Sequence[Any]) -> Row:
@@ -160,28 +160,28 @@ def _log_rows(path: Path, records: bool, offset: int, topic: str | None) -> Iter
     match = _PARTITION_DIRECTORY.fullmatch(path.absolute().parent.name)
     topic = topic or (match["topic"] if match else None)
     content = inspection.mapped(path)
-    for found in inspection.log_batches(path, content):
-        if inspection.offset_range(found.header)[1] < offset:
+    for batch in inspection.log_batches(path, content):
+        if inspection.offset_range(batch.header)[1] < offset:
             continue
         if records:
-            yield from _record_rows(path, content, found, offset, topic)
+            yield from _record_rows(path, content, batch, offset, topic)
         else:
-            yield _batch_row(found)
+            yield _batch_row(batch)
 
 
-def _batch_row(found: "FoundBatch") -> Row:
+def _batch_row(batch: "FoundBatch") -> Row:
     from onceflow.wire.message_sets import EntryHeader
 
-    header = found.header
+    header = batch.header
     row = _message_row(header) if isinstance(header, EntryHeader) else _format_2_row(header)
     return {
-        "position": found.position,
+        "position": batch.position,
         "size_bytes": header.size_bytes,
         "format": header.magic,
         **row,
         "log_append_time": header.is_log_append_time,
         "crc": f"{header.crc:08x}",
-        "problem": found.problem,
+        "problem": batch.problem,
     }
 
 
@@ -220,18 +220,18 @@ def _codec_name(header: "BatchHeader | EntryHeader") -> str:
         return f"unknown ({header.attributes & 7})"
 
 
-def _record_rows(path: Path, content: memoryview, found: "FoundBatch", offset: int, topic: str | None) -> Iterator[Row]:
+def _record_rows(path: Path, content: memoryview, batch: "FoundBatch", offset: int, topic: str | None) -> Iterator[Row]:
     from onceflow.log import inspection
     from onceflow.wire.batch import BatchHeader
     from onceflow.wire.errors import WireError
 
-    if found.problem is not None:
-        raise inspection.Damaged(path, found.position, found.problem)
+    if batch.problem is not None:
+        raise inspection.Damaged(path, batch.position, batch.problem)
     try:
-        records = inspection.records_at(content, found)
+        records = inspection.records_at(content, batch)
     except WireError as error:
-        raise inspection.Damaged(path, found.position, str(error)) from error
-    is_control = isinstance(found.header, BatchHeader) and found.header.is_control
+        raise inspection.Damaged(path, batch.position, str(error)) from error
+    is_control = isinstance(batch.header, BatchHeader) and batch.header.is_control
     for record in records:
         if record.offset >= offset:
             yield {
@@ -242,36 +242,36 @@ def _record_rows(path: Path, content: memoryview, found: "FoundBatch", offset: i
 
 
 def _content(record: "Record", topic: str | None, *, is_control: bool) -> dict[str, Any]:
-    from onceflow.cli.log.records import control_in_words, in_words
+    from onceflow.cli.log.records import decode_control_record, decode_record
 
-    words = control_in_words(record) if is_control else in_words(topic, record)
-    if words is not None:
-        return words
+    decoded = decode_control_record(record) if is_control else decode_record(topic, record)
+    if decoded is not None:
+        return decoded
     headers = [{"key": key, **readable("value", value)} for key, value in record.headers]
     return {**readable("key", record.key), **readable("value", record.value), "headers": headers or None}
 
 
 def _verify_all(files: Sequence[Path], format_name: str, as_json: bool) -> None:
-    """Says of each file whether it is whole. Raises OnceflowError where one is not."""
+    """Print whether each file is intact. Raises OnceflowError if one is damaged."""
     from onceflow.log.inspection import Damaged
 
     damaged = 0
     for path in files:
-        row: dict[str, Any] = {"file": str(path), "whole": True}
+        row: dict[str, Any] = {"file": str(path), "intact": True}
         try:
             row["text"] = _verified(path, format_name)
         except Damaged as error:
             damaged += 1
-            row |= {"whole": False, "position": error.position, "text": str(error)}
-        text = f"{path} is whole: {row['text']}" if row["whole"] else row["text"]
+            row |= {"intact": False, "position": error.position, "text": str(error)}
+        text = f"{path} is intact: {row['text']}" if row["intact"] else row["text"]
         click.echo(json.dumps(row) if as_json else text)
     sys.stdout.flush()
     if damaged:
-        raise OnceflowError(f"{damaged} of {counted(len(files), 'file')} damaged; the lines above say where")
+        raise OnceflowError(f"{damaged} of {counted(len(files), 'file')} damaged; see the lines above")
 
 
 def _verified(path: Path, format_name: str) -> str:
-    """What was looked at. Raises Damaged."""
+    """Return a summary of the checked content. Raises Damaged."""
     from onceflow.log import inspection
     from onceflow.log.segment import LOG_SUFFIX, SNAPSHOT_SUFFIX
 
@@ -293,6 +293,6 @@ def _verified_log(path: Path) -> str:
     count = 0
     last = inspection.base_offset_of(path) - 1
     content = inspection.mapped(path)
-    for found in inspection.verified_batches(path, content):
-        count, last = count + 1, inspection.offset_range(found.header)[1]
+    for batch in inspection.verified_batches(path, content):
+        count, last = count + 1, inspection.offset_range(batch.header)[1]
     return f"{len(content)} bytes, {counted(count, 'batch')}, the last offset is {last}"

@@ -1,4 +1,4 @@
-"""The records of the broker's own topics in words: groups and their offsets, transactions, topics, markers."""
+"""Decoded records of the broker's internal topics: groups and their offsets, transactions, topics, markers."""
 
 import base64
 import struct
@@ -25,8 +25,8 @@ _DECODERS: Mapping[str, Callable[["Record"], object]] = {
 }
 
 
-def in_words(topic: str | None, record: "Record") -> dict[str, Any] | None:
-    """The record of an internal topic; None where the topic is none, or the record is of a kind that we do not know."""
+def decode_record(topic: str | None, record: "Record") -> dict[str, Any] | None:
+    """Return the fields of an internal topic's record; None for other topics and unknown kinds of records."""
     decode = _DECODERS.get(topic or "")
     if decode is None:
         return None
@@ -39,8 +39,8 @@ def in_words(topic: str | None, record: "Record") -> dict[str, Any] | None:
     return {"record": {"type": type(decoded).__name__, **_plain_fields(decoded), "removed": record.value is None}}
 
 
-def control_in_words(record: "Record") -> dict[str, Any] | None:
-    """A transaction's marker; None for control records of other types."""
+def decode_control_record(record: "Record") -> dict[str, Any] | None:
+    """Return the fields of a transaction's marker; None for other control records."""
     marker = read_marker(record)
     if marker is None:
         return None
@@ -49,11 +49,11 @@ def control_in_words(record: "Record") -> dict[str, Any] | None:
 
 
 def _plain_fields(decoded: Any) -> dict[str, Any]:
-    return {each.name: _plain(getattr(decoded, each.name)) for each in fields(decoded) if each.compare}
+    return {field.name: _plain(getattr(decoded, field.name)) for field in fields(decoded) if field.compare}
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can say it."""
+    """Return the value in types that JSON has."""
     if is_dataclass(value):
         return _plain_fields(value)
     if isinstance(value, Enum):
@@ -65,5 +65,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(map(_plain, value))
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value

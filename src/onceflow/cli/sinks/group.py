@@ -1,4 +1,4 @@
-"""`onceflow sink`: what the exactly-once sinks have noted as written, whether it fits, and how to forget it."""
+"""`onceflow sink`: the commands show and reset."""
 
 import click
 
@@ -9,7 +9,7 @@ from onceflow.cli.sinks.show import show
 
 @click.group(cls=Commands)
 def sink() -> None:
-    """Show and forget what the exactly-once sinks have noted as written.
+    """Show and reset the state of exactly-once sinks.
 
     \b
     Example:

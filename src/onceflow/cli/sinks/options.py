@@ -1,4 +1,4 @@
-"""The options by which `onceflow sink` finds a sink."""
+"""Options with which `onceflow sink` finds a sink."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,32 +18,30 @@ def _path(context: click.Context, parameter: click.Parameter, value: str | None)
 
     path = None if value is None else local_path(value)
     if value is not None and path is None:
-        raise click.BadParameter(f"'{value}' is on no file system of this machine: leave --checkpoint out")
+        raise click.BadParameter(f"'{value}' is not a local path; leave --checkpoint out")
     return None if path is None else Path(path)
 
 
 def checkpoint_option(command: _Command) -> _Command:
-    """`--checkpoint`: the query's own, on this machine."""
+    """Add `--checkpoint`, a local directory."""
     return click.option(
-        "--checkpoint", callback=_path, metavar="DIRECTORY", help="The query's own checkpointLocation, on this machine."
+        "--checkpoint", callback=_path, metavar="DIRECTORY", help="The query's checkpointLocation, on this machine."
     )(command)
 
 
 def kafka_options(command: _Command) -> _Command:
-    """Which Kafka sinks: of one query or all, one by name or all."""
+    """Add `--query`, `--name` and `--marker-topic`, which select Kafka sinks."""
     command = click.option(
-        "--marker-topic", default=MARKER_TOPIC, show_default=True, help="The topic in which the sinks keep markers."
+        "--marker-topic", default=MARKER_TOPIC, show_default=True, help="Topic in which the sinks keep their markers."
     )(command)
-    command = click.option(
-        "--query", metavar="ID", help="The query's id, where its checkpoint is not on this machine."
+    command = click.option("--query", metavar="ID", help="Query id, if the checkpoint is not on this machine.")(command)
+    return click.option(
+        "--name", metavar="NAME", help="Only the sink with this name=.  [default: all sinks of the query]"
     )(command)
-    return click.option("--name", metavar="NAME", help="One sink of the query: its name=.  [default: all of them]")(
-        command
-    )
 
 
 def query_of(at: "CheckpointState | None", query: str | None) -> str | None:
-    """The query that the command is about: the checkpoint\'s, where one was named; None: all."""
+    """Return the id of the selected query: the checkpoint's, if one was given; None: all queries."""
     if at is not None and query not in (None, at.query):
-        raise click.UsageError(f"--query {query} is not the query of the checkpoint, {at.query}: leave it out")
+        raise click.UsageError(f"--query {query} differs from the checkpoint's query, {at.query}; leave --query out")
     return query if at is None else at.query

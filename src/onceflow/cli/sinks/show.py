@@ -1,4 +1,4 @@
-"""`onceflow sink show`: what a sink's marker says, and whether it fits its query's checkpoint."""
+"""`onceflow sink show`: a sink's marker, and whether it fits its query's checkpoint."""
 
 import json
 import shlex
@@ -37,10 +37,10 @@ def show() -> None:
 @checkpoint_option
 @json_option
 def show_redis(redis_url: str, hash_key: str, checkpoint: Path | None, as_json: bool) -> None:
-    """Show what the marker of a Redis sink says, and whether it fits its checkpoint.
+    """Show the marker of a Redis sink, and whether it fits its checkpoint.
 
-    With --checkpoint the exit code is 0 where marker and checkpoint belong together, and 1 where the query would stop:
-    then the sentence says why, and the way out. Without it, 1 means that there is no marker.
+    With --checkpoint the exit code is 0 if marker and checkpoint fit, and 1 if the query would fail; the message then
+    gives the reason and what to do. Without --checkpoint, 1 means that there is no marker.
 
     \b
     Example:
@@ -56,7 +56,7 @@ def show_redis(redis_url: str, hash_key: str, checkpoint: Path | None, as_json: 
     tags = tags_there(redis_url, hash_key) if state.marker is None else []
     if tags:
         raise OnceflowError(
-            f"{hash_key} has no marker of its own and {len(tags)} tags of a TaggedRedisSink: "
+            f"{hash_key} has no marker of its own but {len(tags)} tags of a TaggedRedisSink; "
             f"{Remedy.NAME_TAG.format(key=shlex.quote(tagged_key(hash_key, tags[0])))}"
         )
     at = None if checkpoint is None else read_checkpoint(checkpoint)
@@ -66,45 +66,45 @@ def show_redis(redis_url: str, hash_key: str, checkpoint: Path | None, as_json: 
         if as_json:
             click.echo(json.dumps(document, ensure_ascii=False))
         else:
-            _tell_redis(state)
-            _tell_checkpoint(at)
-            _tell_verdict(verdict)
+            _print_redis(state)
+            _print_checkpoint(at)
+            _print_verdict(verdict)
     fits = state.marker is not None if verdict is None else verdict.fits
     click.get_current_context().exit(0 if fits else 1)
 
 
 def _redis_document(state: "RedisSinkState") -> dict[str, Any]:
-    found = state.marker
-    marker = found and {
-        "query": found.query,
-        "batch": found.batch,
-        "complete": found.complete,
-        "chunks": found.chunks,
-        "chunks_missing": list(found.chunks_missing),
-        "digest": found.digest,
-        "plan": found.plan,
-        "plan_version": found.plan_version,
-        "offsets": found.offsets,
-        "since": found.since,
-        "lost_keys": list(found.lost),
+    marker = state.marker
+    shown = marker and {
+        "query": marker.query,
+        "batch": marker.batch,
+        "complete": marker.complete,
+        "chunks": marker.chunks,
+        "chunks_missing": list(marker.chunks_missing),
+        "digest": marker.digest,
+        "plan": marker.plan,
+        "plan_version": marker.plan_version,
+        "offsets": marker.offsets,
+        "since": marker.since,
+        "lost_keys": list(marker.lost),
     }
-    return {"sink": "redis", "key": state.key, "counts_there": state.counts_there, "marker": marker}
+    return {"sink": "redis", "key": state.key, "has_counts": state.counts_there, "marker": shown}
 
 
-def _tell_redis(state: "RedisSinkState") -> None:
-    found = state.marker
-    if found is None:
-        beside = "there are counts beside it" if state.counts_there else "there are no counts either"
-        click.echo(f"no marker {state.key}; {beside}")
+def _print_redis(state: "RedisSinkState") -> None:
+    marker = state.marker
+    if marker is None:
+        counts = "there are counts without it" if state.counts_there else "there are no counts either"
+        click.echo(f"no marker {state.key}; {counts}")
         return
-    missing = ", ".join(map(str, found.chunks_missing))
-    part = f"partial: chunks {missing} of {found.chunks} are missing" if missing else "partial"
-    click.echo(f"marker {state.key}   query {found.query}")
-    click.echo(f"batch {found.batch}   {'complete' if found.complete else part}   digest {found.digest[:12]}")
-    click.echo(f"plan {found.plan}   version {found.plan_version}")
-    if found.lost:
-        click.echo(f"written and lost: {', '.join(found.lost)}")
-    _tell_offsets(found.since, found.offsets)
+    missing = ", ".join(map(str, marker.chunks_missing))
+    partial = f"partial: chunks {missing} of {marker.chunks} are missing" if missing else "partial"
+    click.echo(f"marker {state.key}   query {marker.query}")
+    click.echo(f"batch {marker.batch}   {'complete' if marker.complete else partial}   digest {marker.digest[:12]}")
+    click.echo(f"plan {marker.plan}   version {marker.plan_version}")
+    if marker.lost:
+        click.echo(f"written and lost: {', '.join(marker.lost)}")
+    _print_offsets(marker.since, marker.offsets)
 
 
 @show.command("kafka")
@@ -115,11 +115,11 @@ def _tell_redis(state: "RedisSinkState") -> None:
 def show_kafka(
     name: str | None, query: str | None, marker_topic: str, checkpoint: Path | None, bootstrap: str, as_json: bool
 ) -> None:
-    """Show both copies of the markers of Kafka sinks, in group and marker topic, and whether they fit a checkpoint.
+    """Show both copies of Kafka sinks' markers (group and marker topic), and whether they fit a checkpoint.
 
-    Without --checkpoint and --query the sinks of all queries. With --checkpoint the exit code is 0 where all belong
-    to it, and 1 where the query would stop: then the sentence says why, and the way out. Without it, 1 means that
-    there is no sink.
+    Without --checkpoint and --query, the sinks of all queries are shown. With --checkpoint the exit code is 0 if all
+    fit, and 1 if the query would fail; the message then gives the reason and what to do. Without --checkpoint, 1 means
+    that there is no sink.
 
     \b
     Example:
@@ -139,13 +139,13 @@ def show_kafka(
             click.echo(json.dumps({"checkpoint": _checkpoint_document(at), "sinks": shown}, ensure_ascii=False))
         else:
             for state, verdict in judged:
-                _tell_kafka(state)
-                _tell_verdict(verdict)
-            _tell_checkpoint(at)
+                _print_kafka(state)
+                _print_verdict(verdict)
+            _print_checkpoint(at)
     if not states:
-        _tell_none(at, name, bootstrap, marker_topic)
-    is_right = all(verdict is None or verdict.fits for _, verdict in judged)
-    click.get_current_context().exit(0 if states and is_right else 1)
+        _print_none(at, name, bootstrap, marker_topic)
+    all_fit = all(verdict is None or verdict.fits for _, verdict in judged)
+    click.get_current_context().exit(0 if states and all_fit else 1)
 
 
 def _judge_kafka(state: "KafkaSinkState", at: "CheckpointState | None") -> "Verdict | None":
@@ -172,41 +172,41 @@ def _kafka_document(state: "KafkaSinkState") -> dict[str, Any]:
     }
 
 
-def _copy(found: "KafkaMarker | None") -> dict[str, Any] | None:
-    return None if found is None else {**found.shared, "offsets": found.offsets, "since": found.since}
+def _copy(marker: "KafkaMarker | None") -> dict[str, Any] | None:
+    return None if marker is None else {**marker.shared, "offsets": marker.offsets, "since": marker.since}
 
 
-def _tell_kafka(state: "KafkaSinkState") -> None:
+def _print_kafka(state: "KafkaSinkState") -> None:
     transaction = state.transaction
-    doing = "unknown" if transaction is None else transaction.state
-    click.echo(f"sink {state.sink}   query {state.query}   transaction {doing}")
+    transaction_state = "unknown" if transaction is None else transaction.state
+    click.echo(f"sink {state.sink}   query {state.query}   transaction {transaction_state}")
     record = "-" if state.record_offset is None else state.record_offset
-    places = (
+    copies = (
         (f"group {state.place.name}, record {record}", state.in_group),
         (f"record in {state.place.topic}-{state.place.partition}", state.in_record),
     )
-    copies = [(where, *((found.batch, found.digest[:12]) if found else (None, None))) for where, found in places]
-    table([("COPY", "BATCH", "DIGEST"), *copies])
+    rows = [(where, *((marker.batch, marker.digest[:12]) if marker else (None, None))) for where, marker in copies]
+    table([("COPY", "BATCH", "DIGEST"), *rows])
     newest = state.in_record or state.in_group
     if newest is not None:
         outputs = ", ".join(f"{topic} ({count})" for topic, count in sorted(newest.partitions.items()))
         click.echo(f"plan {newest.plan}   version {newest.plan_version}   output topics (partitions) {outputs or '-'}")
-        _tell_offsets(newest.since, newest.offsets)
+        _print_offsets(newest.since, newest.offsets)
 
 
-def _tell_none(at: "CheckpointState | None", name: str | None, bootstrap: str, marker_topic: str) -> None:
-    whose = ("" if name is None else f" named {name}") + ("" if at is None else f" of query {at.query}")
-    click.echo(f"no Kafka sink{whose} has a marker in {marker_topic} at {bootstrap}", err=True)
+def _print_none(at: "CheckpointState | None", name: str | None, bootstrap: str, marker_topic: str) -> None:
+    which = ("" if name is None else f" named {name}") + ("" if at is None else f" of query {at.query}")
+    click.echo(f"no Kafka sink{which} has a marker in {marker_topic} at {bootstrap}", err=True)
 
 
-# What both kinds have
+# Shared by both kinds
 
 
-def _tell_offsets(since: Any, offsets: Any) -> None:
+def _print_offsets(since: Any, offsets: Any) -> None:
     from onceflow.spark.exactly_once.sink_state import parts
 
-    begins = {(topic, partition): offset for topic, partition, offset in parts(since)}
-    rows = [(topic, partition, begins.get((topic, partition)), end) for topic, partition, end in parts(offsets)]
+    starts = {(topic, partition): offset for topic, partition, offset in parts(since)}
+    rows = [(topic, partition, starts.get((topic, partition)), end) for topic, partition, end in parts(offsets)]
     if rows:
         table([("TOPIC", "PARTITION", "SINCE", "WRITTEN UP TO"), *rows])
 
@@ -223,19 +223,19 @@ def _checkpoint_document(at: "CheckpointState | None") -> dict[str, Any] | None:
     }
 
 
-def _tell_checkpoint(at: "CheckpointState | None") -> None:
+def _print_checkpoint(at: "CheckpointState | None") -> None:
     if at is not None:
         click.echo(f"checkpoint {at.checkpoint.location}   query {at.query}")
-        driver = "none runs" if at.driver is None else f"runs: {at.driver}"
+        driver = "not running" if at.driver is None else f"running: {at.driver}"
         click.echo(f"planned batch {at.planned}   committed batch {at.committed}   driver {driver}")
 
 
 def _verdict_document(verdict: "Verdict | None") -> dict[str, Any]:
     if verdict is None:
-        return {"fits": None, "sentence": None}
-    return {"fits": verdict.fits, "sentence": verdict.sentence}
+        return {"fits": None, "reason": None}
+    return {"fits": verdict.fits, "reason": verdict.reason}
 
 
-def _tell_verdict(verdict: "Verdict | None") -> None:
+def _print_verdict(verdict: "Verdict | None") -> None:
     if verdict is not None:
-        click.echo(f"{'fits' if verdict.fits else 'does not fit'}: {verdict.sentence}")
+        click.echo(f"{'fits' if verdict.fits else 'does not fit'}: {verdict.reason}")

@@ -34,10 +34,10 @@ class CheckpointState:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether marker and checkpoint belong together, and what follows, in a sentence."""
+    """Whether marker and checkpoint fit, and the reason."""
 
     fits: bool
-    sentence: str
+    reason: str
 
 
 def read_checkpoint(directory: Path) -> CheckpointState:
