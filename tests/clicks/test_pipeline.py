@@ -269,7 +269,7 @@ def test_the_stream_runs_until_a_signal_and_verify_works_meanwhile(
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         assert run.verify()["events"] == 9
-        pages = re.search(r"Spark's pages are at (http://127\.0\.0\.1:\d+)", log.read_text())
+        pages = re.search(r"Spark's UI is at (http://127\.0\.0\.1:\d+)", log.read_text())
         assert pages is not None, log.read_text()
         with urllib.request.urlopen(f"{pages[1]}/StreamingQuery/", timeout=WITHIN_S) as page:
             assert "onceflow clicks" in page.read().decode()

@@ -282,7 +282,7 @@ def replay(
     document = _document(progress, rejects, topic, seconds)
     click.echo(json.dumps(document) if as_json else _summary(document, progress))
     if not progress.is_complete:
-        click.echo(f"onceflow: interrupted; resume with the same command and --skip {progress.position}", err=True)
+        click.echo(f"onceflow: interrupted; the same command with --skip {progress.position} resumes", err=True)
         click.get_current_context().exit(INTERRUPTED)
 
 

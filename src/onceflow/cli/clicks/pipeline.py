@@ -71,8 +71,7 @@ def _master(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.option(
     "--ui-port",
     type=click.IntRange(0, 65535),
-    help="Serve Spark's own pages at this port of 127.0.0.1, 0 for any free port; the address is printed.  "
-    "[default: no pages]",
+    help="Serve Spark's UI at this port of 127.0.0.1 and print its address; 0 for any free port.  [default: no UI]",
 )
 @click.option(
     "--trigger",
@@ -134,7 +133,7 @@ def run(
     The query restarts when Spark's JVM has ended, a Python worker of Spark started too slowly, or the broker or Redis
     is unavailable: after 1 s, then after twice the pause up to 30 s. A completed micro-batch resets the limits.
 
-    MASTER is where Spark runs, as --master.
+    MASTER is the Spark master, as in --master.
 
     \b
     Examples:
@@ -143,16 +142,11 @@ def run(
       onceflow run --topic visits --hash-key site::visits --trigger available-now
     """
     _check_fields(key_field, value_field)
-    if master_argument is not None and master not in (None, master_argument):
-        raise click.UsageError(f"the master is given twice: {master_argument} and --master {master}; leave one out")
-    master = master_argument or master
+    master = _chosen_master(master_argument, master)
+    _check_ui_port(ui_port)
     from onceflow.clicks.pipeline import ClickPipeline
     from onceflow.clicks.restarts import RestartLimits
-    from onceflow.clicks.results import Results
 
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if submitted and ui_port is not None:
-        raise click.UsageError(f"spark-submit starts Spark's pages: give it --conf spark.ui.port={ui_port} instead")
     location = _location(checkpoint or str(checkpoint_of(topic, hash_key)))
     pipeline = ClickPipeline(
         bootstrap=bootstrap,
@@ -162,29 +156,53 @@ def run(
         hash_key=hash_key,
         key_field=key_field,
         value_field=value_field or None,
-        master=master if submitted else master or "local[2]",
+        master=master,
         trigger=trigger,
-        java_home=None if submitted else _java_home(),
-        log_file=spark_log or _log_beside(location, submitted),
+        java_home=_java_home(),
+        log_file=spark_log or _log_beside(location),
         ui_port=ui_port,
         on_session=None if ui_port is None else _print_ui,
         kafka=kafka_settings(),
         accept_data_loss=accept_data_loss,
         restarts=RestartLimits(max_restarts, max_restart_seconds),
     )
+    _run(pipeline, as_json)
+
+
+def _is_submitted() -> bool:
+    """Return whether spark-submit has started this process."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _chosen_master(argument: str | None, option: str | None) -> str | None:
+    if argument is not None and option not in (None, argument):
+        raise click.UsageError(f"the master is given twice: {argument} and --master {option}; leave one out")
+    return argument or option or (None if _is_submitted() else "local[2]")
+
+
+def _check_ui_port(ui_port: int | None) -> None:
+    if ui_port is not None and _is_submitted():
+        raise click.UsageError(f"--ui-port does not apply with spark-submit; pass --conf spark.ui.port={ui_port} to it")
+
+
+def _run(pipeline: "ClickPipeline", as_json: bool) -> None:
+    """Run the query until it ends, and print the counts."""
+    from onceflow.clicks.results import Results
+
     pipeline.check()
     _print_start(pipeline)
     # pyspark warns about versions of pandas, which is not used here.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     pipeline.run()
-    with Results(redis_url, hash_key) as results:
+    with Results(pipeline.redis_url, pipeline.hash_key) as results:
         snapshot = results.snapshot()
-    click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, redis_url))
+    shown = json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, pipeline.redis_url)
+    click.echo(shown)
 
 
-def _log_beside(location: str, submitted: bool) -> Path | None:
+def _log_beside(location: str) -> Path | None:
     """Return the log file next to a local checkpoint; None if Spark's log goes to standard error."""
-    return None if submitted or "://" in location else Path(f"{location}.log")
+    return None if _is_submitted() or "://" in location else Path(f"{location}.log")
 
 
 def _check_fields(key_field: str, value_field: str) -> None:
@@ -210,8 +228,8 @@ def _print_start(pipeline: "ClickPipeline") -> None:
 
 
 def _print_ui(spark: "SparkSession") -> None:
-    """Print where Spark's pages are; a port in use makes Spark take the next one."""
-    click.echo(f"Spark's pages are at {spark.sparkContext.uiWebUrl}", err=True)
+    """Print the address of Spark's UI; if the port is in use, Spark takes the next one."""
+    click.echo(f"Spark's UI is at {spark.sparkContext.uiWebUrl}", err=True)
 
 
 def checkpoint_of(topic: str, hash_key: str) -> Path:
@@ -225,7 +243,10 @@ def _location(checkpoint: str) -> str:
     return checkpoint if "://" in checkpoint else str(Path(checkpoint).absolute())
 
 
-def _java_home() -> str:
+def _java_home() -> str | None:
+    """Return a Java for Spark; None if spark-submit has started Spark."""
+    if _is_submitted():
+        return None
     from onceflow import services
 
     return str(services.find_java(Path(click.get_app_dir("onceflow"), "java")))
