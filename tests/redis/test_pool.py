@@ -132,7 +132,7 @@ def test_what_a_task_is_handed_can_be_pickled(url: str) -> None:
 
 
 def test_the_pool_is_closed_when_the_process_ends(url: str) -> None:
-    program = f"from onceflow.spark import redis_pool; print(redis_pool.client({url!r}).client_id())"
+    program = f"from onceflow.redis import pool; print(pool.client({url!r}).client_id())"
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-X", "dev", "-c", program], capture_output=True, text=True, env=os.environ
     )
