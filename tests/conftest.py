@@ -59,8 +59,15 @@ SHARED_SPARK = "shared_spark"
 """Stands in the id of every test on a shared Spark session, where the scheduler sees it."""
 
 
+SPARK_GROUPS = {
+    "sinks": ("tests/spark/exactly_once/", "tests/spark/redis/", "tests/spark/test_redis", "tests/spark/testing/"),
+    "connector": ("tests/spark/",),
+}
+"""Groups of tests that share a Spark session, about as long as each other; all others are the group `pipeline`."""
+
+
 class SparkTogether(LoadScopeScheduling):
-    """Two shared Spark sessions, each on one worker; every other test goes where there is room.
+    """Three shared Spark sessions, each on one worker; every other test goes where there is room.
 
     It stands in for xdist's own `loadgroup`, which finds no groups under pytest 9.2.
     """
@@ -68,7 +75,7 @@ class SparkTogether(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         if SHARED_SPARK not in nodeid:
             return nodeid
-        return "connector" if nodeid.startswith("tests/spark/") else "pipeline"
+        return next((group for group, beginnings in SPARK_GROUPS.items() if nodeid.startswith(beginnings)), "pipeline")
 
 
 @pytest.hookimpl(optionalhook=True)
