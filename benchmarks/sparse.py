@@ -46,7 +46,7 @@ def fill(directory: Path, segments: int) -> None:
     for number in range(segments):
         segment = Segment(disk, directory, number * SEGMENT_BATCHES, create=True)
         write_batches(segment, now_ms - segments + number)
-        segment.note_max_timestamp()
+        segment.index_max_timestamp()
         segment.write_indexes()
         write_snapshot(disk, directory, segment.base_offset, nobody)
         segment.close()
@@ -63,7 +63,7 @@ def write_batches(segment: Segment, timestamp_ms: int) -> None:
         offset, position = segment.base_offset + number, number * len(batch)
         BASE_OFFSET.pack_into(head, 0, offset)
         write_whole(segment.file, head, position)
-        segment.note(position, len(batch), offset, timestamp_ms, interval_bytes)
+        segment.index_batch(position, len(batch), offset, timestamp_ms, interval_bytes)
     segment.file.truncate(SEGMENT_BATCHES * len(batch))
     stored_bytes = 512 * segment.path.stat().st_blocks
     if stored_bytes > SEGMENT_BATCHES * len(batch) // 10:

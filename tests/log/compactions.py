@@ -1,4 +1,4 @@
-"""What the tests of compaction share: keyed batches, one pass as the broker does it, a log as a table of its keys."""
+"""Helpers of the compaction tests: keyed batches, one pass as the broker runs it, a log as a table of its keys."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ def keyed(
     *pairs: KeyValue, timestamp_ms: int = NOW_MS, producer_id: int = -1, epoch: int = 0, sequence: int = 0,
     transactional: bool = False,
 ) -> bytearray:  # fmt: skip
-    """One batch as a client sends it; a value of None is a tombstone."""
+    """Return one batch as a client sends it; a value of None is a tombstone."""
     records = [
         Record(offset, timestamp_ms, key.encode(), None if value is None else value.encode())
         for offset, (key, value) in enumerate(pairs)
@@ -39,10 +39,10 @@ def compact(
     log: PartitionLog, *, disk: Disk | None = None, clean_end: int = 0, now_ms: int = NOW_MS, keys_max: int = 1000,
     removes: bool = True,
 ) -> int:  # fmt: skip
-    """One pass; returns where the next one begins."""
+    """Run one pass; return where the next one starts."""
     disk = disk or RealDisk()
     dirt = measure(compactable(log, clean_end), now_ms)
-    aborted = [each for segment in log.segments for each in segment.transaction_index.since(0)]
+    aborted = [transaction for segment in log.segments for transaction in segment.transaction_index.since(0)]
     running = Compaction(
         dirt,
         disk=disk,
@@ -61,22 +61,22 @@ def compact(
 
 
 def stored(log: PartitionLog) -> Iterator[tuple[BatchHeader, Sequence[Record]]]:
-    """Every visible batch, read the way a consumer reads."""
+    """Yield every visible batch, read as a consumer reads."""
     offset = log.log_start_offset
-    while (found := log.read(offset, 1 << 20)) is not None:
-        data = found.read()
+    while (fetched := log.read(offset, 1 << 20)) is not None:
+        data = fetched.read()
         for position, header in batches(data):
             yield header, decode_batch(data, position)
             offset = header.last_offset + 1
 
 
 def offsets(log: PartitionLog) -> list[int]:
-    """Of every record that is left, markers left out."""
+    """Return the offset of every remaining record, markers excluded."""
     return [record.offset for header, records in stored(log) if not header.is_control for record in records]
 
 
 def table(log: PartitionLog) -> dict[str, str]:
-    """What a reader of committed data knows after the whole log: key → value."""
+    """Return key → value as a reader of committed data sees the whole log."""
     aborted = log.aborted_transactions(log.log_start_offset, log.high_watermark)
     known: dict[str, str] = {}
     ends = {(producer_id, first): _marker_after(log, producer_id, first) for producer_id, first in aborted}

@@ -1,4 +1,4 @@
-"""Where the log's tests write: in memory if they can, for it is the order of syncs that they test, not the disk."""
+"""Directories of the log's tests: in memory if possible, because they test the order of syncs, not the disk."""
 
 import tempfile
 from collections.abc import Iterator

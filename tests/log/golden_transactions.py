@@ -1,4 +1,4 @@
-"""A partition's files as Apache Kafka 4.1.1 wrote them, to compare ours with byte for byte.
+"""Files of a partition that Apache Kafka 4.1.1 wrote, to compare ours with byte for byte.
 
 Two transactional producers of librdkafka, ids 2 and 3: 2 committed two records, then aborted one; 2 began, 3 wrote two
 records and aborted, 2 aborted; 2 began, 3 wrote one and committed, 2 committed; 3 began and its record is still
@@ -50,4 +50,4 @@ ABORTED_FROM = {
     14: [],
     15: [],
 }
-"""Fetch offset → the list of aborted transactions in the answer to a read_committed Fetch."""
+"""Fetch offset → the list of aborted transactions in the response to a read_committed Fetch."""

@@ -1,4 +1,4 @@
-"""What the tests of the log share: batches, an opener, and reading everything back."""
+"""Helpers of the log tests: batches, opening a log, and reading everything back."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ NOW_MS = 1_700_000_000_000
 def batch(
     *values: bytes, timestamp_ms: int = NOW_MS, producer_id: int = -1, producer_epoch: int = 0, sequence: int = 0
 ) -> bytearray:
-    """One batch as a client sends it: base offset 0, one millisecond between its records."""
+    """Return one batch as a client sends it: base offset 0, one millisecond between its records."""
     records = [Record(i, timestamp_ms + i, b"key", value) for i, value in enumerate(values)]
     if producer_id < 0:
         return encode_batch(records)
@@ -53,21 +53,27 @@ def sync(log: PartitionLog) -> None:
 
 
 def records(log: PartitionLog, size_bytes_max: int = 1 << 20) -> Iterator[Record]:
-    """Every visible record, read the way a consumer reads."""
+    """Yield every visible record, read as a consumer reads."""
     offset = log.log_start_offset
-    while (found := log.read(offset, size_bytes_max)) is not None:
-        data = found.read()
-        assert len(data) == found.size_bytes
+    while (fetched := log.read(offset, size_bytes_max)) is not None:
+        data = fetched.read()
+        assert len(data) == fetched.size_bytes
         read_bytes = 0
         for position, header in batches(data):
             yield from decode_batch(data, position)
             read_bytes += header.size_bytes
             offset = header.last_offset + 1
-        assert read_bytes == found.size_bytes, "a slice holds whole batches"
+        assert read_bytes == fetched.size_bytes, "a slice holds whole batches"
 
 
 def values(log: PartitionLog) -> list[bytes | None]:
-    """The visible values in order, after checking that offsets have no gap."""
-    found = list(records(log))
-    assert [record.offset for record in found] == list(range(log.log_start_offset, log.high_watermark))
-    return [record.value for record in found]
+    """Return the visible values in order, after checking that offsets have no gap."""
+    visible = list(records(log))
+    assert [record.offset for record in visible] == list(range(log.log_start_offset, log.high_watermark))
+    return [record.value for record in visible]
+
+
+def open_transactions(log: PartitionLog) -> dict[int, int]:
+    """Return the first offset of each open transaction by producer id."""
+    first_offsets = {state.producer_id: state.current_transaction_first_offset for state in log.producer_states()}
+    return {producer_id: offset for producer_id, offset in first_offsets.items() if offset >= 0}

@@ -1,4 +1,4 @@
-"""Compaction: what stays, what goes, and when (storage rule 10)."""
+"""Compaction: which records and batches are kept, removed, and when (storage rule 10)."""
 
 import struct
 from pathlib import Path
@@ -28,13 +28,13 @@ def opened(tmp_path: Path, **settings: Any) -> PartitionLog:
 
 
 def fill(log: PartitionLog, *batches: bytearray) -> None:
-    for each in batches:
-        log.append(each)
+    for sent in batches:
+        log.append(sent)
     sync(log)
 
 
 def seal(log: PartitionLog) -> int:
-    """Begins a new segment; returns where the old ones end."""
+    """Start a new segment; return where the old ones end."""
     log.roll()
     sync(log)
     return log.log_end_offset
@@ -50,33 +50,33 @@ def test_of_each_key_the_last_record_stays(tmp_path: Path) -> None:
     assert [log.read(offset, 1) is not None for offset in range(11)] == [True] * 10 + [False]
 
 
-def test_where_a_reader_waited_before_a_compaction_is_found_anew(tmp_path: Path) -> None:
+def test_waiting_reader_survives_a_compaction(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=10_000)
     fill(log, *(keyed((f"k{n % 3}", f"v{n}")) for n in range(10)))
     assert log.read(10, 1000) is None
     fill(log, *(keyed((f"k{n}", f"v{n}")) for n in range(10, 20)))
     end = seal(log)
     compact(log)
-    found = log.read(10, 1 << 20)
+    fetched = log.read(10, 1 << 20)
     assert end == 20
-    assert found is not None
-    assert read_header(found.read()).base_offset == 10
+    assert fetched is not None
+    assert read_header(fetched.read()).base_offset == 10
 
 
-def test_offsets_timestamps_and_headers_of_what_stays_are_what_they_were(tmp_path: Path) -> None:
+def test_retained_records_are_unchanged(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=10_000)
     records = [Record(n, NOW_MS + n, b"k%d" % (n % 2), b"v%d" % n, (("h", b"x"),)) for n in range(4)]
     for codec in Codec:
         fill(log, encode_batch(records, codec=codec))
     log.append(keyed(("k0", "last")))
     end = seal(log)
-    before = {record.offset: record for _header, found in stored(log) for record in found}
+    before = {record.offset: record for _header, batch_records in stored(log) for record in batch_records}
     headers = {header.base_offset: header for header, _found in stored(log)}
     compact(log)
     assert offsets(log) == [end - 2, end - 1]
-    for header, found in stored(log):
+    for header, batch_records in stored(log):
         old = headers[header.base_offset]
-        assert all(record == before[record.offset] for record in found)
+        assert all(record == before[record.offset] for record in batch_records)
         assert (header.last_offset, header.codec, header.base_sequence) == (
             old.last_offset,
             old.codec,
@@ -84,7 +84,7 @@ def test_offsets_timestamps_and_headers_of_what_stays_are_what_they_were(tmp_pat
         )
 
 
-def test_rule_10_the_active_segment_is_never_compacted(tmp_path: Path) -> None:
+def test_rule_10_active_segment_is_kept(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=10_000)
     fill(log, *(keyed(("k", f"v{n}")) for n in range(5)))
     assert measure(compactable(log), NOW_MS).offset_end == 0
@@ -94,7 +94,7 @@ def test_rule_10_the_active_segment_is_never_compacted(tmp_path: Path) -> None:
     assert offsets(log) == [4, 5]
 
 
-def test_rule_10_nothing_from_the_last_stable_offset_on_is_compacted(tmp_path: Path) -> None:
+def test_rule_10_unstable_offsets_are_kept(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=10_000)
     fill(log, keyed(("k", "a")), keyed(("k", "b")))
     seal(log)
@@ -109,7 +109,7 @@ def test_rule_10_nothing_from_the_last_stable_offset_on_is_compacted(tmp_path: P
     assert offsets(log) == [3]
 
 
-def test_rule_10_records_younger_than_the_lag_stay(tmp_path: Path) -> None:
+def test_rule_10_young_records_are_kept(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=10_000, min_compaction_lag_ms=HOUR_MS)
     for n in range(3):
         fill(log, keyed(("k", f"v{n}"), timestamp_ms=NOW_MS + n * HOUR_MS // 2), keyed(("k", f"w{n}")))
@@ -120,7 +120,7 @@ def test_rule_10_records_younger_than_the_lag_stay(tmp_path: Path) -> None:
     assert offsets(log) == [3, 4, 5]
 
 
-def test_a_log_is_due_when_dirty_enough_or_for_too_long(tmp_path: Path) -> None:
+def test_log_is_due_by_ratio_or_age(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=10_000, min_cleanable_dirty_ratio=0.5, max_compaction_lag_ms=HOUR_MS)
     fill(log, *(keyed((f"k{n}", "v")) for n in range(6)))
     seal(log)
@@ -136,7 +136,7 @@ def test_a_log_is_due_when_dirty_enough_or_for_too_long(tmp_path: Path) -> None:
     assert not measure(compactable(log, clean_end), NOW_MS + DAY_MS).is_due, "nothing is dirty"
 
 
-def test_rule_10_a_tombstone_stays_until_its_delete_horizon(tmp_path: Path) -> None:
+def test_rule_10_tombstone_stays_until_its_horizon(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=10_000, delete_retention_ms=DAY_MS)
     fill(log, keyed(("k", "v")), keyed(("k", None), ("other", "x"), timestamp_ms=NOW_MS + 5))
     end = seal(log)
@@ -156,7 +156,7 @@ def test_rule_10_a_tombstone_stays_until_its_delete_horizon(tmp_path: Path) -> N
     assert offsets(reopened) == [2]
 
 
-def test_rule_10_an_empty_batch_keeps_a_producers_last_sequence(tmp_path: Path) -> None:
+def test_rule_10_empty_batch_keeps_last_sequence(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=10_000)
     fill(log, keyed(("k", "a"), producer_id=7, sequence=0), keyed(("k", "b"), ("k", "c"), producer_id=7, sequence=1))
     fill(log, keyed(("k", "d")), keyed(("k", "e")))
@@ -175,7 +175,7 @@ def test_rule_10_an_empty_batch_keeps_a_producers_last_sequence(tmp_path: Path) 
     assert reopened.append(keyed(("k", "f"), producer_id=7, sequence=3)).base_offset == 5
 
 
-def test_rule_10_an_empty_batch_stays_at_the_end_of_the_cleaned_range(tmp_path: Path) -> None:
+def test_rule_10_empty_batch_ends_cleaned_range(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=10_000)
     fill(log, keyed(("k", None)))
     end = seal(log)
@@ -187,7 +187,7 @@ def test_rule_10_an_empty_batch_stays_at_the_end_of_the_cleaned_range(tmp_path: 
     assert open_log(log.directory, cleanup_compact=True).log_end_offset == end
 
 
-def test_rule_10_aborted_records_go_and_their_marker_when_its_horizon_is_over(tmp_path: Path) -> None:
+def test_rule_10_aborted_transactions_are_removed(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=10_000)
     fill(log, keyed(("k", "kept")), keyed(("k", "gone"), ("j", "gone"), producer_id=7, transactional=True))
     log.append_marker(7, 0, commit=False)
@@ -197,8 +197,8 @@ def test_rule_10_aborted_records_go_and_their_marker_when_its_horizon_is_over(tm
     assert table(log) == {"k": "kept", "z": "end"}
     assert offsets(log) == [0, 4]
     assert [header.base_offset for header, _records in stored(log) if header.is_control] == [3]
-    # The first pass met the aborted records; the second meets none and dates the marker; the third may drop it. The
-    # empty batch of the producer's last sequence counts until a later one takes its place.
+    # The first pass reads the aborted records; the second reads none and sets the marker's horizon; the third may
+    # remove it. The empty batch of the producer's last sequence stays until a later one replaces it.
     fill(log, keyed(("y", "later"), producer_id=7, sequence=2))
     seal(log)
     for now_ms, markers in ((NOW_MS, [3]), (NOW_MS + DAY_MS - 1, [3]), (NOW_MS + 3 * DAY_MS, [])):
@@ -207,7 +207,7 @@ def test_rule_10_aborted_records_go_and_their_marker_when_its_horizon_is_over(tm
     assert table(log) == {"k": "kept", "z": "end", "y": "later"}
 
 
-def test_rule_10_a_commit_marker_stays_while_there_is_data_of_it(tmp_path: Path) -> None:
+def test_rule_10_commit_marker_stays_with_data(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=10_000)
     fill(log, keyed(("k", "1"), producer_id=7, transactional=True))
     log.append_marker(7, 0, commit=True)
@@ -223,7 +223,7 @@ def test_rule_10_a_commit_marker_stays_while_there_is_data_of_it(tmp_path: Path)
     assert [header.base_offset for header, _records in stored(log)] == [2, 3]
 
 
-def test_a_map_that_is_full_makes_several_passes(tmp_path: Path) -> None:
+def test_full_map_leads_to_several_passes(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=400)
     fill(log, *(keyed((f"k{n % 40:02}" + "x" * 20, f"v{n}")) for n in range(200)))
     end = seal(log)
@@ -238,7 +238,7 @@ def test_a_map_that_is_full_makes_several_passes(tmp_path: Path) -> None:
     assert offsets(log) == list(range(160, 200))
 
 
-def test_small_segments_are_merged_up_to_the_size_of_one(tmp_path: Path) -> None:
+def test_small_segments_are_merged(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=200)
     fill(log, *(keyed(("k", f"v{n}")) for n in range(40)))
     seal(log)
@@ -272,9 +272,9 @@ def test_the_time_index_of_what_stays(tmp_path: Path) -> None:
     seal(log)
     compact(log)
     for n in range(50):
-        found = log.search_timestamp(NOW_MS + n * 10)()
+        record_time = log.search_timestamp(NOW_MS + n * 10)()
         offset = max(n, 45)
-        assert found == (NOW_MS + offset * 10, offset)
+        assert record_time == (NOW_MS + offset * 10, offset)
     assert log.search_max_timestamp()() == (NOW_MS + 490, 49)
 
 

@@ -1,8 +1,8 @@
 """Power cuts during a compaction, a deletion and their recovery: the log is the old one or the new, never a mix.
 
 A log of several groups of segments is compacted on a disk that loses power at every operation in turn. Afterwards the
-records of each group are those of before or those of after, the table of the keys is what it was, and appending goes
-on at the same offset. A second cut may interrupt the recovery. A failure prints the operation and the seed.
+records of each group are all old or all new, the table of keys is unchanged, and appends continue at the same offset. A
+second cut may interrupt the recovery. A failure prints the operation and the seed.
 """
 
 import random
@@ -31,7 +31,7 @@ def opened(directory: Path, disk: FaultyDisk, **settings: Any) -> PartitionLog:
 
 
 def fill(log: PartitionLog, seed: int, count: int = 14) -> None:
-    """Puts, tombstones, and transactions that end either way."""
+    """Append puts, tombstones, and transactions with either end."""
     source = random.Random(seed)
     sequence = 0
     for number in range(count):
@@ -52,7 +52,7 @@ def fill(log: PartitionLog, seed: int, count: int = 14) -> None:
 
 
 def recover(directory: Path, disk: FaultyDisk, source: random.Random, **settings: Any) -> PartitionLog:
-    """Opens the log, perhaps after further power cuts on the way."""
+    """Open the log, with further power cuts in some runs."""
     for _ in range(20):
         if source.random() < 0.5:
             disk.cut_power_after(source.randrange(25))
@@ -66,7 +66,7 @@ def recover(directory: Path, disk: FaultyDisk, source: random.Random, **settings
 
 
 def check_cut(root: Path, operation: int, seed: int) -> bool:
-    """Compacts until the power is cut at `operation`; False when there are not that many."""
+    """Compact until the power is cut at `operation`; return False if there are not that many."""
     root.mkdir()
     disk = FaultyDisk(root)
     directory = root / "table-0"
@@ -88,9 +88,9 @@ def check_cut(root: Path, operation: int, seed: int) -> bool:
     log = recover(directory, disk, source)
     assert log.high_watermark == end
     assert table(log) == known, "no key changes or comes back"
-    found = offsets(log)
-    assert set(new) >= set(found) or not was_cut or set(found) <= set(old)
-    check_groups(directory, disk, log, found, old)
+    remaining = offsets(log)
+    assert set(new) >= set(remaining) or not was_cut or set(remaining) <= set(old)
+    check_groups(directory, disk, log, remaining, old)
     log.append(keyed(("k0", "next")))
     sync(log)
     assert offsets(log)[-1] == end
@@ -98,24 +98,24 @@ def check_cut(root: Path, operation: int, seed: int) -> bool:
     return was_cut
 
 
-def check_groups(directory: Path, disk: FaultyDisk, log: PartitionLog, found: list[int], old: list[int]) -> None:
-    """Each segment holds what the old ones held of its offsets, or what a whole compaction leaves of them."""
+def check_groups(directory: Path, disk: FaultyDisk, log: PartitionLog, remaining: list[int], old: list[int]) -> None:
+    """Check that each segment has the old records of its offsets, or those that a complete compaction leaves."""
     compact(log, disk=disk, now_ms=NOW_MS + 2 * DAY_MS)
     finished = set(offsets(log))
     log = opened(directory, disk)
     assert set(offsets(log)) == finished
-    assert finished <= set(found) <= set(old)
+    assert finished <= set(remaining) <= set(old)
 
 
-def test_rule_10_a_power_cut_at_any_operation_of_a_compaction(scratch: Path) -> None:
+def test_rule_10_power_cut_during_a_compaction(scratch: Path) -> None:
     operation = 0
     while check(scratch, operation, seed=3 + operation % 4):
         operation += 1
     assert operation > 50
 
 
-def test_rule_10_merged_segments_replace_all_old_ones_or_none(scratch: Path) -> None:
-    """The last operations of a replacement, again and again: a power cut keeps any selection of unsynced renames."""
+def test_rule_10_merge_replaces_all_or_none(scratch: Path) -> None:
+    """Repeat the last operations of a replacement: a power cut keeps any subset of unsynced renames."""
     for seed in range(100):
         root = scratch / str(seed)
         root.mkdir()
@@ -156,7 +156,7 @@ def check(scratch: Path, operation: int, seed: int) -> bool:
         raise AssertionError(f"operation {operation}, seed {seed}: {error!r}") from error
 
 
-def test_rule_11_a_power_cut_at_any_operation_of_a_deletion(scratch: Path) -> None:
+def test_rule_11_power_cut_during_a_deletion(scratch: Path) -> None:
     was_cut, operation = True, 0
     while was_cut:
         was_cut = cut_deletion(scratch / str(operation), operation)
@@ -177,7 +177,7 @@ def cut_deletion(root: Path, operation: int) -> bool:
     disk.cut_power_after(operation)
     was_cut = False
     try:
-        retire(disk, directory, log.leave_needless())
+        retire(disk, directory, log.drop_segments_below_start())
     except PowerCut:
         was_cut = True
     disk.crash(source.randrange(1 << 30))
@@ -188,7 +188,7 @@ def cut_deletion(root: Path, operation: int) -> bool:
     return was_cut
 
 
-def test_a_start_beyond_the_end_begins_a_new_log_there(scratch: Path) -> None:
+def test_start_beyond_the_end_creates_new_log(scratch: Path) -> None:
     disk = FaultyDisk(scratch)
     log = opened(scratch / "clicks-0", disk)
     fill(log, 1, count=5)

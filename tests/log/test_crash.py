@@ -1,8 +1,8 @@
-"""Power cuts and kills on a disk that forgets what was not synced, at any operation, recovery's own included.
+"""Power cuts and kills at any operation, recovery's own included, on a disk that loses unsynced data.
 
-Each seed is one life of a partition: two idempotent producers, readers, small segments, group commits with appends
-under way, power cuts and kills. What must hold: everything below the high watermark at the cut is there afterwards,
-nothing is there twice, and what is there is a beginning of what was appended. A failure prints its seed.
+Each seed is one life of a partition: two idempotent producers, readers, small segments, group commits with concurrent
+appends, power cuts and kills. Afterwards everything below the high watermark at the cut is there, nothing is
+duplicated, and the log is a prefix of what was appended. A failure prints its seed.
 """
 
 import random
@@ -28,23 +28,23 @@ IN_FLIGHT = 5
 
 
 class Client:
-    """An idempotent producer: up to five unanswered batches, repeated in order after a lost connection."""
+    """An idempotent producer with up to five unacknowledged batches, retried in order after a lost connection."""
 
     def __init__(self, producer_id: int) -> None:
         self.producer_id = producer_id
         self.sequence = 0
-        self.unanswered: list[tuple[int, list[bytes]]] = []
+        self.unacknowledged: list[tuple[int, list[bytes]]] = []
 
     def next_batch(self, source: random.Random) -> tuple[int, list[bytes]]:
         count = source.randrange(1, 4)
         values = [b"%d/%d " % (self.producer_id, self.sequence + i) + bytes(source.randrange(80)) for i in range(count)]
-        self.unanswered.append((self.sequence, values))
+        self.unacknowledged.append((self.sequence, values))
         self.sequence += count
-        return self.unanswered[-1]
+        return self.unacknowledged[-1]
 
 
 class Life:
-    """What a partition was told and what it said, over all of its power cuts."""
+    """State of a partition over all of its power cuts: appended records, acknowledged ones."""
 
     def __init__(self, root: Path, seed: int) -> None:
         root.mkdir()
@@ -56,7 +56,7 @@ class Life:
         self.clients = [Client(1), Client(2)]
 
     def open(self) -> PartitionLog:
-        """Opens the log, perhaps after further power cuts on the way."""
+        """Open the log, with further power cuts in some runs."""
         for _ in range(100):
             if self.source.random() < 0.3:
                 self.disk.cut_power_after(self.source.randrange(30))
@@ -67,7 +67,7 @@ class Life:
         raise AssertionError("the log was never opened")
 
     def _stopped_and_started(self, log: PartitionLog) -> PartitionLog:
-        """The log after a clean stop, at times: only one that was closed is ever opened as clean."""
+        """Return the log, in some runs after a clean stop: only a log that was closed is ever opened as clean."""
         if self.source.random() < 0.2:
             log.close()
             return open_log(self.directory, disk=self.disk, clean=True, **CONFIG)
@@ -80,16 +80,16 @@ class Life:
         self.disk.crash(self.source.randrange(1 << 30), drop_all=self.source.random() < 0.2)
 
     def check(self, log: PartitionLog) -> None:
-        found = values(log)
-        assert len(found) >= self.promised, f"{self.promised - len(found)} promised records are lost"
-        assert found == self.appended[: len(found)]
-        self.appended = self.appended[: len(found)]
-        self.promised = len(found)
-        assert len(set(found)) == len(found)
+        recovered = values(log)
+        assert len(recovered) >= self.promised, f"{self.promised - len(recovered)} promised records are lost"
+        assert recovered == self.appended[: len(recovered)]
+        self.appended = self.appended[: len(recovered)]
+        self.promised = len(recovered)
+        assert len(set(recovered)) == len(recovered)
 
-    def repeat_without_response(self, log: PartitionLog) -> None:
+    def retry_unacknowledged(self, log: PartitionLog) -> None:
         for client in self.clients:
-            for sequence, sent in client.unanswered:
+            for sequence, sent in client.unacknowledged:
                 self.send(log, client, sequence, sent)
 
     def send(self, log: PartitionLog, client: Client, sequence: int, sent: list[bytes]) -> None:
@@ -101,13 +101,13 @@ class Life:
             self.appended += sent
 
     def live(self, log: PartitionLog) -> None:
-        """Appends and group commits in any order until the power is cut."""
+        """Append and run group commits in any order until the power is cut."""
         point: SyncPoint | None = None
         for _ in range(10_000):
             action = self.source.randrange(4)
             if action == 0 and point is None:
                 point = log.begin_sync()
-                self.forget_responded(log)
+                self.forget_acknowledged(log)
             elif action == 1 and point is not None:
                 point.run()
                 log.end_sync(point)
@@ -115,35 +115,35 @@ class Life:
                 self.promised = max(self.promised, log.high_watermark)
             else:
                 client = self.source.choice(self.clients)
-                if len(client.unanswered) < IN_FLIGHT:
+                if len(client.unacknowledged) < IN_FLIGHT:
                     self.send(log, client, *client.next_batch(self.source))
                 else:
-                    self.send(log, client, *self.source.choice(client.unanswered))
+                    self.send(log, client, *self.source.choice(client.unacknowledged))
 
         raise AssertionError("the power was never cut")
 
-    def forget_responded(self, log: PartitionLog) -> None:
+    def forget_acknowledged(self, log: PartitionLog) -> None:
         visible = set(self.appended[: log.high_watermark])
         for client in self.clients:
-            client.unanswered = [(at, sent) for at, sent in client.unanswered if sent[-1] not in visible]
+            client.unacknowledged = [(at, sent) for at, sent in client.unacknowledged if sent[-1] not in visible]
 
 
 def run(root: Path, seed: int) -> Counter[str]:
-    """How much happened in the life of this seed."""
+    """Return event counts of this seed's life."""
     life = Life(root, seed)
     for _ in range(LIVES):
         log = life.open()
         life.check(log)
         life.disk.cut_power_after(life.source.randrange(1, 120))
         try:
-            life.repeat_without_response(log)
+            life.retry_unacknowledged(log)
             life.live(log)
         except (PowerCut, StorageFailed):
             life.crash()
     log = life.open()
     life.check(log)
     life.disk.cut_power_after(1 << 30)
-    life.repeat_without_response(log)
+    life.retry_unacknowledged(log)
     sent = [b"%d/" % client.producer_id for client in life.clients]
     log.close()
     life.check(log)
@@ -157,7 +157,7 @@ def run(root: Path, seed: int) -> Counter[str]:
 def run_seeds(scratch: Path, seeds: range, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in seeds:
-        # Half of the lives recover from the newest snapshot, so that what it claims is relied upon.
+        # Half of the lives recover from the newest snapshot, to test its promise.
         monkeypatch.setattr(recovery, "RECHECK_BYTES", 0 if seed % 2 else 1 << 26)
         try:
             counts += run(scratch / str(seed), seed)
@@ -172,7 +172,7 @@ def test_power_cuts(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.campaign
 def test_many_power_cuts(scratch: Path, monkeypatch: pytest.MonkeyPatch, record_property: RecordProperty) -> None:
-    """A partition's life of power cuts and kills: what was promised is there, in order, once."""
+    """Acknowledged records survive power cuts and kills, in order and once."""
     seeds = range(SEEDS, SEEDS + SEEDS_CAMPAIGN)
     tell(record_property, seeds, run_seeds(scratch, seeds, monkeypatch))
 

@@ -1,4 +1,4 @@
-"""The data directory: one broker, one cluster, clean or not, and deletions that stay."""
+"""The data directory: one broker, one cluster, clean or unclean, and permanent deletions."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ def open_directory(path: Path, **options: object) -> DataDirectory:
     return DataDirectory.open(path, disk=RealDisk(), **options)  # type: ignore[arg-type]
 
 
-def test_a_new_directory_gets_a_cluster_id_and_keeps_it(tmp_path: Path) -> None:
+def test_new_directory_keeps_its_cluster_id(tmp_path: Path) -> None:
     directory = open_directory(tmp_path / "data")
     assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{21}", directory.cluster_id)
     assert not directory.clean
@@ -38,10 +38,8 @@ def test_a_new_directory_gets_a_cluster_id_and_keeps_it(tmp_path: Path) -> None:
     assert {line.partition("=")[0] for line in lines} == {"version", "cluster.id", "node.id", "directory.id"}
 
 
-def test_a_disk_that_cannot_say_whether_a_file_is_there_does_not_say_no(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name in a damaged directory is not one that is free: where the log starts would be forgotten, written anew."""
+def test_failing_disk_does_not_report_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name in a damaged directory is not free: otherwise the log's start would be forgotten and overwritten."""
     directory = open_directory(tmp_path / "data")
     directory.log_start_offsets.advance({("clicks", 0): 7})
     directory.close(clean=False)
@@ -117,8 +115,8 @@ def test_a_damaged_file_of_offsets(tmp_path: Path, is_restored: bool, begin: int
     directory.close(clean=False)
 
 
-def test_a_directory_with_strange_files_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As a home folder, and the parent of the demo's data."""
+def test_directory_with_unknown_files_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A home folder, or the parent of the demo's data."""
     demo = tmp_path / ".onceflow"
     for name in ("broker", "redis", "logs"):
         (demo / name).mkdir(parents=True)
@@ -129,8 +127,8 @@ def test_a_directory_with_strange_files_is_warned_of(tmp_path: Path, caplog: pyt
     open_directory(demo).close(clean=False)
     (line,) = caplog.messages
     assert line == (
-        f"{demo} has no meta.properties and holds broker, logs, redis already: the broker's files go beside that; "
-        f"{demo / 'broker'} has data of a broker"
+        f"{demo} has no meta.properties but contains broker, logs, redis; the broker creates its files beside them; "
+        f"{demo / 'broker'} is a broker's data directory"
     )
     open_directory(demo).close(clean=False)
     assert len(caplog.messages) == 1, "it is the broker's own now"
@@ -156,7 +154,7 @@ def test_clean_is_true_once(tmp_path: Path) -> None:
     directory.close(clean=False)
 
 
-def test_rule_4_the_clean_file_is_gone_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_rule_4_clean_file_is_removed_first(tmp_path: Path) -> None:
     root = tmp_path / "data"
     root.mkdir()
     disk = FaultyDisk(root)
@@ -194,7 +192,7 @@ def test_partitions_are_found_and_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.remedy(Remedy.MOVE_AWAY)
-def test_the_topics_id_is_part_of_the_log(tmp_path: Path) -> None:
+def test_topic_id_belongs_to_the_log(tmp_path: Path) -> None:
     def open_with(topic_id: int) -> PartitionLog:
         clock = ManualClock(NOW_MS)
         path = tmp_path / "clicks-0"
@@ -215,7 +213,7 @@ def test_the_topics_id_is_part_of_the_log(tmp_path: Path) -> None:
     open_with(2)
 
 
-def test_every_new_directory_on_the_way_is_made_durable(tmp_path: Path) -> None:
+def test_every_new_directory_is_made_durable(tmp_path: Path) -> None:
     synced: list[Path] = []
 
     class Watched(RealDisk):
@@ -228,7 +226,7 @@ def test_every_new_directory_on_the_way_is_made_durable(tmp_path: Path) -> None:
 
 
 class SyncCount(RealDisk):
-    """Counts the syncs of files and directories."""
+    """A disk that counts syncs of files and directories."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -238,7 +236,7 @@ class SyncCount(RealDisk):
         super().sync_directory(path)
 
 
-def test_thousands_of_logs_are_made_without_a_sync_of_their_names(tmp_path: Path) -> None:
+def test_creating_logs_syncs_no_names(tmp_path: Path) -> None:
     disk = SyncCount()
     logs = [open_log(tmp_path / f"t-{number}", disk=disk) for number in range(20)]
     assert disk.count == 0
@@ -253,7 +251,7 @@ def test_thousands_of_logs_are_made_without_a_sync_of_their_names(tmp_path: Path
 @pytest.mark.parametrize("is_written", [True, False], ids=["after its first record", "before"])
 @pytest.mark.parametrize("seed", range(30))
 def test_a_power_cut_of_a_new_log(seed: int, is_written: bool, scratch: Path) -> None:
-    """Its names and its id may be lost or torn until its first record is durable; then nothing is."""
+    """Its names and its id may be lost or torn until its first record is durable, but not afterwards."""
     disk = FaultyDisk(scratch)
     topic_id = UUID(int=7)
 
@@ -278,8 +276,8 @@ def test_a_power_cut_of_a_new_log(seed: int, is_written: bool, scratch: Path) ->
     assert (scratch / "t-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"
 
 
-def test_a_new_log_that_rolled_before_its_first_sync_begins_at_its_beginning(scratch: Path) -> None:
-    """Whatever names a power cut leaves: later records without the first ones would be a log with a hole."""
+def test_roll_before_the_first_sync(scratch: Path) -> None:
+    """A power cut may keep any names: later records without the first ones would leave a gap in the log."""
     for seed in range(100):
         directory, disk = scratch / str(seed), FaultyDisk(scratch)
         log = open_log(directory, disk=disk, segment_bytes=200)
@@ -292,8 +290,8 @@ def test_a_new_log_that_rolled_before_its_first_sync_begins_at_its_beginning(scr
         log.close()
 
 
-def test_what_was_closed_before_it_was_written_keeps_its_first_record(scratch: Path) -> None:
-    """A clean stop of an empty log syncs none of its names: the first record after the next start has to."""
+def test_log_closed_empty_keeps_first_record(scratch: Path) -> None:
+    """A clean stop of an empty log syncs none of its names; the first record after the next start must."""
     disk = FaultyDisk(scratch)
     open_log(scratch / "t-0", disk=disk).close()
     log = open_log(scratch / "t-0", disk=disk, clean=True)
@@ -303,7 +301,7 @@ def test_what_was_closed_before_it_was_written_keeps_its_first_record(scratch: P
     assert values(open_log(scratch / "t-0", disk=disk)) == [b"a"]
 
 
-def test_epochs_that_are_not_this_nodes_are_written_anew(scratch: Path) -> None:
+def test_epochs_of_other_nodes_are_rewritten(scratch: Path) -> None:
     log = open_log(scratch / "t-0")
     log.append(batch(b"a"))
     log.close()

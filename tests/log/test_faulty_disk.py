@@ -1,4 +1,4 @@
-"""The faulty disk forgets what was not synced, keeps what was, and leaves only states that a power cut could."""
+"""The faulty disk loses unsynced data, keeps synced data, and leaves only states that a power cut could."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,8 +18,8 @@ def root(scratch: Path) -> Path:
 
 
 def outcomes(root: Path, change: Callable[[FaultyDisk], None], seen: Callable[[], object]) -> set[object]:
-    """What a program may find after `change` and a power cut."""
-    found = set()
+    """Return what a program may observe after `change` and a power cut."""
+    contents = set()
     for seed in range(300):
         for path in root.iterdir():
             path.unlink()
@@ -27,8 +27,8 @@ def outcomes(root: Path, change: Callable[[FaultyDisk], None], seen: Callable[[]
         disk = FaultyDisk(root)
         change(disk)
         disk.crash(seed)
-        found.add(seen())
-    return found
+        contents.add(seen())
+    return contents
 
 
 def test_unsynced_writes_survive_in_part(root: Path) -> None:
@@ -37,8 +37,8 @@ def test_unsynced_writes_survive_in_part(root: Path) -> None:
         file.write(b"12", 11)
         file.write(b"34", 13)
 
-    found = outcomes(root, change, lambda: (root / "old").read_bytes())
-    assert {b"old content", b"old content12", b"old content1234", b"old content\0\x0034", b"old content1"} <= found
+    contents = outcomes(root, change, lambda: (root / "old").read_bytes())
+    assert {b"old content", b"old content12", b"old content1234", b"old content\0\x0034", b"old content1"} <= contents
 
 
 def test_synced_writes_survive(root: Path) -> None:
@@ -51,7 +51,7 @@ def test_synced_writes_survive(root: Path) -> None:
     assert outcomes(root, change, lambda: (root / "old").read_bytes()) == {b"old content1"}
 
 
-def test_a_files_sync_does_not_keep_its_name(root: Path) -> None:
+def test_file_sync_does_not_keep_its_name(root: Path) -> None:
     def change(disk: FaultyDisk) -> None:
         write_file(disk, root / "new", b"new content")
         disk.remove(root / "old")
@@ -78,10 +78,10 @@ def test_replacing_leaves_the_old_or_the_new(root: Path) -> None:
             except PowerCut:
                 return
 
-        found = outcomes(root, change, lambda: (root / "old").read_bytes())
-        assert found <= {b"old content", b"new"}
+        contents = outcomes(root, change, lambda: (root / "old").read_bytes())
+        assert contents <= {b"old content", b"new"}
         if operations == 7:
-            assert found == {b"new"}
+            assert contents == {b"new"}
 
 
 def test_the_power_stays_off(root: Path) -> None:
@@ -100,7 +100,7 @@ def test_the_power_stays_off(root: Path) -> None:
     assert read_file(disk, root / "old") == b"old content"
 
 
-def test_a_kill_keeps_what_a_power_cut_still_takes(root: Path) -> None:
+def test_kill_keeps_unsynced_data(root: Path) -> None:
     disk = FaultyDisk(root)
     disk.open(root / "old").write(b"NEW", 0)
     disk.kill()
@@ -159,9 +159,9 @@ def test_the_manual_clock_stands_still() -> None:
     assert (clock.now_ms(), clock.monotonic()) == (1505, 1.5)
 
 
-def test_an_unsynced_write_to_a_log_may_survive_with_a_bit_flipped(root: Path) -> None:
+def test_unsynced_write_may_survive_damaged(root: Path) -> None:
     def change(name: str) -> set[object]:
-        found = set()
+        contents = set()
         for seed in range(300):
             (root / name).unlink(missing_ok=True)
             disk = FaultyDisk(root)
@@ -169,8 +169,8 @@ def test_an_unsynced_write_to_a_log_may_survive_with_a_bit_flipped(root: Path) -
             disk.sync_directory(root)
             disk.open(root / name).write(b"NEW", 0)
             disk.crash(seed)
-            found.add((root / name).read_bytes())
-        return found
+            contents.add((root / name).read_bytes())
+        return contents
 
     assert {b"old", b"NEW", b"OEW"} <= change("0.log")
     assert b"OEW" not in change("meta.properties")
@@ -188,7 +188,7 @@ def test_a_full_disk_creates_nothing(root: Path) -> None:
     disk.open(root / "new", create=True)
 
 
-def test_what_is_removed_makes_room_on_a_full_disk(root: Path) -> None:
+def test_removal_frees_space_on_full_disk(root: Path) -> None:
     disk = FaultyDisk(root)
     disk.capacity_bytes = 20
     disk.allocate(root / "kept", 9)
@@ -204,7 +204,7 @@ def test_what_is_removed_makes_room_on_a_full_disk(root: Path) -> None:
     assert disk.names(root) == ["old"]
 
 
-def test_a_directory_that_cannot_be_synced_keeps_nothing_for_sure(root: Path) -> None:
+def test_failed_directory_sync_keeps_nothing(root: Path) -> None:
     disk = FaultyDisk(root)
     disk.fail_next_directory_syncs()
     write_file(disk, root / "new", b"content")
@@ -215,7 +215,7 @@ def test_a_directory_that_cannot_be_synced_keeps_nothing_for_sure(root: Path) ->
 
 
 def test_each_fault_that_happens_is_counted(root: Path) -> None:
-    found: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
     for seed in range(100):
         (root / "log.log").write_bytes(b"old")
         disk = FaultyDisk(root)
@@ -239,5 +239,5 @@ def test_each_fault_that_happens_is_counted(root: Path) -> None:
         disk.kill()
         disk.flip_bit(root / "log.log", 0)
         assert (disk.faults[KILLS], disk.faults[FLIPPED_BITS]) == (1, 1)
-        found += disk.faults
-    assert found.keys() == set(FAULTS)
+        faults += disk.faults
+    assert faults.keys() == set(FAULTS)

@@ -1,4 +1,4 @@
-"""The index files' bytes, and where a lookup begins."""
+"""The index files' bytes, and where a lookup starts."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def test_rule_1_the_bytes_of_both_indexes(tmp_path: Path) -> None:
     for timestamp_ms in (10, 50, 40, 30, 60, 60, 70, 80, 90, 100, 20):
         log.append(batch(b"x" * 31, timestamp_ms=timestamp_ms))
     sync(log)
-    # More than 150 bytes lie between two entries: batches 2, 4, 6, 8 begin at 204, 408, 612, 816 of the first segment.
+    # More than 150 bytes are between two entries: batches 2, 4, 6, 8 start at 204, 408, 612, 816 of the first segment.
     sealed = tmp_path / "clicks-0" / f"{0:020d}.index"
     assert sealed.read_bytes().hex(" ", 4) == (
         "00000002 000000cc 00000004 00000198 00000006 00000264 00000008 00000330"
@@ -31,7 +31,7 @@ def test_rule_1_the_bytes_of_both_indexes(tmp_path: Path) -> None:
     assert active.with_suffix(".index").read_bytes() == b""
 
 
-def test_rule_1_entries_in_memory_and_in_the_file_answer_alike(tmp_path: Path) -> None:
+def test_rule_1_memory_and_file_agree(tmp_path: Path) -> None:
     offsets = OffsetIndex(RealDisk(), tmp_path, 1000, is_new=True)
     times = TimeIndex(RealDisk(), tmp_path, 1000, is_new=True)
     for number in range(1, 10):
@@ -56,7 +56,7 @@ def test_rule_1_entries_in_memory_and_in_the_file_answer_alike(tmp_path: Path) -
         assert times.last() == (NOW_MS + 900, 1090)
 
 
-def test_a_sealed_index_is_mapped_once_however_often_it_is_searched(tmp_path: Path) -> None:
+def test_sealed_index_is_mapped_once(tmp_path: Path) -> None:
     index = OffsetIndex(RealDisk(), tmp_path, 0, is_new=True)
     for number in range(1, 1000):
         index.append(number, 5000 * number)
@@ -65,20 +65,20 @@ def test_a_sealed_index_is_mapped_once_however_often_it_is_searched(tmp_path: Pa
     assert index.position_for_offset(500) == 2_500_000
     index.path.unlink()
     assert [index.position_for_offset(number) for number in range(1000)] == [5000 * number for number in range(1000)]
-    assert not index.let_go(), "it was searched"
-    assert index.let_go()
+    assert not index.release_if_idle(), "it was searched"
+    assert index.release_if_idle()
     with pytest.raises(FileNotFoundError):
         index.position_for_offset(500)
 
 
-def test_the_end_of_an_index_is_told_without_a_mapping(tmp_path: Path) -> None:
-    """A start asks it of every segment."""
+def test_last_entry_is_read_without_mapping(tmp_path: Path) -> None:
+    """A start reads it of every segment."""
     index = OffsetIndex(RealDisk(), tmp_path, 1000, is_new=True)
     index.append(1010, 5000)
     index.write()
     index.seal()
     assert (len(index), index.size_bytes(), index.last_entry()) == (1, 8, (10, 5000))
-    assert index.let_go()
+    assert index.release_if_idle()
 
 
 def test_an_empty_index(tmp_path: Path) -> None:

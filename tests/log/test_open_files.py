@@ -1,4 +1,4 @@
-"""Segments without number in a few descriptors."""
+"""Any number of segments with few descriptors."""
 
 import multiprocessing
 import resource
@@ -21,7 +21,7 @@ LOGS = 120
 
 
 def with_few_descriptors(run: Callable[..., None], *arguments: object) -> None:
-    """In a process of its own, where nothing else has files open."""
+    """Run in a separate process, where no other files are open."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=limit_descriptors) as pool:
         pool.submit(run, *arguments).result(60)
 
@@ -36,13 +36,13 @@ def read_many_segments(directory: Path, clean: bool) -> None:
     assert len(values(log)) == SEGMENTS
     assert log.search_timestamp(NOW_MS)() == (NOW_MS, 0)
     for offset in range(SEGMENTS):
-        found = log.read(offset, 1)
-        assert found is not None
-        assert b"%03d" % offset * 10 in found.read()
+        fetched = log.read(offset, 1)
+        assert fetched is not None
+        assert b"%03d" % offset * 10 in fetched.read()
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_log_of_many_segments_needs_few_descriptors(clean: bool, tmp_path: Path) -> None:
+def test_many_segments_need_few_descriptors(clean: bool, tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=150, index_interval_bytes=1)
     for number in range(SEGMENTS):
         log.append(batch(b"%03d" % number * 10))
@@ -63,12 +63,12 @@ def write_many_logs(directory: Path) -> None:
     assert all(len(values(log)) == 2 for log in again)
 
 
-def test_many_logs_are_made_written_and_loaded_with_few_descriptors(tmp_path: Path) -> None:
+def test_many_logs_need_few_descriptors(tmp_path: Path) -> None:
     with_few_descriptors(write_many_logs, tmp_path)
 
 
-def test_a_file_with_unsynced_bytes_is_not_let_go(tmp_path: Path) -> None:
-    """A later descriptor might not be told that the write failed."""
+def test_file_with_unsynced_bytes_stays_open(tmp_path: Path) -> None:
+    """A later descriptor might not report that the write failed."""
     disk = FaultyDisk(tmp_path)
     log = open_log(tmp_path / "clicks-0", disk=disk)
     active = log.segments.active
@@ -76,46 +76,46 @@ def test_a_file_with_unsynced_bytes_is_not_let_go(tmp_path: Path) -> None:
     written = active.file
     point = log.begin_sync()
     assert point is not None
-    assert not active.let_go()
-    assert not active.let_go()
+    assert not active.release_if_idle()
+    assert not active.release_if_idle()
     point.run()
     log.append(batch(b"b"))
     log.end_sync(point)
-    assert not active.let_go(), "the second batch came during the round"
+    assert not active.release_if_idle(), "the second batch came during the round"
     assert active.file is written
     sync(log)
-    assert not active.let_go(), "it was used"
-    assert active.let_go()
+    assert not active.release_if_idle(), "it was used"
+    assert active.release_if_idle()
     assert values(log) == [b"a", b"b"]
     assert active.file is not written
 
 
-def test_who_reads_a_segment_that_lost_its_name_goes_on_in_it(tmp_path: Path) -> None:
-    """Although another file has the name since."""
+def test_renamed_segment_stays_readable(tmp_path: Path) -> None:
+    """Another file has the name by then."""
     log = open_log(tmp_path / "clicks-0", segment_bytes=150)
     for value in (b"a" * 31, b"b" * 31):
         log.append(batch(value))
     sync(log)
-    found, search = log.read(0, 1000), log.search_timestamp(NOW_MS)
-    assert found is not None
+    fetched, search = log.read(0, 1000), log.search_timestamp(NOW_MS)
+    assert fetched is not None
     sealed = log.segments.in_order[0]
-    while not sealed.let_go():
+    while not sealed.release_if_idle():
         pass
     retired = swap.retire(RealDisk(), log.directory, [sealed])
     for path in (sealed.path, sealed.offset_index.path, sealed.time_index.path):
         path.write_bytes(b"another's")
-    assert not sealed.let_go()
+    assert not sealed.release_if_idle()
     swap.remove_retired(RealDisk(), retired)
     assert search() == (NOW_MS, 0)
-    assert b"a" * 31 in found.read()
+    assert b"a" * 31 in fetched.read()
 
 
-def test_a_log_that_finds_no_descriptor_refuses_and_goes_on(tmp_path: Path) -> None:
+def test_missing_descriptor_refuses_one_append(tmp_path: Path) -> None:
     disk = ShortDisk()
     log = open_log(tmp_path / "clicks-0", disk=disk)
     log.append(batch(b"a"))
     sync(log)
-    while not log.segments.active.let_go():
+    while not log.segments.active.release_if_idle():
         pass
     disk.refused = (".log",)
     with pytest.raises(StorageFailed, match="could not be written"):

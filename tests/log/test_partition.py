@@ -1,4 +1,4 @@
-"""Append, sync, read: what a partition's log does while nothing goes wrong, and what it refuses."""
+"""Append, sync and read of a partition's log without faults, and what it refuses."""
 
 import errno
 import struct
@@ -34,14 +34,14 @@ def test_offsets_are_stamped_and_the_rest_stays(log: PartitionLog) -> None:
         assert bytes(data[16:]) == before[16:], "only offset, length and leader epoch are outside the CRC"
         assert (appended.duplicate, appended.timestamp_ms) == (False, -1)
     sync(log)
-    found = log.read(0, 1 << 20)
-    assert found is not None
-    assert found.read() == b"".join(sent)
+    fetched = log.read(0, 1 << 20)
+    assert fetched is not None
+    assert fetched.read() == b"".join(sent)
     assert [read_header(data).base_offset for data in sent] == [0, 2, 3]
     assert values(log) == [b"a", b"b", b"c", b"d", b"e", b"f"]
 
 
-def test_a_batch_in_the_middle_of_a_buffer(log: PartitionLog) -> None:
+def test_batch_in_the_middle_of_buffer(log: PartitionLog) -> None:
     log.append(memoryview(bytearray(b"request header") + batch(b"a")), position=14)
     log.append(memoryview(bytearray(b"...") + batch(b"b"))[3:])
     sync(log)
@@ -55,7 +55,7 @@ def test_nothing_is_visible_before_its_sync(log: PartitionLog) -> None:
     point = log.begin_sync()
     assert point is not None
     log.append(batch(b"b"))
-    with pytest.raises(RuntimeError, match="under way"):
+    with pytest.raises(RuntimeError, match="already running"):
         log.begin_sync()
     point.run()
     log.end_sync(point)
@@ -66,15 +66,15 @@ def test_nothing_is_visible_before_its_sync(log: PartitionLog) -> None:
     assert values(log) == [b"a", b"b"]
 
 
-def test_rule_2_reading_begins_at_the_batch_that_holds_the_offset(log: PartitionLog) -> None:
+def test_rule_2_read_starts_at_containing_batch(log: PartitionLog) -> None:
     sizes = [len(data) for data in (batch(b"a" * 10, b"b", b"c"), batch(b"d"), batch(b"e" * 500))]
     for data in (batch(b"a" * 10, b"b", b"c"), batch(b"d"), batch(b"e" * 500)):
         log.append(data)
     sync(log)
 
     def span(offset: int, size_bytes_max: int, **options: Any) -> tuple[int, int] | None:
-        found = log.read(offset, size_bytes_max, **options)
-        return None if found is None else (found.position, found.size_bytes)
+        fetched = log.read(offset, size_bytes_max, **options)
+        return None if fetched is None else (fetched.position, fetched.size_bytes)
 
     assert span(2, 1 << 20) == (0, sum(sizes))
     assert span(0, sizes[0]) == (0, sizes[0])
@@ -103,14 +103,14 @@ def test_reading_all_in_pieces_of_any_size(tmp_path: Path, segment_bytes: int, s
     sync(log)
     assert [record.value for record in records(log, size_bytes_max)] == sent
     for offset in range(0, 300, 7):
-        found = log.read(offset, 1)
-        assert found is not None
-        header = read_header(found.read())
+        fetched = log.read(offset, 1)
+        assert fetched is not None
+        header = read_header(fetched.read())
         assert header.base_offset <= offset <= header.last_offset
 
 
 @pytest.mark.parametrize("segment_bytes", [200, 1 << 30])
-def test_who_waited_at_the_end_is_given_what_came_next(tmp_path: Path, segment_bytes: int) -> None:
+def test_waiting_reader_gets_the_next_batch(tmp_path: Path, segment_bytes: int) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=segment_bytes)
     for number in range(20):
         assert log.read(log.high_watermark, 1 << 20) is None
@@ -119,17 +119,17 @@ def test_who_waited_at_the_end_is_given_what_came_next(tmp_path: Path, segment_b
         log.append(batch(b"unsynced", b"beside it"))
         assert log.read(offset, 1 << 20) is None
         sync(log)
-        found = log.read(offset, 1)
-        assert found is not None
-        assert read_header(found.read()).base_offset == offset
+        fetched = log.read(offset, 1)
+        assert fetched is not None
+        assert read_header(fetched.read()).base_offset == offset
         for nearby in (offset + 1, max(offset - 1, 0)):
-            found = log.read(nearby, 1)
-            assert found is not None
-            header = read_header(found.read())
+            fetched = log.read(nearby, 1)
+            assert fetched is not None
+            header = read_header(fetched.read())
             assert header.base_offset <= nearby <= header.last_offset
 
 
-def test_what_came_after_the_end_is_found_without_a_search(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_reader_needs_no_search(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
     def not_searched(*_arguments: object) -> int:
         raise AssertionError("it was looked for")
 
@@ -142,21 +142,21 @@ def test_what_came_after_the_end_is_found_without_a_search(log: PartitionLog, mo
         patched.setattr(OffsetIndex, "position_for_offset", not_searched)
         small = log.read(1, 1)
         patched.setattr(Segment, "find", not_searched)
-        found = log.read(1, 1000)
-    assert found is not None
-    assert found == small
-    assert read_header(found.read()).base_offset == 1
+        fetched = log.read(1, 1000)
+    assert fetched is not None
+    assert fetched == small
+    assert read_header(fetched.read()).base_offset == 1
 
 
 def test_a_slice_outlives_its_log(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0")
     log.append(batch(b"a"))
     sync(log)
-    found = log.read(0, 1000)
-    assert found is not None
+    fetched = log.read(0, 1000)
+    assert fetched is not None
     log.close()
     del log
-    assert read_header(found.read()).record_count == 1
+    assert read_header(fetched.read()).record_count == 1
 
 
 def refusal(kind: type[errors.LogError], change: Callable[[bytearray], object]) -> object:
@@ -196,7 +196,7 @@ def put(position: int, value: bytes) -> Callable[[bytearray], None]:
         refusal(errors.RecordListTooLarge, lambda data: data.__setitem__(slice(None), batch(bytes(800)))),
     ],
 )
-def test_rule_12_what_a_client_may_not_send(
+def test_rule_12_invalid_batches_are_refused(
     tmp_path: Path, kind: type[errors.LogError], change: Callable[[bytearray], object]
 ) -> None:
     log = open_log(tmp_path / "clicks-0", message_bytes_max=1000, segment_bytes=700)
@@ -260,7 +260,7 @@ def test_segments_without_timestamps_roll_by_the_clock(tmp_path: Path) -> None:
     assert names(log, ".log") == [0, 2]
 
 
-def test_rule_1_a_segments_offsets_fit_into_int32(tmp_path: Path) -> None:
+def test_rule_1_relative_offsets_fit_into_int32(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", index_interval_bytes=0)
     log.append(batch(b"first"))
     log.log_end_offset = 2**31 - 2
@@ -279,7 +279,7 @@ def test_segments_roll_when_an_index_is_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_rule_3_lookups_by_time_look_into_batches(tmp_path: Path, codec: Codec) -> None:
+def test_rule_3_time_search_reads_records(tmp_path: Path, codec: Codec) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=600, index_interval_bytes=100)
     timestamps = [100, 300, 200, 250, 900, 400, 500, 600, 700, 950, 800, 950, 10, 20] * 3
     for begin in range(0, len(timestamps), 2):
@@ -297,7 +297,7 @@ def test_rule_3_lookups_by_time_look_into_batches(tmp_path: Path, codec: Codec) 
         log = open_log(tmp_path / "clicks-0", clean=True)
 
 
-def test_a_lookup_by_time_stops_at_what_is_not_visible_yet(
+def test_time_search_stops_at_high_watermark(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = open_log(tmp_path / "clicks-0", index_interval_bytes=100)
@@ -323,7 +323,7 @@ def test_a_lookup_by_time_stops_at_what_is_not_visible_yet(
     assert log.search_timestamp(NOW_MS + 450)() == (NOW_MS + 450, 45)
 
 
-def test_records_that_cannot_be_read_fail_the_lookup_alone(log: PartitionLog) -> None:
+def test_unreadable_records_fail_the_search_only(log: PartitionLog) -> None:
     data = encode_batch([Record(0, NOW_MS, None, b"x" * 50)], codec=Codec.GZIP)
     whole = encode_batch([Record(0, NOW_MS, None, b"x" * 50)])
     whole[21:23] = data[21:23]
@@ -350,7 +350,7 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
     assert values(log) == [b"a", b"c"]
 
 
-def test_a_failed_sync_ends_writing_but_not_reading(tmp_path: Path) -> None:
+def test_failed_sync_stops_writes_not_reads(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path)
     log = open_log(tmp_path / "clicks-0", disk=disk)
     log.append(batch(b"a"))
@@ -381,7 +381,8 @@ def test_a_closed_log_takes_nothing(log: PartitionLog) -> None:
 
 
 class ShortDisk(RealDisk):
-    """Opens no file with one of these suffixes; "directory" stands for a directory that cannot be synced."""
+    """A disk that opens no file with one of these suffixes; "directory" stands for a directory that cannot be
+    synced."""
 
     refused: tuple[str, ...] = ()
 
@@ -397,7 +398,7 @@ class ShortDisk(RealDisk):
 
 
 @pytest.mark.parametrize("refused", [".index", ".timeindex", ".snapshot", "directory"])
-def test_what_can_be_made_again_does_not_end_a_partition(refused: str, tmp_path: Path) -> None:
+def test_failed_index_write_is_retried(refused: str, tmp_path: Path) -> None:
     disk = ShortDisk()
     log = open_log(tmp_path / "clicks-0", disk=disk, segment_bytes=150)
     sent = [b"%d" % number * 31 for number in range(8)]
@@ -421,7 +422,7 @@ def test_what_can_be_made_again_does_not_end_a_partition(refused: str, tmp_path:
     assert values(open_log(tmp_path / "clicks-0", clean=True)) == sent
 
 
-def test_a_log_is_not_closed_without_its_indexes(tmp_path: Path) -> None:
+def test_close_requires_the_indexes(tmp_path: Path) -> None:
     disk = ShortDisk()
     log = open_log(tmp_path / "clicks-0", disk=disk, segment_bytes=150)
     for value in (b"a" * 31, b"b" * 31):
@@ -432,7 +433,7 @@ def test_a_log_is_not_closed_without_its_indexes(tmp_path: Path) -> None:
     assert values(open_log(tmp_path / "clicks-0")) == [b"a" * 31, b"b" * 31]
 
 
-def test_a_slice_tells_whether_a_limit_or_its_segments_end_cut_it(tmp_path: Path) -> None:
+def test_slice_shows_whether_it_was_cut(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=310)
     for _ in range(5):
         log.append(batch(b"x" * 31))
@@ -440,18 +441,16 @@ def test_a_slice_tells_whether_a_limit_or_its_segments_end_cut_it(tmp_path: Path
     log.append(batch(b"x" * 31))
 
     def is_cut(offset: int, size_bytes_max: int) -> bool:
-        found = log.read(offset, size_bytes_max)
-        assert found is not None
-        return found.is_cut
+        fetched = log.read(offset, size_bytes_max)
+        assert fetched is not None
+        return fetched.is_cut
 
     assert [is_cut(0, 1000), is_cut(0, 210), is_cut(0, 10), is_cut(2, 10)] == [True] * 4
     assert [is_cut(3, 1000), is_cut(4, 10)] == [False, False], "the sixth batch is not visible"
     assert is_cut(3, 10)
 
 
-def test_a_write_that_cannot_be_undone_leaves_the_round_under_way_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_not_undone_keeps_running_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FaultyDisk(tmp_path)
     log = open_log(tmp_path / "clicks-0", disk=disk)
     log.append(batch(b"a"))
@@ -465,7 +464,7 @@ def test_a_write_that_cannot_be_undone_leaves_the_round_under_way_alone(
     monkeypatch.setattr(log.segments.active.file, "truncate", refuse)
     with pytest.raises(errors.StorageFailed):
         log.append(batch(b"b" * 100))
-    with pytest.raises(RuntimeError, match="a sync is under way"):
+    with pytest.raises(RuntimeError, match="already running"):
         log.begin_sync()
     point.run()
     log.end_sync(point)
@@ -473,7 +472,7 @@ def test_a_write_that_cannot_be_undone_leaves_the_round_under_way_alone(
     assert log.begin_sync() is None
 
 
-def test_timestamps_beyond_64_bits_are_refused_or_damage(log: PartitionLog) -> None:
+def test_timestamps_beyond_64_bits_are_refused(log: PartitionLog) -> None:
     data = batch(b"a")
     struct.pack_into(">q", data, 27, 2**63 - 1)
     write_crc(data, 0)
@@ -486,7 +485,7 @@ def test_timestamps_beyond_64_bits_are_refused_or_damage(log: PartitionLog) -> N
         decode_batch(late)
 
 
-def test_with_a_flush_policy_readers_see_what_a_power_cut_may_take_and_no_more(tmp_path: Path) -> None:
+def test_flush_policy_bounds_visible_unsynced_records(tmp_path: Path) -> None:
     clock = ManualClock(NOW_MS)
     log = open_log(tmp_path / "clicks-0", clock=clock, flush_messages=3, flush_ms=100)
     seen = []

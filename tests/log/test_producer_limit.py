@@ -1,4 +1,4 @@
-"""How many producers a partition remembers: which are forgotten, when a new one is refused, what it costs."""
+"""The number of producers that a partition remembers: which are forgotten, when a new one is refused, the cost."""
 
 import tracemalloc
 from dataclasses import replace
@@ -29,7 +29,7 @@ def log(tmp_path: Path, clock: ManualClock) -> PartitionLog:
 
 
 def send(log: PartitionLog, producer_id: int, sequence: int = 0) -> bool:
-    """Returns whether the batch is a duplicate."""
+    """Return whether the batch is a duplicate."""
     return log.append(batch(b"%d" % sequence, producer_id=producer_id, sequence=sequence)).duplicate
 
 
@@ -49,7 +49,7 @@ def transactional(producer_id: int, sequence: int = 0) -> bytearray:
 
 @pytest.mark.remedy(Remedy.FEWER_PRODUCERS, Remedy.MORE_PRODUCER_IDS)
 def test_a_full_partition_refuses_new_producers(log: PartitionLog, clock: ManualClock) -> None:
-    """Known producers continue, repeats are known, and nothing of a refused batch is stored."""
+    """Known producers continue, retries are recognized, and nothing of a refused batch is stored."""
     for producer_id in range(LIMIT):
         send(log, producer_id)
     clock.advance_ms(RETRY_MS - 1)
@@ -104,8 +104,8 @@ def test_a_coordinators_marker_is_never_refused(log: PartitionLog) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_the_same_producers_are_known_after_a_restart(tmp_path: Path, clock: ManualClock, clean: bool) -> None:
-    """Recovery reads batches of forgotten producers again and does not remember more than before."""
+def test_known_producers_survive_a_restart(tmp_path: Path, clock: ManualClock, clean: bool) -> None:
+    """Recovery reads batches of forgotten producers again but remembers no more than before."""
     log = open_log(tmp_path / "clicks-0", clock=clock, producer_ids_max=LIMIT)
     for producer_id in range(2 * LIMIT):
         clock.advance_ms(RETRY_MS)
@@ -123,7 +123,7 @@ def test_the_same_producers_are_known_after_a_restart(tmp_path: Path, clock: Man
 
 
 def test_a_roll_encodes_no_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread of the syncs does, and what was appended since is not in it."""
+    """The sync thread encodes it, without what was appended since."""
     log = open_log(tmp_path / "clicks-0", segment_bytes=250)
     encoded: list[Snapshot] = []
     encode = Snapshot.encode
@@ -144,7 +144,10 @@ def test_a_roll_encodes_no_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert encoded
     entries = read_snapshot((tmp_path / "clicks-0" / f"{2:020d}.snapshot").read_bytes())
     assert entries is not None
-    assert [(each.producer_id, each.last_sequence, each.first_offset) for each in entries] == [(7, 0, -1), (8, 0, 1)]
+    assert [(entry.producer_id, entry.last_sequence, entry.first_offset) for entry in entries] == [
+        (7, 0, -1),
+        (8, 0, 1),
+    ]
 
 
 def test_a_producer_takes_little_memory(tmp_path: Path) -> None:

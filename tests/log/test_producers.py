@@ -1,4 +1,4 @@
-"""Idempotent producers: what is a duplicate, what is out of order, and that restarts change neither."""
+"""Idempotent producers: duplicates and out-of-order sequences, before and after restarts."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def log(tmp_path: Path) -> PartitionLog:
     return open_log(tmp_path / "clicks-0")
 
 
-def test_rule_6_the_last_five_batches_are_known(log: PartitionLog) -> None:
+def test_rule_6_last_five_batches_are_known(log: PartitionLog) -> None:
     assert [send(log, 2 * number, 2) for number in range(6)] == [(2 * number, False) for number in range(6)]
     for number in (1, 3, 5, 2):
         assert send(log, 2 * number, 2) == (2 * number, True)
@@ -48,13 +48,13 @@ def test_producers_do_not_mix(log: PartitionLog) -> None:
     assert send(log, 1, producer_id=2) == (6, True)
 
 
-def test_rule_6_a_new_epoch_begins_at_zero_and_ends_the_old(log: PartitionLog) -> None:
+def test_rule_6_new_epoch_starts_at_zero(log: PartitionLog) -> None:
     send(log, 0)
     with pytest.raises(OutOfOrderSequence, match="sequence 1 of epoch 1 arrived, 0 was next"):
         send(log, 1, epoch=1)
     assert send(log, 0, epoch=1) == (1, False)
     assert send(log, 0, epoch=1) == (1, True)
-    with pytest.raises(InvalidProducerEpoch, match="epoch 0 arrived, it is at epoch 1"):
+    with pytest.raises(InvalidProducerEpoch, match="epoch 0 arrived, the current one is 1"):
         send(log, 1)
 
 
@@ -74,7 +74,7 @@ def test_rule_6_sequences_wrap(log: PartitionLog) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_rule_6_sequences_that_wrap_within_a_batch_survive_a_restart(tmp_path: Path, clean: bool) -> None:
+def test_rule_6_wrapped_sequences_survive_a_restart(tmp_path: Path, clean: bool) -> None:
     log = open_log(tmp_path / "clicks-0")
     assert send(log, SEQUENCE_MAX, 3) == (0, False)
     assert [state.last_sequence for state in log.producer_states()] == [1]
@@ -86,7 +86,7 @@ def test_rule_6_sequences_that_wrap_within_a_batch_survive_a_restart(tmp_path: P
 
 @pytest.mark.parametrize("segment_bytes", [250, 1 << 30])
 @pytest.mark.parametrize("clean", [True, False])
-def test_rule_6_all_five_are_known_after_a_restart(tmp_path: Path, clean: bool, segment_bytes: int) -> None:
+def test_rule_6_five_batches_survive_a_restart(tmp_path: Path, clean: bool, segment_bytes: int) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=segment_bytes)
     for number in range(9):
         send(log, 2 * number, 2)
@@ -105,7 +105,7 @@ def test_rule_6_all_five_are_known_after_a_restart(tmp_path: Path, clean: bool, 
     assert send(log, 18) == (27, False)
 
 
-def test_rule_6_silent_producers_are_forgotten_by_the_brokers_clock(tmp_path: Path) -> None:
+def test_rule_6_inactive_producers_expire(tmp_path: Path) -> None:
     clock = ManualClock(NOW_MS)
     log = open_log(tmp_path / "clicks-0", clock=clock, producer_id_expiration_ms=CHECK_MS)
     old_event = batch(b"0", timestamp_ms=1_000, producer_id=7)
@@ -149,7 +149,7 @@ def test_a_damaged_snapshot_is_none(tmp_path: Path) -> None:
     assert len(producers) == 1
 
 
-def test_without_its_snapshot_a_clean_log_is_scanned(tmp_path: Path) -> None:
+def test_clean_log_without_snapshot_is_scanned(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0")
     send(log, 0)
     log.close()

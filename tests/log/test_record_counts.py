@@ -1,4 +1,4 @@
-"""Record counts that a batch cannot hold: refused on arrival, and harmless where one is on the disk already."""
+"""Record counts that a batch cannot contain: refused on arrival, and harmless if already stored."""
 
 import struct
 from dataclasses import replace
@@ -30,7 +30,7 @@ LOG = "00000000000000000000.log"
 
 
 def claiming(count: int, body: bytes, codec: Codec = Codec.NONE) -> bytearray:
-    """A batch whose header announces `count` records, whatever its body is."""
+    """Return a batch whose header claims `count` records, whatever its body is."""
     head = struct.Struct(">qiibIhiqqqhii")
     size_bytes = HEADER_BYTES + len(body)
     data = bytearray(head.pack(0, size_bytes - 12, -1, 2, 0, codec, count - 1, NOW_MS, NOW_MS, -1, -1, -1, count))
@@ -51,7 +51,7 @@ def log(tmp_path: Path) -> PartitionLog:
 @pytest.mark.parametrize("codec", Codec)
 @pytest.mark.parametrize("count", [INT32_MAX, 10_000_000, 40_000])
 def test_impossible_counts_are_refused(log: PartitionLog, codec: Codec, count: int) -> None:
-    """More records than the codec's format can unpack from one byte."""
+    """The count exceeds what the codec's format can unpack from one byte."""
     with pytest.raises(errors.InvalidRecord, match=rf"clicks-0: {count} records in 1 bytes .* at least 7 bytes"):
         log.append(claiming(count, b"\0", codec))
     assert (log.log_end_offset, log.size_bytes) == (0, 0)
@@ -68,7 +68,7 @@ def test_one_record_more_than_fits_is_refused(log: PartitionLog, codec: Codec) -
 
 @pytest.mark.remedy(Remedy.SMALLER_BATCHES, Remedy.RAISE_SETTING)
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.NONE])
-def test_more_records_than_unpack_within_the_limit_are_refused(tmp_path: Path, codec: Codec) -> None:
+def test_unpacked_limit_bounds_the_record_count(tmp_path: Path, codec: Codec) -> None:
     """The producer is asked for smaller batches, which Java's client sends by itself."""
     limit = 7000
     log = open_log(tmp_path / "clicks-0", batch_unpacked_bytes_max=limit)
@@ -84,7 +84,7 @@ def test_more_records_than_unpack_within_the_limit_are_refused(tmp_path: Path, c
     assert log.append(smallest(1001, codec)).last_offset == 3001
 
 
-def test_uncompressed_batches_are_not_held_against_the_unpacked_limit(tmp_path: Path) -> None:
+def test_uncompressed_batches_have_no_unpacked_limit(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", batch_unpacked_bytes_max=700)
     assert log.append(smallest(101)).last_offset == 100
 
@@ -96,8 +96,8 @@ def test_the_smallest_records_are_taken(log: PartitionLog, codec: Codec, count: 
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.NONE])
-def test_the_default_limit_is_beyond_what_packs_into_a_batch(codec: Codec) -> None:
-    """Records without key and value differ in their offset deltas, which bounds how far a batch of them packs."""
+def test_default_limit_allows_every_real_batch(codec: Codec) -> None:
+    """Records without key and value differ only in their offset deltas, which bounds the compression of a batch."""
     count = 50_000
     config = LogConfig()
     packed_per_record = len(smallest(count, codec)) / count
@@ -114,7 +114,7 @@ def test_refused_counts_roll_no_segment(tmp_path: Path) -> None:
 
 
 def stored(directory: Path) -> None:
-    """A log that an earlier version wrote: a record, the claim of 2^31 - 1 records, nothing after it."""
+    """Write a log as an earlier version did: a record, then a batch that claims 2^31 - 1 records."""
     log = open_log(directory)
     log.append(batch(b"before", timestamp_ms=NOW_MS - 10))
     sync(log)
@@ -126,20 +126,20 @@ def stored(directory: Path) -> None:
 
 
 def test_recovery_keeps_a_stored_claim(tmp_path: Path) -> None:
-    """It was acknowledged: what follows it has offsets after it."""
+    """It was acknowledged, so later records have offsets after it."""
     stored(tmp_path / "clicks-0")
     log = open_log(tmp_path / "clicks-0")
     assert (log.recovery_removed_bytes, log.log_end_offset) == (0, 2**31)
     assert log.append(batch(b"after")).base_offset == 2**31
     sync(log)
-    found = log.read(1, 1 << 20)
-    assert found is not None
-    assert [header.record_count for _, header in batches(found.read())] == [INT32_MAX]
+    fetched = log.read(1, 1 << 20)
+    assert fetched is not None
+    assert [header.record_count for _, header in batches(fetched.read())] == [INT32_MAX]
     with pytest.raises(errors.CorruptBatch, match="batch at position 0, base offset 1"):
         log.search_timestamp(NOW_MS - 1)()
 
 
-def test_a_stored_claim_is_named_by_the_dump(tmp_path: Path) -> None:
+def test_dump_names_a_stored_claim(tmp_path: Path) -> None:
     stored(tmp_path / "clicks-0")
     path = tmp_path / "clicks-0" / LOG
     before_bytes = len(batch(b"before"))

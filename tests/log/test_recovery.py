@@ -1,4 +1,4 @@
-"""Damage: after any of it, recovery leaves the whole batches before it, and nothing from behind it comes back."""
+"""Damage: recovery keeps the complete batches before it, and nothing after it reappears."""
 
 import random
 import shutil
@@ -43,12 +43,12 @@ class Original:
         return target
 
     def whole_before(self, position: int) -> int:
-        """How many batches end at or before `position` of all segments' bytes."""
+        """Return how many batches end at or before `position`, counted over all segments."""
         return sum(end <= position for end in self.ends)
 
 
 def place(directory: Path, position: int) -> tuple[Path, int]:
-    """The file and the position in it of a position in the whole log."""
+    """Return the file and the position in it for a position in the whole log."""
     for path in sorted(directory.glob("*.log")):
         if position < path.stat().st_size:
             return path, position
@@ -64,7 +64,7 @@ def overwrite(directory: Path, position: int, data: bytes) -> None:
 
 
 def check(original: Original, directory: Path, count: int, *, clean: bool = False) -> PartitionLog:
-    """The log opens with exactly the first `count` records, stays so, and can be written on."""
+    """Check that the log opens with exactly the first `count` records, keeps them, and accepts appends."""
     log = open_log(directory, clean=clean, segment_bytes=original.segment_bytes)
     assert values(log) == original.values[:count]
     assert log.size_bytes == (original.ends[count - 1] if count else 0)
@@ -87,7 +87,7 @@ def many_segments(memory_directory: Path) -> Original:
 
 
 def cut_at(original: Original, target: Path, position: int, *, clean: bool) -> None:
-    """Cuts the log's last file so that the whole log has `position` bytes."""
+    """Cut the log's last file so that the whole log has `position` bytes."""
     last = original.copy(target) / original.names[-1]
     removed = original.size_bytes - position
     with last.open("r+b") as file:
@@ -95,7 +95,7 @@ def cut_at(original: Original, target: Path, position: int, *, clean: bool) -> N
     check(original, target, original.whole_before(position), clean=clean)
 
 
-def test_cut_at_every_byte_of_the_last_two_batches(one_segment: Original, scratch: Path) -> None:
+def test_cut_within_the_last_two_batches(one_segment: Original, scratch: Path) -> None:
     for position in range(one_segment.ends[-3], one_segment.size_bytes):
         cut_at(one_segment, scratch / "clicks-0", position, clean=position % 3 == 0)
 
@@ -106,10 +106,10 @@ def test_cut_within_the_last_16_kib(one_segment: Original, scratch: Path) -> Non
 
 
 @pytest.mark.campaign
-def test_cut_at_every_byte_of_the_last_16_kib(
+def test_every_cut_within_the_last_16_kib(
     one_segment: Original, scratch: Path, record_property: RecordProperty
 ) -> None:
-    """A log that ends at any byte: the whole batches before it are there, and nothing else."""
+    """A log cut at any byte keeps exactly the complete batches before it."""
     positions = range(one_segment.size_bytes - 16 * 1024, one_segment.size_bytes + 1)
     for position in positions:
         cut_at(one_segment, scratch / "clicks-0", position, clean=position % 2 == 0)
@@ -142,9 +142,7 @@ def test_appended_zeros_and_random_bytes(one_segment: Original, clean: bool, scr
 
 
 @pytest.mark.parametrize("shape", ["one_segment", "many_segments"])
-def test_rule_4_a_valid_batch_after_a_bad_one_does_not_come_back(
-    shape: str, scratch: Path, request: pytest.FixtureRequest
-) -> None:
+def test_rule_4_batches_after_damage_stay_removed(shape: str, scratch: Path, request: pytest.FixtureRequest) -> None:
     original = request.getfixturevalue(shape)
     source = random.Random(5)
     for _ in range(20):
@@ -157,7 +155,7 @@ def test_rule_4_a_valid_batch_after_a_bad_one_does_not_come_back(
         log = open_log(directory, segment_bytes=original.segment_bytes)
         assert values(log) == original.values[:count]
         assert log.recovery_removed_bytes == original.size_bytes - begin
-        # A batch of the damaged one's size takes its place: what lay behind would fit again, were it still there.
+        # A batch of the damaged one's size replaces it: what was after it would match again if it still existed.
         log.append(batch(bytes(len(original.values[count]))))
         sync(log)
         del log
@@ -186,7 +184,7 @@ def test_a_missing_segment_ends_the_log(many_segments: Original, scratch: Path) 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("clean", [False, True])
-def test_rule_4_indexes_are_built_anew(many_segments: Original, clean: bool, suffix: str, scratch: Path) -> None:
+def test_rule_4_indexes_are_rebuilt(many_segments: Original, clean: bool, suffix: str, scratch: Path) -> None:
     directory = many_segments.copy(scratch / "clicks-0")
     before = {path.name: path.read_bytes() for path in directory.glob(f"*{suffix}")}
     assert sum(map(len, before.values())) > 100
@@ -206,7 +204,7 @@ def test_stray_files_are_removed(many_segments: Original, scratch: Path) -> None
     assert {path.name for path in directory.iterdir()} == names
 
 
-def test_rule_4_the_scan_begins_at_a_snapshot(
+def test_rule_4_scan_starts_at_a_snapshot(
     many_segments: Original, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scanned: list[int] = []
@@ -233,7 +231,7 @@ def test_rule_4_the_scan_begins_at_a_snapshot(
 
 
 class LookingDisk(RealDisk):
-    """Counts the looks at single files."""
+    """A disk that counts accesses to single files."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -252,9 +250,7 @@ class LookingDisk(RealDisk):
 
 
 @pytest.mark.parametrize("clean", [False, True])
-def test_a_start_looks_at_no_more_files_where_more_is_stored(
-    clean: bool, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_cost_is_independent_of_size(clean: bool, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "RECHECK_BYTES", 0)
     monkeypatch.setattr(recovery, "CLEAN_CHECK_BYTES", 100)
     looks = []
@@ -274,7 +270,7 @@ def test_a_start_looks_at_no_more_files_where_more_is_stored(
     assert looks[0] == looks[1]
 
 
-def test_a_clean_start_that_removes_segments_may_still_become_a_scan(many_segments: Original, scratch: Path) -> None:
+def test_clean_start_may_fall_back_to_scan(many_segments: Original, scratch: Path) -> None:
     directory = many_segments.copy(scratch / "clicks-0")
     bases = [int(name.removesuffix(".log")) for name in many_segments.names]
     (directory / f"{bases[3]:020d}.index").unlink()
@@ -287,7 +283,7 @@ def send(log: PartitionLog, sequence: int) -> None:
 
 
 def is_known(log: PartitionLog) -> bool:
-    """Whether the log knows that producer 7 sent sequence 0: of a stranger it takes any sequence."""
+    """Return whether the log knows that producer 7 sent sequence 0: from an unknown one it accepts any sequence."""
     try:
         send(log, 5)
     except OutOfOrderSequence:
@@ -295,14 +291,14 @@ def is_known(log: PartitionLog) -> bool:
     return False
 
 
-def let_go(log: PartitionLog, disk: FaultyDisk) -> None:
-    """What DeleteRecords does with all that is in finished segments."""
+def delete_finished(log: PartitionLog, disk: FaultyDisk) -> None:
+    """Delete all finished segments as DeleteRecords does."""
     log.log_start_offset = log.segments.active.base_offset
-    swap.retire(disk, log.directory, log.leave_needless())
+    swap.retire(disk, log.directory, log.drop_segments_below_start())
 
 
-def test_a_producer_is_known_when_its_segment_goes_in_a_power_cut(scratch: Path) -> None:
-    """The snapshot behind the segment must be durable before the segment's files lose their names."""
+def test_producer_survives_deletion_and_power_cut(scratch: Path) -> None:
+    """The snapshot after the segment must be durable before the segment's files lose their names."""
     was_cut, operation = True, 0
     while was_cut:
         for seed in range(20):
@@ -316,7 +312,7 @@ def test_a_producer_is_known_when_its_segment_goes_in_a_power_cut(scratch: Path)
             sync(log)
             disk.cut_power_after(operation)
             try:
-                let_go(log, disk)
+                delete_finished(log, disk)
                 was_cut = False
             except PowerCut:
                 was_cut = True
@@ -326,9 +322,7 @@ def test_a_producer_is_known_when_its_segment_goes_in_a_power_cut(scratch: Path)
     assert operation > 5
 
 
-def test_a_segment_stays_until_the_snapshot_behind_it_can_be_written(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segment_waits_for_the_next_snapshot(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_arguments: object) -> None:
         raise OSError(28, "no space left")
 
@@ -341,15 +335,15 @@ def test_a_segment_stays_until_the_snapshot_behind_it_can_be_written(
         full.setattr("onceflow.log.sync.write_snapshot", no_room)
         sync(log)
         assert log.high_watermark == 2
-        let_go(log, disk)
+        delete_finished(log, disk)
     sync(log)
-    let_go(log, disk)
+    delete_finished(log, disk)
     assert len(log.segments.in_order) == 1
     disk.crash(0, drop_all=True)
     assert is_known(open_log(scratch / "t-0", disk=disk, log_start_offset=1))
 
 
-def test_a_segment_below_the_start_stays_where_it_alone_knows_a_producer(scratch: Path) -> None:
+def test_segment_with_only_producer_state_stays(scratch: Path) -> None:
     log = open_log(scratch / "t-0")
     send(log, 0)
     log.roll()
@@ -359,7 +353,7 @@ def test_a_segment_below_the_start_stays_where_it_alone_knows_a_producer(scratch
     assert is_known(open_log(scratch / "t-0", log_start_offset=1))
 
 
-def test_a_recovery_leaves_snapshots_behind_the_segments_that_it_scanned(scratch: Path) -> None:
+def test_recovery_writes_snapshots_of_scanned_segments(scratch: Path) -> None:
     disk = FaultyDisk(scratch)
     log = open_log(scratch / "t-0", disk=disk)
     send(log, 0)
@@ -367,14 +361,14 @@ def test_a_recovery_leaves_snapshots_behind_the_segments_that_it_scanned(scratch
     log.append(batch(b"other"))
     disk.kill()
     log = open_log(scratch / "t-0", disk=disk)
-    let_go(log, disk)
+    delete_finished(log, disk)
     assert len(log.segments.in_order) == 1
     disk.crash(0, drop_all=True)
     assert is_known(open_log(scratch / "t-0", disk=disk, log_start_offset=1))
 
 
-def test_what_is_left_of_a_torn_write_is_durable_after_a_kill(scratch: Path) -> None:
-    """A kill may come in the middle of a write; the batches before it are in the page cache alone."""
+def test_batches_before_torn_write_are_durable(scratch: Path) -> None:
+    """A kill may interrupt a write; the batches before it are in the page cache only."""
     disk = FaultyDisk(scratch)
     log = open_log(scratch / "t-0", disk=disk)
     for value in (b"a", b"b"):
@@ -386,8 +380,8 @@ def test_what_is_left_of_a_torn_write_is_durable_after_a_kill(scratch: Path) -> 
     assert values(open_log(scratch / "t-0", disk=disk)) == [b"a", b"b"]
 
 
-def test_a_flipped_bit_in_an_index_hides_no_record_and_shows_no_other(scratch: Path) -> None:
-    """After a clean stop nobody looks at each index: what one says is believed only where the log agrees."""
+def test_flipped_index_bit_hides_no_record(scratch: Path) -> None:
+    """A start after a clean stop does not check each index: an entry is used only where the log confirms it."""
     settings = {"segment_bytes": 1500, "index_interval_bytes": 150}
     log = open_log(scratch / "t-0", **settings)
     for number in range(30):
@@ -403,8 +397,8 @@ def test_a_flipped_bit_in_an_index_hides_no_record_and_shows_no_other(scratch: P
             opened = open_log(scratch / "copy-0", clean=True, **settings)
             for offset in range(30):
                 for size_bytes in (1, 300):
-                    found = opened.read(offset, size_bytes)
-                    assert found is not None
-                    data = found.read()
+                    fetched = opened.read(offset, size_bytes)
+                    assert fetched is not None
+                    data = fetched.read()
                     assert read_header(data).base_offset == offset
                     assert sum(header.size_bytes for _position, header in batches(data)) == len(data)

@@ -1,4 +1,4 @@
-"""What retention decides about a log; the broker's carrying it out is in tests/broker/storage/test_housekeeping.py."""
+"""Decisions of retention; the broker's part is in tests/broker/storage/test_housekeeping.py."""
 
 from pathlib import Path
 
@@ -24,25 +24,25 @@ def log(tmp_path: Path) -> PartitionLog:
     return log
 
 
-def test_rule_11_retention_leaves_what_is_not_below_the_high_watermark(log: PartitionLog) -> None:
+def test_rule_11_retention_stops_at_high_watermark(log: PartitionLog) -> None:
     decision = decide(log, by_age_and_size, NOW_MS + 10 * DAY_MS)
     assert (decision.log_start_offset, decision.needs_roll) == (2, False)
     log.log_start_offset = decision.log_start_offset
-    assert [segment.base_offset for segment in log.leave_needless()] == [0]
+    assert [segment.base_offset for segment in log.drop_segments_below_start()] == [0]
     assert log.segments.bases == [1, 2, 3], "the second one's seal is not finished"
     sync(log)
-    assert [segment.base_offset for segment in log.leave_needless()] == [1]
+    assert [segment.base_offset for segment in log.drop_segments_below_start()] == [1]
     assert len(values(log)) == 2
     assert decide(log, by_age_and_size, NOW_MS + 10 * DAY_MS).needs_roll
 
 
-def test_the_newest_record_of_a_segment_is_its_age(log: PartitionLog) -> None:
+def test_newest_record_is_segment_age(log: PartitionLog) -> None:
     sync(log)
     for hours, start in ((24, 0), (24.5, 1), (25.5, 2), (26.5, 3), (27.5, 4)):
         assert decide(log, by_age_and_size, NOW_MS + int((hours - 4) * 3600_000)).log_start_offset == start
 
 
-def test_rule_11_an_offset_of_the_checkpoint_never_goes_back(tmp_path: Path) -> None:
+def test_rule_11_checkpoint_offsets_never_decrease(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     offsets = OffsetCheckpoint(RealDisk(), path)
     for asked, kept in ((5, 5), (3, 5), (6, 6)):

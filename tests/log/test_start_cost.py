@@ -1,4 +1,4 @@
-"""What a start asks of the disk for each segment: as little as can be, since there may be thousands."""
+"""Disk operations of a start per segment: as few as possible, since there may be thousands."""
 
 import os
 from collections import Counter
@@ -13,9 +13,7 @@ from tests.log.partition_logs import batch, open_log, sync, values
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_start_asks_for_each_size_once_and_for_no_snapshots(
-    clean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_reads_each_size_once(clean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=100)
     for number in range(20):
         log.append(batch(b"%d" % number))
@@ -39,10 +37,8 @@ def test_a_start_asks_for_each_size_once_and_for_no_snapshots(
     assert {name: count for name, count in asked.items() if name in files} == files
 
 
-def test_a_clean_start_opens_what_it_needs_once_and_no_empty_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Most logs of a broker with ten thousand partitions are one segment of few records."""
+def test_clean_start_opens_few_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most logs of a broker with ten thousand partitions have one segment with few records."""
     log = open_log(tmp_path / "clicks-0", topic_id=UUID(int=1))
     log.append(batch(b"one"))
     sync(log)
@@ -78,7 +74,7 @@ def test_a_clean_start_opens_what_it_needs_once_and_no_empty_file(
 
 @pytest.mark.parametrize("size_bytes", [10, 700_000])
 def test_a_start_knows_the_first_timestamp(tmp_path: Path, size_bytes: int) -> None:
-    """Also of a segment of which only the end is checked: `segment.ms` counts from there."""
+    """It is known even if only the segment's end is checked: `segment.ms` counts from it."""
     log = open_log(tmp_path / "clicks-0")
     for number in range(3):
         log.append(batch(bytes(size_bytes), timestamp_ms=1000 + number))
@@ -88,8 +84,8 @@ def test_a_start_knows_the_first_timestamp(tmp_path: Path, size_bytes: int) -> N
     assert again.segments.active.first_timestamp_ms == 1000
 
 
-def test_a_file_is_written_over_without_a_truncation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A truncation gives blocks back that the next write allocates again; a stop writes three files of each log."""
+def test_overwriting_a_file_does_not_truncate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A truncation frees blocks that the next write allocates again; a stop writes three files of each log."""
     cuts: list[int] = []
     truncate = os.ftruncate
 

@@ -1,8 +1,8 @@
 """Power cuts and kills between a transaction's records, its marker and the index of aborted ones.
 
-Each seed is one life of a partition with three transactional producers and one that is not, small segments and group
-commits. After every cut, recovery's own included, a reader of committed data sees what a plain model of the surviving
-records and markers says, and all that any reader saw before. A failure prints its seed.
+Each seed is one life of a partition with three transactional producers and one other, small segments and group commits.
+After every cut, recovery's own included, a reader of committed data sees exactly what a simple model of the surviving
+records and markers contains, including everything a reader saw before. A failure prints its seed.
 """
 
 import random
@@ -21,7 +21,7 @@ from onceflow.testing import FaultyDisk, PowerCut
 from onceflow.wire.batch import Record, batches, decode_batch, encode_batch
 from onceflow.wire.markers import decode_marker
 from tests.campaigns import RecordProperty, tell
-from tests.log.partition_logs import NOW_MS, open_log
+from tests.log.partition_logs import NOW_MS, open_log, open_transactions
 
 SEEDS = 80
 SEEDS_CAMPAIGN = 2_000
@@ -40,7 +40,7 @@ class Event(NamedTuple):
 
 
 class Model:
-    """What a log of these events, in this order, means."""
+    """Expected state of a log with these events in this order."""
 
     def __init__(self, events: list[Event]) -> None:
         self.sequences = dict.fromkeys((*TRANSACTIONAL, PLAIN), 0)
@@ -68,20 +68,20 @@ class Model:
 
 
 def committed(log: PartitionLog, size_bytes_max: int) -> list[bytes | None]:
-    """What a consumer with isolation.level=read_committed sees, with Kafka's algorithm (CompletedFetch)."""
-    found: list[bytes | None] = []
+    """Return what a consumer with isolation.level=read_committed sees, by Kafka's algorithm (CompletedFetch)."""
+    visible: list[bytes | None] = []
     offset = log.log_start_offset
     while (piece := log.read(offset, size_bytes_max, offset_end=log.last_stable_offset)) is not None:
         pending = sorted(log.aborted_in(offset, piece), key=lambda aborted: aborted[1])
         data = piece.read()
         offset, values = consumed(data, pending)
-        found += values
+        visible += values
     assert offset == log.last_stable_offset, "nothing below the last stable offset is kept back"
-    return found
+    return visible
 
 
 def consumed(data: bytes, pending: list[tuple[int, int]]) -> tuple[int, list[bytes | None]]:
-    """(the offset to go on from, the values) of one answer with its list of aborted transactions."""
+    """Return (the next offset, the values) of one response with its list of aborted transactions."""
     values: list[bytes | None] = []
     aborted: set[int] = set()
     offset = -1
@@ -122,7 +122,7 @@ class Life:
         raise AssertionError("the log was never opened")
 
     def _stopped_and_started(self, log: PartitionLog) -> PartitionLog:
-        """The log after a clean stop, at times: only one that was closed is ever opened as clean."""
+        """Return the log, in some runs after a clean stop: only a log that was closed is ever opened as clean."""
         if self.source.random() < 0.2:
             log.close()
             return open_log(self.directory, disk=self.disk, clean=True, **CONFIG)
@@ -135,32 +135,32 @@ class Life:
             self.disk.crash(self.source.randrange(1 << 30), drop_all=self.source.random() < 0.2)
 
     def check(self, log: PartitionLog) -> None:
-        """Right after a start, when everything that is there is durable."""
+        """Check the log right after a start, when everything in it is durable."""
         assert log.log_end_offset >= self.promised, f"{self.promised - log.log_end_offset} promised offsets are lost"
         self.events = self.events[: log.log_end_offset]
         model = Model(self.events)
         assert log.last_stable_offset == model.last_stable_offset
-        found = committed(log, self.source.choice((1, 300, 1 << 20)))
-        assert found == model.committed
-        assert found[: len(self.seen)] == self.seen, "what was seen stays"
+        committed_values = committed(log, self.source.choice((1, 300, 1 << 20)))
+        assert committed_values == model.committed
+        assert committed_values[: len(self.seen)] == self.seen, "what was seen stays"
         for state in log.producer_states():
             assert state.last_sequence == model.sequences[state.producer_id] - 1
             assert state.current_transaction_first_offset == model.open.get(state.producer_id, -1)
-        assert {each: log.open_transaction(each) for each in model.open} == model.open
+        assert open_transactions(log) == model.open
 
     def look(self, log: PartitionLog) -> None:
-        """A reader comes by in the middle of it all."""
-        found = committed(log, 1 << 20)
-        assert found[: len(self.seen)] == self.seen
-        self.seen = found
+        """Read in the middle of everything."""
+        committed_values = committed(log, 1 << 20)
+        assert committed_values[: len(self.seen)] == self.seen
+        self.seen = committed_values
 
     def append(self, log: PartitionLog) -> None:
-        """A record, or a marker, which is a third of what the transactional ones write."""
+        """Append a record, or a marker, which is a third of what the transactional producers write."""
         model = Model(self.events)
         producer_id = self.source.choice((*TRANSACTIONAL, PLAIN))
         if producer_id in TRANSACTIONAL and self.source.random() < 0.33:
             commit = self.source.random() < 0.5
-            # The power may go while it is written: then nobody knows, and recovery decides.
+            # The power may be cut during the write: then the outcome is unknown, and recovery decides.
             self.events.append(Event(producer_id, None, commit))
             assert log.append_marker(producer_id, 0, commit=commit).base_offset == len(self.events) - 1
             return
@@ -194,7 +194,7 @@ class Life:
 
 
 def run(root: Path, seed: int) -> Counter[str]:
-    """How much happened in the life of this seed."""
+    """Return event counts of this seed's life."""
     life = Life(root, seed)
     for _ in range(LIVES):
         log = life.open()
@@ -215,7 +215,7 @@ def run(root: Path, seed: int) -> Counter[str]:
 def run_seeds(scratch: Path, seeds: range, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in seeds:
-        # Half of the lives recover from the newest snapshot, so that what it claims is relied upon.
+        # Half of the lives recover from the newest snapshot, to test its promise.
         monkeypatch.setattr(recovery, "RECHECK_BYTES", 0 if seed % 2 else 1 << 26)
         try:
             counts += run(scratch / str(seed), seed)
@@ -231,7 +231,7 @@ def test_power_cuts(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.campaign
 @pytest.mark.timeout(900)
 def test_many_power_cuts(scratch: Path, monkeypatch: pytest.MonkeyPatch, record_property: RecordProperty) -> None:
-    """Power cuts and kills between records, markers and the index of aborted ones: readers see what a model says."""
+    """Readers see what the model expects after power cuts and kills between records, markers and index entries."""
     seeds = range(SEEDS, SEEDS + SEEDS_CAMPAIGN)
     tell(record_property, seeds, run_seeds(scratch, seeds, monkeypatch))
 

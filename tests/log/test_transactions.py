@@ -1,7 +1,7 @@
-"""Transactions in a partition: what is stable, what was aborted, and that no restart changes it.
+"""Transactions in a partition: stable offsets, aborted transactions, and that restarts change neither.
 
-Tests with `trap` in their name are of the traps that other brokers fell into, tests with `rule` of the storage rules
-that re-implementers get wrong; docs/limits.md and docs/log-format.md say what each is.
+Tests named `trap` cover errors of other brokers, tests named `rule` the storage rules that re-implementers get wrong;
+docs/limits.md and docs/log-format.md describe them.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from onceflow.testing import ManualClock
 from onceflow.wire.batch import Record, batches, encode_batch, patch_offset, read_header
 from tests import remedies
 from tests.log import golden_transactions as golden
-from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
+from tests.log.partition_logs import NOW_MS, batch, open_log, open_transactions, sync, values
 
 SEQUENCE_MAX = 2**31 - 1
 CHECK_MS = LogConfig().producer_id_expiration_check_ms
@@ -62,7 +62,7 @@ def log(tmp_path: Path) -> PartitionLog:
 
 
 def reopened(log: PartitionLog, *, clean: bool, **settings: int) -> PartitionLog:
-    """The log after a stop, or after a kill (what was written is in the files, the indexes are not)."""
+    """Reopen the log after a stop, or after a kill (records are in the files, the indexes are not)."""
     sync(log)
     if clean:
         log.close()
@@ -70,23 +70,23 @@ def reopened(log: PartitionLog, *, clean: bool, **settings: int) -> PartitionLog
 
 
 def entries(directory: Path) -> list[tuple[int, ...]]:
-    """All entries of all transaction indexes on the disk, in order."""
-    found: list[tuple[int, ...]] = []
+    """Return all entries of all transaction indexes on the disk, in order."""
+    rows: list[tuple[int, ...]] = []
     for path in sorted(directory.glob("*.txnindex")):
         data = path.read_bytes()
         assert len(data) % ENTRY_BYTES == 0
-        found += [
+        rows += [
             tuple(int.from_bytes(data[at + begin : at + begin + 8], "big") for begin in (2, 10, 18, 26))
             for at in range(0, len(data), ENTRY_BYTES)
         ]
-    return found
+    return rows
 
 
 # Kafka's bytes
 
 
 def replay_golden(directory: Path) -> PartitionLog:
-    """The same records and markers at the same times, appended to a log of ours."""
+    """Append the same records and markers at the same times to a log of ours."""
     clock = ManualClock(read_header(golden.LOG).max_timestamp)
     log = open_log(directory, clock=clock)
     for position, header in batches(golden.LOG):
@@ -105,8 +105,8 @@ def replay_golden(directory: Path) -> PartitionLog:
 def check_golden(log: PartitionLog) -> None:
     assert (log.last_stable_offset, log.high_watermark) == (golden.LAST_STABLE_OFFSET, 15)
     for offset, aborted in golden.ABORTED_FROM.items():
-        found = log.read(offset, 1 << 20, offset_end=log.last_stable_offset)
-        assert log.aborted_in(offset, found) == aborted, offset
+        fetched = log.read(offset, 1 << 20, offset_end=log.last_stable_offset)
+        assert log.aborted_in(offset, fetched) == aborted, offset
 
 
 def test_our_files_are_kafkas_byte_for_byte(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_our_files_are_kafkas_byte_for_byte(tmp_path: Path) -> None:
 
 
 def last_entries(snapshot: bytes) -> dict[int, bytes]:
-    """Producer id → its last entry, which is the one that counts."""
+    """Return producer id → its last entry, the one that counts."""
     return {int.from_bytes(snapshot[at : at + 8], "big"): snapshot[at : at + 46] for at in range(10, len(snapshot), 46)}
 
 
@@ -144,7 +144,7 @@ def test_kafkas_log_and_snapshot_are_taken_over(tmp_path: Path) -> None:
 # Rules of storage
 
 
-def test_rule_6_an_open_transactions_producer_never_expires(tmp_path: Path) -> None:
+def test_rule_6_producer_in_transaction_never_expires(tmp_path: Path) -> None:
     clock = ManualClock(NOW_MS)
     log = open_log(tmp_path / "clicks-0", clock=clock, producer_id_expiration_ms=CHECK_MS)
     writer = Session(log, 7)
@@ -159,7 +159,7 @@ def test_rule_6_an_open_transactions_producer_never_expires(tmp_path: Path) -> N
     assert [state.producer_id for state in log.producer_states()] == [10]
 
 
-def test_rule_6_the_newest_snapshot_outlives_the_segment_before_it(tmp_path: Path) -> None:
+def test_rule_6_snapshot_outlives_its_segment(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=300)
     writer = Session(log, 7)
     for _ in range(9):
@@ -173,7 +173,7 @@ def test_rule_6_the_newest_snapshot_outlives_the_segment_before_it(tmp_path: Pat
             path.unlink()
     log = open_log(log.directory, segment_bytes=300)
     assert log.log_start_offset == bases[-1] > 0
-    assert log.open_transaction(7) == 0
+    assert open_transactions(log).get(7) == 0
     duplicate = log.append(transactional(b"%d" % 6, sequence=6))
     assert (duplicate.base_offset, duplicate.duplicate) == (6, True)
 
@@ -193,13 +193,13 @@ def test_rule_7_the_last_stable_offset(log: PartitionLog) -> None:
     sync(log)
     assert log.last_stable_offset == 1, "the earliest open transaction holds it"
     one.end(commit=False)
-    assert (log.open_transaction(1), log.open_transaction(2)) == (None, None)
+    assert (open_transactions(log).get(1), open_transactions(log).get(2)) == (None, None)
     assert log.last_stable_offset == 1, "a marker that a power cut could take ends nothing"
     sync(log)
     assert log.last_stable_offset == log.high_watermark == 6
 
 
-def test_rule_7_a_marker_appended_during_a_sync_waits_for_the_next(log: PartitionLog) -> None:
+def test_rule_7_marker_waits_for_next_sync(log: PartitionLog) -> None:
     one, two = Session(log, 1), Session(log, 2)
     one.send()
     one.end(commit=True)
@@ -214,7 +214,7 @@ def test_rule_7_a_marker_appended_during_a_sync_waits_for_the_next(log: Partitio
     assert log.last_stable_offset == 4
 
 
-def test_rule_7_a_marker_right_at_the_high_watermark_is_not_durable(log: PartitionLog) -> None:
+def test_rule_7_marker_at_high_watermark(log: PartitionLog) -> None:
     writer = Session(log, 1)
     writer.send()
     point = log.begin_sync()
@@ -227,7 +227,7 @@ def test_rule_7_a_marker_right_at_the_high_watermark_is_not_durable(log: Partiti
     assert log.last_stable_offset == 2
 
 
-def test_rule_7_with_a_flush_policy_a_marker_is_stable_at_once(tmp_path: Path) -> None:
+def test_rule_7_flush_policy_makes_markers_stable(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", flush_messages=1000)
     writer = Session(log, 1)
     writer.send()
@@ -236,7 +236,7 @@ def test_rule_7_with_a_flush_policy_a_marker_is_stable_at_once(tmp_path: Path) -
     assert log.last_stable_offset == log.high_watermark == 2
 
 
-def test_rule_7_the_index_has_the_stable_offset_as_if_its_transaction_were_over(log: PartitionLog) -> None:
+def test_rule_7_index_has_later_stable_offset(log: PartitionLog) -> None:
     one, two, three = (Session(log, number) for number in (1, 2, 3))
     for session in (one, two, three):
         session.send()
@@ -248,7 +248,7 @@ def test_rule_7_the_index_has_the_stable_offset_as_if_its_transaction_were_over(
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_rule_8_aborted_index_is_that_of_the_markers_segment(tmp_path: Path, clean: bool) -> None:
+def test_rule_8_aborted_index_of_marker_segment(tmp_path: Path, clean: bool) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=250)
     one, two = Session(log, 1), Session(log, 2)
     one.send()
@@ -266,8 +266,8 @@ def test_rule_8_aborted_index_is_that_of_the_markers_segment(tmp_path: Path, cle
         assert log.last_stable_offset == 24
         for begin, end, aborted in [(0, 1, [(1, 0)]), (0, 2, [(1, 0), (2, 1)]), (13, 14, [(2, 1)]), (24, 24, [])]:
             assert log.aborted_transactions(begin, end) == aborted, (begin, end)
-        found = log.read(0, 1, offset_end=log.last_stable_offset)
-        assert log.aborted_in(0, found) == [(1, 0), (2, 1)]
+        fetched = log.read(0, 1, offset_end=log.last_stable_offset)
+        assert log.aborted_in(0, fetched) == [(1, 0), (2, 1)]
         log = reopened(log, clean=clean, segment_bytes=250)
     log.close()
     assert [path.name for path in sorted(log.directory.glob("*.txnindex"))] == [
@@ -275,7 +275,7 @@ def test_rule_8_aborted_index_is_that_of_the_markers_segment(tmp_path: Path, cle
     ]
 
 
-def test_rule_8_aborted_index_ends_the_search_at_the_stable_offset(tmp_path: Path) -> None:
+def test_rule_8_search_ends_at_stable_offset(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=150)
     for number in range(30):
         writer = Session(log, number)
@@ -299,7 +299,7 @@ def test_rule_8_aborted_index_ends_the_search_at_the_stable_offset(tmp_path: Pat
     assert len(searched) == 1, "later segments cannot name records before offset 22"
 
 
-def test_rule_8_aborted_index_has_no_entry_of_a_marker_without_records(log: PartitionLog) -> None:
+def test_rule_8_marker_without_records_is_unindexed(log: PartitionLog) -> None:
     writer = Session(log, 1)
     assert writer.end(commit=False) == 0
     writer.send()
@@ -311,7 +311,7 @@ def test_rule_8_aborted_index_has_no_entry_of_a_marker_without_records(log: Part
     assert entries(log.directory) == [(1, 1, 2, 3)]
 
 
-def test_rule_8_aborted_index_is_not_written_without_an_abort(log: PartitionLog) -> None:
+def test_rule_8_no_aborted_index_without_abort(log: PartitionLog) -> None:
     writer = Session(log, 1)
     writer.send()
     writer.end(commit=True)
@@ -319,7 +319,7 @@ def test_rule_8_aborted_index_is_not_written_without_an_abort(log: PartitionLog)
     assert not list(log.directory.glob("*.txnindex"))
 
 
-def test_rule_8_aborted_index_loses_entries_of_markers_that_recovery_cut_off(log: PartitionLog) -> None:
+def test_rule_8_aborted_index_after_truncation(log: PartitionLog) -> None:
     writer = Session(log, 1)
     writer.send()
     writer.end(commit=False)
@@ -327,7 +327,7 @@ def test_rule_8_aborted_index_loses_entries_of_markers_that_recovery_cut_off(log
     path = log.directory / f"{0:020d}.log"
     path.write_bytes(path.read_bytes()[:-1])
     log = open_log(log.directory)
-    assert (log.last_stable_offset, log.log_end_offset, log.open_transaction(1)) == (0, 1, 0)
+    assert (log.last_stable_offset, log.log_end_offset, open_transactions(log).get(1)) == (0, 1, 0)
     assert log.aborted_transactions(0, 1) == []
     log.close()
     assert not list(log.directory.glob("*.txnindex"))
@@ -342,7 +342,7 @@ def test_rule_8_aborted_index_loses_entries_of_markers_that_recovery_cut_off(log
         pytest.param(lambda data: data[:25] + b"\x09" + data[26:], id="a marker behind the log's end"),
     ],
 )
-def test_rule_8_aborted_index_that_is_damaged_is_rebuilt(log: PartitionLog, damage: Callable[[bytes], bytes]) -> None:
+def test_rule_8_damaged_aborted_index_is_rebuilt(log: PartitionLog, damage: Callable[[bytes], bytes]) -> None:
     writer = Session(log, 1)
     writer.send()
     writer.end(commit=False)
@@ -353,18 +353,18 @@ def test_rule_8_aborted_index_that_is_damaged_is_rebuilt(log: PartitionLog, dama
     assert log.aborted_transactions(0, 1) == [(1, 0)]
 
 
-def test_rule_9_a_marker_takes_an_offset_and_is_a_control_batch(log: PartitionLog) -> None:
+def test_rule_9_marker_is_a_control_batch(log: PartitionLog) -> None:
     Session(log, 1).send()
     assert log.append_marker(1, 0, commit=True, coordinator_epoch=5) == (1, 1, False, -1)
     sync(log)
-    found = log.read(1, 1 << 20)
-    assert found is not None
-    header = read_header(found.read())
+    fetched = log.read(1, 1 << 20)
+    assert fetched is not None
+    header = read_header(fetched.read())
     assert (header.attributes, header.record_count, header.base_sequence, log.log_end_offset) == (0x30, 1, -1, 2)
     assert log.producer_states() == [ProducerState(1, 0, 0, NOW_MS, 5, -1)]
 
 
-def test_rule_9_a_marker_rolls_the_segment_as_any_batch(tmp_path: Path) -> None:
+def test_rule_9_marker_may_roll_the_segment(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=100)
     Session(log, 1).send()
     Session(log, 1).end(commit=True)
@@ -380,17 +380,17 @@ def test_rule_9_clients_cannot_write_markers(log: PartitionLog) -> None:
         log.append(marker)
 
 
-def test_rule_9_an_older_coordinators_marker_is_refused(log: PartitionLog) -> None:
+def test_rule_9_older_coordinator_epoch_is_refused(log: PartitionLog) -> None:
     log.append_marker(1, 3, commit=True, coordinator_epoch=2)
     with pytest.raises(errors.TransactionCoordinatorFenced, match="coordinator epoch 1 arrived after one of 2"):
         log.append_marker(1, 3, commit=True, coordinator_epoch=1)
-    with pytest.raises(errors.InvalidProducerEpoch, match="epoch 2 arrived, it is at epoch 3"):
+    with pytest.raises(errors.InvalidProducerEpoch, match="epoch 2 arrived, the current one is 3"):
         log.append_marker(1, 2, commit=True, coordinator_epoch=2)
     assert log.log_end_offset == 1
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         ({"transactional": True}, "a transactional batch without a producer id"),
         ({"producer_id": 1, "producer_epoch": 0, "base_sequence": -1}, "sequence -1; neither is negative"),
@@ -398,10 +398,10 @@ def test_rule_9_an_older_coordinators_marker_is_refused(log: PartitionLog) -> No
         ({"control": True}, "a control batch"),
     ],
 )
-def test_rule_12_what_a_client_may_not_send(log: PartitionLog, change: dict[str, int], sentence: str) -> None:
-    with pytest.raises(errors.InvalidRecord, match=sentence):
+def test_rule_12_invalid_batches_are_refused(log: PartitionLog, change: dict[str, int], message: str) -> None:
+    with pytest.raises(errors.InvalidRecord, match=message):
         log.append(encode_batch([Record(0, NOW_MS, None, b"v")], **change))  # type: ignore[arg-type]
-    with pytest.raises(errors.InvalidRecord, match="base offset 1 arrived, a client sends 0"):
+    with pytest.raises(errors.InvalidRecord, match="base offset 1 arrived; a client sends 0"):
         log.append(encode_batch([Record(1, NOW_MS, None, b"v")]))
     assert log.log_end_offset == 0
 
@@ -414,7 +414,7 @@ def test_a_coordinators_own_transaction_has_no_sequences(log: PartitionLog) -> N
         assert log.append(offsets(3), by_coordinator=True).base_offset == expected
     with pytest.raises(errors.InvalidProducerEpoch):
         log.append(offsets(2), by_coordinator=True)
-    with pytest.raises(errors.InvalidTransactionState, match="the transaction of epoch 3 from offset 0 on is open"):
+    with pytest.raises(errors.InvalidTransactionState, match="the transaction of epoch 3 from offset 0 is open"):
         log.append(offsets(4), by_coordinator=True)
     with pytest.raises(errors.InvalidRecord, match="sequence -1"):
         log.append(offsets(3))
@@ -427,7 +427,7 @@ def test_a_coordinators_own_transaction_has_no_sequences(log: PartitionLog) -> N
 # Traps
 
 
-def test_trap_01_sequences_follow_wrap_and_begin_at_zero_with_a_new_epoch(log: PartitionLog) -> None:
+def test_trap_01_sequences_wrap_and_restart(log: PartitionLog) -> None:
     log.append(transactional(b"unknown producers may begin anywhere", sequence=SEQUENCE_MAX - 1))
     log.append(transactional(b"a", b"b", sequence=SEQUENCE_MAX))
     log.append(transactional(b"c", sequence=1))
@@ -440,11 +440,11 @@ def test_trap_01_sequences_follow_wrap_and_begin_at_zero_with_a_new_epoch(log: P
     log.append(transactional(b"d", sequence=0, epoch=1))
 
 
-def test_trap_01_after_a_marker_of_a_new_epoch_that_epoch_begins_at_zero(log: PartitionLog) -> None:
+def test_trap_01_new_epoch_after_marker(log: PartitionLog) -> None:
     writer = Session(log, 7)
     writer.send()
     log.append_marker(7, 1, commit=False)
-    with pytest.raises(errors.InvalidProducerEpoch, match="epoch 0 arrived, it is at epoch 1"):
+    with pytest.raises(errors.InvalidProducerEpoch, match="epoch 0 arrived, the current one is 1"):
         writer.send()
     for clean in (True, False):
         log = reopened(log, clean=clean)
@@ -454,7 +454,7 @@ def test_trap_01_after_a_marker_of_a_new_epoch_that_epoch_begins_at_zero(log: Pa
     assert Session(log, 7, epoch=1).send() == 2
 
 
-def test_trap_02_a_duplicate_has_the_sequences_of_one_of_the_last_five(log: PartitionLog) -> None:
+def test_trap_02_duplicates_among_last_five_batches(log: PartitionLog) -> None:
     writer = Session(log, 7)
     for _ in range(6):
         writer.send(b"a", b"b")
@@ -467,13 +467,13 @@ def test_trap_02_a_duplicate_has_the_sequences_of_one_of_the_last_five(log: Part
     writer.end(commit=True)
     appended = log.append(transactional(b"a", b"b", sequence=10))
     assert (appended.base_offset, appended.duplicate) == (10, True), "a late repetition changes nothing"
-    assert log.open_transaction(7) is None
+    assert open_transactions(log).get(7) is None
     log.append(transactional(b"a", b"b", sequence=0, epoch=1))
     with pytest.raises(errors.InvalidProducerEpoch):
         log.append(transactional(b"a", b"b", sequence=10))
 
 
-def test_trap_03_sequences_go_on_over_the_transactions_of_an_epoch(log: PartitionLog) -> None:
+def test_trap_03_sequences_continue_across_transactions(log: PartitionLog) -> None:
     writer = Session(log, 7)
     for number in range(6):
         assert writer.send() == 2 * number
@@ -483,7 +483,7 @@ def test_trap_03_sequences_go_on_over_the_transactions_of_an_epoch(log: Partitio
         log.append(transactional(b"beginning anew", sequence=0))
 
 
-def test_trap_04_what_is_not_of_the_open_transaction_is_refused(log: PartitionLog) -> None:
+def test_trap_04_other_batches_are_refused(log: PartitionLog) -> None:
     writer = Session(log, 7)
     writer.send()
     with pytest.raises(errors.InvalidTransactionState, match="a non-transactional batch of epoch 0 arrived"):
@@ -494,10 +494,10 @@ def test_trap_04_what_is_not_of_the_open_transaction_is_refused(log: PartitionLo
 
 @pytest.mark.remedy(Remedy.END_FIRST)
 @pytest.mark.parametrize("data", [batch(b"0", producer_id=7, producer_epoch=1), transactional(b"0", epoch=1)])
-def test_trap_12_a_newer_epoch_waits_until_the_older_transaction_is_ended(log: PartitionLog, data: bytearray) -> None:
+def test_trap_12_newer_epoch_waits_for_end(log: PartitionLog, data: bytearray) -> None:
     Session(log, 7).send()
     with pytest.raises(
-        errors.InvalidTransactionState, match="the transaction of epoch 0 from offset 0 on is open"
+        errors.InvalidTransactionState, match="the transaction of epoch 0 from offset 0 is open"
     ) as raised:
         log.append(data)
     remedies.find(Remedy.END_FIRST, raised.value)
@@ -509,9 +509,7 @@ def test_trap_12_a_newer_epoch_waits_until_the_older_transaction_is_ended(log: P
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("segment_bytes", [250, 1 << 30])
-def test_trap_13_a_repeated_batch_is_a_duplicate_never_out_of_order(
-    tmp_path: Path, clean: bool, segment_bytes: int
-) -> None:
+def test_trap_13_retried_batch_is_a_duplicate(tmp_path: Path, clean: bool, segment_bytes: int) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=segment_bytes)
     writer = Session(log, 7)
     for _ in range(5):
@@ -542,7 +540,7 @@ def test_trap_16_a_restart_recovers_every_transaction(tmp_path: Path, clean: boo
         log = reopened(log, clean=clean, segment_bytes=segment_bytes)
         after = (log.producer_states(), log.last_stable_offset, log.aborted_transactions(0, 100), values(log))
         assert after == before
-    assert [log.open_transaction(number) for number in range(5)] == [None, None, None, 9, 12]
+    assert [open_transactions(log).get(number) for number in range(5)] == [None, None, None, 9, 12]
     sessions[3].log = log
     sessions[3].end(commit=False)
     sync(log)

@@ -101,9 +101,9 @@ MUTANTS = (
     ),
     Mutant(
         "log/retention.py",
-        "    gone = [segment for segment in segments[:wanted] if segment.offset_end <= high_watermark]",
-        "    gone = [segment for segment in segments[:wanted] if segment.base_offset <= high_watermark]",
-        "log/test_retention.py::test_rule_11_retention_leaves_what_is_not_below_the_high_watermark",
+        "    expired = [segment for segment in segments[:number] if segment.offset_end <= high_watermark]",
+        "    expired = [segment for segment in segments[:number] if segment.base_offset <= high_watermark]",
+        "log/test_retention.py::test_rule_11_retention_stops_at_high_watermark",
     ),
     Mutant(
         "log/retention.py",
@@ -115,7 +115,7 @@ MUTANTS = (
         "log/partition.py",
         "            or last_offset - segment.base_offset > _RELATIVE_OFFSET_MAX",
         "            or last_offset - segment.base_offset > _RELATIVE_OFFSET_MAX + 1",
-        _PARTITION + "test_rule_1_a_segments_offsets_fit_into_int32",
+        _PARTITION + "test_rule_1_relative_offsets_fit_into_int32",
     ),
     Mutant(
         "log/partition.py",
@@ -125,20 +125,20 @@ MUTANTS = (
     ),
     Mutant(
         "log/partition.py",
-        "        self.segments.replace(old, new)\n        self._waited_at = _NOBODY_WAITED\n",
+        "        self.segments.replace(old, new)\n        self._waited_at = _NO_WAITING_READER\n",
         "        self.segments.replace(old, new)\n",
-        "log/test_compaction.py::test_where_a_reader_waited_before_a_compaction_is_found_anew",
+        "log/test_compaction.py::test_waiting_reader_survives_a_compaction",
     ),
     Mutant(
         "log/recovery.py",
         "        while below and not self._load_snapshot(bases[below]):\n            below -= 1\n",
         "",
-        "log/test_recovery.py::test_a_segment_below_the_start_stays_where_it_alone_knows_a_producer",
+        "log/test_recovery.py::test_segment_with_only_producer_state_stays",
     ),
     Mutant(
         "log/swap.py",
         "            doomed = [offset for offset in offsets_of(names, suffix) if base <= offset < end]",
         "            doomed = [offset for offset in offsets_of(names, suffix) if base <= offset <= end]",
-        "log/test_compaction_crash.py::test_rule_10_merged_segments_replace_all_old_ones_or_none",
+        "log/test_compaction_crash.py::test_rule_10_merge_replaces_all_or_none",
     ),
 )

@@ -150,7 +150,7 @@ MUTANTS = (
         "log/sync.py",
         "                self.problem = error\n                return number\n        return len(self.seals)",
         "                self.problem = error\n        return len(self.seals)",
-        "log/test_partition.py::test_what_can_be_made_again_does_not_end_a_partition",
+        "log/test_partition.py::test_failed_index_write_is_retried",
     ),
     Mutant(
         "log/partition.py",
@@ -162,7 +162,7 @@ MUTANTS = (
         "log/partition.py",
         "            self._disk.sync_directory(self.directory)\n        except SyncNotBegun as error:",
         "            pass\n        except SyncNotBegun as error:",
-        "log/test_directory.py::test_a_new_log_that_rolled_before_its_first_sync_begins_at_its_beginning",
+        "log/test_directory.py::test_roll_before_the_first_sync",
     ),
     Mutant(
         "log/segment.py",
@@ -172,7 +172,7 @@ MUTANTS = (
     ),
     Mutant(
         "log/partition.py",
-        "            # After a kill its name may still be in the page cache alone.\n"
+        "            # After a kill its name may be in the page cache only.\n"
         "            disk.sync_directory(directory.parent)\n",
         "            pass\n",
         "log/test_crash.py::test_power_cuts",
@@ -187,7 +187,7 @@ MUTANTS = (
         "log/recovery.py",
         "                segment.size_bytes = size_bytes\n                segment.file.sync_data()\n",
         "                segment.size_bytes = size_bytes\n",
-        "log/test_recovery.py::test_what_is_left_of_a_torn_write_is_durable_after_a_kill",
+        "log/test_recovery.py::test_batches_before_torn_write_are_durable",
     ),
     Mutant(
         "log/recovery.py",
@@ -199,7 +199,7 @@ MUTANTS = (
         "log/directory.py",
         "                disk.remove(path / _CLEAN_FILE)\n                disk.sync_directory(path)\n",
         "                disk.remove(path / _CLEAN_FILE)\n",
-        "log/test_directory.py::test_rule_4_the_clean_file_is_gone_before_anything_is_loaded",
+        "log/test_directory.py::test_rule_4_clean_file_is_removed_first",
     ),
     Mutant(
         "log/directory.py",
@@ -211,12 +211,12 @@ MUTANTS = (
         "log/swap.py",
         "    retired = []\n    disk.sync_directory(directory)\n",
         "    retired = []\n",
-        "log/test_recovery.py::test_a_producer_is_known_when_its_segment_goes_in_a_power_cut",
+        "log/test_recovery.py::test_producer_survives_deletion_and_power_cut",
     ),
     Mutant(
         "log/offset_checkpoint.py",
         "offset > self._offsets.get(key, 0)}",
         "offset != self._offsets.get(key, 0)}",
-        "log/test_retention.py::test_rule_11_an_offset_of_the_checkpoint_never_goes_back",
+        "log/test_retention.py::test_rule_11_checkpoint_offsets_never_decrease",
     ),
 )

@@ -11,7 +11,7 @@ MUTANTS = (
         "wire/batch.py",
         "        return (self.base_sequence + self.last_offset_delta) % _SEQUENCE_MODULUS",
         "        return self.base_sequence + self.last_offset_delta",
-        "log/test_producers.py::test_rule_6_sequences_that_wrap_within_a_batch_survive_a_restart",
+        "log/test_producers.py::test_rule_6_wrapped_sequences_survive_a_restart",
     ),
     Mutant(
         "wire/batch.py",

@@ -1,23 +1,23 @@
-"""The time, passed in so that a test can move it."""
+"""The clock, passed in so that a test can control it."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two readings: the wall's time for what is stored, a monotonic one for measuring durations."""
+    """Wall time for what is stored, monotonic time for durations."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970, as record timestamps count them."""
+        """Return milliseconds since 1970, as in record timestamps."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since an unnamed moment; never goes back."""
+        """Return seconds since an arbitrary moment; the value never decreases."""
         ...
 
 
 class SystemClock:
-    """This machine's clock."""
+    """The machine's clock."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000

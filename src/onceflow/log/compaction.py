@@ -1,22 +1,22 @@
-"""Compaction: of each key the last record stays (org.apache.kafka.storage.internals.log.Cleaner).
+"""Log compaction keeps the last record of each key (org.apache.kafka.storage.internals.log.Cleaner).
 
-A log that is compacted has a clean part, up to the cleaner checkpoint, and a dirty part behind it. One pass reads the
-dirty part into a map of key → last offset, then copies all segments up to there without the records that have a
-later one of their key (`onceflow.log.swap` puts the copies in place). What stays although it seems needless:
+A compacted log has a clean part, up to the cleaner checkpoint, and a dirty part after it. One pass reads the dirty part
+into a map of key → last offset. It then copies all segments up to there without the records that have a later one of
+the same key (`onceflow.log.swap` swaps in the copies). The pass keeps:
 
-- what is not compactable: the active segment, everything from the last stable offset on, and from the first segment
-  on that has a record younger than `min.compaction.lag.ms`;
-- a tombstone (a record without a value) until `delete.retention.ms` after the first pass that met it. That pass
-  writes the time, the *delete horizon*, into the batch, so that no restart begins the waiting anew;
-- a transaction's marker until a pass has met none of its records, and its own horizon is over;
-- a batch, if need be without records, that is the last one of a producer whose sequence is still known, that ends
-  the compactable part, or that ends a segment (the next segment begins where it says).
+- what is not compactable: the active segment, everything from the last stable offset on, and everything from the first
+  segment on with a record younger than `min.compaction.lag.ms`;
+- a tombstone (a record without a value) until `delete.retention.ms` after the first pass that read it. That pass writes
+  the time, the *delete horizon*, into the batch, so that a restart does not restart the wait;
+- a transaction's marker until a pass has read none of its records, and the marker's own horizon is over;
+- a batch, empty if necessary, that is the last of a producer whose sequence is still known, that ends the compactable
+  part, or that ends a segment (the next segment starts right after it).
 
-Records of aborted transactions go in the first pass. Offsets never change, so that there are gaps afterwards.
+The first pass removes records of aborted transactions. Offsets never change, so gaps remain.
 
-Keys stand in the map as they are if they are short, as MD5 otherwise; at `keys_max` keys the map is full, the pass
-takes what it covers, and another pass follows. A pass is a generator that yields after every batch: whoever runs it,
-in a thread, decides how much it does at once.
+The map holds short keys themselves and the MD5 of others. When it holds `keys_max` keys, the pass ends at that offset
+and another pass follows. A pass is a generator that yields after every batch: the thread that runs it decides how much
+it does at a time.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from onceflow.wire.batch import HEADER_BYTES, BatchHeader, Record, decode_batch,
 from onceflow.wire.errors import WireError
 
 BYTES_PER_KEY = 200
-"""What a key costs in the map: a share of the table, the key's bytes object and the offset's integer."""
+"""Memory of one key in the map: its part of the table, the key's bytes object and the offset's integer."""
 
 _READ_BYTES = 1024 * 1024
 _DIGEST_BYTES = 16
@@ -44,35 +44,36 @@ _RELATIVE_OFFSET_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Compactable:
-    """One log as compaction sees it: taken on the loop, good in any thread, for sealed segments never change."""
+    """Snapshot of a log for compaction. It is taken on the loop and valid in any thread: sealed segments never
+    change."""
 
     name: str
     directory: Path
     config: LogConfig
     segments: Sequence[Segment]
-    """From the log's start, without the active segment and those whose seal is not finished."""
+    """Segments from the log's start, without the active one and those whose seal is not finished."""
     segments_end: int
-    """Where the last of them ends."""
+    """End offset of the last of `segments`."""
     offset_begin: int
-    """The first dirty offset: where the last pass ended."""
+    """The first dirty offset, where the last pass ended."""
     last_stable_offset: int
-    """A segment that reaches beyond is left alone."""
+    """A segment that extends beyond it is not compacted."""
 
     def ends(self) -> list[int]:
-        """Where each of the segments ends."""
+        """Return the end offset of each segment."""
         return [*(segment.base_offset for segment in self.segments[1:]), self.segments_end][: len(self.segments)]
 
 
 @dataclass(frozen=True, slots=True)
 class Dirt:
-    """How much there is to compact in a log."""
+    """Dirty part of a log."""
 
     log: Compactable
     offset_end: int
-    """Up to here, exclusive, it may be compacted now."""
+    """End of what may be compacted now, exclusive."""
     dirty_ratio: float
     is_overdue: bool
-    """Whether a record has waited for longer than `max.compaction.lag.ms`."""
+    """Whether a record has been uncompacted for longer than `max.compaction.lag.ms`."""
 
     @property
     def is_due(self) -> bool:
@@ -80,7 +81,8 @@ class Dirt:
 
 
 def measure(log: Compactable, now_ms: int) -> Dirt:
-    """How dirty a log is (LogCleanerManager.cleanableOffsets and LogToClean). Reads one header a dirty segment."""
+    """Return the dirty part of a log (LogCleanerManager.cleanableOffsets and LogToClean). Reads one header per dirty
+    segment."""
     clean_bytes = sum(segment.size_bytes for segment in log.segments if segment.base_offset < log.offset_begin)
     dirty_bytes, offset_end, first_dirty_ms = 0, log.offset_begin, NO_TIMESTAMP
     for segment, end in zip(log.segments, log.ends(), strict=True):
@@ -102,7 +104,7 @@ def measure(log: Compactable, now_ms: int) -> Dirt:
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """Neighbours of which a compacted copy is durable in `.cleaned` files; `swap.replace` puts that in their place."""
+    """Neighbouring segments with a durable compacted copy in `.cleaned` files, ready for `swap.replace`."""
 
     old: Sequence[Segment]
     offset_end: int
@@ -121,25 +123,27 @@ class Compaction:
         aborted: Iterable[AbortedTransaction] = (),
         last_batches: Mapping[int, LastBatch] | None = None,
     ) -> None:
-        """`aborted`: the log's aborted transactions; `last_batches`: producer id → its last batch. Both of now."""
+        """Prepare a pass with the log's current aborted transactions and each producer id's last batch."""
         self.log = dirt.log
         self.config = dirt.log.config
         self.offset_end = dirt.offset_end
-        """After the pass: where the next one begins."""
+        """End of the pass, where the next one starts."""
         self.keys_max = keys_max
         self._disk = disk
         self._now_ms = now_ms
         self._compactable_end = dirt.offset_end
-        self._aborted = sorted((each for each in aborted if each.first_offset < dirt.offset_end), key=_first_offset)
+        self._aborted = sorted(
+            (transaction for transaction in aborted if transaction.first_offset < dirt.offset_end), key=_first_offset
+        )
         self._last_batches = last_batches or {}
         self._last_offsets: dict[bytes, int] = {}
         self._last_offset = -1
-        """Of the last batch that stayed."""
+        """Last offset of the last batch that was kept."""
 
     def run(self) -> Iterator[Cleaned | None]:
-        """Does the pass, one batch a step. Raises CorruptBatch where a batch cannot be read, OSError.
+        """Run the pass, one batch per step. Raises CorruptBatch where a batch cannot be read, OSError.
 
-        It writes nothing but files that end in `.cleaned`.
+        It writes only files that end in `.cleaned`.
         """
         yield from self._read_keys()
         number_end = sum(segment.base_offset < self.offset_end for segment in self.log.segments)
@@ -153,14 +157,14 @@ class Compaction:
                     self._clean(cleaned, header, batch, transactions, is_end=header.last_offset == end - 1)
                     yield None
             if self._last_offset != end - 1:
-                raise CorruptBatch(f"{group[-1].path} ends at {self._last_offset}, the next segment begins at {end}")
-            cleaned.note_max_timestamp()
+                raise CorruptBatch(f"{group[-1].path} ends at {self._last_offset}, the next segment starts at {end}")
+            cleaned.index_max_timestamp()
             cleaned.write_indexes()
             cleaned.file.sync_data()
             yield Cleaned(group, end)
 
     def _read_keys(self) -> Iterator[None]:
-        """Fills the map from the dirty part; where it gets full, the pass ends there."""
+        """Fill the map from the dirty part; end the pass where the map is full."""
         transactions = _Transactions(self._aborted)
         last_offsets = self._last_offsets
         for segment in self.log.segments:
@@ -179,7 +183,7 @@ class Compaction:
                 yield None
 
     def _groups(self, segments: Sequence[Segment]) -> Iterator[tuple[list[Segment], int]]:
-        """(neighbours that fit into one segment, where the last of them ends)."""
+        """Yield (neighbours that fit into one segment, end offset of the last of them)."""
         group: list[Segment] = []
         group_end = 0
         for segment, end in zip(segments, self.log.ends(), strict=False):
@@ -194,16 +198,16 @@ class Compaction:
     def _fits(self, group: list[Segment], segment: Segment, end: int) -> bool:
         together = [*group, segment]
         return (
-            sum(each.size_bytes for each in together) <= self.config.segment_bytes
-            and sum(each.offset_index.size_bytes() for each in together) <= self.config.segment_index_bytes
-            and sum(each.time_index.size_bytes() for each in together) <= self.config.segment_index_bytes
+            sum(member.size_bytes for member in together) <= self.config.segment_bytes
+            and sum(member.offset_index.size_bytes() for member in together) <= self.config.segment_index_bytes
+            and sum(member.time_index.size_bytes() for member in together) <= self.config.segment_index_bytes
             and end - 1 - group[0].base_offset <= _RELATIVE_OFFSET_MAX
         )
 
     def _clean(
         self, cleaned: Segment, header: BatchHeader, batch: bytes, transactions: "_Transactions", *, is_end: bool
     ) -> None:
-        """Appends to `cleaned` what stays of one batch. `is_end`: it is the last one of its group of segments."""
+        """Append what is kept of one batch to `cleaned`. `is_end`: the batch is the last of its group of segments."""
         is_finished = transactions.is_finished(header) if header.is_control else False
         is_discarded = is_finished and self._is_past_horizon(header)
         if not header.is_control:
@@ -222,7 +226,7 @@ class Compaction:
 
     def _retained(self, segment: Segment, header: BatchHeader, batch: bytes) -> list[Record]:
         records = self._records(segment, header, batch)
-        return records if header.is_control else [record for record in records if self._stays(header, record)]
+        return records if header.is_control else [record for record in records if self._is_retained(header, record)]
 
     def _records(self, segment: Segment, header: BatchHeader, batch: bytes) -> list[Record]:
         try:
@@ -230,7 +234,7 @@ class Compaction:
         except WireError as error:
             raise CorruptBatch(f"{segment.path}, batch at offset {header.base_offset}: {error}") from error
 
-    def _stays(self, header: BatchHeader, record: Record) -> bool:
+    def _is_retained(self, header: BatchHeader, record: Record) -> bool:
         if record.offset >= self.offset_end:
             return True
         if record.key is None or record.offset < self._last_offsets.get(_hashed(record.key), -1):
@@ -254,23 +258,23 @@ class Compaction:
         cleaned.is_unsynced = True
         write_whole(cleaned.file, batch, position)
         max_timestamp = header.max_timestamp if header.record_count else NO_TIMESTAMP
-        cleaned.note(position, len(batch), header.last_offset, max_timestamp, self.config.index_interval_bytes)
+        cleaned.index_batch(position, len(batch), header.last_offset, max_timestamp, self.config.index_interval_bytes)
         cleaned.size_bytes = position + len(batch)
         self._last_offset = header.last_offset
 
 
 class _Transactions:
-    """Which transactions a batch belongs to, while the batches pass by in order (CleanedTransactionMetadata)."""
+    """Transactions that batches belong to; the batches pass by in order (CleanedTransactionMetadata)."""
 
     def __init__(self, aborted: Sequence[AbortedTransaction]) -> None:
         self._coming = list(reversed(aborted))
         self._aborted: dict[int, int] = {}
         """Producer id → its abort marker's offset."""
         self._with_batches: set[int] = set()
-        """Producers of whose transaction a batch was met."""
+        """Producers whose current transaction had a batch."""
 
     def is_aborted(self, header: BatchHeader) -> bool:
-        """Whether the batch of records is of an aborted transaction; called for every batch, in order."""
+        """Return whether the batch of records belongs to an aborted transaction; called for every batch, in order."""
         while self._coming and self._coming[-1].first_offset <= header.last_offset:
             coming = self._coming.pop()
             self._aborted[coming.producer_id] = coming.last_offset
@@ -284,7 +288,7 @@ class _Transactions:
         return header.producer_id in self._aborted
 
     def is_finished(self, header: BatchHeader) -> bool:
-        """Whether of the transaction that this marker ends no batch was met."""
+        """Return whether no batch was read of the transaction that this marker ends."""
         self.is_aborted(header)
         is_finished = header.producer_id not in self._with_batches
         self._with_batches.discard(header.producer_id)
@@ -292,28 +296,28 @@ class _Transactions:
 
 
 def _batches(segment: Segment) -> Iterator[tuple[BatchHeader, bytes]]:
-    """Every batch of a sealed segment, whole. Raises CorruptBatch where a length is none."""
+    """Yield every batch of a sealed segment, complete. Raises CorruptBatch for an invalid length."""
     block, block_begin = b"", 0
     position, end = 0, segment.size_bytes
     while position < end:
         if position + HEADER_BYTES > block_begin + len(block):
             block, block_begin = segment.file.read(min(_READ_BYTES, end - position), position), position
         if len(block) - (position - block_begin) < HEADER_BYTES:
-            raise CorruptBatch(f"{segment.path}, position {position}: half a header; the file is damaged")
+            raise CorruptBatch(f"{segment.path}, position {position}: the header is cut; the file is damaged")
         header = read_header(block, position - block_begin)
         size_bytes = header.size_bytes
         if size_bytes < HEADER_BYTES or position + size_bytes > end:
-            raise CorruptBatch(f"{segment.path}, position {position}: a batch of {size_bytes} bytes; it is damaged")
+            raise CorruptBatch(f"{segment.path}, position {position}: batch size {size_bytes}; the file is damaged")
         if position + size_bytes > block_begin + len(block):
-            wanted_bytes = max(size_bytes, min(_READ_BYTES, end - position))
-            block, block_begin = segment.file.read(wanted_bytes, position), position
+            block_bytes = max(size_bytes, min(_READ_BYTES, end - position))
+            block, block_begin = segment.file.read(block_bytes, position), position
         begin = position - block_begin
         yield header, block[begin : begin + size_bytes]
         position += size_bytes
 
 
 def _hashed(key: bytes) -> bytes:
-    """A short key stands for itself: no digest is shorter than 16 bytes."""
+    """Return a short key itself, the digest of others: a digest has 16 bytes."""
     return key if len(key) < _DIGEST_BYTES else hashlib.md5(key, usedforsecurity=False).digest()
 
 

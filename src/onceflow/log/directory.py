@@ -1,15 +1,15 @@
 """The data directory of one broker.
 
-    .lock                 held by the running broker (flock), with its process id as text
+    .lock                 locked by the running broker (flock); holds its process id as text
     meta.properties       Kafka's: version=1, cluster.id, node.id, directory.id
-    .kafka_cleanshutdown  there if the last broker synced and closed every log
+    .kafka_cleanshutdown  exists if the last broker synced and closed every log
     .reserve              space for a full disk (onceflow.log.reserve)
     log-start-offset-checkpoint, cleaner-offset-checkpoint  (onceflow.log.offset_checkpoint)
     TOPIC-N/              the log of one partition (onceflow.log.partition)
-    TOPIC-N.ID-delete/    one that is being deleted; removed at the next start if a crash came between
+    TOPIC-N.ID-delete/    a log being deleted; after a crash the next start removes it
 
-The clean-shutdown file is removed, durably, before anything is loaded (KAFKA-10471): a crash while loading must count
-as one.
+The clean-shutdown file is removed, durably, before anything is loaded (KAFKA-10471): a crash while loading must not
+count as a clean shutdown.
 """
 
 import fcntl
@@ -32,21 +32,21 @@ _LOCK_FILE = ".lock"
 _META_FILE = "meta.properties"
 _CLEAN_FILE = ".kafka_cleanshutdown"
 _DELETE_SUFFIX = "-delete"
-STRANGE_NAMES_MAX = 5
-"""Names that a warning shows."""
+UNKNOWN_NAMES_MAX = 5
+"""Maximum number of names in a warning."""
 _CLUSTER_ID = re.compile(r"[a-zA-Z0-9_-]{1,22}")
 _PARTITION_NAME = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9][0-9]{0,9})")
 
 
 class DataDirectory:
-    """A locked data directory, until `close`."""
+    """A data directory that is locked until `close`."""
 
     def __init__(self, path: Path, disk: Disk, lock: int, properties: dict[str, str], *, clean: bool) -> None:
         self.path = path
         self.cluster_id = properties["cluster.id"]
         self.node_id = int(properties["node.id"])
         self.clean = clean
-        """Whether every log was synced and closed by the last broker."""
+        """Whether the last broker synced and closed every log."""
         self.log_start_offsets = OffsetCheckpoint(disk, path / LOG_START_FILE)
         self.cleaner_offsets = OffsetCheckpoint(disk, path / CLEANER_FILE)
         self._disk = disk
@@ -56,14 +56,14 @@ class DataDirectory:
 
     @classmethod
     def open(cls, path: Path, *, disk: Disk, node_id: int = 1, cluster_id: str | None = None) -> "DataDirectory":
-        """Locks the directory and makes it one where it is new, with a fresh cluster id unless one is given.
+        """Lock the directory. Initialize a new one, with a new cluster id unless one is given.
 
-        Raises DataDirectoryRefused: in use, of another cluster or node, or damaged; OSError.
+        Raises DataDirectoryRefused where the directory is in use, damaged, or of another cluster or node; OSError.
         """
         _make_directories(disk, path)
         lock = _lock(path)
         try:
-            properties = _read_or_make_meta(disk, path, node_id, cluster_id)
+            properties = _read_or_create_meta(disk, path, node_id, cluster_id)
             clean = disk.exists(path / _CLEAN_FILE)
             if clean:
                 disk.remove(path / _CLEAN_FILE)
@@ -79,14 +79,14 @@ class DataDirectory:
         return self.path / f"{topic}-{partition}"
 
     def partitions(self) -> Iterator[tuple[str, int]]:
-        """(topic, partition) of each log that is here."""
+        """Yield (topic, partition) of each log in the directory."""
         for name in self._disk.names(self.path):
             match = _PARTITION_NAME.fullmatch(name)
             if match is not None:
                 yield match["topic"], int(match["partition"])
 
     def delete_partition(self, topic: str, partition: int) -> None:
-        """Deletes a log that is closed; after the renaming is durable it cannot come back."""
+        """Delete a closed log. Once the rename is durable, the log cannot reappear."""
         path = self.partition_path(topic, partition)
         if not self._disk.exists(path):
             return
@@ -108,18 +108,18 @@ class DataDirectory:
         self._disk.remove_directory(directory)
 
     def is_in_place(self) -> bool:
-        """Whether the directory is still at its path, with the lock that this broker holds. Any thread."""
+        """Return whether the directory is still at its path, with the lock that this broker holds. Any thread."""
         try:
             return os.path.samestat(os.stat(self._lock_path), self._lock_stat)
         except OSError:
             return False
 
     def close_descriptor(self) -> None:
-        """In a forked child, whose copy would keep the directory locked after the parent let go."""
+        """Close the lock in a forked child, whose copy would keep the directory locked after the parent unlocks it."""
         os.close(self._lock)
 
     def close(self, *, clean: bool) -> None:
-        """Lets go of the directory; `clean` only after every log was closed without an error."""
+        """Unlock the directory; `clean` only after every log was closed without an error."""
         try:
             if clean:
                 replace_file(self._disk, self.path / _CLEAN_FILE, b'{"version":0,"brokerEpoch":-1}')
@@ -128,14 +128,14 @@ class DataDirectory:
 
 
 def _make_directories(disk: Disk, path: Path) -> None:
-    """Every directory that is new has to be durable in the one above it."""
-    missing = [each for each in (path, *path.parents) if not each.exists()]
-    for each in (path, *path.parents):
-        if each.exists() and not each.is_dir():
-            raise DataDirectoryRefused(f"{each} is a file, not a directory; {Remedy.OTHER_DATA}")
+    """Create the directories; sync each new one's parent."""
+    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
+    for parent in (path, *path.parents):
+        if parent.exists() and not parent.is_dir():
+            raise DataDirectoryRefused(f"{parent} is a file, not a directory; {Remedy.OTHER_DATA}")
     os.makedirs(path, exist_ok=True)
-    for each in missing:
-        disk.sync_directory(each.parent)
+    for created in missing:
+        disk.sync_directory(created.parent)
 
 
 def _lock(path: Path) -> int:
@@ -149,16 +149,16 @@ def _lock(path: Path) -> int:
             f"{path} is in use by another broker (pid {holder or 'unknown'}); {Remedy.STOP_BROKER}, or "
             f"{Remedy.OTHER_DATA}"
         ) from error
-    # In this order a full disk needs no new block for it.
+    # This order needs no new block on a full disk.
     length = os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     os.ftruncate(lock, length)
     return lock
 
 
-def _read_or_make_meta(disk: Disk, path: Path, node_id: int, cluster_id: str | None) -> dict[str, str]:
+def _read_or_create_meta(disk: Disk, path: Path, node_id: int, cluster_id: str | None) -> dict[str, str]:
     meta = path / _META_FILE
     if not disk.exists(meta):
-        _warn_of_strange_files(disk, path)
+        _warn_of_unknown_files(disk, path)
         properties = {
             "version": "1",
             "cluster.id": cluster_id or _new_id(),
@@ -181,19 +181,19 @@ def _read_or_make_meta(disk: Disk, path: Path, node_id: int, cluster_id: str | N
     return properties
 
 
-def _warn_of_strange_files(disk: Disk, path: Path) -> None:
-    """A folder that is not the broker's own gets its files all the same; who named it by mistake is told."""
+def _warn_of_unknown_files(disk: Disk, path: Path) -> None:
+    """Warn that the broker's files will be created in a directory with other content, which may be the wrong one."""
     names = [name for name in disk.names(path) if not name.startswith((".", _META_FILE)) and name != "lost+found"]
     if not names:
         return
     within = [str(path / name) for name in names if os.path.exists(path / name / _META_FILE)]
     logger.warning(
-        "%s has no %s and holds %s%s already: the broker's files go beside that%s",
+        "%s has no %s but contains %s%s; the broker creates its files beside them%s",
         path,
         _META_FILE,
-        ", ".join(names[:STRANGE_NAMES_MAX]),
-        " and more" if len(names) > STRANGE_NAMES_MAX else "",
-        f"; {', '.join(within)} has data of a broker" if within else "",
+        ", ".join(names[:UNKNOWN_NAMES_MAX]),
+        " and more" if len(names) > UNKNOWN_NAMES_MAX else "",
+        f"; {', '.join(within)} is a broker's data directory" if within else "",
     )
 
 
@@ -203,7 +203,7 @@ def _parse_properties(meta: Path, content: bytes) -> dict[str, str]:
     properties = {name.strip(): value.strip() for name, _, value in pairs}
     try:
         if not _CLUSTER_ID.fullmatch(properties["cluster.id"]):
-            raise ValueError(f"cluster.id {properties['cluster.id']!r} is none")
+            raise ValueError(f"cluster.id {properties['cluster.id']!r} is not a valid id")
         int(properties["node.id"])
         if properties["version"] != "1":
             raise ValueError(f"version {properties['version']} is not 1")
@@ -215,6 +215,6 @@ def _parse_properties(meta: Path, content: bytes) -> dict[str, str]:
 
 
 def _new_id() -> str:
-    """A random id whose text does not begin with a minus sign, which a command line would take for an option."""
+    """Return a random id that does not start with a minus sign, which a command line would parse as an option."""
     random = uuid4().bytes
     return encode_uuid(UUID(bytes=bytes([random[0] & 0x7F]) + random[1:]))

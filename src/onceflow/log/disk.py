@@ -1,9 +1,9 @@
-"""Every file operation of log and broker goes through a `Disk`, so that a test can put a faulty one underneath.
+"""File operations of log and broker. They all go through a `Disk`, so that a test can substitute a faulty one.
 
-The layer is as thin as the hot path needs: one method call per system call, no buffering, errors are `OSError`.
-What a power cut leaves behind is decided by three calls alone: `File.sync_data` makes a file's bytes and length
-durable, `Disk.sync_directory` makes the names in a directory durable (creations, renames, removals), and neither
-does the other's work.
+The layer is as thin as the hot path needs: one method call per system call, no buffering, errors are `OSError`. Two
+calls alone determine what survives a power cut. `File.sync_data` makes a file's bytes and length durable.
+`Disk.sync_directory` makes the names in a directory durable (creations, renames, removals). Neither does the other's
+work.
 """
 
 import errno
@@ -19,38 +19,38 @@ from typing_extensions import Buffer
 
 
 class SyncNotBegun(OSError):
-    """A directory could not even be opened for its sync, so the kernel forgot nothing: it can be tried again."""
+    """The directory could not be opened for its sync. The kernel dropped nothing, so the sync can be retried."""
 
 
 class File(Protocol):
     """One open file, read and written at explicit positions."""
 
     def fileno(self) -> int:
-        """The descriptor, for sendfile."""
+        """Return the descriptor, for sendfile."""
         ...
 
     def size_bytes(self) -> int: ...
 
     def read(self, size_bytes: int, position: int) -> bytes:
-        """At most `size_bytes` from `position`; fewer only at the end of the file."""
+        """Return up to `size_bytes` from `position`; fewer only at the end of the file."""
         ...
 
     def mapped(self) -> memoryview:
-        """All bytes of a file that does not change any more, mapped until nobody holds the view."""
+        """Map the bytes of a file that no longer changes. The mapping lives as long as the view."""
         ...
 
     def write(self, data: Buffer, position: int) -> int:
-        """One write; returns how many bytes were taken, which may be fewer when the disk is full."""
+        """Write once; return the number of bytes written, which may be fewer when the disk is full."""
         ...
 
     def truncate(self, size_bytes: int) -> None: ...
 
     def sync_data(self) -> None:
-        """Makes the bytes and the length durable (fdatasync)."""
+        """Make the bytes and the length durable (fdatasync)."""
         ...
 
     def is_removed(self) -> bool:
-        """Whether no directory names the file any more: what is written to it is lost when it is closed."""
+        """Return whether no directory names the file any more: what is written to it is lost when it is closed."""
         ...
 
     def close(self) -> None: ...
@@ -60,24 +60,24 @@ class Disk(Protocol):
     """Files and directories by path."""
 
     def open(self, path: Path, *, create: bool = False) -> File:
-        """Opens for reading and writing; `create` makes an empty file where there is none."""
+        """Open for reading and writing; `create` creates an empty file if there is none."""
         ...
 
     def exists(self, path: Path) -> bool:
-        """Raises OSError where that cannot be told."""
+        """Return whether the path exists. Raises OSError where that is unknown."""
         ...
 
     def size_bytes(self, path: Path) -> int:
-        """Of a file, without opening it."""
+        """Return the size of a file without opening it."""
         ...
 
     def names(self, directory: Path) -> Sequence[str]:
-        """The names in a directory, sorted."""
+        """Return the names in a directory, sorted."""
         ...
 
     def sizes(self, directory: Path) -> Mapping[str, int]:
-        """The size of each file in a directory by its name, in the order of the names. Those that are asked for are
-        read then: a terabyte's log has a thousand files whose size nobody needs at a start."""
+        """Return the size of each file in a directory by its name, in the order of the names. A size is read when it is
+        used: a terabyte's log has a thousand files whose sizes a start does not need."""
         ...
 
     def make_directory(self, path: Path) -> None: ...
@@ -89,32 +89,32 @@ class Disk(Protocol):
     def remove_directory(self, path: Path) -> None: ...
 
     def sync_directory(self, path: Path) -> None:
-        """Makes the names in the directory durable. Raises SyncNotBegun, or another OSError, which is final."""
+        """Make the names in the directory durable. Raises SyncNotBegun, or another OSError, which is final."""
         ...
 
     def allocate(self, path: Path, size_bytes: int) -> None:
-        """Create or extend a file to that size with all its blocks. Raises OSError, after which it is as before."""
+        """Create or extend a file to that size with all its blocks. Raises OSError and leaves it as before."""
         ...
 
     def free_bytes(self, directory: Path) -> int:
-        """Return what can still be written to the directory's file system."""
+        """Return the number of bytes that can still be written to the directory's file system."""
         ...
 
     @property
     def is_full(self) -> bool:
-        """Whether the last free space is kept for other writes than a client's (`onceflow.log.reserve`)."""
+        """Whether the last free space is reserved for writes other than clients' (`onceflow.log.reserve`)."""
         ...
 
-    def make_room(self, error: OSError) -> bool:
-        """Release what is kept if `error` says that the disk is full; whether the failed call is worth repeating."""
+    def release_reserve(self, error: OSError) -> bool:
+        """Release the reserve if `error` says that the disk is full. Return whether to retry the failed call."""
         ...
 
 
 class RealFile:
     """A file of the operating system.
 
-    The descriptor is closed when the last holder lets go: a segment can be deleted while a slice of it is still
-    being sent, and the number must not meanwhile name another file.
+    The descriptor is closed with the last reference: a segment can be deleted while a slice of it is being sent, and
+    the number must not name another file meanwhile.
     """
 
     __slots__ = ("_descriptor",)
@@ -135,7 +135,7 @@ class RealFile:
         data = os.pread(self._descriptor, size_bytes, position)
         if len(data) == size_bytes or not data:
             return data
-        # Linux hands out at most 2 GiB at once, and a signal may cut a read short.
+        # Linux returns at most 2 GiB at once, and a signal may interrupt a read.
         return data + self.read(size_bytes - len(data), position + len(data))
 
     def mapped(self) -> memoryview:
@@ -162,7 +162,7 @@ class RealFile:
 
 
 class _Sizes(Mapping[str, int]):
-    """The names are those that the directory had when this was made."""
+    """Sizes by name. The names are those at the time of construction."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = str(directory)
@@ -185,11 +185,11 @@ class _Sizes(Mapping[str, int]):
 
 
 class RealDisk:
-    """The operating system's files. Nothing is kept for a full disk here."""
+    """The operating system's files. There is no reserve for a full disk."""
 
     is_full = False
 
-    def make_room(self, error: OSError) -> bool:
+    def release_reserve(self, error: OSError) -> bool:
         return False
 
     def open(self, path: Path, *, create: bool = False) -> RealFile:
@@ -197,7 +197,7 @@ class RealDisk:
         return RealFile(os.open(path, flags, 0o644))
 
     def exists(self, path: Path) -> bool:
-        # os.path.exists would take a disk that cannot say for one that says no.
+        # os.path.exists would return False for a disk that fails.
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -242,7 +242,7 @@ class RealDisk:
             try:
                 _allocate(descriptor, size_bytes)
             except OSError:
-                # Some blocks may be allocated beyond the end, which a truncation need not free.
+                # Blocks may be allocated beyond the end, which a truncation need not free.
                 os.ftruncate(descriptor, held_bytes)
                 if not held_bytes:
                     os.unlink(path)
@@ -251,15 +251,16 @@ class RealDisk:
             os.close(descriptor)
 
     def free_bytes(self, directory: Path) -> int:
-        found = os.statvfs(directory)
-        return found.f_bavail * found.f_frsize
+        status = os.statvfs(directory)
+        return status.f_bavail * status.f_frsize
 
 
 _CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV)
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
-    """Write zeros where the system (macOS) or the file system cannot allocate: a mere extension has no blocks."""
+    """Allocate all blocks. Write zeros where the system (macOS) or the file system cannot allocate: extending a file
+    allocates none."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(descriptor, 0, size_bytes)
@@ -283,12 +284,12 @@ def _sync_data(descriptor: int) -> None:
 
 
 def modified_ms(path: Path) -> int:
-    """When a file was changed last, in milliseconds since 1970."""
+    """Return when a file was last modified, in milliseconds since 1970."""
     return os.stat(path).st_mtime_ns // 1_000_000
 
 
 def read_file(disk: Disk, path: Path) -> bytes:
-    """The whole content of a small file."""
+    """Return the content of a small file."""
     file = disk.open(path)
     try:
         return file.read(file.size_bytes(), 0)
@@ -297,15 +298,15 @@ def read_file(disk: Disk, path: Path) -> bytes:
 
 
 def write_file(disk: Disk, path: Path, data: Buffer, *, is_durable: bool = True) -> None:
-    """Replaces a file's content and makes it durable; its name is durable after `sync_directory`.
+    """Overwrite a file in place and make it durable; its name is durable after `sync_directory`.
 
-    It is written over in place. A crash may leave it torn: for files whose reader notices (a checksum) or that can be
-    rebuilt. Where the disk is full, it is written once more with the room that was kept for it.
+    A crash may leave it torn, so this is for files with a checksum and files that can be rebuilt. On a full disk the
+    write is retried with the reserve.
     """
     try:
         _write_file(disk, path, data, is_durable=is_durable)
     except OSError as error:
-        if not disk.make_room(error):
+        if not disk.release_reserve(error):
             raise
         _write_file(disk, path, data, is_durable=is_durable)
 
@@ -324,7 +325,7 @@ def _write_file(disk: Disk, path: Path, data: Buffer, *, is_durable: bool) -> No
 
 
 def replace_file(disk: Disk, path: Path, data: Buffer) -> None:
-    """Writes a small file so that a crash leaves the old content or the new, and syncs its directory."""
+    """Write a small file so that a crash leaves either the old content or the new, and sync its directory."""
     fresh = path.with_name(path.name + ".tmp")
     write_file(disk, fresh, data)
     disk.rename(fresh, path)
@@ -332,17 +333,17 @@ def replace_file(disk: Disk, path: Path, data: Buffer) -> None:
 
 
 def write_whole(file: File, data: Buffer, position: int) -> None:
-    """Writes all of `data`; raises OSError when the disk takes none of it."""
+    """Write all of `data`. Raises OSError when the disk accepts none of it."""
     view = memoryview(data).cast("B")
     while view:
-        taken = file.write(view, position)
-        if not taken:
-            raise OSError(f"the disk took none of {len(view)} bytes")
-        position += taken
-        view = view[taken:]
+        written_bytes = file.write(view, position)
+        if not written_bytes:
+            raise OSError(f"the disk accepted none of {len(view)} bytes")
+        position += written_bytes
+        view = view[written_bytes:]
 
 
 def remove_if_there(disk: Disk, path: Path) -> None:
-    """Removes a file that may be gone already; durable after `sync_directory`."""
+    """Remove a file if it exists; durable after `sync_directory`."""
     if disk.exists(path):
         disk.remove(path)

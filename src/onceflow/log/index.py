@@ -1,24 +1,25 @@
-"""The two sparse indexes of a segment, in the formats of Kafka's OffsetIndex and TimeIndex (for the index of aborted
-transactions see `onceflow.log.transactions`).
+"""Sparse offset and time index of a segment, in the formats of Kafka's OffsetIndex and TimeIndex.
+
+The index of aborted transactions is in `onceflow.log.transactions`.
 
 `NNN.index`, 8 bytes an entry, big-endian, ascending in both columns:
 
     int32  last offset of a batch - base offset of the segment
-    int32  position in the .log file where that batch begins
+    int32  position in the .log file where that batch starts
 
 `NNN.timeindex`, 12 bytes an entry, ascending in both columns:
 
     int64  largest timestamp of the segment up to here, ms
-    int32  last offset of the batch that carried it - base offset of the segment; any later timestamp comes after it
+    int32  last offset of the batch with that timestamp - base offset of the segment; later timestamps come after it
 
-An entry is written for a batch before which more than `index.interval.bytes` were appended since the last entry
-(`LogSegment.append`), to the time index only if the largest timestamp grew; when the segment is sealed or closed, its
-largest timestamp is written too.
+A batch gets an entry if more than `index.interval.bytes` were appended before it since the last entry
+(`LogSegment.append`). The time index gets one only if the largest timestamp grew; when the segment is sealed or closed,
+its largest timestamp is written too.
 
-Neither file has a checksum, and neither is needed: both are rebuilt from the log by recovery. The indexes of the
-active segment live in memory and are written when the segment is sealed or the log is closed (Kafka maps a
-preallocated file and trims it then). A sealed index is mapped when it is first searched, so that a search costs the
-same however large the log is; the mapping is let go like a segment's file (`onceflow.log.open_files`).
+Neither file has a checksum, and neither needs one: recovery rebuilds both from the log. The indexes of the active
+segment are in memory and written when the segment is sealed or the log is closed (Kafka maps a preallocated file and
+trims it then). A sealed index is mapped when it is first searched, so the cost of a search does not depend on the log's
+size. The mapping is released like a segment's file (`onceflow.log.open_files`).
 """
 
 import struct
@@ -32,12 +33,12 @@ from onceflow.log.open_files import OPEN_FILES
 
 
 def file_name(offset: int, suffix: str) -> str:
-    """Kafka's name for the file of a segment: the offset in 20 digits."""
+    """Return Kafka's name for a segment's file: the offset in 20 digits."""
     return f"{offset:020d}{suffix}"
 
 
 class Index:
-    """Entries of one struct, in memory while `entries` is one, in the file afterwards."""
+    """Entries of one struct, in memory while `entries` is not None, in the file afterwards."""
 
     __slots__ = (
         "__weakref__",
@@ -57,7 +58,7 @@ class Index:
     def __init__(
         self, disk: Disk, directory: Path, base_offset: int, *, suffix: str = "", is_new: bool = False
     ) -> None:
-        """`suffix` is appended to the file's name; a new one's entries are in memory."""
+        """Open or create an index. `suffix` is appended to the file's name; entries of a new index are in memory."""
         self.base_offset = base_offset
         self.entries = bytearray() if is_new else None
         self._disk = disk
@@ -69,7 +70,7 @@ class Index:
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """Name of the file."""
         return file_name(self.base_offset, self.suffix) + self._suffix
 
     @property
@@ -84,19 +85,19 @@ class Index:
         return self._disk.size_bytes(self.path) if held is None else len(held)
 
     def write(self) -> None:
-        """Writes the entries, which must not grow meanwhile, and makes them durable."""
+        """Write the entries and make them durable. They must not grow meanwhile."""
         assert self.entries is not None, f"{self.path} is sealed"
         write_file(self._disk, self.path, self.entries)
 
     def seal(self) -> None:
-        """Forgets the entries in memory: from now on the file is searched."""
+        """Drop the entries in memory; searches read the file from now on."""
         self.entries = None
 
     def load(self, sizes: Mapping[str, int]) -> bool:
-        """Takes the file's entries into memory, to append to them; False if the file is missing or not sane: entries
-        that are cut, or below the base offset (Kafka's sanityCheck).
+        """Load the file's entries into memory, to append to them. `sizes` are those of the directory's files.
 
-        `sizes` are of its directory's files: an empty one, as most are where partitions are many, is not opened.
+        Return False if the file is missing or not sane: entries that are cut, or below the base offset (Kafka's
+        sanityCheck). An empty file is not opened: with many partitions most are empty.
         """
         size_bytes = sizes.get(self.name)
         if size_bytes is None:
@@ -107,8 +108,8 @@ class Index:
         last = self.last_entry()
         return last is None or min(last) >= 0
 
-    def let_go(self) -> bool:
-        """Unmaps the file, unless it was searched since it was last asked or has lost its name."""
+    def release_if_idle(self) -> bool:
+        """Unmap the file, unless it was searched since the last call or is pinned. Return whether none is mapped."""
         if self._was_used or self._is_pinned:
             self._was_used = False
         else:
@@ -116,14 +117,15 @@ class Index:
         return self._mapped is None
 
     def pin(self) -> None:
-        """Before the file's name goes to another index: who still searches this one, in any thread, goes on in it."""
+        """Keep the mapping for searches in other threads, before another index takes over the file's name."""
         with OPEN_FILES.opening:
             if self.entries is None and self._disk.exists(self.path):
                 self._map()
                 self._is_pinned = True
 
     def last_entry(self) -> tuple[Any, ...] | None:
-        """None while there is none. A file that is not mapped is not mapped for it: a start asks each segment's."""
+        """Return the last entry, None without one. An unmapped file is not mapped for it: a start reads that of each
+        segment."""
         held, size_bytes = self._held(), self.entry.size
         if held is not None:
             return self.entry.unpack_from(held, len(held) - size_bytes) if held else None
@@ -131,7 +133,8 @@ class Index:
         end = file.size_bytes()
         return self.entry.unpack(file.read(size_bytes, end - size_bytes)) if end else None
 
-    # Look-ups by time search in a thread: `seal` and `let_go` may come at any moment, hence the local names below.
+    # Searches by time run in a thread: `seal` and `release_if_idle` may be called at any moment, hence the locals
+    # below.
 
     def _held(self) -> bytearray | memoryview | None:
         entries = self.entries
@@ -154,15 +157,15 @@ class Index:
             return mapped
 
     def _last_up_to(self, value: int, column: struct.Struct) -> tuple[Any, ...] | None:
-        """The last entry whose `column` is ≤ `value`."""
+        """Return the last entry whose `column` is ≤ `value`."""
         content, size_bytes, column_at = self._content(), self.entry.size, column.unpack_from
         count = len(content) // size_bytes
-        found = bisect_right(range(count), value, key=lambda number: column_at(content, number * size_bytes)[0])
-        return self.entry.unpack_from(content, (found - 1) * size_bytes) if found else None
+        end = bisect_right(range(count), value, key=lambda number: column_at(content, number * size_bytes)[0])
+        return self.entry.unpack_from(content, (end - 1) * size_bytes) if end else None
 
 
 class OffsetIndex(Index):
-    """(relative last offset, position) of every few thousand bytes."""
+    """Index of (relative last offset, position), one entry every few thousand bytes."""
 
     __slots__ = ()
 
@@ -174,32 +177,32 @@ class OffsetIndex(Index):
         self.entries += self.entry.pack(offset - self.base_offset, position)
 
     def position_for_offset(self, offset: int) -> int:
-        """Where to begin a scan for the batch that holds `offset`: never behind that batch."""
-        found = self._last_up_to(offset - self.base_offset, _OFFSET)
-        return int(found[1]) if found else 0
+        """Return where to start a scan for the batch that contains `offset`; never after that batch."""
+        entry = self._last_up_to(offset - self.base_offset, _OFFSET)
+        return int(entry[1]) if entry else 0
 
     def position_at_most(self, position: int) -> int:
-        """The largest indexed beginning of a batch that is ≤ `position`."""
-        found = self._last_up_to(position, _POSITION)
-        return int(found[1]) if found else 0
+        """Return the largest indexed start of a batch that is ≤ `position`."""
+        entry = self._last_up_to(position, _POSITION)
+        return int(entry[1]) if entry else 0
 
     def last_position(self) -> int:
-        """The last indexed beginning of a batch; 0 where there is none."""
+        """Return the last indexed start of a batch; 0 without entries."""
         last = self.last_entry()
         return int(last[1]) if last else 0
 
     def position_from(self, position: int) -> int:
-        """The first indexed beginning of a batch that is at `position` or later; 0 where there is none."""
+        """Return the first indexed start of a batch at `position` or later; 0 if there is none."""
         content, size_bytes = self._content(), self.entry.size
         count = len(content) // size_bytes
-        found = bisect_left(
+        number = bisect_left(
             range(count), position, key=lambda number: int(_POSITION.unpack_from(content, number * size_bytes)[0])
         )
-        return int(_POSITION.unpack_from(content, found * size_bytes)[0]) if found < count else 0
+        return int(_POSITION.unpack_from(content, number * size_bytes)[0]) if number < count else 0
 
 
 class TimeIndex(Index):
-    """(largest timestamp so far, relative offset) of every few thousand bytes."""
+    """Index of (largest timestamp so far, relative offset), one entry every few thousand bytes."""
 
     __slots__ = ()
 
@@ -207,23 +210,23 @@ class TimeIndex(Index):
     suffix = ".timeindex"
 
     def append_if_later(self, timestamp_ms: int, offset: int) -> None:
-        """Appends only where the largest timestamp grew."""
+        """Append an entry only if the largest timestamp grew."""
         assert self.entries is not None
         if timestamp_ms > self.last()[0]:
             self.entries += self.entry.pack(timestamp_ms, offset - self.base_offset)
 
     def last(self) -> tuple[int, int]:
-        """(largest timestamp, offset); (-1, base offset) while there is none."""
+        """Return (largest timestamp, offset); (-1, base offset) without entries."""
         last = self.last_entry()
         return (-1, self.base_offset) if last is None else (int(last[0]), int(last[1]) + self.base_offset)
 
     def offset_before(self, timestamp_ms: int) -> int:
-        """An offset up to which every timestamp is ≤ `timestamp_ms`: where to begin a scan for it."""
-        found = self._last_up_to(timestamp_ms - 1, _TIMESTAMP)
-        return int(found[1]) + self.base_offset if found else self.base_offset
+        """Return where to start a scan for a timestamp: an offset up to which every timestamp is smaller."""
+        entry = self._last_up_to(timestamp_ms - 1, _TIMESTAMP)
+        return int(entry[1]) + self.base_offset if entry else self.base_offset
 
 
 _OFFSET = struct.Struct(">i")
 _POSITION = struct.Struct(">4xi")
 _TIMESTAMP = struct.Struct(">q")
-"""One column of an entry, read at the entry's beginning."""
+"""One column of an entry, read at the entry's start."""

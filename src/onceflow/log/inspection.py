@@ -1,8 +1,8 @@
-"""Reads any file of a data directory without a broker, and says at which byte it is damaged.
+"""Reader of any file in a data directory; it needs no broker and reports the byte where a file is damaged.
 
-Only reads: the files of a running broker may be looked at. A .log may hold all three formats one after the other
-(`wire.batch`, `wire.message_sets`): the magic is at byte 16 of each. Kafka preallocates the indexes of an active
-segment, so zeros at an index's end are room and no entries.
+It only reads, so the files of a running broker can be inspected. A .log may contain all three formats one after the
+other (`wire.batch`, `wire.message_sets`): the magic is at byte 16 of each. Kafka preallocates the indexes of an active
+segment, so zeros at an index's end are not entries.
 """
 
 import mmap
@@ -28,8 +28,8 @@ INDEXES: tuple[type[Index], ...] = (OffsetIndex, TimeIndex, TransactionIndex)
 SUFFIXES = (LOG_SUFFIX, *(index.suffix for index in INDEXES), SNAPSHOT_SUFFIX)
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 OFFSETS = "-offset-checkpoint"
-_PASSING_SUFFIXES = (".deleted", ".cleaned", ".swap")
-"""What Kafka and we append to a file that is on its way in or out."""
+_TEMPORARY_SUFFIXES = (".deleted", ".cleaned", ".swap")
+"""Suffixes that Kafka and Onceflow append to files being added or deleted."""
 _MAGIC_POSITION = 16
 
 _Read = Callable[[Buffer, int], BatchHeader | EntryHeader]
@@ -37,7 +37,7 @@ _Check = Callable[[Buffer, int, Any], None]
 
 
 class Damaged(OnceflowError):
-    """A file is not what its name says, from `position` on."""
+    """A file does not match its name, from `position` on."""
 
     def __init__(self, path: Path, position: int, reason: str) -> None:
         super().__init__(f"{path} is damaged at byte {position}: {reason}")
@@ -45,11 +45,11 @@ class Damaged(OnceflowError):
 
 
 class UnknownFile(OnceflowError):
-    """A file whose name says nothing about what is in it."""
+    """The file's name does not match a known type."""
 
 
-class FoundBatch(NamedTuple):
-    """A batch, or an entry of the older formats, and what is wrong with it although its length fits."""
+class InspectedBatch(NamedTuple):
+    """A batch, or an entry of the older formats, and the problem inside it if its length is valid."""
 
     position: int
     header: BatchHeader | EntryHeader
@@ -57,38 +57,38 @@ class FoundBatch(NamedTuple):
 
 
 def kind_of(path: Path) -> str:
-    """A suffix of SUFFIXES, LEADER_EPOCHS or OFFSETS. Raises UnknownFile."""
+    """Return a suffix of SUFFIXES, LEADER_EPOCHS or OFFSETS. Raises UnknownFile."""
     name = path.name
-    for passing in _PASSING_SUFFIXES:
-        name = name.removesuffix(passing)
+    for temporary in _TEMPORARY_SUFFIXES:
+        name = name.removesuffix(temporary)
     if name == LEADER_EPOCHS:
         return LEADER_EPOCHS
-    found = next((kind for kind in (*SUFFIXES, OFFSETS) if name.endswith(kind)), None)
-    if found is None or (found in SUFFIXES and not name.removesuffix(found).isdecimal()):
+    kind = next((kind for kind in (*SUFFIXES, OFFSETS) if name.endswith(kind)), None)
+    if kind is None or (kind in SUFFIXES and not name.removesuffix(kind).isdecimal()):
         known = ", ".join(f"NNN{suffix}" for suffix in SUFFIXES)
-        raise UnknownFile(f"{path} is no file of a log by its name: {known}, {LEADER_EPOCHS} and *{OFFSETS} are")
-    return found
+        raise UnknownFile(f"{path} is not named like a file of a log; expected {known}, {LEADER_EPOCHS} or *{OFFSETS}")
+    return kind
 
 
 def base_offset_of(path: Path) -> int:
-    """The number in a segment file's name."""
+    """Return the number in a segment file's name."""
     return int(path.name.partition(".")[0])
 
 
 def mapped(path: Path) -> memoryview:
-    """The file's bytes, mapped until nobody holds the view: a segment of a gigabyte costs no memory. Raises OSError."""
+    """Map the file's bytes while the view is held, so that a segment of a gigabyte costs no memory. Raises OSError."""
     with path.open("rb") as file:
         if not file.seek(0, 2):
             return memoryview(b"")
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def log_batches(path: Path, content: memoryview) -> Iterator[FoundBatch]:
-    """Every batch or message of a .log. Raises Damaged where the next one cannot be found."""
+def log_batches(path: Path, content: memoryview) -> Iterator[InspectedBatch]:
+    """Yield every batch or message of a .log. Raises Damaged where the next one cannot be located."""
     position = 0
     while position < len(content):
         if len(content) - position <= _MAGIC_POSITION:
-            raise Damaged(path, position, f"{len(content) - position} bytes are left, no batch is so short")
+            raise Damaged(path, position, f"{len(content) - position} bytes are left, too few for a batch")
         read, check, bytes_min = _format_at(content, position)
         try:
             header = read(content, position)
@@ -99,7 +99,7 @@ def log_batches(path: Path, content: memoryview) -> Iterator[FoundBatch]:
         if header.size_bytes > len(content) - position:
             reason = f"a batch of {header.size_bytes} bytes is cut, {len(content) - position} bytes are left"
             raise Damaged(path, position, reason)
-        yield FoundBatch(position, header, _problem(check, content, position, header))
+        yield InspectedBatch(position, header, _problem(check, content, position, header))
         position += header.size_bytes
 
 
@@ -117,40 +117,43 @@ def _problem(check: _Check, content: memoryview, position: int, header: BatchHea
     return None
 
 
-def records_at(content: Buffer, found: FoundBatch) -> list[Record]:
-    """The records of a batch or message. Raises WireError."""
-    if isinstance(found.header, EntryHeader):
-        return message_sets.decode_entry(content, found.position)
-    return batch.decode_batch(content, found.position)
+def records_at(content: Buffer, inspected: InspectedBatch) -> list[Record]:
+    """Return the records of a batch or message. Raises WireError."""
+    if isinstance(inspected.header, EntryHeader):
+        return message_sets.decode_entry(content, inspected.position)
+    return batch.decode_batch(content, inspected.position)
 
 
-def verified_batches(path: Path, content: memoryview) -> Iterator[FoundBatch]:
-    """As `log_batches`, but anything wrong raises Damaged: CRC, records, offsets that do not ascend."""
+def verified_batches(path: Path, content: memoryview) -> Iterator[InspectedBatch]:
+    """Yield every batch like `log_batches`; raises Damaged also for a wrong CRC, bad records or offsets that do not
+    ascend."""
     offset = base_offset_of(path)
-    for found in log_batches(path, content):
-        first, last = offset_range(found.header)
-        if found.problem is not None:
-            raise Damaged(path, found.position, found.problem)
+    for inspected in log_batches(path, content):
+        first, last = offset_range(inspected.header)
+        if inspected.problem is not None:
+            raise Damaged(path, inspected.position, inspected.problem)
         try:
-            records = records_at(content, found)
+            records = records_at(content, inspected)
         except WireError as error:
-            raise Damaged(path, found.position, str(error)) from error
-        first = records[0].offset if records and isinstance(found.header, EntryHeader) else first
+            raise Damaged(path, inspected.position, str(error)) from error
+        first = records[0].offset if records and isinstance(inspected.header, EntryHeader) else first
         if first < offset or last < first:
-            raise Damaged(path, found.position, f"offsets {first} to {last} where {offset} or later must come")
-        yield found
+            raise Damaged(
+                path, inspected.position, f"offsets {first} to {last}, but the next offset is {offset} or later"
+            )
+        yield inspected
         offset = last + 1
 
 
 def offset_range(header: BatchHeader | EntryHeader) -> tuple[int, int]:
-    """(first, last) offset as far as the header tells: of a compressed message set only the last is known."""
+    """Return (first, last) offset according to the header: a compressed message set has only the last."""
     if isinstance(header, EntryHeader):
         return header.offset, header.offset
     return header.base_offset, header.last_offset
 
 
 def first_format_messages(path: Path, content: memoryview) -> Iterator[tuple[int, bytes]]:
-    """(position, payload) of each message of Kafka's first format. Raises Damaged."""
+    """Yield (position, payload) of each message of Kafka's first format. Raises Damaged."""
     position = 0
     while position < len(content):
         try:
@@ -162,7 +165,7 @@ def first_format_messages(path: Path, content: memoryview) -> Iterator[tuple[int
 
 
 def index_entries(path: Path) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """(position, entry) of an index, the entries as in the file. Raises Damaged where one is cut."""
+    """Yield (position, entry) of an index, the entries as in the file. Raises Damaged where one is cut."""
     layout = next(index for index in INDEXES if index.suffix == kind_of(path)).entry
     content = mapped(path)
     end = len(content.tobytes().rstrip(b"\x00"))
@@ -174,18 +177,18 @@ def index_entries(path: Path) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def verify_index(path: Path) -> int:
-    """Returns the number of entries. Raises Damaged: not ascending, or not as in the .log beside it, if that is there.
+    """Return the number of entries. Raises Damaged where they do not ascend or do not match the .log beside it, if any.
 
-    An offset index must name beginnings of batches, none of them behind the offset that it is for.
+    An offset index must contain starts of batches, none of them after the offset of its entry.
     """
-    begins = _batch_begins(path) if kind_of(path) == OffsetIndex.suffix else None
+    starts = _batch_starts(path) if kind_of(path) == OffsetIndex.suffix else None
     before: tuple[int, ...] | None = None
     count = 0
     for position, entry in index_entries(path):
         if min(entry) < 0 or (before is not None and not _ascends(path, before, entry)):
             raise Damaged(path, position, f"entry {entry} does not follow {before}")
-        if begins is not None and begins.get(entry[1], entry[0] + 1) > entry[0]:
-            raise Damaged(path, position, f"offset +{entry[0]} is not in a batch that begins at position {entry[1]}")
+        if starts is not None and starts.get(entry[1], entry[0] + 1) > entry[0]:
+            raise Damaged(path, position, f"offset +{entry[0]} is not in a batch that starts at position {entry[1]}")
         before, count = entry, count + 1
     return count
 
@@ -196,26 +199,28 @@ def _ascends(path: Path, before: tuple[int, ...], entry: tuple[int, ...]) -> boo
     return entry[0] > before[0] and entry[1] >= before[1]
 
 
-def _batch_begins(path: Path) -> dict[int, int] | None:
-    """Position of each batch in the segment's .log → its first offset, relative; None where there is no .log."""
+def _batch_starts(path: Path) -> dict[int, int] | None:
+    """Return the position of each batch in the .log → its first relative offset; None without a .log."""
     log = path.with_name(path.name.replace(OffsetIndex.suffix, LOG_SUFFIX))
     if not log.exists():
         return None
     base_offset = base_offset_of(path)
-    found = log_batches(log, mapped(log))
-    return {each.position: offset_range(each.header)[0] - base_offset for each in found}
+    return {
+        inspected.position: offset_range(inspected.header)[0] - base_offset
+        for inspected in log_batches(log, mapped(log))
+    }
 
 
 def snapshot_entries(path: Path) -> list[SnapshotEntry]:
-    """The entries of a producer snapshot. Raises Damaged."""
+    """Return the entries of a producer snapshot. Raises Damaged."""
     entries = read_snapshot(path.read_bytes())
     if entries is None:
-        raise Damaged(path, 0, "version, CRC or length of the producer snapshot are not right")
+        raise Damaged(path, 0, "the producer snapshot's version, CRC or length is wrong")
     return entries
 
 
 def checkpoint_lines(path: Path) -> list[tuple[str, int, int]]:
-    """(topic, partition, offset) of an offset checkpoint, ("", epoch, start offset) of a leader-epoch one.
+    """Return (topic, partition, offset) of an offset checkpoint, ("", epoch, start offset) of a leader-epoch one.
 
     Raises Damaged.
     """
@@ -226,7 +231,7 @@ def checkpoint_lines(path: Path) -> list[tuple[str, int, int]]:
         version, count, *lines = content.decode().splitlines()
         epochs = [("", *map(int, line.split())) for line in lines]
         if version != "0" or int(count) != len(lines) or any(len(epoch) != 3 for epoch in epochs):
-            raise ValueError(f"version {version}, {count} lines announced, {len(lines)} found")
+            raise ValueError(f"version {version}, {len(lines)} lines instead of {count}")
     except (DataDirectoryRefused, ValueError) as error:
         raise Damaged(path, 0, str(error)) from error
     return epochs  # type: ignore[return-value]

@@ -1,13 +1,13 @@
 """A file of offsets by partition in the data directory, in Kafka's format (OffsetCheckpointFile).
 
     0                     version
-    2                     how many lines follow
+    2                     number of lines that follow
     clicks 0 1200         topic, partition, offset
     clicks 1 0
 
-`log-start-offset-checkpoint` says where a log begins, which may be in the middle of a segment. It is written, durably,
-before anybody is told, and before a segment file is touched: a start below which a reader was refused never goes back.
-`cleaner-offset-checkpoint` says up to where a log was compacted. A partition without a line has offset 0.
+`log-start-offset-checkpoint` has each log's start, which may be in the middle of a segment. It is durable before a
+client learns the start and before a segment file is touched: a start below which reads were refused never decreases.
+`cleaner-offset-checkpoint` has the end of each log's compacted part. A partition without a line has offset 0.
 """
 
 import threading
@@ -27,10 +27,10 @@ TopicPartition = tuple[str, int]
 
 
 class OffsetCheckpoint:
-    """The offsets in one file. Reading takes no look at the disk; a change returns when it is durable. Any thread."""
+    """Offsets in one file. Reading does not access the disk; a change returns when it is durable. Any thread."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
-        """Raises DataDirectoryRefused where the file is damaged, OSError."""
+        """Load the file. Raises DataDirectoryRefused where it is damaged, OSError."""
         self._disk = disk
         self._path = path
         self._offsets = parse_offsets(path, read_file(disk, path)) if disk.exists(path) else {}
@@ -40,18 +40,19 @@ class OffsetCheckpoint:
         return self._offsets.get((topic, partition), 0)
 
     def advance(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Takes the larger of each old and new offset. Blocks; raises OSError, after which the old ones hold."""
+        """Set each offset to the larger of the old and the new one. Blocks; raises OSError and keeps the old ones."""
         with self._lock:
             later = {key: offset for key, offset in offsets.items() if offset > self._offsets.get(key, 0)}
             if later:
                 self._write({**self._offsets, **later})
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Before a partition's directory goes: a later topic of the same name begins at 0. Blocks; raises OSError."""
+        """Remove partitions before their directories, so that a later topic of that name starts at 0. Blocks; raises
+        OSError."""
         with self._lock:
-            gone = self._offsets.keys() & set(partitions)
-            if gone:
-                self._write({key: offset for key, offset in self._offsets.items() if key not in gone})
+            known = self._offsets.keys() & set(partitions)
+            if known:
+                self._write({key: offset for key, offset in self._offsets.items() if key not in known})
 
     def _write(self, offsets: dict[TopicPartition, int]) -> None:
         lines = [f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())]
@@ -60,7 +61,7 @@ class OffsetCheckpoint:
 
 
 def parse_offsets(path: Path, content: bytes) -> dict[TopicPartition, int]:
-    """The content of such a file. Raises DataDirectoryRefused where it is damaged."""
+    """Parse the content of a file of offsets. Raises DataDirectoryRefused where it is damaged."""
     try:
         version, count, *lines = content.decode().splitlines()
         offsets = {}
@@ -68,7 +69,7 @@ def parse_offsets(path: Path, content: bytes) -> dict[TopicPartition, int]:
             topic, partition, offset = line.split()
             offsets[topic, int(partition)] = int(offset)
         if version != _VERSION or int(count) != len(lines):
-            raise ValueError(f"version {version}, {count} lines announced, {len(lines)} found")
+            raise ValueError(f"version {version}, {len(lines)} lines instead of {count}")
     except ValueError as error:
         raise DataDirectoryRefused(
             f"{path} is damaged: {error}; it needs version {_VERSION}, a count and `TOPIC PARTITION OFFSET` lines; "

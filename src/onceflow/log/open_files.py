@@ -1,10 +1,10 @@
-"""Which files of segments the process holds open or mapped: those in use, and not many more.
+"""Segment files that the process holds open or mapped: those in use, and few others.
 
-A broker of ten thousand partitions must not need a descriptor for each segment. So a segment opens its file when it is
-first needed, a sealed index maps its own when it is first searched (a mapping holds a descriptor, too), and each lets
-go of it when others need the room and nobody has asked for it since the last look. Whoever holds the file itself, for
-instance to send from it, keeps it open. A file with bytes that are not synced is never let go: that a write to it
-failed later would be told to a descriptor that was open then, and to no later one for certain.
+A broker of ten thousand partitions must not need a descriptor for each segment. A segment opens its file when it is
+first needed; a sealed index maps its file when it is first searched (a mapping holds a descriptor, too). Both release
+it when others need descriptors and it was not used since the last check. A caller that holds the file itself, for
+instance to send from it, keeps it open. A file with unsynced bytes is never released: a later write error would be
+reported to a descriptor that was open then, not reliably to a later one.
 """
 
 import resource
@@ -13,45 +13,45 @@ from collections import deque
 from typing import Protocol
 from weakref import ref
 
-LOOKS = 8
-"""At how many files is looked when one more is opened: as many as that may be let go for it."""
+CHECKS = 8
+"""Number of files that are checked, and may be released, when one more is opened."""
 
 HELD_MAX = 20_000
-"""However many descriptors the process may have: Linux lets it map 65,530 files (vm.max_map_count)."""
+"""Upper limit for any descriptor limit: Linux lets a process map 65,530 files (vm.max_map_count)."""
 
 
 class Holder(Protocol):
-    """What opens a file when it needs it."""
+    """An object that opens its file when it needs it."""
 
-    def let_go(self) -> bool:
-        """Lets go of the file, unless it is in use; true if no file is held."""
+    def release_if_idle(self) -> bool:
+        """Release the file unless it is in use; return whether none is held."""
         ...
 
 
 class OpenFiles:
-    """The files of one process. Any thread."""
+    """Open files of one process. Any thread."""
 
     def __init__(self) -> None:
         self.opening = threading.RLock()
-        """Held while a file is opened by its name, and while what must stay open is told before names change."""
+        """Held while a file is opened by its name, and while files are pinned before names change."""
         self._holders: deque[ref[Holder]] = deque()
 
     def opened(self, holder: Holder) -> None:
-        """Takes note of a file that was just opened, and lets go of others beyond half of what the process may open."""
+        """Register a file that was just opened; release others beyond half of the process's descriptor limit."""
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         held_max = HELD_MAX if soft == resource.RLIM_INFINITY else min(HELD_MAX, soft // 2)
         with self.opening:
             self._holders.append(ref(holder))
-            looks = LOOKS
-            while looks and len(self._holders) > held_max:
+            checks = CHECKS
+            while checks and len(self._holders) > held_max:
                 oldest = self._holders.popleft()
                 held = oldest()
                 if held is None:
                     continue
-                looks -= 1
-                if not held.let_go():
+                checks -= 1
+                if not held.release_if_idle():
                     self._holders.append(oldest)
 
 
 OPEN_FILES = OpenFiles()
-"""A limit of the process, so that there is one of them, however many brokers run in it."""
+"""The process's one instance: the limit belongs to the process, however many brokers run in it."""

@@ -1,13 +1,14 @@
-"""What the log knows about producers with an id (KIP-98), and its snapshot file (Kafka's ProducerStateManager).
+"""State of producers with an id (KIP-98) and its snapshot file (Kafka's ProducerStateManager).
 
-Of each producer id the last five batches are kept: a batch that has the sequences of one of them is a duplicate and
-is answered with the offsets of the first time; any other must follow the last one. Of a transactional producer it is
-also known where its open transaction begins (`onceflow.log.transactions`) and which coordinator epoch ended the last.
+The last five batches of each producer id are kept. A batch with the sequences of one of them is a duplicate, and its
+response has the offsets of the first copy; any other batch must follow the last one. For a transactional producer the
+log also keeps the start of its open transaction (`onceflow.log.transactions`) and the coordinator epoch that ended the
+last one.
 
-`NNN.snapshot`, big-endian, NNN being the offset that the state is up to (exclusive):
+`NNN.snapshot`, big-endian; NNN is the end offset of the state (exclusive):
 
     int16   version, 1
-    uint32  CRC-32C of everything that follows
+    uint32  CRC-32C of the rest
     int32   number of entries
     entries, each of 46 bytes:
         int64  producer id
@@ -15,27 +16,26 @@ also known where its open transaction begins (`onceflow.log.transactions`) and w
         int32  last sequence of the batch
         int64  last offset of the batch
         int32  last offset - base offset
-        int64  when the batch came, in the last entry when the producer was last heard of, ms
-        int32  coordinator epoch, that of the last marker; -1: there was none
-        int64  first offset of the open transaction; -1: none is open
+        int64  when the batch arrived, in the last entry when the producer was last active, ms
+        int32  coordinator epoch of the last marker; -1: none
+        int64  first offset of the open transaction; -1: none
 
-A producer of which a marker alone is known has one entry with sequence -1 and offset -1. Kafka writes one entry per
-producer, its last batch. Here each of the five batches is an entry, oldest first: Kafka's reader lets a later entry
-of the same id replace the earlier, so it sees what it would have written itself, and a client that repeats five
-unanswered batches after a restart finds them all.
-The time in an entry is the broker's clock at arrival, not the record's timestamp: replayed events are years old, and
-their producer must not be forgotten for it.
+A producer with only a marker has one entry with sequence -1 and offset -1. Kafka writes one entry per producer, its
+last batch. Here each of the five batches is an entry, oldest first. In Kafka's reader a later entry of an id replaces
+the earlier one, so it reads what it would have written itself. A client that retries five batches after a restart finds
+them all. The time in an entry is the broker's clock at arrival, not the record's timestamp: replayed events are years
+old, and their producer must not expire for that.
 
-In memory a producer is these entries, joined in one `bytes`: some 200 bytes each, and a snapshot is a list of them
-that a thread joins later (`Snapshot`). The first offset is filled in there, for the few with an open transaction.
+In memory a producer is these entries, joined in one `bytes` of some 200 bytes. A snapshot is a list of them that a
+thread joins later (`Snapshot`). It fills in the first offset of the few with an open transaction.
 
-A partition keeps at most `producer_ids_max` producers, since nothing else bounds how many ids clients invent: like
-Kafka, an idempotent batch is taken from an id that this broker never gave out. At the limit the one that was silent
-longest is forgotten, but never one with an open transaction, nor one heard of in the last `RETRY_MS`, whose client may
-still repeat a batch. If there is none to forget, the new producer is refused.
+A partition keeps at most `producer_ids_max` producers, since nothing else limits how many ids clients invent: like
+Kafka, the broker accepts an idempotent batch with an id that it never assigned. At the limit the producer that was
+inactive longest is forgotten. One with an open transaction is never forgotten, nor one active in the last `RETRY_MS`,
+whose client may still retry a batch. If none can be forgotten, the new producer is refused.
 
-A snapshot with a wrong CRC or length is as good as none. At a segment's base offset it also says that everything
-below it is durable: it is written after the sealed segment was synced (`onceflow.log.sync`).
+A snapshot with a wrong CRC or length is ignored. One at a segment's base offset also guarantees that everything below
+it is durable: it is written after the sealed segment was synced (`onceflow.log.sync`).
 """
 
 import struct
@@ -59,7 +59,7 @@ from onceflow.wire.markers import Marker
 
 BATCHES_KEPT = 5
 RETRY_MS = 900_000
-"""A client repeats an unanswered batch within this: Java's delivery.timeout.ms is 2 minutes, librdkafka's 5."""
+"""Longest time within which a client retries a batch: Java's delivery.timeout.ms is 2 minutes, librdkafka's 5."""
 
 _VERSION = 1
 _SEQUENCE_MAX = 2**31 - 1
@@ -71,11 +71,11 @@ _ENTRY = struct.Struct(">qhiqiqiq")
 _PRODUCER_ID = struct.Struct(">q")
 _CRC_BEGIN = 6
 _ENTRIES_KEPT_BYTES = (BATCHES_KEPT - 1) * _ENTRY.size
-"""Size of the entries that stay when one more is added."""
+"""Size of the entries that are kept when one more is added."""
 
 
 class ProducerState(NamedTuple):
-    """What DescribeProducers tells of a producer."""
+    """State of a producer for DescribeProducers."""
 
     producer_id: int
     producer_epoch: int
@@ -84,11 +84,11 @@ class ProducerState(NamedTuple):
     last_timestamp_ms: int
     coordinator_epoch: int
     current_transaction_first_offset: int
-    """-1: none is open."""
+    """-1: none."""
 
 
 class SnapshotEntry(NamedTuple):
-    """One entry of a snapshot file; see the module."""
+    """One entry of a snapshot file, described in the module docstring."""
 
     producer_id: int
     producer_epoch: int
@@ -117,7 +117,7 @@ def _checked_entries(snapshot: bytes) -> memoryview | None:
 
 
 def _last_entry(entries: bytes) -> SnapshotEntry:
-    """Return a producer's newest entry, which tells its epoch, its time and its coordinator epoch."""
+    """Return a producer's newest entry, which has its epoch, time and coordinator epoch."""
     return SnapshotEntry._make(_ENTRY.unpack_from(entries, len(entries) - _ENTRY.size))
 
 
@@ -126,11 +126,11 @@ def _without_batch(producer_id: int, producer_epoch: int) -> SnapshotEntry:
 
 
 class LastBatch(NamedTuple):
-    """What compaction must not lose of a producer."""
+    """The last batch of a producer, which compaction must keep."""
 
     producer_epoch: int
     last_offset: int
-    """-1: of this epoch a marker alone is known."""
+    """-1: only a marker of this epoch is known."""
 
 
 class Snapshot:
@@ -165,7 +165,7 @@ class Snapshot:
 
 
 class Producers:
-    """All producers of one partition."""
+    """Producers of one partition."""
 
     __slots__ = ("_checked_ms", "_entries", "_name", "config", "transactions")
 
@@ -174,7 +174,7 @@ class Producers:
         self.transactions = OpenTransactions()
         self._name = name
         self._entries: dict[int, bytes] = {}
-        """Producer id → its entries; the one that was silent longest comes first."""
+        """Producer id → its entries; the longest inactive producer comes first."""
         self._checked_ms = 0
 
     def __len__(self) -> int:
@@ -195,20 +195,20 @@ class Producers:
         ]
 
     def snapshot(self) -> Snapshot:
-        """Return the state of now."""
+        """Return the current state."""
         return Snapshot(list(self._entries.values()), self.transactions.first_offsets())
 
     def duplicate_of(self, header: BatchHeader, last_sequence: int, now_ms: int) -> tuple[int, int] | None:
-        """(base offset, last offset) of the first time, or None if this batch is the producer's next.
+        """Return (base offset, last offset) of the first copy, None if this batch is the producer's next.
 
         Raises InvalidProducerEpoch for an older epoch, OutOfOrderSequence where sequences are missing,
-        InvalidTransactionState where the batch is outside the producer's open transaction, TooManyProducers. A
-        producer that is not known (expired, or its records were deleted) may begin with any sequence, a new epoch with
-        0 (Kafka's ProducerAppendInfo).
+        InvalidTransactionState where the batch is outside the producer's open transaction, TooManyProducers. An unknown
+        producer (expired, or its records were deleted) may start with any sequence, a new epoch with 0 (Kafka's
+        ProducerAppendInfo).
         """
         entries = self._entries.get(header.producer_id)
         if entries is None:
-            self.require_room(header.producer_id, now_ms)
+            self.require_capacity(header.producer_id, now_ms)
             return None
         _, epoch, newest_sequence, *_ = _ENTRY.unpack_from(entries, len(entries) - _ENTRY.size)
         sequence = header.base_sequence
@@ -231,34 +231,34 @@ class Producers:
             self._require_within_transaction(epoch, header)
         return None
 
-    def require_room(self, producer_id: int, now_ms: int) -> None:
-        """Make sure that a producer is known or can be added. Raises TooManyProducers."""
+    def require_capacity(self, producer_id: int, now_ms: int) -> None:
+        """Ensure that a producer is known or can be added. Raises TooManyProducers."""
         if producer_id in self._entries or len(self._entries) < self.config.producer_ids_max:
             return
-        if not self._forget_silent(now_ms - min(RETRY_MS, self.config.producer_id_expiration_ms), 1):
+        if not self._forget_inactive(now_ms - min(RETRY_MS, self.config.producer_id_expiration_ms), 1):
             raise TooManyProducers(
-                f"producer {producer_id} on {self._name}: {len(self._entries)} producers are known, and all were heard"
-                f" of in the last {RETRY_MS // 60_000} minutes; {Remedy.FEWER_PRODUCERS}, or"
+                f"producer {producer_id} on {self._name}: {len(self._entries)} producers are known, and all were active"
+                f" in the last {RETRY_MS // 60_000} minutes; {Remedy.FEWER_PRODUCERS}, or"
                 f" {Remedy.MORE_PRODUCER_IDS}"
             )
 
-    def _forget_silent(self, since_ms: int, count_max: int) -> int:
-        """Forget at most `count_max` producers that were silent since then; returns how many.
+    def _forget_inactive(self, since_ms: int, count_max: int) -> int:
+        """Forget at most `count_max` producers that were inactive since then; return how many.
 
-        Never one with an open transaction: its marker must find where that began.
+        A producer with an open transaction is kept: its marker must find the transaction's start.
         """
-        silent: list[int] = []
+        inactive: list[int] = []
         for producer_id, entries in self._entries.items():
-            if len(silent) == count_max or _last_entry(entries).heard_ms > since_ms:
+            if len(inactive) == count_max or _last_entry(entries).heard_ms > since_ms:
                 break
             if producer_id not in self.transactions:
-                silent.append(producer_id)
-        for producer_id in silent:
+                inactive.append(producer_id)
+        for producer_id in inactive:
             del self._entries[producer_id]
-        return len(silent)
+        return len(inactive)
 
-    def check_coordinators_batch(self, header: BatchHeader) -> None:
-        """A coordinator's batch has no sequence. Raises InvalidProducerEpoch, InvalidTransactionState."""
+    def check_coordinator_batch(self, header: BatchHeader) -> None:
+        """Check a coordinator's batch, which has no sequence. Raises InvalidProducerEpoch, InvalidTransactionState."""
         entries = self._entries.get(header.producer_id)
         if entries is not None:
             epoch = _last_entry(entries).producer_epoch
@@ -267,12 +267,13 @@ class Producers:
                 self._require_within_transaction(epoch, header)
 
     def coordinator_epoch(self, producer_id: int) -> int:
-        """That of the producer's last marker; 0 if there was none."""
+        """Return the coordinator epoch of the producer's last marker, 0 without one."""
         entries = self._entries.get(producer_id)
         return max(0, _last_entry(entries).coordinator_epoch) if entries is not None else 0
 
     def check_marker(self, producer_id: int, producer_epoch: int, marker: Marker) -> None:
-        """Raises InvalidProducerEpoch, TransactionCoordinatorFenced where a newer marker or producer has been here."""
+        """Check a marker. Raises InvalidProducerEpoch, TransactionCoordinatorFenced after a newer producer or
+        marker."""
         entries = self._entries.get(producer_id)
         if entries is None:
             return
@@ -287,28 +288,28 @@ class Producers:
     def _require_epoch(self, epoch: int, producer_id: int, producer_epoch: int) -> None:
         if producer_epoch < epoch:
             raise InvalidProducerEpoch(
-                f"producer {producer_id} on {self._name}: epoch {producer_epoch} arrived, it is at epoch"
+                f"producer {producer_id} on {self._name}: epoch {producer_epoch} arrived, the current one is"
                 f" {epoch}; a newer producer with this id has taken over"
             )
 
     def _require_within_transaction(self, epoch: int, header: BatchHeader) -> None:
-        """While a transaction is open, nothing else of its producer may be appended, a newer epoch's least of all."""
+        """Refuse any other batch of a producer with an open transaction, in particular one of a newer epoch."""
         if header.attributes & _TRANSACTIONAL and header.producer_epoch == epoch:
             return
         kind = "transactional" if header.attributes & _TRANSACTIONAL else "non-transactional"
         raise InvalidTransactionState(
             f"producer {header.producer_id} on {self._name}: a {kind} batch of epoch {header.producer_epoch} arrived,"
             f" the transaction of epoch {epoch} from offset"
-            f" {self.transactions.first_offset(header.producer_id)} on is open; {Remedy.END_FIRST}"
+            f" {self.transactions.first_offset(header.producer_id)} is open; {Remedy.END_FIRST}"
         )
 
     def add(self, header: BatchHeader, last_sequence: int, base_offset: int, now_ms: int) -> None:
-        """Takes note of a batch that was appended at `base_offset`; it may begin a transaction."""
+        """Record a batch that was appended at `base_offset`; it may begin a transaction."""
         producer_id = header.producer_id
         if producer_id not in self._entries:
             self._expire(now_ms)
         if header.base_sequence >= 0:
-            kept, coordinator_epoch = self._kept(producer_id, header.producer_epoch)
+            kept, coordinator_epoch = self._pop_entries(producer_id, header.producer_epoch)
             delta = header.last_offset_delta
             self._entries[producer_id] = kept[-_ENTRIES_KEPT_BYTES:] + _ENTRY.pack(
                 producer_id,
@@ -321,33 +322,33 @@ class Producers:
                 NO_OFFSET,
             )
         else:
-            self._hear(producer_id, header.producer_epoch, None, now_ms)
+            self._touch(producer_id, header.producer_epoch, None, now_ms)
         if header.attributes & _TRANSACTIONAL and producer_id not in self.transactions:
             self.transactions.begin(producer_id, base_offset)
 
     def add_marker(self, header: BatchHeader, marker: Marker, offset: int, now_ms: int) -> AbortedTransaction | None:
-        """Takes note of a marker that was appended at `offset`; what has to go to the transaction index, if anything.
+        """Record a marker that was appended at `offset`; return the entry for the transaction index, if any.
 
-        A marker may have a newer epoch than the producer had: that fences the producer.
+        A marker with a newer epoch than the producer's fences the producer.
         """
         if header.producer_id not in self._entries:
             self._expire(now_ms)
-        self._hear(header.producer_id, header.producer_epoch, marker.coordinator_epoch, now_ms)
+        self._touch(header.producer_id, header.producer_epoch, marker.coordinator_epoch, now_ms)
         return self.transactions.end(header.producer_id, offset, commit=marker.commit)
 
-    def _hear(self, producer_id: int, producer_epoch: int, coordinator_epoch: int | None, now_ms: int) -> None:
-        """Take note of a producer that sent no batch with sequences; None: its coordinator epoch stays."""
-        kept, before = self._kept(producer_id, producer_epoch)
+    def _touch(self, producer_id: int, producer_epoch: int, coordinator_epoch: int | None, now_ms: int) -> None:
+        """Record a producer's batch without sequences or marker; None keeps its coordinator epoch."""
+        kept, before = self._pop_entries(producer_id, producer_epoch)
         entry = _last_entry(kept) if kept else _without_batch(producer_id, producer_epoch)
         if coordinator_epoch is None:
             coordinator_epoch = before
         changed = entry._replace(heard_ms=now_ms, coordinator_epoch=coordinator_epoch)
         self._entries[producer_id] = kept[: -_ENTRY.size] + _ENTRY.pack(*changed)
 
-    def _kept(self, producer_id: int, producer_epoch: int) -> tuple[bytes, int]:
-        """Take the producer out; returns what stays known of its batches, and its coordinator epoch.
+    def _pop_entries(self, producer_id: int, producer_epoch: int) -> tuple[bytes, int]:
+        """Remove the producer; return the entries that stay known and its coordinator epoch.
 
-        Nothing else is known of another epoch than before.
+        Entries of another epoch are dropped.
         """
         entries = self._entries.pop(producer_id, None)
         if entries is None:
@@ -356,24 +357,24 @@ class Producers:
         return entries if epoch == producer_epoch and last_sequence >= 0 else b"", coordinator_epoch
 
     def _expire(self, now_ms: int) -> None:
-        """Forget who was silent for `producer_id_expiration_ms`; looks every `producer_id_expiration_check_ms`.
+        """Forget producers inactive for `producer_id_expiration_ms`; checks every `producer_id_expiration_check_ms`.
 
-        A coordinator's own batches and markers are never refused: for them one more is forgotten where that can be.
+        A coordinator's own batches and markers are never refused: one more producer is forgotten for them if possible.
         """
         if now_ms - self._checked_ms >= self.config.producer_id_expiration_check_ms:
             self._checked_ms = now_ms
-            self._forget_silent(now_ms - self.config.producer_id_expiration_ms, len(self._entries))
+            self._forget_inactive(now_ms - self.config.producer_id_expiration_ms, len(self._entries))
         if len(self._entries) >= self.config.producer_ids_max:
-            self._forget_silent(now_ms - RETRY_MS, 1)
+            self._forget_inactive(now_ms - RETRY_MS, 1)
 
     def forget_beyond_limit(self) -> None:
-        """Forget what the limit had forgotten before recovery read it again: batches lie in the order of `_entries`."""
+        """Forget producers that the limit had removed before recovery read them again: `_entries` is in batch order."""
         excess = len(self._entries) - self.config.producer_ids_max
         if excess > 0:
-            self._forget_silent(INT64_MAX, excess)
+            self._forget_inactive(INT64_MAX, excess)
 
     def load(self, snapshot: bytes) -> bool:
-        """Takes over a snapshot; False, and nothing is changed, if it is torn or of another version."""
+        """Load a snapshot. Return False, without a change, if it is torn or of another version."""
         content = _checked_entries(snapshot)
         if content is None:
             return False
@@ -381,7 +382,7 @@ class Producers:
         open_first_offsets: dict[int, int] = {}
         for entry in _ENTRY.iter_unpack(content):
             producer_id, epoch, *_, first_offset = entry
-            kept, _coordinator_epoch = self._kept(producer_id, epoch)
+            kept, _coordinator_epoch = self._pop_entries(producer_id, epoch)
             self._entries[producer_id] = kept[-_ENTRIES_KEPT_BYTES:] + _ENTRY.pack(*entry[:-1], NO_OFFSET)
             open_first_offsets[producer_id] = first_offset
         self._entries = dict(sorted(self._entries.items(), key=lambda item: _last_entry(item[1]).heard_ms))

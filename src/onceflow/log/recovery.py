@@ -1,16 +1,16 @@
-"""How a partition's log is loaded: quickly after a clean shutdown, by a checked scan after anything else.
+"""Loader of a partition's log: fast after a clean shutdown, by a checked scan otherwise.
 
-The scan begins at a snapshot (everything below it was durable when it was written), but not closer to the end than
-`RECHECK_BYTES`, so that damage near the end is found even where it had been durable. It checks every batch: length,
-CRC-32C, and that its base offset is the one that comes next. At the first that fails, **the later segments are
-removed, newest first, and their removal made durable before the damaged file is cut**: whenever a crash interrupts
-that, the next scan stops at the same batch, and no batch after a bad one can come back. Indexes and producer state,
-open transactions and the index of aborted ones are built in the same pass. What is kept is synced before anybody sees
-it, because after a mere kill it may exist in the page cache only.
+The scan starts at a snapshot (everything below it was durable when it was written), but at least `RECHECK_BYTES` before
+the end, so that it finds damage near the end even in durable data. It checks every batch: length, CRC-32C, and that its
+base offset is the next one. At the first failure **the later segments are removed, newest first, and their removal is
+made durable before the damaged file is truncated**. A crash in between makes the next scan stop at the same batch, and
+no batch after a bad one can reappear. The same pass builds indexes and producer state, open transactions and the index
+of aborted ones. What is kept is synced before it is visible, because after a mere kill it may be in the page cache
+only.
 
-After a clean shutdown the last `CLEAN_CHECK_BYTES` are checked, the active segment's indexes looked at, and the
-snapshot at the log's end taken; if one of them does not fit, the shutdown was not clean after all, and the scan
-follows. Of a sealed segment it is enough that its indexes are there: a start that opened each would grow with the log.
+After a clean shutdown the last `CLEAN_CHECK_BYTES` and the active segment's indexes are checked, and the snapshot at
+the log's end is loaded. If one of them does not match, the shutdown was not clean, and the scan follows. A sealed
+segment only needs its index files: the cost of a start that opened each would grow with the log.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,29 +39,29 @@ _SUFFIXES = (LOG_SUFFIX, OffsetIndex.suffix, TimeIndex.suffix, TransactionIndex.
 
 @dataclass(slots=True)
 class Loaded:
-    """What is known about a log after loading; everything in it is durable."""
+    """A loaded log; everything in it is durable."""
 
     segments: list[Segment]
     log_end_offset: int
     producers: Producers
     log_start_offset: int
     removed_bytes: int = 0
-    """What recovery cut off: a torn tail, or damage and all that followed it."""
+    """Bytes that recovery truncated: a torn tail, or damage and everything after it."""
     is_new: bool = False
-    """Whether no name of it may be durable: it was made now, or closed before anything was written to it."""
+    """Whether none of its names may be durable: it was created now, or closed before the first write."""
     is_closed: bool = False
-    """Whether everything is on the disk that closing the log would write."""
+    """Whether the disk has everything that closing the log would write."""
 
 
 def new_log(directory: Path, config: LogConfig, disk: Disk, log_start_offset: int) -> Loaded:
-    """The first segment of a log, whose name becomes durable with its first record."""
+    """Create the first segment of a log; its name becomes durable with the first record."""
     segment = Segment(disk, directory, log_start_offset, create=True)
     producers = Producers(directory.name, config)
     return Loaded([segment], log_start_offset, producers, log_start_offset, is_new=True, is_closed=not log_start_offset)
 
 
 class Loader:
-    """Loads the log in one directory, which exists."""
+    """Loader of the log in one existing directory."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Loader:
         clock: Clock,
         log_start_offset: int,
     ) -> None:
-        """`sizes`: of the directory's files, after `swap.finish`; a start that opened each would grow with the log."""
+        """Prepare loading. `sizes`: those of the directory's files, after `swap.finish`."""
         self._directory = directory
         self._config = config
         self._disk = disk
@@ -81,7 +81,7 @@ class Loader:
         self._log_start_offset = log_start_offset
         self._sizes = sizes
         self._snapshots: dict[int, Snapshot] = {}
-        """The producers' state at the beginning of each segment that was scanned."""
+        """State of the producers at the start of each scanned segment."""
         self._compaction_end = swap.read_compaction_end(disk, directory) if swap.COMPACTION_END_FILE in sizes else 0
 
     def load(self, *, clean: bool) -> Loaded:
@@ -95,9 +95,9 @@ class Loader:
         return loaded
 
     def _open_segments(self) -> list[Segment]:
-        """Those that hold the log's start or are after it; a crash may have come between its end and the others'.
+        """Open the segments that contain the log's start or are after it; remove earlier ones left by a crash.
 
-        Earlier ones stay where they alone say what the producers sent: there is no snapshot behind them.
+        Earlier ones are kept where only they contain the producers' state, because no snapshot follows them.
         """
         bases = offsets_of(self._sizes, LOG_SUFFIX)
         segments = [
@@ -112,9 +112,8 @@ class Loader:
             segment.remove()
         return segments[below:]
 
-    def _begun_anew(self) -> Loaded:
-        """Where damage took what was at the log's start: no offset of before is given to another record
-        (Kafka's LogLoader does the same)."""
+    def _fresh_log(self) -> Loaded:
+        """Start a new log after damage removed the log's start; no old offset is reused (as in Kafka's LogLoader)."""
         segment = Segment(self._disk, self._directory, self._log_start_offset, create=True)
         producers = Producers(self._directory.name, self._config)
         return Loaded([segment], self._log_start_offset, producers, self._log_start_offset)
@@ -128,7 +127,7 @@ class Loader:
             return None
         active = segments[-1]
         if not active.size_bytes and not active.base_offset and not self._log_start_offset:
-            # What was never written has no indexes and no producers.
+            # A segment that was never written to has no indexes and no producers.
             active.forget_indexes()
             return Loaded(segments, 0, self._producers, 0, is_new=True, is_closed=True)
         if not all(segment.has_indexes(self._sizes) for segment in segments[:-1]):
@@ -148,7 +147,7 @@ class Loader:
             segment.load_sealed(self._sizes.get(segment.transaction_index.name, 0))
 
     def _checked_end(self, segments: list[Segment]) -> int | None:
-        """The log's end after its last megabyte was checked, or None if that is damaged."""
+        """Check the log's last megabyte; return the log's end, None if it is damaged."""
         rest_bytes = CLEAN_CHECK_BYTES
         number = len(segments)
         while number and rest_bytes > 0:
@@ -156,7 +155,7 @@ class Loader:
             rest_bytes -= segments[number].size_bytes
         first = segments[number]
         indexed = first.offset_index.position_at_most(max(0, -rest_bytes))
-        position = first.position_if_right(indexed, first.size_bytes)
+        position = first.verified_position(indexed, first.size_bytes)
         offset = first.header_at(position).base_offset if position else first.base_offset
         for segment in segments[number:]:
             for begin, header in good_batches(segment, position, offset, self._compaction_end):
@@ -175,22 +174,22 @@ class Loader:
     def _recover(self) -> Loaded:
         segments = self._open_segments()
         if not segments:
-            return self._begun_anew()
+            return self._fresh_log()
         first = self._first_to_scan(segments)
         self._load_sealed(segments[:first])
         size_bytes = sum(segment.size_bytes for segment in segments)
         end = self._scan(segments, first)
         if end < self._log_start_offset:
             self._remove_segments(segments, 0)
-            return self._begun_anew()
+            return self._fresh_log()
         self._seal(segments[first:])
         removed_bytes = size_bytes - sum(segment.size_bytes for segment in segments)
         return Loaded(segments, end, self._producers, self._start_of(segments), removed_bytes)
 
     def _seal(self, scanned: list[Segment]) -> None:
-        """What a group commit does after a roll: indexes, names, and then the snapshot at the next segment's begin."""
+        """Write indexes, names and the snapshot at the next segment's start, like a group commit after a roll."""
         for segment in scanned[:-1]:
-            segment.note_max_timestamp()
+            segment.index_max_timestamp()
             segment.write_indexes()
             segment.seal()
         if len(scanned) > 1:
@@ -199,7 +198,7 @@ class Loader:
             write_snapshot(self._disk, self._directory, segment.base_offset, self._snapshots[segment.base_offset])
 
     def _first_to_scan(self, segments: list[Segment]) -> int:
-        """The number of the segment where the scan begins; its snapshot, if it has one, is loaded."""
+        """Return the number of the segment where the scan starts; load its snapshot if it has one."""
         sane = next((n for n, segment in enumerate(segments) if not segment.has_indexes(self._sizes)), len(segments))
         rest_bytes = 0
         for number in range(len(segments) - 1, -1, -1):
@@ -210,8 +209,10 @@ class Loader:
         return 0
 
     def _scan(self, segments: list[Segment], first: int) -> int:
-        """Checks `segments` from `first` on, makes what is good durable and shortens the list at the first bad batch;
-        returns the log's end."""
+        """Check `segments` from number `first`, make good ones durable, and cut the list at the first bad batch.
+
+        Returns the log's end.
+        """
         offset = segments[first].base_offset
         for number in range(first, len(segments)):
             segment = segments[number]
@@ -230,21 +231,21 @@ class Loader:
         return offset
 
     def _rebuild(self, segment: Segment) -> tuple[int, int]:
-        """Indexes and producer state from the batches; returns (bytes of good batches, offset after them)."""
+        """Rebuild indexes and producer state from the batches; return (bytes of good batches, offset after them)."""
         segment.forget_indexes()
         size_bytes, offset = 0, segment.base_offset
         for position, header in good_batches(segment, 0, offset, self._compaction_end):
             batch_bytes, offset = header.size_bytes, header.last_offset + 1
-            # Of a batch that compaction emptied no record has the timestamp.
+            # No record of a batch that compaction emptied has the timestamp.
             max_timestamp = header.max_timestamp if header.record_count else NO_TIMESTAMP
-            segment.note(position, batch_bytes, offset - 1, max_timestamp, self._config.index_interval_bytes)
+            segment.index_batch(position, batch_bytes, offset - 1, max_timestamp, self._config.index_interval_bytes)
             if header.producer_id >= 0:
                 self._rebuild_producer(segment, position, header)
             size_bytes = position + batch_bytes
         return size_bytes, offset
 
     def _rebuild_producer(self, segment: Segment, position: int, header: BatchHeader) -> None:
-        """Producer state, open transactions and the index of aborted ones, as when the batch was appended."""
+        """Update producer state, open transactions and the index of aborted ones, as when the batch was appended."""
         if not header.is_control:
             self._producers.add(header, header.last_sequence, header.base_offset, self._now_ms)
             self._producers.forget_beyond_limit()
@@ -257,13 +258,13 @@ class Loader:
             segment.transaction_index.append(aborted)
 
     def _remove_segments(self, segments: list[Segment], number: int) -> None:
-        """Removes all segments from `number` on, newest first, durably."""
+        """Remove the segments from `number` on, newest first, durably."""
         while len(segments) > number:
             segments.pop().remove()
         self._disk.sync_directory(self._directory)
 
     def _remove_strays(self, loaded: Loaded) -> None:
-        """Files of no segment: snapshots of an end that was cut off, indexes without a log, unfinished writes."""
+        """Remove files without a segment: snapshots of a truncated end, indexes without a log, unfinished writes."""
         known = {file_name(segment.base_offset, "") for segment in loaded.segments}
         last_snapshot = file_name(loaded.log_end_offset, SNAPSHOT_SUFFIX)
         for name in self._sizes:
@@ -276,9 +277,9 @@ class Loader:
 def good_batches(
     segment: Segment, position: int, offset: int, compaction_end: int = 0
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of each batch from `position` on, up to the first that is cut, corrupt or not at `offset`.
+    """Yield (position, header) of each batch from `position`, up to the first that is cut, corrupt or not at `offset`.
 
-    Below offset `compaction_end` some may be missing.
+    Below offset `compaction_end` batches may be missing.
     """
     file, end = segment.file, segment.size_bytes
     block, block_begin = memoryview(b""), position

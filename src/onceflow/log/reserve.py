@@ -1,15 +1,15 @@
-"""Disk space that is kept for what must still be possible when the disk is full.
+"""Disk space reserved for operations that must succeed on a full disk.
 
-`.reserve` in the data directory is a file whose blocks are allocated. When a deletion, a marker, a checkpoint or a
-record of the broker's own finds the disk full, the file is removed and the call that failed is made once more. From
-then on `is_full` is true and clients' records are refused before they reach the disk, so the room is left to what it
-was kept for. `refill` allocates the file again once as much is free.
+`.reserve` in the data directory is a file with allocated blocks. A deletion, a marker, a checkpoint or a record of the
+broker's own may fail because the disk is full. Then the file is removed and the failed call is retried. From then on
+`is_full` is true and clients' records are refused before they reach the disk, so the space stays available for its
+purpose. `refill` allocates the file again once enough space is free.
 
-Changes of configurations, which a client may repeat without end, leave half of the released room (`leaves_half`): a
+Configuration changes, which a client may repeat without limit, leave half of the released space (`leaves_half`): a
 deletion takes little, and there are as many as topics.
 
-Two kinds of writes never take the room: a client's records, and what grows without a bound of its own (new topics,
-compaction). The first ask `is_full`, the second write through `unreserved`.
+Two kinds of writes never use the reserve: clients' records, which check `is_full`, and data that grows without its own
+limit (new topics, compaction), which is written through `unreserved`.
 """
 
 import errno
@@ -37,7 +37,7 @@ class ReservedDisk:
     def __init__(self, unreserved: Disk, directory: Path, size_bytes: int) -> None:
         self.unreserved = unreserved
         self.is_full = False
-        """Whether the reserve is released: only what it was kept for may be written."""
+        """Whether the reserve is released: only writes that may use it are accepted."""
         self._path = directory / RESERVE_FILE
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
@@ -53,11 +53,11 @@ class ReservedDisk:
                 self._set_full()
 
     def refill(self) -> None:
-        """Allocate a released reserve if there is room for it. Raises OSError where that is unknown."""
+        """Allocate a released reserve if enough space is free. Raises OSError where that is unknown."""
         with self._lock:
             if self.is_full and self.unreserved.free_bytes(self._path.parent) >= self._size_bytes and self._allocate():
                 self.is_full = False
-                logger.info("%s is allocated again: clients' records are accepted", self._path)
+                logger.info("%s is allocated again; clients' records are accepted", self._path)
 
     def _allocate(self) -> bool:
         try:
@@ -69,8 +69,8 @@ class ReservedDisk:
             return False
         return True
 
-    def make_room(self, error: OSError) -> bool:
-        """Release the reserve if `error` says that the disk is full; whether the failed call is worth repeating."""
+    def release_reserve(self, error: OSError) -> bool:
+        """Release the reserve if `error` says that the disk is full. Return whether to retry the failed call."""
         if error.errno not in _FULL:
             return False
         with self._lock:
@@ -82,41 +82,41 @@ class ReservedDisk:
             return True
 
     def leaves_half(self) -> bool:
-        """Whether at least half of the reserve is there, allocated or free."""
+        """Return whether at least half of the reserve is available, allocated or free."""
         return not self.is_full or 2 * self.unreserved.free_bytes(self._path.parent) >= self._size_bytes
 
     def _set_full(self) -> None:
         self.is_full = True
         logger.error(
-            "the disk of %s is full: clients' records are refused until %d bytes are free; %s, or %s",
+            "the disk of %s is full; clients' records are refused until %d bytes are free; %s, or %s",
             self._path.parent,
             self._size_bytes,
             Remedy.FREE_DISK,
             Remedy.DELETE_SOME,
         )
 
-    def _with_room(self, call: Callable[[], Result]) -> Result:
+    def _with_reserve(self, call: Callable[[], Result]) -> Result:
         try:
             return call()
         except OSError as error:
-            if not self.make_room(error):
+            if not self.release_reserve(error):
                 raise
             return call()
 
-    # Calls that may need room
+    # Calls that may use the reserve
 
     def open(self, path: Path, *, create: bool = False) -> File:
         if create:
-            return self._with_room(lambda: self.unreserved.open(path, create=True))
+            return self._with_reserve(lambda: self.unreserved.open(path, create=True))
         return self.unreserved.open(path)
 
     def make_directory(self, path: Path) -> None:
-        self._with_room(lambda: self.unreserved.make_directory(path))
+        self._with_reserve(lambda: self.unreserved.make_directory(path))
 
     def rename(self, source: Path, target: Path) -> None:
-        self._with_room(lambda: self.unreserved.rename(source, target))
+        self._with_reserve(lambda: self.unreserved.rename(source, target))
 
-    # Calls that need none
+    # Calls that need no space
 
     def exists(self, path: Path) -> bool:
         return self.unreserved.exists(path)

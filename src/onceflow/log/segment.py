@@ -1,9 +1,9 @@
 """One segment of a partition's log: the .log file and its indexes.
 
-`00000000000000000042.log` holds record batches (`onceflow.wire.batch`) end to end, exactly as clients sent them but
-for the base offset and the leader epoch, which the broker stamps. The number in the name is the base offset, that of
-the first record; the next segment's base offset is where this one ends. A segment is active (the last one, it grows)
-or sealed (it never changes again).
+`00000000000000000042.log` contains record batches (`onceflow.wire.batch`) end to end, exactly as clients sent them
+except for the base offset and the leader epoch, which the broker sets. The number in the name is the base offset, the
+offset of the first record; the segment ends at the next one's base offset. A segment is active (the last one, which
+grows) or sealed (it never changes again).
 """
 
 import logging
@@ -34,27 +34,27 @@ _LENGTH_OVERHEAD_BYTES = 12
 
 
 def offsets_of(names: Iterable[str], suffix: str) -> list[int]:
-    """The offsets of all names with this suffix, ascending; other names are none of ours."""
+    """Return the offsets of all names with this suffix, ascending; other names are ignored."""
     stems = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
     return sorted(int(stem) for stem in stems if len(stem) == 20 and stem.isdecimal())
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Whole batches within one file. The file stays open as long as its slice is held."""
+    """Consecutive complete batches in one file. The file stays open while the slice is referenced."""
 
     file: File
     position: int
     size_bytes: int
     is_cut: bool = False
-    """Whether more batches were visible behind it when it was made: a limit or the segment's end cut it short."""
+    """Whether more batches were visible after it when it was created: a limit or the segment's end cut it short."""
 
     def read(self) -> bytes:
         return self.file.read(self.size_bytes, self.position)
 
 
 class WriteNotUndone(OSError):
-    """Half a batch may be at the end of the file: what follows it later might be read as the rest."""
+    """Part of a batch may be at the end of the file; data written after it could be read as the rest."""
 
 
 class Segment:
@@ -65,8 +65,8 @@ class Segment:
         "_directory",
         "_disk",
         "_file",
-        "_is_dated",
-        "_is_index_doubted",
+        "_has_max_timestamp",
+        "_is_damage_logged",
         "_is_pinned",
         "_max_timestamp_ms",
         "_max_timestamp_offset",
@@ -93,8 +93,8 @@ class Segment:
         suffix: str = "",
         size_bytes: int | None = None,
     ) -> None:
-        """`suffix` is appended to the names of all its files (`onceflow.log.swap`); `size_bytes` is what the file has,
-        where that is known."""
+        """Open or create a segment. `suffix` is appended to the names of all its files (`onceflow.log.swap`);
+        `size_bytes` is the file's size if known."""
         self._disk = disk
         self._directory = directory
         self._suffix = suffix
@@ -104,7 +104,7 @@ class Segment:
         self._file: File | None = None
         self._was_used = False
         self._is_pinned = False
-        self._is_index_doubted = False
+        self._is_damage_logged = False
         self.size_bytes = 0
         self.offset_index = OffsetIndex(disk, directory, base_offset, suffix=suffix, is_new=create)
         self.time_index = TimeIndex(disk, directory, base_offset, suffix=suffix, is_new=create)
@@ -114,7 +114,7 @@ class Segment:
         else:
             self.size_bytes = disk.size_bytes(self.path) if size_bytes is None else size_bytes
         self.first_timestamp_ms = NO_TIMESTAMP
-        self._date(NO_TIMESTAMP, base_offset)
+        self._set_max_timestamp(NO_TIMESTAMP, base_offset)
         self._unindexed_bytes = 0
         self.index_bytes = 0
         """Size of the larger index."""
@@ -132,26 +132,28 @@ class Segment:
 
     @property
     def max_timestamp_ms(self) -> int:
-        """The largest; -1 where there is none. Of a sealed segment it is read when it is first asked for, or a start
-        would read a file of each. Any thread. Raises OSError."""
-        if not self._is_dated:
-            self._date(*self.time_index.last())
+        """Largest timestamp, -1 if there is none. Any thread. Raises OSError.
+
+        A sealed segment's is read when it is first used; otherwise a start would read a file of each segment.
+        """
+        if not self._has_max_timestamp:
+            self._set_max_timestamp(*self.time_index.last())
         return self._max_timestamp_ms
 
     @property
     def max_timestamp_offset(self) -> int:
-        """The last offset of the batch that carried it. Any thread. Raises OSError."""
-        if not self._is_dated:
-            self._date(*self.time_index.last())
+        """Last offset of the batch with the largest timestamp. Any thread. Raises OSError."""
+        if not self._has_max_timestamp:
+            self._set_max_timestamp(*self.time_index.last())
         return self._max_timestamp_offset
 
-    def _date(self, max_timestamp_ms: int, offset: int) -> None:
+    def _set_max_timestamp(self, max_timestamp_ms: int, offset: int) -> None:
         self._max_timestamp_ms, self._max_timestamp_offset = max_timestamp_ms, offset
-        self._is_dated = True
+        self._has_max_timestamp = True
 
     @property
     def file(self) -> File:
-        """The .log file, opened if it is not. Raises OSError."""
+        """The .log file, opened if necessary. Raises OSError."""
         self._was_used = True
         return self._file or self._opened()
 
@@ -164,13 +166,13 @@ class Segment:
             return file
 
     def write(self, batch: bytearray | memoryview, size_bytes: int) -> None:
-        """Write a batch at the end. Raises OSError, after which nothing of it is there, or WriteNotUndone."""
+        """Write a batch at the end. Raises OSError, after which the file has nothing of it, or WriteNotUndone."""
         file, position = self.file, self.size_bytes
         self.is_unsynced = True
         try:
-            taken = file.write(batch, position)
-            if taken < size_bytes:
-                write_whole(file, memoryview(batch)[taken:], position + taken)
+            written_bytes = file.write(batch, position)
+            if written_bytes < size_bytes:
+                write_whole(file, memoryview(batch)[written_bytes:], position + written_bytes)
         except OSError:
             try:
                 file.truncate(position)
@@ -179,8 +181,9 @@ class Segment:
             raise
         self.size_bytes = position + size_bytes
 
-    def let_go(self) -> bool:
-        """Lets go of the file, unless it was used since it was last asked, is unsynced or has lost its name."""
+    def release_if_idle(self) -> bool:
+        """Release the file, unless it was used since the last call, has unsynced bytes or is pinned. Return whether
+        none is held."""
         if self._was_used or self.is_unsynced or self._is_pinned:
             self._was_used = False
         else:
@@ -188,13 +191,16 @@ class Segment:
         return self._file is None
 
     def close(self) -> None:
-        """Closes the file under whoever still holds it."""
+        """Close the file even if it is still referenced."""
         if self._file is not None:
             self._file.close()
 
     def has_indexes(self, sizes: Mapping[str, int]) -> bool:
-        """Whether they are among these files of its directory, with whole entries; what they say was durable when a
-        snapshot at their end, or a clean end, was written. No file of aborted transactions is none of these."""
+        """Return whether its index files are among these files of its directory, with complete entries.
+
+        Their content was durable when a snapshot at their end, or a clean end, was written. A missing file of aborted
+        transactions means that there are none.
+        """
         return (
             sizes.get(self.offset_index.name, -1) % self.offset_index.entry.size == 0
             and sizes.get(self.time_index.name, -1) % self.time_index.entry.size == 0
@@ -202,7 +208,7 @@ class Segment:
         )
 
     def is_indexed_beyond(self, offset_end: int) -> bool:
-        """True where the indexes name batches that the log does not have."""
+        """Return whether the indexes refer to batches that the log does not have."""
         indexed = self.offset_index.last_position()
         return (
             indexed > max(0, self.size_bytes - HEADER_BYTES)
@@ -211,36 +217,38 @@ class Segment:
         )
 
     def load_sealed(self, transaction_index_bytes: int) -> None:
-        """The indexes stay in their files; `transaction_index_bytes` is 0 where that one is missing."""
-        self._is_dated = False
+        """Leave the indexes in their files; `transaction_index_bytes` is 0 where that one is missing."""
+        self._has_max_timestamp = False
         self.transaction_index.load_sealed(transaction_index_bytes)
 
     def load_active(self, sizes: Mapping[str, int]) -> bool:
-        """Takes the indexes into memory, to append to them; False where one is missing or not sane. `sizes` are of its
-        directory's files."""
+        """Load the indexes into memory, to append to them; return False if one is missing or not sane.
+
+        `sizes` are those of the directory's files.
+        """
         if not all(index.load(sizes) for index in (self.offset_index, self.time_index, self.transaction_index)):
             return False
-        self._date(*self.time_index.last())
+        self._set_max_timestamp(*self.time_index.last())
         self._measure_indexes()
         return True
 
     def forget_indexes(self) -> None:
-        """Before the indexes are built anew, from position 0, by `note`."""
+        """Empty the indexes before they are rebuilt from position 0 by `index_batch`."""
         self.offset_index.entries = bytearray()
         self.time_index.entries = bytearray()
         self.transaction_index.forget()
         self.index_bytes = 0
         self._unindexed_bytes = 0
         self.first_timestamp_ms = NO_TIMESTAMP
-        self._date(NO_TIMESTAMP, self.base_offset)
+        self._set_max_timestamp(NO_TIMESTAMP, self.base_offset)
 
     @property
     def is_sealed(self) -> bool:
-        """Whether it never changes again, and all of it is on the disk."""
+        """Whether it never changes again, and all of it is durable."""
         return self.offset_index.entries is None
 
     def pin(self) -> None:
-        """Before its files lose their names: who still reads it goes on in them. Raises OSError."""
+        """Keep the files open for readers before they lose their names. Raises OSError."""
         with OPEN_FILES.opening:
             self._opened()
             self._is_pinned = True
@@ -248,7 +256,7 @@ class Segment:
             index.pin()
 
     def seal(self) -> None:
-        """After the indexes are on disk."""
+        """Drop the indexes in memory after they were written to disk."""
         self.offset_index.seal()
         self.time_index.seal()
         self.transaction_index.seal()
@@ -258,8 +266,10 @@ class Segment:
         self.time_index.write()
         self.transaction_index.write()
 
-    def note(self, position: int, size_bytes: int, last_offset: int, max_timestamp: int, interval_bytes: int) -> None:
-        """Takes note of a batch at `position` that is in the file: timestamps, and an index entry where one is due."""
+    def index_batch(
+        self, position: int, size_bytes: int, last_offset: int, max_timestamp: int, interval_bytes: int
+    ) -> None:
+        """Record a batch in the file at `position`: its timestamps, and an index entry if one is due."""
         if max_timestamp > self._max_timestamp_ms:
             self._max_timestamp_ms = max_timestamp
             self._max_timestamp_offset = last_offset
@@ -275,17 +285,17 @@ class Segment:
     def _measure_indexes(self) -> None:
         self.index_bytes = max(self.offset_index.size_bytes(), self.time_index.size_bytes())
 
-    def note_max_timestamp(self) -> None:
-        """When sealed or closed, the time index ends with the segment's largest timestamp."""
+    def index_max_timestamp(self) -> None:
+        """Write the segment's largest timestamp to the time index, when it is sealed or closed."""
         self.time_index.append_if_later(self.max_timestamp_ms, self.max_timestamp_offset)
 
     def header_at(self, position: int) -> BatchHeader:
         return read_header(self.file.read(HEADER_BYTES, position))
 
     def times_at(self, position: int, size_bytes: int, unpacked_bytes_max: int) -> Iterator[tuple[int, int]]:
-        """(timestamp, offset) of each record of a batch that unpacks to at most so many bytes.
+        """Yield (timestamp, offset) of each record of a batch whose uncompressed size is within the limit.
 
-        Raises CorruptBatch where the records, which nobody looked at when they came, cannot be read.
+        Raises CorruptBatch for records that cannot be read; they were not checked when they arrived.
         """
         try:
             yield from record_times(self.file.read(size_bytes, position), size_bytes_max=unpacked_bytes_max)
@@ -293,14 +303,14 @@ class Segment:
             raise CorruptBatch(f"{self.path}, position {position}: {error}") from error
 
     def marker_at(self, position: int, size_bytes: int) -> Marker | None:
-        """What the control batch there says; None where it is no transaction's. Raises CorruptBatch."""
+        """Return the marker in the control batch there, None if it is not a transaction's. Raises CorruptBatch."""
         try:
             return decode_marker(self.file.read(size_bytes, position))
         except WireError as error:
             raise CorruptBatch(f"{self.path}, position {position}: {error}") from error
 
     def spans(self, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(position, size in bytes, last offset) of each batch from `position`, where one begins, up to `end`."""
+        """Yield (position, size in bytes, last offset) of each batch from `position`, a batch's start, up to `end`."""
         block = b""
         block_begin = position
         while position < end:
@@ -310,13 +320,15 @@ class Segment:
                 raise CorruptBatch(f"{self.path}: the file ends at {block_begin + len(block)}, not at {end}")
             base_offset, length, last_offset_delta = _SPAN.unpack_from(block, position - block_begin)
             if length < HEADER_BYTES - _LENGTH_OVERHEAD_BYTES:
-                raise CorruptBatch(f"{self.path}, position {position}: a batch of length {length}; the file is damaged")
+                raise CorruptBatch(f"{self.path}, position {position}: batch length {length}; the file is damaged")
             yield position, length + _LENGTH_OVERHEAD_BYTES, base_offset + last_offset_delta
             position += length + _LENGTH_OVERHEAD_BYTES
 
-    def position_if_right(self, position: int, end: int, offset_max: int = _OFFSET_MAX) -> int:
-        """The indexed `position` if a batch begins there, before `end`, whose first offset is at most `offset_max`;
-        else 0, where a scan misses nothing: an index has no checksum and is believed only as far as it is seen."""
+    def verified_position(self, position: int, end: int, offset_max: int = _OFFSET_MAX) -> int:
+        """Return `position` if a batch starts there, before `end`, with a first offset of at most `offset_max`; else 0.
+
+        A scan from 0 misses nothing: an index has no checksum and is used only where the log confirms it.
+        """
         if not position:
             return 0
         if 0 < position <= end - HEADER_BYTES:
@@ -324,28 +336,28 @@ class Segment:
             is_batch = header.magic == MAGIC and HEADER_BYTES <= header.size_bytes <= end - position
             if is_batch and self.base_offset <= header.base_offset <= offset_max:
                 return position
-        if not self._is_index_doubted:
-            self._is_index_doubted = True
+        if not self._is_damage_logged:
+            self._is_damage_logged = True
             logger.warning(
                 "%s is damaged: no batch of offset %d is at %d", self.offset_index.path, offset_max, position
             )
         return 0
 
     def find(self, offset: int, end: int, *, begin: int | None = None) -> tuple[int, int] | None:
-        """(position, size in bytes) of the first batch that reaches `offset`, among those before position `end`.
+        """Return (position, size in bytes) of the first batch before position `end` that reaches `offset`.
 
-        `begin` is a batch's beginning that is not behind it; the index is asked where it is not given.
+        `begin` is the start of a batch not after it; by default the index provides it.
         """
         if begin is None:
-            begin = self.position_if_right(self.offset_index.position_for_offset(offset), end, offset)
+            begin = self.verified_position(self.offset_index.position_for_offset(offset), end, offset)
         for position, size_bytes, last_offset in self.spans(begin, end):
             if last_offset >= offset:
                 return position, size_bytes
         return None
 
     def last_boundary(self, begin: int, position: int, end: int) -> int:
-        """The largest beginning of a batch that is ≤ `position`; `begin` is one that is known."""
-        boundary = max(begin, self.position_if_right(self.offset_index.position_at_most(position), end))
+        """Return the largest start of a batch that is ≤ `position`; `begin` is a known start."""
+        boundary = max(begin, self.verified_position(self.offset_index.position_at_most(position), end))
         for batch, size_bytes, _ in self.spans(boundary, end):
             if batch + size_bytes > position:
                 break
@@ -353,33 +365,34 @@ class Segment:
         return boundary
 
     def offset_beyond(self, position: int) -> int | None:
-        """An offset at or after the end of the batches before `position`, as near as the index tells; None: unknown."""
-        indexed = self.position_if_right(self.offset_index.position_from(position), self.size_bytes)
+        """Return an offset at or after the end of the batches before `position`, as near as the index allows; None:
+        unknown."""
+        indexed = self.verified_position(self.offset_index.position_from(position), self.size_bytes)
         return self.header_at(indexed).last_offset if indexed >= position else None
 
     def find_timestamp(
         self, timestamp_ms: int, offset: int, end: int, unpacked_bytes_max: int
     ) -> tuple[int, int] | None:
-        """(timestamp, offset) of the first record at or after `offset` that is dated `timestamp_ms` or later.
+        """Return (timestamp, offset) of the first record at or after `offset` with a timestamp ≥ `timestamp_ms`.
 
-        Batches before position `end` are looked at, and of the ones that reach the timestamp the records
+        Batches before position `end` are searched; records are read only of those that reach the timestamp
         (FileRecords.searchForTimestamp).
         """
         not_before = max(offset, self.time_index.offset_before(timestamp_ms))
         indexed = self.offset_index.position_for_offset(not_before)
-        if end <= indexed < self.size_bytes and self.position_if_right(indexed, self.size_bytes, not_before):
-            # The indexes know what is not visible yet: everything before it is dated earlier.
+        if end <= indexed < self.size_bytes and self.verified_position(indexed, self.size_bytes, not_before):
+            # The indexes include what is not visible yet: everything before it has an earlier timestamp.
             return None
-        begin = self.position_if_right(indexed, end, not_before)
+        begin = self.verified_position(indexed, end, not_before)
         for position, size_bytes, last_offset in self.spans(begin, end):
             if last_offset < offset or self.header_at(position).max_timestamp < timestamp_ms:
                 continue
-            for found in self.times_at(position, size_bytes, unpacked_bytes_max):
-                if found[0] >= timestamp_ms and found[1] >= offset:
-                    return found
+            for record_time in self.times_at(position, size_bytes, unpacked_bytes_max):
+                if record_time[0] >= timestamp_ms and record_time[1] >= offset:
+                    return record_time
         return None
 
     def remove(self) -> None:
-        """Removes its files; durable after the directory's sync."""
+        """Remove the files; durable after the directory's sync."""
         for path in (self.offset_index.path, self.time_index.path, self.transaction_index.path, self.path):
             remove_if_there(self._disk, path)

@@ -1,25 +1,26 @@
-"""How segments lose their files, and how compacted segments take their place, so that a crash leaves one or the other.
+"""Deletion of segment files and replacement by compacted ones; after a crash either the old or the new ones exist.
 
-Before any file goes, the directory is synced: what the next segment's snapshot says of producers must be durable before
-the batches that say it too are gone.
+Before any file is removed, the directory is synced: the producers' state in the next segment's snapshot must be durable
+before the batches that contain it too.
 
 A **deleted** segment's files are renamed to `NNN.log.deleted` and so on, and removed after `file.delete.delay.ms` or
-at the next start: who still reads them holds them open.
+at the next start: their readers keep them open.
 
-A **compacted** segment replaces one or several neighbours. Its files pass through Kafka's names (LocalLog
-.replaceSegments); between the steps the directory is synced, because a power cut may keep any selection of renames:
+A **compacted** segment replaces one or several neighbours. Its files go through Kafka's names
+(LocalLog.replaceSegments). The directory is synced between the steps, because a power cut may keep any subset of
+renames:
 
-1. `NNN.log.cleaned` and its indexes are written and synced. A crash: they are removed, the old segments stand.
-2. They are renamed to `.swap`. From here on the new segment stands: whenever a start finds `NNN.log.swap`, it removes
-   what is left of the old segments and gives the new one its name.
+1. `NNN.log.cleaned` and its indexes are written and synced. After a crash they are removed; the old segments are valid.
+2. They are renamed to `.swap`. From here on the new segment is valid: a start that finds `NNN.log.swap` removes
+   the rest of the old segments and gives the new one its name.
 3. The old segments' files are renamed to `.deleted`.
-4. The `.swap` files get their names. A crash may leave the indexes without them: they are built anew.
+4. The `.swap` files get their names. A crash may leave indexes without theirs: they are rebuilt.
 
-Which old segments a `.swap` file replaces is told by its offsets alone: from its base offset to that of its last
-batch, which compaction keeps for this, if need be empty.
+Its offsets alone determine which old segments a `.swap` file replaces: from its base offset to that of its last batch,
+which compaction keeps for this, empty if necessary.
 
-Compaction leaves gaps between offsets, which recovery elsewhere takes for damage. So before step 2
-`compaction-end-checkpoint` (a version, an offset) says up to which offset there may be some.
+Compaction leaves gaps between offsets, which recovery otherwise treats as damage. So before step 2
+`compaction-end-checkpoint` (a version, an offset) records the end offset of possible gaps.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,16 +36,18 @@ CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
 DELETED_SUFFIX = ".deleted"
 SEGMENT_SUFFIXES = (OffsetIndex.suffix, TimeIndex.suffix, TransactionIndex.suffix, LOG_SUFFIX)
-"""The log comes last: it is what the others are built from."""
+"""Suffixes of a segment's files. The log comes last: the others are rebuilt from it."""
 
 COMPACTION_END_FILE = "compaction-end-checkpoint"
 _VERSION = "0"
 
 
 def retire(disk: Disk, directory: Path, segments: Sequence[Segment], *, kept_snapshot: int = -1) -> list[Path]:
-    """Renames the files of sealed segments, and the snapshots at their beginnings but for `kept_snapshot`'s, oldest
-    first. Blocks; raises OSError, after which it may be repeated. Returns the new paths, for `remove_retired` when no
-    reader holds them."""
+    """Rename the files of sealed segments and the snapshots at their starts, except at `kept_snapshot`, oldest first.
+
+    Blocks; raises OSError, after which it may be repeated. Returns the new paths, for `remove_retired` when no reader
+    holds them.
+    """
     retired = []
     disk.sync_directory(directory)
     for segment in segments:
@@ -63,19 +66,18 @@ def retire(disk: Disk, directory: Path, segments: Sequence[Segment], *, kept_sna
 
 
 def remove_retired(disk: Disk, paths: Iterable[Path]) -> None:
-    """Removes renamed files; those whose directory went meanwhile are gone already. Blocks; raises OSError."""
+    """Remove renamed files, unless their directory was already removed. Blocks; raises OSError."""
     for path in paths:
         if disk.exists(path):
             disk.remove(path)
 
 
 def replace(disk: Disk, directory: Path, old: Sequence[Segment], offset_end: int) -> tuple[Segment, list[Path]]:
-    """Puts the durable `.cleaned` files at the base offset of `old`, which are neighbours, in their place; the module
-    says how. `offset_end` is where both end.
+    """Replace the neighbours `old` by the durable `.cleaned` files at their base offset, as the module describes.
 
-    `old` can still be read afterwards by who holds them. Blocks for renames and syncs of names alone, however large
-    the segments are; raises OSError, after which the next start finishes what was begun. Returns the new segment, and
-    the old files' new names.
+    `offset_end` is the end of both. Callers that hold `old` can still read them. Blocks only for renames and syncs of
+    names, regardless of the segments' size. Raises OSError, after which the next start finishes the replacement.
+    Returns the new segment, and the old files' new names.
     """
     base = old[0].base_offset
     _write_compaction_end(disk, directory, offset_end)
@@ -91,7 +93,7 @@ def replace(disk: Disk, directory: Path, old: Sequence[Segment], offset_end: int
 
 
 def remove_cleaned(disk: Disk, directory: Path) -> None:
-    """After a compaction that was given up before step 2."""
+    """Remove the files of a compaction that was stopped before step 2."""
     remove_retired(disk, [directory / name for name in disk.names(directory) if name.endswith(CLEANED_SUFFIX)])
 
 
@@ -104,9 +106,10 @@ def _rename_all(disk: Disk, directory: Path, base: int, source_suffix: str, targ
 
 
 def finish(disk: Disk, directory: Path) -> Mapping[str, int]:
-    """At the start, before the segments are looked at: every deletion and replacement that was begun is ended, or
-    what was not begun is forgotten. Returns the sizes of the directory's files by name. Blocks; raises OSError. May be
-    interrupted and called again."""
+    """Finish or discard every interrupted deletion and replacement, at the start before segments are loaded.
+
+    Returns the sizes of the directory's files by name. Blocks; raises OSError. May be interrupted and called again.
+    """
     names = disk.sizes(directory)
     if not any(name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)) for name in names):
         return names
@@ -126,7 +129,7 @@ def finish(disk: Disk, directory: Path) -> Mapping[str, int]:
 
 
 def _offset_end(disk: Disk, directory: Path, base: int) -> int:
-    """Where the segment in a `.swap` file ends; where it was damaged since, recovery cuts it there."""
+    """Return the end offset of the segment in a `.swap` file; where it is damaged, recovery truncates it there."""
     segment = Segment(disk, directory, base, suffix=SWAP_SUFFIX)
     end = base + 1
     try:
@@ -138,13 +141,13 @@ def _offset_end(disk: Disk, directory: Path, base: int) -> int:
 
 
 def read_compaction_end(disk: Disk, directory: Path) -> int:
-    """The offset below which offsets may be missing. Raises DataDirectoryRefused, OSError."""
+    """Return the offset below which offsets may be missing. Raises DataDirectoryRefused, OSError."""
     path = directory / COMPACTION_END_FILE
     if not disk.exists(path):
         return 0
     content = read_file(disk, path).decode(errors="replace").split()
     if len(content) != 2 or content[0] != _VERSION or not content[1].isdecimal():
-        raise DataDirectoryRefused(f"{path} is damaged: {content} is not a version {_VERSION} and an offset")
+        raise DataDirectoryRefused(f"{path} is damaged: {content} is not version {_VERSION} and an offset")
     return int(content[1])
 
 

@@ -1,21 +1,21 @@
-"""The transactions of one partition: which are open, where the last stable offset is, which were aborted.
+"""Transactions of one partition: open ones, the last stable offset, aborted ones.
 
-A transaction begins in a partition with its first batch there and ends with a marker. **Unstable** are the offsets
-from the first batch of the earliest transaction on that is open, or whose marker is not yet below the high watermark
-(Kafka's ProducerStateManager: ongoing and unreplicated transactions). Readers of committed data see what is below.
+A transaction begins in a partition with its first batch there and ends with a marker. Offsets are **unstable** from the
+first batch of the earliest transaction that is open, or whose marker is not yet below the high watermark (Kafka's
+ProducerStateManager: ongoing and unreplicated transactions). Readers of committed data see what is below.
 
-`NNN.txnindex` lists the transactions whose *abort marker* is in segment NNN; their records may lie segments earlier.
+`NNN.txnindex` lists the transactions whose *abort marker* is in segment NNN; their records may be segments earlier.
 Entries of 34 bytes, big-endian, in the order of the markers (org.apache.kafka.storage.internals.log.AbortedTxn):
 
     int16  version, 0
     int64  producer id
     int64  first offset of the transaction
     int64  last offset: the marker's
-    int64  last stable offset once this transaction is over, whatever the high watermark
+    int64  last stable offset after this transaction's end, regardless of the high watermark
 
 The columns of last offsets and of last stable offsets ascend. Without an aborted transaction there is no file. Like
-the other indexes (`onceflow.log.index`) it is in memory while its segment is active, written when that is sealed or
-closed, and rebuilt by recovery.
+the other indexes (`onceflow.log.index`) it is in memory while its segment is active, written when the segment is sealed
+or closed, and rebuilt by recovery.
 """
 
 import struct
@@ -51,7 +51,7 @@ class OpenTransactions:
 
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
-        """Producer id → first offset; in the order of the first offsets, for a transaction begins at the log's end."""
+        """Producer id → first offset, in the order of the first offsets: a transaction begins at the log's end."""
         self._ended: list[tuple[int, int]] = []
         """(first offset, marker's offset) of those whose marker may not be durable yet."""
         self.first_unstable_offset = NO_OFFSET
@@ -61,11 +61,11 @@ class OpenTransactions:
         return producer_id in self._open
 
     def first_offset(self, producer_id: int) -> int:
-        """Where the producer's open transaction begins; -1: it has none."""
+        """Return the first offset of the producer's open transaction, -1 without one."""
         return self._open.get(producer_id, NO_OFFSET)
 
     def first_offsets(self) -> dict[int, int]:
-        """Return where each open transaction begins, by its producer id."""
+        """Return the first offset of each open transaction by producer id."""
         return dict(self._open)
 
     def begin(self, producer_id: int, first_offset: int) -> None:
@@ -74,7 +74,7 @@ class OpenTransactions:
             self.first_unstable_offset = first_offset
 
     def end(self, producer_id: int, marker_offset: int, *, commit: bool) -> AbortedTransaction | None:
-        """Ends the producer's transaction; what has to go to the index, if it was aborted and had records here."""
+        """End the producer's transaction; return its index entry if it was aborted and had records here."""
         first_offset = self._open.pop(producer_id, NO_OFFSET)
         if first_offset < 0:
             return None
@@ -85,7 +85,7 @@ class OpenTransactions:
         return AbortedTransaction(_VERSION, producer_id, first_offset, marker_offset, stable)
 
     def forget_ended(self, high_watermark: int) -> None:
-        """Markers below the high watermark are durable: their transactions are stable now."""
+        """Forget transactions with a durable marker, one below the high watermark: they are stable now."""
         if self._ended:
             self._ended = [ended for ended in self._ended if ended[1] >= high_watermark]
             first_open = next(iter(self._open.values()), NO_OFFSET)
@@ -94,7 +94,7 @@ class OpenTransactions:
 
 
 class TransactionIndex(Index):
-    """The aborted transactions of one segment; see the module."""
+    """Aborted transactions of one segment, in the module's format."""
 
     __slots__ = ("count",)
 
@@ -106,7 +106,7 @@ class TransactionIndex(Index):
     ) -> None:
         super().__init__(disk, directory, base_offset, suffix=suffix, is_new=is_new)
         self.count = 0
-        """How many entries there are, known without a look at the file."""
+        """Number of entries, known without reading the file."""
 
     def append(self, aborted: AbortedTransaction) -> None:
         assert self.entries is not None
@@ -114,7 +114,7 @@ class TransactionIndex(Index):
         self.count += 1
 
     def load(self, sizes: Mapping[str, int]) -> bool:
-        """As for the other indexes, but no file is no entry."""
+        """Load the entries; a missing file is an empty index."""
         is_sane = super().load(sizes)
         if self.entries is None:
             self.entries, is_sane = bytearray(), True
@@ -122,28 +122,28 @@ class TransactionIndex(Index):
         return is_sane
 
     def load_sealed(self, size_bytes: int) -> None:
-        """Takes note of the entries, which stay in the file; without a file there are none."""
+        """Count the entries, which stay in the file; without a file there are none."""
         self.count = size_bytes // self.entry.size
 
     def forget(self) -> None:
-        """Before the index is built anew."""
+        """Empty the index before it is rebuilt."""
         self.entries = bytearray()
         self.count = 0
 
     def write(self) -> None:
-        """As for the other indexes, but without entries there is no file, and one of before is removed."""
+        """Write the file, or remove an old one if there are no entries."""
         if self.entries:
             super().write()
         else:
             remove_if_there(self._disk, self.path)
 
     def last_offset(self) -> int:
-        """The last marker's offset; -1 where there is none."""
+        """Return the last marker's offset, -1 without entries."""
         last = self.last_entry() if self.count else None
         return int(last[3]) if last else NO_OFFSET
 
     def since(self, offset: int) -> Iterator[AbortedTransaction]:
-        """The transactions whose marker is at `offset` or later, in the order of the markers."""
+        """Yield the transactions whose marker is at `offset` or later, in the order of the markers."""
         count, size_bytes = self.count, self.entry.size
         if not count:
             return
@@ -152,25 +152,25 @@ class TransactionIndex(Index):
             range(count), offset, key=lambda number: int(_LAST_OFFSET.unpack_from(content, number * size_bytes)[0])
         )
         for number in range(first, count, _ENTRIES_PER_READ):
-            # A copy, for entries in memory may grow before the next one is asked for.
+            # A copy: entries in memory may grow before the next one is read.
             block = content[number * size_bytes : min(number + _ENTRIES_PER_READ, count) * size_bytes]
             yield from map(AbortedTransaction._make, self.entry.iter_unpack(block))
 
 
 def aborted_between(indexes: Iterable[TransactionIndex], offset_begin: int, offset_end: int) -> list[tuple[int, int]]:
-    """(producer id, first offset) of the aborted transactions that may have records in a range of offsets.
+    """Return (producer id, first offset) of the aborted transactions that may have records in a range of offsets.
 
-    `indexes` are those of the segment that holds `offset_begin` and of all later ones: the marker may lie far behind
-    the records. The search ends at the entry up to whose last stable offset, which is not before `offset_end`, all
-    transactions were over (Kafka's TransactionIndex.collectAbortedTxns).
+    `indexes` are those of the segment that contains `offset_begin` and of all later ones: the marker may be far after
+    the records. The search ends at the entry whose last stable offset is at or after `offset_end`: below it all
+    transactions had ended (Kafka's TransactionIndex.collectAbortedTxns).
     """
-    found = []
+    transactions = []
     for index in indexes:
         if not index.count:
             continue
         for aborted in index.since(offset_begin):
             if aborted.first_offset < offset_end:
-                found.append((aborted.producer_id, aborted.first_offset))
+                transactions.append((aborted.producer_id, aborted.first_offset))
             if aborted.last_stable_offset >= offset_end:
-                return found
-    return found
+                return transactions
+    return transactions

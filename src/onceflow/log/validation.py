@@ -1,8 +1,8 @@
-"""What a batch from a client must be before it is appended (Kafka's LogValidator and UnifiedLog).
+"""Validation of a client's batch before it is appended (Kafka's LogValidator and UnifiedLog).
 
-Only the header and the CRC are looked at: the records stay opaque, however they are compressed. Their count is held
-against the batch's size (`_count_refusal`). Where a topic's configuration is about records (compaction needs keys),
-`check_records` looks at the beginning of each.
+Only the header and the CRC are read: records stay opaque, however they are compressed. Their count is checked against
+the batch's size (`_count_refusal`). Where a topic's configuration concerns records (compaction needs keys),
+`check_records` reads the start of each.
 """
 
 from collections.abc import Iterator
@@ -37,20 +37,20 @@ _CODEC_MASK = 0x07
 _LOG_APPEND_TIME = 0x08
 _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
-_ATTRIBUTES_TAKEN = _CODEC_MASK | _TRANSACTIONAL
+_ATTRIBUTES_ACCEPTED = _CODEC_MASK | _TRANSACTIONAL
 _CODEC_MAX = max(Codec)
 _UNPACKED_PER_BYTE_MAX = tuple(UNPACKED_PER_BYTE_MAX[codec] for codec in Codec)
 _MAGIC = 2
 _LENGTH_MIN = HEADER_BYTES - 12
-"""What a batch without any record would say of its length; it does not count the first 12 bytes."""
+"""Length field of a batch without records; it does not count the first 12 bytes."""
 
 
 def validated_header(
     name: str, buffer: Buffer, position: int, config: LogConfig, now_ms: int, *, by_coordinator: bool = False
 ) -> BatchHeader:
-    """The header of the one batch that `buffer` holds from `position` to its end, after every check.
+    """Return the header of the one batch in `buffer` from `position` to its end, after every check.
 
-    `name` is the partition's, for the sentence of a refusal. The broker's own coordinators write transactions without
+    `name` is the partition's, for the error message. The broker's own coordinators write transactions without
     sequences. Raises CorruptBatch, InvalidRecord, InvalidTimestamp, MessageTooLarge, RecordListTooLarge.
     """
     try:
@@ -59,7 +59,7 @@ def validated_header(
         raise NotOneBatch(f"{name}: {error}; send one whole batch per partition") from error
     view = memoryview(buffer)
     size_bytes = len(view) - position
-    # Every batch of every producer passes here: the header's fields are unpacked once, not asked for one by one.
+    # This is the hot path of every Produce: the header's fields are unpacked at once.
     (
         base_offset,
         batch_length,
@@ -82,7 +82,7 @@ def validated_header(
         or record_count < 1
         or record_count != last_offset_delta + 1
         or magic != _MAGIC
-        or attributes & ~_ATTRIBUTES_TAKEN
+        or attributes & ~_ATTRIBUTES_ACCEPTED
         or attributes & _CODEC_MASK > _CODEC_MAX
         or record_count * RECORD_BYTES_MIN
         > (size_bytes - HEADER_BYTES) * _UNPACKED_PER_BYTE_MAX[attributes & _CODEC_MASK]
@@ -103,37 +103,35 @@ def validated_header(
     return header
 
 
-def looks_into_records(config: LogConfig) -> bool:
-    """Whether a topic's configuration cannot be kept by looking at the headers of batches."""
+def needs_record_check(config: LogConfig) -> bool:
+    """Return whether enforcing a topic's configuration requires reading records."""
     return config.cleanup_compact or (
         config.message_timestamp_before_max_ms != INT64_MAX and not config.log_append_time
     )
 
 
 def check_records(name: str, buffer: Buffer, position: int, config: LogConfig, now_ms: int) -> None:
-    """What only the records of a batch tell: every one has a key if the topic is compacted, and none is too old.
+    """Check the records of a batch: each has a key if the topic is compacted, and none is too old.
 
-    The batch may be any bytes. Raises InvalidRecord, InvalidTimestamp, MessageTooLarge where they unpack to more than
-    `batch_unpacked_bytes_max`, CorruptBatch where they are none.
+    The batch may be any bytes. Raises InvalidRecord, InvalidTimestamp, CorruptBatch where the records cannot be read,
+    MessageTooLarge where their uncompressed size exceeds `batch_unpacked_bytes_max`.
     """
     for _ in record_check(name, buffer, position, config, now_ms):
         pass
 
 
 def record_check(name: str, buffer: Buffer, position: int, config: LogConfig, now_ms: int) -> Iterator[None]:
-    """`check_records` in steps, each of which looks at some 16 KiB of unpacked records."""
+    """Run `check_records` in steps of some 16 KiB of uncompressed records."""
     earliest_ms = -1
     if config.message_timestamp_before_max_ms != INT64_MAX and not config.log_append_time:
         earliest_ms = now_ms - config.message_timestamp_before_max_ms
     try:
         for heads in record_heads(buffer, position, size_bytes_max=config.batch_unpacked_bytes_max):
             if config.cleanup_compact and not heads.have_keys:
-                raise InvalidRecord(
-                    f"{name}: a record without a key; the topic is compacted by keys; {Remedy.GIVE_KEY}"
-                )
+                raise InvalidRecord(f"{name}: a record has no key, but the topic is compacted; {Remedy.GIVE_KEY}")
             if 0 <= heads.earliest_ms < earliest_ms:
                 raise InvalidTimestamp(
-                    f"{name}: a record is dated {heads.earliest_ms} ms, the clock is at {now_ms} ms and"
+                    f"{name}: a record's timestamp is {heads.earliest_ms} ms, the clock is at {now_ms} ms and"
                     f" message.timestamp.before.max.ms is {config.message_timestamp_before_max_ms}"
                 )
             yield
@@ -144,10 +142,10 @@ def record_check(name: str, buffer: Buffer, position: int, config: LogConfig, no
 
 
 def _refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig, now_ms: int) -> LogError:
-    """Which of the checks failed, told in Kafka's order. Apart from the hot path, which only asks whether one did."""
+    """Return the error of the first failed check, in Kafka's order. The hot path only determines that one failed."""
     codec = header.attributes & _CODEC_MASK
     if header.batch_length < _LENGTH_MIN or not 0 <= header.magic <= _MAGIC:
-        return CorruptBatch(f"{name}: {header.batch_length} bytes of format {header.magic} are no batch")
+        return CorruptBatch(f"{name}: {header.batch_length} bytes of format {header.magic} are not a valid batch")
     if header.magic != _MAGIC:
         return NotOneBatch(f"{name}: a batch of format {header.magic}; only format {_MAGIC} is stored")
     if header.batch_length + 12 != size_bytes:
@@ -155,7 +153,7 @@ def _refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig,
             f"{name}: a batch of {header.batch_length + 12} bytes in {size_bytes} bytes; send one batch per partition"
         )
     if header.base_offset:
-        return InvalidRecord(f"{name}: base offset {header.base_offset} arrived, a client sends 0")
+        return InvalidRecord(f"{name}: base offset {header.base_offset} arrived; a client sends 0")
     if size_bytes > config.message_bytes_max:
         return MessageTooLarge(
             f"{name}: a batch of {size_bytes} bytes, max.message.bytes is {config.message_bytes_max};"
@@ -179,7 +177,7 @@ def _refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig,
     if header.attributes & _TRANSACTIONAL and header.producer_id < 0:
         return InvalidRecord(f"{name}: a transactional batch without a producer id; InitProducerId gives one")
     if header.attributes & _LOG_APPEND_TIME:
-        return InvalidTimestamp(f"{name}: a batch that claims log-append time; only a broker sets that")
+        return InvalidTimestamp(f"{name}: a batch with log-append time; only a broker sets that")
     if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
         return InvalidRecord(
             f"{name}: producer {header.producer_id} sent epoch {header.producer_epoch}, sequence"
@@ -188,19 +186,18 @@ def _refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig,
     latest_ms = max(header.max_timestamp, header.base_timestamp)
     if latest_ms - now_ms > config.message_timestamp_after_max_ms and not config.log_append_time:
         return InvalidTimestamp(
-            f"{name}: a record is dated {latest_ms} ms, the clock is at {now_ms} ms and"
+            f"{name}: a record's timestamp is {latest_ms} ms, the clock is at {now_ms} ms and"
             f" message.timestamp.after.max.ms is {config.message_timestamp_after_max_ms}"
         )
     return InvalidRecord(f"{name}: attributes {header.attributes:#x}, codec {codec}; unknown bits are not stored")
 
 
 def _count_refusal(name: str, header: BatchHeader, size_bytes: int, config: LogConfig) -> LogError | None:
-    """Return the refusal of a record count that the batch cannot hold.
+    """Return the error for a record count that the batch cannot contain.
 
-    A count moves the log's end and is announced to every reader, so it is checked without unpacking anything. The
-    smallest record bounds an uncompressed batch exactly. Compressed records are bounded by what the codec's format
-    can unpack from the bytes, and by `batch_unpacked_bytes_max`: a larger count may be honest, and the producer is
-    asked for smaller batches.
+    A count moves the log's end and is announced to every reader, so it is checked without decompression. The smallest
+    record bounds an uncompressed batch exactly. Compressed records are bounded by the codec's maximum ratio and by
+    `batch_unpacked_bytes_max`: a larger count may be valid, and the producer is asked for smaller batches.
     """
     body_bytes = size_bytes - HEADER_BYTES
     unpacked_bytes_min = header.record_count * RECORD_BYTES_MIN

@@ -282,7 +282,7 @@ class FaultyDisk:
         with self._lock:
             return self._room_bytes()
 
-    def make_room(self, error: OSError) -> bool:
+    def release_reserve(self, error: OSError) -> bool:
         return False
 
     def _room_bytes(self) -> int:

@@ -262,7 +262,7 @@ def test_released_room_is_not_taken_by_records(
 
 def check_released_reserve(broker: DrivenBroker, small: SmallDisk, client: RawClient) -> None:
     """Release the reserve, and check that clients cannot write into its space."""
-    broker.call(lambda node: node.disk.make_room(OSError(errno.ENOSPC, "")))
+    broker.call(lambda node: node.disk.release_reserve(OSError(errno.ENOSPC, "")))
     assert small.free_bytes >= RESERVE_BYTES // 2
     for _ in range(50):
         assert produce(client, "big") == ErrorCode.kafka_storage_error
@@ -485,16 +485,16 @@ def test_no_room_for_a_larger_reserve_releases_the_smaller_one(tmp_path: Path) -
 def test_only_a_full_disk_releases_the_reserve(tmp_path: Path) -> None:
     reserved = ReservedDisk(RealDisk(), tmp_path, 65536)
     reserved.fill()
-    assert not reserved.make_room(OSError(errno.EIO, "EIO"))
+    assert not reserved.release_reserve(OSError(errno.EIO, "EIO"))
     assert (tmp_path / RESERVE_FILE).exists()
-    assert reserved.make_room(OSError(errno.EDQUOT, "quota"))
+    assert reserved.release_reserve(OSError(errno.EDQUOT, "quota"))
     assert not (tmp_path / RESERVE_FILE).exists()
 
 
 def test_a_full_disk_has_no_new_log(tmp_path: Path) -> None:
     reserved = ReservedDisk(RealDisk(), tmp_path, 65536)
     reserved.fill()
-    reserved.make_room(OSError(errno.ENOSPC, "full"))
+    reserved.release_reserve(OSError(errno.ENOSPC, "full"))
     with pytest.raises(Exception, match="the disk is full"):
         PartitionLog.open(tmp_path / "t-0", LogConfig(), disk=reserved, clock=SystemClock(), clean=False)
     assert not (tmp_path / "t-0").exists()

@@ -33,7 +33,7 @@ class PartitionOnATroubledDisk:
 
     def begin(self) -> Any:
         point = SimpleNamespace(offset_end=1, directory="d", run_below=lambda: None, problem=None, is_first=False)
-        point.put_off = lambda problem: setattr(point, "problem", problem)
+        point.postpone = lambda problem: setattr(point, "problem", problem)
         return point
 
     def end(self, point: Any) -> None:

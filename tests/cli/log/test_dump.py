@@ -133,7 +133,7 @@ def test_trailing_zeros_are_damage(all_formats: Path) -> None:
 
 def test_decreasing_offsets_are_damage(tmp_path: Path) -> None:
     path = segment(tmp_path / "t-0", bytes(encode_batch(four_records(5)) + encode_batch(four_records(6))))
-    assert "offsets 6 to 9 where 9 or later must come" in refused(path, "--verify")
+    assert "offsets 6 to 9, but the next offset is 9 or later" in refused(path, "--verify")
 
 
 def test_batches_with_wrong_crc_are_shown(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_damage_of_other_files_is_located(closed_log: Path) -> None:
     assert "CRC" in refused("--verify", snapshot)
     checkpoint = closed_log / "leader-epoch-checkpoint"
     checkpoint.write_text("0\n2\n0 0\n")
-    assert "2 lines announced" in refused("--verify", checkpoint)
+    assert "1 lines instead of 2" in refused("--verify", checkpoint)
 
 
 def test_an_offset_checkpoint_is_shown(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_the_first_format_is_shown(tmp_path: Path) -> None:
 def test_unknown_file_names_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello")
-    assert "is no file of a log by its name" in refused(path)
+    assert "is not named like a file of a log" in refused(path)
 
 
 def test_empty_segments_are_intact(tmp_path: Path) -> None:

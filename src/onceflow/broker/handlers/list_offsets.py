@@ -220,7 +220,7 @@ def _offsets_before(partition: Partition | None, asked: Any, errors: Mapping[Par
     error_code = _end_error(partition, errors, asked.timestamp)
     if error_code:
         return {**answer, "error_code": error_code}
-    begins = partition.log.segment_begins()
+    begins = partition.log.segment_starts()
     if asked.timestamp == EARLIEST:
         candidates = [begins[0][0]]
     elif asked.timestamp == LATEST:

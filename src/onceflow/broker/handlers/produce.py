@@ -190,7 +190,7 @@ def _put(responses: list[PartitionResponse], at: int, response: PartitionRespons
 
 def _refused(index: int, error: Refused | LogError, partition: Partition | None) -> PartitionResponse:
     log_start_offset = -1
-    if partition is not None and isinstance(error, LogError) and error.tells_log_start:
+    if partition is not None and isinstance(error, LogError) and error.reports_log_start:
         log_start_offset = partition.log.log_start_offset
     return PartitionResponse(index, error.error_code, -1, log_start_offset=log_start_offset, error_message=str(error))
 

@@ -125,7 +125,7 @@ class GroupCommit:
         except OSError as error:
             # No descriptor is free for its pipe: tried again, like a directory that cannot be opened for its sync.
             for _partition, point in points:
-                point.put_off(error)
+                point.postpone(error)
             asyncio.get_running_loop().call_soon(self._end_round, Ended(points, [None] * len(points)))
 
     def _is_look_due(self) -> bool:

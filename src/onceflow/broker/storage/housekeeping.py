@@ -198,7 +198,7 @@ class Housekeeping:
             self._leftovers.add(partition)
             return
         log = partition.log
-        gone = log.leave_needless()
+        gone = log.drop_segments_below_start()
         if log.segments.has_below(log.log_start_offset) and log.failure is None:
             self._leftovers.add(partition)
         if gone:

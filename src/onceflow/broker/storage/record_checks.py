@@ -84,7 +84,7 @@ class RecordChecks:
     def must_wait(self, partition: Partition, batch: memoryview) -> bool:
         """Whether a batch has to go through `check`; all others are looked at when they are appended."""
         log = partition.log
-        if not log.looks_into_records or not HEADER_BYTES <= len(batch) <= log.config.message_bytes_max:
+        if not log.needs_record_check or not HEADER_BYTES <= len(batch) <= log.config.message_bytes_max:
             return False
         header = read_header(batch)
         is_large = header.record_count > RECORDS_ON_LOOP_MAX or header.attributes & _CODEC_MASK != Codec.NONE

@@ -13,7 +13,7 @@ from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
 from onceflow.log.directory import DataDirectory
 from onceflow.log.disk import Disk
-from onceflow.log.errors import NoRoomForNewLog
+from onceflow.log.errors import NoSpaceForNewLog
 from onceflow.log.partition import PartitionLog
 from onceflow.remedies import Remedy
 
@@ -83,7 +83,7 @@ class TopicLogs:
         try:
             for index in range(topic.partition_count):
                 logs += self.open(topic, (index,), config, clean=self._directory.clean)
-        except NoRoomForNewLog as error:
+        except NoSpaceForNewLog as error:
             if topic.is_internal:
                 raise
             logger.error(

@@ -17,7 +17,7 @@ from onceflow.cli.output import counted, readable, stdout_may_close
 from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
-    from onceflow.log.inspection import FoundBatch
+    from onceflow.log.inspection import InspectedBatch
     from onceflow.wire.batch import BatchHeader, Record
     from onceflow.wire.message_sets import EntryHeader
 
@@ -169,7 +169,7 @@ def _log_rows(path: Path, records: bool, offset: int, topic: str | None) -> Iter
             yield _batch_row(batch)
 
 
-def _batch_row(batch: "FoundBatch") -> Row:
+def _batch_row(batch: "InspectedBatch") -> Row:
     from onceflow.wire.message_sets import EntryHeader
 
     header = batch.header
@@ -220,7 +220,9 @@ def _codec_name(header: "BatchHeader | EntryHeader") -> str:
         return f"unknown ({header.attributes & 7})"
 
 
-def _record_rows(path: Path, content: memoryview, batch: "FoundBatch", offset: int, topic: str | None) -> Iterator[Row]:
+def _record_rows(
+    path: Path, content: memoryview, batch: "InspectedBatch", offset: int, topic: str | None
+) -> Iterator[Row]:
     from onceflow.log import inspection
     from onceflow.wire.batch import BatchHeader
     from onceflow.wire.errors import WireError
