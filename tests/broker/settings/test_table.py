@@ -1,7 +1,9 @@
-"""The table of settings: where values come from, what is refused, and that each one is read by somebody."""
+"""The settings table: sources of values, refused values, and that code reads every setting."""
 
 import ast
 import re
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.properties import parse_properties
 from onceflow.broker.settings.setting import DEFAULTS
 from onceflow.broker.settings.sources import Source, from_environment, from_file, resolve, variable_of
-from onceflow.broker.settings.table import GROUPS, SETTINGS, described, field_paths
+from onceflow.broker.settings.table import GROUPS, SETTINGS, described
 from onceflow.cli import onceflow
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
@@ -25,7 +27,7 @@ SOURCE = Path(__file__).parents[3] / "src" / "onceflow"
 DATA = {"log.dirs": "/data"}
 
 KAFKAS_OWN_FILE = """\
-# config/server.properties of Apache Kafka 4.1, as it is delivered
+# config/server.properties of Apache Kafka 4.1, as shipped
 process.roles=broker,controller
 node.id=1
 controller.quorum.bootstrap.servers=localhost:9093
@@ -54,11 +56,11 @@ log.retention.check.interval.ms=300000
 
 
 def configured(**given: str) -> BrokerConfig:
-    """Names with underscores for dots."""
+    """Return the config of settings named with underscores for dots."""
     return resolve(Source(DATA | {name.replace("_", "."): text for name, text in given.items()})).config
 
 
-def test_options_beat_the_environment_which_beats_the_file(tmp_path: Path) -> None:
+def test_options_override_environment_and_file(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text("log.dirs=/file\nnum.partitions=2\nlog.segment.bytes=2000000\nlog.retention.ms=1\n")
     environment = from_environment(
@@ -69,14 +71,14 @@ def test_options_beat_the_environment_which_beats_the_file(tmp_path: Path) -> No
     assert config.log.retention_ms == 3_600_000, "an option in hours beats a file's milliseconds"
 
 
-def test_within_one_place_the_finer_unit_wins_as_in_kafka() -> None:
+def test_finer_unit_takes_precedence() -> None:
     assert configured(log_retention_ms="5", log_retention_minutes="2", log_retention_hours="1").log.retention_ms == 5
     assert configured(log_retention_hours="1", log_retention_minutes="2").log.retention_ms == 120_000
     assert configured(log_retention_hours="-1").log.retention_ms == -1
     assert configured(log_roll_hours="2").log.segment_ms == 7_200_000
 
 
-def test_each_setting_reads_back_what_it_says_of_itself() -> None:
+def test_values_round_trip_as_text() -> None:
     for setting in SETTINGS.values():
         text = setting.value(DEFAULTS)
         if text is not None:
@@ -84,7 +86,7 @@ def test_each_setting_reads_back_what_it_says_of_itself() -> None:
     config = configured(log_cleanup_policy="compact,delete", listeners="PLAINTEXT://[::1]:7", log_dirs="x")
     assert (config.log.cleanup_compact, config.log.cleanup_delete) == (True, True)
     assert (config.host, config.port) == ("::1", 7)
-    assert {each.name: each.value for each in described(config)}["listeners"] == "PLAINTEXT://[::1]:7"
+    assert {entry.name: entry.value for entry in described(config)}["listeners"] == "PLAINTEXT://[::1]:7"
 
 
 @pytest.mark.parametrize(
@@ -93,9 +95,9 @@ def test_each_setting_reads_back_what_it_says_of_itself() -> None:
         (
             "log.retention.hour",
             "1",
-            "hour is no setting of this broker; did you mean log.retention.hours?",
+            "hour is not a setting of this broker; did you mean log.retention.hours?",
         ),
-        ("xyzzy", "1", "xyzzy is no setting of this broker; docs/operating.md lists them all"),
+        ("xyzzy", "1", "xyzzy is not a setting of this broker; docs/operating.md lists all settings"),
         ("num.partitions", "0", "num.partitions=0 is not a whole number from 1 to 1000"),
         ("num.partitions", "two", "num.partitions=two is not a whole number from 1 to 1000"),
         ("log.retention.ms", "-2", "log.retention.ms=-2 is not a whole number from 0, or -1 for none"),
@@ -108,57 +110,57 @@ def test_each_setting_reads_back_what_it_says_of_itself() -> None:
         ("advertised.listeners", ":9092", "is not HOST:PORT"),
         ("log.retention.policy", "not a path", "is not MODULE:NAME"),
         ("log.dirs", "/a,/b", "is not one directory"),
-        ("offsets.topic.replication.factor", "3", "cannot be: it is 1, since there is one broker"),
-        ("remote.log.storage.system.enable", "true", "cannot be: it is false, since all records are on"),
+        ("offsets.topic.replication.factor", "3", "=3: must be 1, since there is one broker"),
+        ("remote.log.storage.system.enable", "true", "=true: must be false, since all records are on"),
         ("message.max.bytes", "99999999999", "is not a whole number from 0 to 2147483647"),
-        ("ssl.keystore.location", "/k", "ssl.keystore.location is not for this broker: nobody who connects is asked"),
-        ("super.users", "User:a", "super.users is not for this broker: nobody who connects is asked who they are"),
+        ("ssl.keystore.location", "/k", "ssl.keystore.location is not supported: there is no authentication"),
+        ("super.users", "User:a", "super.users is not supported: there is no authentication"),
     ],
 )
-def test_wrong_settings_are_refused_with_what_would_be_right(name: str, text: str, message: str) -> None:
+def test_invalid_settings_are_refused_with_remedy(name: str, text: str, message: str) -> None:
     with pytest.raises(SettingRefused, match=re.escape(message)):
         resolve(Source(DATA | {name: text}))
 
 
-def test_every_setting_of_kafka_is_honoured_without_effect_or_refused_with_its_reason() -> None:
+def test_every_kafka_setting_is_in_one_table() -> None:
     names = (Path(__file__).parent / "kafka_settings.txt").read_text().split()
     assert len(names) > 300
     for name in names:
-        answers = [name in SETTINGS, name in FIXED, reason_of(name, WITHOUT_EFFECT), reason_of(name, REFUSED)]
-        assert sum(map(bool, answers)) == 1, name
+        tables = [name in SETTINGS, name in FIXED, reason_of(name, WITHOUT_EFFECT), reason_of(name, REFUSED)]
+        assert sum(map(bool, tables)) == 1, name
 
 
-def test_true_and_false_are_read_as_kafka_reads_them() -> None:
+def test_booleans_are_read_as_in_kafka() -> None:
     assert configured(auto_create_topics_enable="False").auto_create_topics is False
     assert configured(log_cleaner_enable=" TRUE ").cleaner_enabled is True
 
 
-def test_a_mistake_in_a_file_is_told_with_its_place_once(tmp_path: Path) -> None:
+def test_error_in_file_names_it_once(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text("log.dirs=/data\nlog.retention.hrs=1\n")
     with pytest.raises(SettingRefused) as refused:
         resolve(from_file(file))
-    wanted = f"{file}: log.retention.hrs is no setting of this broker; did you mean log.retention.hours?"
+    wanted = f"{file}: log.retention.hrs is not a setting of this broker; did you mean log.retention.hours?"
     assert str(refused.value) == wanted
 
 
-def test_a_variable_that_names_no_setting_is_refused() -> None:
+def test_unknown_environment_variable_is_refused() -> None:
     with pytest.raises(SettingRefused, match="did you mean ONCEFLOW_BROKER_LOG_RETENTION_HOURS"):
         from_environment({"ONCEFLOW_BROKER_LOG_RETENTION_HOUR": "1"})
-    with pytest.raises(SettingRefused, match=r"log\.dirs stands twice in the environment"):
+    with pytest.raises(SettingRefused, match=r"log\.dirs is set twice in the environment"):
         from_environment({"ONCEFLOW_BROKER_DATA": "a", "ONCEFLOW_BROKER_LOG_DIRS": "b"})
-    with pytest.raises(SettingRefused, match="ONCEFLOW_BROKER_SSL_KEYSTORE_LOCATION is not for this broker"):
+    with pytest.raises(SettingRefused, match="ONCEFLOW_BROKER_SSL_KEYSTORE_LOCATION is not supported"):
         resolve(from_environment({"ONCEFLOW_BROKER_SSL_KEYSTORE_LOCATION": "x"}))
     assert resolve(Source(DATA), from_environment({"ONCEFLOW_BROKER_NUM_IO_THREADS": "8"})).notes
     assert len({variable_of(name) for name in SETTINGS}) == len(SETTINGS)
 
 
-def test_a_broker_without_a_directory_is_refused() -> None:
+def test_missing_data_directory_is_refused() -> None:
     with pytest.raises(SettingRefused, match="--data DIRECTORY"):
         resolve(Source({}))
 
 
-def test_the_file_that_kafka_is_delivered_with_is_taken(tmp_path: Path) -> None:
+def test_kafkas_own_properties_file_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text(KAFKAS_OWN_FILE)
     resolved = resolve(from_file(file))
@@ -166,7 +168,7 @@ def test_the_file_that_kafka_is_delivered_with_is_taken(tmp_path: Path) -> None:
     assert resolved.config.advertised == ("localhost", 9092)
     noted = " ".join(resolved.notes)
     for name in parse_properties(KAFKAS_OWN_FILE):
-        assert name in SETTINGS or name in noted, f"{name} is neither honoured nor told"
+        assert name in SETTINGS or name in noted, f"{name} is neither honoured nor logged"
 
 
 @pytest.mark.parametrize(
@@ -186,22 +188,31 @@ def test_the_file_that_kafka_is_delivered_with_is_taken(tmp_path: Path) -> None:
         ("a=b\\", {"a": "b"}),
     ],
 )
-def test_properties_are_read_as_java_reads_them(text: str, expected: dict[str, str]) -> None:
+def test_properties_are_parsed_as_in_java(text: str, expected: dict[str, str]) -> None:
     assert parse_properties(text) == expected
 
 
-def test_every_field_has_a_setting_and_every_setting_a_field() -> None:
+def test_settings_and_fields_match() -> None:
     named = {path for setting in SETTINGS.values() for path in setting.paths}
     assert named == set(field_paths())
     assert not SETTINGS.keys() & FIXED.keys()
     assert all(setting.documentation for group in GROUPS.values() for setting in group)
 
 
+def field_paths() -> Iterator[str]:
+    """Yield every field of BrokerConfig, those of its LogConfig as `log.NAME`."""
+    for config_field in fields(BrokerConfig):
+        if config_field.name == "log":
+            yield from (f"log.{log_field.name}" for log_field in fields(DEFAULTS.log))
+        else:
+            yield config_field.name
+
+
 def attributes_read() -> set[str]:
-    """The names of all attributes that code under broker/, log/ and cli/ reads, this table aside."""
-    aside = {"config.py", "setting.py", "settings.py", "setting_sources.py", "setting_kinds.py"}
-    modules = [path for room in ("broker", "log", "cli") for path in (SOURCE / room).rglob("*.py")]
-    trees = [ast.parse(path.read_text()) for path in modules if path.name not in aside or path.parent.name == "cli"]
+    """Return the names of all attributes that code under broker/, log/ and cli/ reads, settings and configs aside."""
+    aside = {SOURCE / "broker" / "config.py", SOURCE / "log" / "config.py", *(SOURCE / "broker/settings").glob("*.py")}
+    modules = {path for package in ("broker", "log", "cli") for path in (SOURCE / package).rglob("*.py")} - aside
+    trees = [ast.parse(path.read_text()) for path in modules]
     return {
         node.attr
         for tree in trees
@@ -210,7 +221,7 @@ def attributes_read() -> set[str]:
     }
 
 
-def test_no_setting_is_accepted_and_ignored() -> None:
+def test_code_reads_every_setting() -> None:
     read = attributes_read()
     assert not [path for path in field_paths() if path.removeprefix("log.") not in read], "no code reads these fields"
 
@@ -219,27 +230,27 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(onceflow, ["broker", *arguments], prog_name="onceflow")
 
 
-def test_a_file_and_the_environment_make_a_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_starts_from_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "server.properties"
     file.write_text("num.partitions=2\nauto.create.topics.enable=true\nnum.io.threads=8\nnode.id=7\n")
     monkeypatch.setenv("ONCEFLOW_BROKER_NUM_PARTITIONS", "3")
     with BrokerProcess(tmp_path / "data", 0, "--config-file", str(file)) as broker:
         with connected(broker.bootstrap) as client:
             client.create_topic("t", -1)
-            answer = client.ask(apis.METADATA, 4, topics=[{"name": "t"}], allow_auto_topic_creation=False)
-        assert len(answer.topics[0].partitions) == 3
-        assert [each.node_id for each in answer.brokers] == [7]
-        told = broker.log_path.read_text()
-    assert "num.io.threads=8 has no effect: one event loop serves all connections" in told
-    assert "open to other machines" not in told
+            response = client.ask(apis.METADATA, 4, topics=[{"name": "t"}], allow_auto_topic_creation=False)
+        assert len(response.topics[0].partitions) == 3
+        assert [node.node_id for node in response.brokers] == [7]
+        log = broker.log_path.read_text()
+    assert "num.io.threads=8 has no effect: one event loop serves all connections" in log
+    assert "open to other machines" not in log
 
 
-def test_an_open_listener_is_warned_of(tmp_path: Path) -> None:
+def test_open_listener_logs_a_warning(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "open", 0, "--listen", "0.0.0.0:0", "--advertise", "127.0.0.1:9") as broker:
         assert "open to other machines" in broker.log_path.read_text()
 
 
-def test_the_settings_that_are_listed_are_a_file_that_is_taken(tmp_path: Path) -> None:
+def test_listed_settings_are_a_valid_file(tmp_path: Path) -> None:
     listed = run("--list-settings")
     assert listed.exit_code == 0
     given = parse_properties(listed.stdout)
@@ -249,7 +260,7 @@ def test_the_settings_that_are_listed_are_a_file_that_is_taken(tmp_path: Path) -
     assert resolve(Source(DATA | given)).config == BrokerConfig(Path("/data"))
 
 
-def test_a_listed_setting_that_is_edited_has_its_effect() -> None:
+def test_edited_listed_setting_takes_effect() -> None:
     listed = run("--list-settings").stdout
     for old, new in (("log.retention.hours=168", "log.retention.hours=24"), ("log.roll.hours=168", "log.roll.hours=1")):
         assert old in listed
@@ -258,18 +269,18 @@ def test_a_listed_setting_that_is_edited_has_its_effect() -> None:
     assert (log.retention_ms, log.segment_ms) == (24 * 3_600_000, 3_600_000)
 
 
-def test_a_setting_that_a_stronger_one_hides_is_told(tmp_path: Path) -> None:
+def test_overridden_setting_logs_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text("log.retention.hours=24\nlog.retention.ms=5\nlog.roll.hours=1\nlog.roll.ms=3600000\n")
     resolved = resolve(from_file(file), Source(DATA | {"log.retention.minutes": "7"}))
     assert resolved.warnings == [
-        f"{file}: log.retention.hours=24 has no effect: log.retention.ms=5 in the same place is stronger"
+        f"{file}: log.retention.hours=24 has no effect: log.retention.ms=5 in the same place takes precedence"
     ]
     with BrokerProcess(tmp_path / "data", 0, "--config-file", str(file)) as broker:
         assert f"WARNING {resolved.warnings[0]}" in broker.log_path.read_text()
 
 
-def test_help_is_short_and_still_every_setting_has_an_option() -> None:
+def test_help_is_short_with_all_options() -> None:
     shown = run("--help").stdout
     assert len(shown.splitlines()) < 80
     assert "--max-connections-per-ip" not in shown
@@ -278,17 +289,17 @@ def test_help_is_short_and_still_every_setting_has_an_option() -> None:
     assert "'x' is not a whole number from 0" in refused.stderr
 
 
-def test_an_admin_client_reads_the_settings(bootstrap: str) -> None:
+def test_admin_client_reads_the_settings(bootstrap: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     resource = ConfigResource(ConfigResource.Type.BROKER, "1")
-    found = admin.describe_configs([resource])[resource].result(10)
-    assert found.keys() >= SETTINGS.keys()
-    assert found["log.retention.hours"].value == "168"
-    assert found["num.partitions"].is_read_only
+    entries = admin.describe_configs([resource])[resource].result(10)
+    assert entries.keys() >= SETTINGS.keys()
+    assert entries["log.retention.hours"].value == "168"
+    assert entries["num.partitions"].is_read_only
 
 
-def test_the_page_of_operating_has_every_setting() -> None:
+def test_operating_page_has_every_setting() -> None:
     page = (SOURCE.parents[1] / "docs" / "operating.md").read_text()
-    made = settings_page.with_settings(page)
-    assert page == made, "run: .venv/bin/python -m onceflow.broker.settings.page docs/operating.md"
+    generated = settings_page.with_settings(page)
+    assert page == generated, "run: .venv/bin/python -m onceflow.broker.settings.page docs/operating.md"
     assert all(f"#### {name}\n" in page for name in SETTINGS)

@@ -1,4 +1,4 @@
-"""Rows of the settings table about connections and requests."""
+"""Settings of connections and requests."""
 
 from onceflow.broker.settings.kinds import (
     BYTES,
@@ -19,161 +19,165 @@ CONNECTIONS: tuple[Setting, ...] = (
         "max.connections",
         "connections_max",
         Whole(1, INT32_MAX),
-        "Connections in all; further ones are closed at once. Kafka has no limit.",
+        "Maximum number of connections. Further ones are closed at once. Kafka has no limit by default.",
         is_common=True,
     ),
     Setting(
         "max.connections.per.ip",
         "connections_per_address_max",
         Whole(0, INT32_MAX),
-        "Connections from one address; further ones are closed at once.",
+        "Maximum number of connections from one IP address. Further ones are closed at once.",
     ),
     Setting(
         "connections.max.idle.ms",
         "connections_idle_max_ms",
         MS_OR_NONE,
-        "A connection on which nothing happened for so long is closed; -1: never.",
+        "Idle connections are closed after this time. -1: never.",
     ),
     Setting(
         "socket.request.max.bytes",
         "produce_request_bytes_max",
         Whole(1, INT32_MAX),
-        "The largest Produce request. Kafka's limit for all requests; the two below are smaller here.",
+        "Maximum size of a Produce request. Kafka applies this to every request; here group.request.max.bytes and"
+        " other.request.max.bytes limit the others.",
         is_common=True,
     ),
     Setting(
         "group.request.max.bytes",
         "group_request_bytes_max",
         BYTES,
-        "The largest JoinGroup, SyncGroup, OffsetCommit and TxnOffsetCommit request. Onceflow's own.",
+        "Maximum size of a JoinGroup, SyncGroup, OffsetCommit or TxnOffsetCommit request. Onceflow only.",
     ),
     Setting(
         "other.request.max.bytes",
         "other_request_bytes_max",
         BYTES,
-        "The largest request of any other kind. Onceflow's own.",
+        "Maximum size of any other request. Onceflow only.",
     ),
     Setting(
         "request.max.elements",
         "request_elements_max",
         COUNT,
-        "Topics, partitions, names and the like in one request other than Produce and Fetch. Onceflow's own.",
+        "Maximum number of array elements (topics, partitions, names and so on) in a request other than Produce and"
+        " Fetch. Onceflow only.",
     ),
     Setting(
         "request.max.partitions",
         "request_partitions_max",
         COUNT,
-        "Topics and partitions in one Produce or Fetch request. Onceflow's own.",
+        "Maximum number of topics and partitions in a Produce or Fetch request. Onceflow only.",
     ),
     Setting(
         "request.max.tagged.fields",
         "request_tags_max",
         Whole(0, INT32_MAX),
-        "Tagged fields in one section of a request; Kafka's own requests have fewer than ten. Onceflow's own.",
+        "Maximum number of tagged fields in one section of a request. Kafka's own requests have fewer than ten."
+        " Onceflow only.",
     ),
     Setting(
         "request.stalled.max.ms",
         "request_stalled_max_ms",
         MS_OR_NONE,
-        "A connection that sent half a request and then nothing for so long is closed; -1: never. Onceflow's own.",
+        "A connection is closed if an incomplete request receives no data for this time. -1: never. Onceflow only.",
     ),
     Setting(
         "request.min.bytes.per.second",
         "request_bytes_per_second_min",
         Whole(0, INT32_MAX),
-        "Pace, averaged over 30 s, at which a request must arrive; the connection of a slower one is closed. 0: any"
-        " pace. Onceflow's own.",
+        "Minimum rate at which a request must arrive, averaged over 30 s. Slower connections are closed. 0: no"
+        " minimum. Onceflow only.",
     ),
     Setting(
         "queued.max.requests.per.connection",
         "queued_requests_max",
         COUNT,
-        "Unanswered requests of one connection; further ones wait in its socket. Onceflow's own.",
+        "Maximum number of requests in progress per connection. Further ones wait in its socket. Onceflow only.",
     ),
     Setting(
         "queued.max.fetch.partitions",
         "parked_fetch_partitions_max",
         COUNT,
-        "Partitions that Fetch requests name while they wait for records, in sum over all connections; beyond it"
-        " the requests that name most are answered early. Onceflow's own.",
+        "Maximum number of partitions in all Fetch requests that wait for records. Beyond it, the requests with the"
+        " most partitions get a response early. Onceflow only.",
     ),
     Setting(
         "queued.max.request.bytes",
         "queued_request_bytes_max",
         Whole(MIB),
-        "Memory for requests that are being received, in sum over all connections: half of it for requests of up to"
-        " 1 MiB, half for larger ones. While a half is used up, further requests of its kind wait, and those that"
-        " arrive at less than 256 KiB per second are closed, the slowest first. Kafka has no limit.",
+        "Memory for all requests being received: half of it for requests of up to 1 MiB, half for larger ones. While"
+        " a half is used up, further requests of its size wait, and connections slower than 256 KiB per second are"
+        " closed, the slowest first. Kafka has no limit by default.",
     ),
     Setting(
         "unsent.max.bytes.per.connection",
         "unsent_bytes_per_connection_max",
         BYTES,
-        "Answers that a client has not fetched, records not counted: at so many bytes its further requests wait in"
-        " its socket. Onceflow's own.",
+        "Maximum size of the responses waiting to be sent on one connection, without records. Beyond it, further"
+        " requests wait in its socket. Onceflow only.",
     ),
     Setting(
         "unsent.max.bytes",
         "unsent_bytes_max",
         Whole(MIB),
-        "Memory for answers that clients have not fetched, records not counted, in sum over all connections: beyond"
-        " it those that left most of them unread are closed. Onceflow's own.",
+        "Memory for the responses waiting to be sent on all connections, without records. Beyond it, the connections"
+        " with the most unread bytes are closed. Onceflow only.",
     ),
     Setting(
         "fetch.max.bytes",
         "fetch_bytes_max",
         Whole(KIB, INT32_MAX),
-        "The most that one Fetch answer carries; a first batch that is larger is sent all the same.",
+        "Maximum size of a Fetch response. A larger first batch is returned nevertheless.",
     ),
     Setting(
         "socket.listen.backlog.size",
         "listen_backlog",
         COUNT,
-        "Connections that may wait to be taken. Kafka's default is 50.",
+        "Maximum number of connections waiting to be accepted. Kafka's default is 50.",
     ),
     Setting(
         "socket.send.buffer.bytes",
         "socket_send_buffer_bytes",
         SOCKET_BUFFER,
-        "The sockets' send buffer; -1 leaves it to the operating system, which lets it grow. Raise it, or give -1,"
-        " for consumers so far away that so many bytes are less than a round trip's.",
+        "Size of the sockets' send buffer (SO_SNDBUF); -1 uses the operating system's default, which can grow. Raise"
+        " it, or use -1, for distant consumers, where the bytes in flight during a round trip exceed it.",
     ),
     Setting(
         "socket.receive.buffer.bytes",
         "socket_receive_buffer_bytes",
         SOCKET_BUFFER,
-        "The sockets' receive buffer; -1 leaves it to the operating system. Kafka's default is 102400.",
+        "Size of the sockets' receive buffer (SO_RCVBUF); -1 uses the operating system's default. Kafka's default is"
+        " 102400.",
     ),
     Setting(
         "stop.timeout.ms",
         "stop_timeout_ms",
         MS,
-        "How long a stop waits for answers that are on their way. Onceflow's own.",
+        "Maximum time that a stop waits for responses to be sent. Onceflow only.",
     ),
     Setting(
         "turn.max.read.bytes",
         "turn_read_bytes_max",
         BYTES,
-        "How much is read from one connection before the others have their turn. Onceflow's own.",
+        "Maximum number of bytes read from one connection before other connections are served. Onceflow only.",
     ),
     Setting(
         "turn.max.request.bytes",
         "turn_request_bytes_max",
         BYTES,
-        "How many bytes of requests of one connection are handled before the others have their turn; a single"
-        " larger one is handled whole. Other requests than Produce count eightfold from 16 KiB on. Onceflow's own.",
+        "Maximum size of the requests of one connection handled before other connections are served. A larger"
+        " request is handled whole. Requests of 16 KiB and more, other than Produce, count eightfold. Onceflow only.",
     ),
     Setting(
         "turn.max.sent.bytes",
         "turn_sent_bytes_max",
         BYTES,
-        "How much is sent to one connection before the others have their turn. Onceflow's own.",
+        "Maximum number of bytes sent on one connection before other connections are served. Onceflow only.",
     ),
     Setting(
         "loop.block.report.ms",
         "loop_block_report_ms",
         MS_OR_NONE,
-        "For debugging: log every request and every other piece of work that held all others up for so long; -1:"
-        " do not measure. Onceflow's own.",
+        "For debugging: log each request, and any other work, that blocks the event loop for this time. -1 disables"
+        " it. Onceflow only.",
     ),
 )

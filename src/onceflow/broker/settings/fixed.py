@@ -1,11 +1,11 @@
-"""Kafka's settings that cannot be set here, and yet stand in the `server.properties` that people have.
+"""Kafka's settings that cannot be changed here but occur in existing `server.properties` files.
 
-A file or the environment may name them: those of FIXED with the one value that describes this broker, those of
-WITHOUT_EFFECT with any. Each is told in the log; those of REFUSED, and all unknown names, end the start.
+A file or the environment may set them: those in FIXED to their one value, those in WITHOUT_EFFECT to any. Each is
+logged. Settings in REFUSED, and all unknown names, prevent the start.
 """
 
 _ONE_BROKER = "there is one broker, so there is one copy of everything"
-_ONE_PARTITION = "one partition is enough: everything is on this broker, and one file is one sync"
+_ONE_PARTITION = "one partition suffices: all state is on this broker, and one file needs one sync"
 
 FIXED: dict[str, tuple[str, str]] = {
     "default.replication.factor": ("1", _ONE_BROKER),
@@ -19,20 +19,20 @@ FIXED: dict[str, tuple[str, str]] = {
     "offsets.topic.num.partitions": ("1", _ONE_PARTITION),
     "transaction.state.log.num.partitions": ("1", _ONE_PARTITION),
     "compression.type": ("producer", "batches stay as their producer compressed them"),
-    "security.inter.broker.protocol": ("PLAINTEXT", "there is no other broker to speak with"),
-    "inter.broker.listener.name": ("PLAINTEXT", "there is no other broker to speak with"),
+    "security.inter.broker.protocol": ("PLAINTEXT", "there is no other broker to connect to"),
+    "inter.broker.listener.name": ("PLAINTEXT", "there is no other broker to connect to"),
     "group.coordinator.rebalance.protocols": ("classic", "groups use the classic protocol"),
     "offsets.topic.compression.codec": ("0", "the broker's own records are small"),
-    "transaction.two.phase.commit.enable": ("false", "each transaction has a time-out"),
+    "transaction.two.phase.commit.enable": ("false", "every transaction has a timeout"),
     "remote.log.storage.system.enable": ("false", "all records are on this broker's own disk"),
-    "log.roll.jitter.hours": ("0", "files are ended as they are due"),
-    "log.roll.jitter.ms": ("0", "files are ended as they are due"),
-    "log.cleaner.threads": ("1", "one thread compacts"),
+    "log.roll.jitter.hours": ("0", "segments are rolled exactly when due"),
+    "log.roll.jitter.ms": ("0", "segments are rolled exactly when due"),
+    "log.cleaner.threads": ("1", "one thread compacts all logs"),
     "log.preallocate": ("false", "files grow as they are written"),
     "max.incremental.fetch.session.cache.slots": ("0", "there are no fetch sessions"),
     "transaction.partition.verification.enable": ("true", "transactions are verified before each append"),
 }
-"""Kafka's settings that have one value here: (value, why). In a file they are accepted with that value alone."""
+"""Kafka's settings with one possible value: (value, reason). A file may set them to that value only."""
 
 _TYPES: dict[int, tuple[str, ...]] = {
     1: (
@@ -62,11 +62,11 @@ _TYPES: dict[int, tuple[str, ...]] = {
     5: ("log.roll.jitter.ms",),
     7: ("group.coordinator.rebalance.protocols",),
 }
-"""DescribeConfigsResponse.ConfigType: boolean, int, short, long, list; all others of FIXED are strings."""
+"""Names in FIXED by DescribeConfigsResponse.ConfigType: boolean, int, short, long, list. All others are strings."""
 
 
 def fixed_type(name: str) -> int:
-    """The type that Kafka gives to one of FIXED."""
+    """Return Kafka's type of a setting in FIXED."""
     return next((number for number, names in _TYPES.items() if name in names), 2)
 
 
@@ -74,10 +74,10 @@ _ONE_PROCESS = "one process is broker, controller and coordinator"
 _ONE_LOOP = "one event loop serves all connections"
 _NO_ZOOKEEPER = "topics and configurations are in the data directory; there is no ZooKeeper"
 _CLASSIC_GROUPS = "groups use the classic protocol"
-_NO_PURGATORY = "a waiting request is forgotten when it is answered"
+_NO_PURGATORY = "there is no purgatory: a completed request is removed at once"
 _NO_REPORTERS = "there are no reporters of metrics"
-_EACH_VERSION = "a client says with each request which version it speaks, and records have format 2 alone"
-_AS_NEEDED = "its buffers are as large as they must be"
+_EACH_VERSION = "each request states its version, and records have format 2 only"
+_AS_NEEDED = "buffers are sized as needed"
 
 WITHOUT_EFFECT: dict[str, str] = {
     "process.roles": _ONE_PROCESS,
@@ -88,8 +88,8 @@ WITHOUT_EFFECT: dict[str, str] = {
     "initial.broker.": _ONE_PROCESS,
     "early.start.listeners": _ONE_PROCESS,
     "add.partitions.to.txn.": _ONE_PROCESS,
-    "broker.id.generation.enable": "node.id is 1 where nothing else is said",
-    "reserved.broker.max.id": "node.id is 1 where nothing else is said",
+    "broker.id.generation.enable": "node.id is 1 by default",
+    "reserved.broker.max.id": "node.id is 1 by default",
     "zookeeper.": _NO_ZOOKEEPER,
     "listener.security.protocol.map": "there is one listener, PLAINTEXT",
     "num.network.threads": _ONE_LOOP,
@@ -97,8 +97,8 @@ WITHOUT_EFFECT: dict[str, str] = {
     "background.threads": _ONE_LOOP,
     "queued.max.requests": _ONE_LOOP,
     "group.coordinator.": _ONE_LOOP,
-    "request.timeout.ms": "there is no other broker to ask",
-    "socket.connection.setup.": "there is no other broker to ask",
+    "request.timeout.ms": "there is no other broker to connect to",
+    "socket.connection.setup.": "there is no other broker to connect to",
     "broker.rack": _ONE_BROKER,
     "replica.": _ONE_BROKER,
     "replication.quota.": _ONE_BROKER,
@@ -107,11 +107,11 @@ WITHOUT_EFFECT: dict[str, str] = {
     "controlled.shutdown.": _ONE_BROKER,
     "leader.imbalance.": _ONE_BROKER,
     "auto.leader.rebalance.enable": _ONE_BROKER,
-    "num.recovery.threads.per.data.dir": "logs are recovered one after the other",
+    "num.recovery.threads.per.data.dir": "logs are recovered one after another",
     "log.dir.failure.timeout.ms": "there is one directory",
     "log.flush.scheduler.interval.ms": "each log is flushed when it is due",
     "log.flush.offset.checkpoint.interval.ms": "recovery reads each log's last segment itself",
-    "log.flush.start.offset.checkpoint.interval.ms": "a log's start is on the disk before it is answered",
+    "log.flush.start.offset.checkpoint.interval.ms": "a new log start is on disk before the response",
     "log.message.format.version": _EACH_VERSION,
     "log.message.downconversion.enable": _EACH_VERSION,
     "inter.broker.protocol.version": _EACH_VERSION,
@@ -133,45 +133,43 @@ WITHOUT_EFFECT: dict[str, str] = {
     "telemetry.": _NO_REPORTERS,
     "auto.include.jmx.reporter": _NO_REPORTERS,
 }
-"""Kafka's settings about how Kafka is built, which a `server.properties` of Kafka has: accepted with a log line.
+"""Settings of parts that only Kafka has, with the reason: accepted and logged.
 
-A name that ends with a dot stands for all that begin so.
+A name that ends with a dot is a prefix.
 """
 
-_NOBODY_IS_ASKED = (
-    "nobody who connects is asked who they are and nothing is encrypted; keep the broker inside a trusted network"
-)
+_NO_SECURITY = "there is no authentication and no encryption; keep the broker inside a trusted network"
 _ON_THIS_DISK = "all records are on this broker's own disk"
 _NO_QUOTAS = "there are no quotas"
 
 REFUSED: dict[str, str] = {
-    "ssl.": _NOBODY_IS_ASKED,
-    "sasl.": _NOBODY_IS_ASKED,
-    "security.": _NOBODY_IS_ASKED,
-    "listener.name.": _NOBODY_IS_ASKED,
-    "authorizer.class.name": _NOBODY_IS_ASKED,
-    "super.users": _NOBODY_IS_ASKED,
-    "allow.everyone.if.no.acl.found": _NOBODY_IS_ASKED,
-    "principal.builder.class": _NOBODY_IS_ASKED,
-    "delegation.token.": _NOBODY_IS_ASKED,
-    "password.encoder.": _NOBODY_IS_ASKED,
-    "connections.max.reauth.ms": _NOBODY_IS_ASKED,
-    "connection.failed.authentication.delay.ms": _NOBODY_IS_ASKED,
+    "ssl.": _NO_SECURITY,
+    "sasl.": _NO_SECURITY,
+    "security.": _NO_SECURITY,
+    "listener.name.": _NO_SECURITY,
+    "authorizer.class.name": _NO_SECURITY,
+    "super.users": _NO_SECURITY,
+    "allow.everyone.if.no.acl.found": _NO_SECURITY,
+    "principal.builder.class": _NO_SECURITY,
+    "delegation.token.": _NO_SECURITY,
+    "password.encoder.": _NO_SECURITY,
+    "connections.max.reauth.ms": _NO_SECURITY,
+    "connection.failed.authentication.delay.ms": _NO_SECURITY,
     "remote.": _ON_THIS_DISK,
     "log.local.retention.": _ON_THIS_DISK,
     "quota.": _NO_QUOTAS,
     "client.quota.": _NO_QUOTAS,
     "max.connection.creation.rate": _NO_QUOTAS,
     "log.cleaner.io.max.bytes.per.second": "compaction is not throttled",
-    "max.connections.per.ip.overrides": "max.connections.per.ip is one number for all addresses",
-    "create.topic.policy.class.name": "policies are classes of Java's",
-    "alter.config.policy.class.name": "policies are classes of Java's",
+    "max.connections.per.ip.overrides": "max.connections.per.ip applies to all addresses",
+    "create.topic.policy.class.name": "policies are Java classes",
+    "alter.config.policy.class.name": "policies are Java classes",
 }
-"""Kafka's settings that would be missed, and are refused with the reason. A dot at the end as above."""
+"""Kafka's settings that a user would rely on: refused with the reason. A name that ends with a dot is a prefix."""
 
 
 def reason_of(name: str, table: dict[str, str]) -> str | None:
-    """What WITHOUT_EFFECT or REFUSED says of a name; None where they say nothing, or FIXED knows better."""
+    """Return the reason in WITHOUT_EFFECT or REFUSED for a name; None if the name is not there, or is in FIXED."""
     if name in FIXED:
         return None
     if name in table:

@@ -1,4 +1,4 @@
-"""What the value of a setting can be: how its text is read, checked and written."""
+"""Types of setting values: parsing, validation and formatting."""
 
 import math
 import re
@@ -14,7 +14,7 @@ INT64_MAX = 2**63 - 1
 
 
 class SettingRefused(OnceflowError):
-    """A setting's name or value is wrong: the broker does not start."""
+    """A setting's name or value is invalid: the broker does not start."""
 
 
 class Kind(Protocol):
@@ -27,28 +27,28 @@ class Kind(Protocol):
     def metavar(self) -> str: ...
 
     def read(self, text: str) -> object:
-        """The value that the fields get. Raises ValueError, which says what would be right."""
+        """Parse a value. Raises ValueError with the allowed values."""
         ...
 
     def write(self, value: object) -> str | None:
-        """The text of a value; None where this setting has no way to say it."""
+        """Return the text of a value; None if this setting cannot express it."""
         ...
 
     @property
     def allowed(self) -> str:
-        """The values in words, for the documents."""
+        """The allowed values in words, for messages and documentation."""
         ...
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number. `unit` is how much of the field's unit one of it is: hours of a field in milliseconds."""
+    """A whole number. `unit` is its size in the field's unit, such as an hour in milliseconds."""
 
     smallest: int
     largest: int = INT64_MAX
     unit: int = 1
     none: int | None = None
-    """A value beside the range that stands for "none", -1 mostly; it has no unit."""
+    """A value outside the range that means "none", usually -1; it has no unit."""
     metavar = "NUMBER"
 
     @property
@@ -118,7 +118,7 @@ class Choice:
         return self.values[word]
 
     def write(self, value: object) -> str:
-        return next(word for word, each in self.values.items() if each == value)
+        return next(word for word, meaning in self.values.items() if meaning == value)
 
     @property
     def allowed(self) -> str:
@@ -126,12 +126,12 @@ class Choice:
 
 
 BOOLEAN = Choice({"true": True, "false": False}, kafka_type=1, is_any_case=True)
-"""True and TRUE count as well, as in Kafka (ConfigDef.parseType)."""
+"""Any case is accepted, as in Kafka (ConfigDef.parseType)."""
 
 
 @dataclass(frozen=True)
 class CleanupPolicy:
-    """`delete`, `compact` or both: two fields, whether it deletes and whether it compacts."""
+    """`delete`, `compact` or both; sets two fields."""
 
     kafka_type = 7
     metavar = "POLICY"
@@ -153,7 +153,7 @@ class CleanupPolicy:
 
 @dataclass(frozen=True)
 class ImportPath:
-    """`module:name` of something in Python."""
+    """`module:name` of a Python object."""
 
     kafka_type = 8
     metavar = "MODULE:NAME"
@@ -173,7 +173,7 @@ class ImportPath:
 
 @dataclass(frozen=True)
 class ClusterId:
-    """The id of a cluster, as long as the text of a UUID in base64 or shorter."""
+    """Id of a cluster, at most as long as a UUID in base64."""
 
     kafka_type = 2
     metavar = "ID"
@@ -193,14 +193,14 @@ class ClusterId:
 
 @dataclass(frozen=True)
 class Directory:
-    """One directory; Kafka takes several, this broker has one."""
+    """One directory; Kafka takes several."""
 
     kafka_type = 2
     metavar = "DIRECTORY"
 
     def read(self, text: str) -> Path:
         if not text.strip() or "," in text:
-            raise ValueError("is not one directory; this broker keeps everything in one")
+            raise ValueError("is not one directory; this broker stores all data in one")
         return Path(text)
 
     def write(self, value: object) -> str:
@@ -218,19 +218,19 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True)
 class Address:
-    """HOST:PORT or PLAINTEXT://HOST:PORT, an IPv6 host in brackets; without a host where `any_host` allows it.
+    """HOST:PORT or PLAINTEXT://HOST:PORT, an IPv6 host in brackets; the host is optional if `any_host`.
 
-    Listeners named in `besides` (a KRaft controller's) are passed over: this broker has no controller to talk to.
+    Listeners named in `ignored` (a KRaft controller's) are skipped: this broker connects to no controller.
     """
 
     any_host: bool
-    besides: Sequence[str] = ("CONTROLLER",)
+    ignored: Sequence[str] = ("CONTROLLER",)
     kafka_type = 2
     metavar = "HOST:PORT"
 
     def read(self, text: str) -> tuple[str, int]:
-        listeners = [each.strip() for each in text.split(",")]
-        ours = [each for each in listeners if each.partition("://")[0].upper() not in self.besides]
+        listeners = [listener.strip() for listener in text.split(",")]
+        ours = [listener for listener in listeners if listener.partition("://")[0].upper() not in self.ignored]
         match = _ADDRESS.fullmatch(ours[0]) if len(ours) == 1 else None
         if match is None or int(match["port"]) > 65535 or not (self.any_host or match["ipv6"] or match["host"]):
             raise ValueError(f"is not {self.allowed}")
@@ -245,7 +245,7 @@ class Address:
 
 
 def address_text(value: object) -> str:
-    """HOST:PORT of (host, port), an IPv6 host in brackets."""
+    """Return HOST:PORT of (host, port), an IPv6 host in brackets."""
     assert isinstance(value, tuple)
     host, port = value
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

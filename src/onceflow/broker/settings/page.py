@@ -1,4 +1,4 @@
-"""The settings in docs/operating.md: `python -m onceflow.broker.settings.page docs/operating.md` writes them anew."""
+"""Generator of the settings in docs/operating.md: `python -m onceflow.broker.settings.page docs/operating.md`."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,14 +13,14 @@ END = "<!-- end of settings -->"
 
 
 def with_settings(page: str) -> str:
-    """The page with the part between the marks anew."""
+    """Return the page with the part between the marks generated again."""
     before, _, rest = page.partition(BEGIN)
     _old, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{section()}\n{END}{after}"
 
 
 def section() -> str:
-    """All settings by group, and what Kafka's other settings mean here."""
+    """Return all settings by group, and Kafka's other settings."""
     return "\n".join(_lines())
 
 
@@ -29,16 +29,16 @@ def _lines() -> Iterator[str]:
         yield f"### {title}\n"
         for setting in group:
             yield from _setting(setting)
-    yield "### Settings of Kafka's with one value\n"
-    yield "Accepted with this value alone, and told in the log; DescribeConfigs shows them.\n"
+    yield "### Kafka settings with a fixed value\n"
+    yield "Accepted only with this value, and logged. DescribeConfigs returns them.\n"
     yield "| setting | value | why |\n|---|---|---|"
     for name, (value, reason) in FIXED.items():
         yield f"| `{name}` | `{value}` | {reason} |"
-    yield "\n### Settings of Kafka's without effect\n"
-    yield "They say how Kafka is built. Accepted with any value, and told in the log.\n"
+    yield "\n### Kafka settings without effect\n"
+    yield "They configure parts that only Kafka has. Accepted with any value, and logged.\n"
     yield from _reasons(WITHOUT_EFFECT)
-    yield "\n### Settings of Kafka's that are refused\n"
-    yield "Who sets one of these relies on it, so the broker does not start.\n"
+    yield "\n### Kafka settings that are refused\n"
+    yield "A user who sets one of these relies on it, so the broker does not start.\n"
     yield from _reasons(REFUSED)
     yield ""
 

@@ -1,8 +1,8 @@
-"""Reads Java's properties syntax, in which Kafka's `server.properties` is written (java.util.Properties.load).
+"""Parser of Java's properties syntax, used by Kafka's `server.properties` (java.util.Properties.load).
 
-A line is `name=value`, `name: value` or `name value`; blanks around the separator do not count; `#` and `!` begin a
-comment; a backslash at the end continues the line, its next line's leading blanks dropped; elsewhere it stands for
-itself in `\\t \\n \\r \\f \\uXXXX` and for the next character in all other cases.
+A line is `name=value`, `name: value` or `name value`; spaces around the separator are ignored; `#` and `!` start a
+comment. A backslash at the end of a line continues it, without the next line's leading spaces. Elsewhere a backslash
+starts one of `\\t \\n \\r \\f \\uXXXX`, or escapes the next character.
 """
 
 import re
@@ -14,24 +14,24 @@ _CHARACTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Name → value; of a repeated name the last one, as in Java."""
+    """Return the values by name; the last one of a repeated name, as in Java."""
     return dict(_entry(line) for line in _logical_lines(text))
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines with their continuations, without comments and empty lines."""
-    begun: str | None = None
+    """Yield lines with their continuations, without comments and empty lines."""
+    unfinished: str | None = None
     for line in re.split(r"\r\n|\r|\n", text):
         rest = line.lstrip(" \t\f")
-        if begun is None and (not rest or rest[0] in "#!"):
+        if unfinished is None and (not rest or rest[0] in "#!"):
             continue
-        whole = (begun or "") + rest
+        whole = (unfinished or "") + rest
         backslashes = len(whole) - len(whole.rstrip("\\"))
-        begun = whole[:-1] if backslashes % 2 else None
-        if begun is None:
+        unfinished = whole[:-1] if backslashes % 2 else None
+        if unfinished is None:
             yield whole
-    if begun is not None:
-        yield begun
+    if unfinished is not None:
+        yield unfinished
 
 
 def _entry(line: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""One row of the table of settings (`onceflow.broker.settings.table`)."""
+"""A row of the settings table (`onceflow.broker.settings.table`)."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,16 +13,16 @@ DEFAULTS = BrokerConfig(Path())
 
 @dataclass(frozen=True)
 class Setting:
-    """One row. `field` is a path in BrokerConfig; several, separated by blanks, take the value's parts."""
+    """A setting. `field` is a path in BrokerConfig, or several separated by spaces that take the parts of the value."""
 
     name: str
     field: str
     kind: Kind
     documentation: str
     option: str | None = None
-    """A short option of its own; the other one is `--` and the name with dashes."""
+    """Short option, in addition to `--` and the name with dashes."""
     is_common: bool = False
-    """Whether `--help` shows it."""
+    """Whether `--help` shows the option."""
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
@@ -30,22 +30,22 @@ class Setting:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """As typed; the short one first."""
+        """The command-line options, the short one first."""
         long = "--" + self.name.replace(".", "-")
         return (self.option, long) if self.option else (long,)
 
     def value(self, config: BrokerConfig) -> str | None:
-        """What a broker's setting is, as text; None where it is unset or this name cannot say it (90 min in hours)."""
-        found = attrgetter(*self.paths)(config)
-        return None if found is None else self.kind.write(found)
+        """Return the value as text; None if it is unset or cannot be expressed in this unit (90 minutes in hours)."""
+        value = attrgetter(*self.paths)(config)
+        return None if value is None else self.kind.write(value)
 
     @property
     def default(self) -> str | None:
-        """The default as text; None where there is none, as for the directory."""
+        """The default as text; None for the data directory, which has no default."""
         return None if self.field == "data" else self.value(DEFAULTS)
 
     def read(self, text: str) -> dict[str, object]:
-        """Field → value. Raises ValueError that says what is wrong with the text."""
+        """Return the values by field. Raises ValueError for an invalid text."""
         value = self.kind.read(text.strip())
         if len(self.paths) == 1:
             return {self.paths[0]: value}

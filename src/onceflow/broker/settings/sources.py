@@ -1,7 +1,7 @@
-"""Makes a BrokerConfig of what file, environment and options say. Options beat the environment, which beats the file.
+"""BrokerConfig from file, environment and options. Options override the environment, which overrides the file.
 
-Nothing is passed over in silence: an unknown name, a wrong value and a name that is given twice are refused with one
-sentence that says where it stands and what would be right.
+Nothing is ignored silently: an unknown name, an invalid value and a name given twice are refused with a message that
+names the source and a remedy.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,21 +23,21 @@ CONFIG_FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG_FILE"
 
 @dataclass(frozen=True)
 class Source:
-    """One place that settings come from: Kafka's name → text, and how the place spells a name."""
+    """Settings from one source, by Kafka's name, with the source's spelling of a name."""
 
     given: Mapping[str, str]
     spell: Callable[[str], str] = str
     place: str = ""
-    """What stands before a name in a message, such as the file that it is in."""
+    """Prefix of a name in a message, such as the path of the file."""
 
-    def told(self, name: str) -> str:
-        """The name with its place."""
+    def describe(self, name: str) -> str:
+        """Return the name with its place, for a message."""
         return self.place + self.spell(name)
 
 
 @dataclass
 class Resolved:
-    """The settings of all sources together, and what is to be told of them in the log."""
+    """The settings of all sources, with the notes and warnings to log."""
 
     config: BrokerConfig
     notes: list[str] = field(default_factory=list)
@@ -45,20 +45,20 @@ class Resolved:
 
 
 def resolve(*sources: Source) -> Resolved:
-    """The configuration; `sources` are the weakest first. Raises SettingRefused."""
+    """Return the configuration; a later source overrides an earlier one. Raises SettingRefused."""
     values: dict[str, object] = {}
     notes: list[str] = []
     warnings: list[str] = []
     for source in sources:
         _require_known(source)
-        # In the table's order: of the names that set one field the strongest is the last.
+        # In the table's order, so that the name with the highest precedence sets a field last.
         for setting in SETTINGS.values():
             if setting.name in source.given:
                 values.update(_read(setting, source))
         notes += _notes(source)
         warnings += _warnings(source)
     if "data" not in values:
-        raise SettingRefused("the broker needs a directory for its data: --data DIRECTORY, or log.dirs in its file")
+        raise SettingRefused("no data directory is set; specify --data DIRECTORY, or log.dirs in the file")
     return Resolved(_config(values), notes, warnings)
 
 
@@ -68,8 +68,8 @@ def _require_known(source: Source) -> None:
             continue
         reason = reason_of(name, REFUSED)
         if reason is not None:
-            raise SettingRefused(f"{source.told(name)} is not for this broker: {reason}")
-        raise SettingRefused(f"{source.told(name)} is no setting of this broker{_nearest(name, source.spell)}")
+            raise SettingRefused(f"{source.describe(name)} is not supported: {reason}")
+        raise SettingRefused(f"{source.describe(name)} is not a setting of this broker{_nearest(name, source.spell)}")
 
 
 def _is_known(name: str) -> bool:
@@ -77,12 +77,12 @@ def _is_known(name: str) -> bool:
 
 
 def _nearest(name: str, spell: Callable[[str], str]) -> str:
-    near = _nearest_of(name, SETTINGS)
-    return f"; did you mean {spell(near)}?" if near else "; docs/operating.md lists them all"
+    near = _closest(name, SETTINGS)
+    return f"; did you mean {spell(near)}?" if near else "; docs/operating.md lists all settings"
 
 
-def _nearest_of(name: str, known: Iterable[str]) -> str | None:
-    # Loading it takes milliseconds of every start; it is for mistakes alone.
+def _closest(name: str, known: Iterable[str]) -> str | None:
+    # Imported here because it costs milliseconds and only mistakes need it.
     import difflib
 
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
@@ -93,7 +93,7 @@ def _read(setting: Setting, source: Source) -> dict[str, object]:
     try:
         return setting.read(text)
     except ValueError as error:
-        raise SettingRefused(f"{source.told(setting.name)}={text} {error}") from error
+        raise SettingRefused(f"{source.describe(setting.name)}={text} {error}") from error
 
 
 def _notes(source: Source) -> Iterable[str]:
@@ -101,8 +101,8 @@ def _notes(source: Source) -> Iterable[str]:
         if name in FIXED:
             value, reason = FIXED[name]
             if text.strip() != value:
-                raise SettingRefused(f"{source.told(name)}={text} cannot be: it is {value}, since {reason}")
-            yield f"{name}={value} is what this broker does anyway: {reason}"
+                raise SettingRefused(f"{source.describe(name)}={text}: must be {value}, since {reason}")
+            yield f"{name}={value} is always the case here: {reason}"
         elif name in ("listeners", "advertised.listeners") and "CONTROLLER://" in text.upper():
             yield f"{name}={text}: nothing listens as CONTROLLER: {WITHOUT_EFFECT['controller.']}"
         elif name not in SETTINGS:
@@ -110,13 +110,14 @@ def _notes(source: Source) -> Iterable[str]:
 
 
 def _warnings(source: Source) -> Iterable[str]:
-    """What is given, and hidden by a stronger name that says something else."""
+    """Yield a warning for each name that another one overrides with a different value."""
     given = [setting for setting in SETTINGS.values() if setting.name in source.given]
-    for number, weak in enumerate(given):
-        stronger = [setting for setting in given[number + 1 :] if setting.field == weak.field]
-        if stronger and _read(stronger[-1], source) != _read(weak, source):
-            hidden, strong = (f"{source.spell(each.name)}={source.given[each.name]}" for each in (weak, stronger[-1]))
-            yield f"{source.place}{hidden} has no effect: {strong} in the same place is stronger"
+    for number, setting in enumerate(given):
+        overriding = [other for other in given[number + 1 :] if other.field == setting.field]
+        if overriding and _read(overriding[-1], source) != _read(setting, source):
+            pair = (setting, overriding[-1])
+            hidden, used = (f"{source.spell(one.name)}={source.given[one.name]}" for one in pair)
+            yield f"{source.place}{hidden} has no effect: {used} in the same place takes precedence"
 
 
 def _config(values: Mapping[str, Any]) -> BrokerConfig:
@@ -126,7 +127,7 @@ def _config(values: Mapping[str, Any]) -> BrokerConfig:
 
 
 def from_file(path: Path) -> Source:
-    """A `server.properties`. Raises SettingRefused where it cannot be read."""
+    """Read a `server.properties`. Raises SettingRefused if it cannot be read."""
     try:
         given = parse_properties(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -135,24 +136,24 @@ def from_file(path: Path) -> Source:
 
 
 def from_environment(environment: Mapping[str, str]) -> Source:
-    """The variables that begin with ONCEFLOW_BROKER_. Raises SettingRefused for one that names no setting."""
+    """Read the variables that start with ONCEFLOW_BROKER_. Raises SettingRefused for one that names no setting."""
     given: dict[str, str] = {}
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_FILE_VARIABLE:
             continue
         name = _NAMES.get(variable) or _name_of(variable)
         if not (_is_known(name) or reason_of(name, REFUSED)):
-            near = _nearest_of(variable, _NAMES)
-            remedy = f"did you mean {near}?" if near else "docs/operating.md lists them all"
-            raise SettingRefused(f"{variable} in the environment is no setting of this broker; {remedy}")
+            near = _closest(variable, _NAMES)
+            remedy = f"did you mean {near}?" if near else "docs/operating.md lists all settings"
+            raise SettingRefused(f"{variable} in the environment is not a setting of this broker; {remedy}")
         if name in given:
-            raise SettingRefused(f"{name} stands twice in the environment, once as {variable}; leave one of them")
+            raise SettingRefused(f"{name} is set twice in the environment, once as {variable}; remove one of them")
         given[name] = text
     return Source(given, variable_of)
 
 
 def variable_of(name: str) -> str:
-    """log.retention.hours → ONCEFLOW_BROKER_LOG_RETENTION_HOURS."""
+    """Return the variable of a setting: log.retention.hours → ONCEFLOW_BROKER_LOG_RETENTION_HOURS."""
     return ENVIRONMENT_PREFIX + name.upper().replace(".", "_")
 
 

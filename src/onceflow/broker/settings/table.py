@@ -1,12 +1,11 @@
-"""The one table of the broker's settings, under Kafka's names where Kafka has one.
+"""Table of the broker's settings, under Kafka's names where Kafka has the setting.
 
-From it come the options of `onceflow broker`, the names in the environment and in a `server.properties`, the answer to
+It defines the options of `onceflow broker`, the names in the environment and in a `server.properties`, the response to
 DescribeConfigs and the table in docs/operating.md. Each row names the field of BrokerConfig that it sets; the default
 is that field's.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import takewhile
 
 from onceflow.broker.config import BrokerConfig
@@ -35,15 +34,15 @@ MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 MIB = 1024**2
 
-# Where several names set one field, the later one is the stronger, as in Kafka: ms beat minutes beat hours.
+# If several names set one field, the later one takes precedence, as in Kafka: ms over minutes over hours.
 GROUPS: dict[str, tuple[Setting, ...]] = {
     "Address and data": (
-        Setting("log.dir", "data", Directory(), "The same as log.dirs, which is the stronger of the two."),
+        Setting("log.dir", "data", Directory(), "The same as log.dirs, which takes precedence."),
         Setting(
             "log.dirs",
             "data",
             Directory(),
-            "Directory that holds everything; made if it is not there. One broker at a time.",
+            "Directory for all data; created if it does not exist. Only one broker at a time can use it.",
             "--data",
             is_common=True,
         ),
@@ -51,16 +50,15 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "log.dir.reserve.bytes",
             "reserve_bytes",
             Whole(0, INT32_MAX),
-            "Disk space kept in the data directory for a full disk: deletions, the end of transactions and checkpoints"
-            " use it then, changes of configurations half of it, and records are refused until as much is free again."
-            " 0: none."
-            " Onceflow's own.",
+            "Disk space reserved in the data directory for a full disk. Deletions, transaction markers and"
+            " checkpoints may use all of it, configuration changes half. Records are refused until this much space is"
+            " free again. 0 disables it. Onceflow only.",
         ),
         Setting(
             "listeners",
             "host port",
             Address(any_host=True),
-            "Address to take connections on; port 0 takes any free port.",
+            "Address to listen on. Port 0 selects any free port.",
             "--listen",
             is_common=True,
         ),
@@ -68,24 +66,25 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "advertised.listeners",
             "advertised",
             Address(any_host=False),
-            "Address that clients are told to connect to, where they reach the broker by another one than it listens"
-            " on: from another machine, or from outside its container. By default the one listened on.",
+            "Address that clients connect to, if it differs from the one the broker listens on: from another"
+            " machine, or from outside the container. Default: the listen address.",
             "--advertise",
             is_common=True,
         ),
-        Setting("broker.id", "node_id", Whole(0, INT32_MAX), "The same as node.id, which is the stronger of the two."),
+        Setting("broker.id", "node_id", Whole(0, INT32_MAX), "The same as node.id, which takes precedence."),
         Setting(
             "node.id",
             "node_id",
             Whole(0, INT32_MAX),
-            "The id that clients see for this broker. Written into a new data directory; another one's is refused.",
+            "Id of this broker, as clients see it. It is written into a new data directory; a directory with another"
+            " id is refused.",
         ),
         Setting(
             "cluster.id",
             "cluster_id",
             ClusterId(),
-            "The id of the cluster. Written into a new data directory, where a random one is made up if none is given,"
-            " and the same ever after: a directory of another cluster is refused. Kafka is given it by kafka-storage.",
+            "Id of the cluster. Generated for a new data directory if not given; fixed afterwards. A directory of"
+            " another cluster is refused. (In Kafka, kafka-storage.sh format sets it.)",
         ),
     ),
     "Topics": (
@@ -93,14 +92,14 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "auto.create.topics.enable",
             "auto_create_topics",
             BOOLEAN,
-            "Whether a client that asks for an unknown topic gets it created.",
+            "Whether topics are created automatically when a client requests metadata of one that does not exist.",
             is_common=True,
         ),
         Setting(
             "num.partitions",
             "partition_count_default",
             Whole(1, 1000),
-            "Partitions of a topic whose creator does not say how many.",
+            "Default number of partitions of a new topic.",
             "--partitions",
             is_common=True,
         ),
@@ -108,41 +107,42 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "max.partitions",
             "partitions_max",
             COUNT,
-            "Partitions of all topics together, the broker's own two not counted. Onceflow's own.",
+            "Maximum number of partitions of all topics together, without the two internal topics. Onceflow only.",
         ),
-        Setting("delete.topic.enable", "delete_topics", BOOLEAN, "Whether clients may delete topics."),
+        Setting("delete.topic.enable", "delete_topics", BOOLEAN, "Whether clients can delete topics."),
         Setting(
             "message.max.bytes",
             "log.message_bytes_max",
             Whole(0, INT32_MAX),
-            "The largest record batch taken, after compression; a topic's max.message.bytes overrides it.",
+            "Maximum size of a record batch, after compression. A topic's max.message.bytes overrides it.",
             is_common=True,
         ),
         Setting(
             "batch.unpacked.max.bytes",
             "log.batch_unpacked_bytes_max",
             BYTES,
-            "What a compressed batch may unpack to where its records are looked at: a topic that is compacted or"
-            " limits the age of records refuses a larger one, and a search by time that meets one fails. On every"
-            " topic a compressed batch is refused if it has more records than unpack to this size. Onceflow's own.",
+            "Maximum uncompressed size of a compressed batch whose records the broker reads. A topic that is"
+            " compacted or limits the timestamps of records refuses a larger batch, and a search by time fails at"
+            " one. Every topic refuses a compressed batch with more records than fit into this size. Onceflow only.",
         ),
         Setting(
             "log.message.timestamp.type",
             "log.log_append_time",
             Choice({"CreateTime": False, "LogAppendTime": True}),
-            "Who dates the records: their producer, or the broker when it appends them.",
+            "Whether a record's timestamp is its creation time, set by the producer, or the time when the broker"
+            " appends it.",
         ),
         Setting(
             "log.message.timestamp.before.max.ms",
             "log.message_timestamp_before_max_ms",
             MS,
-            "How far in the past a record may be dated; older ones are refused.",
+            "Maximum time by which a record's timestamp may be before the broker's clock. Older records are refused.",
         ),
         Setting(
             "log.message.timestamp.after.max.ms",
             "log.message_timestamp_after_max_ms",
             MS,
-            "How far in the future a record may be dated; later ones are refused.",
+            "Maximum time by which a record's timestamp may be after the broker's clock. Later records are refused.",
         ),
     ),
     "Retention": (
@@ -150,65 +150,71 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "log.retention.hours",
             "log.retention_ms",
             Whole(1, INT32_MAX, unit=HOUR_MS, none=-1),
-            "How long records are kept, consumed or not: a segment goes when its newest record is older. -1: for ever.",
+            "How long records are kept, consumed or not. A segment is deleted when its newest record is older. -1:"
+            " no time limit.",
             is_common=True,
         ),
         Setting(
             "log.retention.minutes",
             "log.retention_ms",
             Whole(1, INT32_MAX, unit=MINUTE_MS, none=-1),
-            "The same in minutes; stronger than the hours.",
+            "The same in minutes; takes precedence over log.retention.hours.",
         ),
         Setting(
             "log.retention.ms",
             "log.retention_ms",
             MS_OR_NONE,
-            "The same in milliseconds; stronger than the minutes.",
+            "The same in milliseconds; takes precedence over log.retention.minutes.",
         ),
         Setting(
             "log.retention.bytes",
             "log.retention_bytes",
             MS_OR_NONE,
-            "How many bytes of each partition are kept: its oldest segments beyond that go. -1: no limit.",
+            "Maximum size of a partition's log before its oldest segments are deleted. -1: no size limit.",
             is_common=True,
         ),
         Setting(
             "log.retention.check.interval.ms",
             "retention_check_interval_ms",
             MS_POSITIVE,
-            "How often it is looked whether something is to be deleted.",
+            "How often the broker checks for segments to delete.",
         ),
         Setting(
             "log.initial.task.delay.ms",
             "retention_check_first_ms",
             MS,
-            "How long after the start it is looked for the first time, if that is sooner.",
+            "Delay before the first retention check, if shorter than the interval.",
         ),
         Setting(
             "log.retention.policy",
             "retention_policy",
             ImportPath(),
-            "Python's MODULE:NAME of what decides which segments are deleted; Kafka has no such setting.",
+            "Python function, as MODULE:NAME, that decides which segments are deleted. Onceflow only.",
         ),
         Setting(
             "log.segment.bytes",
             "log.segment_bytes",
             Whole(MIB, INT32_MAX),
-            "Size at which a log's file is ended and a new one begun; retention removes whole files.",
+            "Maximum size of a segment file. Retention deletes whole segments.",
             is_common=True,
         ),
         Setting(
             "log.roll.hours",
             "log.segment_ms",
             Whole(1, INT32_MAX, unit=HOUR_MS),
-            "Age at which a log's file is ended, by the times of its records.",
+            "Maximum age of a segment, by the timestamps of its records, before a new one is started.",
         ),
-        Setting("log.roll.ms", "log.segment_ms", MS_POSITIVE, "The same in milliseconds; stronger than the hours."),
+        Setting(
+            "log.roll.ms",
+            "log.segment_ms",
+            MS_POSITIVE,
+            "The same in milliseconds; takes precedence over log.roll.hours.",
+        ),
         Setting(
             "log.segment.delete.delay.ms",
             "log.file_delete_delay_ms",
             MS,
-            "How long the files of a deleted segment stay for those who still read them.",
+            "How long the files of a deleted segment are kept for clients that are still reading them.",
         ),
     ),
     "Compaction": (
@@ -216,45 +222,51 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "log.cleanup.policy",
             "log.cleanup_delete log.cleanup_compact",
             CleanupPolicy(),
-            "What topics do with old records: delete them by age and size, or keep the last one of each key.",
+            "Default cleanup policy of topics: delete old segments by age and size, or compact the log to the last"
+            " record of each key.",
         ),
-        Setting("log.cleaner.enable", "cleaner_enabled", BOOLEAN, "Whether compacted topics are compacted."),
+        Setting(
+            "log.cleaner.enable",
+            "cleaner_enabled",
+            BOOLEAN,
+            "Whether the log cleaner runs. Without it, compacted topics are not compacted.",
+        ),
         Setting(
             "log.cleaner.backoff.ms",
             "cleaner_interval_ms",
             MS_POSITIVE,
-            "How often it is looked whether something is to be compacted.",
+            "How often the broker checks for logs to compact.",
         ),
         Setting(
             "log.cleaner.dedupe.buffer.size",
             "cleaner_dedupe_bytes",
             Whole(MIB),
-            "Memory for a compaction's map of keys, about 200 bytes each; where it does not suffice, the log is read"
-            " several times.",
+            "Memory for the map of keys during compaction, about 200 bytes per key. If the keys do not fit, the log"
+            " is read several times.",
         ),
         Setting(
             "log.cleaner.min.cleanable.ratio",
             "log.min_cleanable_dirty_ratio",
             Fraction(),
-            "A log is compacted when this part of it is new since the last time.",
+            "Minimum ratio of the part of a log not yet compacted to the whole log for the log to be compacted.",
         ),
         Setting(
             "log.cleaner.min.compaction.lag.ms",
             "log.min_compaction_lag_ms",
             MS,
-            "Younger records are left alone.",
+            "Minimum time that a record remains uncompacted.",
         ),
         Setting(
             "log.cleaner.max.compaction.lag.ms",
             "log.max_compaction_lag_ms",
             MS_POSITIVE,
-            "A log with an older record that was never compacted is compacted, however little of it is new.",
+            "Maximum time that a record remains uncompacted, however low the log's ratio is.",
         ),
         Setting(
             "log.cleaner.delete.retention.ms",
             "log.delete_retention_ms",
             MS,
-            "How long a deletion (a record without value) stays visible in a compacted log.",
+            "How long a tombstone (a record without a value) is kept in a compacted log.",
         ),
     ),
     "Durability and indexes": (
@@ -262,45 +274,49 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "log.flush.interval.messages",
             "log.flush_messages",
             MS_POSITIVE,
-            "Acknowledge from memory and write to the disk after so many records of a partition: a power cut loses at"
-            " most these. By default nothing is acknowledged to acks=all before it is on the disk.",
+            "Number of records of a partition after which they are flushed to disk. They are acknowledged from"
+            " memory, so a power cut can lose up to this many. By default a record is on disk before it is"
+            " acknowledged to acks=all.",
         ),
         Setting(
             "log.flush.interval.ms",
             "log.flush_ms",
             MS,
-            "Acknowledge from memory and write to the disk after so many milliseconds; as above.",
+            "Maximum time before a partition's records are flushed to disk. They are acknowledged from memory, so a"
+            " power cut can lose those of this time. By default a record is on disk before it is acknowledged to"
+            " acks=all.",
         ),
         Setting(
             "log.index.interval.bytes",
             "log.index_interval_bytes",
             Whole(0, INT32_MAX),
-            "Bytes of a log between two entries of its indexes.",
+            "Number of bytes of a log between two entries of its offset index.",
         ),
         Setting(
             "log.index.size.max.bytes",
             "log.segment_index_bytes",
             Whole(4, INT32_MAX),
-            "A log's file is ended when one of its indexes would grow beyond this.",
+            "Maximum size of an index. A new segment is started before an index grows beyond it.",
         ),
         Setting(
             "producer.id.expiration.ms",
             "log.producer_id_expiration_ms",
             Whole(1, INT32_MAX),
-            "How long a partition remembers an idle idempotent producer, to know its repeated batches.",
+            "How long a partition keeps the state of an idle idempotent producer, by which it detects repeated"
+            " batches.",
         ),
         Setting(
             "producer.id.expiration.check.interval.ms",
             "log.producer_id_expiration_check_ms",
             Whole(1, INT32_MAX),
-            "How often a partition that hears of new producers looks for idle ones.",
+            "Minimum time between two checks of a partition for idle producers; new producers trigger the checks.",
         ),
         Setting(
             "max.producer.ids.per.partition",
             "log.producer_ids_max",
             COUNT,
-            "Producer ids that a partition remembers. At the limit it forgets the one idle longest, if idle for 15"
-            " minutes; else it refuses the new one. Onceflow's own.",
+            "Maximum number of producer ids in a partition's state. At the limit, a new producer replaces the one"
+            " idle longest if that was idle for 15 minutes; otherwise it is refused. Onceflow only.",
         ),
     ),
     "Connections and requests": CONNECTIONS,
@@ -309,89 +325,89 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "group.initial.rebalance.delay.ms",
             "group_initial_rebalance_delay_ms",
             Whole(0, INT32_MAX),
-            "How long the first member of a new group waits for others. Kafka's default is 3000.",
+            "How long the first rebalance of a new group waits for more members to join. Kafka's default is 3000.",
         ),
         Setting(
             "group.min.session.timeout.ms",
             "group_session_timeout_min_ms",
             Whole(1, INT32_MAX),
-            "The shortest session.timeout.ms that a member may have.",
+            "Minimum session timeout of a group member.",
         ),
         Setting(
             "group.max.session.timeout.ms",
             "group_session_timeout_max_ms",
             Whole(1, INT32_MAX),
-            "The longest session.timeout.ms that a member may have.",
+            "Maximum session timeout of a group member.",
         ),
         Setting(
             "group.new.member.timeout.ms",
             "group_new_member_timeout_ms",
             Whole(1, INT32_MAX),
-            "How long a member that joins for the first time, and cannot send heartbeats, is waited for in a rebalance."
-            " Kafka has these five minutes too, and no setting.",
+            "How long a rebalance waits for a member that joins for the first time and cannot send heartbeats yet."
+            " In Kafka this is fixed at five minutes.",
         ),
         Setting(
             "group.name.max.bytes",
             "group_name_bytes_max",
             Whole(1, 30_000),
-            "The longest group id, instance id or protocol name. Onceflow's own.",
+            "Maximum size of a group id, an instance id or a protocol name. Onceflow only.",
         ),
-        Setting("group.max.size", "group_members_max", COUNT, "Members of one group."),
+        Setting("group.max.size", "group_members_max", COUNT, "Maximum number of members of a group."),
         Setting(
             "group.subscription.max.bytes",
             "group_subscription_bytes_max",
             BYTES,
-            "Maximum size of one member's subscription, all its protocols together. Onceflow's own.",
+            "Maximum size of a member's subscription, with all its protocols. Onceflow only.",
         ),
         Setting(
             "groups.memory.max.bytes",
             "groups_memory_bytes_max",
             BYTES,
-            "Memory for the members of all groups: subscriptions, assignments and names. Members that do not fit wait"
-            " with COORDINATOR_NOT_AVAILABLE until others leave. Onceflow's own.",
+            "Memory for the members of all groups: subscriptions, assignments and names. Members beyond it get"
+            " COORDINATOR_NOT_AVAILABLE until others leave. Onceflow only.",
         ),
         Setting(
             "group.max.pending.ids",
             "group_pending_ids_max",
             COUNT,
-            "Maximum number of member ids of one group that were handed out and not used yet. One more withdraws the"
-            " oldest. Onceflow's own.",
+            "Maximum number of member ids of a group that were assigned but not yet used. Another one replaces the"
+            " oldest. Onceflow only.",
         ),
         Setting(
             "groups.max.pending.ids",
             "groups_pending_ids_max",
             COUNT,
-            "The same over all groups. Onceflow's own.",
+            "The same for all groups together. Onceflow only.",
         ),
         Setting(
             "offset.metadata.max.bytes",
             "offset_metadata_bytes_max",
             Whole(0, INT32_MAX),
-            "The largest text that a client may commit with an offset.",
+            "Maximum size of the metadata that a client commits with an offset.",
         ),
         Setting(
             "offsets.retention.minutes",
             "offsets_retention_ms",
             Whole(1, INT32_MAX, unit=MINUTE_MS),
-            "How long the offsets of a group without members are kept.",
+            "How long the offsets of a group are kept after its last member left.",
         ),
         Setting(
             "offsets.retention.check.interval.ms",
             "offsets_retention_check_interval_ms",
             MS_POSITIVE,
-            "How often it is looked whether offsets are to be forgotten.",
+            "How often the broker checks for expired group offsets.",
         ),
         Setting(
             "offsets.commit.timeout.ms",
             "offsets_commit_timeout_ms",
             Whole(1, INT32_MAX),
-            "How long a commit may wait until it is durable; then it fails with COORDINATOR_NOT_AVAILABLE.",
+            "Maximum time for an offset commit to become durable. Then it fails with COORDINATOR_NOT_AVAILABLE.",
         ),
         Setting(
             "offsets.topic.segment.bytes",
             "offsets_topic_segment_bytes",
             Whole(MIB, INT32_MAX),
-            "Size of the files of __consumer_offsets; small ones are compacted sooner.",
+            "Maximum size of a segment file of __consumer_offsets. Small segments are compacted sooner.",
         ),
     ),
     "Transactions": (
@@ -399,31 +415,31 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "transaction.max.timeout.ms",
             "transaction_timeout_max_ms",
             Whole(1, INT32_MAX),
-            "The longest transaction.timeout.ms that a producer may have.",
+            "Maximum transaction timeout that a producer can request.",
         ),
         Setting(
             "transactional.id.expiration.ms",
             "transactional_id_expiration_ms",
             Whole(1, INT32_MAX),
-            "How long an unused transactional id is remembered.",
+            "How long an unused transactional id is kept.",
         ),
         Setting(
             "transaction.abort.timed.out.transaction.cleanup.interval.ms",
             "transaction_abort_interval_ms",
             Whole(1, INT32_MAX),
-            "How often it is looked for transactions that took too long, to abort them.",
+            "How often the broker checks for timed-out transactions to abort.",
         ),
         Setting(
             "transaction.remove.expired.transaction.cleanup.interval.ms",
             "transactional_id_expiration_interval_ms",
             Whole(1, INT32_MAX),
-            "How often it is looked for transactional ids to forget.",
+            "How often the broker checks for expired transactional ids.",
         ),
         Setting(
             "transaction.state.log.segment.bytes",
             "transaction_log_segment_bytes",
             Whole(MIB, INT32_MAX),
-            "Size of the files of __transaction_state; small ones are compacted sooner.",
+            "Maximum size of a segment file of __transaction_state. Small segments are compacted sooner.",
         ),
     ),
 }
@@ -433,7 +449,7 @@ SETTINGS: dict[str, Setting] = {setting.name: setting for group in GROUPS.values
 
 
 def weaker_than(setting: Setting) -> list[Setting]:
-    """Those that set the same field, and have no effect where `setting` is given in the same place."""
+    """Return the settings of the same field that have no effect if `setting` is given in the same source."""
     earlier = takewhile(lambda other: other is not setting, SETTINGS.values())
     return [other for other in earlier if other.field == setting.field]
 
@@ -445,7 +461,7 @@ class Described:
     name: str
     value: str | None
     default: str | None
-    """None also where there is no default."""
+    """None also if the setting has no default."""
     kafka_type: int
     documentation: str
 
@@ -455,21 +471,12 @@ class Described:
 
 
 def described(config: BrokerConfig) -> list[Described]:
-    """Every setting of a running broker with its value, and what is fixed because there is one broker."""
-    found = []
+    """Return every setting of a running broker with its value, and Kafka's settings that are fixed here."""
+    entries = []
     for setting in SETTINGS.values():
         value = setting.value(config)
         default = None if setting.field == "data" else setting.value(DEFAULTS)
-        found.append(Described(setting.name, value, default, setting.kind.kafka_type, setting.documentation))
+        entries.append(Described(setting.name, value, default, setting.kind.kafka_type, setting.documentation))
     for name, (allowed, reason) in FIXED.items():
-        found.append(Described(name, allowed, allowed, fixed_type(name), reason))
-    return found
-
-
-def field_paths() -> Iterator[str]:
-    """Every field that BrokerConfig has, those of its LogConfig as `log.NAME`."""
-    for each in fields(BrokerConfig):
-        if each.name == "log":
-            yield from (f"log.{inner.name}" for inner in fields(DEFAULTS.log))
-        else:
-            yield each.name
+        entries.append(Described(name, allowed, allowed, fixed_type(name), reason))
+    return entries
