@@ -1,1 +1,1 @@
-"""The broker room."""
+"""Tests of the broker."""

@@ -97,7 +97,7 @@ CONNECTIONS: tuple[Setting, ...] = (
         "queued.max.fetch.partitions",
         "parked_fetch_partitions_max",
         COUNT,
-        "Maximum number of partitions in all Fetch requests that wait for records. Beyond it, the requests with the"
+        "Maximum number of partitions of the Fetch requests that wait for records. Beyond it, the requests with the"
         " most partitions get a response early. Onceflow only.",
     ),
     Setting(

@@ -58,7 +58,7 @@ def resolve(*sources: Source) -> Resolved:
         notes += _notes(source)
         warnings += _warnings(source)
     if "data" not in values:
-        raise SettingRefused("no data directory is set; specify --data DIRECTORY, or log.dirs in the file")
+        raise SettingRefused("no data directory: neither --data DIRECTORY nor log.dirs is set")
     return Resolved(_config(values), notes, warnings)
 
 
