@@ -1,5 +1,6 @@
-"""The documents cannot drift: the commands' page is generated, and what README shows can be typed."""
+"""Checks of the documents: the generated page of commands, shown commands, links, quoted messages."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -13,17 +14,18 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
-def test_the_page_of_commands_is_what_help_prints() -> None:
-    said = (ROOT / "docs" / "cli.md").read_text()
-    assert said == reference.page(), "run: .venv/bin/python -m onceflow.cli.reference > docs/cli.md"
+def test_the_page_of_commands_is_current() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text() == reference.page(), (
+        "run: .venv/bin/python -m onceflow.cli.reference > docs/cli.md"
+    )
 
 
 @pytest.mark.parametrize("words", [path for path, _ in reference.commands(onceflow, ())], ids=" ".join)
-def test_every_option_says_what_it_is_for(words: tuple[str, ...]) -> None:
+def test_every_option_has_help(words: tuple[str, ...]) -> None:
     command = dict(reference.commands(onceflow, ()))[words]
     assert command.help
-    silent = [option.name for option in command.params if isinstance(option, click.Option) and not option.help]
-    assert not silent
+    without = [option.name for option in command.params if isinstance(option, click.Option) and not option.help]
+    assert not without
 
 
 PRINT_NO_RESULT = {("broker",), ("dashboard",), ("produce",)}
@@ -31,7 +33,7 @@ PRINT_RECORDS = {("consume",)}
 """Their --format has json."""
 
 
-def test_every_result_can_be_had_as_json() -> None:
+def test_every_result_is_available_as_json() -> None:
     without = {
         path[1:]
         for path, command in reference.commands(onceflow, ("onceflow",))
@@ -41,7 +43,7 @@ def test_every_result_can_be_had_as_json() -> None:
 
 
 def shown_commands(page: Path) -> list[str]:
-    """The `onceflow …` lines of a page's code blocks, continued lines joined, comments and pipes cut away."""
+    """Return the `onceflow …` lines of a page's code blocks, with continued lines joined."""
     blocks = re.findall(r"```(?:console|sh|bash|shell)\n(.*?)```", page.read_text(), re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     typed = [re.sub(r"^\$ ", "", line.strip()) for line in lines]
@@ -52,7 +54,7 @@ SHOWN = [(page, line) for page in PAGES for line in shown_commands(page)]
 
 
 @pytest.mark.parametrize(("page", "line"), SHOWN, ids=lambda value: str(getattr(value, "name", value))[:60])
-def test_a_shown_command_exists_with_its_options(page: Path, line: str) -> None:
+def test_shown_commands_can_be_parsed(page: Path, line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     if "|" in words:
         words = words[: words.index("|")]
@@ -67,10 +69,31 @@ def test_a_shown_command_exists_with_its_options(page: Path, line: str) -> None:
         command.parse_args(context, words)
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_exist() -> None:
     broken = []
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
             if not target.startswith("http") and not (page.parent / target).exists():
                 broken.append(f"{page.relative_to(ROOT)} → {target}")
     assert not broken
+
+
+def test_the_index_has_every_page() -> None:
+    docs = ROOT / "docs"
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {"README.md"}
+    assert not [page for page in sorted(pages) if f"]({page})" not in (docs / "README.md").read_text()]
+
+
+def test_quoted_messages_exist() -> None:
+    """The headings of the troubleshooting page quote messages of the source; `…` stands for values."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    texts = "\n".join(
+        node.value
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    quoted = re.findall(r"^### `(.*)`$", page, re.MULTILINE)
+    assert quoted
+    parts = [part.strip() for message in quoted for part in message.split("…") if part.strip()]
+    assert [part for part in parts if part not in texts] == []
