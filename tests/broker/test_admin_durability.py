@@ -222,7 +222,7 @@ def test_a_config_that_changes_while_partitions_are_opened_holds_for_them(
         assert is_changed.wait(10)
         return open_or_say(operations, opening)
 
-    monkeypatch.setattr(TopicOperations, "_open_or_say", open_later)
+    monkeypatch.setattr(TopicOperations, "_try_open", open_later)
     more = {"topics": [{"name": "t", "count": 2, "assignments": None}], "timeout": milliseconds(5000)}
     client.send(apis.CREATE_PARTITIONS, 3, validate_only=False, **more)
     assert opens.wait(10)
@@ -276,8 +276,8 @@ def test_an_operation_that_fails_unforeseen_closes_its_connection(
         raise ZeroDivisionError("unforeseen")
 
     create(client, "t")
-    in_thread = (TopicLogs, "delete_files") if what == "delete" else (TopicOperations, "_open_or_say")
-    on_loop = (TopicOperations, "_removed" if what == "delete" else "_install")
+    in_thread = (TopicLogs, "delete_files") if what == "delete" else (TopicOperations, "_try_open")
+    on_loop = (TopicOperations, "_release_names" if what == "delete" else "_install")
     monkeypatch.setattr(*(in_thread if where == "in the thread" else on_loop), fail)
     remove = {"topic_names": ["t"], "timeout": milliseconds(5000)}
     asked = {"topics": [{"name": "new"}], "allow_auto_topic_creation": True}

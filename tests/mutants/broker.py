@@ -78,7 +78,7 @@ MUTANTS = (
         "broker/topics/operations.py",
         "        if self._is_deciding:\n            self._undecided",
         "        if False:\n            self._undecided",
-        "broker/topics/test_operations.py::test_two_operations_at_the_same_time",
+        "broker/topics/test_operations.py::test_concurrent_operations",
     ),
     Mutant(
         "broker/topics/operations.py",

@@ -52,8 +52,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/topics/operations.py",
-        "        self._metadata.when_synced(reporting_failure(failed, lambda _error_code: answer()))",
-        "        answer()",
+        "        self._metadata.when_synced(reporting_failure(failed, lambda _error_code: respond()))",
+        "        respond()",
         _ADMIN + "test_nobody_learns_of_a_topic_before_it_is_durable",
     ),
     Mutant(
@@ -64,10 +64,10 @@ MUTANTS = (
     ),
     Mutant(
         "broker/topics/operations.py",
-        "                self._respond_when_synced(lambda: answer(results), failed)\n            else:\n"
+        "                self._respond_when_synced(lambda: respond(results), failed)\n            else:\n"
         "                self._metadata.when_synced(reporting_failure(failed, synced))\n\n"
         "        def synced(error_code: ErrorCode) -> None:\n            if not error_code:",
-        "                self._respond_when_synced(lambda: answer(results), failed)\n            else:\n"
+        "                self._respond_when_synced(lambda: respond(results), failed)\n            else:\n"
         "                synced(ErrorCode.none)\n\n"
         "        def synced(error_code: ErrorCode) -> None:\n            if not error_code:",
         _ADMIN + "test_no_answer_tells_of_what_a_power_cut_could_take_back",

@@ -1,6 +1,6 @@
-"""What can be set for a broker: one field for each setting; `broker.settings` says what it is called and explains it.
+"""Configuration of a broker: one field per setting; `broker.settings` has their names and descriptions.
 
-Defaults are Kafka's where Kafka has the setting, except where the comment says why not.
+Defaults are Kafka's if Kafka has the setting; the docstring of a field gives the reason if not.
 """
 
 from dataclasses import dataclass, field
@@ -13,109 +13,112 @@ DEFAULT_RETENTION_POLICY = "onceflow.log.retention:by_age_and_size"
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """The settings of one broker; `log` has the defaults of its topics."""
+    """Settings of one broker; `log` has the defaults of its topics."""
 
     data: Path
     host: str = "127.0.0.1"
     port: int = 9092
     advertised: tuple[str, int] | None = None
-    """Host and port that clients are told to connect to; None: the ones listened on."""
+    """Host and port that clients connect to; None: the listen address."""
     auto_create_topics: bool = True
     partition_count_default: int = 1
     partitions_max: int = 20_000
-    """Of all topics together."""
+    """Limit of all topics together."""
     log: LogConfig = field(default_factory=LogConfig)
     reserve_bytes: int = 16 * 1024**2
-    """Space kept for deletions on a full disk (onceflow.log.reserve): some indexes of large segments, and more."""
+    """Space kept for deletions on a full disk (onceflow.log.reserve): enough for some indexes of large segments."""
     node_id: int = 1
     cluster_id: str | None = None
-    """The cluster that the data directory must belong to; None: the one that it says, or one made up for a new one."""
+    """Id of the cluster that the data directory must belong to; None: that of the directory, or generated if new."""
 
-    # Connections and requests (broker.connection, broker.server)
+    # Connections and requests (broker.network, broker.server)
     connections_max: int = 10_000
-    """Kafka has no limit; here it bounds what connections can cost in sum."""
+    """Bounds the cost of all connections; Kafka has no limit by default."""
     connections_per_address_max: int = 10_000
     connections_idle_max_ms: int = 600_000
-    """A connection on which nothing happened for so long is closed; -1: never."""
+    """Idle time after which a connection is closed; -1: never."""
     produce_request_bytes_max: int = 100 * 1024**2
-    """The largest Produce frame; Kafka's limit for all."""
+    """Maximum size of a Produce frame; Kafka's limit for every request."""
     group_request_bytes_max: int = 16 * 1024**2
-    """The largest JoinGroup, SyncGroup, OffsetCommit and TxnOffsetCommit frame."""
+    """Maximum size of a JoinGroup, SyncGroup, OffsetCommit or TxnOffsetCommit frame."""
     other_request_bytes_max: int = 1024**2
     request_elements_max: int = 20_000
-    """Array elements in one request other than Produce and Fetch."""
+    """Array elements in a request other than Produce and Fetch."""
     request_partitions_max: int = 10_000
     """Topics and partitions in a Produce or Fetch request; each costs microseconds, whatever its size."""
     request_tags_max: int = 100
     """Tagged fields in one section of a request."""
     request_stalled_max_ms: int = 30_000
-    """A connection that has sent half a request and then nothing for so long is closed; -1: never."""
+    """Time without data after which a connection with an incomplete request is closed; -1: never."""
     request_bytes_per_second_min: int = 1024
-    """A connection whose request arrives more slowly for 30 s is closed; 0: none is. Any modem is faster."""
+    """Minimum rate over 30 s at which a request arrives; slower connections are closed. 0: no minimum.
+
+    Any modem is faster.
+    """
     queued_requests_max: int = 100
-    """Unanswered requests of one connection: at so many the next ones are left in the socket."""
+    """Requests in progress per connection; further ones stay in the socket."""
     parked_fetch_partitions_max: int = 100_000
-    """Partitions named by all Fetch requests that wait; each costs about 400 bytes."""
+    """Partitions of all waiting Fetch requests; each costs about 400 bytes."""
     queued_request_bytes_max: int = 224 * 1024**2
-    """Memory of all requests that are being received, half of it for those up to 1 MiB; Kafka has no limit."""
+    """Memory of all requests being received, half of it for those of up to 1 MiB; Kafka has no limit by default."""
     unsent_bytes_per_connection_max: int = 4 * 1024**2
-    """Answers of one connection held in memory: at so many its next requests are left in the socket."""
+    """Unsent responses of one connection; beyond it, further requests stay in the socket."""
     unsent_bytes_max: int = 512 * 1024**2
-    """Answers of all connections held in memory: beyond that those who left most of them unread are closed."""
+    """Unsent responses of all connections; beyond it, the connections with the most are closed."""
     turn_read_bytes_max: int = 4 * 1024**2
-    """Read of one connection before others have their turn."""
+    """Bytes read from one connection before others are served."""
     turn_request_bytes_max: int = 1024**2
-    """Requests of one connection handled before others have their turn; a single larger one is handled whole."""
+    """Bytes of requests of one connection handled before others are served; a larger request is handled whole."""
     turn_sent_bytes_max: int = 4 * 1024**2
-    """Sent of one connection before others have their turn."""
+    """Bytes sent on one connection before others are served."""
     listen_backlog: int = 1024
     socket_send_buffer_bytes: int = 100 * 1024
-    """-1: the operating system's own, which grows to megabytes: on one machine that costs a fetch half of its speed."""
+    """-1: the operating system's default, which grows to megabytes and halves the fetch rate on one machine."""
     socket_receive_buffer_bytes: int = -1
     fetch_bytes_max: int = 55 * 1024**2
-    """The largest Fetch answer; a first batch that is larger is sent all the same."""
+    """Maximum size of a Fetch response; a larger first batch is returned nevertheless."""
     loop_block_report_ms: int = -1
-    """Say in the log what held the event loop for so long; -1: do not measure."""
+    """Time of blocking the event loop from which work is logged; -1: do not measure."""
     stop_timeout_ms: int = 5_000
-    """How long a stop waits for answers that are on their way."""
+    """Time that a stop waits for responses to be sent."""
 
     # Topics and logs (broker.node, broker.housekeeping)
     delete_topics: bool = True
     retention_check_interval_ms: int = 300_000
     retention_check_first_ms: int = 30_000
-    """A broker that just started has other things to do."""
+    """Delay before the first check, since a broker that just started is busy."""
     retention_policy: str = DEFAULT_RETENTION_POLICY
-    """`module:name` of what decides which segments are deleted (`onceflow.log.retention`)."""
+    """`module:name` of the function that selects segments to delete (`onceflow.log.retention`)."""
     cleaner_enabled: bool = True
     cleaner_interval_ms: int = 15_000
     cleaner_dedupe_bytes: int = 128 * 1024**2
 
     # Groups (broker.groups)
     group_initial_rebalance_delay_ms: int = 0
-    """Kafka waits 3 s for more members of a new group; here tests and single consumers want to begin at once."""
+    """Kafka's default is 3 s; without a delay, tests and single consumers start at once."""
     group_session_timeout_min_ms: int = 6_000
     group_session_timeout_max_ms: int = 1_800_000
     group_new_member_timeout_ms: int = 300_000
-    """A new member cannot send heartbeats: if its connection broke it is given up after this."""
+    """Time after which a new member, which cannot send heartbeats, is removed if its connection broke."""
     group_name_bytes_max: int = 1000
-    """Of group ids, protocol names and instance ids: a record's strings end at 32,767 bytes."""
+    """Limit of group ids, protocol names and instance ids; a record's strings have at most 32,767 bytes."""
     group_members_max: int = 2**31 - 1
     group_subscription_bytes_max: int = 1024**2
     groups_memory_bytes_max: int = 64 * 1024**2
     group_pending_ids_max: int = 5_000
     groups_pending_ids_max: int = 20_000
-    """Member ids that were handed out and not used yet, in one group and over all."""
+    """Member ids that were assigned but not used yet; `group_` limits one group, `groups_` all."""
     offset_metadata_bytes_max: int = 4096
     offsets_retention_ms: int = 7 * DAY_MS
     offsets_retention_check_interval_ms: int = 600_000
     offsets_commit_timeout_ms: int = 5_000
-    """How long a commit, or any other answer about a group, may wait for the disk."""
+    """Maximum time that a commit, or any other response about a group, waits for the disk."""
     offsets_topic_segment_bytes: int = 100 * 1024**2
 
     # Transactions (broker.transactions)
     transaction_timeout_max_ms: int = 900_000
     transactional_id_expiration_ms: int = 7 * DAY_MS
     transaction_abort_interval_ms: int = 10_000
-    """How often transactions that timed out are looked for."""
+    """Interval of the check for timed-out transactions."""
     transactional_id_expiration_interval_ms: int = 3_600_000
     transaction_log_segment_bytes: int = 100 * 1024**2

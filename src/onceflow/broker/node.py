@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class UnfinishedDeletion(OnceflowError):
-    """A deletion that a crash cut short cannot be finished at start-up."""
+    """A topic deletion interrupted by a crash cannot be finished at start."""
 
 
 class Node:
@@ -66,7 +66,7 @@ class Node:
         self._record_check_thread = WorkThread("record-checks")
         self.partitions = Partitions()
         self.parked_fetches = ParkedFetches(config.parked_fetch_partitions_max)
-        self.answer_cache = ResponseCache()
+        self.response_cache = ResponseCache()
         self.known_requests = KnownRequests()
         self.record_checks = RecordChecks(clock, partial(run_in_thread, self._record_check_thread))
         self.housekeeping = Housekeeping(
@@ -103,7 +103,7 @@ class Node:
 
     @classmethod
     def open(cls, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> "Node":
-        """Lock the data directory, recover what is in it. Blocks; raises DataDirectoryRefused, OSError."""
+        """Lock the data directory and recover its logs. Blocks; raises DataDirectoryRefused, OSError."""
         reserved = ReservedDisk(disk or RealDisk(), config.data, config.reserve_bytes)
         directory = DataDirectory.open(config.data, disk=reserved, node_id=config.node_id, cluster_id=config.cluster_id)
         try:
@@ -115,7 +115,7 @@ class Node:
             raise
 
     def _open_state_topic(self, name: str) -> StateLog:
-        """One partition is enough: all groups and transactions are on this broker, and one file is one sync."""
+        """Open an internal topic. One partition suffices: all state is on this broker, and one file needs one sync."""
         if name not in self.topics.by_name:
             self.metadata.record(self.topics.decide_create(NewTopic(name, 1)))
             self.metadata.sync()
@@ -144,36 +144,36 @@ class Node:
         )
 
     def load_groups(self) -> None:
-        """Go on with replaying the groups' log, a slice in each turn of the loop, while the broker serves others."""
+        """Replay the groups' log, a slice in each turn of the loop, while the broker serves other requests."""
         try:
             if self.group_requests.load_slice():
                 asyncio.get_running_loop().call_soon(self.load_groups)
         except Exception:
-            logger.exception("the groups' log cannot be replayed; nothing about groups is served until a restart")
+            logger.exception("the groups' log could not be replayed; group requests are refused until a restart")
             self.group_requests.fail_loading()
 
-    def _finish_deletions(self, gone: set[str]) -> None:
-        """Where a crash came between a topic's removal and that of its offsets: a new topic must not inherit them.
+    def _finish_deletions(self, deleted: set[str]) -> None:
+        """Delete the offsets of topics whose deletion was interrupted by a crash: a new topic must not inherit them.
 
-        Until that is durable, nobody can make a topic with one of the names in `gone`.
+        Until that is durable, no topic can be created with one of the names in `deleted`.
         """
         for orphans in self.groups.decide_forget(lambda topic: topic not in self.topics.by_name):
             if orphans and self.group_requests.append_in_batches(orphans, from_reserve=True):
                 raise UnfinishedDeletion(
-                    f"{GROUP_OFFSETS_TOPIC}: the offsets of deleted topics could not be removed;"
+                    f"{GROUP_OFFSETS_TOPIC}: the offsets of deleted topics could not be deleted;"
                     f" {Remedy.LOOK_ABOVE}; {Remedy.FREE_DISK}, then {Remedy.START_BROKER_AGAIN}"
                 )
 
         def synced(error_code: ErrorCode) -> None:
             if not error_code:
-                self.topics.being_deleted -= gone
+                self.topics.being_deleted -= deleted
 
         self.group_requests.when_synced(synced)
 
-    # Time and end
+    # Timers and close
 
     def check_directory(self) -> None:
-        """Fail every partition once the data directory is not at its path any more."""
+        """Fail every partition if the data directory is no longer at its path."""
         if not self.directory.is_in_place():
             self._lose_directory()
 
@@ -195,7 +195,7 @@ class Node:
             partition.fail(ErrorCode.kafka_storage_error)
 
     async def close(self) -> bool:
-        """Sync and close every log, and mark the directory clean if that went well; whether it did."""
+        """Sync and close every log, mark the directory clean, and return True; False if a log failed."""
         await self.housekeeping.close()
         await self.group_commit.close()
         self.housekeeping_thread.shutdown()
@@ -214,7 +214,7 @@ class Node:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Thousands of logs are opened and none is garbage: to look for some again and again takes a fifth of a start."""
+    """Pause the garbage collector: with thousands of logs, none of them garbage, it takes a fifth of a start."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

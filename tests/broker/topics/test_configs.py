@@ -1,4 +1,4 @@
-"""Topics' configurations: what is taken, in which form it is kept, and in which words the rest is refused."""
+"""Topic configurations: accepted values, their stored form, and error messages."""
 
 import pytest
 
@@ -34,7 +34,7 @@ KAFKAS_DEFAULTS = {
     "unclean.leader.election.enable": "false",
     "remote.storage.enable": "false",
 }
-"""As Apache Kafka 4.1.1 describes a new topic."""
+"""Configurations of a new topic in Apache Kafka 4.1.1."""
 
 
 def test_names_and_defaults_are_kafkas() -> None:
@@ -42,7 +42,7 @@ def test_names_and_defaults_are_kafkas() -> None:
 
 
 @pytest.mark.parametrize("name", TOPIC_CONFIGS)
-def test_every_default_is_a_value_that_is_taken(name: str) -> None:
+def test_defaults_are_valid_values(name: str) -> None:
     row = TOPIC_CONFIGS[name]
     default = row.write(LogConfig())
     assert topic_configs.normalized({name: f" {default} "}) == {name: default}
@@ -50,7 +50,7 @@ def test_every_default_is_a_value_that_is_taken(name: str) -> None:
     assert row.documentation.endswith(".")
 
 
-def test_defaults_come_from_settings_that_the_broker_has() -> None:
+def test_defaults_come_from_broker_settings() -> None:
     from onceflow.broker.settings.fixed import FIXED
 
     without = {row.name for row in TOPIC_CONFIGS.values() if not row.broker_setting}
@@ -59,7 +59,7 @@ def test_defaults_come_from_settings_that_the_broker_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "message"),
     [
         ("retention.ms", "x", "Invalid value x for configuration retention.ms: Not a number of type LONG"),
         ("retention.ms", "", "Invalid value  for configuration retention.ms: Not a number of type LONG"),
@@ -79,19 +79,19 @@ def test_defaults_come_from_settings_that_the_broker_has() -> None:
         ("min.cleanable.dirty.ratio", "nan", "Not a number of type DOUBLE"),
         ("cleanup.policy", "compact,x", "String must be one of: compact, delete"),
         ("message.timestamp.type", "createtime", "String must be one of: CreateTime, LogAppendTime"),
-        ("min.insync.replicas", "2", "this broker has 1 alone"),
-        ("compression.type", "zstd", "this broker has producer alone"),
+        ("min.insync.replicas", "2", "only 1 is supported"),
+        ("compression.type", "zstd", "only producer is supported"),
         ("unheard.of", "x", "Unknown topic config name: unheard.of"),
         ("retention.ms", None, "Null value not supported for topic configs: retention.ms"),
     ],
 )
-def test_refusals_are_in_kafkas_words(name: str, value: str | None, words: str) -> None:
+def test_error_messages_are_kafkas(name: str, value: str | None, message: str) -> None:
     with pytest.raises(InvalidConfig) as refused:
         topic_configs.normalized({name: value})
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_lags_that_contradict_each_other_are_refused() -> None:
+def test_contradicting_lags_are_refused() -> None:
     with pytest.raises(InvalidConfig, match=r"min.compaction.lag.ms \(10\) > max.compaction.lag.ms \(5\)"):
         topic_configs.normalized({"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"})
 
@@ -99,11 +99,11 @@ def test_lags_that_contradict_each_other_are_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "kept"), [("+5", "5"), (" 007", "7"), ("-0", "0"), ("9223372036854775807", "9223372036854775807")]
 )
-def test_numbers_are_kept_as_kafka_shows_them(given: str, kept: str) -> None:
+def test_numbers_are_stored_as_in_kafka(given: str, kept: str) -> None:
     assert topic_configs.normalized({"flush.ms": given}) == {"flush.ms": kept}
 
 
-def test_a_topics_configurations_reach_its_log() -> None:
+def test_configurations_reach_the_log() -> None:
     configs = {
         "segment.bytes": "2000000",
         "retention.ms": "-1",
@@ -118,6 +118,6 @@ def test_a_topics_configurations_reach_its_log() -> None:
     assert config.min_cleanable_dirty_ratio == 0.25
 
 
-def test_a_configuration_of_a_later_release_stops_the_start() -> None:
+def test_configuration_of_later_release_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="start the release that wrote it"):
         topic_configs.log_config(LogConfig(), {"from.the.future": "1"})

@@ -1,4 +1,4 @@
-"""Operations on one topic that come at the same time: what clients see is as if they came one after the other."""
+"""Concurrent operations on one topic: clients see the same as if they came one after another."""
 
 import asyncio
 import itertools
@@ -22,7 +22,7 @@ from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 TIMEOUT = milliseconds(5000)
 
 Operation = tuple[int, int, str, Callable[[str], dict[str, Any]]]
-"""(API, version, the answer's array, the request about a topic)."""
+"""(API key, version, the response's array, function of a topic name that returns the request)."""
 
 
 def new(name: str) -> dict[str, Any]:
@@ -44,13 +44,13 @@ OPERATIONS: dict[str, Operation] = {
 }
 MISSING = ErrorCode.unknown_topic_or_partition
 OVERTAKEN = {
-    # The client is told what it would find.
+    # The response reports the state at its time.
     ("create", "delete"): [(MISSING, ErrorCode.none)],
     ("add", "delete"): [(MISSING, ErrorCode.none)],
-    # Its directories are on their way out.
+    # The directories are still being deleted.
     ("delete", "create"): [(ErrorCode.none, ErrorCode.topic_already_exists)],
 }
-"""Answers that differ where the second operation comes before the first one is done, and what then holds."""
+"""Responses if the second operation comes before the end of the first and the result differs from the sequence."""
 
 
 def ask(client: RawClient, what: str, name: str) -> None:
@@ -65,20 +65,20 @@ def ask(client: RawClient, what: str, name: str) -> None:
     client.send(api_key, version, **values)
 
 
-def answered(client: RawClient, what: str) -> ErrorCode:
+def received(client: RawClient, what: str) -> ErrorCode:
     api_key, version, array, _fields = OPERATIONS[what]
     return ErrorCode(getattr(client.receive(api_key, version), array)[0].error_code)
 
 
 def state(client: RawClient, name: str) -> Any:
-    """All that a client can see of a topic."""
+    """Return all that a client can see of a topic."""
     count = partition_count(client, name)
-    configs = [configured(client, name, each) for each in ("max.message.bytes", "segment.ms")] if count else []
+    configs = [configured(client, name, config) for config in ("max.message.bytes", "segment.ms")] if count else []
     return count, configs, [client.produce(name, index, batch_of(b"x")).error_code for index in range(3)]
 
 
 class Held:
-    """Slices of creations and syncs that wait in the middle until they are released."""
+    """Creations and syncs that block until they are released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._is_released = threading.Event()
@@ -89,7 +89,7 @@ class Held:
         self._is_released.set()
 
     def _run(self, work: Iterator[int], done: Callable[[], None], *, failed: Callable[[BaseException], None]) -> None:
-        """After the first topic, wait: a request with thousands takes so many turns."""
+        """Block after the first topic, as a request with thousands of topics takes many turns."""
         next(work)
 
         def rest() -> None:
@@ -102,10 +102,10 @@ class Held:
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(OPERATIONS, repeat=2)))
-def test_two_operations_at_the_same_time(
+def test_concurrent_operations(
     powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch, first: str, second: str
 ) -> None:
-    """They end as one after the other, and as after a restart."""
+    """The result is as if they came one after another, also after a restart."""
     with connected(powered.bootstrap) as one, connected(powered.bootstrap) as two:
         if first != "create":
             create(one, "t")
@@ -113,7 +113,7 @@ def test_two_operations_at_the_same_time(
         in_order = []
         for what in (first, second):
             ask(one, what, "model")
-            in_order.append(answered(one, what))
+            in_order.append(received(one, what))
         with monkeypatch.context() as slow:
             held = Held(slow)
             ask(one, first, "t")
@@ -122,10 +122,10 @@ def test_two_operations_at_the_same_time(
                 ask(two, second, "t")
                 third.ask(apis.API_VERSIONS, 0)
             held.release()
-            codes = answered(one, first), answered(two, second)
+            codes = received(one, first), received(two, second)
         if (first, second) == ("delete", "create"):
             ask(one, "delete", "model")
-            answered(one, "delete")
+            received(one, "delete")
         assert codes in [tuple(in_order), *OVERTAKEN.get((first, second), ())]
         expected = state(one, "model")
         assert state(one, "t") == expected
@@ -135,8 +135,8 @@ def test_two_operations_at_the_same_time(
         assert state(client, "t") == expected
 
 
-def test_an_operation_that_fails_holds_no_other_up(powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of those that waited for a creation fails alone."""
+def test_failed_operation_does_not_block_others(powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deletion that waits for a creation fails alone."""
     with connected(powered.bootstrap) as one, connected(powered.bootstrap) as two, connected(powered.bootstrap) as last:
         with monkeypatch.context() as slow:
             held = Held(slow)
@@ -148,16 +148,14 @@ def test_an_operation_that_fails_holds_no_other_up(powered: PoweredBroker, monke
             ask(last, "add", "t")
             eventually(lambda: len(powered.call(lambda node: node).topic_operations._undecided) == 2, "both to wait")
             held.release()
-            assert answered(one, "create") == ErrorCode.none
-            assert answered(last, "add") == ErrorCode.none
+            assert received(one, "create") == ErrorCode.none
+            assert received(last, "add") == ErrorCode.none
             assert two.socket.recv(1) == b""
         assert partition_count(one, "t") == 3
 
 
-def test_partitions_that_could_not_be_recorded_are_not_opened(
-    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside others of the same request that could."""
+def test_unrecorded_partitions_are_not_opened(powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other partitions of the same request are recorded and opened."""
     with connected(powered.bootstrap) as client:
         create(client, "t")
         create(client, "u")

@@ -1,4 +1,4 @@
-"""Topics and their records alone: what is decided, and that replay gives the same again."""
+"""Decisions about topics, and their replay from records."""
 
 import itertools
 import uuid
@@ -38,12 +38,12 @@ def carry_out(state: Topics, records: list[MetadataRecord]) -> list[bytes]:
     return encoded
 
 
-def test_replay_gives_the_topics_again() -> None:
+def test_replay_restores_the_topics() -> None:
     state, log = topics(), []
     log += carry_out(state, state.decide_create(NewTopic("kept", 3, configs={"segment.bytes": "2000000"})))
-    log += carry_out(state, state.decide_create(NewTopic("gone", -1)))
+    log += carry_out(state, state.decide_create(NewTopic("deleted", -1)))
     log += carry_out(state, state.decide_producer_ids())
-    log += carry_out(state, state.decide_delete(state.by_name["gone"]))
+    log += carry_out(state, state.decide_delete(state.by_name["deleted"]))
     log += carry_out(state, state.decide_producer_ids())
     again = topics()
     for value in log:
@@ -51,12 +51,12 @@ def test_replay_gives_the_topics_again() -> None:
     assert again.by_name == state.by_name
     assert again.by_name["kept"].partition_count == 3
     assert again.by_name["kept"].configs == {"segment.bytes": "2000000"}
-    assert list(again.removed.values()) == ["gone"]
+    assert list(again.removed.values()) == ["deleted"]
     assert again.next_producer_id == 2000
 
 
 @pytest.mark.remedy(Remedy.TRY_AGAIN)
-def test_a_topic_may_come_back_under_its_name_once_its_files_are_gone() -> None:
+def test_name_is_reserved_until_files_are_deleted() -> None:
     state = topics()
     carry_out(state, state.decide_create(NewTopic("t", 1)))
     carry_out(state, state.decide_delete(state.by_name["t"]))
@@ -90,13 +90,13 @@ def test_a_topic_may_come_back_under_its_name_once_its_files_are_gone() -> None:
         (NewTopic("t", -1, 1, assignments=[(0, (1,))]), ErrorCode.invalid_request),
     ],
 )
-def test_topics_that_cannot_be(new: NewTopic, error_code: ErrorCode) -> None:
+def test_invalid_topics_are_refused(new: NewTopic, error_code: ErrorCode) -> None:
     with pytest.raises(TopicRefused) as refused:
         topics().decide_create(new)
     assert refused.value.error_code == error_code
 
 
-def test_names_that_metrics_could_not_tell_apart_collide() -> None:
+def test_names_with_same_metric_name_collide() -> None:
     state = topics()
     carry_out(state, state.decide_create(NewTopic("a.b_c", 1)))
     with pytest.raises(TopicRefused, match=r"collides with existing topic: a\.b_c"):
@@ -105,7 +105,7 @@ def test_names_that_metrics_could_not_tell_apart_collide() -> None:
     assert state.decide_create(NewTopic("a_b.c", 1))
 
 
-def test_more_partitions_and_other_configurations_replay() -> None:
+def test_partitions_and_configurations_are_replayed() -> None:
     state, log = topics(), []
     log += carry_out(state, state.decide_create(NewTopic("t", 2, configs={"retention.ms": "5", "segment.ms": "7"})))
     topic = state.by_name["t"]
@@ -117,7 +117,7 @@ def test_more_partitions_and_other_configurations_replay() -> None:
     assert again.by_name == state.by_name
     assert (topic.partition_count, again.partition_count) == (4, 4)
     assert topic.configs == {"segment.ms": "7", "cleanup.policy": "compact,delete"}
-    assert state.decide_configs(topic, topic.configs) == [], "what stays as it is needs no record"
+    assert state.decide_configs(topic, topic.configs) == [], "an unchanged configuration needs no record"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_more_partitions_and_other_configurations_replay() -> None:
         (MorePartitions("t", 3, [()]), ErrorCode.invalid_replica_assignment),
     ],
 )
-def test_partitions_that_cannot_be_added(more: MorePartitions, error_code: ErrorCode) -> None:
+def test_invalid_partitions_are_refused(more: MorePartitions, error_code: ErrorCode) -> None:
     state = topics()
     carry_out(state, state.decide_create(NewTopic("t", 2)))
     carry_out(state, state.decide_create(NewTopic("__consumer_offsets", 1)))
@@ -145,7 +145,7 @@ def test_partitions_that_cannot_be_added(more: MorePartitions, error_code: Error
     assert refused.value.error_code == error_code
 
 
-def test_a_stale_deletion_is_refused() -> None:
+def test_stale_deletion_is_refused() -> None:
     state = topics()
     carry_out(state, state.decide_create(NewTopic("t", 1)))
     old = state.by_name["t"]
@@ -159,7 +159,7 @@ def test_a_stale_deletion_is_refused() -> None:
         state.decide_configs(old, {})
 
 
-def test_the_second_of_two_removals_changes_nothing() -> None:
+def test_second_removal_has_no_effect() -> None:
     state = topics()
     carry_out(state, state.decide_create(NewTopic("t", 3)))
     removal = state.decide_delete(state.by_name["t"])
@@ -181,11 +181,11 @@ def test_the_second_of_two_removals_changes_nothing() -> None:
         ProducerIdsRecord(1, 2**40),
     ],
 )
-def test_records_come_back_as_they_were(record: MetadataRecord) -> None:
+def test_records_round_trip(record: MetadataRecord) -> None:
     assert metadata_records.decode(metadata_records.encode(record)) == record
 
 
-def test_a_record_of_a_later_release_is_refused() -> None:
+def test_record_of_later_release_is_refused() -> None:
     value = metadata_records.encode(RemoveTopicRecord(TOPIC_ID))
     with pytest.raises(UnknownRecord, match="API key 99"):
         metadata_records.decode(value[:1] + b"\x63" + value[2:])
@@ -193,8 +193,8 @@ def test_a_record_of_a_later_release_is_refused() -> None:
         metadata_records.decode(value[:2] + b"\x05" + value[3:])
 
 
-def test_kafkas_bytes() -> None:
-    """Taken from what Apache Kafka 4.1's DumpLogSegments read as these records."""
+def test_bytes_are_kafkas() -> None:
+    """The bytes are those that Apache Kafka 4.1's DumpLogSegments reads as these records."""
     topic_id = uuid.UUID("5f5429cf-5866-4a47-9a78-6b2303bfab5a")
     assert metadata_records.encode(TopicRecord("t", topic_id)).hex() == f"010200027 4{topic_id.hex}00".replace(" ", "")
     expected = f"01030000000000{topic_id.hex}02000000010200000001010100000001000000000000000000"

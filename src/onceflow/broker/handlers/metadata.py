@@ -36,7 +36,7 @@ _NO_REFUSAL = (ErrorCode.none, ErrorCode.topic_already_exists)
 
 def handle_api_versions(node: Node, request: Request) -> None:
     """Serve one ApiVersions request."""
-    if node.answer_cache.send(request):
+    if node.response_cache.send(request):
         return
     asked = request.decode()
     if request.version >= NAMED_CLIENTS_FROM and not _is_named(asked):
@@ -46,7 +46,7 @@ def handle_api_versions(node: Node, request: Request) -> None:
         {"api_key": api.key, "min_version": api.advertised_min, "max_version": api.version_max} for api in APIS.values()
     ]
     response = request.encoded(error_code=ErrorCode.none, api_keys=api_keys)
-    node.answer_cache.keep(cache_key(request), response)
+    node.response_cache.keep(cache_key(request), response)
     request.reply.send([response])
 
 

@@ -1,7 +1,7 @@
-"""The topic configurations that this broker honours; every other name or value is refused, never stored and ignored.
+"""Topic configurations that this broker supports; any other name or value is refused, never stored and ignored.
 
-Names, types, ranges and the words of a refusal are Kafka's (org.apache.kafka.storage.internals.log.LogConfig and
-org.apache.kafka.common.config.ConfigDef). A value is kept as the text that Kafka would show for it: ` +5 ` is `5`.
+Names, types, ranges and error messages are Kafka's (org.apache.kafka.storage.internals.log.LogConfig and
+org.apache.kafka.common.config.ConfigDef). A value is stored as the text that Kafka would return for it: ` +5 ` is `5`.
 """
 
 import re
@@ -38,22 +38,22 @@ class ConfigType(IntEnum):
 
 
 class InvalidConfig(OnceflowError):
-    """A topic's configuration cannot be honoured."""
+    """A topic configuration has an unknown name or an invalid value."""
 
     error_code = ErrorCode.invalid_config
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """One configuration. `read` makes the fields of LogConfig from a text, `write` the text from a LogConfig.
+    """One configuration. `read` parses a text into fields of LogConfig; `write` formats the text of a LogConfig.
 
-    `read` raises ValueError with what is wrong, in Kafka's words.
+    `read` raises ValueError with Kafka's message.
     """
 
     name: str
     type: ConfigType
     broker_setting: str
-    """The broker's setting that gives the default."""
+    """The broker setting with the default."""
     documentation: str
     read: Callable[[str], Mapping[str, Any]]
     write: Callable[[LogConfig], str]
@@ -62,7 +62,7 @@ class TopicConfig:
 def _number(
     name: str, field: str, smallest: int, setting: str, documentation: str, *, wide: bool = True
 ) -> TopicConfig:
-    """A whole number from `smallest` on; an int64 if `wide`, else an int32."""
+    """Return a configuration that is a whole number of at least `smallest`: an int64 if `wide`, else an int32."""
     kind, largest = (ConfigType.LONG, INT64_MAX) if wide else (ConfigType.INT, INT32_MAX)
 
     def read(text: str) -> Mapping[str, Any]:
@@ -76,14 +76,14 @@ def _number(
 
 
 def _one_value(name: str, kind: ConfigType, only: str, documentation: str, setting: str | None = None) -> TopicConfig:
-    """A configuration of Kafka's that has one value here, the one that describes what this broker does.
+    """Return one of Kafka's configurations that has a fixed value here.
 
-    `setting` is the broker's setting behind it: by default of the same name, "" where there is none.
+    `setting` is the broker setting with its default: by default of the same name, "" if there is none.
     """
 
     def read(text: str) -> Mapping[str, Any]:
         if text.lower() != only.lower():
-            raise ValueError(f"this broker has {only} alone, since {documentation[0].lower()}{documentation[1:-1]}")
+            raise ValueError(f"only {only} is supported, since {documentation[0].lower()}{documentation[1:-1]}")
         return {}
 
     return TopicConfig(name, kind, name if setting is None else setting, documentation, read, lambda _config: only)
@@ -123,35 +123,39 @@ _ROWS = (
         ConfigType.LIST,
         "log.cleanup.policy",
         "What happens to old records: delete removes segments by age and size, compact keeps the last record of each"
-        " key, both do both.",
+        " key.",
         _read_policy,
         _write_policy,
     ),
-    _number("retention.ms", "retention_ms", -1, "log.retention.ms", "Age at which a segment is deleted; -1: never."),
+    _number(
+        "retention.ms",
+        "retention_ms",
+        -1,
+        "log.retention.ms",
+        "How long records are kept before their segment is deleted; -1: no time limit.",
+    ),
     _number(
         "retention.bytes",
         "retention_bytes",
         -1,
         "log.retention.bytes",
-        "Bytes of a partition beyond which its oldest segments are deleted; -1: no limit.",
+        "Maximum size of a partition's log before its oldest segments are deleted; -1: no size limit.",
     ),
     _number(
         "segment.bytes",
         "segment_bytes",
         MIB,
         "log.segment.bytes",
-        "Size at which a log's file is ended and a new one begun.",
+        "Maximum size of a segment file.",
         wide=False,
     ),
-    _number(
-        "segment.ms", "segment_ms", 1, "log.roll.ms", "Age at which a log's file is ended, by the times of its records."
-    ),
+    _number("segment.ms", "segment_ms", 1, "log.roll.ms", "Maximum age of a segment, by its records' timestamps."),
     _number(
         "segment.index.bytes",
         "segment_index_bytes",
         4,
         "log.index.size.max.bytes",
-        "A log's file is ended when one of its indexes would grow beyond this.",
+        "Maximum size of an index of a segment.",
         wide=False,
     ),
     _number(
@@ -159,7 +163,7 @@ _ROWS = (
         "index_interval_bytes",
         0,
         "log.index.interval.bytes",
-        "Bytes of a log between two entries of its indexes.",
+        "Number of bytes of a log between two index entries.",
         wide=False,
     ),
     _number(
@@ -167,14 +171,14 @@ _ROWS = (
         "message_bytes_max",
         0,
         "message.max.bytes",
-        "The largest record batch taken, after compression.",
+        "Maximum size of a record batch, after compression.",
         wide=False,
     ),
     TopicConfig(
         "message.timestamp.type",
         ConfigType.STRING,
         "log.message.timestamp.type",
-        "Who dates the records: their producer, or the broker when it appends them.",
+        "Whether timestamps are set by the producer, or by the broker when it appends the record.",
         _read_timestamp_type,
         lambda config: LOG_APPEND_TIME if config.log_append_time else CREATE_TIME,
     ),
@@ -183,41 +187,41 @@ _ROWS = (
         "message_timestamp_before_max_ms",
         0,
         "log.message.timestamp.before.max.ms",
-        "How far in the past a record may be dated.",
+        "Maximum time by which a timestamp may be before the broker's clock.",
     ),
     _number(
         "message.timestamp.after.max.ms",
         "message_timestamp_after_max_ms",
         0,
         "log.message.timestamp.after.max.ms",
-        "How far in the future a record may be dated.",
+        "Maximum time by which a timestamp may be after the broker's clock.",
     ),
     _number(
         "delete.retention.ms",
         "delete_retention_ms",
         0,
         "log.cleaner.delete.retention.ms",
-        "How long a deletion stays visible in a compacted log.",
+        "How long a tombstone is kept in a compacted log.",
     ),
     _number(
         "min.compaction.lag.ms",
         "min_compaction_lag_ms",
         0,
         "log.cleaner.min.compaction.lag.ms",
-        "Younger records are not compacted.",
+        "Minimum time that a record remains uncompacted.",
     ),
     _number(
         "max.compaction.lag.ms",
         "max_compaction_lag_ms",
         1,
         "log.cleaner.max.compaction.lag.ms",
-        "A log with an older record that was never compacted is compacted.",
+        "Maximum time that a record remains uncompacted.",
     ),
     TopicConfig(
         "min.cleanable.dirty.ratio",
         ConfigType.DOUBLE,
         "log.cleaner.min.cleanable.ratio",
-        "A log is compacted when this part of it is new since the last time.",
+        "Minimum ratio of the uncompacted part of a log for it to be compacted.",
         _read_ratio,
         lambda config: str(config.min_cleanable_dirty_ratio),
     ),
@@ -226,43 +230,45 @@ _ROWS = (
         "file_delete_delay_ms",
         0,
         "log.segment.delete.delay.ms",
-        "How long the files of a deleted segment stay for those who still read them.",
+        "How long the files of a deleted segment are kept for clients that are still reading them.",
     ),
     _number(
         "flush.messages",
         "flush_messages",
         1,
         "log.flush.interval.messages",
-        "Acknowledge from memory and write to the disk after so many records; by default before each answer.",
+        "Number of records after which they are flushed to disk, acknowledged from memory; by default each before its"
+        " response.",
     ),
     _number(
         "flush.ms",
         "flush_ms",
         0,
         "log.flush.interval.ms",
-        "Acknowledge from memory and write to the disk after so many milliseconds; by default before each answer.",
+        "Maximum time before records are flushed to disk, acknowledged from memory; by default each before its"
+        " response.",
     ),
     _one_value("compression.type", ConfigType.STRING, "producer", "Batches stay as their producer compressed them."),
     _one_value("min.insync.replicas", ConfigType.INT, "1", "There is one broker, so one copy of everything."),
     _one_value("preallocate", ConfigType.BOOLEAN, "false", "Files grow as they are written.", "log.preallocate"),
     _one_value(
-        "segment.jitter.ms", ConfigType.LONG, "0", "Segments end when segment.ms says so.", "log.roll.jitter.ms"
+        "segment.jitter.ms", ConfigType.LONG, "0", "Segments are rolled exactly when due.", "log.roll.jitter.ms"
     ),
     _one_value("unclean.leader.election.enable", ConfigType.BOOLEAN, "false", "There is one replica to lead."),
     _one_value("remote.storage.enable", ConfigType.BOOLEAN, "false", "Records are on this broker's disk.", ""),
 )
 
 TOPIC_CONFIGS: Mapping[str, TopicConfig] = {row.name: row for row in _ROWS}
-"""Name → row, in the order in which they are described."""
+"""Configurations by name, in the order in which they are described."""
 
 
 def list_items(text: str) -> list[str]:
-    """The items of a list in a configuration: comma-separated, blanks around them not theirs."""
+    """Return the items of a comma-separated list, without spaces around them."""
     return [item.strip() for item in text.split(",")] if text.strip() else []
 
 
 def normalized(configs: Mapping[str, str | None]) -> dict[str, str]:
-    """The configurations with each value as Kafka shows it. Raises InvalidConfig about the first that is wrong."""
+    """Return the configurations with values as Kafka formats them. Raises InvalidConfig for the first invalid one."""
     texts = {}
     fields: dict[str, Any] = {}
     for name, text in configs.items():
@@ -289,7 +295,7 @@ def normalized(configs: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def log_config(defaults: LogConfig, configs: Mapping[str, str]) -> LogConfig:
-    """`defaults` with a topic's configurations. Raises InvalidConfig about one that a later release has written."""
+    """Return `defaults` with a topic's configurations. Raises InvalidConfig for one written by a later release."""
     fields: dict[str, Any] = {}
     for name, text in configs.items():
         row = TOPIC_CONFIGS.get(name)

@@ -1,4 +1,4 @@
-"""The topics' entries in Metadata answers, as bytes that are kept: making one costs more than all else in a request."""
+"""Cache of the topics' entries in Metadata responses: encoding one costs more than all else in a request."""
 
 from uuid import UUID
 
@@ -7,13 +7,13 @@ from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.wire import metadata
 from onceflow.wire.errors import ErrorCode
 
-KEPT_BYTES_MAX = 32 * 1024 * 1024
+CACHE_BYTES_MAX = 32 * 1024 * 1024
 TOPIC_OPERATIONS = 3576
-"""All of AclOperation that are for a topic, as bits: Kafka's answer where there is no authorizer."""
+"""All AclOperations of a topic, as bits: Kafka's response without an authorizer."""
 
 
 class MetadataEntries:
-    """The topics' entries by topic id and layout. An entry is made anew when its topic has other partitions open."""
+    """Encoded entries by topic id and layout. An entry is encoded again when the number of open partitions changed."""
 
     def __init__(self, broker_id: int) -> None:
         self._broker_id = broker_id
@@ -21,11 +21,11 @@ class MetadataEntries:
         self._size_bytes = 0
 
     def entry(self, topic: Topic, partition_count: int, version: int, *, authorized: bool) -> tuple[bytes, int]:
-        """(entry of a topic of which so many partitions are open, work done for it in topics and partitions)."""
+        """Return (entry of a topic with this number of open partitions, work done for it in topics and partitions)."""
         key = (topic.topic_id, metadata.LAYOUTS[version], authorized)
-        kept = self._entries.get(key)
-        if kept is not None and kept[0] == partition_count:
-            return kept[1], 1
+        cached = self._entries.get(key)
+        if cached is not None and cached[0] == partition_count:
+            return cached[1], 1
         entry = metadata.encode_topic(
             version,
             ErrorCode.none if partition_count else ErrorCode.leader_not_available,
@@ -37,9 +37,9 @@ class MetadataEntries:
             leader_epoch=LEADER_EPOCH,
             operations=TOPIC_OPERATIONS if authorized else metadata.OPERATIONS_NOT_ASKED,
         )
-        self._size_bytes += len(entry) - (len(kept[1]) if kept is not None else 0)
-        if self._size_bytes > KEPT_BYTES_MAX:
-            # Topics that are gone leave their entries here: now and then all start anew.
+        self._size_bytes += len(entry) - (len(cached[1]) if cached is not None else 0)
+        if self._size_bytes > CACHE_BYTES_MAX:
+            # Deleted topics leave their entries here, so the cache is emptied now and then.
             self._entries.clear()
             self._size_bytes = len(entry)
         self._entries[key] = (partition_count, entry)

@@ -1,11 +1,11 @@
-"""Changes of the topics: recorded, made durable, carried out on the files, and then answered.
+"""Operations on topics: recorded, synced, applied to the files, and then responded to.
 
-They are decided one after the other, as by Kafka's controller: an operation looks for its topics and records what
-becomes of them when the one before it has recorded all of its own. Many topics are created in slices; what arrives
-meanwhile waits. Syncs and work on the files follow in the same order.
+They are decided one after another, as by Kafka's controller. An operation finds its topics and records its changes
+after the one before it has recorded all of its own. Many topics are created in slices; other operations wait meanwhile.
+Syncs and work on the files follow in the same order.
 
-Every operation takes `answer`, called once with what became of each topic, and `failed`, called instead with a reason
-where an error that nobody foresaw kept the answer from being made: whoever waits for it must not wait for ever.
+Every operation takes `respond`, called once with the result of each topic, and `failed`, called instead with a reason
+if an unexpected error prevents the response, so the client is not left waiting.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ WORK_PER_CREATION = 25
 
 Deleted = tuple[Topic, ErrorCode, str | None]
 Wish = tuple[Topic, Mapping[str, str | None]]
-"""A topic, and all configurations that it is to have."""
+"""A topic, and all configurations that it should have."""
 DeleteOffsets = Callable[[Set[str], Callable[[ErrorCode], None]], None]
 """Deletes all groups' offsets of the named topics, then calls back with the outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """What became of one topic that was to be created."""
+    """Result of the creation of one topic."""
 
     name: str
     error_code: ErrorCode = ErrorCode.none
@@ -56,7 +56,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What became of one topic that was to be changed."""
+    """Result of the change of one topic."""
 
     name: str
     error_code: ErrorCode = ErrorCode.none
@@ -65,16 +65,16 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """Logs that a thread is to open: the partitions from `begin` on of a topic as it was when they were recorded."""
+    """Logs for a thread to open: partitions `start` to `end` (exclusive), with the config at the time of the record."""
 
     topic: Topic
-    begin: int
+    start: int
     end: int
     config: LogConfig
 
 
 class TopicOperations:
-    """The operations of one node. All methods belong to the event loop's thread."""
+    """The topic operations of one broker. All methods belong to the event loop's thread."""
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ class TopicOperations:
     # Order
 
     def _in_turn(self, decide: Callable[[], None], failed: Failed) -> None:
-        """Decide an operation now, or after those that came before it."""
+        """Decide an operation now, or after the operations before it."""
         if self._is_deciding:
             self._undecided.append(reporting_failure(failed, decide))
         else:
             reporting_failure(failed, decide)()
 
     def _decided(self) -> None:
-        """A creation is recorded: the next operation is decided in the loop's next turn."""
+        """Decide the next operation in the loop's next turn, after a creation has been recorded."""
         self._is_deciding = bool(self._undecided)
         if self._is_deciding:
             asyncio.get_running_loop().call_soon(self._decide_next)
@@ -126,12 +126,12 @@ class TopicOperations:
     def create(
         self,
         wanted: Sequence[NewTopic],
-        answer: Callable[[list[Created]], None],
+        respond: Callable[[list[Created]], None],
         *,
         failed: Failed = ignore_failure,
         validate_only: bool = False,
     ) -> None:
-        """Create topics; answered when each is durable and open, or refused."""
+        """Create topics; respond when each is durable and open, or refused."""
         results: list[Created] = []
         openings: list[_Opening] = []
 
@@ -151,26 +151,26 @@ class TopicOperations:
             if openings:
                 self._metadata.when_synced(reporting_failure(failed, synced))
             else:
-                self._respond_when_synced(lambda: answer(results), failed)
+                self._respond_when_synced(lambda: respond(results), failed)
 
         def synced(error_code: ErrorCode) -> None:
             if error_code:
-                answer([each if each.error_code else replace(each, error_code=error_code) for each in results])
+                respond([result if result.error_code else replace(result, error_code=error_code) for result in results])
             else:
                 self._open(openings, opened, failed)
 
         def opened(failures: Mapping[str, tuple[ErrorCode, str]]) -> None:
-            answer([_with_failure(each, failures.get(each.name)) for each in results])
+            respond([_with_failure(result, failures.get(result.name)) for result in results])
 
-        def begin() -> None:
+        def start() -> None:
             self._is_deciding = True
             run_in_slices(decide(), decided, failed=lambda error: failed(f"the topics could not be created: {error!r}"))
 
-        self._in_turn(begin, ignore_failure)
+        self._in_turn(start, ignore_failure)
 
-    def _respond_when_synced(self, answer: Callable[[], None], failed: Failed) -> None:
-        """A refusal tells of topics too, "exists already" above all: it waits until they are durable."""
-        self._metadata.when_synced(reporting_failure(failed, lambda _error_code: answer()))
+    def _respond_when_synced(self, respond: Callable[[], None], failed: Failed) -> None:
+        """Respond once the topics are durable: even a refusal ("already exists") reveals them."""
+        self._metadata.when_synced(reporting_failure(failed, lambda _error_code: respond()))
 
     def _create(self, new: NewTopic, *, validate_only: bool) -> Created:
         try:
@@ -189,7 +189,7 @@ class TopicOperations:
     ) -> None:
         """Open logs in the housekeeping thread and serve them; `opened` gets the failures by topic.
 
-        The thread removes the files of a topic that was deleted meanwhile after this.
+        If a topic is deleted meanwhile, the same thread deletes its files afterwards.
         """
 
         def install(logs_or_errors: list[list[PartitionLog] | str]) -> None:
@@ -202,17 +202,17 @@ class TopicOperations:
 
         run_in_thread(
             self._thread,
-            lambda: [self._open_or_say(each) for each in openings],
+            lambda: [self._try_open(opening) for opening in openings],
             reporting_failure(failed, install),
             failed,
         )
 
-    def _open_or_say(self, opening: _Opening) -> list[PartitionLog] | str:
+    def _try_open(self, opening: _Opening) -> list[PartitionLog] | str:
         topic = opening.topic
         try:
-            return self._logs.open(topic, range(opening.begin, opening.end), opening.config, clean=False)
+            return self._logs.open(topic, range(opening.start, opening.end), opening.config, clean=False)
         except (OSError, OnceflowError) as error:
-            logger.error("topic %s: partitions from %d on cannot be opened: %s", topic.name, opening.begin, error)
+            logger.error("topic %s: partitions from %d on cannot be opened: %s", topic.name, opening.start, error)
             return str(error)
 
     def _install(self, opening: _Opening, logs: list[PartitionLog] | str) -> tuple[ErrorCode, str] | None:
@@ -220,11 +220,11 @@ class TopicOperations:
         if isinstance(logs, str):
             return ErrorCode.kafka_storage_error, logs
         if self._topics.by_id.get(topic.topic_id) is not topic:
-            # Its files are on their way out: nothing may be acknowledged into them. They close when let go.
+            # Its files are about to be deleted, so no record may be acknowledged there. Dropping the logs closes them.
             return ErrorCode.unknown_topic_or_partition, f"topic {topic.name} was deleted at the same time"
-        if self._partitions.count(topic.name) != opening.begin:
+        if self._partitions.count(topic.name) != opening.start:
             message = (
-                f"topic {topic.name}: partitions before {opening.begin} could not be opened; {Remedy.RESTART_BROKER}"
+                f"topic {topic.name}: partitions before {opening.start} could not be opened; {Remedy.RESTART_BROKER}"
             )
             return ErrorCode.kafka_storage_error, message
         self._partitions.extend(topic.name, logs)
@@ -237,42 +237,47 @@ class TopicOperations:
     def add_partitions(
         self,
         wanted: Sequence[MorePartitions],
-        answer: Callable[[list[Changed]], None],
+        respond: Callable[[list[Changed]], None],
         *,
         failed: Failed = ignore_failure,
         validate_only: bool = False,
     ) -> None:
-        """Add partitions to topics; answered when they are durable and open, or refused."""
+        """Add partitions to topics; respond when they are durable and open, or refused."""
         results: list[Changed] = []
         openings: list[_Opening] = []
 
         def decide() -> None:
-            for each in wanted:
+            for more in wanted:
                 try:
-                    opening = self._add_partitions(each, validate_only=validate_only)
+                    opening = self._add_partitions(more, validate_only=validate_only)
                 except (TopicRefused, LogError) as error:
-                    results.append(Changed(each.name, error.error_code, str(error)))
+                    results.append(Changed(more.name, error.error_code, str(error)))
                 else:
-                    results.append(Changed(each.name))
+                    results.append(Changed(more.name))
                     openings.append(opening)
             if validate_only or not openings:
-                self._respond_when_synced(lambda: answer(results), failed)
+                self._respond_when_synced(lambda: respond(results), failed)
             else:
                 self._metadata.when_synced(reporting_failure(failed, synced))
 
         def synced(error_code: ErrorCode) -> None:
             if error_code:
-                answer(_unless_refused(results, error_code))
+                respond(_unless_refused(results, error_code))
             else:
                 self._open(openings, opened, failed)
 
         def opened(failures: Mapping[str, tuple[ErrorCode, str]]) -> None:
-            answer([Changed(each.name, *failures[each.name]) if each.name in failures else each for each in results])
+            respond(
+                [
+                    Changed(result.name, *failures[result.name]) if result.name in failures else result
+                    for result in results
+                ]
+            )
 
         self._in_turn(decide, failed)
 
     def _add_partitions(self, wanted: MorePartitions, *, validate_only: bool) -> _Opening:
-        """Record a topic's further partitions. Raises TopicRefused, LogError."""
+        """Record additional partitions of a topic. Raises TopicRefused, LogError."""
         records = self._topics.decide_more_partitions(wanted)
         topic = self._topics.by_name[wanted.name]
         opening = _Opening(topic, topic.partition_count, wanted.partition_count, self._logs.config_of(topic))
@@ -285,14 +290,14 @@ class TopicOperations:
     def alter_configs(
         self,
         find: Callable[[], Sequence[Wish]],
-        answer: Callable[[list[Changed]], None],
+        respond: Callable[[list[Changed]], None],
         *,
         failed: Failed = ignore_failure,
         validate_only: bool = False,
     ) -> None:
-        """Give each topic that `find` returns exactly its configurations.
+        """Replace the configurations of the topics that `find` returns; it is called when the operation is decided.
 
-        Answered when they are durable and its logs go by them. `find` is called when the operation is decided.
+        Respond when the configurations are durable and applied to the logs.
         """
         wanted: list[Wish] = []
         results: list[Changed] = []
@@ -301,16 +306,16 @@ class TopicOperations:
             wanted.extend(find())
             results.extend(self._alter_configs(wish, validate_only=validate_only) for wish in wanted)
             if validate_only:
-                self._respond_when_synced(lambda: answer(results), failed)
+                self._respond_when_synced(lambda: respond(results), failed)
             else:
                 self._metadata.when_synced(reporting_failure(failed, synced))
 
         def synced(error_code: ErrorCode) -> None:
             if not error_code:
-                for (topic, _configs), each in zip(wanted, results, strict=True):
-                    if not each.error_code:
+                for (topic, _configs), result in zip(wanted, results, strict=True):
+                    if not result.error_code:
                         self._logs.reconfigure(topic)
-            answer(_unless_refused(results, error_code))
+            respond(_unless_refused(results, error_code))
 
         self._in_turn(decide, failed)
 
@@ -329,48 +334,51 @@ class TopicOperations:
     def delete(
         self,
         find: Callable[[], Sequence[Topic]],
-        answer: Callable[[list[Deleted]], None],
+        respond: Callable[[list[Deleted]], None],
         *,
         failed: Failed = ignore_failure,
     ) -> None:
-        """Delete the topics that `find` returns, with their records and groups' offsets; answered when they are gone.
+        """Delete the topics that `find` returns, with their records and groups' offsets; respond when that is done.
 
-        `find` is called when the operation is decided. If the offsets or the files cannot be taken away, the names stay
-        refused until a start has finished the deletion: a new topic would inherit the offsets, and its id would not be
-        that of the directories.
+        `find` is called when the operation is decided. If the offsets or the files cannot be deleted, the names stay
+        refused until a restart has finished the deletion. A new topic would inherit the offsets, and its id would not
+        match that of the directories.
         """
         results: list[Deleted] = []
-        gone: list[Topic] = []
+        deleted: list[Topic] = []
 
         def decide() -> None:
             results.extend(self._delete(topic) for topic in find())
-            gone.extend(topic for topic, error_code, _message in results if not error_code)
+            deleted.extend(topic for topic, error_code, _message in results if not error_code)
             self._metadata.when_synced(reporting_failure(failed, synced))
 
         def fail(failure: ErrorCode, reason: str | None) -> None:
-            answer([(topic, code or failure, message if code else reason) for topic, code, message in results])
+            respond([(topic, code or failure, message if code else reason) for topic, code, message in results])
 
         def synced(error_code: ErrorCode) -> None:
             if error_code:
                 fail(error_code, None)
             else:
-                self._delete_offsets({topic.name for topic in gone}, reporting_failure(failed, forgotten))
+                self._delete_offsets({topic.name for topic in deleted}, reporting_failure(failed, offsets_deleted))
 
-        def forgotten(error_code: ErrorCode) -> None:
+        def offsets_deleted(error_code: ErrorCode) -> None:
             if error_code:
                 fail(
-                    ErrorCode.kafka_storage_error, f"the groups' offsets could not be removed; {Remedy.RESTART_BROKER}"
+                    ErrorCode.kafka_storage_error, f"the groups' offsets could not be deleted; {Remedy.RESTART_BROKER}"
                 )
             else:
                 run_in_thread(
-                    self._thread, lambda: self._logs.delete_files(gone), reporting_failure(failed, removed), failed
+                    self._thread,
+                    lambda: self._logs.delete_files(deleted),
+                    reporting_failure(failed, files_deleted),
+                    failed,
                 )
 
-        def removed(left: set[str]) -> None:
-            self._removed([topic for topic in gone if topic.name not in left])
-            message = f"its files could not be removed; {Remedy.RESTART_BROKER}"
+        def files_deleted(left: set[str]) -> None:
+            self._release_names([topic for topic in deleted if topic.name not in left])
+            message = f"its files could not be deleted; {Remedy.RESTART_BROKER}"
             kept = (ErrorCode.kafka_storage_error, message)
-            answer([(topic, *kept) if topic.name in left else (topic, code, why) for topic, code, why in results])
+            respond([(topic, *kept) if topic.name in left else (topic, code, why) for topic, code, why in results])
 
         self._in_turn(decide, failed)
 
@@ -384,9 +392,9 @@ class TopicOperations:
             self._group_commit.forget(partition)
         return topic, ErrorCode.none, None
 
-    def _removed(self, gone: Sequence[Topic]) -> None:
-        """The names may be used again."""
-        self._topics.being_deleted.difference_update(topic.name for topic in gone)
+    def _release_names(self, deleted: Sequence[Topic]) -> None:
+        """Allow the names of deleted topics to be used again."""
+        self._topics.being_deleted.difference_update(topic.name for topic in deleted)
 
 
 def _created(name: str, records: Sequence[MetadataRecord]) -> Created:
@@ -403,4 +411,4 @@ def _with_failure(created: Created, failure: tuple[ErrorCode, str] | None) -> Cr
 
 
 def _unless_refused(results: Sequence[Changed], error_code: ErrorCode) -> list[Changed]:
-    return [each if each.error_code else replace(each, error_code=error_code) for each in results]
+    return [result if result.error_code else replace(result, error_code=error_code) for result in results]

@@ -1,4 +1,4 @@
-"""Kafka's KRaft metadata records, as the values of records in `__cluster_metadata-0`.
+"""Kafka's KRaft metadata records: the values of records in `__cluster_metadata-0`.
 
 A value is: frame version 1, API key, record version (each an unsigned varint), then the record in the flexible
 format of its schema (kafka-metadata, `common/metadata/*.json`; org.apache.kafka.metadata.MetadataRecordSerde).
@@ -19,7 +19,7 @@ RESOURCE_TYPE_TOPIC = 2
 
 
 class UnknownRecord(OnceflowError):
-    """A record of the broker's own logs has a type or version that this release cannot replay."""
+    """A record in an internal topic has a type or version that this release cannot replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PartitionRecord:
 
 @dataclass(frozen=True, slots=True)
 class ConfigRecord:
-    """A topic's configuration value; None takes it away (API key 4)."""
+    """A topic's configuration value; None removes it (API key 4)."""
 
     topic: str
     name: str
@@ -50,14 +50,14 @@ class ConfigRecord:
 
 @dataclass(frozen=True, slots=True)
 class RemoveTopicRecord:
-    """A topic and its partitions are gone (API key 9)."""
+    """A topic and its partitions are deleted (API key 9)."""
 
     topic_id: uuid.UUID
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdsRecord:
-    """All producer ids below `next_producer_id` may have been handed out (API key 15)."""
+    """All producer ids below `next_producer_id` may have been assigned (API key 15)."""
 
     broker_id: int
     next_producer_id: int
@@ -67,7 +67,7 @@ MetadataRecord = TopicRecord | PartitionRecord | ConfigRecord | RemoveTopicRecor
 
 
 def encode(record: MetadataRecord) -> bytes:
-    """The record as a record value."""
+    """Return the record as a record value."""
     match record:
         case TopicRecord(name, topic_id):
             return _framed(2, _string(name) + topic_id.bytes)
@@ -85,13 +85,13 @@ def encode(record: MetadataRecord) -> bytes:
 
 
 def decode(value: bytes) -> MetadataRecord:
-    """The record in a record value that `encode` made; UnknownRecord for any other type or version."""
+    """Return the record in a value of `encode`. Raises UnknownRecord for any other type or version."""
     reader = _Reader(value)
     frame_version, api_key, version = reader.varint(), reader.varint(), reader.varint()
     if (frame_version, version) != (FRAME_VERSION, RECORD_VERSION):
         raise UnknownRecord(
-            f"the metadata record with API key {api_key} has frame version {frame_version} and version {version},"
-            f" this release reads {FRAME_VERSION} and {RECORD_VERSION}; {Remedy.WRITER_RELEASE}"
+            f"metadata record with API key {api_key}: frame version {frame_version} and version {version},"
+            f" but only {FRAME_VERSION} and {RECORD_VERSION} are supported; {Remedy.WRITER_RELEASE}"
         )
     match api_key:
         case 2:
@@ -110,7 +110,7 @@ def decode(value: bytes) -> MetadataRecord:
         case 15:
             broker_id, _broker_epoch, next_producer_id = reader.numbers(">iqq")
             return ProducerIdsRecord(broker_id, next_producer_id)
-    raise UnknownRecord(f"no metadata record with API key {api_key} is known; {Remedy.WRITER_RELEASE}")
+    raise UnknownRecord(f"metadata record with unknown API key {api_key}; {Remedy.WRITER_RELEASE}")
 
 
 def _framed(api_key: int, fields: bytes) -> bytes:
@@ -133,7 +133,7 @@ def _string(text: str) -> bytes:
 
 
 class _Reader:
-    """Walks over the fields of one value."""
+    """Reader of the fields of one value."""
 
     def __init__(self, value: bytes) -> None:
         self.value = value
@@ -150,9 +150,9 @@ class _Reader:
                 return number
 
     def skip(self, size_bytes: int) -> bytes:
-        begin = self.position
+        start = self.position
         self.position += size_bytes
-        return self.value[begin : self.position]
+        return self.value[start : self.position]
 
     def numbers(self, layout: str) -> tuple[int, ...]:
         return struct.unpack(layout, self.skip(struct.calcsize(layout)))

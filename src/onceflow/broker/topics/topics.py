@@ -1,7 +1,7 @@
-"""Which topics exist and which producer ids were handed out: decided here, recorded in `__cluster_metadata-0`.
+"""Topics and reserved producer ids, recorded in `__cluster_metadata-0`.
 
-`decide` functions raise TopicRefused or give the records of a change; `replay` applies a record, at run time and at
-start-up alike.
+`decide` methods return the records of a change or raise TopicRefused; `replay` applies a record, both at run time and
+at start.
 """
 
 import re
@@ -26,7 +26,7 @@ GROUP_OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC = "__transaction_state"
 CLUSTER_METADATA_TOPIC = "__cluster_metadata"
 INTERNAL_TOPICS = (GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, CLUSTER_METADATA_TOPIC)
-"""The broker's own, which clients may read and not write."""
+"""Topics of the broker itself; clients can read but not write them."""
 NAME_CHARACTERS_MAX = 249
 PRODUCER_IDS_IN_A_BLOCK = 1000
 
@@ -34,7 +34,7 @@ _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class TopicRefused(OnceflowError):
-    """A change of the topics that Kafka's error code `error_code` refuses."""
+    """A change of the topics is refused, with the error code that Kafka uses."""
 
     def __init__(self, error_code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -56,24 +56,24 @@ class Topic:
 
 
 Assignment = Sequence[int]
-"""Ids of the brokers that are to keep a partition."""
+"""Ids of the brokers that should host a partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic that somebody wants; -1 stands for the broker's default, or for what `assignments` says."""
+    """A topic to create; a count of -1 means the broker's default, or that `assignments` determines it."""
 
     name: str
     partition_count: int
     replication_factor: int = 1
     configs: Mapping[str, str | None] = field(default_factory=dict)
     assignments: Sequence[tuple[int, Assignment]] = ()
-    """(partition, brokers) of each partition, or nothing: the broker decides."""
+    """(partition, brokers) of each partition; if empty, the broker decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class MorePartitions:
-    """A topic that is to have `partition_count` partitions; `assignments` has the brokers of each further one."""
+    """A topic to extend to `partition_count` partitions; `assignments` has the brokers of each new one."""
 
     name: str
     partition_count: int
@@ -93,16 +93,16 @@ class Topics:
         self.node_id = node_id
         self.partition_count_default = partition_count_default
         self.partitions_max = partitions_max
-        """Of all topics together."""
+        """Limit of all topics together."""
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[uuid.UUID, Topic] = {}
         self.removed: dict[uuid.UUID, str] = {}
-        """Deleted topics' names, by which start-up tells a deletion cut short from a stray directory."""
+        """Names of deleted topics, by which the start tells an unfinished deletion from an unknown directory."""
         self.being_deleted: set[str] = set()
-        """Names whose old directories are on their way out: a new topic must not find them."""
+        """Names whose old directories are still being deleted: a new topic must not find them."""
         self.next_producer_id = 0
         self.partition_count = 0
-        """Of all topics together, the broker's own not counted: it needs those, however full it is."""
+        """Partitions of all topics together, without the internal ones, which the broker needs in any case."""
         self._by_metric_name: dict[str, str] = {}
         self._make_uuid = make_uuid
 
@@ -111,7 +111,7 @@ class Topics:
         return set(self.removed.values()) - self.by_name.keys()
 
     def decide_create(self, new: NewTopic) -> list[MetadataRecord]:
-        """Records of a new topic, all to be appended in one batch."""
+        """Return the records of a new topic, to be appended in one batch."""
         check_name(new.name)
         if new.name == CLUSTER_METADATA_TOPIC:
             message = f"Creation of internal topic {CLUSTER_METADATA_TOPIC} is prohibited."
@@ -126,7 +126,7 @@ class Topics:
         except topic_configs.InvalidConfig as error:
             raise TopicRefused(error.error_code, str(error)) from error
         partition_count = self._partition_count(new)
-        self._check_room(new.name, partition_count)
+        self._check_partition_limit(new.name, partition_count)
         topic_id = self._make_uuid()
         records: list[MetadataRecord] = [TopicRecord(new.name, topic_id)]
         records += [ConfigRecord(new.name, name, value) for name, value in configs.items()]
@@ -134,7 +134,7 @@ class Topics:
         return records
 
     def _check_collision(self, name: str) -> None:
-        """Kafka makes metrics' names of topics', where `.` and `_` are the same."""
+        """Refuse a name that differs only in `.` and `_`: Kafka's metric names do not distinguish them."""
         other = self._by_metric_name.get(_metric_name(name))
         if other is not None:
             raise TopicRefused(
@@ -160,10 +160,13 @@ class Topics:
         return self.partition_count_default if new.partition_count == -1 else new.partition_count
 
     def _check_assignments(self, new: NewTopic) -> None:
-        """ReplicationControlManager.createTopic: an assignment goes without counts and names each partition once."""
-        for what, value in (("replication factor", new.replication_factor), ("numPartitions", new.partition_count)):
+        """Check that counts are unset and each partition occurs once, as in ReplicationControlManager.createTopic."""
+        for field_name, value in (
+            ("replication factor", new.replication_factor),
+            ("numPartitions", new.partition_count),
+        ):
             if value != -1:
-                message = f"A manual partition assignment was specified, but {what} was not set to -1."
+                message = f"A manual partition assignment was specified, but {field_name} was not set to -1."
                 raise TopicRefused(ErrorCode.invalid_request, message)
         seen: set[int] = set()
         for index, broker_ids in new.assignments:
@@ -177,29 +180,29 @@ class Topics:
             raise TopicRefused(ErrorCode.invalid_replica_assignment, message)
 
     def _check_assignment(self, broker_ids: Assignment) -> None:
-        strangers = sorted(set(broker_ids) - {self.node_id})
+        unknown = sorted(set(broker_ids) - {self.node_id})
         if not broker_ids:
-            what = "an empty replica list"
-        elif strangers:
-            what = f"broker {strangers[0]}, but no such broker is registered"
+            reason = "an empty replica list"
+        elif unknown:
+            reason = f"broker {unknown[0]}, but no such broker is registered"
         elif len(broker_ids) > 1:
-            what = f"the broker {self.node_id} more than once"
+            reason = f"the broker {self.node_id} more than once"
         else:
             return
-        message = f"The manual partition assignment includes {what}."
+        message = f"The manual partition assignment includes {reason}."
         raise TopicRefused(ErrorCode.invalid_replica_assignment, message)
 
-    def _check_room(self, name: str, partition_count: int) -> None:
+    def _check_partition_limit(self, name: str, partition_count: int) -> None:
         if name not in INTERNAL_TOPICS and self.partition_count + partition_count > self.partitions_max:
             raise TopicRefused(
                 ErrorCode.invalid_partitions,
-                f"topic {name}: {partition_count} partitions beside the {self.partition_count} that exist are more than"
-                f" the {self.partitions_max} that this broker serves (max.partitions); "
+                f"topic {name}: {partition_count} partitions, in addition to the {self.partition_count} that exist,"
+                f" exceed the limit of {self.partitions_max} (max.partitions); "
                 f"{Remedy.FEWER_PARTITIONS}, or {Remedy.DELETE_TOPICS}",
             )
 
     def decide_more_partitions(self, wanted: MorePartitions) -> list[MetadataRecord]:
-        """Records of a topic's further partitions; ReplicationControlManager.createPartitions says what is refused."""
+        """Return the records of new partitions, with the checks of ReplicationControlManager.createPartitions."""
         topic = self.by_name.get(wanted.name)
         if topic is None:
             raise TopicRefused(ErrorCode.unknown_topic_or_partition, f"there is no topic {wanted.name}")
@@ -211,11 +214,11 @@ class Topics:
             raise TopicRefused(ErrorCode.invalid_partitions, message)
         if topic.is_internal:
             raise TopicRefused(
-                ErrorCode.invalid_partitions, f"topic {topic.name} is the broker's own; it stays as it is"
+                ErrorCode.invalid_partitions, f"topic {topic.name} is internal; its partition count cannot be changed"
             )
         if wanted.assignments is not None:
             self._check_new_assignments(count - present, wanted.assignments)
-        self._check_room(topic.name, count - present)
+        self._check_partition_limit(topic.name, count - present)
         return [PartitionRecord(index, topic.topic_id, self.node_id) for index in range(present, count)]
 
     def _check_new_assignments(self, count: int, assignments: Sequence[Assignment]) -> None:
@@ -229,30 +232,30 @@ class Topics:
             self._check_assignment(broker_ids)
 
     def decide_configs(self, topic: Topic, configs: Mapping[str, str | None]) -> list[MetadataRecord]:
-        """Records after which the topic has exactly these configurations, of which none may be None."""
+        """Return the records after which the topic has exactly these configurations; None is refused as a value."""
         if self.by_id.get(topic.topic_id) is not topic:
             raise TopicRefused(ErrorCode.unknown_topic_or_partition, f"The topic '{topic.name}' does not exist.")
         if topic.is_internal:
-            message = f"topic {topic.name} is the broker's own; its configuration comes from the broker's settings"
+            message = f"topic {topic.name} is internal; its configuration comes from the broker's settings"
             raise TopicRefused(ErrorCode.invalid_request, message)
         try:
             wanted = topic_configs.normalized(configs)
         except topic_configs.InvalidConfig as error:
             raise TopicRefused(error.error_code, str(error)) from error
-        gone = [ConfigRecord(topic.name, name, None) for name in topic.configs if name not in wanted]
+        removed = [ConfigRecord(topic.name, name, None) for name in topic.configs if name not in wanted]
         changed = [(name, value) for name, value in wanted.items() if topic.configs.get(name) != value]
-        return [*gone, *(ConfigRecord(topic.name, name, value) for name, value in changed)]
+        return [*removed, *(ConfigRecord(topic.name, name, value) for name, value in changed)]
 
     def decide_delete(self, topic: Topic) -> list[MetadataRecord]:
-        """Records of a topic's end."""
+        """Return the records of a topic's deletion."""
         if topic.is_internal:
-            raise TopicRefused(ErrorCode.invalid_request, f"topic {topic.name} is the broker's own; it stays")
+            raise TopicRefused(ErrorCode.invalid_request, f"topic {topic.name} is internal; it cannot be deleted")
         if self.by_id.get(topic.topic_id) is not topic:
             raise TopicRefused(ErrorCode.unknown_topic_or_partition, f"topic {topic.name} is deleted already")
         return [RemoveTopicRecord(topic.topic_id)]
 
     def decide_producer_ids(self) -> list[MetadataRecord]:
-        """Records that reserve the next block of producer ids, so that none is handed out again after a crash."""
+        """Return the records that reserve a block of producer ids, so that none is assigned twice after a crash."""
         return [ProducerIdsRecord(self.node_id, self.next_producer_id + PRODUCER_IDS_IN_A_BLOCK)]
 
     def replay(self, record: MetadataRecord) -> None:
@@ -275,7 +278,7 @@ class Topics:
                 self.next_producer_id = next_producer_id
 
     def _replay_removal(self, topic_id: uuid.UUID) -> None:
-        """Of two removals of one topic, which earlier releases could write, the second changes nothing."""
+        """Remove a topic; a second removal, which earlier releases could write, has no effect."""
         removed = self.by_id.pop(topic_id, None)
         if removed is not None:
             del self.by_name[removed.name]
@@ -289,7 +292,7 @@ def _metric_name(topic: str) -> str:
 
 
 def is_legal_name(name: str) -> bool:
-    """Whether a topic may be called so."""
+    """Return whether Kafka allows the name for a topic."""
     try:
         check_name(name)
     except TopicRefused:
@@ -298,13 +301,13 @@ def is_legal_name(name: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Raises TopicRefused for a name that Kafka does not allow (org.apache.kafka.common.internals.Topic)."""
-    what = _wrong_name(name)
-    if what is not None:
-        raise TopicRefused(ErrorCode.invalid_topic_exception, f"Topic name is invalid: {what}")
+    """Raise TopicRefused for a name that Kafka does not allow (org.apache.kafka.common.internals.Topic)."""
+    reason = _reason_against_name(name)
+    if reason is not None:
+        raise TopicRefused(ErrorCode.invalid_topic_exception, f"Topic name is invalid: {reason}")
 
 
-def _wrong_name(name: str) -> str | None:
+def _reason_against_name(name: str) -> str | None:
     shown = name[: NAME_CHARACTERS_MAX + 1]
     if not name:
         return "the empty string is not allowed"
