@@ -215,12 +215,12 @@ def test_a_config_that_changes_while_partitions_are_opened_holds_for_them(
 ) -> None:
     create(client, "t")
     is_changed, opens = threading.Event(), threading.Event()
-    open_or_say = TopicOperations._open_or_say
+    try_open = TopicOperations._try_open
 
     def open_later(operations: TopicOperations, opening: Any) -> Any:
         opens.set()
         assert is_changed.wait(10)
-        return open_or_say(operations, opening)
+        return try_open(operations, opening)
 
     monkeypatch.setattr(TopicOperations, "_try_open", open_later)
     more = {"topics": [{"name": "t", "count": 2, "assignments": None}], "timeout": milliseconds(5000)}

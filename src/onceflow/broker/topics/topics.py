@@ -97,7 +97,7 @@ class Topics:
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[uuid.UUID, Topic] = {}
         self.removed: dict[uuid.UUID, str] = {}
-        """Names of deleted topics, by which the start tells an unfinished deletion from an unknown directory."""
+        """Names of deleted topics, to recognize unfinished deletions at start."""
         self.being_deleted: set[str] = set()
         """Names whose old directories are still being deleted: a new topic must not find them."""
         self.next_producer_id = 0
