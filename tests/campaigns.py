@@ -1,10 +1,10 @@
-"""docs/campaigns.md: what the campaigns did in their last full run, written by a run that completes it.
+"""Writer of docs/campaigns.md, the results of the last full run of the campaigns.
 
-Each green campaign is remembered in pytest's cache under the sources, tests and locked libraries that it ran with, so
-that a full run may be made of pieces (`make campaign ONLY=simulation`), also over commits of the documents alone. The
-page is written once every campaign of the tests has been green with those of one commit. A campaign tells its counts
-with `record_property`, which are added up over its pieces, and its seeds as "0 to 99", which are put together, or it
-prints its figures. What was red on that commit before it was green is told, too.
+pytest's cache keeps each passed campaign with the sources, tests and locked libraries of its run. So a full run can
+consist of parts (`make campaign ONLY=simulation`), also over commits that change only documents. The page is written
+when all campaigns have passed with those of one commit. A campaign reports its counts with `record_property`, which are
+summed over its parts, and its seeds as "0 to 99", which are merged; or it prints its figures. Failures on the same
+commit before a pass are listed.
 """
 
 import re
@@ -23,45 +23,45 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "campaigns.md"
 CACHE = "campaigns"
 SOURCES = ("src", "tests", "requirements.lock")
-"""What a campaign's outcome depends on."""
+"""Paths on which a campaign's outcome depends."""
 ALL = pytest.StashKey[list[str]]()
-"""Every campaign's node id, whatever was selected; empty where only some of the tests were looked at."""
+"""Node ids of all campaigns, selected or not; empty if only some of the tests were collected."""
 
 _HEAD = """\
-# The campaigns' last full run
+# Campaigns
 
-<!-- Written by `make campaign` when every campaign was green on one commit. -->
+<!-- Written by `make campaign` when all campaigns have passed on one commit. -->
 
-Long runs that `make test` leaves out: kills, power cuts, damage and hostile frames, from seeds that the tests name.
-A campaign in several pieces is one row; `make campaign ONLY=word` runs those whose names have the word.
+Long runs that `make test` does not include: kills, power cuts, damage and hostile frames, from seeds in the tests.
+A campaign in several parts is one row; `make campaign ONLY=word` runs those whose names contain the word.
 
 Last full run: {date}, commit `{commit}`, {count} runs in {minutes:.0f} minutes{pieces}{repeated}.
 
-| campaign | what it does | runs | seconds | figures |
+| campaign | description | runs | seconds | figures |
 |---|---|---:|---:|---|
 """
 
 
 class Run(TypedDict):
-    """One green run of one campaign, or of a piece of it."""
+    """One passed run of a campaign, or of a part of it."""
 
     seconds: float
     what: str
     counts: Mapping[str, float | str]
     printed: str
     finished: float
-    """When its session ended: the same for all runs of a session."""
+    """End of its session: the same for all runs of a session."""
 
 
 class Known(TypedDict):
-    """What there was on a commit: the latest green runs, and how often each name was red."""
+    """Results on a commit: the latest passed runs, and the number of failures by name."""
 
     runs: dict[str, Run]
     reds: dict[str, int]
 
 
 def note_all(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Before some are deselected."""
+    """Store the ids of all campaigns, before some are deselected."""
     are_all = config.args_source is not pytest.Config.ArgsSource.ARGS
     config.stash[ALL] = [item.nodeid for item in items if item.get_closest_marker("campaign")] if are_all else []
     for item in items:
@@ -71,7 +71,7 @@ def note_all(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def finish(reporter: pytest.TerminalReporter) -> None:
-    """Remember what was green and what was red, and write the page if that was all that was missing."""
+    """Store passes and failures, and write the page if no campaign is missing."""
     config = reporter.config
     now = time.time()
     runs = {
@@ -85,12 +85,12 @@ def finish(reporter: pytest.TerminalReporter) -> None:
         for report in reporter.getreports(outcome)
         if isinstance(report, pytest.TestReport) and "campaign" in report.keywords
     }
-    cache = getattr(config, "cache", None)  # Not there with `-p no:cacheprovider`.
+    cache = getattr(config, "cache", None)  # Missing with `-p no:cacheprovider`.
     if not (runs or failed) or cache is None:
         return
     sources = committed_sources(ROOT)
     if sources is None:
-        reporter.write_line("docs/campaigns.md stays: sources or tests are not a commit's")
+        reporter.write_line("docs/campaigns.md is unchanged: sources or tests are not committed")
         return
     commit = _git(ROOT, "rev-parse", "--short=10", "HEAD") or ""
     key = f"{CACHE}/{sources}"
@@ -101,11 +101,11 @@ def finish(reporter: pytest.TerminalReporter) -> None:
         PAGE.write_text(page(commit, time.strftime("%Y-%m-%d"), known))
         reporter.write_line("docs/campaigns.md is written")
     else:
-        reporter.write_line(f"docs/campaigns.md stays: {len(missing) or 'some'} runs have not been green on {commit}")
+        reporter.write_line(f"docs/campaigns.md is unchanged: {len(missing) or 'some'} runs are missing on {commit}")
 
 
 def added(known: Known, runs: Mapping[str, Run], failed: Collection[str]) -> Known:
-    """After one more session: what is red is not green, and stays known as red once it is green again."""
+    """Return the results after one more session. A failure removes the pass, and is still listed after a new pass."""
     together = {name: run for name, run in {**known["runs"], **runs}.items() if name not in failed}
     return Known(runs=together, reds=dict(Counter(known["reds"]) + Counter(failed)))
 
@@ -118,19 +118,19 @@ def run_of(report: pytest.TestReport, finished: float) -> Run:
 
 
 def committed_sources(root: Path) -> str | None:
-    """Git's names of `SOURCES`; None where they are not as committed, or there is no repository."""
+    """Return Git's hashes of `SOURCES`; None if they differ from the commit, or without a repository."""
     changed = _git(root, "status", "--porcelain", "--", *SOURCES)
     names = _git(root, "rev-parse", *(f"HEAD:{path}" for path in SOURCES)) if changed == "" else None
     return "-".join(name[:10] for name in names.split()) if names is not None else None
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    found = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
-    return None if found.returncode else found.stdout.strip()
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+    return None if done.returncode else done.stdout.strip()
 
 
 def page(commit: str, date: str, known: Known) -> str:
-    """docs/campaigns.md."""
+    """Return the text of docs/campaigns.md."""
     runs = known["runs"]
     together: dict[str, list[Run]] = defaultdict(list)
     for nodeid, run in sorted(runs.items()):
@@ -141,15 +141,15 @@ def page(commit: str, date: str, known: Known) -> str:
         commit=commit,
         count=len(runs),
         minutes=sum(run["seconds"] for run in runs.values()) / 60,
-        pieces=f", in {sessions} pieces" if sessions > 1 else "",
+        pieces=f", in {sessions} sessions" if sessions > 1 else "",
         repeated=_repeated([name for name in sorted(runs) if name in known["reds"]]),
     )
     return head + "".join(_row(name, pieces) for name, pieces in together.items())
 
 
 def _repeated(names: Sequence[str]) -> str:
-    told = ", ".join(f"`{name}`" for name in names)
-    return f"; {len(names)} repeated after a failure: {told}" if names else ""
+    listed = ", ".join(f"`{name}`" for name in names)
+    return f"; {len(names)} repeated after a failure: {listed}" if names else ""
 
 
 def _row(name: str, pieces: Sequence[Run]) -> str:
@@ -168,32 +168,32 @@ def _figures(pieces: Sequence[Run]) -> str:
                 seeds.append(count)
             else:
                 sums[name] = max(sums[name], count) if name.startswith("at most") else sums[name] + count
-    told = [f"seeds {joined(seeds)}"] if seeds else []
-    told += [f"{count:,} {name}" for name, count in sums.items()]
-    if told:
-        return ", ".join(told)
+    figures = [f"seeds {joined(seeds)}"] if seeds else []
+    figures += [f"{count:,} {name}" for name, count in sums.items()]
+    if figures:
+        return ", ".join(figures)
     return "; ".join(run["printed"].replace("\n", "; ").replace("|", "/") for run in pieces if run["printed"])
 
 
 def seeds_of(seeds: range) -> str:
-    """As a campaign tells them: `record_property("seeds", seeds_of(range(100)))`."""
+    """Return seeds as a campaign reports them: `record_property("seeds", seeds_of(range(100)))`."""
     return f"{seeds[0]} to {seeds[-1]}"
 
 
 def tell(record_property: RecordProperty, seeds: range, counts: Mapping[str, int]) -> None:
-    """A campaign's figures: its seeds, and what happened in them."""
+    """Report a campaign's figures: its seeds and counts."""
     record_property("seeds", seeds_of(seeds))
     for name, count in counts.items():
         record_property(name, count)
 
 
-def joined(told: Sequence[str]) -> str:
-    """Those of several pieces, neighbours as one."""
-    found: list[list[int]] = []
-    for numbers in sorted([int(number) for number in re.findall(r"\d+", each)] for each in told):
+def joined(seeds: Sequence[str]) -> str:
+    """Return the seeds of several parts, adjacent ranges merged."""
+    ranges: list[list[int]] = []
+    for numbers in sorted([int(number) for number in re.findall(r"\d+", text)] for text in seeds):
         first, last = numbers[0], numbers[-1]
-        if found and first <= found[-1][1] + 1:
-            found[-1][1] = max(last, found[-1][1])
+        if ranges and first <= ranges[-1][1] + 1:
+            ranges[-1][1] = max(last, ranges[-1][1])
         else:
-            found.append([first, last])
-    return " and ".join(f"{first:,} to {last:,}" if first < last else f"{first:,}" for first, last in found)
+            ranges.append([first, last])
+    return " and ".join(f"{first:,} to {last:,}" if first < last else f"{first:,}" for first, last in ranges)

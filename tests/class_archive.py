@@ -1,6 +1,6 @@
-"""Makes a class data sharing archive of what Spark loads: with it a JVM of the tests starts in half the CPU time.
+"""Writer of a class data sharing archive of Spark's classes: it halves the CPU time in which a JVM of the tests starts.
 
-`python -m tests.class_archive FILE`. A Java without such archives leaves the file empty, which a JVM passes over.
+`python -m tests.class_archive FILE`. A Java without such archives leaves the file empty, which a JVM ignores.
 """
 
 import sys
@@ -50,7 +50,7 @@ def main(archive: Path) -> None:
         gateway = SparkContext._gateway
         assert gateway is not None
         gateway.shutdown()
-        # The JVM ends when its standard input does, and writes the archive then.
+        # The JVM ends with its standard input, and writes the archive then.
         gateway.proc.stdin.close()
         gateway.proc.wait(timeout=120)
     fresh.touch()

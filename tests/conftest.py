@@ -1,4 +1,4 @@
-"""Fixtures of real parts: a broker, a Valkey, a Java; each process is ended by its own id."""
+"""Fixtures with real parts: a broker, a Valkey, a Java; each process is ended by its id."""
 
 import io
 import itertools
@@ -27,24 +27,23 @@ if TYPE_CHECKING:
 
 
 CLASS_ARCHIVE = Path(sys.prefix, "spark.jsa")
-"""Made by `make test` with tests/class_archive.py; where it is missing or empty a JVM starts without it, slower."""
+"""Written by `make test` with tests/class_archive.py; without it, or if it is empty, a JVM starts more slowly."""
 
 JAVA_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-"""A JVM that lives for seconds is quicker without the optimising compiler."""
+"""A short-lived JVM is faster without the optimizing compiler."""
 if CLASS_ARCHIVE.exists() and CLASS_ARCHIVE.stat().st_size:
     JAVA_OPTIONS += [f"-XX:SharedArchiveFile={CLASS_ARCHIVE}", "-Xlog:disable"]
 os.environ.setdefault("JDK_JAVA_OPTIONS", " ".join(JAVA_OPTIONS))
 
-# Else an example that takes more than 200 ms is an error, and so is one that is slow to make: what a test finds must
-# not depend on what the machine does beside it.
+# By default an example over 200 ms, or one that is slow to generate, is an error. Results must not depend on the load
+# of the machine.
 settings.register_profile("onceflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("onceflow")
 
 WEEK_MS = str(7 * 24 * 3_600_000)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A script's shell lets what it runs in the background ignore interrupts, and so would every child that a test sends
-    # one to.
+    # A shell script's background processes ignore interrupts; the children of a test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST_FIRST = (
@@ -56,7 +55,7 @@ LONGEST_FIRST = (
 
 
 SHARED_SPARK = "shared_spark"
-"""Stands in the id of every test on a shared Spark session, where the scheduler sees it."""
+"""Part of the id of every test on a shared Spark session; the scheduler uses it."""
 
 
 SPARK_GROUPS = {
@@ -67,7 +66,7 @@ SPARK_GROUPS = {
 
 
 class SparkTogether(LoadScopeScheduling):
-    """Three shared Spark sessions, each on one worker; every other test goes where there is room.
+    """Three shared Spark sessions, each on one worker; every other test goes to any worker.
 
     It stands in for xdist's own `loadgroup`, which finds no groups under pytest 9.2.
     """
@@ -84,8 +83,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkTogethe
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """End a campaign with the figures that its runs printed."""
-    reports = [each for each in terminalreporter.getreports("passed") if "campaign" in each.keywords]
+    """Print the figures of the campaigns' runs."""
+    reports = [report for report in terminalreporter.getreports("passed") if "campaign" in report.keywords]
     figures = [report.capstdout.strip() for report in reports if report.when == "call" and report.capstdout.strip()]
     if figures:
         terminalreporter.section("figures")
@@ -95,7 +94,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show with a failure what the test's processes logged: the directory may be gone when somebody looks."""
+    """Show the logs of the test's processes with a failure; the directory may be deleted later."""
     report = yield
     directory = getattr(item, "funcargs", {}).get("tmp_path")
     if report.failed and directory is not None:
@@ -105,7 +104,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, so that no worker waits for another at the end."""
+    """Run the longest tests first, so that no worker waits for another at the end."""
     campaigns.note_all(config, items)
     items.sort(key=_place)
 
@@ -121,7 +120,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _place(item: pytest.Item) -> int:
-    """Tests on a shared Spark session, then the long ones, then all others in their own order."""
+    """Return the order: tests on a shared Spark session, then the long ones, then the others."""
     if SHARED_SPARK in item.nodeid:
         return 0
     path = item.path.as_posix()
@@ -129,11 +128,11 @@ def _place(item: pytest.Item) -> int:
 
 
 WITHIN_S = 240
-"""What has to come, as a Redis's start, comes within that, where other tests keep processors and disk busy too."""
+"""Limit for a start, with other tests keeping processors and disk busy."""
 
 
 class RedisProcess:
-    """A Redis-compatible server of the test's own, with its data in `directory`."""
+    """Redis-compatible server of one test, with its data in `directory`."""
 
     def __init__(
         self,
@@ -143,7 +142,7 @@ class RedisProcess:
         appendonly: bool = True,
         arguments: Sequence[str] = (),
     ) -> None:
-        """`arguments`: more of its command line, of every start."""
+        """Configure a server; `arguments` are added to the command line of every start."""
         self.directory = directory
         self._arguments = arguments
         self.port = services.free_port()
@@ -153,7 +152,7 @@ class RedisProcess:
 
     @property
     def url(self) -> str:
-        """Database 1, as the article has it."""
+        """Address of database 1, as in the article."""
         return f"redis://127.0.0.1:{self.port}/1"
 
     @property
@@ -163,7 +162,7 @@ class RedisProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and not ended since."""
+        """Whether the server was started and not ended since."""
         return self._process is not None
 
     def start(self, *, wait: bool = True, arguments: Sequence[str] = ()) -> "RedisProcess":
@@ -203,7 +202,7 @@ class RedisProcess:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One real broker process for all tests that do not kill it.
 
-    It never looks for what retention deletes: many tests write records of 1970.
+    Its retention is off, because many tests write records of 1970.
     """
     data = tmp_path_factory.mktemp("broker")
     never = ("--log-initial-task-delay-ms", WEEK_MS, "--log-retention-check-interval-ms", WEEK_MS)
@@ -213,7 +212,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="session")
 def bootstrap(request: pytest.FixtureRequest) -> str:
-    """Where to connect: our broker, or the Kafka that ONCEFLOW_TEST_BOOTSTRAP names, so one test proves both."""
+    """The address of the broker, or of the Kafka in ONCEFLOW_TEST_BOOTSTRAP: one test checks both."""
     address = os.environ.get("ONCEFLOW_TEST_BOOTSTRAP")
     return address or str(request.getfixturevalue("broker").bootstrap)
 
@@ -235,7 +234,7 @@ def cluster(bootstrap: str) -> Iterator[Cluster]:
 
 @pytest.fixture
 def filled(bootstrap: str, cluster: Cluster, topic: str) -> Callable[..., str]:
-    """Creates the test's topic and writes values with timestamps 1000, 1001 … to one of its partitions."""
+    """A function that creates the test's topic and writes values with timestamps 1000, 1001 … to one partition."""
 
     def fill(values: list[bytes], *, partitions: int = 1, partition: int = 0) -> str:
         cluster.create_topic(topic, partitions)
@@ -250,7 +249,7 @@ def filled(bootstrap: str, cluster: Cluster, topic: str) -> Callable[..., str]:
 
 @pytest.fixture
 def run(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the command line inside this process, with `main`'s exit codes and sentences."""
+    """A function that runs the command line in this process, with `main`'s exit codes and messages."""
 
     def run(*words: str, stdin: str | bytes = "") -> subprocess.CompletedProcess[str]:
         given = io.TextIOWrapper(io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin), "utf-8")
@@ -271,20 +270,20 @@ def run(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subpro
 @pytest.fixture
 def new_redis(tmp_path: Path) -> Iterator[Callable[..., RedisProcess]]:
     """A factory of started Redis servers; all are ended after the test."""
-    made: list[RedisProcess] = []
+    servers: list[RedisProcess] = []
 
     def make(**settings: Any) -> RedisProcess:
-        made.append(RedisProcess(tmp_path / f"redis-{len(made)}", **settings).start())
-        return made[-1]
+        servers.append(RedisProcess(tmp_path / f"redis-{len(servers)}", **settings).start())
+        return servers[-1]
 
     yield make
-    for server in made:
+    for server in servers:
         server.stop()
 
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
-    """One Redis for all tests that do not kill it; each test takes a hash key of its own."""
+    """One Redis for all tests that do not kill it; each test uses its own hash key."""
     server = RedisProcess(tmp_path_factory.mktemp("redis")).start()
     yield server
     server.stop()
@@ -298,7 +297,7 @@ def java_home(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session", params=[None], ids=[SHARED_SPARK])
 def spark(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
-    """One Spark session for all tests: it takes longer to start than most of them to run."""
+    """One Spark session for all tests, because its start takes longer than most of them."""
     from onceflow.spark.session import build_session
 
     log_file = tmp_path_factory.mktemp("spark") / "spark.log"

@@ -1,21 +1,21 @@
-"""The processes that a test has started, with those that they have started in turn."""
+"""Processes that a test has started, with their descendants."""
 
 from pathlib import Path
 
 MARK = "ONCEFLOW_TEST_MARK"
-"""A test puts a text of its own into this variable of the environment; children inherit it."""
+"""Environment variable for a test's own text; children inherit it."""
 
 
 def processes_of(mark: str) -> dict[int, str]:
     """Return the command line of each process that carries `mark` in its environment, by its pid."""
-    found = {}
+    commands = {}
     for process in Path("/proc").iterdir():
         try:
             if process.name.isdigit() and mark.encode() in (process / "environ").read_bytes():
-                found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                commands[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-    return found
+    return commands
 
 
 def jvms_of(mark: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""What the connector's benchmark makes of what it sees, without a contender."""
+"""The connector's benchmark without a contender: latencies, wrong sums, child processes."""
 
 import os
 import subprocess
@@ -15,32 +15,32 @@ from benchmarks.clicks_topic import Clicks, differences
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip().replace('work', 'done'), flush=True)"
 
 
-def test_an_event_is_visible_when_so_many_are_counted() -> None:
+def test_events_are_visible_when_counted() -> None:
     ticks = [(2, 10.0), (3, 11.0), (6, 12.0)]
     seen = [(0, 9.0), (3, 11.5), (6, 13.0)]
     assert latency.latencies_ms(ticks, seen).tolist() == [1500, 1500, 500, 1000, 1000, 1000]
 
 
-def test_wrong_sums_are_those_that_differ_and_those_that_only_one_has() -> None:
+def test_wrong_and_missing_sums_are_differences() -> None:
     clicks = Clicks("clicks", 9, {b"right": 3, b"wrong": 4, b"missing": 1, b"never": 0})
     assert differences({b"right": b"3", b"wrong": b"5", b"strange": b"1", b"none": b"0"}, clicks) == 3
     assert differences({b"right": b"3", b"wrong": b"4", b"missing": b"1"}, clicks) == 0
 
 
-def test_a_child_answers_each_line_of_work(tmp_path: Path) -> None:
+def test_children_respond_to_each_line(tmp_path: Path) -> None:
     with Child([sys.executable, "-c", ECHO], tmp_path / "child.log") as child:
         assert child.ask("drain", topic="clicks") == {"done": "drain", "topic": "clicks"}
         assert not child.has_ended
     assert child.has_ended
 
 
-def test_a_child_that_fails_says_what_it_logged(tmp_path: Path) -> None:
+def test_failures_of_children_show_their_log(tmp_path: Path) -> None:
     failing = [sys.executable, "-c", "raise SystemExit('no Java')"]
     with Child(failing, tmp_path / "child.log") as child, pytest.raises(ChildFailed, match="no Java"):
         child.respond(30)
 
 
-def test_processor_time_is_that_of_the_whole_tree_and_of_those_that_ended(tmp_path: Path) -> None:
+def test_processor_time_includes_ended_descendants(tmp_path: Path) -> None:
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])\n{ECHO}"
     with Child([sys.executable, "-c", parent], tmp_path / "child.log") as child:
@@ -62,7 +62,7 @@ def test_a_killed_child_leaves_no_descendant(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_process_that_is_gone_has_used_nothing() -> None:
+def test_ended_processes_have_used_nothing() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert processor_seconds(process.pid) == 0

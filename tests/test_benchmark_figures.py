@@ -1,4 +1,4 @@
-"""What `make bench` writes: rows measured again take the place of their predecessors, and what people wrote stays."""
+"""Output of `make bench`: new rows replace old ones, and text written by hand is kept."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -31,7 +31,7 @@ def table(title: str = "Speed", figure: str = "1", fails_at: str = "") -> Table:
             if name == fails_at:
                 raise OSError("no more room")
             yield row(name, figure)
-        yield Line("told", f"All are {figure}.")
+        yield Line("summary", f"All are {figure}.")
 
     return Table(title, ("what", "onceflow"), ["in", "out"], measure)
 
@@ -55,14 +55,14 @@ def test_rows_are_measured_again_by_name(readme: Path, monkeypatch: pytest.Monke
     assert "Measured Tuesday, in 0 s; Monday: in." in speed
 
 
-def test_a_run_that_is_cut_keeps_what_was_measured(readme: Path) -> None:
+def test_interrupted_runs_keep_measured_rows(readme: Path) -> None:
     assert run(table(), ["in", "out"], Figures())
     assert not run(table(figure="2", fails_at="out"), ["in", "out"], Figures())
     assert "| in | 2 |\n| out | 1 |\n" in readme.read_text()
     assert not run(table("Sizes", fails_at="in"), ["in", "out"], Figures())
     assert run(Table("Speed", ("what", "onceflow"), ["in"], table(figure="3").measure), ["in"], Figures())
-    assert "| in | 3 |\n\n" in readme.read_text(), "a row that is not there any more goes with the next whole run"
-    assert "## Sizes" not in readme.read_text(), "a table of which nothing was measured is none"
+    assert "| in | 3 |\n\n" in readme.read_text(), "a removed row is deleted by the next full run"
+    assert "## Sizes" not in readme.read_text(), "a table without rows is not written"
 
 
 def test_words_choose_tables_and_rows() -> None:
@@ -78,12 +78,12 @@ def test_goals_of_rates_and_of_costs() -> None:
     assert spread([3, 1, 200]) == "3.00 (1.00 to 200.00)"
 
 
-def test_the_picture_has_a_bar_for_each_value() -> None:
+def test_the_picture_has_all_bars() -> None:
     groups = [
         Group(f"enqueue, {size}", {"ours": 0.1, "a < b": value}) for size, value in (("1 KB", 2.0), ("10 KB", 90))
     ]
     svg = ElementTree.fromstring(picture("Seconds", groups))
-    texts = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
+    texts = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
     assert texts[:3] == ["Seconds", "ours", "a < b"]
     assert [text for text in texts if text in ("0.10", "2.00", "90")] == ["0.10", "2.00", "0.10", "90"]
     assert {"0.1 s", "100 s", "enqueue, 10 KB"} <= set(texts)
@@ -97,9 +97,9 @@ def test_every_second_round_begins_with_the_peer() -> None:
         return number
 
     both = {name: partial(run, name) for name in ("ours", "its")}
-    found = in_turns(both, 3)
+    results = in_turns(both, 3)
     assert turns == ["ours0", "its0", "its1", "ours1", "ours2", "its2"]
-    assert found == {"ours": [0, 1, 2], "its": [0, 1, 2]}
+    assert results == {"ours": [0, 1, 2], "its": [0, 1, 2]}
     assert in_turns({"ours": both["ours"]}, 2) == {"ours": [0, 1]}
     turns.clear()
     assert in_turns(both, 1, uncounted=1) == {"ours": [0], "its": [0]}

@@ -1,4 +1,4 @@
-"""The campaigns' page adds up what their runs told."""
+"""The campaigns' page: sums of the runs' figures."""
 
 import subprocess
 from pathlib import Path
@@ -19,10 +19,10 @@ def rows(known: Known) -> list[str]:
 
 
 NOTHING = Known(runs={}, reds={})
-KILLS, CUTS = "tests/a.py::test_kills[0]", "tests/b.py::test_cuts_hurt_nobody"
+KILLS, CUTS = "tests/a.py::test_kills[0]", "tests/b.py::test_cuts_lose_nothing"
 
 
-def test_pieces_are_one_row() -> None:
+def test_parts_are_one_row() -> None:
     runs = {
         KILLS: run(60, kills=100, records=1000),
         "tests/a.py::test_kills[1]": run(62, kills=100, records=2500),
@@ -32,11 +32,11 @@ def test_pieces_are_one_row() -> None:
     assert "2026-01-02, commit `0123456789`, 3 runs in 2 minutes.\n" in written(known)
     assert rows(known) == [
         "| `tests/a.py` | kills | 2 | 122 | 200 kills, 3,500 records |",
-        "| `tests/b.py` | cuts hurt nobody | 1 | 4 | 3 cuts / none lost; 5 s |",
+        "| `tests/b.py` | cuts lose nothing | 1 | 4 | 3 cuts / none lost; 5 s |",
     ]
 
 
-def test_seeds_of_pieces_are_told_together() -> None:
+def test_seeds_of_parts_are_merged() -> None:
     pieces = (range(1050, 1100), range(1000, 1050), range(7, 8), range(9, 11))
     runs = {
         f"tests/a.py::test_kills[{number}]": run(1, seeds=seeds_of(seeds), kills=2)
@@ -47,21 +47,21 @@ def test_seeds_of_pieces_are_told_together() -> None:
     ]
 
 
-def test_what_was_red_before_it_was_green_is_told() -> None:
+def test_failures_before_a_pass_are_listed() -> None:
     known = added(NOTHING, {CUTS: run(4)}, [KILLS])
     assert known["runs"].keys() == {CUTS}
     known = added(known, {KILLS: run(60)}, [])
     assert f"2 runs in 1 minutes; 1 repeated after a failure: `{KILLS}`.\n" in written(known)
 
 
-def test_what_was_green_before_it_was_red_is_green_no_more() -> None:
+def test_failures_remove_earlier_passes() -> None:
     known = added(NOTHING, {KILLS: run(60), CUTS: run(4)}, [])
     assert added(known, {}, [KILLS])["runs"].keys() == {CUTS}
 
 
-def test_a_full_run_made_in_several_sessions_says_so() -> None:
+def test_runs_in_several_sessions_are_marked() -> None:
     known = added(added(NOTHING, {KILLS: run(60, session=1.0)}, []), {CUTS: run(4, session=2.0)}, [])
-    assert "2 runs in 1 minutes, in 2 pieces.\n" in written(known)
+    assert "2 runs in 1 minutes, in 2 sessions.\n" in written(known)
 
 
 def commit(root: Path, name: str, text: str) -> None:
@@ -72,7 +72,7 @@ def commit(root: Path, name: str, text: str) -> None:
         subprocess.run(["git", *arguments], cwd=root, check=True)
 
 
-def test_runs_count_until_sources_or_tests_change(tmp_path: Path) -> None:
+def test_runs_count_until_sources_change(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     for name in ("src/a.py", "tests/a.py", "requirements.lock"):
         commit(tmp_path, name, name)

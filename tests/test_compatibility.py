@@ -1,4 +1,4 @@
-"""docs/compatibility.md says of each client what it was tried with, and every mark there is a test.
+"""The table of clients in docs/compatibility.md: each mark is a test.
 
 `python -m tests.test_compatibility` prints the table.
 """
@@ -28,7 +28,7 @@ TRANSACTIONS = "broker/transactions/test_clients.py"
 ADMIN = "broker/test_admin_clients.py"
 
 Cell = tuple[str, str]
-"""(what passes, the test that says so); nothing passes where there is no test."""
+"""(result, the test that shows it); without a test nothing passes."""
 
 
 def _java(version: str) -> tuple[Cell, ...]:
@@ -105,7 +105,7 @@ TRIED = (
     "kafkajs 2.2.4",
     "franz-go 1.22.2",
 )
-"""None may be dropped, nor a mark that it has: the table only grows. requirements.lock has the other versions."""
+"""Neither a client nor its marks may be dropped: the table only grows. requirements.lock has the other versions."""
 
 HAS_NONE = {("kcat 1.7.1", "admin")}
 
@@ -125,7 +125,7 @@ TOOLS = (
     "VerifiableConsumer",
     "DumpLogSegments",
 )
-"""Kafka's, each run on Kafka and on ours; none may be dropped."""
+"""Kafka's tools, each run on Kafka and on the broker; none may be dropped."""
 
 
 def table() -> str:
@@ -154,7 +154,7 @@ def test_each_client_is_run_in_its_version() -> None:
         assert re.search(rf"^\| {name} \| [^|]*\b{re.escape(version)}\b", page, re.MULTILINE), (name, version)
 
 
-def test_every_mark_in_the_table_is_a_test() -> None:
+def test_every_mark_is_a_test() -> None:
     assert all(len(cells) == len(CAPABILITIES) for cells in CLIENTS.values())
     assert all(bool(test) == (passes != "it has none") for cells in CLIENTS.values() for passes, test in cells)
     tests = sorted({str(ROOT / test) for cells in CLIENTS.values() for _passes, test in cells if test})

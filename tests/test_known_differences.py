@@ -1,4 +1,4 @@
-"""The list of known differences, the page that shows it, and the conformance cases that need it."""
+"""The list of known differences: the page that shows it, and its conformance cases."""
 
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,10 +16,12 @@ def test_the_page_shows_the_list() -> None:
     assert table() in PAGE.read_text(), "run: .venv/bin/python -m tests.compat.known_differences, and paste it there"
 
 
-def test_each_wanted_difference_is_explained_and_of_a_case() -> None:
+def test_each_wanted_difference_has_a_case() -> None:
     right = [f"{api.name} {at}" for api in APIS.values() for at in range(api.version_min, api.version_max + 1)]
-    assert {each.why for each in WANTED} <= KNOWN_DIFFERENCES.keys()
-    assert [each for each in WANTED if not any(fnmatchcase(case, each.cases) for case in (*CASES, *right))] == []
+    assert {difference.why for difference in WANTED} <= KNOWN_DIFFERENCES.keys()
+    assert [
+        difference for difference in WANTED if not any(fnmatchcase(case, difference.cases) for case in (*CASES, *right))
+    ] == []
 
 
 def test_each_api_has_its_right_request() -> None:

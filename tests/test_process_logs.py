@@ -1,4 +1,4 @@
-"""A failed test shows what its processes logged."""
+"""Logs of a failed test's processes."""
 
 from pathlib import Path
 

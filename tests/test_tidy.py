@@ -1,4 +1,4 @@
-"""The shape of the code, held by a test: arrows between rooms, and the length of functions and modules."""
+"""The shape of the code: import rules, and the length of functions and modules."""
 
 import ast
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ CHAINS = (
     ("services", "broker", "log", "wire"),
     ("testing", "broker", "log", "wire"),
 )
-"""A package may import the packages to its right in its chain; docs/architecture.md draws the same."""
+"""A package may import the packages to its right in its chain, as in docs/architecture.md."""
 
 INSIDE = {
     "broker": (
@@ -43,35 +43,35 @@ INSIDE = {
     ),
     "cli": ({"clicks", "demo", "kafka", "log", "sinks"},),
 }
-"""The layers of a package, highest first: a part imports those below it, and not another one of its own layer.
+"""The layers of a package, highest first: a part imports only lower layers.
 
-What is beside the layers of `cli` is shared by all of them.
+Modules of `cli` without a layer are shared.
 """
 
 EVERYWHERE = {"errors", "remedies"}
 COLUMNS = (["wire", "columns"], ["wire", "column_batches"])
-NOT_IN_A_PROGRAM_THAT_LOADS_US = {"numpy", "kio", "redis", "pyarrow"}
-"""What other people's processes import (the testing module, pyspark_onceflow) loads none of these by itself."""
+HEAVY = {"numpy", "kio", "redis", "pyarrow"}
+"""Libraries that modules for other people's programs (testing, pyspark_onceflow) do not load by themselves."""
 
 
 def modules() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
 
-def room_of(path: Path) -> str:
-    """`onceflow/log/index.py` → `log`; `onceflow/services.py` → `services`, and `pyspark_onceflow/…` → itself."""
+def package_of(path: Path) -> str:
+    """Return `log` for `onceflow/log/index.py`, `services` for `onceflow/services.py`, else the top-level package."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return parts[1] if parts[0] == "onceflow" else parts[0]
 
 
-def may_import(room: str) -> set[str]:
-    if room == "cli":
+def may_import(package: str) -> set[str]:
+    if package == "cli":
         return {name for chain in CHAINS for name in chain} | EVERYWHERE | {"cli"}
-    allowed = {room} | EVERYWHERE
+    allowed = {package} | EVERYWHERE
     for chain in CHAINS:
-        if room in chain:
-            allowed |= set(chain[chain.index(room) + 1 :])
-    if room == "pyspark_onceflow":
+        if package in chain:
+            allowed |= set(chain[chain.index(package) + 1 :])
+    if package == "pyspark_onceflow":
         allowed |= {"spark"}
     return allowed
 
@@ -86,22 +86,22 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_follow_the_arrows(path: Path) -> None:
-    room = room_of(path)
+def test_imports_follow_the_chains(path: Path) -> None:
+    package = package_of(path)
     wrong = []
     for line, name in imported(ast.parse(path.read_text())):
         parts = name.split(".")
-        if parts[0] != "onceflow" or len(parts) < 2 or not is_room(parts[1]):
+        if parts[0] != "onceflow" or len(parts) < 2 or not is_package(parts[1]):
             continue
-        if room not in {"__init__", "__main__"} and parts[1] not in may_import(room):
-            wrong.append(f"line {line}: {room} → {name}")
-        if room in {"log", "broker"} and parts[1:3] in COLUMNS:
-            wrong.append(f"line {line}: {room} → {name}, which loads numpy and pyarrow")
+        if package not in {"__init__", "__main__"} and parts[1] not in may_import(package):
+            wrong.append(f"line {line}: {package} → {name}")
+        if package in {"log", "broker"} and parts[1:3] in COLUMNS:
+            wrong.append(f"line {line}: {package} → {name}, which loads numpy and pyarrow")
     assert not wrong
 
 
 def part_of(name: str) -> tuple[str, str] | None:
-    """`onceflow.broker.storage.partitions` → (`broker`, `storage`); None for what has no layers."""
+    """Return (`broker`, `storage`) for `onceflow.broker.storage.partitions`; None for packages without layers."""
     parts = name.split(".")
     if len(parts) < 3 or parts[0] != "onceflow" or parts[1] not in INSIDE:
         return None
@@ -136,7 +136,7 @@ def test_imports_inside_packages_go_down(path: Path) -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    """TYPE_CHECKING included; what a package exports by its __init__ is not followed."""
+    """Includes TYPE_CHECKING; imports through a package's __init__ are not followed."""
     names = {name_of(path): path for path in modules() if path.name != "__init__.py"}
     graph = {
         name: {other for _, other in imported(ast.parse(path.read_text())) if other in names and other != name}
@@ -145,12 +145,12 @@ def test_no_modules_import_each_other() -> None:
     cycles: list[str] = []
     finished: set[str] = set()
 
-    def visit(name: str, way: list[str]) -> None:
-        if name in way:
-            cycles.append(" → ".join([*way[way.index(name) :], name]))
+    def visit(name: str, path: list[str]) -> None:
+        if name in path:
+            cycles.append(" → ".join([*path[path.index(name) :], name]))
         elif name not in finished:
             for other in sorted(graph[name]):
-                visit(other, [*way, name])
+                visit(other, [*path, name])
             finished.add(name)
 
     for name in sorted(graph):
@@ -158,7 +158,7 @@ def test_no_modules_import_each_other() -> None:
     assert not cycles
 
 
-def is_room(name: str) -> bool:
+def is_package(name: str) -> bool:
     return (SOURCE / "onceflow" / name).is_dir() or (SOURCE / "onceflow" / f"{name}.py").is_file()
 
 
@@ -176,8 +176,8 @@ def test_nothing_is_too_long(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_every_module_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), "a module begins with a sentence"
+def test_every_module_has_a_docstring(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text())), "a module starts with a docstring"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_every_module_says_what_it_is(path: Path) -> None:
     [*sorted(SOURCE.glob("onceflow/testing/*.py")), SOURCE / "pyspark_onceflow" / "__init__.py"],
     ids=lambda path: str(path.relative_to(SOURCE)),
 )
-def test_what_strangers_import_is_light(path: Path) -> None:
+def test_modules_for_other_programs_are_light(path: Path) -> None:
     tree = ast.parse(path.read_text())
     at_module_level = {
         module.split(".")[0]
@@ -193,9 +193,9 @@ def test_what_strangers_import_is_light(path: Path) -> None:
         for _, module in imported(node)
         if isinstance(node, ast.Import | ast.ImportFrom)
     }
-    assert not at_module_level & NOT_IN_A_PROGRAM_THAT_LOADS_US
+    assert not at_module_level & HEAVY
 
 
-def test_no_module_has_a_name_that_says_nothing() -> None:
-    empty = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
-    assert not [path for path in modules() if path.stem in empty]
+def test_module_names_are_specific() -> None:
+    vague = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
+    assert not [path for path in modules() if path.stem in vague]

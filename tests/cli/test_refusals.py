@@ -142,17 +142,17 @@ def test_trims_beyond_the_end_are_explained(run: Run, filled: Fill, cluster: Clu
     assert "is a range; --before takes one offset" in refused(run, "topic", "trim", topic, "--before", ":1", code=2)
 
 
-def test_an_unknown_broker_is_told_with_those_there_are(run: Run, bootstrap: str) -> None:
+def test_unknown_brokers_list_the_known(run: Run, bootstrap: str) -> None:
     assert f"broker 7 is not in the cluster at {bootstrap}, which has broker 1" in refused(run, "config", "broker", "7")
 
 
 @pytest.mark.remedy(Remedy.SKIP_QUESTION)
-@pytest.mark.parametrize("answer", ["", "n\n"])
-def test_without_a_yes_nothing_is_done(run: Run, filled: Fill, cluster: Cluster, answer: str) -> None:
+@pytest.mark.parametrize("typed", ["", "n\n"])
+def test_unconfirmed_commands_change_nothing(run: Run, filled: Fill, cluster: Cluster, typed: str) -> None:
     topic = filled([b"one"])
     cluster.commit_offsets(topic, topic, {0: 1})
     for words in (("topic", "delete", topic), ("topic", "trim", topic, "--before", "1"), ("group", "delete", topic)):
-        ended = run(*words, stdin=answer)
+        ended = run(*words, stdin=typed)
         assert (ended.returncode, ended.stdout) == (1, "")
         remedies.find(Remedy.SKIP_QUESTION, ended.stderr)
     assert run("consume", topic, "--exit-at-end").stdout == "one\n"

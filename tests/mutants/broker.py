@@ -1,4 +1,4 @@
-"""The broker's handlers and its log: what is read, waited for, kept and deleted."""
+"""The broker's handlers and its log: reads, waits, retention and deletion."""
 
 from tests.mutants.mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""Click analytics: what an event counts, and the recount that must find every difference."""
+"""Click analytics: the rules of counting, and the recount that must find every difference."""
 
 from tests.mutants.mutant import Mutant
 

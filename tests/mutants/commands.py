@@ -1,4 +1,4 @@
-"""The command line, the supervisor of the laptop's processes, and what the package gives to tests."""
+"""The command line, the supervisor of processes, and the package's tools for tests."""
 
 from tests.mutants.mutant import Mutant
 

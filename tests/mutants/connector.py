@@ -1,4 +1,4 @@
-"""The connector beside offsets and markers: push-downs, and what the Kafka and the Redis sink write."""
+"""The connector without offsets and markers: push-downs, and the writes of the Kafka and Redis sinks."""
 
 from tests.mutants.mutant import Mutant
 

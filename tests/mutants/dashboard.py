@@ -1,4 +1,4 @@
-"""The page: its rates, its health and its feed."""
+"""The dashboard: rates, health and feed."""
 
 from tests.mutants.mutant import Mutant
 

@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _COORDINATOR = "broker/groups/test_coordinator.py::"
 _STATIC = "broker/groups/test_static_members.py::"
-_ANSWERS = "broker/handlers/test_groups.py::"
+_RESPONSES = "broker/handlers/test_groups.py::"
 _REQUESTS = "broker/groups/test_requests.py::"
 _TRANSACTIONAL = "broker/groups/test_transactional_offsets.py::"
 _DURABILITY = "broker/groups/test_group_durability.py::"
@@ -14,7 +14,7 @@ MUTANTS = (
         "broker/groups/coordinator.py",
         "        if error_code == ErrorCode.none and generation != group.generation:",
         "        if error_code == ErrorCode.none and generation > group.generation:",
-        _ANSWERS + "test_who_may_send_heartbeats_and_commits",
+        _RESPONSES + "test_who_may_send_heartbeats_and_commits",
     ),
     Mutant(
         "broker/groups/coordinator.py",
@@ -32,14 +32,14 @@ MUTANTS = (
         "broker/groups/coordinator.py",
         "error_code == ErrorCode.none and group.state is GroupState.COMPLETING_REBALANCE:",
         "error_code == ErrorCode.none and group.state is GroupState.PREPARING_REBALANCE:",
-        _ANSWERS + "test_a_generation_on_its_way_and_stable",
+        _RESPONSES + "test_a_generation_on_its_way_and_stable",
     ),
     Mutant(
         "broker/groups/coordinator.py",
         "if generation < 0 and group.state is GroupState.EMPTY:\n            return ErrorCode.none\n"
         "        error_code = self._member_error(",
         "if generation < 0:\n            return ErrorCode.none\n        error_code = self._member_error(",
-        _ANSWERS + "test_who_may_send_heartbeats_and_commits",
+        _RESPONSES + "test_who_may_send_heartbeats_and_commits",
     ),
     Mutant(
         "broker/groups/coordinator.py",
@@ -149,7 +149,7 @@ MUTANTS = (
         "            if group.state is GroupState.COMPLETING_REBALANCE:\n"
         '                group.members.assign(member, b"")\n',
         "",
-        _ANSWERS + "test_a_rebalance_before_the_assignment_leaves_nobody_with_an_old_one",
+        _RESPONSES + "test_a_rebalance_before_the_assignment_leaves_nobody_with_an_old_one",
     ),
     Mutant(
         "broker/groups/rebalance.py",

@@ -1,4 +1,4 @@
-"""Decisions by the marker, its scripts and its repair: what makes the sinks exactly once."""
+"""Decisions by the marker, its scripts and its repair, on which exactly once depends."""
 
 from tests.mutants.mutant import Mutant
 

@@ -19,12 +19,12 @@ SOURCE = ROOT / "src"
 EXPECTED_SOURCE = "ONCEFLOW_MUTATED_SOURCE"
 """Names the copy for `tests.mutants.expected_source`, which refuses to test another one."""
 TEST_SECONDS_MAX = 40
-"""A mutation may make a test wait without end; it fails then."""
+"""Limit of a test, which a mutation may block."""
 RUN_SECONDS_MAX = 120
 
 
 class Mutant(NamedTuple):
-    """A defect that a test must catch."""
+    """Defect that a test must catch."""
 
     file: str
     """Below src/onceflow."""
@@ -32,7 +32,7 @@ class Mutant(NamedTuple):
     """Occurs exactly once in the file."""
     after: str
     test: str
-    """Path and name of the test that must fail, below tests/; without parameters any of its cases."""
+    """Path and name of the test that must fail, below tests/; without parameters, any of its cases."""
 
     def __str__(self) -> str:
         return f"{self.file}: {self.before!r} -> {self.after!r}"
@@ -106,12 +106,12 @@ class SourceCopy:
 
     @staticmethod
     def _write(path: Path, text: str) -> None:
-        """Write a source and its byte code, which Python would else take from before a change in the same second."""
+        """Write a source and its byte code; Python would use the old byte code after a change in the same second."""
         path.write_text(text)
         if path.suffix == ".py":
             cached = Path(importlib.util.cache_from_source(str(path)))
             cached.unlink(missing_ok=True)
-            with contextlib.suppress(py_compile.PyCompileError):  # The run tells that it is no Python.
+            with contextlib.suppress(py_compile.PyCompileError):  # The run reports the syntax error.
                 py_compile.compile(str(path), doraise=True)
 
     def run_tests(self, *node_ids: str, seconds_max: float = RUN_SECONDS_MAX) -> tuple[int, str]:
@@ -135,7 +135,7 @@ class SourceCopy:
         try:
             output, _ = process.communicate(timeout=seconds_max)
         except subprocess.TimeoutExpired:
-            # The servers that the tests have started end with it.
+            # This also ends the servers that the tests have started.
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             raise
@@ -143,7 +143,7 @@ class SourceCopy:
 
 
 def _outcome(mutant: Mutant, code: int, output: str) -> Outcome:
-    """Return CAUGHT only where pytest says that the named test itself failed."""
+    """Return CAUGHT only if pytest reports that the named test itself failed."""
     if code == 0:
         return Outcome.SURVIVED
     failed = re.search(rf"^FAILED {re.escape(mutant.node_id)}(\[| |$)", output, re.M)

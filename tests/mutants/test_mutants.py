@@ -1,4 +1,4 @@
-"""Each mutation of the tables is caught by the test that it names; the tables fit today's source."""
+"""The tables of mutations: they fit the source, and each named test fails."""
 
 import queue
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ UNCHANGED_SECONDS_MAX = 900
 
 
 def test_the_tables_fit_the_source() -> None:
-    """Where code was changed on purpose: give `before` its new text, or choose another mutation there."""
+    """If code was changed on purpose: update `before`, or choose another mutation there."""
     stale = [reason for mutant in ALL if (reason := stale_reason(mutant)) is not None]
     assert not stale, "\n" + "\n".join(stale)
 
@@ -72,7 +72,7 @@ MURMUR2 = "wire/test_murmur2.py::test_the_sign_bit_is_cleared_before_the_remaind
     ],
     ids=["caught", "equivalent", "elsewhere", "no Python"],
 )
-def test_outcomes_are_told_apart(tmp_path: Path, after: str, test: str, outcome: Outcome) -> None:
+def test_outcomes_are_distinguished(tmp_path: Path, after: str, test: str, outcome: Outcome) -> None:
     copy = SourceCopy(tmp_path / "src")
     before = "(murmur2(key) & 0x7FFFFFFF) % partition_count"
     assert copy.try_out(Mutant("wire/murmur2.py", before, after, test)).outcome is outcome
@@ -80,7 +80,7 @@ def test_outcomes_are_told_apart(tmp_path: Path, after: str, test: str, outcome:
 
 
 class Runs:
-    """Runs on copies of the source, as many at a time as there are copies."""
+    """Runs on copies of the source, one at a time per copy."""
 
     def __init__(self, directory: Path) -> None:
         self._copies: queue.Queue[SourceCopy] = queue.Queue()
@@ -112,7 +112,7 @@ def test_every_mutant_is_caught(tmp_path: Path, record_property: RecordProperty)
         tried = list(pool.map(runs.try_out, ALL))
     code, output = unchanged.result()
     assert code == 0, f"the tests fail without a mutation:\n{output[-4000:]}"
-    not_caught = [each for each in tried if each.outcome is not Outcome.CAUGHT]
+    not_caught = [trial for trial in tried if trial.outcome is not Outcome.CAUGHT]
     assert not not_caught, f"{len(not_caught)} of {len(tried)}:\n" + "\n".join(map(str, not_caught))
     for area, mutants in AREAS.items():
         record_property(f"caught in {area}", len(mutants))
