@@ -67,6 +67,7 @@ USAGE = [
     "client/classic/producer",
     "client/classic/settings",
     "redis/address",
+    "spark/avro",
     "spark/dead_letters",
     "spark/kafka/encode",
     "spark/kafka/rows",
@@ -82,6 +83,7 @@ USAGE = [
     "spark/reader/subscription",
     "spark/redis_sink",
     "spark/redis_tags",
+    "spark/serialization",
     "spark/source",
 ]
 """Modules whose messages say how options, settings and columns are written."""

@@ -33,7 +33,7 @@ INSIDE = {
     ),
     "spark": (
         {"testing"},
-        {"dead_letters", "read_again", "redis_tags"},
+        {"avro", "dead_letters", "read_again", "redis_tags", "serialization"},
         {"kafka_sink", "redis_sink", "lag_listener", "source"},
         {"kafka", "redis"},
         {"sink"},
