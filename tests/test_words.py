@@ -26,7 +26,7 @@ INSTEAD = {
     r"mend(s|ed|ing)?": "fix, repair",
     r"made(?! (durable|visible)\b)": "created, built, written, done",
     r"rooms?": "package, space",
-    r"sentences?": "message",
+    r"(?<!`)sentences?": "message",
     r"in all(?! (the|of|its|their|three|four|cases|modes|versions|partitions|topics|places)\b)": "total",
     r"so (many|much)": "N, that number of",
     r"look(s|ed|ing)? (after|for)": "check, search, find",
@@ -105,7 +105,6 @@ PENDING: tuple[str, ...] = (
     "docs/spark.md",
     "docs/testing.md",
     "docs/transactions.md",
-    "CHANGELOG.md",
 )
 """Beginnings of paths that are not yet rewritten."""
 
@@ -253,6 +252,7 @@ def test_names_of_tests_are_short(path: Path) -> None:
         ("made durable before it is visible", None),
         ("the topic is made", "made"),
         ("the response", None),
+        ("`reason` (was `sentence`)", None),
     ],
 )
 def test_pattern_finds_words(text: str, wrong: str | None) -> None:

@@ -59,7 +59,7 @@ INTERRUPTED = 130
 @click.option(
     "--quiet/--echo",
     default=None,
-    help="Print each event, or not.  [default: print, except with --users or --json]",
+    help="Whether to print each event.  [default: --echo; --quiet with --users or --json]",
 )
 @json_option
 @bootstrap_option
@@ -202,6 +202,7 @@ class Speed(click.ParamType[float]):
 @click.option(
     "--speed",
     type=Speed(),
+    metavar="max|NUMBER",
     default="max",
     show_default=True,
     help="Replay speed relative to event time: 1 is real time, 60 replays an hour in a minute, max does not wait.",

@@ -97,7 +97,7 @@ def _master(context: click.Context, parameter: click.Parameter, value: str | Non
     type=click.IntRange(min=0),
     default=20,
     show_default=True,
-    help="Maximum restarts in a row of a query that failed because Spark, the broker or Redis was unavailable.",
+    help="Maximum restarts in a row (0: none) after Spark, the broker or Redis was unavailable.",
 )
 @click.option(
     "--max-restart-seconds",

@@ -258,7 +258,7 @@ def reset(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Reset the committed offsets of GROUP, which must have no members. Only prints them unless --execute is given.
+    """Reset the committed offsets of GROUP, which must have no members. Without --execute, only print them.
 
     An offset outside the log is moved to its start or end.
 
@@ -395,7 +395,7 @@ def _timestamp_ms(option: str, value: str) -> int:
 @bootstrap_option
 @json_option
 def delete(names: Sequence[str], topic: str | None, yes: bool, bootstrap: str, as_json: bool) -> None:
-    """Delete groups without members, with their committed offsets; asks first.
+    """Delete groups without members and their committed offsets. Asks for confirmation.
 
     \b
     Examples:

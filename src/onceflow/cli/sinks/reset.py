@@ -43,7 +43,7 @@ class TransactionOpen(OnceflowError):
 
 @click.group(cls=Commands)
 def reset() -> None:
-    """Delete a sink's marker and its query's checkpoint. Only prints what would change unless --execute is given.
+    """Delete a sink's marker and its query's checkpoint. Without --execute, only print what would change.
 
     \b
     Example:
@@ -71,9 +71,9 @@ def reset_redis(
 ) -> None:
     """Delete a Redis sink's counts and marker, and its query's checkpoint, to count the log again.
 
-    One Redis script (with --tags one per tag) deletes the hash key, each --key and the keys claimed for the sink's
-    marker; then the checkpoint is deleted. Other keys are kept and listed. Refused while a driver holds the
-    checkpoint. Without --checkpoint drivers are not checked: one that is running fails at its next micro-batch.
+    One Redis script (with --tags one per tag) deletes the keys that the sink's marker has claimed in the slots of the
+    hash key and of each --key; then the checkpoint is deleted. Other keys are kept and listed. Refused while a driver
+    holds the checkpoint. Without --checkpoint drivers are not checked: a running one fails at its next micro-batch.
 
     \b
     Examples:
