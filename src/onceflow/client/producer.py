@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -92,7 +93,12 @@ class EventWriter:
             self._producer.flush(min(self._delivery_timeout_ms / 1000, 5))
 
     def write(
-        self, key: bytes | None, value: bytes | None, timestamp_ms: int | None = None, partition: int | None = None
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> None:
         """Queue one event; without `timestamp_ms` it gets the present, without `partition` its key decides.
 
@@ -104,6 +110,8 @@ class EventWriter:
             optional["timestamp"] = timestamp_ms
         if partition is not None:
             optional["partition"] = partition
+        if headers:
+            optional["headers"] = list(headers)
         deadline = time.monotonic() + self._delivery_timeout_ms / 1000 + 1
         while True:
             try:

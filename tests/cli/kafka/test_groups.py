@@ -38,6 +38,13 @@ def test_list_shows_groups_and_filters_by_state(run: Run, group: str) -> None:
     assert group in run("group", "list", "--state", "Empty", "--state", "Stable").stdout
 
 
+def test_marker_groups_are_listed_on_request(run: Run, cluster: Cluster, group: str) -> None:
+    marker = "onceflow-00000000-0000-4000-8000-00000000000a-clicks"
+    cluster.commit_offsets(marker, group, {0: 0})
+    assert marker not in run("group", "list").stdout
+    assert marker in run("group", "list", "--internal").stdout
+
+
 def test_list_sorts_groups_by_lag(run: Run, bootstrap: str, cluster: Cluster, group: str) -> None:
     """Groups that have read all, nothing, and deleted records."""
     cluster.create_topic(f"{group}-2", 1)

@@ -217,3 +217,58 @@ def test_consume_needs_no_librdkafka(run: Run, filled: Fill, monkeypatch: pytest
     produced = run("produce", topic)
     assert produced.returncode == 1
     assert produced.stderr.startswith("onceflow: 'onceflow produce' needs the package confluent_kafka")
+
+
+def consumed_records(run: Run, topic: str) -> list[dict[str, object]]:
+    lines = run("consume", topic, "--exit-at-end", "--format", "json").stdout.splitlines()
+    return sorted((json.loads(line) for line in lines), key=lambda record: (record["partition"], record["offset"]))
+
+
+def test_produce_takes_headers_and_partition(run: Run, topic: str) -> None:
+    run("topic", "create", topic, "--partitions", "3")
+    words = ["--partition", "2", "--header", "trace=a=b", "--header", "empty=", "--key-separator", ":"]
+    assert run("produce", topic, *words, stdin="k:one\nl:two\n").returncode == 0
+    headers = [{"key": "trace", "value": "a=b"}, {"key": "empty", "value": ""}]
+    assert [(record["partition"], record["value"], record["headers"]) for record in consumed_records(run, topic)] == [
+        (2, "one", headers),
+        (2, "two", headers),
+    ]
+
+
+def test_null_marker_writes_tombstones(run: Run, topic: str) -> None:
+    """Kafka's null.marker: a key or value that equals it is null, one that contains it is not."""
+    run("topic", "create", topic)
+    words = ["--key-separator", ":", "--null-marker", "NULL"]
+    assert run("produce", topic, *words, stdin="ada:NULL\nNULL:1\nbob:NULLS\nNULL:NULL\n").returncode == 0
+    assert [(record["key"], record["value"]) for record in consumed_records(run, topic)] == [
+        ("ada", None),
+        (None, "1"),
+        ("bob", "NULLS"),
+        (None, None),
+    ]
+
+
+def test_skip_resumes_after_an_error(run: Run, topic: str) -> None:
+    """The lines before the one that the error names are written; --skip leaves them out of the next run."""
+    run("topic", "create", topic)
+    lines = '{"uid":1}\n{"uid":2}\n{"id":3}\n{"uid":4}\n'
+    failed = run("produce", topic, "--key-field", "uid", stdin=lines)
+    assert failed.stderr.startswith("2 records acknowledged")
+    assert "line 3 has no key" in failed.stderr
+    assert "line 3 has no key" in run("produce", topic, "--key-field", "uid", "--skip", "2", stdin=lines).stderr
+    assert run("produce", topic, "--key-field", "uid", "--skip", "3", stdin=lines).returncode == 0
+    assert [record["key"] for record in consumed_records(run, topic)] == ["1", "2", "4"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--header", "trace"], 2, "'trace' is not a valid header; write NAME=VALUE"),
+        (["--header", "=1"], 2, "'' is not a valid header"),
+        (["--partition", "1"], 1, "has 1 partition; there is no partition 1"),
+    ],
+)
+def test_invalid_produce_options(run: Run, topic: str, words: list[str], code: int, says: str) -> None:
+    run("topic", "create", topic)
+    ended = run("produce", topic, *words, stdin="a\n")
+    assert (ended.returncode, says in ended.stderr) == (code, True), ended.stderr

@@ -52,6 +52,9 @@ def test_internal_topics_are_listed_when_asked_for(run: Run, cluster: Cluster, t
     cluster.commit_offsets(topic, topic, {0: 0})
     assert "__consumer_offsets" in run("topic", "list", "--internal").stdout
     assert "__consumer_offsets" not in run("topic", "list").stdout
+    run("topic", "create", "onceflow-markers", "--if-not-exists")
+    assert "onceflow-markers" in run("topic", "list", "--internal").stdout
+    assert "onceflow-markers" not in run("topic", "list").stdout
 
 
 def test_existing_topics(run: Run, topic: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onceflow.cli.command_group import Commands
+from onceflow.cli.internal import is_marker_group
 from onceflow.cli.kafka.times import duration_ms, moment_ms
 from onceflow.cli.options import bootstrap_option, json_option, states_option
 from onceflow.cli.output import counted, stdout_may_close, table
@@ -54,9 +55,10 @@ def group() -> None:
 @group.command("list")
 @states_option(STATES, "Stable")
 @click.option("--lag", "with_lag", is_flag=True, help="Show the lag of each group in messages, largest first.")
+@click.option("--internal", is_flag=True, help="Include the groups that hold the markers of Kafka sinks.")
 @bootstrap_option
 @json_option
-def list_groups(states: Sequence[str], with_lag: bool, bootstrap: str, as_json: bool) -> None:
+def list_groups(states: Sequence[str], with_lag: bool, internal: bool, bootstrap: str, as_json: bool) -> None:
     """List the groups with their state.
 
     \b
@@ -70,7 +72,9 @@ def list_groups(states: Sequence[str], with_lag: bool, bootstrap: str, as_json: 
         admin = Admin(cluster)
         groups = sorted(admin.list_groups(states), key=lambda group: group.group_id)
         rows: list[dict[str, Any]] = [
-            {"group": group.group_id, "state": group.state, "protocol_type": group.protocol_type} for group in groups
+            {"group": group.group_id, "state": group.state, "protocol_type": group.protocol_type}
+            for group in groups
+            if internal or not is_marker_group(group.group_id)
         ]
         if with_lag:
             ranges = _Ranges(cluster)

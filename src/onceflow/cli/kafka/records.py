@@ -25,12 +25,62 @@ class InvalidLine(OnceflowError):
     """Input line that cannot become a record with the given options."""
 
 
+def _to_headers(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> list[tuple[str, bytes]]:
+    headers = [value.partition("=") for value in values]
+    for name, separator, _ in headers:
+        if not name or not separator:
+            raise click.BadParameter(f"'{name}' is not a valid header; write NAME=VALUE")
+    return [(name, os.fsencode(value)) for name, _, value in headers]
+
+
+def _with_nulls(record: tuple[bytes | None, bytes], null_marker: str | None) -> tuple[bytes | None, bytes | None]:
+    if null_marker is None:
+        return record
+    key, value = (None if field == os.fsencode(null_marker) else field for field in record)
+    return key, value
+
+
 @click.command()
 @click.argument("topic")
 @click.option("--key-field", metavar="NAME", help="Each line is a JSON object; its field NAME is the key.")
 @click.option("--key-separator", metavar="TEXT", help="Each line is KEY, then TEXT, then the value.")
+@click.option(
+    "--partition",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Write all records to partition N, whatever their keys.",
+)
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    callback=_to_headers,
+    metavar="NAME=VALUE",
+    help="Header of every record; may be repeated.",
+)
+@click.option(
+    "--null-marker",
+    metavar="TEXT",
+    help="A key or value that equals TEXT is written as null; a null value is a tombstone.",
+)
+@click.option(
+    "--skip",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Skip the first N lines, to resume after an error.",
+)
 @bootstrap_option
-def produce(topic: str, key_field: str | None, key_separator: str | None, bootstrap: str) -> None:
+def produce(
+    topic: str,
+    key_field: str | None,
+    key_separator: str | None,
+    partition: int | None,
+    headers: Sequence[tuple[str, bytes]],
+    null_marker: str | None,
+    skip: int,
+    bootstrap: str,
+) -> None:
     """Write each line of standard input to TOPIC as one record, and wait until all are acknowledged.
 
     The key decides the partition, as in Kafka's Java client; records without a key are spread over all. The number of
@@ -38,8 +88,9 @@ def produce(topic: str, key_field: str | None, key_separator: str | None, bootst
     before it are written.
 
     \b
-    Example:
+    Examples:
       echo '{"uid": "ada", "click_count": 1}' | onceflow produce user_events --key-field uid
+      echo 'ada:NULL' | onceflow produce latest --key-separator : --null-marker NULL
     """
     if key_field is not None and key_separator is not None:
         raise click.UsageError("--key-field and --key-separator exclude each other")
@@ -47,11 +98,16 @@ def produce(topic: str, key_field: str | None, key_separator: str | None, bootst
         raise click.BadParameter("the separator must not be empty", param_hint="--key-separator")
     from onceflow.client.producer import EventWriter
 
+    with open_cluster(bootstrap) as cluster:
+        if partition is not None and partition not in cluster.require_topic(topic).partitions:
+            count = len(cluster.require_topic(topic).partitions)
+            raise OnceflowError(f"{topic} has {counted(count, 'partition')}; there is no partition {partition}")
     writer = EventWriter(bootstrap, topic, security=security())
     try:
         with writer:
-            for number, line in enumerate(_lines(sys.stdin.buffer), start=1):
-                writer.write(*_key_and_value(line, number, key_field, key_separator))
+            for number, line in islice(enumerate(_lines(sys.stdin.buffer), start=1), skip, None):
+                key, value = _with_nulls(_key_and_value(line, number, key_field, key_separator), null_marker)
+                writer.write(key, value, partition=partition, headers=headers)
     finally:
         click.echo(f"{counted(writer.delivered, 'record')} acknowledged by {bootstrap}", err=True)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onceflow.cli.command_group import Commands
+from onceflow.cli.internal import is_internal_topic
 from onceflow.cli.kafka.configs import require_known
 from onceflow.cli.kafka.offset_range import OffsetRange, resolve, to_place, wanted_partitions
 from onceflow.cli.options import bootstrap_option, json_option, to_settings
@@ -82,7 +83,9 @@ def create(
 
 
 @topic.command("list")
-@click.option("--internal", is_flag=True, help="Include the broker's internal topics.")
+@click.option(
+    "--internal", is_flag=True, help="Include internal topics: the broker's own, and the markers of Kafka sinks."
+)
 @bootstrap_option
 @json_option
 def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
@@ -94,7 +97,11 @@ def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
     """
 
     with open_cluster(bootstrap) as cluster:
-        topics = [topic for _, topic in sorted(cluster.topics().items()) if internal or not topic.internal]
+        topics = [
+            topic
+            for name, topic in sorted(cluster.topics().items())
+            if internal or not is_internal_topic(name, topic.internal)
+        ]
     with stdout_may_close():
         if as_json:
             click.echo(json.dumps([_summary(topic) for topic in topics]))
