@@ -20,10 +20,10 @@ config = {
 
 
 def read(stream: MessageStream) -> None:
-    """Until nothing comes for three seconds."""
+    """Print messages until none arrives for three seconds."""
     try:
-        for each in stream:
-            print(f"{each.partition}:{each.offset} {each.key} {each.message}")
+        for message in stream:
+            print(f"{message.partition}:{message.offset} {message.key} {message.message}")
     except ConsumerTimeout:
         return
 

@@ -1,4 +1,4 @@
-"""Queue messages, watch the queue, send some elsewhere: python examples/produce_async.py HOST:PORT TOPIC"""
+"""Queue messages and filter them in a callback: python examples/produce_async.py HOST:PORT TOPIC"""
 
 import sys
 
@@ -13,10 +13,10 @@ bootstrap, topic = sys.argv[1:]
 
 
 class Count(CallbackHandler):
-    """Drops empty messages and tells the size of each batch."""
+    """Callback handler that drops empty messages and prints the size of each batch."""
 
     def before_sending_data(self, messages: Messages) -> Messages:
-        kept = [each for each in messages if each.message]
+        kept = [message for message in messages if message.message]
         print(f"a batch of {len(messages)}, {len(kept)} of them sent")
         return kept
 

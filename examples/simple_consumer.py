@@ -1,4 +1,4 @@
-"""Read a partition from any offset, again if you like: python examples/simple_consumer.py HOST:PORT TOPIC"""
+"""Read a partition from any offset: python examples/simple_consumer.py HOST:PORT TOPIC"""
 
 import sys
 
@@ -11,6 +11,6 @@ bootstrap, topic = sys.argv[1:]
 host, _, port = bootstrap.rpartition(":")
 with SimpleConsumer(host, int(port), on_out_of_range="earliest") as consumer:
     messages = consumer.fetch(FetchRequest(topic, partition=0, offset=0))
-    for each in messages:
-        print(each.offset, each.key, each.message)
+    for message in messages:
+        print(message.offset, message.key, message.message)
     print(f"read on at {messages.next_offset}, the partition ends at {messages.high_watermark}")

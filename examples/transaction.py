@@ -12,7 +12,7 @@ producer = TransactionalProducer(bootstrap, "example-transaction")
 producer.begin()
 producer.send(topic, b"seen after the commit", key=b"user-1")
 producer.flush()
-# These three are all that is needed to finish it, for example after this process was killed.
+# These three values suffice to finish the transaction, for example after a kill of this process.
 kept = (producer.transactional_id, producer.producer_id, producer.epoch)
 producer.close()
 

@@ -199,3 +199,9 @@ def test_modules_for_other_programs_are_light(path: Path) -> None:
 def test_module_names_are_specific() -> None:
     vague = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
     assert not [path for path in modules() if path.stem in vague]
+
+
+@pytest.mark.parametrize("package", INSIDE)
+def test_the_architecture_page_lists_the_layers(package: str) -> None:
+    layers = " · ".join(", ".join(f"`{part}`" for part in sorted(layer)) for layer in INSIDE[package])
+    assert f"| `{package}` | {layers}" in (SOURCE.parent / "docs" / "architecture.md").read_text()

@@ -86,7 +86,6 @@ PENDING: tuple[str, ...] = (
     "tests/conftest.py",
     "tests/test_services.py",
     "benchmarks/",
-    "examples/",
     "docs/campaigns.md",
     "docs/client.md",
     "docs/compatibility.md",

@@ -1,4 +1,4 @@
-"""Clicks of each user, each event once: python examples/spark/clicks_to_redis.py HOST:PORT TOPIC REDIS_URL"""
+"""Count clicks by user, each event once: python examples/spark/clicks_to_redis.py HOST:PORT TOPIC REDIS_URL"""
 
 import sys
 import tempfile
@@ -14,10 +14,10 @@ if len(sys.argv) != 4:
     sys.exit(2)
 bootstrap, topic, redis_url = sys.argv[1:]
 checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-clicks-{topic}"))
-# One hash for each topic, and not that of `onceflow run`, which counts more than this, and refuses what it should not
-# count: an event with a count below zero, for example, is added up here.
+# One hash per topic, and not that of `onceflow run`, which counts more and validates events: this example also adds up
+# negative counts.
 clicks = f"example::{topic}::click"
-# JSON is read and summed in the source: what comes out is one row for each user of a read task.
+# The source decodes and sums JSON: it returns one row per user and read task.
 source = {
     "kafka.bootstrap.servers": bootstrap,
     "decode": "uid STRING NOT NULL, click_count BIGINT NOT NULL",
@@ -27,7 +27,7 @@ source = {
 
 
 def sums(events: DataFrame) -> DataFrame:
-    """The sink's rows: add `amount` to the field `uid` of the hash that is called 'clicks' below."""
+    """Return rows for the sink: add `amount` to the field `uid` of the target 'clicks' below."""
     return events.where("rejected IS NULL").selectExpr("'clicks' AS target", "binary(uid) AS field", "amount")
 
 
@@ -40,7 +40,7 @@ sink = RedisSink(
     checkpoint=checkpoint,
     plan="clicks by uid",
     plan_version=1,
-    # What Redis loses in a crash of its own is counted again from the log.
+    # If a crash of Redis loses batches, they are counted again from the log.
     rebuild=lambda missing: sums(read_again(spark, source, missing)),
 )
 sink.open(spark)

@@ -1,4 +1,4 @@
-"""TOPIC in capitals, each record once, into TOPIC-copy: python examples/spark/kafka_to_kafka.py HOST:PORT TOPIC"""
+"""Copy TOPIC in capitals to TOPIC-copy, each record once: python examples/spark/kafka_to_kafka.py HOST:PORT TOPIC"""
 
 import sys
 import tempfile
@@ -12,7 +12,7 @@ if len(sys.argv) != 3:
     print(f"usage: {str(__doc__).rpartition(': ')[2]}", file=sys.stderr)
     sys.exit(2)
 bootstrap, topic = sys.argv[1:]
-# Where it goes on when it was killed, or is started again.
+# A killed or restarted query resumes from here.
 checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-copy-{topic}"))
 
 spark = SparkSession.builder.getOrCreate()
@@ -24,7 +24,7 @@ rows = (
     .load()
     .selectExpr("key", "upper(string(value)) AS value", "timestamp")
 )
-# TOPIC-copy must be there: a sink makes no topic.
+# TOPIC-copy must exist: sinks do not create topics.
 sink = kafka_sink(bootstrap, topic=f"{topic}-copy", checkpoint=checkpoint, compression="lz4")
 sink.open(spark)
 query = rows.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).trigger(availableNow=True).start()

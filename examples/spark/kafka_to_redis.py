@@ -1,4 +1,4 @@
-"""The newest value of each key into Redis: python examples/spark/kafka_to_redis.py HOST:PORT TOPIC REDIS_URL"""
+"""Keep the newest value of each key in Redis: python examples/spark/kafka_to_redis.py HOST:PORT TOPIC REDIS_URL"""
 
 import sys
 import tempfile
@@ -15,9 +15,9 @@ bootstrap, topic, redis_url = sys.argv[1:]
 checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-latest-{topic}"))
 
 spark = SparkSession.builder.getOrCreate()
-# A key is in one partition, so its offsets are its versions; a record without a value sets nothing. This ends where the
-# topic gets further partitions: a key's newer records may then have smaller offsets in another one, and set nothing.
-# Where that can happen, the version must be a number that the events themselves bring.
+# A key is in one partition, so offsets serve as versions; a record without a value sets nothing. If the topic gets more
+# partitions, newer records of a key may have smaller offsets in another one, and set nothing. For such topics, use
+# a version number from the events.
 rows = (
     spark.readStream.format("onceflow")
     .option("kafka.bootstrap.servers", bootstrap)

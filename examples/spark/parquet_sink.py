@@ -16,10 +16,10 @@ from onceflow.spark.sink import Batch, CommitUnknown, ExactlyOnce, Proof, Sink
 
 
 class ParquetSink(Sink):
-    """A table in a folder: `data/` has Parquet files, and `manifests/7` names those of batch 7 and holds its proof.
+    """Table in a directory: Parquet files in `data/`; `manifests/7` lists those of batch 7 and holds its proof.
 
-    A manifest appears whole or not at all, and only one can get a number: that is the commit, and the fence. Files
-    that no manifest names were left by attempts that died; whoever deletes them waits until no query runs.
+    Creating a manifest is atomic, and each number can be taken once: that is the commit, and the fence. Files in no
+    manifest are left from failed attempts; delete them only while no query is running.
     """
 
     name = "parquet"
@@ -38,11 +38,11 @@ class ParquetSink(Sink):
         path = self.manifests / str(newest)
         return Proof.parse(str(path), json.loads(path.read_text())["proof"])
 
-    def prepare(self, batch: Batch, found: Proof | None) -> None:
+    def prepare(self, batch: Batch, proof: Proof | None) -> None:
         self.files = []
 
     def write(self, rows: DataFrame) -> None:
-        # Spark hands over what one successful attempt of each task returned.
+        # Spark returns the result of one successful attempt per task.
         self.files = [row.file for row in rows.mapInArrow(writer_to(str(self.data)), "file string").collect()]
         sync_path(self.data)
 
@@ -64,7 +64,7 @@ def manifests_in(directory: Path) -> list[str]:
 
 
 def writer_to(directory: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What a task does: its rows become one file, whose name it returns."""
+    """Return a function for tasks that writes rows to one file and returns its name."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         path = Path(directory, f"{uuid.uuid4()}.parquet")
@@ -81,7 +81,7 @@ def writer_to(directory: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
 
 
 def read_table(directory: Path) -> list[pa.Table]:
-    """What is committed, in the order of batches: the files that a manifest names."""
+    """Return the committed files in the order of batches."""
     manifests = directory / "manifests"
     texts = [(manifests / name).read_text() for name in sorted(manifests_in(manifests), key=int)]
     return [pq.read_table(directory / "data" / file) for text in texts for file in json.loads(text)["files"]]
