@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from onceflow import testing
 from onceflow.broker.groups.coordinator import GroupCoordinator
-from onceflow.broker.groups.member import JoinResponse
+from onceflow.broker.groups.members import JoinResponse
 from onceflow.broker.groups.outcome import JoinRequest
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import RequestRefused
@@ -178,7 +178,7 @@ def test_a_groups_name_has_so_many_bytes(name: str, error_code: ErrorCode) -> No
     assert groups.commit_error(name, "", -1) == error_code
     answers: list[JoinResponse] = []
     request = JoinRequest(name, "", "c", "/h", 10_000, 10_000, "consumer", (("range", b""),), False)
-    for answer in groups.join(request, answers.append).answers:
+    for answer in groups.join(request, answers.append).responses:
         answer()
     assert [each.error_code for each in answers] == [error_code]
 

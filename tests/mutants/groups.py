@@ -43,14 +43,14 @@ MUTANTS = (
     ),
     Mutant(
         "broker/groups/coordinator.py",
-        "commit and (present is None or present.record_offset < pending.record_offset):",
+        "commit and (current is None or current.record_offset < pending.record_offset):",
         "commit:",
         _TRANSACTIONAL + "test_a_plain_commit_after_a_transactional_one_stands",
     ),
     Mutant(
         "broker/groups/coordinator.py",
-        "            if commit and (present is None",
-        "            if (present is None",
+        "            if commit and (current is None",
+        "            if (current is None",
         _TRANSACTIONAL + "test_offsets_of_a_transaction_count_once_it_has_committed",
     ),
     Mutant(
@@ -62,13 +62,13 @@ MUTANTS = (
     ),
     Mutant(
         "broker/groups/coordinator.py",
-        "            return not is_in and group.members.joined_count >= self.config.group_members_max",
-        "            return not is_in and group.members.joined_count > self.config.group_members_max",
+        "            return not has_joined and group.members.joined_count >= self.config.group_members_max",
+        "            return not has_joined and group.members.joined_count > self.config.group_members_max",
         _COORDINATOR + "test_a_new_group_takes_no_more_members_than_its_size",
     ),
     Mutant(
         "broker/groups/coordinator.py",
-        "        elif unused:\n            self._give_up_waiting(group, outcome)\n",
+        "        elif unused:\n            self._on_pending_id_removed(group, outcome)\n",
         "",
         _COORDINATOR + "test_a_rebalance_waits_for_a_member_id_that_was_handed_out_until_it_expires",
     ),
@@ -104,8 +104,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/groups/coordinator.py",
-        "is_left = group.state is not GroupState.EMPTY or group.pending_ids or pending",
-        "is_left = group.state is not GroupState.EMPTY or group.pending_ids",
+        "is_used = group.state is not GroupState.EMPTY or group.pending_ids or pending",
+        "is_used = group.state is not GroupState.EMPTY or group.pending_ids",
         _COORDINATOR + "test_a_group_with_a_pending_offset_alone_is_not_removed",
     ),
     Mutant(
@@ -177,14 +177,14 @@ MUTANTS = (
     ),
     Mutant(
         "broker/groups/rebalance.py",
-        "        outcome.undo = lambda: self._begin_anew(group)\n        for member in group.members.values():",
+        "        outcome.undo = lambda: self._restart(group)\n        for member in group.members.values():",
         "        for member in group.members.values():",
         _COORDINATOR + "test_what_could_not_be_recorded_is_not_so_and_the_members_join_again",
     ),
     Mutant(
         "broker/groups/requests.py",
-        "refused if error_code else outcome.answers",
-        "outcome.answers",
+        "refused if error_code else outcome.responses",
+        "outcome.responses",
         _DURABILITY + "test_what_was_acknowledged_survives_a_power_cut_at_any_moment",
     ),
     Mutant(
@@ -220,19 +220,19 @@ MUTANTS = (
         "broker/transactions/test_traps.py::test_trap_05_offsets_are_in_the_transaction_only_after_they_were_added",
     ),
     Mutant(
-        "broker/groups/expiry.py",
+        "broker/groups/offsets.py",
         "        if place not in pending and not group.is_subscribed(commit.topic) and is_over(commit)",
         "        if place not in pending and is_over(commit)",
         _REQUESTS + "test_in_a_stable_group_offsets_of_topics_that_nobody_reads_any_more_expire",
     ),
     Mutant(
-        "broker/groups/expiry.py",
+        "broker/groups/offsets.py",
         "        return lambda commit: empty_since_ms if empty_since_ms >= 0 else commit.commit_timestamp_ms",
         "        return lambda commit: commit.commit_timestamp_ms",
         _REQUESTS + "test_offsets_of_a_group_expire_after_its_last_member_not_while_it_has_some",
     ),
     Mutant(
-        "broker/groups/pending.py",
+        "broker/groups/offsets.py",
         "        for producer_id in list(self._producers.get(place, ())):",
         "        for producer_id in list(self._producers.get(place, ()))[:1]:",
         _TRANSACTIONAL + "test_a_deleted_group_takes_its_pending_offsets_along",

@@ -157,7 +157,7 @@ class Node:
 
         Until that is durable, no topic can be created with one of the names in `deleted`.
         """
-        for orphans in self.groups.decide_forget(lambda topic: topic not in self.topics.by_name):
+        for orphans in self.groups.decide_delete_topic_offsets(lambda topic: topic not in self.topics.by_name):
             if orphans and self.group_requests.append_in_batches(orphans, from_reserve=True):
                 raise UnfinishedDeletion(
                     f"{GROUP_OFFSETS_TOPIC}: the offsets of deleted topics could not be deleted;"

@@ -10,7 +10,7 @@ from onceflow.broker.config import BrokerConfig
 from onceflow.broker.groups import records as group_records
 from onceflow.broker.groups.coordinator import GroupCoordinator
 from onceflow.broker.groups.group import Group
-from onceflow.broker.groups.member import JoinResponse, SyncResponse
+from onceflow.broker.groups.members import JoinResponse, SyncResponse
 from onceflow.broker.groups.outcome import JoinRequest, Leaving, Outcome, SyncRequest
 from onceflow.testing import ManualClock
 from onceflow.wire.errors import ErrorCode
@@ -38,11 +38,11 @@ class Scene:
     def group(self) -> Group:
         return self.groups.groups["g"]
 
-    def carry_out(self, outcome: Outcome) -> None:
+    def execute(self, outcome: Outcome) -> None:
         for record in outcome.records:
             self.log.append(group_records.encode(record))
             self.groups.replay(record)
-        for answer in outcome.answers:
+        for answer in outcome.responses:
             answer()
 
     def join(
@@ -63,7 +63,7 @@ class Scene:
             tuple((each, f"{name} {each}{note}".encode()) for each in protocols), known, instance, skip,
         )  # fmt: skip
         self.answers.pop(name, None)
-        self.carry_out(self.groups.join(request, lambda answer: self.answers.__setitem__(name, answer)))
+        self.execute(self.groups.join(request, lambda answer: self.answers.__setitem__(name, answer)))
         answer = self.answers.get(name)
         assert answer is None or isinstance(answer, JoinResponse)
         return answer
@@ -80,7 +80,7 @@ class Scene:
         by_member = {self.member_id(each): assignment for each, assignment in assignments.items()}
         request = SyncRequest("g", generation, member_id, "consumer", None, by_member, instance)
         self.answers.pop(name, None)
-        self.carry_out(self.groups.sync(request, lambda answer: self.answers.__setitem__(name, answer)))
+        self.execute(self.groups.sync(request, lambda answer: self.answers.__setitem__(name, answer)))
         answer = self.answers.get(name)
         assert answer is None or isinstance(answer, SyncResponse)
         return answer
@@ -93,7 +93,7 @@ class Scene:
 
     def leave(self, *leaving: Leaving) -> list[ErrorCode]:
         error_codes, outcome = self.groups.leave("g", leaving)
-        self.carry_out(outcome)
+        self.execute(outcome)
         return error_codes
 
     def member_id(self, name: str) -> str:
@@ -102,7 +102,7 @@ class Scene:
     def advance(self, duration_ms: int) -> None:
         self.clock.advance_ms(duration_ms)
         for outcome in self.groups.expire():
-            self.carry_out(outcome)
+            self.execute(outcome)
 
     def beat(self, *names: str) -> list[ErrorCode]:
         return [self.groups.heartbeat("g", self.member_id(name), self.group.generation) for name in names]

@@ -1,6 +1,6 @@
 """Joins, syncs, heartbeats and time-outs of a group, decided by the coordinator alone."""
 
-from onceflow.broker.groups.member import JoinResponse, SyncResponse
+from onceflow.broker.groups.members import JoinResponse, SyncResponse
 from onceflow.broker.groups.outcome import Leaving, Outcome, SyncRequest
 from onceflow.broker.groups.records import GroupRecord, GroupRemoval, OffsetCommit
 from onceflow.broker.groups.states import GroupState
@@ -32,8 +32,8 @@ def test_the_protocol_is_one_that_all_know_and_most_prefer() -> None:
 def test_a_restart_finds_the_group_as_it_was() -> None:
     scene = Scene()
     first, second = scene.two_members()
-    scene.carry_out(Outcome(records=[OffsetCommit("g", "t", 0, 5, 0, "note", 1), OffsetCommit("g", "t", 1, 6)]))
-    scene.carry_out(Outcome(records=[OffsetCommit("g", "t", 1, None)]))
+    scene.execute(Outcome(records=[OffsetCommit("g", "t", 0, 5, 0, "note", 1), OffsetCommit("g", "t", 1, 6)]))
+    scene.execute(Outcome(records=[OffsetCommit("g", "t", 1, None)]))
     after, before = scene.replayed().groups["g"], scene.groups.groups["g"]
     assert (after.state, after.generation, after.leader) == (GroupState.STABLE, 2, first)
     assert {each.member_id: each.assignment for each in after.members.values()} == {first: b"for a", second: b"for b"}
@@ -224,11 +224,11 @@ def test_a_new_group_that_all_leave_while_it_waits_for_more_is_empty_in_the_end(
 def test_a_deleted_group_takes_the_member_ids_that_it_handed_out_along() -> None:
     scene = Scene()
     assert scene.join("a", known=True) is not None
-    scene.carry_out(Outcome(records=scene.groups.decide_delete("g")))
-    scene.carry_out(Outcome(records=[OffsetCommit("g", "t", 0, 1)]))
+    scene.execute(Outcome(records=scene.groups.decide_delete("g")))
+    scene.execute(Outcome(records=[OffsetCommit("g", "t", 0, 1)]))
     scene.advance(SESSION_MS)
     assert list(scene.group.offsets) == [("t", 0)]
-    scene.carry_out(Outcome(records=scene.groups.decide_delete("g")))
+    scene.execute(Outcome(records=scene.groups.decide_delete("g")))
     assert scene.groups.expire() == []
 
 
@@ -247,9 +247,9 @@ def test_a_member_id_that_was_handed_out_cannot_become_a_static_members() -> Non
 def test_deleting_a_topic_takes_its_offsets_out_of_every_group() -> None:
     scene = Scene()
     commits: list[GroupRecord] = [OffsetCommit(group, topic, 0, 1) for group in "gh" for topic in ("gone", "kept")]
-    scene.carry_out(Outcome(records=commits))
-    for records in scene.groups.decide_forget(lambda topic: topic == "gone"):
-        scene.carry_out(Outcome(records=records))
+    scene.execute(Outcome(records=commits))
+    for records in scene.groups.decide_delete_topic_offsets(lambda topic: topic == "gone"):
+        scene.execute(Outcome(records=records))
     for coordinator in (scene.groups, scene.replayed()):
         assert [list(coordinator.groups[group].offsets) for group in "gh"] == [[("kept", 0)]] * 2
 

@@ -1,7 +1,7 @@
 """Time-outs of groups cost nothing until they are due, and member ids that nobody uses are bounded."""
 
 from onceflow.broker.groups.deadlines import PHASE, STALE_ENTRIES_KEPT, Deadlines
-from onceflow.broker.groups.member import JoinResponse
+from onceflow.broker.groups.members import JoinResponse
 from onceflow.broker.groups.outcome import JoinRequest, Leaving
 from onceflow.broker.groups.states import GroupState
 from onceflow.testing import ManualClock
@@ -68,7 +68,7 @@ def ask_for_id(scene: Scene, group_id: str, name: str) -> str:
         (("range", b""),),
         requires_known_member_id=True,
     )
-    scene.carry_out(scene.groups.join(request, answers.append))
+    scene.execute(scene.groups.join(request, answers.append))
     assert answers[0].error_code == ErrorCode.member_id_required
     return answers[0].member_id
 
@@ -133,7 +133,7 @@ def test_an_empty_generation_is_recorded_until_it_is() -> None:
         scene.clock.advance_ms(1000)
         (outcome,) = scene.groups.expire()
         assert len(outcome.records) == 1
-    scene.carry_out(outcome)
+    scene.execute(outcome)
     assert scene.group.state is GroupState.EMPTY
 
 

@@ -6,10 +6,9 @@ from collections.abc import ValuesView
 import pytest
 
 from onceflow.broker.groups import requests
-from onceflow.broker.groups.member import JoinResponse, Member
-from onceflow.broker.groups.members import MemberMemory, Members
+from onceflow.broker.groups.group import SUBSCRIPTIONS_BYTES_MAX, subscribed_topics
+from onceflow.broker.groups.members import JoinResponse, Member, MemberMemory, Members
 from onceflow.broker.groups.outcome import JoinRequest, Leaving
-from onceflow.broker.groups.subscription import READ_BYTES_MAX, subscribed_topics
 from onceflow.wire.errors import ErrorCode
 from tests.broker.groups.raw_group import subscription
 from tests.broker.groups.scene import REBALANCE_MS, SESSION_MS, Scene
@@ -30,8 +29,8 @@ def test_common_protocols_follow_every_change() -> None:
     assert members.common_protocols() == {"range", "sticky"}
     members.add(second)
     assert members.common_protocols() == {"range"}
-    assert members.all_know_one_of((("other", b""), ("range", b"")))
-    assert not members.all_know_one_of((("sticky", b""), ("roundrobin", b"")))
+    assert members.all_support_one_of((("other", b""), ("range", b"")))
+    assert not members.all_support_one_of((("sticky", b""), ("roundrobin", b"")))
     members.subscribe(second, (("sticky", b""),))
     assert members.common_protocols() == {"sticky"}
     members.remove("a")
@@ -83,7 +82,7 @@ def join(
         group_id, member_id, "client", "/host", SESSION_MS, REBALANCE_MS, "consumer", (("range", bytes(size_bytes)),),
         requires_known_member_id=requires_known_member_id,
     )  # fmt: skip
-    scene.carry_out(scene.groups.join(request, answers.append))
+    scene.execute(scene.groups.join(request, answers.append))
     return answers[0]
 
 
@@ -105,7 +104,7 @@ def test_all_subscriptions_together_have_a_bound(caplog: pytest.LogCaptureFixtur
     assert join(scene, "group 0", 120 * KIB, first.member_id).error_code == ErrorCode.none
     assert join(scene, "group 0", 200 * KIB, first.member_id).error_code == ErrorCode.coordinator_not_available
     _codes, outcome = scene.groups.leave("group 0", [Leaving(first.member_id)])
-    scene.carry_out(outcome)
+    scene.execute(outcome)
     assert join(scene, "group 2", 120 * KIB).error_code == ErrorCode.none
     assert scene.groups.memory.used_bytes <= 300 * KIB
     scene.advance(REBALANCE_MS)
@@ -149,7 +148,7 @@ def test_large_subscriptions_are_not_read() -> None:
     """Which topics such a group reads is not known; one subscription of many members is read once."""
     topics = [f"topic-{number}" for number in range(1000)]
     assert subscribed_topics([subscription(*topics)] * 1000) == frozenset(topics)
-    large = [subscription("x" * 200, f"y{number}") for number in range(READ_BYTES_MAX // 200)]
+    large = [subscription("x" * 200, f"y{number}") for number in range(SUBSCRIPTIONS_BYTES_MAX // 200)]
     assert subscribed_topics(large) is None
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from onceflow.broker.groups import records as group_records
+from onceflow.broker.groups.group import subscribed_topics
 from onceflow.broker.groups.records import GroupMetadata, GroupRecord, GroupRemoval, MemberMetadata, OffsetCommit
-from onceflow.broker.groups.subscription import subscribed_topics
 from onceflow.broker.topics.records import UnknownRecord
 
 MEMBER = MemberMetadata("m", None, "c", "/h", 1, 2, b"\x00s", b"")

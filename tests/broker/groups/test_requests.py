@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from onceflow.broker.groups import coordinator
-from onceflow.broker.groups.member import JoinResponse, SyncResponse
+from onceflow.broker.groups.members import JoinResponse, SyncResponse
 from onceflow.broker.groups.outcome import JoinRequest, SyncRequest
 from onceflow.broker.groups.records import GroupMetadata, OffsetCommit
 from onceflow.broker.groups.states import GroupState
@@ -148,7 +148,7 @@ def join(stored: Stored) -> str:
     """One member of group `g`, which leads it; its id."""
     answers: list[JoinResponse] = []
     request = JoinRequest("g", "", "c", "/h", 10_000, 10_000, "consumer", (("range", b""),), False)
-    stored.requests.carry_out(stored.groups.join(request, answers.append))
+    stored.requests.execute(stored.groups.join(request, answers.append))
     return next(iter(stored.groups.groups["g"].members))
 
 
@@ -156,7 +156,7 @@ def sync(stored: Stored, answers: list[SyncResponse], assignment: bytes = b"") -
     group = stored.groups.groups["g"]
     member_id = next(iter(group.members))
     request = SyncRequest("g", group.generation, member_id, None, None, {member_id: assignment})
-    stored.requests.carry_out(stored.groups.sync(request, answers.append))
+    stored.requests.execute(stored.groups.sync(request, answers.append))
 
 
 def test_a_group_larger_than_a_batch_may_be_is_told_an_error_that_nobody_repeats(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_in_a_stable_group_offsets_of_topics_that_nobody_reads_any_more_expire(t
         stored = keeping_for_100_s(tmp_path)
         now_ms = stored.clock.now_ms()
         request = JoinRequest("g", "", "c", "/h", 10**6, 10**6, "consumer", (("range", subscription("read")),), False)
-        stored.requests.carry_out(stored.groups.join(request, lambda _answer: None))
+        stored.requests.execute(stored.groups.join(request, lambda _answer: None))
         sync(stored, [])
         await stored.record(
             OffsetCommit("g", "read", 0, 1, -1, "", now_ms), OffsetCommit("g", "left", 1, 1, -1, "", now_ms)

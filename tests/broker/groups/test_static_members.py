@@ -1,6 +1,6 @@
 """Static members (KIP-345), decided by the coordinator alone."""
 
-from onceflow.broker.groups.member import JoinResponse
+from onceflow.broker.groups.members import JoinResponse
 from onceflow.broker.groups.outcome import Leaving
 from onceflow.broker.groups.states import GroupState
 from onceflow.wire.errors import ErrorCode

@@ -24,12 +24,12 @@ def test_offsets_of_a_transaction_count_once_it_has_committed(tmp_path: Path, co
         if restarts:
             await stored.crash()
         assert stored.offsets() == {0: 1}
-        assert [stored.groups.has_pending("g", "t", index) for index in (0, 1, 2)] == [True, True, False]
+        assert [stored.groups.pending.has("g", "t", index) for index in (0, 1, 2)] == [True, True, False]
         assert await stored.complete(P, commit=commit) == ErrorCode.none
         if restarts:
             await stored.crash()
         assert stored.offsets() == ({0: 7, 1: 8} if commit else {0: 1})
-        assert not stored.groups.has_pending("g", "t", 0)
+        assert not stored.groups.pending.has("g", "t", 0)
         assert await stored.complete(P, commit=commit) == ErrorCode.none, "it may be repeated"
         await stored.reopen()
         assert stored.offsets() == ({0: 7, 1: 8} if commit else {0: 1})
@@ -43,7 +43,7 @@ def test_a_plain_commit_after_a_transactional_one_stands(tmp_path: Path) -> None
         stored = Stored(tmp_path)
         await stored.record_transactional(P, *commits(7))
         await stored.record(*commits(9))
-        assert stored.groups.has_pending("g", "t", 0), "until the transaction ends, whatever its offset is worth"
+        assert stored.groups.pending.has("g", "t", 0), "until the transaction ends, whatever its offset is worth"
         await stored.complete(P, commit=True)
         assert stored.offsets() == {0: 9}
         await stored.reopen()
@@ -59,10 +59,10 @@ def test_of_two_transactions_the_later_commit_record_wins_whichever_ends_first(t
         await stored.record_transactional(P, *commits(7))
         await stored.record_transactional(Q, *commits(8))
         await stored.complete(Q, commit=True)
-        assert stored.groups.has_pending("g", "t", 0)
+        assert stored.groups.pending.has("g", "t", 0)
         await stored.complete(P, commit=True)
         assert stored.offsets() == {0: 8}
-        assert not stored.groups.has_pending("g", "t", 0)
+        assert not stored.groups.pending.has("g", "t", 0)
         await stored.reopen()
         assert stored.offsets() == {0: 8}
         await stored.group_commit.close()
@@ -79,7 +79,7 @@ def test_a_deleted_group_takes_its_pending_offsets_along(tmp_path: Path) -> None
         assert records == [OffsetCommit("g", "t", 0, None), GroupRemoval("g")]
         await stored.record(*records)
         for _ in range(2):
-            assert not stored.groups.has_pending("g", "t", 0)
+            assert not stored.groups.pending.has("g", "t", 0)
             assert "g" not in stored.groups.groups
             await stored.reopen()
         await stored.complete(P, commit=True)
@@ -93,8 +93,8 @@ def test_a_deleted_topic_takes_pending_offsets_along() -> None:
     scene = Scene()
     scene.groups.replay_transactional(P, OffsetCommit("g", "gone", 0, 5))
     scene.groups.replay_transactional(P, OffsetCommit("g", "kept", 0, 6))
-    for records in scene.groups.decide_forget(lambda topic: topic == "gone"):
-        scene.carry_out(Outcome(records=records))
+    for records in scene.groups.decide_delete_topic_offsets(lambda topic: topic == "gone"):
+        scene.execute(Outcome(records=records))
     scene.groups.replay_marker(P, commit=True)
     assert list(scene.group.offsets) == [("kept", 0)]
 

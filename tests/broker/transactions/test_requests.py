@@ -218,7 +218,7 @@ def test_a_time_out_while_the_groups_are_loaded_is_finished_after_that(scene: Sc
     assert not requests.load_slice()
     scene.sync()
     assert scene.state() is TransactionState.COMPLETE_ABORT
-    assert not scene.world.groups.has_pending("x", "a", 0)
+    assert not scene.world.groups.pending.has("x", "a", 0)
 
 
 def test_a_marker_that_the_disk_has_no_room_for_is_written_later(scene: Scene) -> None:

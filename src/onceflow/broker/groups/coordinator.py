@@ -1,8 +1,8 @@
-"""Decides what each group request changes: `decide` methods give records and answers, `replay` applies the records.
+"""Coordinator of the groups: `decide` methods return records and responses, `replay` applies the records.
 
-Rules of Kafka's classic groups (org.apache.kafka.coordinator.group.GroupMetadataManager): who may join, sync, send
-heartbeats, leave and commit is decided here; `rebalance` takes a group to its next generation. The caller appends an
-outcome's records, replays them, and sends its answers when they are synced.
+It implements the rules of Kafka's classic groups (org.apache.kafka.coordinator.group.GroupMetadataManager): which
+members may join, sync, send heartbeats, leave and commit. `rebalance` moves a group to its next generation. The caller
+appends an outcome's records, replays them, and sends its responses once they are synced.
 """
 
 import logging
@@ -11,12 +11,20 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.groups.deadlines import PHASE, Deadlines
-from onceflow.broker.groups.expiry import expired
 from onceflow.broker.groups.group import Group
-from onceflow.broker.groups.member import JoinReply, JoinResponse, Member, SyncReply, SyncResponse
-from onceflow.broker.groups.members import MEMBER_BYTES, MemberMemory, Members, protocols_bytes
+from onceflow.broker.groups.members import (
+    MEMBER_BYTES,
+    JoinReply,
+    JoinResponse,
+    Member,
+    MemberMemory,
+    Members,
+    SyncReply,
+    SyncResponse,
+    protocols_bytes,
+)
+from onceflow.broker.groups.offsets import PendingOffsets, expired
 from onceflow.broker.groups.outcome import JoinRequest, Leaving, Outcome, SyncRequest
-from onceflow.broker.groups.pending import PendingOffsets
 from onceflow.broker.groups.pending_ids import PendingIds
 from onceflow.broker.groups.rebalance import Rebalance
 from onceflow.broker.groups.records import GroupRecord, GroupRemoval, OffsetCommit
@@ -27,12 +35,12 @@ from onceflow.wire.errors import ErrorCode
 logger = logging.getLogger(__name__)
 
 CLIENT_ID_CHARACTERS_MAX = 250
-"""The client id's share of a member id: a record's strings end at 32,767 bytes."""
+"""Maximum length of the client id in a member id: a record's strings have at most 32,767 bytes."""
 DUE_AT_ONCE = 5000
-"""Time-outs that one turn of the event loop acts on; what is left is due in the next one."""
-OFFSETS_FORGOTTEN_AT_ONCE = 1000
+"""Timeouts handled in one turn of the event loop; the rest is due in the next one."""
+OFFSETS_DELETED_AT_ONCE = 1000
 OFFSETS_SEEN_AT_ONCE = 10_000
-"""When the offsets of deleted topics are taken away: what one turn of the event loop may cost."""
+"""Offsets checked in one turn of the event loop when those of deleted topics are deleted."""
 
 
 class GroupCoordinator:
@@ -53,7 +61,7 @@ class GroupCoordinator:
     # Replay
 
     def replay(self, record: GroupRecord) -> None:
-        """Apply one record: after its append, and for each record of the log at start-up."""
+        """Apply one record, after its append or at start."""
         if isinstance(record, GroupRemoval):
             group = self.groups.get(record.group)
             if group is not None:
@@ -88,11 +96,11 @@ class GroupCoordinator:
             self.pending.add(producer_id, record)
 
     def replay_marker(self, producer_id: int, *, commit: bool) -> None:
-        """The producer's transaction has ended: its offsets become real, unless a later record has set one, or go."""
+        """Apply the end of a transaction: commit its pending offsets, unless a later record set them, or drop them."""
         for pending in self.pending.end(producer_id):
             offsets = self._group(pending.group).offsets
-            present = offsets.get((pending.topic, pending.partition))
-            if commit and (present is None or present.record_offset < pending.record_offset):
+            current = offsets.get((pending.topic, pending.partition))
+            if commit and (current is None or current.record_offset < pending.record_offset):
                 offsets[(pending.topic, pending.partition)] = pending
 
     def _group(self, group_id: str) -> Group:
@@ -102,7 +110,7 @@ class GroupCoordinator:
         return group
 
     def begin(self) -> None:
-        """The log is replayed: the members' sessions begin now."""
+        """Start the members' sessions, after the log has been replayed."""
         for group in self.groups.values():
             for member in group.members.values():
                 self.deadlines.restart_session(group, member)
@@ -110,7 +118,7 @@ class GroupCoordinator:
     # JoinGroup
 
     def join(self, request: JoinRequest, reply: JoinReply) -> Outcome:
-        """Decide a JoinGroup; its answer may come with a later outcome."""
+        """Decide a JoinGroup; its response may come with a later outcome."""
         outcome = Outcome()
         group = self.groups.get(request.group_id)
         error_code = self._join_error(group, request)
@@ -136,8 +144,8 @@ class GroupCoordinator:
         )
         if not request.group_id or any(map(self._is_long, names)):
             return ErrorCode.invalid_group_id
-        least_ms, most_ms = self.config.group_session_timeout_min_ms, self.config.group_session_timeout_max_ms
-        if not least_ms <= request.session_timeout_ms <= most_ms:
+        shortest_ms, longest_ms = self.config.group_session_timeout_min_ms, self.config.group_session_timeout_max_ms
+        if not shortest_ms <= request.session_timeout_ms <= longest_ms:
             return ErrorCode.invalid_session_timeout
         if group is None:
             group = Group(request.group_id, Members(self.memory))
@@ -150,28 +158,28 @@ class GroupCoordinator:
             return ErrorCode.inconsistent_group_protocol
         error_code = ErrorCode.none
         if request.member_id in group.pending_ids:
-            # A member that has an instance id is never given a member id first: for Kafka it is a wrong state, too.
+            # A member with an instance id never gets a pending member id; Kafka returns the same error.
             error_code = ErrorCode.none if request.group_instance_id is None else ErrorCode.unknown_server_error
         elif request.member_id:
             error_code = group.member_error(request.member_id, request.group_instance_id)
         return error_code or self._memory_error(group, request)
 
     def _memory_error(self, group: Group, request: JoinRequest) -> ErrorCode:
-        """Whether the subscription would take too much memory; a member that asks for no more than it has may."""
+        """Return an error if the subscription takes too much memory; one that does not grow is accepted."""
         size_bytes = protocols_bytes(request.protocols)
         if size_bytes > self.config.group_subscription_bytes_max:
             return ErrorCode.message_too_large
         member_id = request.member_id or group.static_members.get(request.group_instance_id or "", "")
         member = group.members.get(member_id)
-        present_bytes = 0 if member is None else protocols_bytes(member.protocols)
-        growth_bytes = size_bytes - present_bytes + (MEMBER_BYTES if member is None else 0)
+        current_bytes = 0 if member is None else protocols_bytes(member.protocols)
+        growth_bytes = size_bytes - current_bytes + (MEMBER_BYTES if member is None else 0)
         return ErrorCode.none if self._has_room(growth_bytes) else ErrorCode.coordinator_not_available
 
     def _has_room(self, growth_bytes: int) -> bool:
         has_room = self.memory.has_room(growth_bytes)
         if self._had_room and not has_room:
             logger.warning(
-                "the members of all groups take %d bytes; more have to wait (groups.memory.max.bytes=%d)",
+                "the members of all groups use %d bytes; further members must wait (groups.memory.max.bytes=%d)",
                 self.memory.used_bytes,
                 self.config.groups_memory_bytes_max,
             )
@@ -181,20 +189,20 @@ class GroupCoordinator:
     def _is_long(self, name: str) -> bool:
         return len(name.encode()) > self.config.group_name_bytes_max
 
-    def _stranger_error(self, group_id: str, generation: int) -> ErrorCode:
-        """Of a commit to a group that does not exist: a consumer that is no member makes it."""
+    def _unknown_group_error(self, group_id: str, generation: int) -> ErrorCode:
+        """Return the error of a commit to an unknown group: only a consumer outside the protocol may create one."""
         if self._is_long(group_id):
             return ErrorCode.invalid_group_id
         return ErrorCode.none if generation < 0 else ErrorCode.illegal_generation
 
     def _is_full(self, group: Group, member_id: str) -> bool:
-        """Whether `group.max.size` leaves no place (Kafka's acceptJoiningMember): who joined first stays."""
+        """Return whether `group.max.size` is reached (Kafka's acceptJoiningMember); members that joined first stay."""
         if group.state is GroupState.EMPTY:
             return False
         member = group.members.get(member_id)
         if group.state is GroupState.PREPARING_REBALANCE:
-            is_in = member is not None and member.join_reply is not None
-            return not is_in and group.members.joined_count >= self.config.group_members_max
+            has_joined = member is not None and member.join_reply is not None
+            return not has_joined and group.members.joined_count >= self.config.group_members_max
         return member is None and len(group.members) >= self.config.group_members_max
 
     def _join_new(self, group: Group, request: JoinRequest, reply: JoinReply, outcome: Outcome) -> None:
@@ -202,9 +210,11 @@ class GroupCoordinator:
         prefix = request.client_id[:CLIENT_ID_CHARACTERS_MAX] if instance_id is None else instance_id
         member_id = f"{prefix}-{self.make_uuid()}"
         if instance_id is not None and instance_id in group.static_members:
-            self._return(group, group.members[group.static_members[instance_id]], member_id, request, reply, outcome)
+            self._replace_static_member(
+                group, group.members[group.static_members[instance_id]], member_id, request, reply, outcome
+            )
         elif instance_id is None and request.requires_known_member_id:
-            # KIP-394: a client that never sees its first answer must not leave a ghost member behind.
+            # KIP-394: a client that never receives its first response must not leave an unused member behind.
             self.pending_ids.add(group, member_id, request.session_timeout_ms)
             self._withdraw_surplus(group, outcome)
             outcome.respond_to_join(reply, JoinResponse(ErrorCode.member_id_required, member_id))
@@ -212,18 +222,18 @@ class GroupCoordinator:
             self._add_member(group, member_id, request, reply, outcome)
 
     def _withdraw_surplus(self, group: Group, outcome: Outcome) -> None:
-        """Withdraw the oldest pending id where there is one too many; its group does not wait for it any longer."""
+        """Remove the oldest pending id if there are too many; its group stops waiting for it."""
         surplus = self.pending_ids.surplus(group)
         if surplus is not None:
             group, member_id = surplus
             self.pending_ids.remove(group, member_id)
-            self._give_up_waiting(group, outcome)
+            self._on_pending_id_removed(group, outcome)
 
-    def _give_up_waiting(self, group: Group, outcome: Outcome) -> None:
-        """A pending id of the group is withdrawn: a rebalance may have waited for it alone, or nothing else is left."""
+    def _on_pending_id_removed(self, group: Group, outcome: Outcome) -> None:
+        """Complete a rebalance that waited only for a removed pending id, or remove the unused group."""
         if group.state is GroupState.PREPARING_REBALANCE:
             self._rebalance.begin(group, outcome)
-        elif group.is_void and not self.pending.of_group(group.group_id):
+        elif group.is_unused and not self.pending.of_group(group.group_id):
             self._remove(group)
 
     def _add_member(
@@ -248,7 +258,7 @@ class GroupCoordinator:
         self.deadlines.start(group.group_id, member_id, self.config.group_new_member_timeout_ms)
         self._rebalance.begin(group, outcome)
 
-    def _return(
+    def _replace_static_member(
         self,
         group: Group,
         member: Member,
@@ -257,7 +267,7 @@ class GroupCoordinator:
         reply: JoinReply,
         outcome: Outcome,
     ) -> None:
-        """A static member comes back under a new id; while the group is stable it takes over what it had (KIP-345)."""
+        """Give a returning static member a new id; in a stable group it keeps its assignment (KIP-345)."""
         leader = group.leader
         self._rebalance.refuse_waiting(group, member, ErrorCode.fenced_instance_id, outcome)
         self.deadlines.cancel(group.group_id, member.member_id)
@@ -270,11 +280,11 @@ class GroupCoordinator:
         self._rebalance.persist_static(group, outcome)
         leads = group.leader == member_id
         if leads and not request.may_skip_assignment:
-            # A leader that cannot be told to skip the assignment is not told that it leads: it would assign anew.
-            answer = group.join_response(successor, leader=leader)
+            # A leader of an old version cannot skip the assignment, so the response names the old leader id.
+            response = group.join_response(successor, leader=leader)
         else:
-            answer = group.join_response(successor, skip_assignment=leads)
-        outcome.respond_to_join(reply, answer)
+            response = group.join_response(successor, skip_assignment=leads)
+        outcome.respond_to_join(reply, response)
 
     def _update(self, group: Group, member: Member, request: JoinRequest) -> None:
         member.client_id, member.client_host = request.client_id, request.client_host
@@ -286,10 +296,10 @@ class GroupCoordinator:
     def _rejoin(self, group: Group, member: Member, request: JoinRequest, reply: JoinReply, outcome: Outcome) -> None:
         unchanged = member.protocols == request.protocols
         is_leader = member.member_id == group.leader
-        again = group.state is GroupState.COMPLETING_REBALANCE and unchanged
-        # A follower that joins a stable group lost its answer; a leader that does wants a rebalance.
+        repeated = group.state is GroupState.COMPLETING_REBALANCE and unchanged
+        # A follower that joins a stable group has lost its response; a leader that does requests a rebalance.
         lost = group.state is GroupState.STABLE and unchanged and not is_leader
-        if again or lost:
+        if repeated or lost:
             self.deadlines.restart_session(group, member)
             outcome.respond_to_join(reply, group.join_response(member))
             return
@@ -301,7 +311,7 @@ class GroupCoordinator:
     # SyncGroup, Heartbeat, LeaveGroup
 
     def sync(self, request: SyncRequest, reply: SyncReply) -> Outcome:
-        """Decide a SyncGroup; a follower's answer comes with the leader's outcome."""
+        """Decide a SyncGroup; a follower's response comes with the leader's outcome."""
         outcome = Outcome()
         error_code = self._sync_error(request)
         if error_code != ErrorCode.none:
@@ -353,7 +363,7 @@ class GroupCoordinator:
     def heartbeat(
         self, group_id: str, member_id: str, generation: int, group_instance_id: str | None = None
     ) -> ErrorCode:
-        """Keep a member's session alive; says whether it must join again."""
+        """Restart a member's session; the error code may ask it to join again."""
         if not group_id:
             return ErrorCode.invalid_group_id
         error_code = self._member_error(group_id, member_id, group_instance_id, generation)
@@ -366,15 +376,15 @@ class GroupCoordinator:
         return ErrorCode.none
 
     def leave(self, group_id: str, leaving: Sequence[Leaving]) -> tuple[list[ErrorCode], Outcome]:
-        """Take members out of a group; one error code for each of `leaving`."""
+        """Remove members from a group; return one error code for each of `leaving`, and the outcome."""
         outcome = Outcome()
         group = self.groups.get(group_id)
         if group is None:
             return [ErrorCode.unknown_member_id] * len(leaving), outcome
-        error_codes = [self._leave_one(group, each, outcome) for each in leaving]
+        error_codes = [self._leave_one(group, member, outcome) for member in leaving]
         if ErrorCode.none in error_codes and group.state is not GroupState.EMPTY:
             self._rebalance.begin(group, outcome)
-        elif group.is_void and not self.pending.of_group(group_id):
+        elif group.is_unused and not self.pending.of_group(group_id):
             self._remove(group)
         return error_codes, outcome
 
@@ -383,22 +393,22 @@ class GroupCoordinator:
         if self.pending_ids.remove(group, member_id):
             return ErrorCode.none
         if not member_id and leaving.group_instance_id is not None:
-            # Whoever administers the group takes out a static member by its instance id alone.
+            # An administrator removes a static member by its instance id alone.
             member_id = group.static_members.get(leaving.group_instance_id, "")
         error_code = group.member_error(member_id, leaving.group_instance_id)
         if error_code == ErrorCode.none:
-            self._rebalance.take_out(group, member_id, outcome)
+            self._rebalance.remove_member(group, member_id, outcome)
         return error_code
 
     # Time
 
     def expire(self) -> list[Outcome]:
-        """Act on the time-outs that are over by now, on a bounded number of them in each call."""
+        """Act on expired timeouts, a bounded number in each call."""
         due = self.deadlines.take_due(DUE_AT_ONCE)
         return [self._expire(self.groups[group_id], due[group_id]) for group_id in due if group_id in self.groups]
 
     def _expire(self, group: Group, due: Sequence[str]) -> Outcome:
-        """`due` has member ids, and PHASE where the time for the group's present phase is over."""
+        """Act on the due timeouts of a group: member ids, and PHASE for the group's current phase."""
         outcome = Outcome()
         unused = [member_id for member_id in due if self.pending_ids.remove(group, member_id)]
         silent = [group.members[member_id] for member_id in due if member_id in group.members]
@@ -407,13 +417,13 @@ class GroupCoordinator:
             self.deadlines.restart_session(group, member)
         for member in silent:
             if not member.is_alive_by_waiting:
-                self._rebalance.take_out(group, member.member_id, outcome)
+                self._rebalance.remove_member(group, member.member_id, outcome)
         if len(alive) < len(silent):
             self._rebalance.begin(group, outcome)
         elif unused:
-            self._give_up_waiting(group, outcome)
+            self._on_pending_id_removed(group, outcome)
         if PHASE in due and not self.deadlines.is_set(group.group_id, PHASE):
-            self._rebalance.go_on(group, outcome)
+            self._rebalance.on_phase_timeout(group, outcome)
         return outcome
 
     # Offsets
@@ -421,13 +431,13 @@ class GroupCoordinator:
     def commit_error(
         self, group_id: str, member_id: str, generation: int, group_instance_id: str | None = None
     ) -> ErrorCode:
-        """Whether this member, or with generation -1 a consumer outside the group protocol, may commit offsets.
+        """Return whether this member, or with generation -1 a consumer outside the group protocol, may commit offsets.
 
-        A member that may has been heard of: a commit is as good as a heartbeat.
+        A commit restarts the member's session, like a heartbeat.
         """
         group = self.groups.get(group_id)
         if group is None or self._is_long(group_id):
-            return self._stranger_error(group_id, generation)
+            return self._unknown_group_error(group_id, generation)
         if generation < 0 and group.state is GroupState.EMPTY:
             return ErrorCode.none
         error_code = self._member_error(group_id, member_id, group_instance_id, generation)
@@ -441,48 +451,46 @@ class GroupCoordinator:
     def transactional_commit_error(
         self, group_id: str, member_id: str, generation: int, group_instance_id: str | None
     ) -> ErrorCode:
-        """Whether a transaction may commit offsets for the group: by its members, or by whoever names none (KIP-447).
+        """Return whether a transaction may commit offsets for the group, with or without a member (KIP-447).
 
-        Unlike `commit_error` it lets through a request without member and generation in any state: versions before 3
-        have neither.
+        Unlike `commit_error` it accepts a request without member and generation in any state: versions before 3 have
+        neither.
         """
         group = self.groups.get(group_id)
         if group is None or self._is_long(group_id):
-            return self._stranger_error(group_id, generation)
+            return self._unknown_group_error(group_id, generation)
         if generation < 0 and not member_id and group_instance_id is None:
             return ErrorCode.none
         if generation < 0 and group.state is GroupState.EMPTY:
             return ErrorCode.none
         return self._member_error(group_id, member_id, group_instance_id, generation)
 
-    def has_pending(self, group_id: str, topic: str, partition: int) -> bool:
-        """Whether a transaction that is still open has committed an offset there (UNSTABLE_OFFSET_COMMIT)."""
-        return self.pending.has(group_id, topic, partition)
-
     def decide_expire(self, group: Group) -> list[GroupRecord]:
-        """Records that take away what the group has kept long enough, and the group if nothing is left of it."""
+        """Return the records that delete the group's expired offsets, and the group if nothing is left."""
         pending = self.pending.of_group(group.group_id)
-        gone = expired(group, pending, self.clock.now_ms(), self.config.offsets_retention_ms)
-        records: list[GroupRecord] = [OffsetCommit(each.group, each.topic, each.partition, None) for each in gone]
-        is_left = group.state is not GroupState.EMPTY or group.pending_ids or pending
-        if not is_left and len(gone) == len(group.offsets):
+        commits = expired(group, pending, self.clock.now_ms(), self.config.offsets_retention_ms)
+        records: list[GroupRecord] = [
+            OffsetCommit(commit.group, commit.topic, commit.partition, None) for commit in commits
+        ]
+        is_used = group.state is not GroupState.EMPTY or group.pending_ids or pending
+        if not is_used and len(commits) == len(group.offsets):
             records.append(GroupRemoval(group.group_id))
         return records
 
     def delete_error(self, group_id: str) -> ErrorCode:
-        """Whether a group can be deleted: it exists and nobody is in it."""
+        """Return an error unless the group exists and has no members."""
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.group_id_not_found
         return ErrorCode.none if group.state is GroupState.EMPTY else ErrorCode.non_empty_group
 
     def decide_delete(self, group_id: str) -> list[GroupRecord]:
-        """Records of a group's end; what transactions have pending for it goes too."""
+        """Return the records that delete a group, with its pending offsets."""
         places = dict.fromkeys((*self.groups[group_id].offsets, *self.pending.of_group(group_id)))
         return [*(OffsetCommit(group_id, *place, None) for place in places), GroupRemoval(group_id)]
 
     def offset_delete_error(self, group_id: str) -> ErrorCode:
-        """Whether single offsets of a group can be deleted: members that are no consumers may use any of them."""
+        """Return an error unless single offsets can be deleted: members other than consumers may use any of them."""
         if not group_id:
             return ErrorCode.invalid_group_id
         group = self.groups.get(group_id)
@@ -494,25 +502,25 @@ class GroupCoordinator:
     def decide_delete_offsets(
         self, group_id: str, places: Sequence[tuple[str, int]], known: Collection[tuple[str, int]]
     ) -> tuple[list[GroupRecord], dict[tuple[str, int], ErrorCode]]:
-        """Records that take away the offsets at `places`, and an error for each; `known` are the open partitions."""
+        """Return the records that delete the offsets at `places`, and their errors; `known` are the open partitions."""
         group = self.groups[group_id]
-        present = {*group.offsets, *self.pending.of_group(group_id)}
+        existing = {*group.offsets, *self.pending.of_group(group_id)}
         error_codes = {place: _offset_delete_error(group, place, known) for place in places}
-        gone = [place for place, code in error_codes.items() if not code and place in present]
-        return [OffsetCommit(group_id, *place, None) for place in gone], error_codes
+        deleted = [place for place, code in error_codes.items() if not code and place in existing]
+        return [OffsetCommit(group_id, *place, None) for place in deleted], error_codes
 
-    def decide_forget(self, is_gone: Callable[[str], bool]) -> Iterator[list[GroupRecord]]:
-        """Records that take away every group's offsets in the topics that are gone, pending ones first.
+    def decide_delete_topic_offsets(self, is_deleted: Callable[[str], bool]) -> Iterator[list[GroupRecord]]:
+        """Yield the records that delete every group's offsets of deleted topics, pending ones first.
 
-        They come in lists, each to be replayed before the next is asked for: some offsets are looked at for each.
+        Each list must be replayed before the next is requested. The offsets checked for each are bounded.
         """
-        yield [OffsetCommit(*place, None) for place in self.pending if is_gone(place[1])]
+        yield [OffsetCommit(*place, None) for place in self.pending if is_deleted(place[1])]
         records: list[GroupRecord] = []
         seen = 0
         for group in list(self.groups.values()):
-            records += [OffsetCommit(group.group_id, *place, None) for place in group.offsets if is_gone(place[0])]
+            records += [OffsetCommit(group.group_id, *place, None) for place in group.offsets if is_deleted(place[0])]
             seen += 1 + len(group.offsets)
-            if len(records) >= OFFSETS_FORGOTTEN_AT_ONCE or seen >= OFFSETS_SEEN_AT_ONCE:
+            if len(records) >= OFFSETS_DELETED_AT_ONCE or seen >= OFFSETS_SEEN_AT_ONCE:
                 yield records
                 records, seen = [], 0
         yield records

@@ -1,7 +1,7 @@
-"""Deadlines of all groups: sessions of members, member ids that were handed out, phases of rebalances.
+"""Deadlines of all groups: sessions of members, pending member ids, phases of rebalances.
 
-A deadline costs nothing until it is due. Postponing one, as every heartbeat does, changes a number; its entry in the
-heap moves only when its former time comes.
+A deadline costs nothing until it is due. Postponing one, as every heartbeat does, changes a number; its heap entry
+moves only when the previous time is reached.
 """
 
 import heapq
@@ -9,11 +9,11 @@ import itertools
 from dataclasses import dataclass
 
 from onceflow.broker.groups.group import Group
-from onceflow.broker.groups.member import Member
+from onceflow.broker.groups.members import Member
 from onceflow.log.clock import Clock
 
 PHASE = ""
-"""In the place of a member id: the deadline is that of the group's present phase."""
+"""Stands for a member id: the deadline of the group's current phase."""
 STALE_ENTRIES_KEPT = 1000
 
 Key = tuple[str, str]
@@ -24,11 +24,11 @@ Key = tuple[str, str]
 class _Deadline:
     at_seconds: float
     entry_seconds: float
-    """Time of its entry in the heap, which is never later."""
+    """Time of its heap entry, never later than the deadline."""
 
 
 class Deadlines:
-    """One deadline for each key; a new one replaces the former."""
+    """One deadline per key; a new one replaces the previous one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -40,11 +40,11 @@ class Deadlines:
         return len(self._deadlines)
 
     def restart_session(self, group: Group, member: Member) -> None:
-        """The member was heard of: start its session time-out again."""
+        """Restart the member's session timeout."""
         self.start(group.group_id, member.member_id, member.session_timeout_ms)
 
     def start(self, group_id: str, member_id: str, duration_ms: int) -> None:
-        """Let the deadline be due after `duration_ms`; `member_id` may be PHASE."""
+        """Set a deadline after `duration_ms`; `member_id` may be PHASE."""
         key = (group_id, member_id)
         at_seconds = self._clock.monotonic() + duration_ms / 1000
         deadline = self._deadlines.get(key)
@@ -65,7 +65,7 @@ class Deadlines:
         return (group_id, member_id) in self._deadlines
 
     def take_due(self, count_max: int) -> dict[str, list[str]]:
-        """Remove what is due by now, at most so many deadlines; their member ids by group id."""
+        """Remove at most `count_max` due deadlines and return their member ids by group id."""
         now_seconds = self._clock.monotonic()
         due: dict[str, list[str]] = {}
         while count_max and self._heap and self._heap[0][0] <= now_seconds:
@@ -85,6 +85,6 @@ class Deadlines:
     def _push(self, at_seconds: float, key: Key) -> None:
         heapq.heappush(self._heap, (at_seconds, next(self._numbers), key))
         if len(self._heap) > 2 * len(self._deadlines) + STALE_ENTRIES_KEPT:
-            # Members that come and leave within their session time-outs must not pile up.
-            self._heap = [(each.entry_seconds, next(self._numbers), key) for key, each in self._deadlines.items()]
+            # Entries of members that join and leave within their session timeout must not accumulate.
+            self._heap = [(value.entry_seconds, next(self._numbers), key) for key, value in self._deadlines.items()]
             heapq.heapify(self._heap)

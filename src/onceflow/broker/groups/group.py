@@ -1,28 +1,30 @@
-"""One classic consumer group: its members, its generation and its state.
+"""Classic consumer group: members, generation and state.
 
-What survives a crash is what `replay` was given: the last stable generation with members and assignments, and the
-committed offsets. Joins, pending answers and deadlines live in memory only; after a restart the members of a stable
-group simply go on with heartbeats, as with Kafka (org.apache.kafka.coordinator.group.classic.ClassicGroup).
+The replayed records survive a crash: the last stable generation with members and assignments, and the committed
+offsets. Joins, pending responses and deadlines are in memory only. After a restart the members of a stable group
+continue to send heartbeats, as with Kafka (org.apache.kafka.coordinator.group.classic.ClassicGroup).
 """
 
+import struct
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from onceflow.broker.groups.member import JoinResponse, Member, SyncResponse
-from onceflow.broker.groups.members import Members
+from onceflow.broker.groups.members import JoinResponse, Member, Members, SyncResponse
 from onceflow.broker.groups.records import GroupMetadata, MemberMetadata, OffsetCommit
 from onceflow.broker.groups.states import GroupState, may_follow
-from onceflow.broker.groups.subscription import subscribed_topics
 from onceflow.wire.errors import ErrorCode
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
+SUBSCRIPTIONS_BYTES_MAX = 256 * 1024
+"""Maximum size of a group's distinct subscriptions: some tens of milliseconds to decode."""
 
 
 @dataclass(slots=True)
 class Group:
     """One group. Its deadlines are in `onceflow.broker.groups.deadlines`.
 
-    `protocol_type` is empty while the group never had a member: then it only keeps offsets.
+    `protocol_type` is empty if the group never had a member: then it only stores offsets.
     """
 
     group_id: str
@@ -33,15 +35,15 @@ class Group:
     protocol: str | None = None
     leader: str | None = None
     static_members: dict[str, str] = field(default_factory=dict)
-    """Group instance id → member id."""
+    """Member ids by group instance id."""
     pending_ids: dict[str, None] = field(default_factory=dict)
-    """Member ids that were handed out and not used yet (KIP-394), the oldest first."""
+    """Member ids that were assigned but not used yet (KIP-394), the oldest first."""
     extension: "Extension | None" = None
-    """While the first rebalance of an empty group waits for more members."""
+    """Set while the first rebalance of an empty group waits for more members."""
     recorded_ms: int = -1
-    """When the group entered its last recorded state, by the wall's clock."""
+    """Wall-clock time of the group's last recorded state."""
     subscribed: frozenset[str] | None = None
-    """Topics of the present generation; None where the subscriptions cannot be read."""
+    """Subscribed topics of the current generation; None if the subscriptions cannot be decoded."""
     offsets: dict[tuple[str, int], OffsetCommit] = field(default_factory=dict)
 
     def move(self, state: GroupState) -> None:
@@ -54,13 +56,13 @@ class Group:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     @property
-    def everybody_joined(self) -> bool:
-        """Whether a rebalance need not wait any longer for members to join."""
+    def all_joined(self) -> bool:
+        """Whether all members have joined and no member id is pending."""
         return self.members.joined_count == len(self.members) and not self.pending_ids
 
     @property
-    def is_void(self) -> bool:
-        """Whether nothing ever came of this group: its only members never joined with the id that they were given."""
+    def is_unused(self) -> bool:
+        """Whether the group never had members or offsets: no client joined with its pending member id."""
         is_used = self.members or self.pending_ids or self.offsets or self.recorded_ms >= 0
         return self.state is GroupState.EMPTY and not is_used
 
@@ -69,11 +71,11 @@ class Group:
         return self.protocol_type == CONSUMER_PROTOCOL_TYPE
 
     def is_subscribed(self, topic: str) -> bool:
-        """Whether a member may read the topic; in doubt yes."""
+        """Return whether a member may read the topic; True if that is unknown."""
         return self.uses_consumer_protocol if self.subscribed is None else topic in self.subscribed
 
     def member_error(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
-        """UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where another member has taken over the instance id."""
+        """Return UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID if another member now has the instance id, or no error."""
         if group_instance_id is not None:
             owner = self.static_members.get(group_instance_id)
             if owner is not None and owner != member_id:
@@ -83,7 +85,7 @@ class Group:
         return ErrorCode.none if member_id in self.members else ErrorCode.unknown_member_id
 
     def add(self, member: Member) -> None:
-        """Take in a member; the first one leads and fixes the protocol type."""
+        """Add a member; the first one becomes the leader."""
         if not self.members:
             self.leader = member.member_id
         self.members.add(member)
@@ -91,7 +93,7 @@ class Group:
             self.static_members[member.group_instance_id] = member.member_id
 
     def remove(self, member_id: str) -> Member:
-        """Take out a member; the oldest one left leads if it led."""
+        """Remove a member; if it was the leader, the oldest other member becomes leader."""
         member = self.members.remove(member_id)
         if member.group_instance_id is not None:
             del self.static_members[member.group_instance_id]
@@ -100,7 +102,7 @@ class Group:
         return member
 
     def replace_static(self, member: Member, member_id: str) -> Member:
-        """The same static member under a new id; it keeps its assignment and its lead."""
+        """Give a static member a new id; it keeps its assignment and leadership."""
         assert member.group_instance_id is not None
         self.members.remove(member.member_id)
         successor = replace(member, member_id=member_id, join_reply=None, sync_reply=None)
@@ -111,9 +113,9 @@ class Group:
         return successor
 
     def elect_leader(self) -> bool:
-        """Make sure that a member that has joined leads; False if none has."""
+        """Make a member that has joined the leader, if the leader has not; return False if none has."""
         if self.leader is not None and self.members[self.leader].join_reply is None:
-            joined = (each.member_id for each in self.members.values() if each.join_reply is not None)
+            joined = (member.member_id for member in self.members.values() if member.join_reply is not None)
             leader = next(joined, None)
             if leader is None:
                 return False
@@ -121,15 +123,15 @@ class Group:
         return True
 
     def accepts(self, protocol_type: str, protocols: tuple[tuple[str, bytes], ...]) -> bool:
-        """Whether a member with these protocols can be in one generation with all that are there, itself included."""
+        """Return whether a member with these protocols is compatible with all members, itself included."""
         if not protocol_type or not protocols:
             return False
         if not self.members:
             return True
-        return protocol_type == self.protocol_type and self.members.all_know_one_of(protocols)
+        return protocol_type == self.protocol_type and self.members.all_support_one_of(protocols)
 
     def vote(self) -> str:
-        """The protocol that all members know and most of them prefer."""
+        """Return the protocol that all members support and most of them prefer."""
         candidates = self.members.common_protocols()
         votes = Counter(
             next(name for name, _metadata in member.protocols if name in candidates) for member in self.members.values()
@@ -137,13 +139,13 @@ class Group:
         return votes.most_common(1)[0][0]
 
     def begin_generation(self) -> None:
-        """The next generation with the members that there are."""
+        """Start the next generation with the current members."""
         self.generation += 1
         self.protocol = self.vote() if self.members else None
-        self.note_subscriptions()
+        self.update_subscribed_topics()
 
-    def note_subscriptions(self) -> None:
-        """Keep in mind which topics the members of this generation read (Kafka's computeSubscribedTopics)."""
+    def update_subscribed_topics(self) -> None:
+        """Set the topics that this generation reads (Kafka's computeSubscribedTopics)."""
         if not self.uses_consumer_protocol:
             self.subscribed = None
         else:
@@ -152,13 +154,13 @@ class Group:
     def join_response(
         self, member: Member, *, leader: str | None = None, skip_assignment: bool = False
     ) -> JoinResponse:
-        """The answer to a member of the present generation; `leader` where it is not to be told that it leads."""
+        """Return the response to a member of the current generation; `leader` overrides the leader's id in it."""
         named = leader or self.leader or ""
         members: tuple[tuple[str, str | None, bytes], ...] = ()
         if member.member_id == named:
             members = tuple(
-                (each.member_id, each.group_instance_id, each.metadata_for(self.protocol))
-                for each in self.members.values()
+                (other.member_id, other.group_instance_id, other.metadata_for(self.protocol))
+                for other in self.members.values()
             )
         return JoinResponse(
             ErrorCode.none,
@@ -172,15 +174,15 @@ class Group:
         )
 
     def sync_response(self, member: Member) -> SyncResponse:
-        """The answer to a member of the present, stable generation."""
+        """Return the response to a member of the current, stable generation."""
         return SyncResponse(ErrorCode.none, self.protocol_type, self.protocol, member.assignment)
 
     def assignments(self) -> dict[str, bytes]:
-        """Each member's assignment."""
+        """Return the assignments by member id."""
         return {member.member_id: member.assignment for member in self.members.values()}
 
     def metadata(self, timestamp_ms: int, assignments: dict[str, bytes]) -> GroupMetadata:
-        """The record of the present generation with the leader's `assignments`."""
+        """Return the record of the current generation with the leader's `assignments`."""
         members = tuple(
             MemberMetadata(
                 member.member_id,
@@ -199,17 +201,17 @@ class Group:
         )
 
     def replay_metadata(self, record: GroupMetadata) -> None:
-        """Take over a recorded generation; known members keep what only they know."""
+        """Apply a recorded generation; existing members keep their unrecorded state."""
         self.protocol_type, self.generation = record.protocol_type, record.generation
         self.protocol, self.leader = record.protocol, record.leader
         self.recorded_ms = record.timestamp_ms
-        self.members.replace_all([self._replay_member(each, record) for each in record.members])
+        self.members.replace_all([self._replay_member(member, record) for member in record.members])
         self.static_members = {
-            each.group_instance_id: each.member_id
-            for each in self.members.values()
-            if each.group_instance_id is not None
+            member.group_instance_id: member.member_id
+            for member in self.members.values()
+            if member.group_instance_id is not None
         }
-        self.note_subscriptions()
+        self.update_subscribed_topics()
         self.move(GroupState.STABLE if record.members else GroupState.EMPTY)
 
     def _replay_member(self, recorded: MemberMetadata, record: GroupMetadata) -> Member:
@@ -230,8 +232,37 @@ class Group:
 
 @dataclass(slots=True)
 class Extension:
-    """How long the first rebalance of an empty group has waited last, and may wait still."""
+    """The last delay of an empty group's first rebalance, and the time that remains."""
 
     delay_ms: int
     left_ms: int
     has_new_member: bool = False
+
+
+def subscribed_topics(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
+    """Return the topics of all subscriptions; None if they are invalid or too large to decode in one turn.
+
+    A subscription of the protocol type `consumer` starts with an int16 version and an array of topic names, in every
+    version (kafka-clients, `common/message/ConsumerProtocolSubscription.json`). The assignors own all the rest.
+    """
+    distinct = set(subscriptions)
+    if sum(map(len, distinct)) > SUBSCRIPTIONS_BYTES_MAX:
+        return None
+    try:
+        return frozenset(topic for subscription in distinct for topic in _topics(subscription))
+    except (struct.error, ValueError):
+        return None
+
+
+def _topics(subscription: bytes) -> list[str]:
+    _version, count = struct.unpack_from(">hi", subscription)
+    position = 6
+    topics = []
+    for _ in range(count):
+        (size_bytes,) = struct.unpack_from(">h", subscription, position)
+        if size_bytes < 0:
+            raise ValueError(f"byte {position}: a topic name of {size_bytes} bytes")
+        (name,) = struct.unpack_from(f"{size_bytes}s", subscription, position + 2)
+        topics.append(name.decode())
+        position += 2 + size_bytes
+    return topics

@@ -1,44 +1,104 @@
-"""The members of one group with the counts that every JoinGroup asks for, and the memory that all members take."""
+"""Members of a group, their responses, and the memory of the members of all groups."""
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Sequence, ValuesView
+from dataclasses import dataclass
 
-from onceflow.broker.groups.member import JoinReply, Member
+from onceflow.wire.errors import ErrorCode
 
 MEMBER_BYTES = 1500
-"""A member without its names and data: objects, deadline, entries in dictionaries."""
+"""Memory of a member without its names and data: objects, deadline, dictionary entries."""
 
 Protocols = Sequence[tuple[str, bytes]]
 
 
+@dataclass(frozen=True, slots=True)
+class JoinResponse:
+    """Response to a JoinGroup request; only the leader's has `members`: (member id, instance id, metadata)."""
+
+    error_code: ErrorCode
+    member_id: str = ""
+    generation: int = -1
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str = ""
+    members: tuple[tuple[str, str | None, bytes], ...] = ()
+    skip_assignment: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResponse:
+    """Response to a SyncGroup request."""
+
+    error_code: ErrorCode
+    protocol_type: str | None = None
+    protocol: str | None = None
+    assignment: bytes = b""
+
+
+JoinReply = Callable[[JoinResponse], None]
+SyncReply = Callable[[SyncResponse], None]
+
+
+@dataclass(slots=True)
+class Member:
+    """One consumer. `protocols` are (name, metadata), the preferred first; a static member has an instance id."""
+
+    member_id: str
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    group_instance_id: str | None = None
+    assignment: bytes = b""
+    size_bytes: int = 0
+    """Bytes of this member in `MemberMemory`."""
+    join_reply: JoinReply | None = None
+    sync_reply: SyncReply | None = None
+    is_new: bool = False
+    """Whether the member has not been in any generation yet."""
+    must_sync: bool = False
+    """Whether the member has not asked for its assignment in the current generation yet."""
+
+    @property
+    def is_alive_by_waiting(self) -> bool:
+        """Whether the member waits for a response and so cannot send heartbeats."""
+        return not self.is_new and (self.join_reply is not None or self.sync_reply is not None)
+
+    def metadata_for(self, protocol: str | None) -> bytes:
+        """Return the member's subscription for `protocol`, or empty bytes."""
+        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+
+
 class MemberMemory:
-    """Memory that the members of all groups take. Loading counts without a bound; requests ask `has_room` first."""
+    """Memory used by the members of all groups. Loading is not limited; requests check `has_room` first."""
 
     def __init__(self, bytes_max: int) -> None:
         self.used_bytes = 0
         self._bytes_max = bytes_max
 
     def has_room(self, growth_bytes: int) -> bool:
-        """Whether there may be so much more; what does not grow always has room."""
+        """Return whether the members may grow by this much; a decrease is always allowed."""
         return growth_bytes <= 0 or self.used_bytes + growth_bytes <= self._bytes_max
 
 
 def protocols_bytes(protocols: Protocols) -> int:
-    """Memory of a member's protocol names and subscriptions."""
+    """Return the memory of a member's protocol names and subscriptions."""
     return sum(sys.getsizeof(name) + sys.getsizeof(metadata) for name, metadata in protocols)
 
 
 class Members:
-    """Member id to member, the oldest first. What is counted changes by these methods alone."""
+    """Members of a group by id, the oldest first. Only these methods may change what is counted."""
 
     def __init__(self, memory: MemberMemory) -> None:
         self._memory = memory
         self._by_id: dict[str, Member] = {}
         self._joined: set[str] = set()
-        """Members whose JoinGroup waits for its response."""
+        """Ids of members whose JoinGroup waits for its response."""
         self._supporting: Counter[str] = Counter()
-        """Protocol name to the number of members that know it (Kafka's ClassicGroup.supportedProtocols)."""
+        """Number of members by supported protocol (Kafka's ClassicGroup.supportedProtocols)."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -75,41 +135,41 @@ class Members:
         return member
 
     def replace_all(self, members: Iterable[Member]) -> None:
-        """Keep these members alone."""
-        for member in list(self._by_id):
-            self.remove(member)
-        for each in members:
-            self.add(each)
+        """Replace all members."""
+        for member_id in list(self._by_id):
+            self.remove(member_id)
+        for member in members:
+            self.add(member)
 
     def subscribe(self, member: Member, protocols: tuple[tuple[str, bytes], ...]) -> None:
-        """Give a member other protocols."""
+        """Set a member's protocols."""
         self._discount(member)
         member.protocols = protocols
         self._count(member)
 
     def assign(self, member: Member, assignment: bytes) -> None:
-        """Give a member another assignment."""
+        """Set a member's assignment."""
         self._discount(member)
         member.assignment = assignment
         self._count(member)
 
     def await_join(self, member: Member, reply: JoinReply) -> None:
-        """Let the member's JoinGroup wait for its response."""
+        """Set the reply of the member's waiting JoinGroup."""
         member.join_reply = reply
         self._joined.add(member.member_id)
 
     def take_join_reply(self, member: Member) -> JoinReply | None:
-        """The way to answer the member's JoinGroup, which waits no longer; None if none waits."""
+        """Remove and return the reply of the member's waiting JoinGroup; None if none waits."""
         reply, member.join_reply = member.join_reply, None
         self._joined.discard(member.member_id)
         return reply
 
     def common_protocols(self) -> set[str]:
-        """Names of the protocols that all members know."""
+        """Return the names of the protocols that all members support."""
         return {name for name, count in self._supporting.items() if count == len(self._by_id)}
 
-    def all_know_one_of(self, protocols: Protocols) -> bool:
-        """Whether there is a name among `protocols` that all members know."""
+    def all_support_one_of(self, protocols: Protocols) -> bool:
+        """Return whether all members support one of `protocols`."""
         return any(self._supporting[name] == len(self._by_id) for name, _metadata in protocols)
 
     def _count(self, member: Member) -> None:

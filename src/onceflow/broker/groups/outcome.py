@@ -1,9 +1,9 @@
-"""What group requests ask for, and what a decision about one leads to."""
+"""Group requests, and the outcome of a decision."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from onceflow.broker.groups.member import JoinReply, JoinResponse, SyncReply, SyncResponse
+from onceflow.broker.groups.members import JoinReply, JoinResponse, SyncReply, SyncResponse
 from onceflow.broker.groups.records import GroupRecord
 from onceflow.wire.errors import ErrorCode
 
@@ -12,28 +12,28 @@ Send = Callable[[], None]
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one request or time-out: `records` to append, then `answers` to send.
+    """Outcome of one request or timeout: `records` to append, then `responses` to send.
 
-    If the append fails, `refusals` are sent instead and `undo` leads to another outcome.
+    If the append fails, `refusals` are sent instead, and `undo` returns another outcome.
     """
 
     records: list[GroupRecord] = field(default_factory=list)
-    answers: list[Send] = field(default_factory=list)
+    responses: list[Send] = field(default_factory=list)
     refusals: list[Callable[[ErrorCode], None]] = field(default_factory=list)
     undo: "Callable[[], Outcome] | None" = None
 
-    def respond_to_join(self, reply: JoinReply, answer: JoinResponse) -> None:
-        self.answers.append(lambda: reply(answer))
-        self.refusals.append(lambda error_code: reply(JoinResponse(error_code, answer.member_id)))
+    def respond_to_join(self, reply: JoinReply, response: JoinResponse) -> None:
+        self.responses.append(lambda: reply(response))
+        self.refusals.append(lambda error_code: reply(JoinResponse(error_code, response.member_id)))
 
-    def respond_to_sync(self, reply: SyncReply, answer: SyncResponse) -> None:
-        self.answers.append(lambda: reply(answer))
+    def respond_to_sync(self, reply: SyncReply, response: SyncResponse) -> None:
+        self.responses.append(lambda: reply(response))
         self.refusals.append(lambda error_code: reply(SyncResponse(error_code)))
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """A JoinGroup request, whatever its version."""
+    """A JoinGroup request of any version."""
 
     group_id: str
     member_id: str
@@ -63,7 +63,7 @@ class SyncRequest:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """One member of a LeaveGroup request; without a member id the instance id alone names it."""
+    """One member of a LeaveGroup request; without a member id, the instance id identifies it."""
 
     member_id: str
     group_instance_id: str | None = None

@@ -1,7 +1,7 @@
-"""Member ids that were handed out and not used yet (KIP-394).
+"""Member ids that were assigned but not used yet (KIP-394).
 
-They are bounded, in each group and over all groups: a further id takes the place of the oldest one. A client whose id
-was withdrawn gets UNKNOWN_MEMBER_ID and asks for another, so no flood of requests locks other clients out.
+Their number is bounded, per group and over all groups: another id replaces the oldest one. A client whose id was
+withdrawn gets UNKNOWN_MEMBER_ID and asks for another, so a flood of requests does not lock other clients out.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from onceflow.broker.groups.group import Group
 
 
 class PendingIds:
-    """All pending member ids, the oldest first; those of one group are in the group too."""
+    """All pending member ids, the oldest first; the group also has its own."""
 
     def __init__(self, config: BrokerConfig, deadlines: Deadlines) -> None:
         self._config = config
@@ -23,13 +23,13 @@ class PendingIds:
         return len(self._groups)
 
     def add(self, group: Group, member_id: str, session_timeout_ms: int) -> None:
-        """Keep an id until it is used or the time-out is over."""
+        """Keep an id until it is used or its session timeout expires."""
         self._groups[member_id] = group
         group.pending_ids[member_id] = None
         self._deadlines.start(group.group_id, member_id, session_timeout_ms)
 
     def remove(self, group: Group, member_id: str) -> bool:
-        """Forget an id; False if it is not one of the group's."""
+        """Remove an id; return False if it is not the group's."""
         if member_id not in group.pending_ids:
             return False
         del group.pending_ids[member_id]
@@ -38,7 +38,7 @@ class PendingIds:
         return True
 
     def surplus(self, group: Group) -> tuple[Group, str] | None:
-        """The id to withdraw since the last one went beyond a bound, with its group."""
+        """Return the group and the id to withdraw if the last one exceeded a limit."""
         if len(group.pending_ids) > self._config.group_pending_ids_max:
             return group, next(iter(group.pending_ids))
         if len(self._groups) > self._config.groups_pending_ids_max:

@@ -1,10 +1,10 @@
 """Kafka's records in `__consumer_offsets`: committed offsets and the state of classic groups.
 
-Key and value each begin with an int16 version and go on in the non-flexible format of their schemas
-(kafka-group-coordinator, `common/message/OffsetCommit{Key,Value}.json`, `GroupMetadata{Key,Value}.json`). Written in
-keys 1 and 2, values version 3, an offset that expires at a time of its own version 1; read in every non-flexible
-version. So does Kafka, but for an offset's value: 4.1 writes the flexible version 4, with the same fields. A null value
-takes the key's entry away. Kafka's `DumpLogSegments --offsets-decoder` reads them.
+Key and value each start with an int16 version, followed by the non-flexible format of their schemas
+(kafka-group-coordinator, `common/message/OffsetCommit{Key,Value}.json`, `GroupMetadata{Key,Value}.json`). They are
+written with key versions 1 and 2 and value version 3, or 1 for an offset with an expiry time, and read in every
+non-flexible version. Kafka 4.1 differs only in the value of an offset: it writes the flexible version 4, with the same
+fields. A null value deletes the key. Kafka's `DumpLogSegments --offsets-decoder` reads them.
 """
 
 import struct
@@ -17,17 +17,17 @@ OFFSET_KEY_VERSION = 1
 GROUP_KEY_VERSION = 2
 VALUE_VERSION = 3
 EXPIRING_VALUE_VERSION = 1
-"""Of an offset value: the one version that has an expiry time; it has no leader epoch."""
+"""Version of an offset's value with an expiry time; it has no leader epoch."""
 
 
 @dataclass(slots=True)
 class OffsetCommit:
-    """A group's offset in one partition; `offset` None takes the commit away.
+    """A group's offset in one partition; `offset` None deletes the commit.
 
-    Not frozen: that would triple the time to make one, and a request may commit very many.
+    Not frozen: that would triple the time to create one, and a request may commit very many.
 
-    `expire_timestamp_ms` is -1 where the broker's retention decides. `record_offset` is the record's own offset in
-    `__consumer_offsets`: of a plain and a transactional commit the later record wins.
+    `expire_timestamp_ms` is -1 if the broker's retention applies. `record_offset` is the record's own offset in
+    `__consumer_offsets`: of a plain and a transactional commit, the later record wins.
     """
 
     group: str
@@ -43,7 +43,7 @@ class OffsetCommit:
 
 @dataclass(frozen=True, slots=True)
 class MemberMetadata:
-    """One member of a group as it was when its generation became stable."""
+    """A member of a group when its generation became stable."""
 
     member_id: str
     group_instance_id: str | None
@@ -70,7 +70,7 @@ class GroupMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GroupRemoval:
-    """The end of a group; its offsets have records of their own."""
+    """The deletion of a group; its offsets have records of their own."""
 
     group: str
 
@@ -79,7 +79,7 @@ GroupRecord = OffsetCommit | GroupMetadata | GroupRemoval
 
 
 def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
-    """Key and value of the record."""
+    """Return key and value of the record."""
     if isinstance(record, OffsetCommit):
         key = struct.pack(">h", OFFSET_KEY_VERSION) + _string(record.group) + _string(record.topic)
         return key + struct.pack(">i", record.partition), _offset_value(record)
@@ -88,11 +88,11 @@ def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes, value: bytes | None, record_offset: int = -1) -> GroupRecord:
-    """The record that `encode` made; UnknownRecord for any other type or version."""
+    """Return the record of `encode`. Raises UnknownRecord for any other type or version."""
     reader = _Reader(key)
     key_version = reader.int16()
     if key_version not in (0, OFFSET_KEY_VERSION, GROUP_KEY_VERSION):
-        raise UnknownRecord(f"no group record with key version {key_version} is known; {Remedy.WRITER_RELEASE}")
+        raise UnknownRecord(f"group record with unknown key version {key_version}; {Remedy.WRITER_RELEASE}")
     if key_version == GROUP_KEY_VERSION:
         group = reader.string()
         return GroupRemoval(group) if value is None else _read_group(group, value)
@@ -178,7 +178,7 @@ def _value_version(reader: "_Reader") -> int:
     version = reader.int16()
     if not 0 <= version <= VALUE_VERSION:
         raise UnknownRecord(
-            f"a group record has value version {version}, this release reads 0 to {VALUE_VERSION};"
+            f"group record with value version {version}, but only 0 to {VALUE_VERSION} are supported;"
             f" {Remedy.WRITER_RELEASE}"
         )
     return version
@@ -196,7 +196,7 @@ def _bytes(data: bytes) -> bytes:
 
 
 class _Reader:
-    """Walks over the fields of one key or value."""
+    """Reader of the fields of one key or value."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -217,9 +217,9 @@ class _Reader:
         return self._number(">q")
 
     def _take(self, size_bytes: int) -> bytes:
-        begin = self.position
+        start = self.position
         self.position += size_bytes
-        return self.data[begin : self.position]
+        return self.data[start : self.position]
 
     def nullable_string(self) -> str | None:
         length = self.int16()

@@ -1,7 +1,7 @@
-"""Between the group coordinator and its log: records are appended and replayed, then answers wait for their sync.
+"""Executes the group coordinator's decisions: appends and replays records, then sends responses after their sync.
 
-At start-up the log is replayed in slices, so that a long one delays nobody but those who ask about groups: they get
-COORDINATOR_LOAD_IN_PROGRESS until it is done. What must come after that waits for `when_loaded`.
+At start the log is replayed in slices, so a long one delays only group requests. They get COORDINATOR_LOAD_IN_PROGRESS
+until the log is loaded. Work that must follow uses `when_loaded`.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from onceflow.wire.errors import ErrorCode
 logger = logging.getLogger(__name__)
 
 SLICE_BYTES = 64 * 1024
-"""Of the log, read and replayed in one turn of the event loop: some milliseconds."""
+"""Bytes of the log replayed in one turn of the event loop: some milliseconds."""
 LOADED_AT_ONCE_BYTES = 4 * SLICE_BYTES
-"""A log this short is replayed before the broker listens."""
+"""A log of at most this size is replayed before the broker listens."""
 RESPONSES_AT_ONCE = 100
-"""To members of one group: some milliseconds."""
+"""Responses to members of one group in one turn: some milliseconds."""
 RECORDS_IN_A_BATCH = 1000
-"""Of those that take offsets away: at most some 1.3 KB each, so a batch stays far below the log's bound."""
+"""Records in a batch of offset deletions: at most about 1.3 KB each, so a batch is far below the log's limit."""
 OFFSETS_CHECKED_AT_ONCE = 5000
 COST_OF_RECORD = 10
-"""When old offsets are looked for: what one turn of the event loop may cost, a record that takes one away included."""
+"""Cost of a record, in checked offsets, when expired offsets are deleted; OFFSETS_CHECKED_AT_ONCE limits a turn."""
 
 _TOO_LARGE = (ErrorCode.message_too_large, ErrorCode.record_list_too_large)
 
@@ -41,7 +41,7 @@ Settled = Callable[[ErrorCode], None]
 
 @dataclass(slots=True)
 class _Waiting:
-    """Somebody who waits for a sync; told once, of its end or that the time is over."""
+    """A callback that waits for a sync; called once, with its result or at the deadline."""
 
     deadline_seconds: float
     settled: Settled
@@ -54,7 +54,7 @@ class _Waiting:
 
 
 class GroupRequests:
-    """Carries out what the coordinator decided. After a failed sync every answer is an error until restart."""
+    """Executes outcomes. After a failed sync every response is an error until a restart."""
 
     def __init__(self, groups: GroupCoordinator, state_log: StateLog) -> None:
         self._groups = groups
@@ -76,7 +76,7 @@ class GroupRequests:
         return self._on_loaded is not None
 
     def load_slice(self) -> bool:
-        """Replay a little more of the log; whether there may be more. Raises UnknownRecord, LogError, WireError."""
+        """Replay the next slice; return whether there may be more. Raises UnknownRecord, LogError, WireError."""
         if self._on_loaded is None:
             return False
         if next(self._slices, None) is not None:
@@ -88,18 +88,18 @@ class GroupRequests:
         return False
 
     def fail_loading(self) -> None:
-        """The log cannot be replayed: answers are errors until a restart."""
+        """Respond to all requests with an error until a restart, since the log cannot be replayed."""
         self._is_broken = True
 
     def when_loaded(self, callback: Callable[[], None]) -> None:
-        """Call back once everything in the log has been replayed: now, or after the last slice."""
+        """Call `callback` once the whole log has been replayed: now, or after the last slice."""
         if self._on_loaded is None:
             callback()
         else:
             self._on_loaded.append(callback)
 
     def _replay_in_slices(self) -> Iterator[int]:
-        """Yields a number of bytes after each slice."""
+        """Yield the number of bytes of each slice."""
         size_bytes = 0
         for batch in self._state_log.batches(SLICE_BYTES):
             self._replay_batch(batch)
@@ -114,38 +114,38 @@ class GroupRequests:
             groups.replay_marker(header.producer_id, commit=batch.marker.commit)
         for record in batch.records:
             assert record.key is not None
-            found = group_records.decode(record.key, record.value, record.offset)
-            if header.is_transactional and isinstance(found, OffsetCommit):
-                groups.replay_transactional(header.producer_id, found)
+            decoded = group_records.decode(record.key, record.value, record.offset)
+            if header.is_transactional and isinstance(decoded, OffsetCommit):
+                groups.replay_transactional(header.producer_id, decoded)
             else:
-                groups.replay(found)
+                groups.replay(decoded)
 
     # Requests
 
     @property
     def error_code(self) -> ErrorCode:
-        """What every group request gets: `none` while the log is loaded and can be written."""
+        """The error for every group request: `none` while the log is loaded and writable."""
         if self._is_broken or self._state_log.partition.log.failure is not None:
             return ErrorCode.coordinator_not_available
         return ErrorCode.coordinator_load_in_progress if self.is_loading else ErrorCode.none
 
-    def carry_out(self, outcome: Outcome) -> None:
-        """Append and replay an outcome's records, then send its answers, which may reveal them."""
+    def execute(self, outcome: Outcome) -> None:
+        """Append and replay an outcome's records, then send its responses, which may reveal them."""
         error_code = self._append(outcome.records)
 
         def settled(error_code: ErrorCode) -> None:
             refused = [partial(refuse, error_code) for refuse in outcome.refusals]
-            _send_in_turns(iter(refused if error_code else outcome.answers))
+            _send_in_turns(iter(refused if error_code else outcome.responses))
 
         if not error_code:
             self.settle_in_time(settled)
             return
         settled(error_code)
         if outcome.undo is not None:
-            self.carry_out(outcome.undo())
+            self.execute(outcome.undo())
 
     def record(self, records: Sequence[GroupRecord], settled: Settled) -> None:
-        """Append `records` in one batch and replay them; `settled` is told once they are durable, or the error."""
+        """Append `records` in one batch and replay them; call `settled` once they are durable, or with the error."""
         error_code = self._append(records)
         if error_code:
             settled(error_code)
@@ -153,7 +153,7 @@ class GroupRequests:
             self.settle_in_time(settled)
 
     def append_in_batches(self, records: Sequence[GroupRecord], *, from_reserve: bool = False) -> ErrorCode:
-        """Append and replay records that need not be in one batch, which bounds their number; ends at an error."""
+        """Append and replay records in batches of bounded size; stop at an error."""
         for begin in range(0, len(records), RECORDS_IN_A_BATCH):
             error_code = self._append(records[begin : begin + RECORDS_IN_A_BATCH], from_reserve=from_reserve)
             if error_code:
@@ -168,20 +168,20 @@ class GroupRequests:
         self.when_loaded(lambda: self._delete_offsets_of_topics(names, settled))
 
     def _delete_offsets_of_topics(self, names: Set[str], settled: Settled) -> None:
-        slices = self._groups.decide_forget(names.__contains__)
-        found = False
+        slices = self._groups.decide_delete_topic_offsets(names.__contains__)
+        has_records = False
 
         def turn() -> None:
-            nonlocal found
+            nonlocal has_records
             try:
                 records = next(slices, None)
                 error_code = self.append_in_batches(records or (), from_reserve=True)
             except Exception:
-                logger.exception("the offsets of deleted topics could not be removed")
+                logger.exception("the offsets of deleted topics could not be deleted")
                 settled(ErrorCode.unknown_server_error)
                 return
-            found = found or bool(records)
-            if error_code or (records is None and not found):
+            has_records = has_records or bool(records)
+            if error_code or (records is None and not has_records):
                 settled(error_code)
             elif records is None:
                 self.when_synced(settled)
@@ -207,9 +207,9 @@ class GroupRequests:
     def record_transactional(
         self, producer_id: int, producer_epoch: int, records: Sequence[OffsetCommit], settled: Settled
     ) -> None:
-        """Append the offsets that a transaction commits in one batch of its own; they are pending until it ends.
+        """Append the offsets that a transaction commits, in one batch; they are pending until it ends.
 
-        `settled` is told once they are durable, or the error; nothing is pending after an error other than a sync's.
+        `settled` is called once they are durable, or with the error. After any error but a sync's, none is pending.
         """
         error_code = self.error_code
         if not error_code and records:
@@ -231,11 +231,10 @@ class GroupRequests:
             self.settle_in_time(settled)
 
     def complete_transaction(self, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
-        """End the producer's transaction in the groups' log: its pending offsets become real, or go.
+        """End the producer's transaction in the groups' log: its pending offsets are committed or dropped.
 
-        It may be repeated. Ask `when_synced` for the moment when it is durable. While the log loads it is put off
-        until then. Raises LogError; if it was put off, the groups' answers, `when_synced` too, are errors instead
-        until a restart.
+        It can be repeated; `when_synced` reports when it is durable. While the log is loading, it is postponed. Raises
+        LogError. If a postponed one fails, all group responses, and `when_synced`, are errors until a restart.
         """
         if self.is_loading:
             self.when_loaded(lambda: self._complete_late(producer_id, producer_epoch, commit=commit))
@@ -247,13 +246,13 @@ class GroupRequests:
         try:
             self.complete_transaction(producer_id, producer_epoch, commit=commit)
         except LogError:
-            logger.exception("the offsets of producer %d's transaction could not be completed", producer_id)
+            logger.exception("the offsets of the transaction of producer %d could not be completed", producer_id)
             self._is_broken = True
 
     # Time
 
     def when_synced(self, settled: Settled) -> None:
-        """Tell `settled` once all that the coordinator knows is durable, or that it never will be."""
+        """Call `settled` once the coordinator's current state is durable, or with an error if it cannot be."""
 
         def synced(error_code: ErrorCode) -> None:
             settled(ErrorCode.coordinator_not_available if error_code or self._is_broken else ErrorCode.none)
@@ -261,7 +260,7 @@ class GroupRequests:
         self.when_loaded(lambda: self._state_log.when_synced(synced))
 
     def settle_in_time(self, settled: Settled) -> None:
-        """As `when_synced`, but an error too once `offsets.commit.timeout.ms` is over."""
+        """Call `settled` like `when_synced`, but with an error after `offsets.commit.timeout.ms`."""
         timeout_seconds = self._groups.config.offsets_commit_timeout_ms / 1000
         waiting = _Waiting(self._groups.clock.monotonic() + timeout_seconds, settled)
         self.when_synced(waiting.settle)
@@ -271,7 +270,7 @@ class GroupRequests:
             self._waiting.append(waiting)
 
     def expire(self) -> None:
-        """Act on every time-out that is over: of members, and of answers that wait for the disk."""
+        """Act on every expired timeout, of members and of responses that wait for the disk."""
         now_seconds = self._groups.clock.monotonic()
         while self._waiting and (self._waiting[0].is_done or self._waiting[0].deadline_seconds <= now_seconds):
             self._waiting.popleft().settle(ErrorCode.coordinator_not_available)
@@ -279,9 +278,9 @@ class GroupRequests:
             return
         for outcome in self._groups.expire():
             try:
-                self.carry_out(outcome)
+                self.execute(outcome)
             except Exception:
-                logger.exception("a group's time-out could not be carried out")
+                logger.exception("a group timeout failed")
         self._expire_offsets(now_seconds)
 
     @property
@@ -289,7 +288,7 @@ class GroupRequests:
         return self._groups.config.offsets_retention_check_interval_ms / 1000
 
     def _expire_offsets(self, now_seconds: float) -> None:
-        """Once in an interval every group is looked at, some in each call."""
+        """Delete expired offsets: check every group once per interval, some in each call."""
         if self._next_check_seconds <= now_seconds:
             self._next_check_seconds = now_seconds + self._check_interval_seconds
             self._unchecked = iter(list(self._groups.groups))
@@ -315,7 +314,7 @@ def _send_in_turns(sends: Iterator[Callable[[], None]]) -> None:
 
 
 def _placed(records: Sequence[GroupRecord], offset: int) -> Sequence[GroupRecord]:
-    """The records, told the offsets that the log gave them, beginning with `offset`."""
+    """Set the records' offsets in the log, from `offset` on, and return them."""
     for record_offset, record in enumerate(records, offset):
         if isinstance(record, OffsetCommit):
             record.record_offset = record_offset
@@ -323,9 +322,9 @@ def _placed(records: Sequence[GroupRecord], offset: int) -> Sequence[GroupRecord
 
 
 def _append_error(error: LogError) -> ErrorCode:
-    """As Kafka answers it: what is too large stays so, whoever asks again (CoordinatorOperationExceptionHelper)."""
+    """Return Kafka's error for it (CoordinatorOperationExceptionHelper): a record that is too large stays so."""
     if error.error_code == ErrorCode.kafka_storage_error:
-        # The log has reported it, once: groups repeat what is refused.
+        # Not logged again: the log has reported it once, and members retry.
         return ErrorCode.coordinator_not_available
     logger.error("the groups' records could not be appended: %s", error)
     if error.error_code in _TOO_LARGE:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from onceflow.broker.groups.group import Group
-from onceflow.broker.groups.member import Member
+from onceflow.broker.groups.members import Member
 from onceflow.broker.groups.records import GroupRecord
 from onceflow.broker.groups.states import GroupState
 from onceflow.broker.handlers.group_responses import tags_of, when_durable

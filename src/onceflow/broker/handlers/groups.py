@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from onceflow.broker.groups.member import JoinResponse, SyncResponse
+from onceflow.broker.groups.members import JoinResponse, SyncResponse
 from onceflow.broker.groups.outcome import JoinRequest, Leaving, SyncRequest
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
@@ -65,7 +65,7 @@ def handle_join(node: Node, request: Request) -> None:
     if refusal:
         answer(JoinResponse(refusal, asked.member_id))
     else:
-        node.group_requests.carry_out(node.groups.join(_join_request(request, asked), answer))
+        node.group_requests.execute(node.groups.join(_join_request(request, asked), answer))
 
 
 def _join_request(request: Request, asked: Any) -> JoinRequest:
@@ -126,7 +126,7 @@ def handle_sync(node: Node, request: Request) -> None:
         assignments,
         instance_id_of(asked),
     )
-    node.group_requests.carry_out(node.groups.sync(wanted, answer))
+    node.group_requests.execute(node.groups.sync(wanted, answer))
 
 
 def handle_heartbeat(node: Node, request: Request) -> None:
@@ -162,9 +162,9 @@ def handle_leave(node: Node, request: Request) -> None:
             ],
         )
 
-    outcome.answers.append(answer)
+    outcome.responses.append(answer)
     outcome.refusals.append(answer)
-    node.group_requests.carry_out(outcome)
+    node.group_requests.execute(outcome)
 
 
 HANDLERS = {

@@ -203,7 +203,7 @@ class Transactions:
             self.coordinator.replay(record)
         return ErrorCode.none
 
-    def _carry_out(self, decision: Decision, answer: Answer) -> None:
+    def _execute(self, decision: Decision, answer: Answer) -> None:
         """Record the decision; `answer` gets its error code once everything that it reveals is durable."""
         error_code = self._record([decision.record]) if decision.record is not None else self.error_code
         if error_code:
@@ -240,7 +240,7 @@ class Transactions:
         if record is not None and record.state is TransactionState.PREPARE_ABORT:
             self._prepare(record, lambda code: settled(code or decision.error_code))
         else:
-            self._carry_out(decision, settled)
+            self._execute(decision, settled)
 
     # Partitions
 
@@ -248,7 +248,7 @@ class Transactions:
         """Let the transaction write to partitions, all of which exist."""
         decision = self.coordinator.decide_add(asked, partitions)
         if decision.record is None:
-            self._carry_out(decision, answer)
+            self._execute(decision, answer)
             return
         added = partitions - self.coordinator.transactions[asked.transactional_id].partitions
         error_code = self._record([decision.record])
@@ -278,7 +278,7 @@ class Transactions:
         """EndTxn: `event` is COMMIT or ABORT. Success says that the outcome is decided, durable and visible."""
         refusal = self.coordinator.end_refusal(asked, event)
         if refusal is not None:
-            self._carry_out(Decision(refusal), answer)
+            self._execute(Decision(refusal), answer)
             return
         transaction = self.coordinator.transactions[asked.transactional_id]
         if event is Event.ABORT:
