@@ -74,7 +74,7 @@ def test_the_offsets_of_a_deleted_topic_go_some_in_each_turn(
 ) -> None:
     async def test() -> None:
         stored = Stored(tmp_path)
-        monkeypatch.setattr(coordinator, "OFFSETS_FORGOTTEN_AT_ONCE", 10)
+        monkeypatch.setattr(coordinator, "OFFSETS_DELETED_AT_ONCE", 10)
         for number in range(50):
             await stored.record(*commits(1, 2, group=f"g{number}"), OffsetCommit(f"g{number}", "kept", 0, 3))
         told: list[ErrorCode] = []
