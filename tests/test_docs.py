@@ -69,12 +69,21 @@ def test_shown_commands_can_be_parsed(page: Path, line: str) -> None:
         command.parse_args(context, words)
 
 
+def headings_of(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub forms them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_between_pages_exist() -> None:
     broken = []
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
-            if not target.startswith("http") and not (page.parent / target).exists():
-                broken.append(f"{page.relative_to(ROOT)} → {target}")
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
+            if target.startswith("http"):
+                continue
+            linked = page.parent / target if target else page
+            if not linked.exists() or (anchor and anchor not in headings_of(linked)):
+                broken.append(f"{page.relative_to(ROOT)} → {target}#{anchor}")
     assert not broken
 
 

@@ -61,7 +61,7 @@ def test_ctrl_c_stops_all_that_has_started_and_a_taken_port_is_said(tmp_path: Pa
         finally:
             started.kill()
             started.wait()
-    assert f"port {port} is taken: page listens on " in printed.read_text()
+    assert f"port {port} is in use; page listens on " in printed.read_text()
     assert "Traceback" not in printed.read_text()
     assert not processes_of(mark)
 
