@@ -1,4 +1,4 @@
-"""Measures the tables of README.md beside this file: all, or the rows in whose names a word of the command line occurs.
+"""Command that measures the tables of README.md: all rows, or those whose names contain a given word.
 
 python -m benchmarks                       everything
 python -m benchmarks "Memory" "fetch, raw" these
@@ -27,7 +27,7 @@ logger = logging.getLogger("benchmarks")
 
 
 def run(table: Table, names: Sequence[str], figures: Figures) -> bool:
-    """Measure, print and write each row; False where the table did not come to its end."""
+    """Measure, print and write each row; return False if the table is incomplete."""
     figures.begin(table)
     measured = []
     print(f"\n## {table.title}\n\n{table.head}", flush=True)
@@ -49,13 +49,13 @@ def run(table: Table, names: Sequence[str], figures: Figures) -> bool:
 
 
 def main(words: Sequence[str]) -> int:
-    """The exit code: 1 where a table was cut short, 2 for a word that names nothing."""
+    """Return the exit code: 1 for an incomplete table, 2 for a word that matches no row."""
     if list(words) == ["--list"]:
         print(*(f"{table.title}: {name}" for table in TABLES for name in table.names), sep="\n")
         return 0
-    strange = [word for word in words if not any(table.chosen([word]) for table in TABLES)]
-    if strange:
-        print(f"no row has {' or '.join(map(repr, strange))} in its name; see --list", file=sys.stderr)
+    unknown = [word for word in words if not any(table.chosen([word]) for table in TABLES)]
+    if unknown:
+        print(f"no row has {' or '.join(map(repr, unknown))} in its name; see --list", file=sys.stderr)
         return 2
     figures = Figures()
     chosen = [(table, names) for table in TABLES if (names := table.chosen(words))]

@@ -1,7 +1,7 @@
-"""RabbitMQ, and as much of AMQP 0-9-1 as putting into a queue and taking out of it needs.
+"""RabbitMQ, and the part of AMQP 0-9-1 that publishing and consuming need.
 
-Requests are encoded beforehand, as those of `benchmarks.raw_connection`: a client in Python that builds each frame
-would be measured instead of the broker.
+Requests are encoded beforehand, as in `benchmarks.raw_connection`: otherwise the client's encoding would be measured
+instead of the broker.
 """
 
 import os
@@ -28,11 +28,11 @@ FRAME_BYTES_MAX = 128 << 10
 NO_ARGUMENTS = struct.pack(">I", 0)
 CHUNK, CHUNK_BYTES = 500, 1 << 20
 ACK = struct.Struct(">HHQ?")
-"""Class, method, delivery tag, whether all before it are meant."""
+"""Class, method, delivery tag, whether all earlier tags are included."""
 
 
 def find_server() -> str | None:
-    """Debian's script without the change of user, or the one on PATH; None where there is no RabbitMQ."""
+    """Return Debian's script without the change of user, or the one on PATH; None without RabbitMQ."""
     return SERVER if Path(SERVER).exists() else shutil.which("rabbitmq-server")
 
 
@@ -62,7 +62,7 @@ class RabbitProcess:
             "ERL_EPMD_ADDRESS": "127.0.0.1",
         }
         log = self._exits.enter_context((self.directory / "server.log").open("wb"))
-        # Erlang's directory of nodes: RabbitMQ would start one that stays when it ends.
+        # Erlang's node registry: RabbitMQ would start one that outlives it.
         for command in (["epmd"], [self._server]):
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
             self._exits.callback(ended, process)
@@ -79,28 +79,28 @@ class RabbitProcess:
 
 
 def ended(process: subprocess.Popen[bytes]) -> None:
-    """End it and wait."""
+    """End a process and wait."""
     process.terminate()
     process.wait(timeout=60)
 
 
 def short(text: str) -> bytes:
-    """A short string."""
+    """Return a short string."""
     return bytes([len(text)]) + text.encode()
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """One frame."""
+    """Return a frame."""
     return FRAME_HEAD.pack(kind, channel, len(payload)) + payload + FRAME_END
 
 
 def method(channel: int, class_id: int, method_id: int, arguments: bytes = b"") -> bytes:
-    """A frame with a method."""
+    """Return a frame with a method."""
     return frame(METHOD, channel, CLASS_AND_METHOD.pack(class_id, method_id) + arguments)
 
 
 def publishing(queue: str, value: bytes, *, is_persistent: bool) -> bytes:
-    """The three frames of one message to the default exchange."""
+    """Return the three frames of a message to the default exchange."""
     delivery_mode = struct.pack(">HB", 1 << 12, 2 if is_persistent else 1)
     header = struct.pack(">HHQ", BASIC, 0, len(value)) + delivery_mode
     publish = method(1, BASIC, 40, struct.pack(">H", 0) + short("") + short(queue) + b"\0")
@@ -108,21 +108,21 @@ def publishing(queue: str, value: bytes, *, is_persistent: bool) -> bytes:
 
 
 def chunk_of(size_bytes: int) -> int:
-    """How many messages of that size are sent, or acknowledged, at once; twice as many may be under way."""
+    """Return how many messages of that size are sent, or acknowledged, at once; twice as many may be in flight."""
     return max(1, min(CHUNK, CHUNK_BYTES // size_bytes))
 
 
 class Channel:
-    """A connection of user guest with one channel. Raises RuntimeError for any answer that was not expected."""
+    """Connection of user guest with one channel. Raises RuntimeError for an unexpected response."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._answers = self._socket.makefile("rb", 1 << 20)
+        self._responses = self._socket.makefile("rb", 1 << 20)
         self._published = self._delivered = 0
         self.send(b"AMQP\0\0\x09\x01")
-        told = re.search(rb"\x07versionS\0\0\0.([0-9.]+)", self.expect(CONNECTION, 10), re.DOTALL)
-        self.version = told[1].decode() if told else "of an unknown version"
+        version = re.search(rb"\x07versionS\0\0\0.([0-9.]+)", self.expect(CONNECTION, 10), re.DOTALL)
+        self.version = version[1].decode() if version else "of an unknown version"
         credentials = b"\0guest\0guest"
         start_ok = struct.pack(">I", 0) + short("PLAIN") + struct.pack(">I", len(credentials)) + credentials
         self.send(method(0, CONNECTION, 11, start_ok + short("en_US")))
@@ -132,52 +132,52 @@ class Channel:
         self.call(CHANNEL, 10, b"\0")
 
     def call(self, class_id: int, method_id: int, arguments: bytes = b"", channel: int = 1) -> bytes:
-        """A method whose answer has the next number; the answer's arguments."""
+        """Call a method whose response has the next number; return the response's arguments."""
         self.send(method(channel, class_id, method_id, arguments))
         return self.expect(class_id, method_id + 1)
 
     def send(self, data: bytes) -> None:
-        """Without waiting for an answer."""
+        """Send without waiting for a response."""
         self._socket.sendall(data)
 
     def read(self, size_bytes: int) -> bytes:
-        """Exactly so many bytes."""
-        data = self._answers.read(size_bytes)
+        """Read exactly `size_bytes` bytes."""
+        data = self._responses.read(size_bytes)
         if len(data) < size_bytes:
             raise ConnectionError("RabbitMQ closed the connection")
         return data
 
     def receive(self) -> bytes:
-        """The payload of the next frame."""
+        """Return the payload of the next frame."""
         _, _, size_bytes = FRAME_HEAD.unpack(self.read(FRAME_HEAD.size))
         return self.read(size_bytes + 1)[:-1]
 
     def expect(self, class_id: int, method_id: int) -> bytes:
-        """The arguments of that method, which has to come next."""
+        """Return the arguments of that method, which must be next."""
         payload = self.receive()
         if CLASS_AND_METHOD.unpack_from(payload) != (class_id, method_id):
             raise RuntimeError(f"RabbitMQ answered {payload[:200]!r} instead of method {class_id}.{method_id}")
         return payload[CLASS_AND_METHOD.size :]
 
     def declare(self, queue: str, *, is_durable: bool) -> None:
-        """A classic queue."""
+        """Declare a classic queue."""
         self.call(QUEUE, 10, b"\0\0" + short(queue) + (b"\2" if is_durable else b"\0") + NO_ARGUMENTS)
 
     def left(self, queue: str) -> int:
-        """Messages that wait in the queue."""
+        """Return the number of messages in the queue."""
         declared = self.call(QUEUE, 10, b"\0\0" + short(queue) + b"\1" + NO_ARGUMENTS)
         return int(struct.unpack_from(">I", declared, 1 + len(queue))[0])
 
     def delete(self, queue: str) -> None:
-        """With what is in it."""
+        """Delete the queue and its messages."""
         self.call(QUEUE, 40, b"\0\0" + short(queue) + b"\0")
 
     def confirm(self) -> None:
-        """From now on RabbitMQ confirms what is published."""
+        """Turn on confirmations of published messages."""
         self.call(CONFIRM, 10, b"\0")
 
     def publish(self, message: bytes, count: int) -> None:
-        """Until the last one is confirmed."""
+        """Publish messages and wait for the last confirmation."""
         chunk = chunk_of(len(message))
         waiting: dict[int, None] = {}
         while count or waiting:
@@ -200,11 +200,11 @@ class Channel:
             del waiting[first]
 
     def consume(self, queue: str, value: bytes, count: int) -> None:
-        """Until the last one is here and all are acknowledged, which RabbitMQ does not answer."""
+        """Consume messages and acknowledge them; RabbitMQ does not confirm that."""
         chunk = chunk_of(len(value))
         self.call(BASIC, 10, struct.pack(">IHB", 0, 2 * chunk, 0))
         self.call(BASIC, 20, b"\0\0" + short(queue) + short("benchmark") + b"\0" + NO_ARGUMENTS)
-        # The frames of one message; of all others they have the same sizes.
+        # The frames of one message; those of the others have the same sizes.
         size_bytes = sum(FRAME_HEAD.size + len(self.receive()) + 1 for _ in range(3))
         taken = 1
         while taken < count:
@@ -220,5 +220,5 @@ class Channel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._answers.close()
+        self._responses.close()
         self._socket.close()

@@ -1,4 +1,4 @@
-"""This broker beside that of another checkout, an earlier version above all: the work of the comparison with Kafka.
+"""Comparison of this broker with that of another checkout, such as an earlier version, in the rows of Kafka's.
 
     python -m benchmarks.before ../before                      every row
     python -m benchmarks.before ../before "fetch, raw" "Java"   rows whose names have these words
@@ -20,11 +20,11 @@ from benchmarks.peers import NEVER, OURS, Peer
 from onceflow.testing import BrokerProcess
 
 BEFORE = "before"
-HEAD = "| what | before the answer | now | before | now / before | CPU, now / before |\n|---|---|---|---|---|---|"
+HEAD = "| what | before the response | now | before | now / before | CPU, now / before |\n|---|---|---|---|---|---|"
 
 
 class BrokerOf(BrokerProcess):
-    """The broker whose sources are in another checkout."""
+    """Broker with the sources of another checkout."""
 
     def __init__(self, checkout: Path, data: Path) -> None:
         super().__init__(data)
@@ -36,7 +36,7 @@ class BrokerOf(BrokerProcess):
 
 @contextmanager
 def versions(checkout: Path, directory: Path) -> Iterator[list[Peer]]:
-    """Both brokers, running."""
+    """Run both brokers."""
     brokers = {OURS: BrokerProcess(directory / "now"), BEFORE: BrokerOf(checkout, directory / "before")}
     with ExitStack() as exits:
         for broker in brokers.values():
@@ -45,13 +45,13 @@ def versions(checkout: Path, directory: Path) -> Iterator[list[Peer]]:
         yield [Peer(name, broker.bootstrap, broker.pid, unsynced=unsynced) for name, broker in brokers.items()]
 
 
-def lines(row: Row, found: Mapping[str, list[Run]]) -> Iterator[str]:
-    """The table's lines for one row."""
-    cpu = ratios([run.cpu_seconds for run in found[OURS]], [run.cpu_seconds for run in found[BEFORE]])
+def lines(row: Row, runs: Mapping[str, list[Run]]) -> Iterator[str]:
+    """Yield the table's lines of one row."""
+    cpu = ratios([run.cpu_seconds for run in runs[OURS]], [run.cpu_seconds for run in runs[BEFORE]])
     for place, figure in enumerate(row.figures):
-        now, before = ([run.values[place] for run in found[name]] for name in (OURS, BEFORE))
-        told = (f"{spread(now)} {figure.unit}", f"{spread(before)} {figure.unit}", spread(ratios(now, before)))
-        yield f"| {' | '.join((figure.name, row.durability.value, *told, spread(cpu)))} |"
+        now, before = ([run.values[place] for run in runs[name]] for name in (OURS, BEFORE))
+        shown = (f"{spread(now)} {figure.unit}", f"{spread(before)} {figure.unit}", spread(ratios(now, before)))
+        yield f"| {' | '.join((figure.name, row.durability.value, *shown, spread(cpu)))} |"
 
 
 def main(arguments: Sequence[str]) -> None:

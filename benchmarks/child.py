@@ -1,7 +1,7 @@
-"""A contender in a process of its own that does one piece of work after the other, and the processor time of its tree.
+"""Contender in a process of its own that does one task after the other, and the processor time of its process tree.
 
-Work is a line of JSON, `{"work": name, …}`, the answer another one. The processor time is that of the process and all
-its descendants, those that have ended and were waited for included: the driver, its JVM, the Python workers.
+A task is a line of JSON, `{"work": name, …}`, and so is its result. The processor time is that of the process and all
+its descendants (driver, JVM, Python workers), including those that have ended and were waited for.
 """
 
 import json
@@ -18,11 +18,11 @@ STOP_SECONDS = 30.0
 
 
 class ChildFailed(Exception):
-    """What it logged last is in the message."""
+    """A child did not respond; the message has the end of its log."""
 
 
 class Child:
-    """Started by `__init__`; use as a context, or end it with `kill`."""
+    """Process that `__init__` starts; use as a context, or end it with `kill`."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.log = log
@@ -37,38 +37,38 @@ class Child:
             )
 
     def ask(self, work: str, *, timeout_s: float = 300.0, **arguments: Any) -> dict[str, Any]:
-        """The answer. Raises ChildFailed where there is none in time."""
+        """Send a task and return its result. Raises ChildFailed after the timeout."""
         self.tell(work, **arguments)
         return self.respond(timeout_s)
 
     def tell(self, work: str, **arguments: Any) -> None:
-        """Give it work and do not wait."""
+        """Send a task without waiting."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"work": work, **arguments}).encode() + b"\n")
         self._process.stdin.flush()
 
     def respond(self, timeout_s: float = 300.0) -> dict[str, Any]:
-        """Of the work told last. Raises ChildFailed."""
+        """Return the result of the last task. Raises ChildFailed."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
         line = self._process.stdout.readline() if ready else b""
         if not line:
-            told = self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
-            raise ChildFailed(f"no answer within {timeout_s:g} s ({self.log}): {told}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+            logged = self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
+            raise ChildFailed(f"no result within {timeout_s:g} s ({self.log}): {logged}")
+        result: dict[str, Any] = json.loads(line)
+        return result
 
     def cpu_seconds(self) -> float:
-        """User and kernel time of the whole tree since its start."""
+        """Return user and kernel time of the process tree since its start."""
         return sum(processor_seconds(pid) for pid in tree(self._process.pid))
 
     @property
     def has_ended(self) -> bool:
-        """By itself or by `kill`."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """SIGKILL to every process of the tree, as when the machine goes."""
+        """Send SIGKILL to every process of the tree, as in a crash of the machine."""
         for pid in tree(self._process.pid):
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -99,18 +99,18 @@ class Child:
 
 
 def tree(root: int) -> list[int]:
-    """The process and its descendants, parents first."""
+    """Return the process and its descendants, parents first."""
     children: dict[int, list[int]] = {}
     for pid, fields in _processes():
         children.setdefault(int(fields[1]), []).append(pid)
-    found = [root]
-    for pid in found:
-        found += children.get(pid, [])
-    return found
+    pids = [root]
+    for pid in pids:
+        pids += children.get(pid, [])
+    return pids
 
 
 def processor_seconds(pid: int) -> float:
-    """Of one process and of its children that it has waited for; 0 for one that is gone."""
+    """Return the time of a process and of its children that it has waited for; 0 if it has ended."""
     fields = _stat(pid)
     return sum(map(int, fields[11:15])) / TICKS_PER_SECOND if fields else 0.0
 
@@ -122,7 +122,7 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; nothing of one that has ended."""
+    """Return the fields of /proc/PID/stat from the state on; none if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except (FileNotFoundError, ProcessLookupError):

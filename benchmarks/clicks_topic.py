@@ -1,4 +1,4 @@
-"""The topic that the connector's contenders read: the crowd's clicks, and what counting them rightly gives."""
+"""Topic that the connector's contenders read: generated clicks and their right sums."""
 
 import itertools
 from collections import Counter
@@ -19,13 +19,13 @@ _POLL_EVERY = 10_000
 
 
 class Click(msgspec.Struct):
-    """What is summed of an event."""
+    """Summed field of an event."""
 
     click_count: int
 
 
 class Clicks(NamedTuple):
-    """A topic with so many clicks, and the sum of each user's by uid."""
+    """Topic, number of its clicks, and sums by uid."""
 
     topic: str
     count: int
@@ -33,20 +33,20 @@ class Clicks(NamedTuple):
 
 
 def create(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> None:
-    """A topic of one replica; returns when it can be written."""
+    """Create a topic with one replica, and wait until it accepts writes."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(topic, partitions, 1, config={"file.delete.delay.ms": "0"})])[topic].result(30)
     wait_for_leader(admin, topic)
 
 
 def delete(bootstrap: str, topic: str) -> None:
-    """And wait until the broker has said yes."""
+    """Delete a topic, and wait for the response."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.delete_topics([topic])[topic].result(30)
 
 
 def fill(bootstrap: str, topic: str, count: int) -> Clicks:
-    """Make the topic and write `count` clicks, the partitions in turn."""
+    """Create the topic and write `count` clicks, to the partitions in turn."""
     create(bootstrap, topic)
     producer = Producer(
         {"bootstrap.servers": bootstrap, "linger.ms": 5, "queue.buffering.max.messages": _QUEUE_RECORDS}
@@ -69,11 +69,8 @@ def fill(bootstrap: str, topic: str, count: int) -> Clicks:
     return Clicks(topic, count, dict(sums))
 
 
-def differences(found: dict[bytes, bytes], clicks: Clicks) -> int:
-    """Users whose sum in Redis is another one than the topic's; those that only one of both has are such, too.
-
-    A user who never clicked more than zero times may be there with 0, or not.
-    """
+def differences(stored: dict[bytes, bytes], clicks: Clicks) -> int:
+    """Return the number of users whose sums in Redis and in the topic differ; a sum of 0 may be missing."""
     wanted = {uid: total for uid, total in clicks.sums.items() if total}
-    counted = {uid: int(total) for uid, total in found.items() if int(total)}
+    counted = {uid: int(total) for uid, total in stored.items() if int(total)}
     return sum(wanted.get(uid) != counted.get(uid) for uid in wanted.keys() | counted.keys())

@@ -1,4 +1,4 @@
-"""Rows of figures, ours beside a peer's from the same run: alternating order, medians, spreads, and goals."""
+"""Rows of figures with a peer's from the same run: alternating order, medians, spreads and goals."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,19 +13,19 @@ from benchmarks.peers import OURS, Peer, fresh_topic, touch_memory
 RUNS = 5
 T = TypeVar("T")
 Measure = Callable[[Peer, str], Sequence[float]]
-"""Measures on a fresh topic; gives a figure for each `Figure` of its row."""
+"""Function that measures on a fresh topic and returns a value for each `Figure` of its row."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is asked of a ratio ours / theirs: the least, and the aim; of a time or a cost the most."""
+    """Required and desired ratio ours / theirs: a minimum, or a maximum for times and costs."""
 
     at_least: float
     aim: float
     is_cost: bool = False
 
     def verdict(self, ratio: float) -> str:
-        """Where a ratio stands between what is asked and what is aimed at."""
+        """Return whether a ratio reaches the goal and the aim."""
         sign = -1 if self.is_cost else 1
         if sign * ratio >= sign * self.aim:
             return "aim"
@@ -40,7 +40,7 @@ CPU_GOAL = Goal(1.0, 0.6, is_cost=True)
 
 @dataclass(frozen=True)
 class Figure:
-    """What is read off a run, and what is asked of it, if anything."""
+    """Value of a run, and its goal, if any."""
 
     name: str
     unit: str
@@ -48,7 +48,7 @@ class Figure:
 
 
 class Durability(Enum):
-    """What has happened to a record before it is acknowledged."""
+    """State of a record when it is acknowledged."""
 
     NONE = "none"
     SYNCED = "fsync"
@@ -57,7 +57,7 @@ class Durability(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of work, at one durability on both brokers, or at what each has by default."""
+    """Kind of work, with the same durability on both brokers or with their defaults."""
 
     measure: Measure
     figures: tuple[Figure, ...]
@@ -65,15 +65,15 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The first figure's."""
+        """Name of the first line."""
         return self.line_name(self.figures[0])
 
     def line_name(self, figure: Figure) -> str:
-        """Of all lines this one's."""
+        """Return the unique name of a line."""
         return f"{figure.name}, {self.durability.value}"
 
     def config(self, peer: Peer) -> Mapping[str, str]:
-        """Topic settings for that durability."""
+        """Return the topic configs for that durability."""
         if self.durability is Durability.OWN_DEFAULT:
             return {}
         return peer.synced if self.durability is Durability.SYNCED else peer.unsynced
@@ -81,14 +81,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run on one peer gave."""
+    """Result of one run on one peer."""
 
     values: Sequence[float]
     cpu_seconds: float
 
 
 def measured(row: Row, peer: Peer, topic: str, config: Mapping[str, str]) -> Run:
-    """One run on a fresh topic."""
+    """Return the result of one run on a fresh topic."""
     with fresh_topic(peer, topic, config) as name:
         before = peer.cpu_seconds()
         values = row.measure(peer, name)
@@ -96,21 +96,21 @@ def measured(row: Row, peer: Peer, topic: str, config: Mapping[str, str]) -> Run
 
 
 def in_turns(contenders: Mapping[str, Callable[[int], T]], count: int, *, uncounted: int = 0) -> dict[str, list[T]]:
-    """What `count` runs of each gave, by their numbers, every second round in the other order.
+    """Return the results of `count` runs of each; every second round is in reverse order.
 
-    Before them come `uncounted` rounds, numbered below 0.
+    `uncounted` rounds, with negative numbers, come first.
     """
-    found: dict[str, list[T]] = {name: [] for name in contenders}
+    results: dict[str, list[T]] = {name: [] for name in contenders}
     for number in range(-uncounted, count):
         for name in contenders if number % 2 == 0 else reversed(list(contenders)):
             measured_now = contenders[name](number)
             if number >= 0:
-                found[name].append(measured_now)
-    return found
+                results[name].append(measured_now)
+    return results
 
 
 def compared(row: Row, peers: Sequence[Peer], number: int, runs: int = RUNS) -> dict[str, list[Run]]:
-    """All runs of a row; a run before them, which is not counted, warms both."""
+    """Return all runs of a row, after an uncounted run that warms both up."""
     touch_memory()
 
     def one(peer: Peer, run: int) -> Run:
@@ -120,47 +120,47 @@ def compared(row: Row, peers: Sequence[Peer], number: int, runs: int = RUNS) -> 
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median and range, with as many digits as they deserve."""
+    """Return median and range, with suitable digits."""
     digits = ",.0f" if statistics.median(values) >= 100 else ",.2f"
     return f"{statistics.median(values):{digits}} ({min(values):{digits}} to {max(values):{digits}})"
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Of runs that stood side by side."""
+    """Return the ratios of paired runs."""
     return [mine / its for mine, its in zip(ours, theirs, strict=True)]
 
 
-def lines(row: Row, found: Mapping[str, list[Run]]) -> Iterator[Line]:
-    """The table's lines for one row."""
-    theirs = next((runs for name, runs in found.items() if name != OURS), None)
+def lines(row: Row, results: Mapping[str, list[Run]]) -> Iterator[Line]:
+    """Yield the table's lines of one row."""
+    theirs = next((runs for name, runs in results.items() if name != OURS), None)
     for place, figure in enumerate(row.figures):
-        mine = [run.values[place] for run in found[OURS]]
+        mine = [run.values[place] for run in results[OURS]]
         cells = [figure.name, row.durability.value, f"{spread(mine)} {figure.unit}"]
         if theirs is None:
             cells += [""] * 5
         else:
             its = [run.values[place] for run in theirs]
-            cpu = ratios([run.cpu_seconds for run in found[OURS]], [run.cpu_seconds for run in theirs])
+            cpu = ratios([run.cpu_seconds for run in results[OURS]], [run.cpu_seconds for run in theirs])
             cells += [f"{spread(its)} {figure.unit}", *judged(ratios(mine, its), figure.goal), judged_cpu(row, cpu)]
         yield Line(row.line_name(figure), f"| {' | '.join(cells)} |")
 
 
-def judged(found: Sequence[float], goal: Goal | None) -> tuple[str, str, str]:
-    """Cells: the ratio, what is asked, what is reached."""
+def judged(results: Sequence[float], goal: Goal | None) -> tuple[str, str, str]:
+    """Return the cells ratio, goal and verdict."""
     if goal is None:
-        return spread(found), "not judged", ""
-    return spread(found), str(goal), goal.verdict(statistics.median(found))
+        return spread(results), "not judged", ""
+    return spread(results), str(goal), goal.verdict(statistics.median(results))
 
 
-def judged_cpu(row: Row, found: Sequence[float]) -> str:
-    """One cell; other durability is other work, and not judged, nor is a row that has no goal."""
+def judged_cpu(row: Row, results: Sequence[float]) -> str:
+    """Return the cell of CPU time; different durabilities, and rows without a goal, are not judged."""
     is_judged = row.durability is not Durability.OWN_DEFAULT and row.figures[0].goal is not None
-    return f"{spread(found)} {CPU_GOAL.verdict(statistics.median(found))}" if is_judged else spread(found)
+    return f"{spread(results)} {CPU_GOAL.verdict(statistics.median(results))}" if is_judged else spread(results)
 
 
 COLUMNS = (
     "what",
-    "before the answer",
+    "before the response",
     "onceflow",
     "Apache Kafka",
     "ours / its",

@@ -1,7 +1,7 @@
-"""onceflow.spark beside Spark's JVM connector and PyFlink: the same topic, the same Redis, two cores for each.
+"""onceflow.spark, Spark's JVM connector and PyFlink: the same topic, the same Redis, two cores each.
 
-One driver for each contender, its session warm; the contenders take turns. Processor time is that of the driver, its
-JVM and its Python workers; Kafka and Redis are the same for all and not in it.
+Each contender has a driver with a warm session; the contenders take turns. Processor time is that of the driver, its
+JVM and its Python workers, without Kafka and Redis, which all share.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,30 +20,30 @@ RATES = (1_000, 20_000)
 ROWS = (200_000, 1_000_000)
 SINK_GOALS = {"lz4": Goal(0.7, 1.1), "none": Goal(0.5, 1.0)}
 PEERS = {OURS: "pushdown", PEER: "jvm"}
-"""The pipeline that each contender counts with, where it is one of each."""
+"""Pipeline of each contender, in rows with one pipeline each."""
 Part = Callable[[Stage], Iterator[Line]]
 T = TypeVar("T")
 
 
 class Run(NamedTuple):
-    """Events or rows a second, and processor time."""
+    """Events or rows per second, and processor time."""
 
     speed: float
     cpu_seconds: float
 
 
 class Sides(NamedTuple):
-    """Runs that stood side by side."""
+    """Paired runs."""
 
     ours: Sequence[Run]
     theirs: Sequence[Run]
 
     def speed(self, name: str, peer: str, unit: str, goal: Goal | None) -> Line:
-        """A row of the table."""
+        """Return a row of the table."""
         return compared(name, peer, unit, goal, [run.speed for run in self.ours], [run.speed for run in self.theirs])
 
     def cpu(self, name: str, peer: str, goal: Goal | None) -> Line:
-        """Another one."""
+        """Return the row of processor times."""
         mine, its = [run.cpu_seconds for run in self.ours], [run.cpu_seconds for run in self.theirs]
         return compared(f"{name}: CPU", peer, "s", goal, mine, its)
 
@@ -51,13 +51,13 @@ class Sides(NamedTuple):
 def compared(
     name: str, peer: str, unit: str, goal: Goal | None, ours: Sequence[float], theirs: Sequence[float]
 ) -> Line:
-    """A row of the table."""
+    """Return a row of the table."""
     cells = (f"{spread(ours)} {unit}", f"{spread(theirs)} {unit}", *judged(ratios(ours, theirs), goal))
     return row(name, peer, *cells)
 
 
 def rounds(contenders: Mapping[str, Callable[[], T]], *, uncounted: int = 1) -> dict[str, list[T]]:
-    """`RUNS` of each in turns, after `uncounted` ones."""
+    """Return `RUNS` results of each in turns, after `uncounted` rounds."""
 
     def numbered(run: Callable[[], T]) -> Callable[[int], T]:
         return lambda _number: run()
@@ -66,9 +66,9 @@ def rounds(contenders: Mapping[str, Callable[[], T]], *, uncounted: int = 1) -> 
 
 
 def drain(stage: Stage) -> Iterator[Line]:
-    """Push-downs and raw records beside the same runs of the peer."""
-    found = rounds({name: partial(drained, stage, name) for name in ("pushdown", "raw", "jvm")})
-    with_pushdowns, raw = Sides(found["pushdown"], found["jvm"]), Sides(found["raw"], found["jvm"])
+    """Yield the rows with push-downs and with raw records, paired with the same runs of the peer."""
+    results = rounds({name: partial(drained, stage, name) for name in ("pushdown", "raw", "jvm")})
+    with_pushdowns, raw = Sides(results["pushdown"], results["jvm"]), Sides(results["raw"], results["jvm"])
     name = "drain to Redis, with push-downs"
     yield with_pushdowns.speed(name, "JVM connector", "events/s", Goal(1.5, 2.5))
     yield with_pushdowns.cpu(name, "JVM connector", Goal(0.7, 0.4, is_cost=True))
@@ -77,13 +77,13 @@ def drain(stage: Stage) -> Iterator[Line]:
 
 
 def drained(stage: Stage, pipeline: str) -> Run:
-    """By a driver of Spark."""
+    """Return the result of a drain by a Spark driver."""
     work = stage.counting(pipeline, stage.clicks.topic, offsets_per_trigger_max=EVENTS_PER_BATCH_MAX)
     return one_drain(stage, stage.driver(PEER if pipeline == "jvm" else OURS), work)
 
 
 def one_drain(stage: Stage, child: Child, work: dict[str, object]) -> Run:
-    """A drain whose sums are right. Raises SystemExit."""
+    """Return the result of a drain with correct sums. Raises SystemExit."""
     before = child.cpu_seconds()
     seconds = child.ask("drain", **work)["seconds"]
     cpu_seconds = child.cpu_seconds() - before
@@ -94,13 +94,13 @@ def one_drain(stage: Stage, child: Child, work: dict[str, object]) -> Run:
 
 
 def drain_beside_flink(stage: Stage) -> Iterator[Line]:
-    """With push-downs, beside SQL with mini-batches."""
-    found = flink.find()
+    """Yield the rows of push-downs and of PyFlink SQL with mini-batches."""
+    results = flink.find()
     name = f"PyFlink {flink.VERSION}: drain to Redis"
-    if isinstance(found, str):
-        yield row(name, "PyFlink", "", f"not measured: {found}", "", "1, 1.5", "")
+    if isinstance(results, str):
+        yield row(name, "PyFlink", "", f"not measured: {results}", "", "1, 1.5", "")
         return
-    with Child(found.command, stage.directory / "flink.log") as child:
+    with Child(results.command, stage.directory / "flink.log") as child:
         runs = rounds(
             {
                 "pushdown": partial(drained, stage, "pushdown"),
@@ -113,20 +113,20 @@ def drain_beside_flink(stage: Stage) -> Iterator[Line]:
 
 
 def latency_at(rate: int, stage: Stage) -> Iterator[Line]:
-    """A drain of each warms."""
+    """Yield the rows of latency, after a warm-up drain of each."""
     for pipeline in PEERS.values():
         drained(stage, pipeline)
     contenders = {name: partial(latency.measured, stage, name, pipeline, rate) for name, pipeline in PEERS.items()}
-    found = rounds(contenders, uncounted=0)
+    results = rounds(contenders, uncounted=0)
     name = f"latency, event to Redis, {rate:,} events/s"
     goals = {"p50": Goal(0.8, 0.33, is_cost=True), "p99": Goal(0.9, 0.5, is_cost=True), "CPU": None}
     for what, goal in goals.items():
-        ours, theirs = ([getattr(run, latency.MEASURES[what]) for run in found[side]] for side in PEERS)
+        ours, theirs = ([getattr(run, latency.MEASURES[what]) for run in results[side]] for side in PEERS)
         yield compared(f"{name}: {what}", "JVM connector", "s" if what == "CPU" else "ms", goal, ours, theirs)
 
 
 def kafka_sink(count: int, stage: Stage) -> Iterator[Line]:
-    """Both codecs: the same cached rows, ours exactly once, the peer at least once."""
+    """Yield the rows of both codecs: the same cached rows, exactly once here, at least once for the peer."""
     shared = {
         "bootstrap": stage.bootstrap,
         "topic": stage.clicks.topic,
@@ -139,19 +139,19 @@ def kafka_sink(count: int, stage: Stage) -> Iterator[Line]:
         works = {source: sink_work(stage, source, compression) for source in (OURS, PEER)}
         for source, work in works.items():
             stage.driver(source).ask("begin", **work)
-        found = rounds({source: partial(written, stage, work, count) for source, work in works.items()})
+        results = rounds({source: partial(written, stage, work, count) for source, work in works.items()})
         for source, work in works.items():
             wanted = {name: value * (RUNS + 1) for name, value in cached[0].items()}
             require_equal(f"rows written by {source}", stage.driver(source).ask("end", **work), wanted)
             clicks_topic.delete(stage.bootstrap, work["target"])
-        sides = Sides(found[OURS], found[PEER])
+        sides = Sides(results[OURS], results[PEER])
         name = f"Kafka sink, {count:,} rows, exactly once, {compression}"
         yield sides.speed(name, "JVM sink, at least once", "rows/s", goal)
         yield sides.cpu(name, "JVM sink, at least once", None)
 
 
 def sink_work(stage: Stage, source: str, compression: str) -> dict[str, str]:
-    """With a fresh topic to write to, and one of ticks."""
+    """Return a task with a fresh output topic and a fresh topic of ticks."""
     name = stage.fresh(f"sink-{source}-{compression}")
     for topic, partitions in ((name, clicks_topic.PARTITIONS), (f"{name}-ticks", 1)):
         clicks_topic.create(stage.bootstrap, topic, partitions)
@@ -166,21 +166,21 @@ def sink_work(stage: Stage, source: str, compression: str) -> dict[str, str]:
 
 
 def written(stage: Stage, work: Mapping[str, str], count: int) -> Run:
-    """One write."""
+    """Return the result of one write."""
     driver = stage.driver(work["source"])
     before = driver.cpu_seconds()
     seconds = driver.ask("write", **work)["seconds"]
     return Run(count / seconds, driver.cpu_seconds() - before)
 
 
-def require_equal(what: str, found: object, wanted: object) -> None:
-    """Raises SystemExit."""
-    if found != wanted:
-        raise SystemExit(f"{what}: {found}, where {wanted} was to be")
+def require_equal(what: str, actual: object, wanted: object) -> None:
+    """Raise SystemExit unless both are equal."""
+    if actual != wanted:
+        raise SystemExit(f"{what}: {actual} instead of {wanted}")
 
 
 def killed(stage: Stage) -> Iterator[Line]:
-    """Ours must have none."""
+    """Yield the row of wrong sums after two kills; the goal is 0."""
     ours, theirs = (killed_drain.wrong_users(stage, pipeline) for pipeline in PEERS.values())
     verdict = "aim" if ours == 0 else "**no**"
     cells = (f"{ours:,} users with a wrong sum", f"{theirs:,} of {len(stage.clicks.sums):,}", "", "0, 0", verdict)
@@ -197,7 +197,7 @@ PARTS: Mapping[str, Part] = {
 
 
 def measure(names: Sequence[str]) -> Iterator[Line]:
-    """The parts of these names, on one stage."""
+    """Yield the lines of these parts, measured on one stage."""
     with Stage() as stage:
         for name in names:
             yield from PARTS[name](stage)

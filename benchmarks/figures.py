@@ -1,7 +1,6 @@
-"""The measured tables in README.md beside this file, between two marks, and at which commit each row was measured.
+"""Measured tables of README.md, between two marks, and the commit of each row.
 
-`figures.json` is what they are written from, so that rows can be measured again by name while the others stay. What
-stands outside the marks is written by hand and kept.
+They are written from `figures.json`, so that rows can be measured again by name. Text outside the marks is kept.
 """
 
 import datetime
@@ -20,21 +19,23 @@ BEGIN, END = "<!-- figures: written by make bench -->", "<!-- end of the figures
 
 
 class Line(NamedTuple):
-    """A row of a table by its name; `text` that does not begin with "|" is a paragraph below the table."""
+    """Row of a table by name; a `text` that does not start with "|" is a paragraph below the table."""
 
     name: str
     text: str
 
 
 def row(name: str, *cells: str) -> Line:
-    """A row of the table, whose first cell is `name` itself."""
+    """Return a row with `name` as its first cell."""
     return Line(name, f"| {' | '.join((name, *cells))} |")
 
 
 @dataclass(frozen=True)
 class Table:
-    """What one module of this folder measures. `names`: the parts that can be measured alone; a part may give several
-    lines. `says`: a paragraph above the table."""
+    """Measurements of one module. `names` are the parts that can be measured alone; a part may have several lines.
+
+    `says` is a paragraph above the table.
+    """
 
     title: str
     columns: Sequence[str]
@@ -43,24 +44,24 @@ class Table:
     says: str = ""
 
     def chosen(self, words: Sequence[str]) -> list[str]:
-        """The parts in whose name, or in the table's, one of `words` occurs; all without words."""
+        """Return the parts whose name, or the table's, contains one of `words`; all without words."""
         return [name for name in self.names if not words or any(word in f"{self.title}: {name}" for word in words)]
 
     @property
     def head(self) -> str:
-        """The first two lines."""
+        """First two lines of the table."""
         return f"| {' | '.join(self.columns)} |\n|{'---|' * len(self.columns)}"
 
 
 def machine() -> str:
-    """Cores, memory, system."""
+    """Return cores, memory and system."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     system = f"{platform.system()} {platform.machine()}, CPython {platform.python_version()}"
     return f"{os.cpu_count()} cores, {memory:.0f} GiB, {system}"
 
 
 def day_and_commit() -> str:
-    """Of what is measured now; "with changes" where sources differ from the commit."""
+    """Return date and commit of a measurement, "with changes" if sources differ from the commit."""
     commit = _git("rev-parse", "--short", "HEAD") or "unknown"
     changes = " with changes" if _git("status", "--porcelain", "--", "src", "benchmarks/*.py") else ""
     return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d} at commit {commit}{changes}"
@@ -72,28 +73,28 @@ def _git(*arguments: str) -> str:
 
 
 class Figures:
-    """All that was measured so far; written after each row, so that a run that is cut loses nothing."""
+    """All measured rows; written after each row, so that an interrupted run loses nothing."""
 
     def __init__(self) -> None:
         self._tables: dict[str, Any] = json.loads(STORE.read_text())["tables"] if STORE.exists() else {}
 
     def begin(self, table: Table) -> None:
-        """What was measured of it before stays until it is measured again."""
+        """Start a table; its old rows are kept until they are measured again."""
         rows = self._tables.get(table.title, {}).get("rows", {})
         self._tables[table.title] = {"says": table.says, "head": table.head, "rows": rows}
 
     def end(self, table: Table, names: Sequence[str]) -> None:
-        """The table was measured whole and has these rows."""
+        """End a table that was measured completely; keep only these rows."""
         rows = self._tables[table.title]["rows"]
         self._tables[table.title]["rows"] = {name: rows[name] for name in names}
 
     def add(self, table: Table, line: Line, seconds: float) -> None:
-        """Put a row in the place of its predecessor, and write everything."""
+        """Add a row, or replace it."""
         measured = {"text": line.text, "measured": day_and_commit(), "seconds": round(seconds, 1)}
         self._tables[table.title]["rows"][line.name] = measured
 
     def write(self, order: Sequence[Table]) -> None:
-        """Into both files, tables in this order."""
+        """Write both files, with the tables in this order."""
         here = machine()
         STORE.write_text(json.dumps({"machine": here, "tables": self._tables}, indent=1, ensure_ascii=False) + "\n")
         known = [table.title for table in order if self._tables.get(table.title, {}).get("rows")]
@@ -104,8 +105,8 @@ class Figures:
 
 
 def section(title: str, table: dict[str, Any]) -> str:
-    """One table as Markdown."""
-    texts = [each["text"] for each in table["rows"].values()]
+    """Return a table as Markdown."""
+    texts = [line["text"] for line in table["rows"].values()]
     rows = [text for text in texts if text.startswith("|")]
     paragraphs = [text for text in texts if not text.startswith("|")]
     grid = "\n".join([table["head"], *rows])
@@ -113,10 +114,10 @@ def section(title: str, table: dict[str, Any]) -> str:
 
 
 def provenance(rows: dict[str, Any]) -> str:
-    """When and at which commits; names the rows that are not of the latest."""
+    """Return dates and commits of the measurements, with the names of the rows that differ."""
     groups: dict[str, list[str]] = {}
-    for name, each in rows.items():
-        groups.setdefault(each["measured"], []).append(name)
+    for name, line in rows.items():
+        groups.setdefault(line["measured"], []).append(name)
     first, *others = sorted(groups, key=lambda when: -len(groups[when]))
-    told = "".join(f"; {when}: {', '.join(groups[when])}" for when in others)
-    return f"Measured {first}, in {sum(each['seconds'] for each in rows.values()):.0f} s{told}."
+    rest = "".join(f"; {when}: {', '.join(groups[when])}" for when in others)
+    return f"Measured {first}, in {sum(line['seconds'] for line in rows.values()):.0f} s{rest}."

@@ -1,4 +1,4 @@
-"""PyFlink in a virtual environment of its own in the user's cache, made once: nothing of it is in our lock file."""
+"""PyFlink in a virtual environment in the user's cache, created once and not in the lock file."""
 
 import shutil
 import subprocess
@@ -10,25 +10,25 @@ from benchmarks import maven
 
 VERSION = "2.3.0"
 CONNECTOR_VERSION = "5.0.0-2.2"
-"""The newest connector there is, made for Flink 2.2; it works with 2.3."""
+"""Newest connector, built for Flink 2.2; it works with 2.3."""
 REDIS_CLIENT = "redis==8.1.0"
 INSTALL_SECONDS_MAX = 580
 
 
 class Flink(NamedTuple):
-    """The interpreter that has it, and the connector's jar."""
+    """Interpreter with PyFlink, and the connector's jar."""
 
     python: Path
     jar: Path
 
     @property
     def command(self) -> list[str]:
-        """For `child.Child`."""
+        """Command for `child.Child`."""
         return [str(self.python), str(Path(__file__).with_name("flink_driver.py")), str(self.jar)]
 
 
 def find() -> Flink | str:
-    """Or why there is none here, in a sentence."""
+    """Return PyFlink, or the reason why it is missing."""
     folder = maven.copied(
         f"flink-connector-{CONNECTOR_VERSION}", "flink-connector-pom.xml", connector_version=CONNECTOR_VERSION
     )

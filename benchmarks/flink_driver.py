@@ -1,8 +1,8 @@
-"""PyFlink's side, a `child.Child` that runs in a virtual environment of its own and so imports nothing of ours.
+"""PyFlink's driver, a `child.Child` in a virtual environment of its own, without imports of onceflow.
 
 `python flink_driver.py CONNECTOR_JAR`. Flink SQL with mini-batches over the same topic, parallelism 2, a checkpoint
-every few seconds. There is no connector for Redis, so the changelog's newest sums go through a Python function that
-sets them, a thousand at a time: whole sums, so that one that is set twice is right.
+every few seconds. There is no connector for Redis, so a Python function sets the changelog's newest sums, a thousand at
+a time. These are totals, so setting one twice is correct.
 """
 
 import json
@@ -34,7 +34,7 @@ CREATE TEMPORARY TABLE clicks (uid STRING, click_count BIGINT) WITH (
 
 
 class SetSums(FlatMapFunction):
-    """HSET of each user's newest sum."""
+    """Function that sets each user's newest sum with HSET."""
 
     def __init__(self, url, key):
         self._url, self._key = url, key
@@ -61,7 +61,7 @@ class SetSums(FlatMapFunction):
 
 
 def drain(jar, work):
-    """From the making of the job to its end, in seconds."""
+    """Return the seconds from the creation of the job to its end."""
     begin = time.perf_counter()
     configuration = Configuration()
     for name, value in {**SETTINGS, "pipeline.jars": f"file://{jar}", "python.executable": sys.executable}.items():
@@ -71,18 +71,18 @@ def drain(jar, work):
     tables.execute_sql(CLICKS.format(**work))
     sums = tables.sql_query("SELECT uid, SUM(click_count) AS clicks FROM clicks GROUP BY uid")
     changes = tables.to_changelog_stream(sums)
-    # Nothing comes out; a job must have a sink.
+    # There is no output, but a job needs a sink.
     changes.flat_map(SetSums(work["redis"], f"{{{work['hash_key']}}}:count")).print()
     environment.execute("drain")
     return {"seconds": time.perf_counter() - begin}
 
 
 def main(jar):
-    """Until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    """Run tasks until standard input ends."""
+    results = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
-        answers.write(json.dumps(drain(jar, json.loads(line))) + "\n")
+        results.write(json.dumps(drain(jar, json.loads(line))) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""How long from `Broker(path)` to the first acknowledged record, in a process that has the broker loaded and in one
-that has not?
+"""Time from `Broker(path)` to the first acknowledged record, with the broker loaded in the process and without.
 
-Warm: the second and later brokers of a process. Cold: the first of a fresh process, with the import of the broker in
-it; the client library is imported before the clock runs, for whoever tests with it has it. CPU is that of the whole
-process, which a busy machine changes less. The peer is Kafka's own start (`benchmarks.kafka`), from the process's start
+Warm: the second and later brokers of a process. Cold: the first of a fresh process, including the import of the broker;
+the client library is imported before the clock runs, because tests have it loaded. CPU is that of the whole process,
+which depends less on the machine's load. The peer is Kafka's start (`benchmarks.kafka`), from the start of the process
 to its first acknowledged record.
 """
 
@@ -34,7 +33,7 @@ print(json.dumps([first_acknowledged() for _ in range(int(sys.argv[1]))]))
 
 
 def first_acknowledged() -> tuple[float, float, float]:
-    """Seconds from `Broker(path)` to (clients can connect, the first record is acknowledged), and of CPU in all."""
+    """Return the seconds from `Broker(path)` to listening and to the first acknowledgement, and the CPU seconds."""
     from confluent_kafka import Producer
 
     from onceflow.testing import Broker
@@ -52,21 +51,21 @@ def first_acknowledged() -> tuple[float, float, float]:
 
 
 def in_a_process(count: int) -> list[tuple[float, ...]]:
-    """The first `count` brokers of a fresh process."""
+    """Return the times of the first `count` brokers of a fresh process."""
     script = MEASURE.format(root=str(Path(__file__).parents[1]))
     command = [sys.executable, "-c", script, str(count)]
     return [tuple(run) for run in json.loads(subprocess.check_output(command, text=True))]
 
 
 def cells(runs: list[tuple[float, ...]]) -> list[str]:
-    """Medians, and the worst acknowledgement."""
+    """Return medians, and the worst acknowledgement."""
     listening, acknowledged, cpu = (statistics.median(column) * 1000 for column in zip(*runs, strict=True))
     worst = max(run[1] for run in runs) * 1000
     return [f"{milliseconds:.0f}" for milliseconds in (listening, acknowledged, worst, cpu)]
 
 
 def kafkas_line() -> Iterator[Line]:
-    """None without Kafka's jars."""
+    """Yield Kafka's row; none without its jars."""
     classpath = kafka.jars()
     if classpath is None:
         return
@@ -85,8 +84,8 @@ def kafkas_line() -> Iterator[Line]:
 
 
 def measured(_names: Sequence[str]) -> Iterator[Line]:
-    """Warm, cold, Kafka."""
-    # As pip does when it installs: a checkout may have no byte code, or old one.
+    """Yield the rows warm, cold and Kafka."""
+    # As pip does at installation: a checkout may have no byte code, or outdated one.
     compileall.compile_dir(Path(onceflow.__file__).parent, quiet=1)
     cold = [in_a_process(1)[0] for _ in range(RUNS)]
     warm = in_a_process(RUNS + 1)[1:]

@@ -1,4 +1,4 @@
-"""Kafka's own ProducerPerformance and ConsumerPerformance, from the jars of the Kafka that is compared."""
+"""Kafka's ProducerPerformance and ConsumerPerformance, from the jars of the compared Kafka."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ TIMEOUT_SECONDS = 300
 
 
 def run(tool: str, *arguments: str) -> str:
-    """What a tool prints."""
+    """Run a tool and return its output."""
     classpath = kafka.jars()
     assert classpath is not None, "Kafka's jars were found when the peer was started"
     with tempfile.TemporaryDirectory() as directory:
@@ -23,19 +23,19 @@ def run(tool: str, *arguments: str) -> str:
 
 
 def produce(peer: Peer, topic: str, size_bytes: int, count: int) -> tuple[float]:
-    """Records per second by ProducerPerformance."""
+    """Return records per second by ProducerPerformance."""
     properties = [f"bootstrap.servers={peer.bootstrap}", "acks=all"]
     size = ["--record-size", str(size_bytes), "--num-records", str(count)]
-    told = run("ProducerPerformance", "--topic", topic, *size, "--throughput", "-1", "--producer-props", *properties)
-    return (float(re.findall(r"([0-9.]+) records/sec", told)[-1]),)
+    output = run("ProducerPerformance", "--topic", topic, *size, "--throughput", "-1", "--producer-props", *properties)
+    return (float(re.findall(r"([0-9.]+) records/sec", output)[-1]),)
 
 
 def consume(peer: Peer, topic: str, size_bytes: int, count: int) -> tuple[float]:
-    """Records per second by ConsumerPerformance, the start of its group left out."""
+    """Return records per second by ConsumerPerformance, without the start of its group."""
     produce(peer, topic, size_bytes, count)
-    told = run(
+    output = run(
         "ConsumerPerformance",
         *("--bootstrap-server", peer.bootstrap, "--topic", topic, "--messages", str(count), "--timeout", "60000"),
     )
-    head, *rows = [[cell.strip() for cell in line.split(",")] for line in told.splitlines() if "," in line]
+    head, *rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines() if "," in line]
     return (float(rows[-1][head.index("fetch.nMsg.sec")]),)

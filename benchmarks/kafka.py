@@ -31,7 +31,7 @@ log.segment.delete.delay.ms=0
 
 
 def jars(version: str = VERSION) -> Path | None:
-    """The folder of that version's jars, filled through Maven at first; None without Maven or if it finds none."""
+    """Return the directory of a version's jars, filled with Maven at first; None without them."""
     return maven.copied(f"kafka-{version}", "kafka-pom.xml", kafka_version=version)
 
 
@@ -49,7 +49,7 @@ class KafkaProcess:
         listeners: Mapping[str, int] = MappingProxyType({}),
         scram: Sequence[str] = (),
     ) -> None:
-        """`listeners` are more ports by protocol, `scram` users as StorageTool's --add-scram takes them."""
+        """Configure a broker: `listeners` are further ports by protocol, `scram` users for StorageTool."""
         self.settings = settings
         self.port = services.free_port()
         self.listeners = {"PLAINTEXT": self.port, **listeners}
@@ -60,7 +60,7 @@ class KafkaProcess:
 
     @property
     def bootstrap(self) -> str:
-        """Where it listens."""
+        """Address of the broker."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -71,11 +71,11 @@ class KafkaProcess:
 
     @property
     def pid(self) -> int:
-        """Of the JVM."""
+        """Process id of the JVM."""
         return self.process.pid
 
     def format(self) -> None:
-        """Make the data directory."""
+        """Format the data directory."""
         data = self.directory / "data"
         data.mkdir(parents=True)
         listeners = ",".join(f"{protocol}://127.0.0.1:{port}" for protocol, port in self.listeners.items())

@@ -1,8 +1,8 @@
-"""From the event to Redis: how long after an event was handed to its producer is it counted where readers look?
+"""Latency from an event to Redis: the time from the call of the producer until the event is counted for readers.
 
-Whoever counts says in Redis how many events are in the counts: ours in its marker, once a batch is complete, the peer
-in a total that is the last command of its pipeline. It is asked every millisecond. Of a rate that is kept up, the n-th
-event is visible as soon as n are counted.
+Each contender stores the number of counted events in Redis: ours in its marker, when a batch is complete, the peer in a
+total, the last command of its pipeline. The number is read every millisecond. At a sustained rate, the n-th event is
+visible when n events are counted.
 """
 
 import json
@@ -25,7 +25,7 @@ POLL_S = 0.001
 
 
 class Latency(NamedTuple):
-    """Milliseconds, and processor seconds of the contender."""
+    """Latencies in ms, and processor seconds of the contender."""
 
     p50_ms: float
     p99_ms: float
@@ -37,7 +37,7 @@ MEASURES = {"p50": "p50_ms", "p99": "p99_ms", "CPU": "cpu_seconds"}
 
 
 def measured(stage: Stage, contender: str, pipeline: str, rate: int) -> Latency:
-    """One run: the warming, then the seconds that count."""
+    """Return the result of one run, without its warm-up."""
     topic = stage.fresh("steady")
     clicks_topic.create(stage.bootstrap, topic)
     work = stage.counting(pipeline, topic)
@@ -60,7 +60,7 @@ def measured(stage: Stage, contender: str, pipeline: str, rate: int) -> Latency:
 
 
 def watch(client: redis.Redis, work: Mapping[str, Any], count: int, timeout_s: float) -> list[tuple[int, float]]:
-    """How many events were counted, and when that was first seen. Raises SystemExit where it does not come to all."""
+    """Return numbers of counted events, and when each was first seen. Raises SystemExit if some are not counted."""
     seen = [(0, time.monotonic())]
     deadline = time.monotonic() + timeout_s
     while seen[-1][0] < count:
@@ -74,7 +74,7 @@ def watch(client: redis.Redis, work: Mapping[str, Any], count: int, timeout_s: f
 
 
 def events_counted(client: redis.Redis, work: Mapping[str, Any]) -> int:
-    """As the contender tells it; 0 where a batch is being written, which hides what was before."""
+    """Return the contender's number of counted events; 0 while a batch is being written, which hides the number."""
     if work["pipeline"] == "jvm":
         return int(client.hget(f"{{{work['hash_key']}}}:total", "events") or 0)  # type: ignore[arg-type]
     complete, offsets = client.hmget(f"{{{work['hash_key']}}}:onceflow", "complete", "offsets")  # type: ignore[misc]
@@ -84,16 +84,16 @@ def events_counted(client: redis.Redis, work: Mapping[str, Any]) -> int:
 
 
 def latencies_ms(ticks: list[tuple[int, float]], seen: list[tuple[int, float]]) -> Any:
-    """Of each event, in the order in which they were sent."""
+    """Return the latency of each event, in the order of sending."""
     sent_until, sent_at = np.array([tick[0] for tick in ticks]), np.array([tick[1] for tick in ticks])
     numbers = np.arange(1, int(sent_until[-1]) + 1)
-    counted, counted_at = np.array([each[0] for each in seen]), np.array([each[1] for each in seen])
+    counted, counted_at = np.array([tick[0] for tick in seen]), np.array([tick[1] for tick in seen])
     sent = sent_at[np.searchsorted(sent_until, numbers)]
     return (counted_at[np.searchsorted(counted, numbers)] - sent) * 1000
 
 
 def require_equal(stage: Stage, work: Mapping[str, Any], sent: Mapping[str, Any]) -> None:
-    """All clicks are counted, once. Raises SystemExit."""
+    """Raise SystemExit unless all clicks are counted once."""
     counted = sum(map(int, stage.redis.hvals(f"{{{work['hash_key']}}}:count")))  # type: ignore[arg-type]
     if counted != sent["clicks"]:
         raise SystemExit(f"{work['pipeline']} counted {counted} clicks of {sent['clicks']}")

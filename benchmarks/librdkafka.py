@@ -77,10 +77,10 @@ def three_and_three(peer: Peer, topic: str, size_bytes: int, count: int) -> tupl
     rates: list[float] = []
     work += [threading.Thread(target=lambda: rates.append(consume(peer, topic, 3 * count))) for _ in range(3)]
     started = time.perf_counter()
-    for each in work:
-        each.start()
-    for each in work:
-        each.join()
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join()
     assert len(rates) == 3, "a consumer did not come to the end"
     return (3 * count / (time.perf_counter() - started),)
 

@@ -1,4 +1,4 @@
-"""How much memory does the broker take: idle, with one producer and consumer, and for 1,000 idle connections?
+"""Memory of the broker: idle, with one producer and consumer, and for 1,000 idle connections.
 
 Resident memory as the system counts it (VmRSS), a new process for each run. Apache Kafka's heap is fixed at 1 GB by
 its own scripts, so what it takes says more about that setting than about what it needs.
@@ -36,12 +36,12 @@ def brokers(directory: Path) -> Iterator[list[tuple[str, str, int]]]:
     """(name, bootstrap, process id) of each peer, new processes."""
     with ExitStack() as exits:
         ours = exits.enter_context(BrokerProcess(directory / "onceflow"))
-        found = [("onceflow", ours.bootstrap, ours.pid)]
+        running = [("onceflow", ours.bootstrap, ours.pid)]
         classpath = kafka.jars()
         if classpath is not None:
             theirs = exits.enter_context(kafka.KafkaProcess(directory / "kafka", classpath))
-            found.append((theirs.name, theirs.bootstrap, theirs.pid))
-        yield found
+            running.append((theirs.name, theirs.bootstrap, theirs.pid))
+        yield running
 
 
 def measure(name: str, bootstrap: str, pid: int) -> tuple[float, float, float]:
@@ -62,12 +62,12 @@ def measure(name: str, bootstrap: str, pid: int) -> tuple[float, float, float]:
 
 def measured(_names: Sequence[str]) -> Iterator[Line]:
     """A line for each broker."""
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    results: dict[str, list[tuple[float, float, float]]] = {}
     for _ in range(RUNS):
         with tempfile.TemporaryDirectory() as directory, brokers(Path(directory)) as peers:
             for name, bootstrap, pid in peers:
-                found.setdefault(name, []).append(measure(name, bootstrap, pid))
-    for name, runs in found.items():
+                results.setdefault(name, []).append(measure(name, bootstrap, pid))
+    for name, runs in results.items():
         yield row(name, *(spread(column) for column in zip(*runs, strict=True)))
 
 

@@ -1,7 +1,7 @@
-"""Our broker and Apache Kafka side by side, and what keeps a comparison of them fair.
+"""Our broker and Apache Kafka, under the same conditions.
 
-Memory of a virtual machine is dearer at its first touch than later, so it is touched before anything is measured.
-Kafka's JVM is warmed up, and the topics of a run are deleted at its end.
+The first touch of a virtual machine's memory is slow, so memory is touched before a measurement. Kafka's JVM is warmed
+up, and the topics of a run are deleted at its end.
 """
 
 import tempfile
@@ -25,13 +25,13 @@ from benchmarks import kafka
 from onceflow.testing import BrokerProcess
 
 NEVER = str(10**12)
-"""Records that wait for a sync; the very largest number is the default, with which ours syncs before each answer."""
+"""Number of records without a sync; with the default, the largest number, ours syncs before each acknowledgement."""
 OURS = "onceflow"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A running broker, and the topic settings with which an answer to acks=all waits for fsync, or does not."""
+    """Running broker, with topic configs under which acks=all waits for fsync, or does not."""
 
     name: str
     bootstrap: str
@@ -40,29 +40,29 @@ class Peer:
     unsynced: Mapping[str, str] = field(default_factory=dict)
 
     def cpu_seconds(self) -> float:
-        """User and kernel time of the broker's process since its start."""
+        """Return user and kernel time of the broker's process since its start."""
         # The clock that clock_getcpuclockid(3) names for a process; /proc counts in hundredths of a second only.
         return time.clock_gettime(~self.pid << 3 | 2)
 
 
 @contextmanager
 def peers(directory: Path) -> Iterator[list[Peer]]:
-    """Ours, and Kafka where its jars are found."""
+    """Run ours, and Kafka if its jars are found."""
     with ExitStack() as exits:
         ours = exits.enter_context(BrokerProcess(directory / "onceflow"))
-        found = [Peer(OURS, ours.bootstrap, ours.pid, unsynced={"flush.messages": NEVER})]
+        running = [Peer(OURS, ours.bootstrap, ours.pid, unsynced={"flush.messages": NEVER})]
         classpath = kafka.jars()
         if classpath is None:
             print("no Maven here, or it found no Kafka: ours alone")
         else:
             theirs = exits.enter_context(kafka.KafkaProcess(directory / "kafka", classpath))
-            found.append(Peer(theirs.name, theirs.bootstrap, theirs.pid, synced={"flush.messages": "1"}))
-        yield found
+            running.append(Peer(theirs.name, theirs.bootstrap, theirs.pid, synced={"flush.messages": "1"}))
+        yield running
 
 
 @contextmanager
 def fresh_topic(peer: Peer, name: str, config: Mapping[str, str]) -> Iterator[str]:
-    """A topic of one partition, deleted afterwards."""
+    """Create a topic with one partition, and delete it afterwards."""
     admin = AdminClient({"bootstrap.servers": peer.bootstrap})
     settings = {"file.delete.delay.ms": "0", **config}
     admin.create_topics([NewTopic(name, 1, 1, config=settings)])[name].result(30)
@@ -74,7 +74,7 @@ def fresh_topic(peer: Peer, name: str, config: Mapping[str, str]) -> Iterator[st
 
 
 def wait_for_leader(admin: AdminClient, topic: str) -> None:
-    """Kafka answers CreateTopics a little before the topic can be written."""
+    """Wait until a topic accepts writes: Kafka responds to CreateTopics earlier."""
     place = TopicPartition(topic, 0)
     deadline = time.monotonic() + 30
     while True:
@@ -88,7 +88,7 @@ def wait_for_leader(admin: AdminClient, topic: str) -> None:
 
 
 def configure_topic(peer: Peer, topic: str, config: Mapping[str, str]) -> None:
-    """Set these of an existing topic's settings."""
+    """Set configs of an existing topic."""
     entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in config.items()]
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
     admin = AdminClient({"bootstrap.servers": peer.bootstrap})

@@ -1,12 +1,12 @@
 """A queue, filled and emptied: ours, Redis and RabbitMQ, each at its durabilities.
 
-After the comparison in the article on Kafka: enqueue and dequeue apart, in seconds per 100,000 messages of one size,
-one producer and then one consumer. Each gets the fastest client there is here: ours librdkafka, the others pipelined
-requests that were encoded beforehand. Dequeued is what the program has and the queue was told to forget: an offset
-committed every 10,000 records at most; RPOP; an acknowledgement every 500 messages.
+As in the article on Kafka: enqueue and dequeue separately, in seconds per 100,000 messages of one size, one producer
+and then one consumer. Each has the fastest available client: librdkafka for ours, pipelined and pre-encoded requests
+for the others. A message is dequeued when the program has it and the queue has dropped it: an offset committed at most
+every 10,000 records; RPOP; an acknowledgement every 500 messages.
 
-A fresh queue in each turn, all kinds in turns. The article puts 1,000,000 messages of each size into the queue; here
-they are fewer in each turn, which the table says.
+Each turn has a fresh queue; the kinds take turns. The article has 1,000,000 messages of each size; the table shows the
+smaller numbers here.
 """
 
 import os
@@ -39,12 +39,12 @@ PICTURE = HERE.parent / "docs" / "images" / "queues.svg"
 ENQUEUE, DEQUEUE = OPERATIONS = ("enqueue", "dequeue")
 LARGE_BYTES = 10 << 10
 FAR = 0.5
-"""RabbitMQ is "far" behind where Redis takes at most this part of its time."""
+"""Maximum part of RabbitMQ's time that Redis may take if RabbitMQ is "far" behind."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a message, and how many of them there are in a turn."""
+    """Size of a message, and number of messages in a turn."""
 
     name: str
     value_bytes: int
@@ -52,12 +52,12 @@ class Size:
 
     @property
     def value(self) -> bytes:
-        """A message."""
+        """Value of a message."""
         return librdkafka.value_of(self.value_bytes)
 
     @property
     def column(self) -> str:
-        """Says how many were measured, which is not the number that the time is given for."""
+        """Column heading with the number of measured messages."""
         return f"{self.name} ({self.count:,} measured)"
 
 
@@ -68,15 +68,15 @@ SIZES = (
     Size("10 KB", 10 << 10, 10_000),
     Size("100 KB", 100 << 10, 1_000),
 )
-"""The last one is not the article's: half of its first finding is about messages larger than 10 KB."""
+"""The last size is not in the article, whose first finding is also about messages larger than 10 KB."""
 
 Work = Callable[[Size, str], tuple[float, float]]
-"""Fills and empties a fresh queue of that name; the seconds of each."""
+"""Function that fills and empties a fresh queue of that name, and returns the seconds of both."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A queue at one durability: what has happened to a message that is acknowledged."""
+    """Queue with one durability: the state of an acknowledged message."""
 
     name: str
     version: str
@@ -84,28 +84,28 @@ class Kind:
     is_synced: bool
     work: Work
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-    """(operation, size) → of each turn, per 100,000."""
+    """(operation, size) → seconds of each turn, per 100,000."""
 
     def measure(self, size: Size, turn: int) -> None:
-        """One turn; what others left to be written is written before."""
+        """Measure one turn, after a sync of others' data."""
         os.sync()
         for operation, seconds in zip(OPERATIONS, self.work(size, f"queue-{size.value_bytes}-{turn}"), strict=True):
             self.seconds.setdefault((operation, size.name), []).append(seconds * PER / size.count)
 
     def median(self, operation: str, size: Size) -> float:
-        """Seconds per 100,000."""
+        """Return seconds per 100,000."""
         return statistics.median(self.seconds[operation, size.name])
 
 
 def timed(work: Callable[[], None]) -> float:
-    """Seconds."""
+    """Return the seconds of a call."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
 
 
 def ours(peer: Peer, config: Mapping[str, str], size: Size, name: str) -> tuple[float, float]:
-    """Through librdkafka, which has found the partition's leader and the group's coordinator before the time runs."""
+    """Measure through librdkafka, which finds leader and coordinator before the clock starts."""
     settings = {"bootstrap.servers": peer.bootstrap, "log_level": 0}
     with fresh_topic(peer, name, config) as topic:
         producer = Producer({**settings, "acks": "all", "linger.ms": 5, "queue.buffering.max.messages": 2 * PER})
@@ -120,7 +120,7 @@ def ours(peer: Peer, config: Mapping[str, str], size: Size, name: str) -> tuple[
 
 
 def put(producer: Producer, topic: str, size: Size) -> None:
-    """Until the last acknowledgement."""
+    """Produce messages until the last acknowledgement."""
     value = size.value
     for number in range(size.count):
         producer.produce(topic, value, partition=0)
@@ -131,7 +131,7 @@ def put(producer: Producer, topic: str, size: Size) -> None:
 
 
 def take(consumer: Consumer, topic: str, count: int) -> None:
-    """So many records, the offset behind them committed."""
+    """Consume `count` records and commit the offset after them."""
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     while count:
         messages = consumer.consume(min(count, 10_000), timeout=30)
@@ -141,28 +141,28 @@ def take(consumer: Consumer, topic: str, count: int) -> None:
 
 
 def redis(port: int, size: Size, name: str) -> tuple[float, float]:
-    """Of one list, through one connection."""
+    """Measure one list through one connection."""
     key, value = name.encode(), size.value
     popped = encoded(value).partition(b"\r\n")[2]
     with (
         socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
-        connection.makefile("rb", 1 << 20) as answers,
+        connection.makefile("rb", 1 << 20) as replies,
     ):
 
         def was_pushed(count: int) -> None:
             for _ in range(count):
-                assert answers.readline().startswith(b":"), "Redis did not take a message"
+                assert replies.readline().startswith(b":"), "Redis did not take a message"
 
         def was_popped(count: int) -> None:
-            assert answers.read(count * len(popped)) == popped * count, "Redis gave something else than was put in"
+            assert replies.read(count * len(popped)) == popped * count, "Redis gave something else than was put in"
 
         push = partial(pipelined, connection, encoded(b"LPUSH", key, value), was_pushed, size)
         pop = partial(pipelined, connection, encoded(b"RPOP", key), was_popped, size)
         return timed(push), timed(pop)
 
 
-def pipelined(connection: socket.socket, command: bytes, answered: Callable[[int], None], size: Size) -> None:
-    """Once for each message, until the last answer; one chunk is sent while the one before it is answered."""
+def pipelined(connection: socket.socket, command: bytes, take_replies: Callable[[int], None], size: Size) -> None:
+    """Send a command per message until the last reply; one chunk is sent while the previous one gets its replies."""
     chunk = amqp.chunk_of(size.value_bytes)
     unsent, under_way = size.count, 0
     while unsent or under_way:
@@ -172,17 +172,17 @@ def pipelined(connection: socket.socket, command: bytes, answered: Callable[[int
         under_way += sent
         while under_way > (chunk if unsent else 0):
             more = min(under_way, chunk)
-            answered(more)
+            take_replies(more)
             under_way -= more
 
 
 def encoded(*words: bytes) -> bytes:
-    """A request to Redis."""
+    """Return a request to Redis."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
 
 def rabbit(port: int, is_persistent: bool, size: Size, name: str) -> tuple[float, float]:
-    """Of one classic queue, through one channel with confirmations."""
+    """Measure one classic queue through one channel with confirmations."""
     message = amqp.publishing(name, size.value, is_persistent=is_persistent)
     with amqp.Channel(port) as channel:
         channel.declare(name, is_durable=is_persistent)
@@ -196,39 +196,42 @@ def rabbit(port: int, is_persistent: bool, size: Size, name: str) -> tuple[float
 
 
 def kinds(directory: Path, exits: ExitStack) -> list[Kind]:
-    """All that are found here, running."""
+    """Start all queues that are installed."""
     broker = exits.enter_context(BrokerProcess(directory / "onceflow"))
     peer = Peer(OURS, broker.bootstrap, broker.pid)
     version = f"onceflow {onceflow.__version__}"
-    found = [
-        Kind(OURS, version, "fsync before each answer", True, partial(ours, peer, {})),
+    queues = [
+        Kind(OURS, version, "fsync before each acknowledgement", True, partial(ours, peer, {})),
         Kind(OURS, version, "page cache", False, partial(ours, peer, {"flush.messages": NEVER})),
     ]
-    for policy, durability in (("always", "fsync before each answer"), ("everysec", "fsync once a second")):
+    for policy, durability in (("always", "fsync before each acknowledgement"), ("everysec", "fsync once a second")):
         port = redis_server(directory / policy, policy, exits)
         durability += f" (`appendfsync {policy}`)"
-        found.append(Kind("Redis", redis_version(), durability, policy == "always", partial(redis, port)))
+        queues.append(Kind("Redis", redis_version(), durability, policy == "always", partial(redis, port)))
     server = amqp.find_server()
     if server is None:
         print("no rabbitmq-server here: without its rows")
-        return found
+        return queues
     port = exits.enter_context(amqp.RabbitProcess(directory / "rabbit", server)).port
     with amqp.Channel(port) as channel:
         version = f"RabbitMQ {channel.version} with classic queues"
-    for is_persistent, durability in ((True, "fsync before each answer (persistent)"), (False, "memory (transient)")):
-        found.append(Kind("RabbitMQ", version, durability, is_persistent, partial(rabbit, port, is_persistent)))
-    return found
+    for is_persistent, durability in (
+        (True, "fsync before each acknowledgement (persistent)"),
+        (False, "memory (transient)"),
+    ):
+        queues.append(Kind("RabbitMQ", version, durability, is_persistent, partial(rabbit, port, is_persistent)))
+    return queues
 
 
 def redis_version() -> str:
-    """And of which Redis."""
+    """Return name and version of the Redis server."""
     command = [services.find_redis_server(), "--version"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return f"{told.partition(' sha=')[0]} as Redis"
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return f"{printed.partition(' sha=')[0]} as Redis"
 
 
 def redis_server(directory: Path, policy: str, exits: ExitStack) -> int:
-    """The port of a new one."""
+    """Start a Redis server and return its port."""
     directory.mkdir()
     port = services.free_port()
     command = services.redis_arguments(services.find_redis_server(), directory, port, appendfsync=policy)
@@ -242,19 +245,19 @@ def redis_server(directory: Path, policy: str, exits: ExitStack) -> int:
     return port
 
 
-def lines(found: Sequence[Kind]) -> Iterator[Line]:
-    """Two rows for each kind."""
+def lines(queues: Sequence[Kind]) -> Iterator[Line]:
+    """Yield two rows for each kind."""
     for operation in OPERATIONS:
-        for kind in found:
+        for kind in queues:
             cells = [operation, kind.name, kind.durability]
             cells += [spread(kind.seconds[operation, size.name]) for size in SIZES]
             yield Line(", ".join(cells[:3]), f"| {' | '.join(cells)} |")
 
 
-def findings(found: Sequence[Kind]) -> Iterator[Line]:
-    """The article's two, for Redis and RabbitMQ that both sync before they answer, and for both that do not."""
-    for is_synced, label in ((True, "with fsync before each answer"), (False, "without")):
-        ratios = {operation: redis_of_rabbit(found, operation, is_synced) for operation in OPERATIONS}
+def findings(queues: Sequence[Kind]) -> Iterator[Line]:
+    """Yield the article's two findings for Redis and RabbitMQ, with syncs and without."""
+    for is_synced, label in ((True, "with fsync before each acknowledgement"), (False, "without")):
+        ratios = {operation: redis_of_rabbit(queues, operation, is_synced) for operation in OPERATIONS}
         small = [ratio for size, ratio in ratios[ENQUEUE].items() if size.value_bytes < LARGE_BYTES]
         large = [ratio for size, ratio in ratios[ENQUEUE].items() if size.value_bytes >= LARGE_BYTES]
         taken_out = [ratio for size, ratio in ratios[DEQUEUE].items() if size.value_bytes <= LARGE_BYTES]
@@ -262,58 +265,58 @@ def findings(found: Sequence[Kind]) -> Iterator[Line]:
             f"first finding, {label}",
             f"Finding 1, {label}. Small messages go into Redis faster than into RabbitMQ: {holds(max(small) < 1)}; "
             f"large ones, from 10 KB on, unbearably slowly, slower than into RabbitMQ: {holds(min(large) > 1)}. "
-            f"Redis's time of RabbitMQ's, by size: {told(ratios[ENQUEUE])}.",
+            f"Redis's time of RabbitMQ's, by size: {as_text(ratios[ENQUEUE])}.",
         )
         yield Line(
             f"second finding, {label}",
             f"Finding 2, {label}. Taking out is fast with Redis at every size of the article's, and RabbitMQ far "
             f"behind (Redis needs at most {FAR:g} of its time): {holds(max(taken_out) <= FAR)}. "
-            f"Redis's time of RabbitMQ's, by size: {told(ratios[DEQUEUE])}.",
+            f"Redis's time of RabbitMQ's, by size: {as_text(ratios[DEQUEUE])}.",
         )
 
 
-def redis_of_rabbit(found: Sequence[Kind], operation: str, is_synced: bool) -> dict[Size, float]:
-    """Redis's time as a part of RabbitMQ's."""
+def redis_of_rabbit(queues: Sequence[Kind], operation: str, is_synced: bool) -> dict[Size, float]:
+    """Return the ratio of Redis's time to RabbitMQ's."""
     (redis_kind, rabbit_kind) = (
-        next(kind for kind in found if kind.name == name and kind.is_synced == is_synced)
+        next(kind for kind in queues if kind.name == name and kind.is_synced == is_synced)
         for name in ("Redis", "RabbitMQ")
     )
     return {size: redis_kind.median(operation, size) / rabbit_kind.median(operation, size) for size in SIZES}
 
 
-def told(ratios: Mapping[Size, float]) -> str:
-    """All of them."""
+def as_text(ratios: Mapping[Size, float]) -> str:
+    """Return ratios as text."""
     return ", ".join(f"{size.name} {ratio:.2f}" for size, ratio in ratios.items())
 
 
 def holds(is_so: bool) -> str:
-    """In words."""
+    """Return whether a finding still holds."""
     return "**still so**" if is_so else "**not so here**"
 
 
 def measure(_names: Sequence[str]) -> Iterator[Line]:
-    """All of it: the lines, the findings and the picture belong together."""
+    """Yield all lines: rows, findings and picture belong together."""
     with tempfile.TemporaryDirectory() as directory, ExitStack() as exits:
-        found = kinds(Path(directory), exits)
+        queues = kinds(Path(directory), exits)
         touch_memory()
         for turn in range(-1, TURNS):
             for size in SIZES:
-                for kind in found if turn % 2 else reversed(found):
+                for kind in queues if turn % 2 else reversed(queues):
                     kind.measure(size, turn)
             if turn < 0:
-                for kind in found:
-                    # The first turn warmed them.
+                for kind in queues:
+                    # The first turn was a warm-up.
                     kind.seconds.clear()
-    yield from lines(found)
-    yield Line("versions", f"Measured here: {', '.join(dict.fromkeys(kind.version for kind in found))}.")
-    if any(kind.name == "RabbitMQ" for kind in found):
-        yield from findings(found)
-    PICTURE.write_text(picture(PICTURE_TITLE, groups(found)))
+    yield from lines(queues)
+    yield Line("versions", f"Measured here: {', '.join(dict.fromkeys(kind.version for kind in queues))}.")
+    if any(kind.name == "RabbitMQ" for kind in queues):
+        yield from findings(queues)
+    PICTURE.write_text(picture(PICTURE_TITLE, groups(queues)))
 
 
-def groups(found: Sequence[Kind]) -> list[Group]:
-    """What the picture shows."""
-    names = {f"{kind.name}, {kind.durability}".replace("`", ""): kind for kind in found}
+def groups(queues: Sequence[Kind]) -> list[Group]:
+    """Return the groups of the picture."""
+    names = {f"{kind.name}, {kind.durability}".replace("`", ""): kind for kind in queues}
     return [
         Group(f"{operation}, {size.name}", {name: kind.median(operation, size) for name, kind in names.items()})
         for operation in OPERATIONS

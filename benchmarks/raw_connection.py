@@ -1,6 +1,6 @@
-"""One connection, requests that were encoded beforehand: what the broker can do, with next to no client.
+"""One connection with pre-encoded requests: the broker's speed, almost without a client.
 
-The same record batch is sent again and again, without a producer id, so every request is appended.
+The same record batch is sent repeatedly, without a producer id, so that every request is appended.
 """
 
 import multiprocessing
@@ -24,7 +24,7 @@ PRODUCE_ERROR = struct.Struct(">ih")
 
 
 class RawConnection:
-    """Blocking; answers are read whole and only their error code is looked at."""
+    """Blocking connection; responses are read completely, and only their error code is checked."""
 
     def __init__(self, bootstrap: str) -> None:
         host, _, port = bootstrap.rpartition(":")
@@ -34,11 +34,11 @@ class RawConnection:
         self._view = memoryview(self._buffer)
 
     def send(self, request: bytes) -> None:
-        """Without waiting for the answer."""
+        """Send without waiting for the response."""
         self._socket.sendall(request)
 
     def respond(self) -> memoryview:
-        """The next answer without its size."""
+        """Return the next response without its size."""
         self._fill(4)
         (size_bytes,) = SIZE.unpack_from(self._buffer)
         self._fill(size_bytes)
@@ -60,7 +60,7 @@ class RawConnection:
 
 
 def produce_request(topic: str, records: int, value_bytes: int) -> bytes:
-    """acks=all, one batch for partition 0."""
+    """Return a request with acks=all and one batch for partition 0."""
     now_ms = int(time.time() * 1000)
     batch = encode_batch([Record(offset, now_ms, None, bytes(value_bytes)) for offset in range(records)])
     pieces = produce.encode_request(
@@ -69,16 +69,16 @@ def produce_request(topic: str, records: int, value_bytes: int) -> bytes:
     return b"".join(map(bytes, pieces))
 
 
-def check_produced(answer: memoryview) -> None:
-    """Raise unless the one partition took its batch."""
-    (_, topics, _) = produce.parse_response(PRODUCE_VERSION, answer)
+def check_produced(response: memoryview) -> None:
+    """Raise RuntimeError unless the batch was appended."""
+    (_, topics, _) = produce.parse_response(PRODUCE_VERSION, response)
     code = topics[0][1][0].error_code
     if code:
-        raise RuntimeError(f"produce was answered with error {code}")
+        raise RuntimeError(f"Produce failed with error {code}")
 
 
 def stream(bootstrap: str, request: bytes, count: int, in_flight: int = IN_FLIGHT) -> float:
-    """Requests per second until the last answer."""
+    """Return requests per second until the last response."""
     with RawConnection(bootstrap) as connection:
         started = time.perf_counter()
         for sent in range(count + in_flight):
@@ -90,12 +90,12 @@ def stream(bootstrap: str, request: bytes, count: int, in_flight: int = IN_FLIGH
 
 
 def produced(peer: Peer, topic: str, records: int, value_bytes: int, count: int) -> tuple[float]:
-    """Records per second over one connection."""
+    """Return records per second over one connection."""
     return (records * stream(peer.bootstrap, produce_request(topic, records, value_bytes), count),)
 
 
 def produced_by_two(peer: Peer, topic: str, records: int, value_bytes: int, count: int) -> tuple[float]:
-    """Records per second over two connections of two processes, from the start of the first to the end of the last."""
+    """Return records per second over two connections of two processes, from the first start to the last end."""
     request = produce_request(topic, records, value_bytes)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(stream, [peer.bootstrap] * 2, [request] * 2, [10] * 2))
@@ -105,7 +105,7 @@ def produced_by_two(peer: Peer, topic: str, records: int, value_bytes: int, coun
 
 
 def one_at_a_time(peer: Peer, topic: str, count: int) -> tuple[float, float]:
-    """Median and 99th percentile, in ms, from a request with one record of 100 bytes to its answer."""
+    """Return median and 99th percentile in ms from a request with one record of 100 bytes to its response."""
     request = produce_request(topic, 1, 100)
     taken = []
     with RawConnection(peer.bootstrap) as connection:
@@ -120,7 +120,7 @@ def one_at_a_time(peer: Peer, topic: str, count: int) -> tuple[float, float]:
 def fetched(
     peer: Peer, topic: str, response_bytes: int, total_bytes: int, log_bytes: int = 200_000_000
 ) -> tuple[float]:
-    """MB (10^6 bytes) per second of answers of up to `response_bytes`, round and round over a log of `log_bytes`."""
+    """Return MB (10^6 bytes) per second of responses up to `response_bytes`, in rounds over `log_bytes`."""
     batch_records, value_bytes = 16, 1000
     request = produce_request(topic, batch_records, value_bytes)
     stream(peer.bootstrap, request, log_bytes // len(request))
@@ -131,9 +131,9 @@ def fetched(
             asked = FetchPartition(0, -1, offset, -1, response_bytes)
             limits = FetchRequest(-1, 0, 1, response_bytes, 0, 0, -1, [(topic, [asked])])
             connection.send(fetch.encode_request(FETCH_VERSION, 1, "raw", limits))
-            answer = connection.respond()
-            came += len(answer)
-            offset += batch_records * (len(answer) // len(request))
-            if len(answer) < len(request):
+            response = connection.respond()
+            came += len(response)
+            offset += batch_records * (len(response) // len(request))
+            if len(response) < len(request):
                 offset = 0
         return (came / (time.perf_counter() - started) / 1e6,)

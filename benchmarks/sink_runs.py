@@ -1,8 +1,8 @@
-"""The Kafka sink's part of a contender's driver: the same cached rows written again and again, each write timed alone.
+"""The Kafka sink's part of a contender's driver: the same cached rows are written repeatedly, each write timed.
 
-The rows are clicks as they stand in the topic, cached in Spark's memory, so that nothing but the sink is measured. Ours
-is called by a query that runs for the whole time, exactly once with all that belongs to it: marker, transaction, synced
-checkpoint. The peer's is Spark's own, at least once; it keeps its producers from write to write.
+The rows are clicks of the topic, cached in Spark's memory, so that only the sink is measured. A query that runs for the
+whole time calls ours, exactly once with marker, transaction and synced checkpoint. The peer's is Spark's own sink, at
+least once; it keeps its producers between writes.
 """
 
 import json
@@ -23,7 +23,7 @@ TASKS = 4
 
 
 class SinkRuns:
-    """One cached frame, and one output topic at a time."""
+    """Writes of one cached frame to one output topic at a time."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -31,17 +31,17 @@ class SinkRuns:
         self._ours: OurQuery | None = None
 
     def cache(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of `count` records, the first of each of the topic's partitions."""
+        """Cache the values of `count` records, the first of each partition."""
         if self._rows is not None:
             self._rows.unpersist(blocking=True)
         ends = {str(number): work["count"] // work["partitions"] for number in range(work["partitions"])}
         records = self._read(work, work["topic"], endingOffsets=json.dumps({work["topic"]: ends}))
-        # A shuffle, so that both have the same number of tasks, whatever their sources make of a topic.
+        # A shuffle gives both the same number of tasks.
         self._rows = records.select("value").repartition(TASKS).persist()
-        return told(self._rows)
+        return summary_of(self._rows)
 
     def begin(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        """Make ready to write to `target`."""
+        """Prepare writes to `target`."""
         assert self._ours is None
         if work["source"] == "onceflow":
             self._ours = OurQuery(self._spark, work)
@@ -58,27 +58,27 @@ class SinkRuns:
         return {"seconds": time.perf_counter() - begin}
 
     def end(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        """What a reader of the committed finds in the target."""
+        """End the query and return a summary of the committed records."""
         if self._ours is not None:
             self._ours.stop()
             self._ours = None
         committed = {} if work["source"] == "onceflow" else {"kafka.isolation.level": "read_committed"}
-        return told(self._read(work, work["target"], **committed))
+        return summary_of(self._read(work, work["target"], **committed))
 
     def _read(self, work: Mapping[str, Any], topic: str, **options: str) -> DataFrame:
         known = {"kafka.bootstrap.servers": work["bootstrap"], "subscribe": topic, "startingOffsets": "earliest"}
         return self._spark.read.format(work["source"]).options(**known, **options).load()
 
 
-def told(rows: DataFrame) -> dict[str, Any]:
-    """How many rows, and the sum of their values' CRC-32: equal work is shown to be equal by these."""
-    found = rows.agg(F.count(F.lit(1)), F.sum(F.crc32("value")), F.sum(F.length("value"))).head()
-    assert found is not None
-    return {"records": found[0], "crc_sum": found[1] or 0, "value_bytes": found[2] or 0}
+def summary_of(rows: DataFrame) -> dict[str, Any]:
+    """Return the number of rows, the sum of their values' CRC-32 and their bytes, to compare the work."""
+    sums = rows.agg(F.count(F.lit(1)), F.sum(F.crc32("value")), F.sum(F.length("value"))).head()
+    assert sums is not None
+    return {"records": sums[0], "crc_sum": sums[1] or 0, "value_bytes": sums[2] or 0}
 
 
 class OurQuery:
-    """A query on a topic of ticks: with each tick its sink is handed the cached rows instead of the tick."""
+    """Query on a topic of ticks: for each tick, its sink gets the cached rows instead of the tick."""
 
     def __init__(self, spark: SparkSession, work: Mapping[str, Any]) -> None:
         self._sink: KafkaSink = kafka_sink(
@@ -93,7 +93,7 @@ class OurQuery:
         rows = spark.readStream.format("onceflow").options(**options).load().select("value")
         writer = rows.writeStream.foreachBatch(self._batch).option("checkpointLocation", work["checkpoint"])
         self._query: StreamingQuery = writer.trigger(processingTime="0 seconds").start()
-        # A query whose start is being found would take a tick that is there already for one from before.
+        # Before the query has found its start, it would skip a tick as an old record.
         self._query.processAllAvailable()
 
     def _batch(self, rows: DataFrame, number: int) -> None:
@@ -104,7 +104,7 @@ class OurQuery:
             self._seconds.put(time.perf_counter() - begin)
 
     def write(self, rows: DataFrame) -> float:
-        """Seconds from the sink's call to its return."""
+        """Return the seconds from the sink's call to its return."""
         self._wanted = rows
         self._producer.produce(self._ticks, b"tick")
         assert self._producer.flush(30) == 0
@@ -114,6 +114,6 @@ class OurQuery:
             raise RuntimeError(f"the sink's query did not write: {self._query.exception() or 'no error'}") from None
 
     def stop(self) -> None:
-        """The query, then the sink."""
+        """Stop the query, then the sink."""
         self._query.stop()
         self._sink.close()

@@ -1,9 +1,9 @@
 """A contender's Spark driver: `python -m benchmarks.spark_driver DIRECTORY [CLASSPATH]`, a `child.Child`.
 
-Both contenders have the same session, two threads and our settings for small micro-batches, and the same job but for
-source and sink. Ours: `format("onceflow")`, with push-downs or with raw records, and the exactly-once sinks. The
-peer's: Spark's JVM connector, whose rows a driver adds up in Redis by pipelined HINCRBY, at least once, because nothing
-there knows whether a repeated batch was counted.
+Both contenders have the same session (two threads, our settings for small micro-batches) and the same job except for
+source and sink. Ours: `format("onceflow")`, with push-downs or raw records, and the exactly-once sinks. The peer's:
+Spark's JVM connector, whose rows the driver adds in Redis with pipelined HINCRBY, at least once, because nothing
+records whether a repeated batch was counted.
 """
 
 import json
@@ -31,7 +31,7 @@ ONCEFLOW, JVM = "onceflow", "kafka"
 
 
 def stream(spark: SparkSession, source: str, work: Mapping[str, Any], **options: str) -> DataFrame:
-    """The topic from its beginning; both sources know these options by the same names."""
+    """Return a stream of the topic from its start; both sources have these options."""
     known = {"kafka.bootstrap.servers": work["bootstrap"], "subscribe": work["topic"], "startingOffsets": "earliest"}
     if work.get("offsets_per_trigger_max"):
         known["maxOffsetsPerTrigger"] = str(work["offsets_per_trigger_max"])
@@ -39,24 +39,24 @@ def stream(spark: SparkSession, source: str, work: Mapping[str, Any], **options:
 
 
 def clicks_of(records: DataFrame) -> DataFrame:
-    """Raw records by Spark's own from_json."""
+    """Return raw records decoded by Spark's from_json."""
     return records.select(F.from_json(F.col("value").cast("string"), CLICK).alias("click")).select("click.*")
 
 
 def sums_of(clicks: DataFrame) -> DataFrame:
-    """One row per user, in one micro-batch."""
+    """Return one row per user of a micro-batch."""
     return clicks.groupBy("uid").agg(F.sum("click_count").alias("clicks"), F.count(F.lit(1)).alias("events"))
 
 
 def sink_rows(sums: DataFrame) -> DataFrame:
-    """As the Redis sink takes them."""
+    """Return rows for the Redis sink."""
     return sums.select(F.lit(COUNT).alias("target"), F.col("uid").cast("binary").alias("field"), "clicks").toDF(
         "target", "field", "amount"
     )
 
 
 def redis_sink(work: Mapping[str, Any]) -> RedisSink:
-    """Ours, exactly once."""
+    """Return our exactly-once sink."""
     increments = [Increment(COUNT, f"{{{work['hash_key']}}}:count")]
     return RedisSink(
         work["redis"],
@@ -69,7 +69,7 @@ def redis_sink(work: Mapping[str, Any]) -> RedisSink:
 
 
 class Pipeline(NamedTuple):
-    """What a query reads, what it does with a micro-batch, and what is to be closed when it has ended."""
+    """Input of a query, its function for micro-batches, and the function that closes its resources."""
 
     rows: DataFrame
     write: Callable[[DataFrame, int], None]
@@ -77,7 +77,7 @@ class Pipeline(NamedTuple):
 
 
 def pushdown(spark: SparkSession, work: Mapping[str, Any]) -> Pipeline:
-    """Ours, parsed and summed in the read tasks."""
+    """Return our pipeline with decoding and sums in the read tasks."""
     options = {"decode": CLICK, "aggregate": "sum(click_count) AS clicks", "groupBy": "uid"}
     sink = redis_sink(work)
     sums = stream(spark, ONCEFLOW, work, **options).where("rejected IS NULL")
@@ -85,7 +85,7 @@ def pushdown(spark: SparkSession, work: Mapping[str, Any]) -> Pipeline:
 
 
 def raw(spark: SparkSession, work: Mapping[str, Any]) -> Pipeline:
-    """Ours, raw records through from_json and groupBy."""
+    """Return our pipeline with raw records, from_json and groupBy."""
     sink = redis_sink(work)
 
     def write(records: DataFrame, number: int) -> None:
@@ -95,7 +95,7 @@ def raw(spark: SparkSession, work: Mapping[str, Any]) -> Pipeline:
 
 
 def jvm(spark: SparkSession, work: Mapping[str, Any]) -> Pipeline:
-    """The peer."""
+    """Return the peer's pipeline."""
     client = redis.Redis.from_url(work["redis"])
 
     def write(records: DataFrame, _number: int) -> None:
@@ -105,7 +105,7 @@ def jvm(spark: SparkSession, work: Mapping[str, Any]) -> Pipeline:
 
 
 def add(client: redis.Redis, hash_key: str, sums: DataFrame) -> None:
-    """HINCRBY of each sum in one pipeline. How many events are counted comes last: what it says is there."""
+    """Add each sum with HINCRBY in one pipeline; the number of counted events is the last command."""
     pipeline = client.pipeline(transaction=False)
     total = 0
     for uid, clicks, events in sums.collect():
@@ -119,7 +119,7 @@ PIPELINES = {"pushdown": pushdown, "raw": raw, "jvm": jvm}
 
 
 class Driver:
-    """Does what a line of work says."""
+    """Runner of tasks."""
 
     def __init__(self, directory: Path, classpath: str | None) -> None:
         extra = {"spark.driver.memory": "2g"} | ({"spark.driver.extraClassPath": classpath} if classpath else {})
@@ -139,7 +139,7 @@ class Driver:
         }
 
     def do(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one line."""
+        """Run a task and return its result."""
         return self._works[work["work"]](work)
 
     def _begin(self, work: Mapping[str, Any], **trigger: Any) -> tuple[StreamingQuery, Pipeline]:
@@ -148,39 +148,39 @@ class Driver:
         return writer.option("checkpointLocation", work["checkpoint"]).trigger(**trigger).start(), pipeline
 
     def drain(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        """Everything that is there, from the start of the query to its end."""
+        """Count the whole topic; return the seconds from the start of the query to its end."""
         begin = time.perf_counter()
         query, pipeline = self._begin(work, availableNow=True)
         query.awaitTermination()
         seconds = time.perf_counter() - begin
         pipeline.close()
-        return {"seconds": seconds, "batches": sum(1 for each in query.recentProgress if each["numInputRows"])}
+        return {"seconds": seconds, "batches": sum(1 for progress in query.recentProgress if progress["numInputRows"])}
 
     def start(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        """A query that goes on, batch after batch."""
+        """Start a continuous query."""
         assert self._running is None
         self._running = self._begin(work, processingTime="0 seconds")
         return {}
 
     def stop(self, _work: Mapping[str, Any]) -> dict[str, Any]:
-        """That query; how long its latest batches took."""
+        """Stop the query; return the durations of its latest batches."""
         assert self._running is not None
         query, pipeline = self._running
         self._running = None
-        batches = [each["durationMs"] for each in query.recentProgress if each["numInputRows"]]
+        batches = [progress["durationMs"] for progress in query.recentProgress if progress["numInputRows"]]
         query.stop()
         pipeline.close()
         return {"batches": batches}
 
 
 def main(directory: str, classpath: str | None = None) -> None:
-    """Until standard input ends."""
-    # What Spark or a library prints must not stand among the answers.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    """Run tasks until standard input ends."""
+    # Output of Spark or a library must not mix with the results.
+    results = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     driver = Driver(Path(directory), classpath)
     for line in sys.stdin:
-        answers.write(json.dumps(driver.do(json.loads(line))) + "\n")
+        results.write(json.dumps(driver.do(json.loads(line))) + "\n")
 
 
 if __name__ == "__main__":

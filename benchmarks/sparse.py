@@ -1,8 +1,8 @@
-"""A log that amounts to a terabyte and takes a few gigabytes of disk: valid batches whose records are holes of zeros.
+"""Log of a terabyte in a few gigabytes of disk: valid batches whose records are holes of zeros.
 
-Each batch has one record of four million zero bytes. Only what stands before the zeros is written, so a file system
-that knows holes stores one block of it; read back, every batch is whole and its CRC-32C right. The indexes and
-snapshots are written by the broker's own code, as it would have written them, and synced together at the end.
+Each batch has one record of four million zero bytes. Only the bytes before the zeros are written, so a file system with
+sparse files stores one block of it; every batch can be read with a right CRC-32C. The broker's own code writes the
+indexes and snapshots, and they are synced together at the end.
 """
 
 import os
@@ -19,43 +19,43 @@ from onceflow.wire.batch import Record, encode_batch
 
 SEGMENT_BATCHES = 250
 VALUE_BYTES = 4_000_000
-"""Together 1 GB: the default `segment.bytes` leaves room for some small batches behind."""
+"""Together 1 GB: the default `segment.bytes` allows some small batches after them."""
 BASE_OFFSET = struct.Struct(">q")
 
 
 class UnsyncedFile(RealFile):
-    """A sync for each of thousands of files takes minutes; one for all does it."""
+    """File without syncs: thousands of them take minutes; one for all suffices."""
 
     def sync_data(self) -> None:
-        """Later."""
+        """Do nothing."""
 
 
 class UnsyncedDisk(RealDisk):
-    """Opens such files."""
+    """Disk with files without syncs."""
 
     def open(self, path: Path, *, create: bool = False) -> UnsyncedFile:
-        """As RealDisk does."""
+        """Open a file."""
         return UnsyncedFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644))
 
 
 def fill(directory: Path, segments: int) -> None:
-    """Put segments of 1 GB each in the place of the empty log in `directory`, whose broker has stopped."""
+    """Replace the empty log in `directory` by segments of 1 GB each; its broker has stopped."""
     disk = UnsyncedDisk()
-    nobody = Producers(directory.name, LogConfig()).snapshot().encode()
+    no_producers = Producers(directory.name, LogConfig()).snapshot().encode()
     now_ms = int(time.time() * 1000)
     for number in range(segments):
         segment = Segment(disk, directory, number * SEGMENT_BATCHES, create=True)
         write_batches(segment, now_ms - segments + number)
         segment.index_max_timestamp()
         segment.write_indexes()
-        write_snapshot(disk, directory, segment.base_offset, nobody)
+        write_snapshot(disk, directory, segment.base_offset, no_producers)
         segment.close()
-    write_snapshot(disk, directory, segments * SEGMENT_BATCHES, nobody)
+    write_snapshot(disk, directory, segments * SEGMENT_BATCHES, no_producers)
     os.sync()
 
 
 def write_batches(segment: Segment, timestamp_ms: int) -> None:
-    """One segment's. Raises OSError where the file system stores holes."""
+    """Write a segment's batches. Raises OSError if the file system stores holes."""
     batch = encode_batch([Record(0, timestamp_ms, None, bytes(VALUE_BYTES))], leader_epoch=0)
     head = batch.rstrip(b"\0")
     interval_bytes = LogConfig().index_interval_bytes

@@ -1,7 +1,6 @@
-"""What the connector's rows share: one Apache Kafka, one Redis, the topic of clicks, and a driver for each contender.
+"""Shared parts of the connector's rows: one Apache Kafka, one Redis, the topic of clicks, a driver per contender.
 
-Kafka is nobody's own broker here: both contenders read and write the same one. All is made when it is first asked for,
-so that a row alone pays for what it needs.
+Both contenders use the same Kafka. Each part is created on first use, so that a single row starts only what it needs.
 """
 
 import sys
@@ -20,14 +19,14 @@ from benchmarks.peers import touch_memory
 
 CLICKS = 3_000_000
 OURS, PEER = "onceflow", "kafka"
-"""By the names of their formats."""
+"""Contenders, by the names of their formats."""
 CLIENTS_VERSION = "3.9.1"
 CONNECTORS = ((pyspark.__version__, pyspark.__version__), ("4.2.0", "4.0.0"))
-"""(connector, token provider): the one of our Spark if it is published, else the newest that works with it."""
+"""(connector, token provider) of our Spark version if published, else the newest that works with it."""
 
 
 class Stage:
-    """Use as a context."""
+    """Context of the shared parts."""
 
     def __init__(self, clicks: int = CLICKS) -> None:
         self._clicks_count = clicks
@@ -44,12 +43,12 @@ class Stage:
 
     @cached_property
     def directory(self) -> Path:
-        """Gone at the end."""
+        """Temporary directory."""
         return Path(self._exits.enter_context(tempfile.TemporaryDirectory()))
 
     @cached_property
     def bootstrap(self) -> str:
-        """Of Apache Kafka. Raises SystemExit without its jars."""
+        """Address of Apache Kafka. Raises SystemExit without its jars."""
         classpath = kafka.jars()
         if classpath is None:
             raise SystemExit("the connector is measured on Apache Kafka, whose jars Maven did not give")
@@ -57,41 +56,41 @@ class Stage:
 
     @cached_property
     def redis_url(self) -> str:
-        """Of a Redis that has synced what it acknowledged."""
+        """Address of a Redis that syncs before it acknowledges."""
         return f"redis://127.0.0.1:{queues.redis_server(self.directory / 'redis', 'always', self._exits)}/0"
 
     @cached_property
     def redis(self) -> redis.Redis:
-        """A client of it."""
+        """Client of the Redis."""
         client = redis.Redis.from_url(self.redis_url)
         self._exits.callback(client.close)
         return client
 
     @cached_property
     def clicks(self) -> clicks_topic.Clicks:
-        """The topic that is drained."""
+        """Topic that is drained."""
         return clicks_topic.fill(self.bootstrap, "clicks", self._clicks_count)
 
     @cached_property
     def connector(self) -> Path:
-        """The jars of Spark's own connector. Raises SystemExit where Maven gives none."""
+        """Jars of Spark's own connector. Raises SystemExit if Maven has none."""
         for version, token_version in CONNECTORS:
             versions = {"connector_version": version, "token_version": token_version}
-            found = maven.copied(
+            jars = maven.copied(
                 f"spark-connector-{version}", "spark-connector-pom.xml", **versions, clients_version=CLIENTS_VERSION
             )
-            if found is not None:
-                return found
+            if jars is not None:
+                return jars
         raise SystemExit("Maven gave no spark-sql-kafka-0-10_2.13, the peer of these rows")
 
     def driver(self, contender: str) -> Child:
-        """The contender's own, which stays for all rows."""
+        """Return the contender's driver for all rows."""
         if contender not in self._drivers:
             self._drivers[contender] = self._exits.enter_context(self.new_driver(contender))
         return self._drivers[contender]
 
     def new_driver(self, contender: str) -> Child:
-        """One more."""
+        """Start another driver."""
         directory = self.directory / self.fresh(f"driver-{contender}")
         directory.mkdir()
         classpath = [f"{self.connector}/*"] if contender == PEER else []
@@ -99,12 +98,12 @@ class Stage:
         return Child(command, directory / "driver.log")
 
     def fresh(self, name: str) -> str:
-        """The name with a number that it has not had."""
+        """Return the name with a new number."""
         self._numbers[name] = self._numbers.get(name, 0) + 1
         return f"{name}-{self._numbers[name]}"
 
     def counting(self, pipeline: str, topic: str, **more: Any) -> dict[str, Any]:
-        """Work for a driver: the topic's clicks into a fresh hash, with a fresh checkpoint."""
+        """Return a driver's task: count the topic into a fresh hash, with a fresh checkpoint."""
         name = self.fresh(pipeline)
         return {
             "pipeline": pipeline,
@@ -117,6 +116,6 @@ class Stage:
         }
 
     def wrong_users(self, work: dict[str, Any]) -> int:
-        """Users whose sum is not that of the topic."""
-        found: dict[bytes, bytes] = self.redis.hgetall(f"{{{work['hash_key']}}}:count")  # type: ignore[assignment]
-        return clicks_topic.differences(found, self.clicks)
+        """Return the number of users whose sum differs from the topic's."""
+        stored: dict[bytes, bytes] = self.redis.hgetall(f"{{{work['hash_key']}}}:count")  # type: ignore[assignment]
+        return clicks_topic.differences(stored, self.clicks)

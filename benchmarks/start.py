@@ -1,6 +1,6 @@
-"""How long from the start of the process to the first Metadata answer, on an empty data directory?
+"""Time from the start of the process to the first Metadata response, with an empty data directory.
 
-Apache Kafka's directory is formatted before the clock starts. Both are asked every few milliseconds by a raw request.
+Apache Kafka's directory is formatted before the clock starts. Both get a raw request every few milliseconds.
 """
 
 import socket
@@ -25,8 +25,8 @@ ASK_AGAIN_SECONDS = 0.002
 SECONDS_MAX = 60
 
 
-def answers(port: int) -> bool:
-    """Whether a Metadata request is answered."""
+def responds(port: int) -> bool:
+    """Whether a Metadata request gets a response."""
     asked = request_class(apis.METADATA, METADATA_VERSION)(topics=(), allow_auto_topic_creation=False)
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
@@ -37,11 +37,11 @@ def answers(port: int) -> bool:
 
 
 def seconds_until_it_responds(start: Callable[[], subprocess.Popen[bytes]], port: int) -> float:
-    """Start, wait for the answer, end."""
+    """Start a broker, wait for its response, end it, and return the seconds."""
     begin = time.perf_counter()
     process = start()
     try:
-        while not answers(port):
+        while not responds(port):
             if time.perf_counter() - begin > SECONDS_MAX or process.poll() is not None:
                 raise SystemExit(f"the broker on port {port} did not start")
             time.sleep(ASK_AGAIN_SECONDS)
@@ -52,7 +52,7 @@ def seconds_until_it_responds(start: Callable[[], subprocess.Popen[bytes]], port
 
 
 def our_start(directory: Path) -> float:
-    """One start of `onceflow broker`."""
+    """Return the seconds of one start of `onceflow broker`."""
     port = services.free_port()
     command = [sys.executable, "-m", "onceflow", "broker", "--data", str(directory), "--listen", f"127.0.0.1:{port}"]
     with (directory.parent / "ours.log").open("ab") as log:
@@ -60,27 +60,27 @@ def our_start(directory: Path) -> float:
 
 
 def kafkas_start(directory: Path, classpath: Path) -> float:
-    """One start of Apache Kafka."""
+    """Return the seconds of one start of Apache Kafka."""
     broker = kafka.KafkaProcess(directory, classpath)
     broker.format()
     return seconds_until_it_responds(broker.launch, broker.port)
 
 
 def measured(_names: Sequence[str]) -> Iterator[Line]:
-    """Runs in turns, on new directories."""
+    """Yield the row of runs in turns, on new directories."""
     classpath = kafka.jars()
     with tempfile.TemporaryDirectory() as directory:
         contenders = {"ours": lambda number: our_start(Path(directory) / f"ours-{number}")}
         if classpath is not None:
             contenders["theirs"] = lambda number: kafkas_start(Path(directory) / f"kafka-{number}", classpath)
-        found = in_turns(contenders, RUNS)
-    ours, theirs = found["ours"], found.get("theirs")
+        results = in_turns(contenders, RUNS)
+    ours, theirs = results["ours"], results.get("theirs")
     beside = (f"{spread(theirs)} s", *judged(ratios(ours, theirs), GOAL)) if theirs else ("", "", "", "")
     yield row("start", f"{spread(ours)} s", *beside)
 
 
 TABLE = Table(
-    "Start to the first Metadata answer",
+    "Start to the first Metadata response",
     ("what", "onceflow", "Apache Kafka", "ours / its", "at most, aim", "reached"),
     ["start"],
     measured,

@@ -1,7 +1,7 @@
 """Clicks at a steady rate, in a process of its own (`child.Child`): `python -m benchmarks.steady_clicks`.
 
-They are made before the first is sent, so that the processor is left to those who count them. The answer says when each
-was handed to librdkafka, on the clock that all processes of a machine share.
+They are generated before the first is sent, to leave the processor to the contender. The result has the times at which
+they were passed to librdkafka, on the clock that all processes of a machine share.
 """
 
 import itertools
@@ -21,7 +21,7 @@ TICK_S = 0.005
 
 
 def produce(work: Mapping[str, Any]) -> dict[str, Any]:
-    """`rate` clicks a second for `seconds`; `ticks` has how many were sent until when, `clicks` their sum."""
+    """Send `rate` clicks per second for `seconds`; `ticks` has numbers sent with times, `clicks` their sum."""
     count = round(work["rate"] * work["seconds"])
     events = list(itertools.islice(crowd_events(SEED, USERS), count))
     total = sum(click.click_count for click in map(msgspec.json.Decoder(Click).decode, (value for _, value in events)))
@@ -46,7 +46,7 @@ def produce(work: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Run tasks until standard input ends."""
     for line in sys.stdin:
         print(json.dumps(produce(json.loads(line))), flush=True)
 

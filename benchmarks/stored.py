@@ -1,11 +1,10 @@
-"""What does it cost that much is stored: recovery after kill -9, reads at random offsets, many partitions?
+"""The cost of stored data: recovery after kill -9, reads at random offsets, many partitions.
 
-Recovery: from the start of the process until the log's last offset is told again, on both brokers, after 1 GB of real
+Recovery: from the start of the process until it reports the log's last offset, on both brokers, after 1 GB of real
 batches and SIGKILL. Reads: one Fetch of 64 KiB at a time, at random offsets, of a log of 1 GB and of a larger one on
-the same broker, in turns: from the page cache with 8 GB, which is what it surely holds here, and with 20 GB after the
-page cache was told to forget both, since a log that is cached in part would compare the cache and not the broker.
-Beside each the control, in the same turns: 64 KiB at random places of the same files by sendfile over a socket, without
-a broker. What grows there as well is the machine's.
+the same broker, in turns: 8 GB from the page cache, which surely fit here, and 20 GB after evicting both logs from it,
+because a partly cached log would measure the cache and not the broker. The control, in the same turns, reads 64 KiB at
+random positions of the same files by sendfile over a socket, without a broker: its growth is the machine's.
 
 Up to 1 TB: logs of sparse segments (`benchmarks.sparse`), a broker for each size, started in turns; the time from the
 start of the process until it listens, and of a produced record.
@@ -59,7 +58,7 @@ RECOVERY_GOAL = Goal(0.33, 0.08, is_cost=True)
 
 
 def fill(bootstrap: str, topic: str, size_bytes: int) -> int:
-    """Write that much; the number of records."""
+    """Write `size_bytes` and return the number of records."""
     request = produce_request(topic, BATCH_RECORDS, VALUE_BYTES)
     count = size_bytes // len(request)
     stream(bootstrap, request, count)
@@ -67,7 +66,7 @@ def fill(bootstrap: str, topic: str, size_bytes: int) -> int:
 
 
 def end_offset(bootstrap: str, topic: str) -> int:
-    """-1 while the broker does not tell."""
+    """Return the end offset; -1 while the broker does not respond."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "benchmark", **QUICK})
     try:
         return consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=1)[1]
@@ -78,17 +77,17 @@ def end_offset(bootstrap: str, topic: str) -> int:
 
 
 def seconds_to_recover(bootstrap: str, records: int, start: Callable[[], object]) -> float:
-    """From the start of the process until the end of the log is told."""
+    """Return the seconds from the start of the process until the end of the log is known."""
     begin = time.perf_counter()
     start()
     while end_offset(bootstrap, TOPIC) != records:
         if time.perf_counter() - begin > SECONDS_MAX:
-            raise SystemExit(f"the broker at {bootstrap} does not know its {records} records again")
+            raise SystemExit(f"the broker at {bootstrap} did not recover its {records} records")
     return time.perf_counter() - begin
 
 
 def our_recovery(directory: Path) -> float:
-    """One kill and one start of ours."""
+    """Return the seconds of one recovery of ours."""
     with BrokerProcess(directory) as broker:
         create(broker.bootstrap, 1)
         records = fill(broker.bootstrap, TOPIC, GB)
@@ -97,7 +96,7 @@ def our_recovery(directory: Path) -> float:
 
 
 def kafkas_recovery(directory: Path, classpath: Path) -> float:
-    """One kill and one start of Kafka's."""
+    """Return the seconds of one recovery of Kafka."""
     with kafka.KafkaProcess(directory, classpath) as broker:
         create(broker.bootstrap, 1)
         records = fill(broker.bootstrap, TOPIC, GB)
@@ -108,7 +107,7 @@ def kafkas_recovery(directory: Path, classpath: Path) -> float:
 
 
 def create(bootstrap: str, partitions: int) -> float:
-    """Make the topic; seconds."""
+    """Create the topic and return the seconds."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     begin = time.perf_counter()
     topic = NewTopic(TOPIC, partitions, 1, config={"flush.messages": NEVER})
@@ -119,7 +118,7 @@ def create(bootstrap: str, partitions: int) -> float:
 
 
 def evict(directory: Path) -> None:
-    """Have the page cache forget the logs of a topic, synced before."""
+    """Evict the logs of a topic from the page cache, after a sync."""
     for path in directory.glob("*.log"):
         with path.open("rb") as file:
             os.fdatasync(file.fileno())
@@ -129,7 +128,7 @@ def evict(directory: Path) -> None:
 def read_times_ms(
     connection: RawConnection, topic: str, records: int, seed: int, reads: int, evicted: Path | None = None
 ) -> list[float]:
-    """Each of so many fetches at random offsets, of a log whose directory is evicted again and again if it is given."""
+    """Return the times of fetches at random offsets; if `evicted` is given, that log is evicted repeatedly."""
     chance = random.Random(seed)
     taken = []
     for number in range(reads):
@@ -146,7 +145,7 @@ def read_times_ms(
 
 
 def sent_between(sending: socket.socket, receiving: socket.socket, file: int, position: int) -> None:
-    """READ_BYTES of a file by sendfile from one end of a connection to the other, which do not wait."""
+    """Send READ_BYTES of a file by sendfile from one end of a non-blocking connection to the other."""
     sent = received = 0
     while received < READ_BYTES:
         with contextlib.suppress(BlockingIOError):
@@ -156,7 +155,7 @@ def sent_between(sending: socket.socket, receiving: socket.socket, file: int, po
 
 
 def plain_times_us(directory: Path, seed: int, reads: int, *, is_evicted: bool) -> list[float]:
-    """The control: as `read_times_ms`, in microseconds, from the same files without a broker."""
+    """Return the control: as `read_times_ms`, in microseconds, from the same files without a broker."""
     chance = random.Random(seed)
     taken = []
     with ExitStack() as exits:
@@ -182,8 +181,10 @@ Medians = list[list[float]]
 
 
 def read_medians(broker: BrokerProcess, records: dict[str, int], *, is_evicted: bool) -> tuple[Medians, Medians]:
-    """For each topic, given with its number of records, the median of each round in ms; the rounds in turns. Then the
-    same of the control in µs."""
+    """Return the medians of each round for each topic, in ms, and those of the control, in µs; the topics take turns.
+
+    `records` has the number of records of each topic.
+    """
     medians: dict[str, list[float]] = {topic: [] for topic in records}
     control: dict[str, list[float]] = {topic: [] for topic in records}
     reads = READS_EVICTED if is_evicted else READS
@@ -199,9 +200,9 @@ def read_medians(broker: BrokerProcess, records: dict[str, int], *, is_evicted: 
     return list(medians.values()), list(control.values())
 
 
-def grown(name: str, unit: str, found: dict[str, list[float]], *, is_judged: bool = True) -> Iterator[Line]:
-    """A line for each size; those after the first beside it."""
-    (first, smallest), *others = found.items()
+def grown(name: str, unit: str, times: dict[str, list[float]], *, is_judged: bool = True) -> Iterator[Line]:
+    """Yield a line for each size; the later ones are compared with the first."""
+    (first, smallest), *others = times.items()
     yield row(f"{name}, {first} stored", f"{spread(smallest)} {unit}", "", "", "")
     for size, runs in others:
         ratio = ratios(runs, smallest)
@@ -213,7 +214,7 @@ def grown(name: str, unit: str, found: dict[str, list[float]], *, is_judged: boo
 
 
 def random_reads() -> Iterator[Line]:
-    """Of a small and a large log: what the page cache holds, then what it was told to forget."""
+    """Yield the rows of reads of a small and a large log, from the page cache and after eviction."""
     settings = {"flush.messages": NEVER}
     with tempfile.TemporaryDirectory() as directory, BrokerProcess(Path(directory) / "data") as broker:
         peer = Peer("onceflow", broker.bootstrap, broker.pid)
@@ -235,7 +236,7 @@ def random_reads() -> Iterator[Line]:
 
 
 def many_partitions() -> Iterator[Line]:
-    """Creation, and start with many partitions: while all are empty, and with a record in each."""
+    """Yield the rows of creation and start of many partitions: empty, and with a record in each."""
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "data"
         broker = BrokerProcess(data)
@@ -253,7 +254,7 @@ def many_partitions() -> Iterator[Line]:
 
 
 def write_to_each(bootstrap: str) -> None:
-    """One record to each of the many partitions."""
+    """Write one record to each partition."""
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 5})
     for partition in range(PARTITIONS):
         producer.produce(TOPIC, b"one", partition=partition)
@@ -263,7 +264,7 @@ def write_to_each(bootstrap: str) -> None:
 
 
 def seconds_to_stop(broker: BrokerProcess) -> float:
-    """A clean stop, however long: each log that was written is closed with syncs of its own."""
+    """Return the seconds of a clean stop, which syncs each written log."""
     begin = time.perf_counter()
     os.kill(broker.pid, signal.SIGTERM)
     os.waitid(os.P_PID, broker.pid, os.WEXITED | os.WNOWAIT)
@@ -272,10 +273,10 @@ def seconds_to_stop(broker: BrokerProcess) -> float:
 
 
 def clean_starts(broker: BrokerProcess, data: Path, records: int) -> list[float]:
-    """Seconds of each start until a partition's end is told; the broker is stopped before and after.
+    """Return the seconds of each start until a partition's end is known; the broker is stopped before and after.
 
-    Its files are in the page cache: this machine takes from it what was not read for some seconds, and then its disk is
-    measured. What the kernel still writes of the stop before is waited for.
+    Its files are read into the page cache first: this machine evicts unread files within seconds, and its disk would be
+    measured. A sync waits for the writes of the previous stop.
     """
     started = []
     for _ in range(STARTS):
@@ -292,13 +293,13 @@ def clean_starts(broker: BrokerProcess, data: Path, records: int) -> list[float]
 
 
 def judged_start(name: str, started: Sequence[float]) -> Line:
-    """A line with what is asked of a start."""
+    """Return a line with the goal of a start."""
     verdict = "yes" if statistics.median(started) <= START_SECONDS_MAX else "**no**"
     return row(name, f"{spread(started)} s", "", f"at most {START_SECONDS_MAX} s", verdict)
 
 
 def recoveries() -> Iterator[Line]:
-    """1 GB after kill -9."""
+    """Yield the row of the recovery of 1 GB after kill -9."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         classpath = kafka.jars()
@@ -313,8 +314,8 @@ def recoveries() -> Iterator[Line]:
         contenders = {"ours": after_touching(lambda number: our_recovery(root / f"ours-{number}" / "data"))}
         if classpath is not None:
             contenders["theirs"] = after_touching(lambda number: kafkas_recovery(root / f"kafka-{number}", classpath))
-        found = in_turns(contenders, RECOVERIES)
-    ours, theirs = found["ours"], found.get("theirs")
+        results = in_turns(contenders, RECOVERIES)
+    ours, theirs = results["ours"], results.get("theirs")
     name = "recovery of 1 GB after kill -9"
     if theirs:
         ratio = ratios(ours, theirs)
@@ -326,7 +327,7 @@ def recoveries() -> Iterator[Line]:
 
 
 def sparse_broker(directory: Path, segments: int) -> BrokerProcess:
-    """A stopped broker with that many segments of 1 GB."""
+    """Return a stopped broker with that many segments of 1 GB."""
     broker = BrokerProcess(directory)
     with broker:
         create(broker.bootstrap, 1)
@@ -335,22 +336,22 @@ def sparse_broker(directory: Path, segments: int) -> BrokerProcess:
 
 
 def append_ms(broker: BrokerProcess, segments: int) -> float:
-    """The median; what was stored before is all there."""
+    """Return the median time of appends, after checking that no stored record is lost."""
     end = end_offset(broker.bootstrap, TOPIC)
     assert end >= segments * sparse.SEGMENT_BATCHES, f"the log ends at {end}: a part was lost"
     return one_at_a_time(Peer("onceflow", broker.bootstrap, broker.pid), TOPIC, SPARSE_APPENDS)[0]
 
 
 def seconds_to_listen(broker: BrokerProcess) -> float:
-    """One start."""
+    """Return the seconds of one start."""
     begin = time.perf_counter()
     broker.start()
     return time.perf_counter() - begin
 
 
 def up_to_a_terabyte() -> Iterator[Line]:
-    """Start after a clean stop and after kill -9, and append, in turns on logs of growing size."""
-    clean, killed, append = found = [{size: list[float]() for size in SPARSE_GB} for _ in range(3)]
+    """Yield the rows of starts after a clean stop and after kill -9, and of appends, on logs of growing size."""
+    clean, killed, append = results = [{size: list[float]() for size in SPARSE_GB} for _ in range(3)]
     with tempfile.TemporaryDirectory() as directory, ExitStack() as exits:
         sizes = {size: sparse_broker(Path(directory) / size, segments) for size, segments in SPARSE_GB.items()}
         for broker in sizes.values():
@@ -364,8 +365,8 @@ def up_to_a_terabyte() -> Iterator[Line]:
                 killed[size].append(seconds_to_listen(broker))
                 broker.stop()
     names = ("start after a clean stop", "start after kill -9", "append one record, p50")
-    for name, unit, sizes_found in zip(names, ("s", "s", "ms"), found, strict=True):
-        yield from grown(f"{name}, sparse segments", unit, sizes_found)
+    for name, unit, times in zip(names, ("s", "s", "ms"), results, strict=True):
+        yield from grown(f"{name}, sparse segments", unit, times)
 
 
 PARTS = {
@@ -377,7 +378,7 @@ PARTS = {
 
 
 def measure(names: Sequence[str]) -> Iterator[Line]:
-    """Those parts."""
+    """Yield the lines of these parts."""
     for name in names:
         yield from PARTS[name]()
 
