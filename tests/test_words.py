@@ -103,7 +103,6 @@ PENDING: tuple[str, ...] = (
     "docs/spark.md",
     "docs/testing.md",
     "docs/transactions.md",
-    "benchmarks/README.md",
     "benchmarks/amqp.py",
     "benchmarks/kafka.py",
     "benchmarks/queues.py",
