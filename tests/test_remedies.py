@@ -96,6 +96,7 @@ USAGE_ERRORS = {
     "KitMisused",
     "NotOneBatch",
     "OutOfOrderSequence",
+    "Refused",
     "RetentionPolicyUnusable",
     "UsageError",
     "WrongMapping",
@@ -104,8 +105,6 @@ USAGE_ERRORS = {
 """Errors, and click's help, whose text says how options and requests are written."""
 NO_REMEDY = (
     "What happens to old records: ",
-    ", where readers need not know it; send it in ",
-    ": a transactional batch in a request without transactional id; send it with its own",
     "%s: restart %d of",
     "%s:%d is open to other machines",
     ": set ",

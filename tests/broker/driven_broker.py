@@ -85,9 +85,9 @@ class InnerBroker:
 
     def log(self, topic: str, partition: int = 0) -> PartitionLog:
         def find(node: Node) -> PartitionLog:
-            found = node.partitions.get(topic, partition)
-            assert found is not None
-            return found.log
+            opened = node.partitions.get(topic, partition)
+            assert opened is not None
+            return opened.log
 
         return self.call(find)
 
@@ -152,8 +152,8 @@ def eventually(condition: Callable[[], T], what: str) -> T:
     """Waits until it is true, for what the broker does by itself within a tick of a quarter of a second."""
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
+        result = condition()
+        if result:
+            return result
         time.sleep(0.02)
     raise AssertionError(f"not within {WAIT_SECONDS} s: {what}")

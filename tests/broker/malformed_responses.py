@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from onceflow.broker.network.frame_limits import FRAME_BYTES_MIN
+from onceflow.broker.network.incoming import FRAME_BYTES_MIN
 from onceflow.wire import apis, fetch, produce
 from onceflow.wire.errors import ErrorCode, WireError
 from onceflow.wire.frames import decode_request, decode_response, read_request_header
@@ -17,20 +17,20 @@ ISOLATION_LEVELS = (fetch.READ_UNCOMMITTED, fetch.READ_COMMITTED)
 
 def split(data: bytes, frame_bytes_min: int = CORRELATION_ID_BYTES) -> tuple[list[bytes], bytes]:
     """The frames without their sizes, and what is left behind them: a begin, or a size that no frame has."""
-    found = []
+    frames = []
     while len(data) >= 4:
         (size_bytes,) = struct.unpack_from(">i", data)
         if size_bytes < frame_bytes_min or len(data) < 4 + size_bytes:
             break
-        found.append(data[4 : 4 + size_bytes])
+        frames.append(data[4 : 4 + size_bytes])
         data = data[4 + size_bytes :]
-    return found, data
+    return frames, data
 
 
 def due(frame: bytes) -> tuple[list[bytes], bool]:
     """(the requests in a frame that ask for an answer, whether half a one follows): a size that lies makes several."""
-    found, rest = split(frame, FRAME_BYTES_MIN)
-    return [request for request in found if _asks_for_response(request)], bool(rest)
+    frames, rest = split(frame, FRAME_BYTES_MIN)
+    return [request for request in frames if _asks_for_response(request)], bool(rest)
 
 
 def _asks_for_response(request: bytes) -> bool:
@@ -42,40 +42,40 @@ def _asks_for_response(request: bytes) -> bool:
         return True
 
 
-def check_responses(frame: bytes, answers: bytes, *, are_all: bool) -> None:
+def check_responses(frame: bytes, responses: bytes, *, are_all: bool) -> None:
     """Each is whole, the next request's, and has codes that fit it; none is missing if they `are_all`."""
     requests, _is_half = due(frame)
-    found, rest = split(answers)
+    frames, rest = split(responses)
     assert not rest, "a part of an answer"
-    assert len(found) == len(requests) if are_all else len(found) <= len(requests), (len(found), len(requests))
-    for request, answer in zip(requests, found, strict=False):
+    assert len(frames) == len(requests) if are_all else len(frames) <= len(requests), (len(frames), len(requests))
+    for request, response in zip(requests, frames, strict=False):
         api_key, _version = struct.unpack_from(">hh", request)
-        assert answer[:4] == request[4:8], "another correlation id"
-        for code in codes_in(request, answer):
+        assert response[:4] == request[4:8], "another correlation id"
+        for code in codes_in(request, response):
             assert code in CODES[api_key] or is_deserved(request, code), (apis.APIS[api_key].name, code)
 
 
-def codes_in(request: bytes, answer: bytes) -> Iterator[ErrorCode]:
+def codes_in(request: bytes, response: bytes) -> Iterator[ErrorCode]:
     """The error codes of an answer, read as its request's version has it."""
     api_key, version = struct.unpack_from(">hh", request)
     if api_key == apis.PRODUCE:
-        _correlation_id, topics, _throttle_ms = produce.parse_response(version, answer)
-        yield from (ErrorCode(each.error_code) for _name, partitions in topics for each in partitions)
+        _correlation_id, topics, _throttle_ms = produce.parse_response(version, response)
+        yield from (ErrorCode(partition.error_code) for _name, partitions in topics for partition in partitions)
     elif api_key == apis.FETCH:
-        fetched = fetch.parse_response(version, answer)
-        yield from map(ErrorCode, (fetched.error_code, *(each.error_code for each in fetched.partitions)))
+        fetched = fetch.parse_response(version, response)
+        yield from map(ErrorCode, (fetched.error_code, *(partition.error_code for partition in fetched.partitions)))
     else:
         # An ApiVersions request of a version that is not served has its answer in version 0.
         is_served = 0 <= version <= apis.APIS[api_key].version_max
-        yield from _codes(decode_response(api_key, version if is_served else 0, answer)[1])
+        yield from _codes(decode_response(api_key, version if is_served else 0, response)[1])
 
 
 def _codes(value: Any) -> Iterator[ErrorCode]:
     if isinstance(value, ErrorCode):
         yield value
     elif isinstance(value, tuple):
-        for each in value:
-            yield from _codes(each)
+        for element in value:
+            yield from _codes(element)
     elif is_dataclass(value):
         for field in fields(value):
             yield from _codes(getattr(value, field.name))

@@ -108,8 +108,8 @@ class RawClient:
             "assignments": (),
             "configs": entries,
         }
-        answer = self.ask(apis.CREATE_TOPICS, 7, topics=[wanted], timeout=milliseconds(10_000), validate_only=False)
-        assert answer.topics[0].error_code == 0, answer.topics[0]
+        response = self.ask(apis.CREATE_TOPICS, 7, topics=[wanted], timeout=milliseconds(10_000), validate_only=False)
+        assert response.topics[0].error_code == 0, response.topics[0]
         # Here a created topic is there; Apache Kafka, against which some tests run too, answers a little too early.
         for partition in range(partitions):
             while self.fetch([(topic, partition, 0)])[0].error_code:

@@ -80,8 +80,8 @@ def test_librdkafka_adds_partitions_and_describes(librdkafka: AdminClient, topic
     with pytest.raises(KafkaException, match="INVALID_PARTITIONS"):
         librdkafka.create_partitions([NewPartitions(topic, 3)])[topic].result(SECONDS)
     described = librdkafka.describe_topics(TopicCollection([topic]), include_authorized_operations=True)
-    found = described[topic].result(SECONDS)
-    assert (len(found.partitions), len(found.authorized_operations), found.is_internal) == (3, 8, False)
+    entries = described[topic].result(SECONDS)
+    assert (len(entries.partitions), len(entries.authorized_operations), entries.is_internal) == (3, 8, False)
     cluster = librdkafka.describe_cluster(include_authorized_operations=True).result(SECONDS)
     assert (len(cluster.nodes), len(cluster.authorized_operations)) == (1, 7)
     broker = ConfigResource(ResourceType.BROKER, "1")
@@ -107,7 +107,7 @@ def test_kafka_python_administers(bootstrap: str, topic: str) -> None:
     kafka_python.alter_configs([resource])
     asked = PythonResource(PythonResourceType.TOPIC, topic)
     described = kafka_python.describe_configs([asked], config_filter="all")
-    (entries,) = (found for kind in described.values() for found in kind.values())
+    (entries,) = (listed for kind in described.values() for listed in kind.values())
     values = {name: entry["value"] for name, entry in entries.items()}
     assert (values["segment.ms"], values["cleanup.policy"]) == ("70", "delete")
     cluster = kafka_python.describe_cluster()
@@ -129,8 +129,8 @@ def test_aiokafka_administers(bootstrap: str, topic: str) -> None:
             (described,) = await admin.describe_topics([topic])
             assert len(described["partitions"]) == 2
             await admin.alter_configs([AioResource(AioResourceType.TOPIC, topic, configs={"segment.ms": "70"})])
-            (answer,) = await admin.describe_configs([AioResource(AioResourceType.TOPIC, topic)])
-            values = {entry[0]: entry[1] for entry in answer.resources[0][4]}
+            (response,) = await admin.describe_configs([AioResource(AioResourceType.TOPIC, topic)])
+            values = {entry[0]: entry[1] for entry in response.resources[0][4]}
             assert (values["segment.ms"], values["retention.ms"]) == ("70", "604800000")
             await admin.describe_cluster()
             await admin.delete_topics([topic])
@@ -164,17 +164,19 @@ def test_librdkafka_administers_a_group(librdkafka: AdminClient, bootstrap: str,
     def altered() -> list[int | None]:
         asked = ConsumerGroupTopicPartitions(topic, wanted)
         told = librdkafka.alter_consumer_group_offsets([asked])[topic].result(SECONDS)
-        return [each.error and each.error.code() for each in told.topic_partitions]
+        return [partition.error and partition.error.code() for partition in told.topic_partitions]
 
     def offsets() -> list[tuple[int, int, str | None]]:
         told = librdkafka.list_consumer_group_offsets([ConsumerGroupTopicPartitions(topic)])[topic].result(SECONDS)
-        return sorted((each.partition, each.offset, each.metadata) for each in told.topic_partitions)
+        return sorted(
+            (partition.partition, partition.offset, partition.metadata) for partition in told.topic_partitions
+        )
 
     def state() -> ConsumerGroupState:
         return librdkafka.describe_consumer_groups([topic])[topic].result(SECONDS).state
 
     def listed(*states: ConsumerGroupState) -> bool:
-        return topic in {each.group_id for each in librdkafka.list_consumer_groups(states={*states}).result().valid}
+        return topic in {group.group_id for group in librdkafka.list_consumer_groups(states={*states}).result().valid}
 
     with joined(bootstrap, topic):
         described = librdkafka.describe_consumer_groups([topic])[topic].result(SECONDS)
@@ -208,7 +210,7 @@ def test_kafka_python_administers_a_group(bootstrap: str, topic: str) -> None:
     kafka_python = KafkaAdminClient(bootstrap_servers=bootstrap)
 
     def listed(state: str) -> bool:
-        return topic in {each["group_id"] for each in kafka_python.list_groups(states_filter=[state])}
+        return topic in {group["group_id"] for group in kafka_python.list_groups(states_filter=[state])}
 
     with joined(bootstrap, topic):
         described = kafka_python.describe_groups([topic])[topic]
@@ -254,15 +256,15 @@ def test_aiokafka_sees_a_group_and_deletes_records(bootstrap: str, topic: str) -
         await admin.start()
         try:
             with joined(bootstrap, topic):
-                (answer,) = await admin.describe_consumer_groups([topic])
-                (_error, group, state, kind, _protocol, members, *_rest) = answer.groups[0]
+                (response,) = await admin.describe_consumer_groups([topic])
+                (_error, group, state, kind, _protocol, members, *_rest) = response.groups[0]
                 assert (group, state, kind, len(members)) == (topic, "Stable", "consumer", 1)
                 assert (topic, "consumer") in await admin.list_consumer_groups()
                 assert await admin.find_coordinator(topic) == 1
             await commit()
             assert await admin.list_consumer_group_offsets(topic) == {place: (3, "three")}
-            (answer,) = await admin.describe_consumer_groups([topic])
-            assert (answer.groups[0][2], answer.groups[0][5]) == ("Empty", [])
+            (response,) = await admin.describe_consumer_groups([topic])
+            assert (response.groups[0][2], response.groups[0][5]) == ("Empty", [])
             producer = Producer({"bootstrap.servers": bootstrap})
             for _ in range(3):
                 producer.produce(topic, b"value", partition=0)

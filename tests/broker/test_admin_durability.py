@@ -76,9 +76,9 @@ def test_whatever_the_moment_of_the_power_cut_an_answer_holds(powered: PoweredBr
                     answered.append("config")
         powered.power_cycle(operations, drop_all=True)
         with connected(powered.bootstrap) as client:
-            found = partition_count(client, "t")
-            assert found in ((partitions + 1,) if "partitions" in answered else (partitions, partitions + 1))
-            partitions = found
+            count = partition_count(client, "t")
+            assert count in ((partitions + 1,) if "partitions" in answered else (partitions, partitions + 1))
+            partitions = count
             if "config" in answered:
                 assert configured(client, "t", "segment.ms") == (str(5000 + operations), 1)
                 changes += 1
@@ -188,7 +188,7 @@ def test_a_killed_broker_remembers_partitions_and_configs(tmp_path: Path) -> Non
         broker.start()
         with connected(broker.bootstrap) as client:
             assert partition_count(client, "t") == 2
-            assert [configured(client, "t", each)[0] for each in ("cleanup.policy", "segment.ms")] == ["compact", "6"]
+            assert [configured(client, "t", value)[0] for value in ("cleanup.policy", "segment.ms")] == ["compact", "6"]
 
 
 @pytest.mark.remedy(Remedy.SMALLER_BATCHES, Remedy.RAISE_SETTING)
@@ -256,11 +256,11 @@ def test_a_directory_that_cannot_be_removed_keeps_its_name(
     create(client, "t")
     with monkeypatch.context() as broken, caplog.at_level(logging.ERROR):
         broken.setattr(DataDirectory, "delete_partition", full)
-        answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
-    assert answer.responses[0].error_code == ErrorCode.kafka_storage_error
+        response = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
+    assert response.responses[0].error_code == ErrorCode.kafka_storage_error
     assert "t-0 could not be deleted: [Errno 5] EIO" in caplog.text
     assert create(client, "t").error_code == ErrorCode.topic_already_exists
-    remedies.find(Remedy.RESTART_BROKER, answer.responses[0].error_message)
+    remedies.find(Remedy.RESTART_BROKER, response.responses[0].error_message)
     powered.stop()
     powered.start()
     with connected(powered.bootstrap) as again:
@@ -325,8 +325,8 @@ def test_a_start_that_cannot_finish_a_deletion_is_refused(
 
 def test_the_brokers_own_topics_are_shown_and_stay_as_they_are(client: RawClient) -> None:
     for name in ("__consumer_offsets", "__transaction_state"):
-        answer = client.ask(apis.METADATA, 7, topics=[{"name": name}], allow_auto_topic_creation=False)
-        assert answer.topics[0].is_internal
+        response = client.ask(apis.METADATA, 7, topics=[{"name": name}], allow_auto_topic_creation=False)
+        assert response.topics[0].is_internal
         assert client.produce(name, 0, batch_of(b"x")).error_code == ErrorCode.invalid_topic_exception
         assert add(client, (name, 60, None)) == [(name, ErrorCode.invalid_partitions)]
         assert alter(client, (TOPIC, name, [POLICY])) == [ErrorCode.invalid_request]

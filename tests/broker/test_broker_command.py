@@ -130,7 +130,7 @@ def test_the_options_of_topics_and_addresses_are_honoured(tmp_path: Path) -> Non
     options = ("--advertise", "example.org:1234", "--partitions", "3", "--auto-create-topics-enable", "false")
     with BrokerProcess(tmp_path / "data", 0, *options) as broker, connected(broker.bootstrap) as client:
         asked = client.ask(apis.METADATA, 4, topics=[{"name": "new"}], allow_auto_topic_creation=True)
-        assert [(each.host, each.port) for each in asked.brokers] == [("example.org", 1234)]
+        assert [(broker.host, broker.port) for broker in asked.brokers] == [("example.org", 1234)]
         assert asked.topics[0].error_code == 3
         client.create_topic("wanted", -1)
         (topic,) = client.ask(apis.METADATA, 4, topics=[{"name": "wanted"}], allow_auto_topic_creation=False).topics

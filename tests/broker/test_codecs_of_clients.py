@@ -86,14 +86,17 @@ def read_with_librdkafka(bootstrap: str, topic: str) -> list[Row]:
     consumer.assign([TopicPartition(topic, codec, 0) for codec in Codec])
     messages = consumer.consume(RECORDS * len(Codec), timeout=WAIT_SECONDS)
     consumer.close()
-    return [(each.partition(), each.offset(), each.key(), each.value(), each.headers()) for each in messages]
-
-
-def as_rows(found: dict[Any, Any]) -> list[Row]:
     return [
-        (each.partition, each.offset, each.key, each.value, list(each.headers))
-        for messages in found.values()
-        for each in messages
+        (message.partition(), message.offset(), message.key(), message.value(), message.headers())
+        for message in messages
+    ]
+
+
+def as_rows(polled: dict[Any, Any]) -> list[Row]:
+    return [
+        (message.partition, message.offset, message.key, message.value, list(message.headers))
+        for messages in polled.values()
+        for message in messages
     ]
 
 
@@ -105,9 +108,9 @@ def read_with_kafka_python(bootstrap: str, topic: str) -> list[Row]:
     consumer.assign([Place(topic, codec) for codec in Codec])
     rows: list[Row] = []
     while len(rows) < RECORDS * len(Codec):
-        found = as_rows(consumer.poll(timeout_ms=WAIT_SECONDS * 1000))
-        assert found, f"{len(rows)} records came"
-        rows += found
+        polled = as_rows(consumer.poll(timeout_ms=WAIT_SECONDS * 1000))
+        assert polled, f"{len(rows)} records came"
+        rows += polled
     consumer.close()
     return rows
 
@@ -122,9 +125,9 @@ def read_with_aiokafka(bootstrap: str, topic: str) -> list[Row]:
         consumer.assign([Place(topic, codec) for codec in Codec])
         rows: list[Row] = []
         while len(rows) < RECORDS * len(Codec):
-            found = as_rows(await consumer.getmany(timeout_ms=WAIT_SECONDS * 1000))
-            assert found, f"{len(rows)} records came"
-            rows += found
+            polled = as_rows(await consumer.getmany(timeout_ms=WAIT_SECONDS * 1000))
+            assert polled, f"{len(rows)} records came"
+            rows += polled
         await consumer.stop()
         return rows
 
@@ -156,4 +159,4 @@ def test_each_codec_is_read_by_every_client(bootstrap: str, topic: str, write: C
         assert {header.codec for header in headers} == {codec}, "as the client was told"
         assert all(header.producer_id >= 0 for header in headers), "idempotent"
     for read in (read_with_librdkafka, read_with_kafka_python, read_with_aiokafka):
-        assert sorted(read(bootstrap, topic), key=lambda each: each[:2]) == wanted, read.__name__
+        assert sorted(read(bootstrap, topic), key=lambda item: item[:2]) == wanted, read.__name__

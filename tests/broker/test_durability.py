@@ -35,8 +35,8 @@ def stored_values(client: RawClient, topic: str) -> list[bytes]:
         if not fetched.records:
             return values
         for position, _header in batches(fetched.records):
-            found = decode_batch(fetched.records, position)
-            values += [record.value or b"" for record in found if record.offset >= len(values)]
+            records = decode_batch(fetched.records, position)
+            values += [record.value or b"" for record in records if record.offset >= len(values)]
 
 
 def produce_and_kill(broker: BrokerProcess, topic: str, rounds: int) -> tuple[set[bytes], int]:
@@ -101,8 +101,8 @@ def test_a_killed_broker_remembers_topics_offsets_and_producer_ids(tmp_path: Pat
         with connected(broker.bootstrap) as client:
             client.create_topic("kept", 2, max_message_bytes="2000")
             client.create_topic("gone")
-            answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=["gone"], timeout=milliseconds(5000))
-            assert answer.responses[0].error_code == 0
+            response = client.ask(apis.DELETE_TOPICS, 5, topic_names=["gone"], timeout=milliseconds(5000))
+            assert response.responses[0].error_code == 0
             kept_id = topic_ids(client)["kept"]
             commit(client, "group", "kept", 7)
             first_id = producer_id(client)
@@ -118,19 +118,19 @@ def test_a_killed_broker_remembers_topics_offsets_and_producer_ids(tmp_path: Pat
 
 
 def topic_ids(client: RawClient) -> dict[str, Any]:
-    answer = client.ask(
+    response = client.ask(
         apis.METADATA,
         12,
         topics=None,
         include_cluster_authorized_operations=False,
         include_topic_authorized_operations=False,
     )
-    return {each.name: each.topic_id for each in answer.topics}
+    return {topic.name: topic.topic_id for topic in response.topics}
 
 
 def commit(client: RawClient, group: str, topic: str, offset: int) -> int:
     partition = {"partition_index": 0, "committed_offset": offset, "committed_metadata": ""}
-    answer = client.ask(
+    response = client.ask(
         apis.OFFSET_COMMIT,
         8,
         group_id=group,
@@ -138,13 +138,13 @@ def commit(client: RawClient, group: str, topic: str, offset: int) -> int:
         member_id="",
         topics=[{"name": topic, "partitions": [partition]}],
     )
-    return int(answer.topics[0].partitions[0].error_code)
+    return int(response.topics[0].partitions[0].error_code)
 
 
 def committed(client: RawClient, group: str, topic: str) -> int:
     topics = [{"name": topic, "partition_indexes": [0]}]
-    answer = client.ask(apis.OFFSET_FETCH, 8, groups=[{"group_id": group, "topics": topics}])
-    return int(answer.groups[0].topics[0].partitions[0].committed_offset)
+    response = client.ask(apis.OFFSET_FETCH, 8, groups=[{"group_id": group, "topics": topics}])
+    return int(response.groups[0].topics[0].partitions[0].committed_offset)
 
 
 def is_created(client: RawClient, topic: str) -> bool:
@@ -153,8 +153,8 @@ def is_created(client: RawClient, topic: str) -> bool:
 
 
 def producer_id(client: RawClient) -> int:
-    answer = client.ask(apis.INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout=milliseconds(1000))
-    return int(answer.producer_id)
+    response = client.ask(apis.INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout=milliseconds(1000))
+    return int(response.producer_id)
 
 
 class OneProducer:
@@ -173,11 +173,11 @@ class OneProducer:
                 base_sequence=self.acknowledged,
             )
             try:
-                answer = client.produce("t", 0, batch)
+                response = client.produce("t", 0, batch)
             except (OSError, WireError):
                 return
-            if answer.error_code:
-                assert answer.error_code in (ErrorCode.kafka_storage_error, ErrorCode.unknown_server_error), answer
+            if response.error_code:
+                assert response.error_code in (ErrorCode.kafka_storage_error, ErrorCode.unknown_server_error), response
                 return
             self.acknowledged += 1
         raise AssertionError("the power never went off")
@@ -198,7 +198,7 @@ def lost_after_power_cuts(powered: PoweredBroker, rounds: int, *, drop_all: bool
         powered.power_cycle(number, drop_all=drop_all)
         with connected(powered.bootstrap) as client:
             values = stored_values(client, "t") if "t" in topic_ids(client) else []
-            expected = [b"%d" % each for each in range(len(values))]
+            expected = [b"%d" % number for number in range(len(values))]
             if values != expected or len(values) < producer.acknowledged:
                 lost.append(f"power cut {number}: {producer.acknowledged} acknowledged, {len(values)} stored")
                 return lost
@@ -260,7 +260,7 @@ def test_a_duplicate_waits_for_the_sync_of_its_first_time(
                 third.ask(apis.API_VERSIONS, 0)
             assert select.select([first.socket, second.socket], [], [], 0.2) == ([], [], [])
             disk_syncs.set()
-            assert [each.receive_produced().base_offset for each in (first, second)] == [0, 0]
+            assert [value.receive_produced().base_offset for value in (first, second)] == [0, 0]
 
 
 def test_a_power_cut_gives_no_producer_id_twice(powered: PoweredBroker) -> None:
@@ -317,7 +317,10 @@ def test_producers_beside_a_failed_sync_are_described_alone(powered: PoweredBrok
     def described(client: RawClient, *indexes: int) -> list[tuple[int, str | None, int]]:
         asked = [{"name": "t", "partition_indexes": indexes}]
         (topic,) = client.ask(apis.DESCRIBE_PRODUCERS, 0, topics=asked).topics
-        return [(each.error_code, each.error_message, len(each.active_producers)) for each in topic.partitions]
+        return [
+            (partition.error_code, partition.error_message, len(partition.active_producers))
+            for partition in topic.partitions
+        ]
 
     with connected(powered.bootstrap) as client:
         client.create_topic("t", 2, flush_messages="1000")
@@ -341,8 +344,8 @@ def test_a_failed_sync_of_the_groups_makes_their_answers_errors_until_restart(po
         assert commit(client, "g", "t", 2) == ErrorCode.coordinator_not_available
         assert commit(client, "g", "t", 3) == ErrorCode.coordinator_not_available
         groups = [{"group_id": "g", "topics": None}]
-        answer = client.ask(apis.OFFSET_FETCH, 8, groups=groups).groups[0]
-        assert answer.error_code == ErrorCode.coordinator_not_available
+        response = client.ask(apis.OFFSET_FETCH, 8, groups=groups).groups[0]
+        assert response.error_code == ErrorCode.coordinator_not_available
     powered.power_cycle(1, drop_all=True)
     with connected(powered.bootstrap) as client:
         assert committed(client, "g", "t") == 1
@@ -370,14 +373,14 @@ def test_a_deletion_cut_short_is_finished_and_its_offsets_are_not_inherited(powe
             assert commit(client, "g", "t", 5) == 0
             powered.disk.cut_power_after(operations)
             with hung_up_without_power(powered.disk, client), suppress(OSError, WireError):
-                answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
-                is_acknowledged = not answer.responses[0].error_code
+                response = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
+                is_acknowledged = not response.responses[0].error_code
         powered.power_cycle(operations, drop_all=True)
         with connected(powered.bootstrap) as client:
             if "t" in topic_ids(client):
                 assert not is_acknowledged
                 assert committed(client, "g", "t") == 5
-                answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
-                assert answer.responses[0].error_code == 0
+                response = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
+                assert response.responses[0].error_code == 0
             assert committed(client, "g", "t") == -1
         assert not list(powered.data.glob("t-0*"))

@@ -131,7 +131,7 @@ def test_batches_of_a_partition_keep_their_order(checks: Checks) -> None:
     checks.add(0, keyed(10, key=None), "second")
     checks.add(0, keyed(10), "third")
     checks.run()
-    own = [each for each in checks.ended if each[0] != "other"]
+    own = [value for value in checks.ended if value[0] != "other"]
     assert own == [("first", None), ("second", InvalidRecord), ("third", None)]
 
 
@@ -175,9 +175,9 @@ def test_a_look_holds_one_piece_of_a_batch(codec: Codec) -> None:
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[RawClient]:
-    with DrivenBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as found:
-        found.create_topic("t", 100)
-        yield found
+    with DrivenBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as client:
+        client.create_topic("t", 100)
+        yield client
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, work_per_turn: int) -> list[int]:
@@ -197,9 +197,9 @@ def test_offsets_listed_in_a_turn_are_bounded(
     (topic,) = client.ask(apis.LIST_OFFSETS, version, **fields).topics
     assert (sum(turns), max(turns)) == (101, 10)
     expected = ErrorCode.none, -1 if timestamp == NOW_MS else 0
-    assert {(each.error_code, each.offset) for each in topic.partitions[:100]} == {expected}
+    assert {(partition.error_code, partition.offset) for partition in topic.partitions[:100]} == {expected}
     assert topic.partitions[100].error_code == ErrorCode.unknown_topic_or_partition
-    assert [each.partition_index for each in topic.partitions] == list(range(101))
+    assert [partition.partition_index for partition in topic.partitions] == list(range(101))
 
 
 def test_topics_created_in_a_turn_are_bounded(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,15 +209,15 @@ def test_topics_created_in_a_turn_are_bounded(client: RawClient, monkeypatch: py
         {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()} for name in names
     ]
     fields = {"topics": wanted, "timeout": milliseconds(10_000), "validate_only": False}
-    answer = client.ask(apis.CREATE_TOPICS, 7, **fields)
+    response = client.ask(apis.CREATE_TOPICS, 7, **fields)
     assert (sum(turns), max(turns)) == (21, 5)
-    codes = {each.name: each.error_code for each in answer.topics}
+    codes = {topic.name: topic.error_code for topic in response.topics}
     assert codes == {
         **{f"n{number}": ErrorCode.none for number in range(20)},
         "t": ErrorCode.invalid_request,
         "n/n": ErrorCode.invalid_topic_exception,
     }
-    assert all(len(each.configs or ()) > 20 for each in answer.topics if not each.error_code)
+    assert all(len(topic.configs or ()) > 20 for topic in response.topics if not topic.error_code)
 
 
 def test_topics_asked_for_are_looked_at_in_slices(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,9 +227,9 @@ def test_topics_asked_for_are_looked_at_in_slices(client: RawClient, monkeypatch
         for number in range(20)
     ]
     fields = {"topics": topics, "timeout": milliseconds(10_000), "validate_only": False}
-    answer = client.ask(apis.CREATE_TOPICS, 7, **fields)
+    response = client.ask(apis.CREATE_TOPICS, 7, **fields)
     assert (sum(turns), max(turns)) == (20, 5)
-    assert {each.error_code for each in answer.topics} == {ErrorCode.invalid_partitions}
+    assert {topic.error_code for topic in response.topics} == {ErrorCode.invalid_partitions}
 
 
 def test_large_requests_are_decoded_over_turns(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +260,7 @@ def test_large_requests_are_decoded_over_turns(client: RawClient, monkeypatch: p
         client.send(apis.LIST_OFFSETS, 5, **fields)
     client.send(apis.API_VERSIONS, 0)
     listed = [client.receive(apis.LIST_OFFSETS, 5) for _ in range(2)]
-    assert all(len(answer.topics[0].partitions) == 1000 for answer in listed)
+    assert all(len(response.topics[0].partitions) == 1000 for response in listed)
     assert client.receive(apis.API_VERSIONS, 0).error_code == ErrorCode.none
     assert sum(decoded) > 2 * 1000
     assert max(decoded) <= 100 + 10

@@ -42,8 +42,8 @@ def send_together(client: RawClient, *requests: tuple[int, int, dict[str, Any]])
 
 def delete(client: RawClient, *entries: tuple[str | None, Any]) -> list[tuple[ErrorCode, str | None]]:
     topics = [{"name": name, "topic_id": topic_id} for name, topic_id in entries]
-    answer = client.ask(apis.DELETE_TOPICS, 6, topics=topics, timeout=TIMEOUT)
-    return [(each.error_code, each.error_message) for each in answer.responses]
+    response = client.ask(apis.DELETE_TOPICS, 6, topics=topics, timeout=TIMEOUT)
+    return [(response.error_code, response.error_message) for response in response.responses]
 
 
 def test_a_refusal_that_quotes_a_huge_name_stops_no_acknowledgement(client: RawClient) -> None:
@@ -51,8 +51,8 @@ def test_a_refusal_that_quotes_a_huge_name_stops_no_acknowledgement(client: RawC
     topics = [("t", [(0, batch_of(b"a"))]), ("x" * 32767, [(0, batch_of(b"a"))])]
     pieces = produce.encode_request(8, 9, "raw", transactional_id=None, acks=-1, timeout_ms=1000, topics=topics)
     client.socket.sendall(b"".join(map(bytes, pieces)))
-    _correlation_id, answers, _throttle_ms = produce.parse_response(8, client.receive_frame())
-    codes = [partitions[0].error_code for _name, partitions in answers]
+    _correlation_id, responses, _throttle_ms = produce.parse_response(8, client.receive_frame())
+    codes = [partitions[0].error_code for _name, partitions in responses]
     assert codes == [ErrorCode.none, ErrorCode.unknown_topic_or_partition]
     assert client.produce("t", 0, batch_of(b"b")).error_code == 0
 
@@ -88,8 +88,8 @@ def test_a_topic_that_is_meant_twice_stays(powered: PoweredBroker, client: RawCl
     assert delete(client, ("t", None), (None, topic_id)) == [(refused, supplied)]
     assert delete(client, ("t", topic_id)) == [(refused, "You may not specify both topic name and topic id.")]
     assert delete(client, (None, None)) == [(refused, "Neither topic name nor id were specified.")]
-    answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t", "t"], timeout=TIMEOUT)
-    assert [each.error_code for each in answer.responses] == [refused]
+    response = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t", "t"], timeout=TIMEOUT)
+    assert [response.error_code for response in response.responses] == [refused]
     powered.power_cycle(1, drop_all=True)
     with connected(powered.bootstrap) as again:
         assert topic_ids(again)["t"] == topic_id
@@ -114,7 +114,9 @@ def test_offsets_of_more_groups_than_a_batch_holds_go_with_their_topic(
     groups = [f"{number}".rjust(1000, "g") for number in range(30)]
     with PoweredBroker(FaultyDisk(data), data) as broker, connected(broker.bootstrap) as client:
         client.create_topic("t", 50)
-        partitions = [{"partition_index": each, "committed_offset": 5, "committed_metadata": ""} for each in range(50)]
+        partitions = [
+            {"partition_index": number, "committed_offset": 5, "committed_metadata": ""} for number in range(50)
+        ]
         for group in groups:
             topics = [{"name": "t", "partitions": partitions}]
             client.ask(

@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from onceflow import testing
 from onceflow.broker import server
-from onceflow.broker.network.small_pieces import SLICE_BYTES_SMALL
+from onceflow.broker.network.reply import SLICE_BYTES_SMALL
 from tests.broker.raw_client import batch_of, connected
 
 WAIT_SECONDS = 20
@@ -34,7 +34,7 @@ def close_idle_connections(broker: testing.Broker, clock: testing.ManualClock) -
     seen = set(listener._connections)
     assert len(seen) >= 3
     deadline = time.monotonic() + WAIT_SECONDS
-    while any(each.is_open for each in seen):
+    while any(connection.is_open for connection in seen):
         assert time.monotonic() < deadline
         clock.advance_ms(600_001)
         time.sleep(0.2)

@@ -42,8 +42,8 @@ def is_refused(broker: BrokerProcess, request: bytes, reason: str) -> bool:
 
 def test_a_request_has_so_many_elements_and_no_more(broker: BrokerProcess, client: RawClient) -> None:
     names = [{"name": f"{number}"} for number in range(20_000)]
-    answer = client.ask(apis.METADATA, 7, topics=names, allow_auto_topic_creation=False)
-    assert len(answer.topics) == 20_000
+    response = client.ask(apis.METADATA, 7, topics=names, allow_auto_topic_creation=False)
+    assert len(response.topics) == 20_000
     head = struct.pack(">hhih", apis.METADATA, 4, 1, -1)
     body = struct.pack(">i", 20_001) + bytes(2 * 20_001) + b"\0"
     assert is_refused(broker, struct.pack(">i", len(head + body)) + head + body, "20001 elements more than are taken")
@@ -58,7 +58,7 @@ def test_elements_of_nested_arrays_count_together(broker: BrokerProcess) -> None
 
 def test_produce_and_fetch_name_so_many_partitions_and_no_more(broker: BrokerProcess, client: RawClient) -> None:
     many = [("none", number, 0) for number in range(PARTITIONS_MAX // 2)]
-    assert {each.error_code for each in client.fetch(many)} == {3}
+    assert {result.error_code for result in client.fetch(many)} == {3}
     too_many = fetch.encode_request(12, 1, "raw", fetch_request([*many, ("none", 1, 1)]))
     reason = f"more than {PARTITIONS_MAX} topics and partitions"
     assert is_refused(broker, too_many, f"Fetch request version 12: {reason}")
@@ -73,7 +73,7 @@ def test_so_many_partitions_is_a_setting() -> None:
         testing.Broker(settings={"request.max.partitions": 4}) as broker,
         connected(broker.bootstrap_servers) as client,
     ):
-        assert [each.error_code for each in client.fetch([("none", 0, 0), ("none", 1, 0)])] == [3, 3]
+        assert [result.error_code for result in client.fetch([("none", 0, 0), ("none", 1, 0)])] == [3, 3]
         client.socket.sendall(fetch.encode_request(12, 2, "raw", fetch_request([("none", n, 0) for n in range(3)])))
         with contextlib.suppress(ConnectionError):
             assert client.receive_frame() == b""
@@ -155,11 +155,11 @@ def test_a_time_out_that_fails_stops_no_other(
     def fail(_requests: GroupRequests) -> None:
         raise RuntimeError("this time-out fails")
 
-    def look_after(_listener: object) -> None:
+    def check_connections(_listener: object) -> None:
         done.set()
 
     monkeypatch.setattr(GroupRequests, "expire", fail)
-    monkeypatch.setattr("onceflow.broker.network.listener.Listener.look_after", look_after)
+    monkeypatch.setattr("onceflow.broker.network.listener.Listener.check_connections", check_connections)
     monkeypatch.setattr(server, "TICK_SECONDS", 0.01)
     with testing.Broker(tmp_path / "data") as broker:
         assert done.wait(10)

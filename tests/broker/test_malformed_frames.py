@@ -225,7 +225,7 @@ class Fuzzed:
             for sent in self._waiting:
                 if sent.is_half and sent.connection.is_open:
                     with self.broker.loop.running():
-                        sent.connection.look_after(self.clock.monotonic())
+                        sent.connection.check_activity(self.clock.monotonic())
             self._waiting = [sent for sent in self._waiting if not self._note(sent, has_waited=True)]
             # A request before the half one may wait, or have been answered a moment ago: then nothing has stalled yet.
             halves = [sent for sent in self._waiting if sent.is_half and not sent.connection._is_parked]
@@ -237,10 +237,10 @@ class Fuzzed:
 
     def check_alive(self) -> None:
         """It serves a client that is well, and no memory is reserved for those who left."""
-        answer = decode_response(
+        response = decode_response(
             apis.CREATE_TOPICS, 7, self.ask(encoded(apis.CREATE_TOPICS, 7, new_topic("w", "kept", 1)))
         )
-        assert answer[1].topics[0].error_code in (ErrorCode.none, ErrorCode.topic_already_exists), answer
+        assert response[1].topics[0].error_code in (ErrorCode.none, ErrorCode.topic_already_exists), response
         pieces = produce.encode_request(
             9, 1, "well", transactional_id=None, acks=-1, timeout_ms=1000, topics=[("w", [(0, batch_of(b"value"))])]
         )
@@ -281,9 +281,9 @@ def fuzz(seed: int, count: int, directory: Path) -> Counter[str]:
 
 def memory_bytes(pid: int | str = "self", what: str = "VmRSS") -> int:
     """Of a process, as Linux counts it; VmHWM is the most that it ever had."""
-    found = re.search(rf"{what}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    match = re.search(rf"{what}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert match is not None
+    return int(match[1]) * 1024
 
 
 def test_malformed_frames(directory: Path) -> None:

@@ -112,8 +112,8 @@ def test_a_brokers_setting_is_no_clients_to_change(tmp_path: Path) -> None:
     resource = {"resource_type": BROKER, "resource_name": "1"}
     changes = [resource | {"configs": [{"name": name, "config_operation": SET, "value": value}]}]
     with testing.Broker(tmp_path / "data") as broker, connected(broker.bootstrap_servers) as client:
-        answer = client.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, resources=changes, validate_only=False)
-        remedies.find(Remedy.SET_AT_START, answer.responses[0].error_message)
+        response = client.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, resources=changes, validate_only=False)
+        remedies.find(Remedy.SET_AT_START, response.responses[0].error_message)
     with (
         testing.Broker(tmp_path / "data", settings={name: value}) as broker,
         connected(broker.bootstrap_servers) as client,
@@ -176,11 +176,11 @@ def test_a_compaction_unpacks_no_more(tmp_path: Path) -> None:
 def test_a_groups_name_has_so_many_bytes(name: str, error_code: ErrorCode) -> None:
     groups = GroupCoordinator(ManualClock(), replace(CONFIG, group_name_bytes_max=20))
     assert groups.commit_error(name, "", -1) == error_code
-    answers: list[JoinResponse] = []
+    responses: list[JoinResponse] = []
     request = JoinRequest(name, "", "c", "/h", 10_000, 10_000, "consumer", (("range", b""),), False)
-    for answer in groups.join(request, answers.append).responses:
-        answer()
-    assert [each.error_code for each in answers] == [error_code]
+    for response in groups.join(request, responses.append).responses:
+        response()
+    assert [response.error_code for response in responses] == [error_code]
 
 
 def test_a_new_member_is_waited_for_so_long() -> None:
@@ -191,7 +191,7 @@ def test_a_new_member_is_waited_for_so_long() -> None:
         assert scene.member_id("c")
         scene.advance(5_000)
         scene.beat("a", "b")
-    assert "c" not in [each.client_id for each in scene.group.members.values()]
+    assert "c" not in [member.client_id for member in scene.group.members.values()]
 
 
 def test_idle_producers_are_looked_for_so_often(tmp_path: Path) -> None:

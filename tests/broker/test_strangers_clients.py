@@ -50,7 +50,7 @@ def test_librdkafka_in_every_codec(bootstrap: str, topic: str, codec: str) -> No
     assert sorted(consume(consumer, RECORDS)) == VALUES
     consumer.commit(asynchronous=False)
     partitions = [TopicPartition(topic, partition) for partition in range(3)]
-    assert sum(each.offset for each in consumer.committed(partitions, timeout=5)) == RECORDS
+    assert sum(result.offset for result in consumer.committed(partitions, timeout=5)) == RECORDS
     consumer.close()
 
 
@@ -74,7 +74,7 @@ def test_two_librdkafka_consumers_share_a_topic_and_one_takes_over(bootstrap: st
     while not (len(first.assignment()) == len(second.assignment()) == 1) and time.monotonic() < deadline:
         for consumer in (first, second):
             consumer.poll(0.1)
-    assert {each.partition for each in first.assignment() + second.assignment()} == {0, 1}
+    assert {partition.partition for partition in first.assignment() + second.assignment()} == {0, 1}
     second.close()
     while len(first.assignment()) < 2 and time.monotonic() < deadline:
         first.poll(0.1)
@@ -101,7 +101,7 @@ def test_kafka_python(bootstrap: str, topic: str) -> None:
     producer = KafkaProducer(bootstrap_servers=bootstrap, compression_type="gzip")
     sent = [producer.send(topic, key=b"%d" % number, value=b"value %d" % number) for number in range(RECORDS)]
     producer.flush(WAIT_SECONDS)
-    assert all(each.get(5).offset >= 0 for each in sent)
+    assert all(value.get(5).offset >= 0 for value in sent)
     producer.close()
     consumer = KafkaConsumer(
         topic, bootstrap_servers=bootstrap, group_id=topic, auto_offset_reset="earliest", consumer_timeout_ms=10_000
@@ -112,7 +112,7 @@ def test_kafka_python(bootstrap: str, topic: str) -> None:
     assert sum(consumer.end_offsets(partitions).values()) == RECORDS
     assert consumer.offsets_for_times({partitions[0]: 0})[partitions[0]].offset == 0
     consumer.commit()
-    assert sum(consumer.committed(each) for each in partitions) == RECORDS
+    assert sum(consumer.committed(partition) for partition in partitions) == RECORDS
     consumer.close()
     admin.delete_topics([topic])
     assert topic not in admin.list_topics()

@@ -9,17 +9,17 @@ from onceflow.broker.loop import slices
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[int]:
     """Return a list that gets, for each slice, how often the function `name` of `owner` was called in it."""
-    turns: list[int] = []
-    turn, function = slices._Slices.turn, getattr(owner, name)
+    slice_counts: list[int] = []
+    run_slice, function = slices._Slices.run_slice, getattr(owner, name)
 
-    def count_turn(running: Any) -> None:
-        turns.append(0)
-        turn(running)
+    def count_slice(running: Any) -> None:
+        slice_counts.append(0)
+        run_slice(running)
 
     def count(*arguments: Any, **named: Any) -> Any:
-        turns[-1] += 1
+        slice_counts[-1] += 1
         return function(*arguments, **named)
 
-    monkeypatch.setattr(slices._Slices, "turn", count_turn)
+    monkeypatch.setattr(slices._Slices, "run_slice", count_slice)
     monkeypatch.setattr(owner, name, count)
-    return turns
+    return slice_counts

@@ -141,7 +141,7 @@ class FaultyProxy:
         records: Any = got.records[: asked.max_bytes] if self.cut_batches else got.records
         if fault == "not_leader":
             records = b""
-        spoiled = fetch.PartitionAnswer(
+        spoiled = fetch.PartitionResponse(
             got.partition,
             NOT_LEADER if fault == "not_leader" else got.error_code,
             got.high_watermark,

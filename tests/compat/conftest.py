@@ -22,20 +22,20 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def tool(name: str, remedy: str) -> str:
     """Where a program is; skips the test where it is not installed."""
-    found = shutil.which(name)
-    if found is None:
+    program = shutil.which(name)
+    if program is None:
         pytest.skip(f"{name} is not installed: {remedy}")
-    return found
+    return program
 
 
 def kafka_jars(version: str) -> Path:
     """The jars of one Apache Kafka; skips the test where Maven cannot bring them."""
-    found = kafka.jars(version)
-    if found is None:
+    jars = kafka.jars(version)
+    if jars is None:
         pytest.skip(
             f"no jars of Apache Kafka {version}: install Maven (apt install maven) and let it reach Maven Central"
         )
-    return found
+    return jars
 
 
 @pytest.fixture(scope="session", params=CLIENT_VERSIONS)

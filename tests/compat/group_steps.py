@@ -17,7 +17,7 @@ STEPS = {"one": 1, "two": 2, "one left": 1}
 def assert_each_record_was_read_once(told: Sequence[dict[str, Any]]) -> None:
     """The last line has the group's offsets."""
     *steps, offsets = told
-    assert [(each["step"], len(each["members"])) for each in steps] == [*STEPS.items()]
+    assert [(step["step"], len(step["members"])) for step in steps] == [*STEPS.items()]
     for place, step in enumerate(steps):
         numbers = range(RECORDS * place, RECORDS * (place + 1))
         held = [partition for member in step["members"] for partition in member["held"]]

@@ -74,7 +74,7 @@ class KafkaTools:
         text = re.sub(r"[ \t]+", " ", text)
         for ours, either in OF_A_CLUSTER:
             text = text.replace(ours, either)
-        text = re.sub(r"(?<=Configs: )\S+", lambda found: ",".join(sorted(found[0].split(","))), text)
+        text = re.sub(r"(?<=Configs: )\S+", lambda item: ",".join(sorted(item[0].split(","))), text)
         return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -100,6 +100,6 @@ class Peers:
         With `about` only the lines that have this text count: other tests' groups and transactions are listed too.
         """
         theirs, ours = self.ask(tool, *arguments, stdin=stdin)
-        told, expected = (sorted(line for line in each.lines if about in line) for each in (ours, theirs))
+        told, expected = (sorted(line for line in outcome.lines if about in line) for outcome in (ours, theirs))
         assert (told, ours.code) == (expected, theirs.code), (tool, *arguments)
         return Printed([line for line in ours.lines if about in line], ours.code)

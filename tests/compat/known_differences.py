@@ -140,7 +140,7 @@ BEGIN = "<!-- Written by `python -m tests.compat.known_differences`; a test comp
 
 def table() -> str:
     """The part of docs/compatibility.md that comes from here."""
-    rows = [f"| {name} | {each.kafka} | {each.here} | {each.why} |" for name, each in KNOWN_DIFFERENCES.items()]
+    rows = [f"| {name} | {value.kafka} | {value.here} | {value.why} |" for name, value in KNOWN_DIFFERENCES.items()]
     head = ["| what | on Apache Kafka 4.1.1 | here | why |", "|---|---|---|---|"]
     return BEGIN + "\n" + "\n".join(head + rows) + "\n"
 

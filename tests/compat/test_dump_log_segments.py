@@ -191,7 +191,7 @@ def be_a_group(bootstrap: str, topic: str) -> None:
 
     def is_altered() -> bool:
         told = admin.alter_consumer_group_offsets([wanted])[topic].result(WAIT_SECONDS)
-        return not any(each.error for each in told.topic_partitions)
+        return not any(partition.error for partition in told.topic_partitions)
 
     wait_until(is_altered)
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic, "enable.auto.commit": False})

@@ -47,10 +47,10 @@ def test_records(run: Run, bootstrap: str, topic: str, codec: str) -> None:
     """Idempotent, with keys, headers and nulls; a group reads all of it back and commits."""
     *read, committed = run(topic, "records", codec)
     stored = stored_batches(bootstrap, topic)
-    assert {each.codec for each in stored} == {Codec[codec.upper()]}
-    assert all(each.producer_id >= 0 for each in stored), "idempotent"
+    assert {batch.codec for batch in stored} == {Codec[codec.upper()]}
+    assert all(batch.producer_id >= 0 for batch in stored), "idempotent"
     assert committed == {"committed": RECORDS}
-    assert sorted(read, key=lambda each: int(each["number"])) == [
+    assert sorted(read, key=lambda item: int(item["number"])) == [
         {
             "partition": number % 2,
             "offset": number // 2,

@@ -75,8 +75,8 @@ def test_static_members(java: JavaPrograms, topic: str) -> None:
 
 def test_positions(java: JavaPrograms, topic: str) -> None:
     """Offsets by time, beginning and end, seeks, a pause, and what a group committed for another consumer of it."""
-    found, moved, committed, continued = java.run("Groups", topic, "positions")
-    assert found == {
+    located, moved, committed, continued = java.run("Groups", topic, "positions")
+    assert located == {
         "times": {"-1": [0, 0], "0": [0, 0], "1": [1, 1000], "50500": [51, 51000], "99000": [99, 99000], "99001": None},
         "empty": True,
         "begin": 0,

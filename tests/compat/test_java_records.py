@@ -62,7 +62,7 @@ def read_with_librdkafka(bootstrap: str, topic: str) -> list[dict[str, Any]]:
 
 
 def batches_of(java: JavaPrograms, topic: str) -> list[BatchHeader]:
-    return [each for partition in range(PARTITIONS) for each in stored_batches(java.bootstrap, topic, partition)]
+    return [batch for partition in range(PARTITIONS) for batch in stored_batches(java.bootstrap, topic, partition)]
 
 
 def text(data: bytes | None) -> str | None:
@@ -78,8 +78,8 @@ def test_idempotent_produce_in_every_codec(java: JavaPrograms, topic: str, codec
     fields = ("partition", "offset", "timestamp")
     assert acknowledged == [{name: record[name] for name in fields} for record in EXPECTED]
     stored = batches_of(java, topic)
-    assert {each.codec for each in stored} == {Codec[codec.upper()]}
-    assert all(each.producer_id >= 0 for each in stored), "idempotent"
+    assert {batch.codec for batch in stored} == {Codec[codec.upper()]}
+    assert all(batch.producer_id >= 0 for batch in stored), "idempotent"
     assert sorted(read_with_librdkafka(java.bootstrap, topic), key=by_place) == sorted(EXPECTED, key=by_place)
     read = java.run("Produce", topic, str(PARTITIONS), "read")
     assert sorted(read, key=by_place) == sorted(EXPECTED, key=by_place)
@@ -90,8 +90,10 @@ def test_produce_without_idempotence(java: JavaPrograms, topic: str, acks: str) 
     """With acks 0 the client is told no offset (-1); the records are there either way."""
     settings = ("enable.idempotence=false", f"acks={acks}", "linger.ms=20")
     _, *acknowledged = java.run("Produce", topic, str(PARTITIONS), "records", *settings)
-    assert {each.producer_id for each in batches_of(java, topic)} == {-1}
-    assert [each["offset"] for each in acknowledged] == [-1 if acks == "0" else record["offset"] for record in EXPECTED]
+    assert {batch.producer_id for batch in batches_of(java, topic)} == {-1}
+    assert [value["offset"] for value in acknowledged] == [
+        -1 if acks == "0" else record["offset"] for record in EXPECTED
+    ]
     assert sorted(read_with_librdkafka(java.bootstrap, topic), key=by_place) == sorted(EXPECTED, key=by_place)
 
 

@@ -48,10 +48,10 @@ def test_offsets_of_an_earlier_generation(java: JavaPrograms, topic: str) -> Non
 def test_a_transaction_that_times_out(java: JavaPrograms, topic: str) -> None:
     """The broker aborts it, and its producer learns so."""
     assert "commit after a time-out" in KNOWN_DIFFERENCES
-    (answer,) = java.run("Transactions", topic, "timed-out")
-    assert answer["committed"] == []
-    assert answer["stable"]
-    assert answer["commit"] in {"ProducerFencedException", "InvalidProducerEpochException"}
+    (response,) = java.run("Transactions", topic, "timed-out")
+    assert response["committed"] == []
+    assert response["stable"]
+    assert response["commit"] in {"ProducerFencedException", "InvalidProducerEpochException"}
 
 
 def test_what_the_admin_client_tells_and_ends(java: JavaPrograms, topic: str) -> None:
@@ -79,7 +79,7 @@ def test_what_the_admin_client_tells_and_ends(java: JavaPrograms, topic: str) ->
 
 def test_many_transactions_with_a_reader_behind_them(java: JavaPrograms, topic: str) -> None:
     """Every committed record once, each producer's in order within a partition, nothing of an aborted one."""
-    (answer,) = java.run("Transactions", topic, "many")
+    (response,) = java.run("Transactions", topic, "many")
     wanted = [
         f"{name} {number} {record}"
         for number in range(100)
@@ -87,12 +87,12 @@ def test_many_transactions_with_a_reader_behind_them(java: JavaPrograms, topic: 
         for record in range(5)
         if name == "two" or number % 3
     ]
-    assert sorted(answer["values"]) == sorted(wanted)
+    assert sorted(response["values"]) == sorted(wanted)
     for name in ("one", "two"):
         for partition in range(2):
             mine = [
                 (int(number), int(record))
-                for kind, number, record in (value.split() for value in answer["values"])
+                for kind, number, record in (value.split() for value in response["values"])
                 if kind == name and int(record) % 2 == partition
             ]
             assert mine == sorted(mine)

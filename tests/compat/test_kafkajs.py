@@ -47,9 +47,9 @@ def test_records(run: Run, bootstrap: str, topic: str, codec: str) -> None:
     """Idempotent, with keys, headers of two values and nulls; a group reads all of it back."""
     read = run(topic, "records", codec)
     stored = stored_batches(bootstrap, topic)
-    assert {each.codec for each in stored} == {Codec[codec.upper()]}
-    assert all(each.producer_id >= 0 for each in stored), "idempotent"
-    assert sorted(read, key=lambda each: int(each["number"])) == [
+    assert {batch.codec for batch in stored} == {Codec[codec.upper()]}
+    assert all(batch.producer_id >= 0 for batch in stored), "idempotent"
+    assert sorted(read, key=lambda item: int(item["number"])) == [
         {
             "partition": number % 2,
             "offset": number // 2,

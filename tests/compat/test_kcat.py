@@ -47,7 +47,7 @@ def test_metadata(bootstrap: str, topic: str) -> None:
     assert told["controllerid"] == 1
     (described,) = told["topics"]
     assert described["topic"] == topic
-    assert [each["partition"] for each in described["partitions"]] == [0, 1, 2]
+    assert [value["partition"] for value in described["partitions"]] == [0, 1, 2]
     for partition in described["partitions"]:
         assert (partition["leader"], partition["replicas"], partition["isrs"]) == (1, [{"id": 1}], [{"id": 1}])
     assert topic in kcat(bootstrap, "-L")
@@ -61,14 +61,14 @@ def test_keys_headers_and_codecs(bootstrap: str, topic: str, codec: str) -> None
     send = ("-P", "-t", topic, "-K:", "-H", "name=text", "-H", "empty=", "-z", codec, "-X", "enable.idempotence=true")
     kcat(bootstrap, *send, stdin=lines)
     stored = stored_batches(bootstrap, topic)
-    assert {each.codec for each in stored} == {Codec[codec.upper()]}
-    assert all(each.producer_id >= 0 for each in stored), "idempotent"
+    assert {batch.codec for batch in stored} == {Codec[codec.upper()]}
+    assert all(batch.producer_id >= 0 for batch in stored), "idempotent"
     kcat(bootstrap, "-P", "-t", topic, "-K:", "-Z", stdin="deleted:\n")
     *records, deleted = as_json(kcat(bootstrap, "-C", "-t", topic, "-o", "beginning", "-e", "-q", "-J"))
-    assert [(each["offset"], each["key"], each["payload"]) for each in records] == [
+    assert [(record["offset"], record["key"], record["payload"]) for record in records] == [
         (number, f"key {number}", f"value {number}") for number in range(RECORDS)
     ]
-    assert all(each["headers"] == ["name", "text", "empty", ""] for each in records)
+    assert all(record["headers"] == ["name", "text", "empty", ""] for record in records)
     assert (deleted["key"], deleted["payload"]) == ("deleted", None)
 
 
@@ -81,7 +81,7 @@ def test_every_kind_of_offset(bootstrap: str, topic: str) -> None:
     kcat(bootstrap, "-P", "-t", topic, stdin="three\nfour\n")
 
     def read(*offset: str) -> list[str]:
-        places = [word for each in offset for word in ("-o", each)]
+        places = [word for value in offset for word in ("-o", value)]
         return kcat(bootstrap, "-C", "-t", topic, *places, "-e", "-q").splitlines()
 
     assert read("beginning") == ["one", "two", "three", "four"]

@@ -25,11 +25,11 @@ LOCAL = "127.0.0.1"
 @pytest.fixture(autouse=True)
 def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """What `new_redis` starts."""
-    found = tool("redis-server", "apt install redis-server")
-    if "Redis" not in subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout:
-        pytest.skip(f"{found} is not Redis: install Redis itself")
-    monkeypatch.setattr(services, "find_redis_server", lambda: found)
-    yield found
+    program = tool("redis-server", "apt install redis-server")
+    if "Redis" not in subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout:
+        pytest.skip(f"{program} is not Redis: install Redis itself")
+    monkeypatch.setattr(services, "find_redis_server", lambda: program)
+    yield program
     redis_pool.close()
 
 

@@ -140,7 +140,7 @@ def copiers_of(cell: Cell, bootstrap: str, jars: Path, directory: Path) -> list[
     words += ["--use-group-metadata"] * (cell.group_metadata or cell.group_mode) + ["--group-mode"] * cell.group_mode
     tool = "TransactionalMessageCopier"
     own = [("--transactional-id", f"copier-{place}", "--input-partition", str(place)) for place in range(cell.copiers)]
-    return [Copier(f"copier-{place}", jars, directory, tool, *words, *each) for place, each in enumerate(own)]
+    return [Copier(f"copier-{place}", jars, directory, tool, *words, *value) for place, value in enumerate(own)]
 
 
 class Copy:
@@ -211,7 +211,7 @@ class Copy:
         moments = random.Random(str(self.cell))
         for place, share in enumerate(BROKER_BOUNCES_AT):
             self._wait_for(self._copiers[place % len(self._copiers)], share, moments)
-            self.bounces += not all(each.is_done for each in self._copiers)
+            self.bounces += not all(copier.is_done for copier in self._copiers)
             if self.cell.hard:
                 self.broker.kill()
             else:
@@ -255,10 +255,10 @@ class Copy:
         """The group's offsets moved with the transactions: they are at the input's end."""
         consumer = Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": GROUP})
         asked = [TopicPartition(INPUT, partition) for partition in source]
-        found = {each.partition: each.offset for each in consumer.committed(asked, timeout=30)}
+        committed = {partition.partition: partition.offset for partition in consumer.committed(asked, timeout=30)}
         consumer.close()
         ends = {partition: len(values) for partition, values in source.items()}
-        assert found == ends, f"the group's offsets are {found}, the input ends at {ends}"
+        assert committed == ends, f"the group's offsets are {committed}, the input ends at {ends}"
 
 
 def transactions(everything: Read, committed: Read, ends: dict[int, int]) -> tuple[int, int]:

@@ -72,8 +72,8 @@ def deleted(side: Side, *topics: tuple[str | None, uuid.UUID | None]) -> None:
 def deleting(side: Side) -> None:
     topic = side.create_topic()
     asked = [{"name": topic, "topic_id": None}]
-    answer = side.quietly(apis.METADATA, 12, topics=asked, include_topic_authorized_operations=False)
-    topic_id = answer.topics[0].topic_id
+    response = side.quietly(apis.METADATA, 12, topics=asked, include_topic_authorized_operations=False)
+    topic_id = response.topics[0].topic_id
     for topics in (
         [],
         [(None, None)],
@@ -104,7 +104,7 @@ def adding_partitions(*topics: tuple[str, int, Any], is_made: bool = True) -> Ca
             {
                 "name": name.replace("own", side.topic),
                 "count": count,
-                "assignments": None if brokers is None else [{"broker_ids": each} for each in brokers],
+                "assignments": None if brokers is None else [{"broker_ids": broker} for broker in brokers],
             }
             for name, count, brokers in topics
         ]

@@ -13,11 +13,13 @@ NAMING_FIELDS = ("api_key", "name", "topic", "partition_index", "partition", "in
 
 def differences(theirs: Sequence[Step], ours: Sequence[Step]) -> list[str]:
     """A line for each field that differs: `API VERSION field.0.field: Kafka's → ours`."""
-    assert [each.what for each in theirs] == [each.what for each in ours], "one case, two courses"
-    found = []
+    assert [their.what for their in theirs] == [our.what for our in ours], "one case, two courses"
+    differing = []
     for their, our in zip(theirs, ours, strict=True):
-        found += [f"{their.what} {path}: {left!r} → {right!r}" for path, left, right in _fields(their.came, our.came)]
-    return found
+        differing += [
+            f"{their.what} {path}: {left!r} → {right!r}" for path, left, right in _fields(their.came, our.came)
+        ]
+    return differing
 
 
 def _fields(theirs: Any, ours: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -37,7 +39,7 @@ def _parts(value: Any) -> dict[Any, Any] | None:
     if not isinstance(value, list):
         return None
     for name in NAMING_FIELDS:
-        named = {each[name]: each for each in value if isinstance(each, dict) and name in each}
+        named = {entry[name]: entry for entry in value if isinstance(entry, dict) and name in entry}
         if value and len(named) == len(value):
             return named
     return dict(enumerate(value))
@@ -48,7 +50,7 @@ class Figures:
     """Of one run."""
 
     cases: int = 0
-    answers: int = 0
+    responses: int = 0
     fields: int = 0
     wanted: int = 0
     versions: set[str] = field(default_factory=set)
@@ -57,12 +59,12 @@ class Figures:
         """Take in one case: its steps and the lines of differences."""
         self.cases += 1
         self.answers += len(steps)
-        self.fields += sum(_leaves(each.came) for each in steps)
+        self.fields += sum(_leaves(step.came) for step in steps)
         self.wanted += len(different)
-        self.versions |= {each.what for each in steps if isinstance(each.came, dict)}
+        self.versions |= {step.what for step in steps if isinstance(step.came, dict)}
 
     def __str__(self) -> str:
-        apis = {each.rpartition(" ")[0] for each in self.versions}
+        apis = {version.rpartition(" ")[0] for version in self.versions}
         return (
             f"{self.cases} cases, {self.answers} answers of {len(apis)} APIs in {len(self.versions)} versions: "
             f"{self.fields} fields compared, {self.fields - self.wanted} equal, {self.wanted} different as wanted"
@@ -76,9 +78,9 @@ def _leaves(value: Any) -> int:
 
 def unlisted(lines: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """Those lines that no pattern allows."""
-    return [line for line in lines if not any(fnmatchcase(line, each) for each in patterns)]
+    return [line for line in lines if not any(fnmatchcase(line, pattern) for pattern in patterns)]
 
 
 def idle(lines: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """Those patterns that no line needs."""
-    return [each for each in patterns if not any(fnmatchcase(line, each) for line in lines)]
+    return [pattern for pattern in patterns if not any(fnmatchcase(line, pattern) for line in lines)]

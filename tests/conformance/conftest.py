@@ -61,14 +61,14 @@ def _await_coordinators(bootstrap: str) -> None:
     topic = side.create_topic()
     for kind in (0, 1):
         side.until(
-            lambda answer: answer.coordinators[0].error_code == 0,
+            lambda response: response.coordinators[0].error_code == 0,
             apis.FIND_COORDINATOR,
             4,
             key_type=kind,
             coordinator_keys=[side.topic],
         )
     fields = commit_fields(side.group, topic)
-    side.until(lambda answer: answer.topics[0].partitions[0].error_code == 0, apis.OFFSET_COMMIT, 8, **fields)
+    side.until(lambda response: response.topics[0].partitions[0].error_code == 0, apis.OFFSET_COMMIT, 8, **fields)
     begin(side)
     side.close()
 

@@ -37,7 +37,7 @@ def of_partitions(*partitions: int, name: str = "", **fields: Any) -> Callable[[
     def case(side: Side) -> None:
         topic = with_records(side, 2)
         for version in (4, 12):
-            fetched(side, name or topic, *[(each, 0) for each in partitions], version=version, **fields)
+            fetched(side, name or topic, *[(partition, 0) for partition in partitions], version=version, **fields)
 
     return case
 
@@ -85,7 +85,7 @@ def aborted(side: Side) -> None:
     for offset in range(1, 7):
         fetched(side, topic, (0, offset), isolation_level=1)
     listing = {"replica_id": -1, "isolation_level": 1}
-    places = [{"partition_index": 0, "timestamp": each} for each in (-1, -3)]
+    places = [{"partition_index": 0, "timestamp": value} for value in (-1, -3)]
     for place in places:
         side.ask(apis.LIST_OFFSETS, 7, **listing, topics=[{"name": topic, "partitions": [place]}])
 

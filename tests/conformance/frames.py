@@ -29,8 +29,8 @@ def sent(*frames: bytes) -> Callable[[Side], None]:
     """Each frame alone, and then whether the connection still answers."""
 
     def case(side: Side) -> None:
-        for each in frames:
-            _exchange(side, each)
+        for frame in frames:
+            _exchange(side, frame)
             _exchange(side, frame(apis.HEARTBEAT, 0, CLIENT + MEMBER, 8))
             side.leave()
 
@@ -62,14 +62,14 @@ def names_of_software(side: Side) -> None:
 
 def endless_lists(side: Side) -> None:
     """More elements than one request may have here."""
-    names = [f"no-such-{each}" for each in range(25_000)]
+    names = [f"no-such-{number}" for number in range(25_000)]
     side.ask(apis.DESCRIBE_GROUPS, 5, groups=names, include_authorized_operations=False)
     side.ask(apis.DELETE_GROUPS, 2, groups_names=names)
     side.ask(apis.DESCRIBE_TRANSACTIONS, 0, transactional_ids=names)
 
 
 def tagged(*sections: bytes) -> list[bytes]:
-    return [frame(apis.HEARTBEAT, 4, CLIENT + each + MEMBER_4 + NO_TAGS) for each in sections]
+    return [frame(apis.HEARTBEAT, 4, CLIENT + section + MEMBER_4 + NO_TAGS) for section in sections]
 
 
 CASES: dict[str, Callable[[Side], None]] = {

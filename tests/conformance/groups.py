@@ -111,7 +111,7 @@ def before_the_assignment(side: Side) -> None:
 def assignments_of_strangers(side: Side) -> None:
     member_id = side.quietly(apis.JOIN_GROUP, 9, **join_fields(side.group)).member_id
     side.quietly(apis.JOIN_GROUP, 9, **join_fields(side.group, member_id))
-    given = [{"member_id": each, "assignment": b"x"} for each in (STRANGER, member_id, member_id)]
+    given = [{"member_id": value, "assignment": b"x"} for value in (STRANGER, member_id, member_id)]
     side.ask(apis.SYNC_GROUP, 5, **{**sync_fields(side.group, member_id), "assignments": given})
     side.ask(apis.DESCRIBE_GROUPS, 5, groups=[side.group], include_authorized_operations=False)
 
@@ -121,9 +121,9 @@ def leaving(*members: tuple[str, str | None]) -> Callable[[Side], None]:
 
     def case(side: Side) -> None:
         own = stable_member(side)
-        named = [{"member_id": own if each == "own" else each, "group_instance_id": at} for each, at in members]
+        named = [{"member_id": own if value == "own" else value, "group_instance_id": at} for value, at in members]
         side.ask(apis.LEAVE_GROUP, 5, group_id=side.group, members=named)
-        side.until(lambda answer: answer.groups[0].group_state != "PreparingRebalance", **describing(side))
+        side.until(lambda response: response.groups[0].group_state != "PreparingRebalance", **describing(side))
         side.ask(**describing(side))
 
     return case
@@ -142,7 +142,7 @@ def a_rebalance_of_two(side: Side) -> None:
     first = stable_member(side)
     second = side.quietly(apis.JOIN_GROUP, 9, on="b", **join_fields(side.group)).member_id
     side.send(apis.JOIN_GROUP, 9, on="b", **join_fields(side.group, second))
-    side.until(lambda answer: answer.groups[0].group_state == "PreparingRebalance", **describing(side))
+    side.until(lambda response: response.groups[0].group_state == "PreparingRebalance", **describing(side))
     side.ask(**describing(side))
     who = {"group_id": side.group, "generation_id": 1, "member_id": first}
     side.ask(apis.HEARTBEAT, 4, **who)
@@ -172,11 +172,11 @@ def static_members(side: Side) -> None:
     side.ask(apis.JOIN_GROUP, 9, **join_fields(side.group, STRANGER, group_instance_id="j"))
     side.ask(**describing(side))
     topic = side.create_topic()
-    for each in (member_id, replaced):
-        generation = {"generation_id_or_member_epoch": 1, "member_id": each}
+    for value in (member_id, replaced):
+        generation = {"generation_id_or_member_epoch": 1, "member_id": value}
         side.ask(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, topic, **generation, **static))
-    for each, instance in ((member_id, "i"), ("", "j"), ("", "i")):
-        members = [{"member_id": each, "group_instance_id": instance}]
+    for value, instance in ((member_id, "i"), ("", "j"), ("", "i")):
+        members = [{"member_id": value, "group_instance_id": instance}]
         side.ask(apis.LEAVE_GROUP, 5, group_id=side.group, members=members)
 
 
@@ -202,7 +202,7 @@ def places_to_commit(*topics: str, partition: int = 0) -> Callable[[Side], None]
     def case(side: Side) -> None:
         side.create_topic()
         entry = {"partition_index": partition, "committed_offset": 3, "committed_metadata": ""}
-        named = [{"name": each.replace("own", side.topic), "partitions": [entry]} for each in topics]
+        named = [{"name": topic.replace("own", side.topic), "partitions": [entry]} for topic in topics]
         side.ask(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, "", topics=named))
         groups = [{"group_id": side.group, "topics": None}]
         side.ask(apis.OFFSET_FETCH, 8, groups=groups, require_stable=False)
@@ -220,7 +220,7 @@ def fetching_offsets(side: Side) -> None:
         side.ask(apis.OFFSET_FETCH, 8, groups=[{"group_id": side.group, "topics": topics}], require_stable=True)
     for topics in (None, ()):
         side.ask(apis.OFFSET_FETCH, 7, group_id=side.group, topics=topics, require_stable=False)
-        both = [{"group_id": each, "topics": topics} for each in (side.group, "no-such-group-of-offsets")]
+        both = [{"group_id": value, "topics": topics} for value in (side.group, "no-such-group-of-offsets")]
         side.ask(apis.OFFSET_FETCH, 8, groups=both, require_stable=False)
     twice = [{"group_id": side.group, "topics": None}] * 2
     side.ask(apis.OFFSET_FETCH, 8, groups=twice, require_stable=False)
@@ -240,7 +240,7 @@ def deleting_offsets(side: Side) -> None:
     delete((topic, 0))
     members = [{"member_id": member_id, "group_instance_id": None}]
     side.quietly(apis.LEAVE_GROUP, 5, group_id=side.group, members=members)
-    side.until(lambda answer: answer.groups[0].group_state == "Empty", **describing(side))
+    side.until(lambda response: response.groups[0].group_state == "Empty", **describing(side))
     for places in ([(topic, 0)], [(topic, 0)], [(topic, 9)], [("no-such-topic-of-offsets", 0)], [], [(topic, 1)] * 2):
         delete(*places)
 

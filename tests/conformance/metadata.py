@@ -59,7 +59,7 @@ def made_by_asking(side: Side) -> None:
         told(side, (name, None), allow_auto_topic_creation=True)
     told(side, (side.topic, None), allow_auto_topic_creation=True)
     side.until(
-        lambda answer: answer.topics[0].error_code == 0,
+        lambda response: response.topics[0].error_code == 0,
         apis.METADATA,
         12,
         topics=[{"name": side.topic, "topic_id": None}],

@@ -44,9 +44,9 @@ class Names:
         return f"{kind} {number}"
 
 
-def normal_form(answer: Any, names: Names, *, ordered: bool) -> Any:
+def normal_form(response: Any, names: Names, *, ordered: bool) -> Any:
     """Mappings, lists and plain values."""
-    return _Form(names, ordered).of("", answer)
+    return _Form(names, ordered).of("", response)
 
 
 class _Form:
@@ -58,14 +58,14 @@ class _Form:
         if is_dataclass(value):
             return self._entity(value)
         if isinstance(value, tuple):
-            elements = [self.of(field, each) for each in value]
+            elements = [self.of(field, element) for element in value]
             return elements if self._ordered else sorted(elements, key=repr)
         if value is None or isinstance(value, bool):
             return value
         return self._plain(field, value)
 
     def _entity(self, entity: Any) -> dict[str, Any]:
-        names = [each.name for each in fields(entity) if each.name not in LEFT_OUT]
+        names = [field.name for field in fields(entity) if field.name not in LEFT_OUT]
         form = {name: self.of(name, getattr(entity, name)) for name in names}
         has_error = any(name.endswith("error_code") and code != "none" for name, code in form.items())
         return {name: "text" if has_error and name in SENTENCES else value for name, value in form.items()}
@@ -80,7 +80,7 @@ class _Form:
         if isinstance(value, UUID):
             return self._names.name("uuid", value)
         if isinstance(value, str):
-            return MADE_BY_THE_BROKER.sub(lambda found: self._names.name("uuid", found[0]), str(value))
+            return MADE_BY_THE_BROKER.sub(lambda item: self._names.name("uuid", item[0]), str(value))
         if isinstance(value, bytes):
             return self._batches(value) if field == "records" else value
         return self._number(field, _plain_number(value))

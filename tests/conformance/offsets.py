@@ -66,8 +66,8 @@ def deletions(*places: tuple[int, int], name: str = "", **configs: str) -> Calla
 
     def case(side: Side) -> None:
         topic = with_records(side, **configs)
-        for each in places:
-            deleted(side, name or topic, each)
+        for place in places:
+            deleted(side, name or topic, place)
         for timestamp in (-2, -1, BASE_MS):
             listed(side, topic, (0, timestamp))
 

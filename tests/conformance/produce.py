@@ -139,7 +139,9 @@ def places(*partitions: int, name: str = "") -> Callable[[Side], None]:
     def case(side: Side) -> None:
         topic = side.create_topic(2)
         for version in (3, 9):
-            produced(side, name or topic, *[(each, bytes(batch_of(b"a"))) for each in partitions], version=version)
+            produced(
+                side, name or topic, *[(partition, bytes(batch_of(b"a"))) for partition in partitions], version=version
+            )
 
     return case
 
@@ -150,7 +152,7 @@ def topics_named(*topics: str) -> Callable[[Side], None]:
     def case(side: Side) -> None:
         side.create_topic()
         data = [{"index": 0, "records": bytes(batch_of(b"a"))}]
-        named = [{"name": each.replace("own", side.topic), "partition_data": data} for each in topics]
+        named = [{"name": topic.replace("own", side.topic), "partition_data": data} for topic in topics]
         produced(side, "", topic_data=named)
 
     return case

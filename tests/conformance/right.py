@@ -23,8 +23,8 @@ def produce(side: Side, version: int) -> None:
 def fetch_fields(topic: str, *partitions: tuple[int, int], **fields: Any) -> dict[str, Any]:
     """A Fetch of (partition, offset) each."""
     asked = [
-        {"partition": each, "current_leader_epoch": -1, "fetch_offset": offset, "partition_max_bytes": 1_000_000}
-        for each, offset in partitions
+        {"partition": value, "current_leader_epoch": -1, "fetch_offset": offset, "partition_max_bytes": 1_000_000}
+        for value, offset in partitions
     ]
     limits = {"max_wait": milliseconds(0), "min_bytes": 0, "max_bytes": 10_000_000, "forgotten_topics_data": ()}
     return {"topics": [{"topic": topic, "partitions": asked}], **limits, **fields}
@@ -200,14 +200,14 @@ def begin(side: Side, transactional_id: str = "", timeout_ms: int = 60_000) -> d
     """The fields that say who a transactional producer is, once its coordinator has told it."""
     transactional_id = transactional_id or side.topic
     fields = {"transaction_timeout": milliseconds(timeout_ms), "producer_id": -1, "producer_epoch": -1}
-    answer = side.until(
-        lambda answer: answer.error_code == 0,
+    response = side.until(
+        lambda response: response.error_code == 0,
         apis.INIT_PRODUCER_ID, 4, transactional_id=transactional_id, **fields,
     )  # fmt: skip
     return {
         "transactional_id": transactional_id,
-        "producer_id": answer.producer_id,
-        "producer_epoch": answer.producer_epoch,
+        "producer_id": response.producer_id,
+        "producer_epoch": response.producer_epoch,
     }
 
 
@@ -352,7 +352,7 @@ def transactional_batch(side: Side, who: dict[str, Any], topic: str, sequence: i
     )  # fmt: skip
     data = [{"name": topic, "partition_data": [{"index": 0, "records": bytes(batch)}]}]
     side.until(
-        lambda answer: answer.responses[0].partition_responses[0].error_code == 0,
+        lambda response: response.responses[0].partition_responses[0].error_code == 0,
         apis.PRODUCE, 9, transactional_id=who["transactional_id"], acks=-1, timeout=TIMEOUT, topic_data=data,
     )  # fmt: skip
 

@@ -62,23 +62,23 @@ class Side:
             self.note(f"{APIS[api_key].name} {version}", CLOSED if frame == b"" else SILENT)
             self.leave(on)
             return None
-        answer = decode_response(api_key, version, frame)[1]
-        self._note_response(api_key, version, answer)
-        return answer
+        response = decode_response(api_key, version, frame)[1]
+        self._note_response(api_key, version, response)
+        return response
 
     def ask_about_own(self, api_key: int, version: int, **fields: Any) -> None:
         """As `ask`, of a list of groups or transactions: those of other cases are left out."""
-        answer = self.quietly(api_key, version, **fields)
+        response = self.quietly(api_key, version, **fields)
         lists = {
-            each.name: tuple(entity for entity in getattr(answer, each.name) if self.topic in repr(entity))
-            for each in dataclasses.fields(answer)
-            if each.name in ("groups", "transaction_states")
+            field.name: tuple(entity for entity in getattr(response, field.name) if self.topic in repr(entity))
+            for field in dataclasses.fields(response)
+            if field.name in ("groups", "transaction_states")
         }
-        self._note_response(api_key, version, dataclasses.replace(answer, **lists))
+        self._note_response(api_key, version, dataclasses.replace(response, **lists))
 
-    def _note_response(self, api_key: int, version: int, answer: Any) -> None:
+    def _note_response(self, api_key: int, version: int, response: Any) -> None:
         name = APIS[api_key].name
-        self.note(f"{name} {version}", normal_form(answer, self.names, ordered=name in ORDER_COUNTS))
+        self.note(f"{name} {version}", normal_form(response, self.names, ordered=name in ORDER_COUNTS))
 
     def note(self, what: str, came: Any) -> None:
         """Something else that is compared."""
@@ -90,17 +90,17 @@ class Side:
 
     def quietly(self, api_key: int, version: int, *, on: str = "main", **fields: Any) -> Any:
         """An answer that is not compared: it prepares the case."""
-        answer = self.client(on).ask(api_key, version, **fields)
-        normal_form(answer, self.names, ordered=True)
-        return answer
+        response = self.client(on).ask(api_key, version, **fields)
+        normal_form(response, self.names, ordered=True)
+        return response
 
     def until(self, wanted: Callable[[Any], bool], api_key: int, version: int, **fields: Any) -> Any:
         """Ask until the answer is as wanted: what a broker does by and by is not compared."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not wanted(answer := self.quietly(api_key, version, **fields)):
-            assert time.monotonic() < deadline, (self.bootstrap, answer)
+        while not wanted(response := self.quietly(api_key, version, **fields)):
+            assert time.monotonic() < deadline, (self.bootstrap, response)
             time.sleep(0.01)
-        return answer
+        return response
 
     def create_topic(self, partitions: int = 1, name: str = "", **configs: str) -> str:
         """The case's topic, there on all partitions; `configs` with underscores."""

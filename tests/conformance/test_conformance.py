@@ -25,10 +25,10 @@ class Compared:
 
     def __call__(self, case: str, scenario: Scenario) -> None:
         theirs, ours = (_played(bootstrap, case, scenario) for bootstrap in self._bootstraps)
-        found = differences(theirs.steps, ours.steps)
-        self._figures.count(ours.steps, found)
+        differing = differences(theirs.steps, ours.steps)
+        self._figures.count(ours.steps, differing)
         allowed = patterns(case)
-        new, gone = unlisted(found, allowed), idle(found, allowed)
+        new, gone = unlisted(differing, allowed), idle(differing, allowed)
         told = [f"not wanted: {line}" for line in new] + [f"gone, take it from the list: {line}" for line in gone]
         if told:
             pytest.fail("\n".join(told), pytrace=False)
@@ -63,12 +63,12 @@ def test_wrong_requests_and_edges(compared: Compared, case: str) -> None:
 
 def test_no_version_is_above_kafkas(ours: str, theirs: str) -> None:
     """Clients infer the broker's release from the highest versions that it offers."""
-    offered = [{each.api_key: each.max_version for each in _offered(where)} for where in (ours, theirs)]
+    offered = [{api.api_key: api.max_version for api in _offered(where)} for where in (ours, theirs)]
     above = {APIS[key].name: version for key, version in offered[0].items() if version > offered[1].get(key, -1)}
     assert not above
 
 
 def _offered(bootstrap: str) -> Sequence[Any]:
     with connected(bootstrap) as client:
-        found: Sequence[Any] = client.ask(API_VERSIONS, 0).api_keys
-        return found
+        apis: Sequence[Any] = client.ask(API_VERSIONS, 0).api_keys
+        return apis

@@ -30,7 +30,7 @@ class Transaction:
         """Down to its markers."""
         self.side.quietly(apis.END_TXN, 3, **self.who, committed=committed)
         wanted = "CompleteCommit" if committed else "CompleteAbort"
-        self.side.until(lambda answer: answer.transaction_states[0].transaction_state == wanted, **self.described())
+        self.side.until(lambda response: response.transaction_states[0].transaction_state == wanted, **self.described())
         return self
 
     def described(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Transaction:
         later, earlier = ({"producer_epoch": self.who["producer_epoch"] + step} for step in (1, -1))
         names = ({"transactional_id": name} for name in (f"{self.side.topic}-unknown", ""))
         others = [later, earlier, {"producer_id": 999_999}, *([{"producer_id": -1}, *names] if named else ())]
-        return [{**self.who, **each} for each in others]
+        return [{**self.who, **other} for other in others]
 
 
 def initialised(side: Side, *versions: int, **fields: Any) -> None:
@@ -111,7 +111,7 @@ def init_while_open(side: Side) -> None:
     own = Transaction(side).begun()
     for other in (own.who["producer_id"] + 1, own.who["producer_id"]):
         initialised(side, producer_id=other, producer_epoch=0)
-    side.until(lambda answer: answer.transaction_states[0].transaction_state == "CompleteAbort", **own.described())
+    side.until(lambda response: response.transaction_states[0].transaction_state == "CompleteAbort", **own.described())
     own.end(committed=True)
     own.add((own.topic, 0))
     own.produce(sequence=1)
@@ -336,7 +336,7 @@ def markers_nowhere(side: Side) -> None:
 def timed_out(side: Side) -> None:
     own = Transaction(side, timeout_ms=100)
     side.quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(own.who, (own.topic, 0)))
-    side.until(lambda answer: answer.transaction_states[0].transaction_state == "CompleteAbort", **own.described())
+    side.until(lambda response: response.transaction_states[0].transaction_state == "CompleteAbort", **own.described())
     for ask in (add_as, add_offsets_as, produce_as, commit_offset_as, end_as):
         ask(own)
     own.end(committed=False)
@@ -346,7 +346,7 @@ def timed_out(side: Side) -> None:
 def init_after_a_time_out(side: Side) -> None:
     own = Transaction(side, timeout_ms=100)
     side.quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(own.who, (own.topic, 0)))
-    side.until(lambda answer: answer.transaction_states[0].transaction_state == "CompleteAbort", **own.described())
+    side.until(lambda response: response.transaction_states[0].transaction_state == "CompleteAbort", **own.described())
     initialised(side, producer_id=own.who["producer_id"], producer_epoch=own.who["producer_epoch"])
 
 

@@ -340,4 +340,4 @@ WANTED = [
 
 def patterns(case: str) -> list[str]:
     """The lines that are wanted in one case."""
-    return [each.line for each in WANTED if fnmatchcase(case, each.cases)]
+    return [value.line for value in WANTED if fnmatchcase(case, value.cases)]

@@ -21,26 +21,26 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/fetch.py",
-        "            aborted = log.aborted_in(asked.fetch_offset, piece) if is_committed else None",
+        "            aborted = log.aborted_in(wanted.fetch_offset, piece) if is_committed else None",
         "            aborted = [] if is_committed else None",
         _COMMITTED + "test_rule_8_aborted_index_comes_with_a_committed_fetch",
     ),
     Mutant(
         "broker/handlers/fetch.py",
-        "        if asked.current_leader_epoch > LEADER_EPOCH:",
-        "        if asked.current_leader_epoch > LEADER_EPOCH + 1:",
+        "        if wanted.current_leader_epoch > LEADER_EPOCH:",
+        "        if wanted.current_leader_epoch > LEADER_EPOCH + 1:",
         "broker/handlers/test_responses.py::test_a_fetch_of_a_later_leader_epoch_is_refused",
     ),
     Mutant(
         "broker/handlers/fetch.py",
-        "at_least_one_batch=not found.size_bytes)",
+        "at_least_one_batch=not result.size_bytes)",
         "at_least_one_batch=True)",
         "broker/handlers/test_responses.py::test_rule_14_fetch_limits_are_soft_for_the_first_batch_alone",
     ),
     Mutant(
         "broker/handlers/fetch.py",
-        "        if piece.is_cut if piece is not None else asked.fetch_offset < end:\n"
-        "            found.is_final = True\n",
+        "        if piece.is_cut if piece is not None else wanted.fetch_offset < end:\n"
+        "            result.is_final = True\n",
         "",
         "broker/handlers/test_responses.py::test_rule_15_a_segments_end_is_answered_at_once",
     ),

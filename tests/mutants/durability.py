@@ -46,8 +46,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/metadata.py",
-        "        request.in_slices(finding, lambda: node.metadata.when_synced(lambda _error_code: answer()))",
-        "        request.in_slices(finding, answer)",
+        "        request.in_slices(finding, lambda: node.metadata.when_synced(lambda _error_code: respond()))",
+        "        request.in_slices(finding, respond)",
         _ADMIN + "test_nobody_learns_of_a_topic_before_it_is_durable",
     ),
     Mutant(
@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         "broker/storage/group_commit.py",
         "        elif partition.log.synced_offset < point.offset_end:\n"
-        "            self._try_later(partition)\n        else:",
+        "            self._retry_later(partition)\n        else:",
         "        else:",
         "broker/storage/test_group_commit.py::test_a_sync_that_could_not_begin_is_tried_again",
     ),

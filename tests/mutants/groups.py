@@ -209,8 +209,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/group_offsets.py",
-        "        answer(ErrorCode.none, when_durable(node, refuse))",
-        "        answer(ErrorCode.none, at_once)",
+        "        respond(ErrorCode.none, once_durable(node.group_requests.settle_in_time, refuse))",
+        "        respond(ErrorCode.none, at_once)",
         _DURABILITY + "test_no_answer_reveals_what_a_failed_sync_takes_back",
     ),
     Mutant(

@@ -14,7 +14,7 @@ from onceflow.wire.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
-    PartitionAnswer,
+    PartitionResponse,
     encode_request,
     encode_response,
     parse_request,
@@ -33,12 +33,12 @@ ANSWERS = [
     (
         "clicks",
         [
-            PartitionAnswer(0, 0, 2**40, 2**40 - 1, 3, len(RECORDS[0]), [(7, 5), (8, 6)]),
-            PartitionAnswer(1, 1, -1, -1, -1, 0),
+            PartitionResponse(0, 0, 2**40, 2**40 - 1, 3, len(RECORDS[0]), [(7, 5), (8, 6)]),
+            PartitionResponse(1, 1, -1, -1, -1, 0),
         ],
     ),
     ("täglich", []),
-    ("views", [PartitionAnswer(9, 0, 4, 4, 0, len(RECORDS[1]), []), PartitionAnswer(10, 0, 4, 4, 0, 0, [])]),
+    ("views", [PartitionResponse(9, 0, 4, 4, 0, len(RECORDS[1]), []), PartitionResponse(10, 0, 4, 4, 0, 0, [])]),
 ]
 
 
@@ -240,7 +240,7 @@ def test_an_answer_for_one_partition_is_what_kio_reads(
         ("a", 0, 70, 0),
         ("a", 0, 0, 9),
     ):
-        answer = PartitionAnswer(9, error_code, 2**40, 2**40 - 1, 3, records_bytes, aborted)
+        answer = PartitionResponse(9, error_code, 2**40, 2**40 - 1, 3, records_bytes, aborted)
         pieces = encode_response(version, -3, [(name, [answer])], error_code=whole_error_code, throttle_ms=throttle_ms)
         frame = bytes(records_bytes).join(pieces) if records_bytes else pieces[0]
         assert len(pieces) == (2 if records_bytes else 1)
@@ -265,7 +265,7 @@ def test_an_answer_for_one_partition_is_what_kio_reads(
 
 @every_version
 def test_answers_without_throttling_are_as_those_with_it(version: int) -> None:
-    one = [("clicks", [PartitionAnswer(0, 0, 4, 4, 0, 5, [])])]
+    one = [("clicks", [PartitionResponse(0, 0, 4, 4, 0, 5, [])])]
     for topics in (ANSWERS, [("clicks", ANSWERS[0][1])], one + one, [*one, ("views", [])], [("views", [])], []):
         throttled = encode_response(version, -3, topics, throttle_ms=1)
         pieces = encode_response(version, -3, topics)
@@ -277,7 +277,7 @@ def test_answers_without_throttling_are_as_those_with_it(version: int) -> None:
 def test_only_names_of_topics_that_exist_are_remembered() -> None:
     before = fetch._single_partition_response.cache_info().currsize
     for number in range(20):
-        unknown = PartitionAnswer(0, 3, -1, -1, -1, 0)
+        unknown = PartitionResponse(0, 3, -1, -1, -1, 0)
         encode_response(12, 1, [(f"{number}" * 10_000, [unknown])])
     assert fetch._single_partition_response.cache_info().currsize == before
 

@@ -15,11 +15,10 @@ from onceflow.broker.loop.background import run_in_thread
 from onceflow.broker.loop.turn import Turn
 from onceflow.broker.loop.work_thread import WorkThread
 from onceflow.broker.network.response_cache import ResponseCache
-from onceflow.broker.storage.closing import close_all
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.housekeeping import Housekeeping
 from onceflow.broker.storage.parked_fetches import ParkedFetches
-from onceflow.broker.storage.partitions import Partitions
+from onceflow.broker.storage.partitions import Partitions, close_all
 from onceflow.broker.storage.record_checks import RecordChecks
 from onceflow.broker.storage.state_log import StateLog
 from onceflow.broker.topics.logs import TopicLogs

@@ -60,19 +60,19 @@ HANDLERS: Mapping[int, Handler] = {
     **transactions.HANDLERS,
     **transaction_admin.HANDLERS,
 }
-"""API key → what serves it; each module of handlers says which are its own."""
+"""Handlers by API key."""
 
 TICK_SECONDS = 0.25
-TICKS_PER_LOOK = 4
-"""Connections are looked after once a second: there may be thousands."""
+TICKS_PER_CHECK = 4
+"""Connections are checked once a second: there may be thousands."""
 LONG_WAITS = frozenset((apis.JOIN_GROUP, apis.SYNC_GROUP))
-"""Requests whose answers wait for other clients."""
+"""Requests whose responses wait for other clients."""
 
 
 class Broker:
     """One broker. `disk` and `clock` are the real ones unless a test passes its own.
 
-    `on_lost` is called once when the data directory is not at its path any more: the broker is of no use then.
+    `on_lost` is called once when the data directory is no longer at its path: the broker is useless then.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Broker:
         self._on_tick()
 
     async def stop(self) -> bool:
-        """Answer what can be answered, close all connections, sync and close all logs; whether all were closed."""
+        """Send the possible responses, close all connections and logs; return whether all logs were closed."""
         if self._listener is not None:
             await self._listener.stop()
         if self._tick is not None:
@@ -129,7 +129,7 @@ class Broker:
         return await self.node.close()
 
     def close_descriptors(self) -> None:
-        """In a forked child, which has no loop: let go of the copies of what ends with the parent's broker."""
+        """Close the copied descriptors in a forked child, which has no loop; the parent keeps its own."""
         if self._listener is not None:
             self._listener.close_descriptors()
         if self._node is not None:
@@ -167,7 +167,7 @@ class Broker:
             HANDLERS[api.key](self.node, request)
 
     def _decode(self, frame: memoryview) -> Generator[int, None, Handle]:
-        """See `connection.Decode`; a Fetch request is parsed as a whole by its handler, which has a faster parser."""
+        """Decode a large request (`connection.Decode`), except Fetch, whose handler has a faster parser."""
         try:
             header = read_request_header(frame, self.config.request_tags_max)
         except UnsupportedVersion:
@@ -183,18 +183,18 @@ class Broker:
         self._serve(DecodedRequest(header, frame, reply, connection.peer_host, body=body), connection)
 
     def _on_tick(self) -> None:
-        """What time brings; each part by itself, since one that fails must not stop the others."""
+        """Run the periodic work; one that fails does not stop the others."""
         node = self.node
         for work in (
             node.group_requests.expire,
             node.transactions.tick,
-            self._look_after_connections,
+            self._check_connections,
             self._check_directory,
         ):
             try:
                 work()
             except Exception:
-                logger.exception("%s failed; it is tried again in %s s", work.__qualname__, TICK_SECONDS)
+                logger.exception("%s failed; retrying in %s s", work.__qualname__, TICK_SECONDS)
         self._tick = asyncio.get_running_loop().call_later(TICK_SECONDS, self._on_tick)
 
     def _check_directory(self) -> None:
@@ -203,7 +203,7 @@ class Broker:
             on_lost, self._on_lost = self._on_lost, None
             on_lost()
 
-    def _look_after_connections(self) -> None:
+    def _check_connections(self) -> None:
         self._ticks += 1
-        if self._listener is not None and self._ticks % TICKS_PER_LOOK == 0:
-            self._listener.look_after()
+        if self._listener is not None and self._ticks % TICKS_PER_CHECK == 0:
+            self._listener.check_connections()

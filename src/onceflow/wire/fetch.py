@@ -86,7 +86,7 @@ class FetchRequest(NamedTuple):
     topics: list[tuple[str, list[FetchPartition]]]
 
 
-class PartitionAnswer(NamedTuple):
+class PartitionResponse(NamedTuple):
     """One partition's part of a response; `records_bytes` of records follow it.
 
     `aborted`: (producer id, first offset) for read_committed, None (null) for read_uncommitted.
@@ -234,7 +234,7 @@ def _skip_forgotten(frame: memoryview, position: int, tags_max: int, *, flexible
 def encode_response(
     version: int,
     correlation_id: int,
-    topics: Sequence[tuple[str, Sequence[PartitionAnswer]]],
+    topics: Sequence[tuple[str, Sequence[PartitionResponse]]],
     *,
     error_code: int = 0,
     throttle_ms: int = 0,
@@ -254,7 +254,7 @@ def encode_response(
 def _encode_response(
     version: int,
     correlation_id: int,
-    topics: Sequence[tuple[str, Sequence[PartitionAnswer]]],
+    topics: Sequence[tuple[str, Sequence[PartitionResponse]]],
     error_code: int,
     throttle_ms: int,
 ) -> list[bytes]:
@@ -289,7 +289,7 @@ def _encode_response(
     return [bytes(part) for part in pieces]
 
 
-def _encode_one(correlation_id: int, name: str, answer: PartitionAnswer) -> list[bytes]:
+def _encode_one(correlation_id: int, name: str, answer: PartitionResponse) -> list[bytes]:
     """A response of that version with one partition, without an error and without aborted transactions."""
     layout, begin = _single_partition_response(name)
     length = bytearray()
@@ -306,7 +306,7 @@ def _encode_one(correlation_id: int, name: str, answer: PartitionAnswer) -> list
 def _single_partition_response(name: str) -> tuple[struct.Struct, bytes]:
     """(layout up to the records' length, what stands between correlation id and partition) for a topic that exists,
     whose name is no longer than 249 characters."""
-    nothing = PartitionAnswer(0, 0, 0, 0, 0, 0)
+    nothing = PartitionResponse(0, 0, 0, 0, 0, 0)
     (whole,) = _encode_response(_VERSION_OF_ONE, 0, [(name, [nothing])], 0, 0)
     changing = _RESPONDED_FROM_5.format[1:] + "Bi"
     behind_bytes = struct.calcsize(">" + changing) + 1 + len(_BEHIND_ONE_RESPONDED)
@@ -314,7 +314,7 @@ def _single_partition_response(name: str) -> tuple[struct.Struct, bytes]:
     return struct.Struct(f">ii{len(begin)}s{changing}"), begin
 
 
-def _append_response(piece: bytearray, version: int, answer: PartitionAnswer) -> None:
+def _append_response(piece: bytearray, version: int, answer: PartitionResponse) -> None:
     flexible = version >= _FLEXIBLE_FROM
     if version >= 5:
         piece += _RESPONDED_FROM_5.pack(*answer[:5])

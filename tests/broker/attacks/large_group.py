@@ -40,7 +40,7 @@ class Members:
 
     def receive_joins(self) -> list[Any]:
         responses = [self.client.receive(apis.JOIN_GROUP, JOIN_VERSION) for _ in self.ids]
-        self.ids = [each.member_id for each in responses]
+        self.ids = [response.member_id for response in responses]
         return responses
 
     def send_syncs(self, generation: int, leader: str, assignments: list[dict[str, Any]]) -> None:
@@ -82,9 +82,9 @@ def rebalance(members: list[Members]) -> None:
     """Every member joins, the first one last; then every member syncs."""
     for some in members:
         some.send_joins()
-    responses = [each for some in members for each in some.receive_joins()]
+    responses = [join for some in members for join in some.receive_joins()]
     leader, generation = responses[0].leader, responses[0].generation_id
-    assignments = [{"member_id": each.member_id, "assignment": bytes(100)} for each in responses]
+    assignments = [{"member_id": response.member_id, "assignment": bytes(100)} for response in responses]
     for some in members:
         some.send_syncs(generation, leader, assignments)
     for some in members:

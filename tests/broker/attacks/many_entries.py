@@ -134,8 +134,8 @@ def repeated(entries: int) -> list[int]:
 
 
 REQUESTS: dict[str, Callable[[int], Asked]] = {
-    each.__name__: each
-    for each in (
+    value.__name__: value
+    for value in (
         offset_commit,
         txn_offset_commit,
         offset_fetch,

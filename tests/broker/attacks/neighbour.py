@@ -208,9 +208,9 @@ def p99(latencies_ms: Sequence[float]) -> float:
 def memory_mib(process_id: int, which: str = "VmRSS") -> float:
     """A process's resident set, or with VmHWM its peak, in MiB (proc(5))."""
     status = Path(f"/proc/{process_id}/status").read_text()
-    found = re.search(rf"^{which}:\s+(\d+) kB", status, re.MULTILINE)
-    assert found is not None
-    return int(found[1]) / 1024
+    match = re.search(rf"^{which}:\s+(\d+) kB", status, re.MULTILINE)
+    assert match is not None
+    return int(match[1]) / 1024
 
 
 def cpu_seconds(process_id: int) -> float:

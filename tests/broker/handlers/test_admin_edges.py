@@ -84,10 +84,10 @@ COUNTS: dict[str, tuple[dict[str, int], ErrorCode]] = {
 def test_how_many_partitions_and_replicas_a_topic_may_have(
     client: RawClient, topic: str, counts: dict[str, int], expected: ErrorCode
 ) -> None:
-    answer = create(client, topic, validate_only=True, **counts)
-    assert answer.error_code == expected
+    response = create(client, topic, validate_only=True, **counts)
+    assert response.error_code == expected
     if not expected:
-        assert (answer.num_partitions, answer.replication_factor) == (1, 1)
+        assert (response.num_partitions, response.replication_factor) == (1, 1)
 
 
 def test_what_is_looked_at_first(client: RawClient, topic: str) -> None:
@@ -152,8 +152,8 @@ VALUES: dict[tuple[str, str], str | None] = {
 @pytest.mark.parametrize(("config", "given"), VALUES, ids=lambda part: repr(part))
 def test_which_values_a_config_may_have(client: RawClient, topic: str, config: str, given: str) -> None:
     shown = VALUES[config, given]
-    answer = create(client, topic, configs=[(config, given)])
-    assert answer.error_code == (INVALID_CONFIG if shown is None else NONE)
+    response = create(client, topic, configs=[(config, given)])
+    assert response.error_code == (INVALID_CONFIG if shown is None else NONE)
     if shown is not None:
         assert configured(client, topic, config) == (shown, DYNAMIC_TOPIC)
 
@@ -165,10 +165,10 @@ def test_the_last_of_two_values_counts(client: RawClient, topic: str) -> None:
 
 def create_all(client: RawClient, *names: str) -> list[tuple[str, ErrorCode]]:
     topics = [
-        {"name": each, "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()} for each in names
+        {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()} for name in names
     ]
-    answer = client.ask(apis.CREATE_TOPICS, 7, topics=topics, timeout=TIMEOUT, validate_only=True)
-    return sorted((each.name, each.error_code) for each in answer.topics)
+    response = client.ask(apis.CREATE_TOPICS, 7, topics=topics, timeout=TIMEOUT, validate_only=True)
+    return sorted((topic.name, topic.error_code) for topic in response.topics)
 
 
 def test_requests_that_name_nothing_or_a_topic_twice(client: RawClient, topic: str) -> None:
@@ -184,20 +184,20 @@ def test_requests_that_name_nothing_or_a_topic_twice(client: RawClient, topic: s
         (apis.DESCRIBE_LOG_DIRS, {"topics": ()}),
     ]
     assert client.ask(resource_lists[0][0], 4, **resource_lists[0][1]).results == ()
-    assert [each.topics for each in client.ask(resource_lists[1][0], 4, **resource_lists[1][1]).results] == [()]
+    assert [result.topics for result in client.ask(resource_lists[1][0], 4, **resource_lists[1][1]).results] == [()]
 
 
 def delete(client: RawClient, *entries: tuple[str | None, uuid.UUID | None]) -> list[ErrorCode]:
     asked = [{"name": name, "topic_id": topic_id} for name, topic_id in entries]
-    answer = client.ask(apis.DELETE_TOPICS, 6, topics=asked, timeout=TIMEOUT)
-    return [ErrorCode(each.error_code) for each in answer.responses]
+    response = client.ask(apis.DELETE_TOPICS, 6, topics=asked, timeout=TIMEOUT)
+    return [ErrorCode(response.error_code) for response in response.responses]
 
 
 def test_a_topic_is_deleted_once_by_its_id(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     asked = [{"name": topic, "topic_id": None}]
-    answer = client.ask(apis.METADATA, 12, topics=asked, allow_auto_topic_creation=False, **NO_OPERATIONS)
-    topic_id = answer.topics[0].topic_id
+    response = client.ask(apis.METADATA, 12, topics=asked, allow_auto_topic_creation=False, **NO_OPERATIONS)
+    topic_id = response.topics[0].topic_id
     assert delete(client) == []
     assert delete(client, (topic, None), (None, topic_id)) == [INVALID], "one topic, named in two ways"
     assert delete(client, (topic, topic_id)) == [INVALID]
@@ -242,8 +242,8 @@ def test_lags_that_contradict_what_is_set_already(client: RawClient, topic: str)
 def test_one_resource_of_several_is_refused_by_itself(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     change = [("retention.ms", SET, "77")]
-    answers = alter(client, (TOPIC, topic, change), (TOPIC, topic + "-no", change), (99, "x", []))
-    assert sorted(answers) == [NONE, UNKNOWN, INVALID]
+    responses = alter(client, (TOPIC, topic, change), (TOPIC, topic + "-no", change), (99, "x", []))
+    assert sorted(responses) == [NONE, UNKNOWN, INVALID]
     while configured(client, topic, "retention.ms") != ("77", DYNAMIC_TOPIC):
         pass  # Apache Kafka answers a little too early.
 
@@ -257,20 +257,20 @@ def test_descriptions_at_the_edge(client: RawClient, topic: str) -> None:
     assert describe(client, BROKER, "-1").error_code == INVALID
     assert describe(client, BROKER, "1", "no.such").configs == ()
     plain = {"resources": [{"resource_type": TOPIC, "resource_name": topic, "configuration_keys": ()}]}
-    answer = client.ask(apis.DESCRIBE_CONFIGS, 4, include_synonyms=False, include_documentation=False, **plain).results[
-        0
-    ]
-    assert len(answer.configs) > 20, "no names are all names"
-    assert {(each.synonyms, each.documentation) for each in answer.configs} == {((), None)}
+    response = client.ask(
+        apis.DESCRIBE_CONFIGS, 4, include_synonyms=False, include_documentation=False, **plain
+    ).results[0]
+    assert len(response.configs) > 20, "no names are all names"
+    assert {(config.synonyms, config.documentation) for config in response.configs} == {((), None)}
 
 
 def deleted(client: RawClient, topic: str, partition: int, offset: int) -> tuple[int, ErrorCode]:
     partitions = [{"partition_index": partition, "offset": offset}]
-    answer = client.ask(
+    response = client.ask(
         apis.DELETE_RECORDS, 2, topics=[{"name": topic, "partitions": partitions}], timeout=milliseconds(5000)
     )
-    (found,) = answer.topics[0].partitions
-    return found.low_watermark, ErrorCode(found.error_code)
+    (partition,) = response.topics[0].partitions
+    return partition.low_watermark, ErrorCode(partition.error_code)
 
 
 def test_how_far_records_may_be_deleted(client: RawClient, topic: str) -> None:
@@ -286,7 +286,7 @@ def test_how_far_records_may_be_deleted(client: RawClient, topic: str) -> None:
         (5, (5, NONE)),
         (-1, (5, NONE)),
     ]
-    assert [deleted(client, topic, 0, offset) for offset, _expected in asked] == [each for _offset, each in asked]
+    assert [deleted(client, topic, 0, offset) for offset, _expected in asked] == [value for _offset, value in asked]
     assert deleted(client, topic, 7, 0) == (-1, UNKNOWN)
     for name in (topic + "-no", "a/b", "__cluster_metadata"):
         assert deleted(client, name, 0, 0) == (-1, UNKNOWN)
@@ -305,15 +305,15 @@ def test_records_are_deleted_where_the_policy_deletes(
 ) -> None:
     create(client, topic, configs=[("cleanup.policy", policy)])
     partition_count(client, topic, wanted=1)
-    while (found := deleted(client, topic, 0, 0)) in ((-1, UNKNOWN), (-1, ErrorCode.not_leader_or_follower)):
+    while (result := deleted(client, topic, 0, 0)) in ((-1, UNKNOWN), (-1, ErrorCode.not_leader_or_follower)):
         pass  # Again Apache Kafka.
-    assert found == expected
+    assert result == expected
 
 
 def found_in_metadata(client: RawClient, name: str, **fields: Any) -> ErrorCode:
     asked = {"allow_auto_topic_creation": False, **NO_OPERATIONS, **fields}
-    answer = client.ask(apis.METADATA, 12, topics=[{"name": name, "topic_id": None}], **asked)
-    return ErrorCode(answer.topics[0].error_code)
+    response = client.ask(apis.METADATA, 12, topics=[{"name": name, "topic_id": None}], **asked)
+    return ErrorCode(response.topics[0].error_code)
 
 
 def test_metadata_of_topics_that_are_not_there(client: RawClient, topic: str) -> None:
@@ -323,5 +323,5 @@ def test_metadata_of_topics_that_are_not_there(client: RawClient, topic: str) ->
     assert ask(client, "") == ErrorCode.invalid_topic_exception
     assert ask(client, "a/b", allow_auto_topic_creation=True) == ErrorCode.invalid_topic_exception
     assert ask(client, "__cluster_metadata", allow_auto_topic_creation=True) == UNKNOWN
-    answer = client.ask(apis.METADATA, 12, topics=(), allow_auto_topic_creation=False, **NO_OPERATIONS)
-    assert answer.topics == ()
+    response = client.ask(apis.METADATA, 12, topics=(), allow_auto_topic_creation=False, **NO_OPERATIONS)
+    assert response.topics == ()

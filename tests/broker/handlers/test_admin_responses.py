@@ -30,13 +30,13 @@ def client(bootstrap: str) -> Iterator[RawClient]:
 
 
 def fields_of(api_key: int, version: int, values: dict[str, Any]) -> dict[str, Any]:
-    known = {each.name for each in dataclasses.fields(request_class(api_key, version))}
+    known = {field.name for field in dataclasses.fields(request_class(api_key, version))}
     return {name: value for name, value in values.items() if name in known}
 
 
 def create(client: RawClient, name: str, *, version: int = 7, **fields: Any) -> Any:
     """The answer's one topic; `assignments` is a list of (partition, brokers), `validate_only` the request's."""
-    configs = [{"name": each, "value": value} for each, value in fields.pop("configs", ())]
+    configs = [{"name": name, "value": value} for name, value in fields.pop("configs", ())]
     assigned = fields.pop("assignments", ())
     validate_only = fields.pop("validate_only", False)
     wanted = {
@@ -60,8 +60,8 @@ def add(client: RawClient, *topics: tuple[str, int, Any], version: int = 3, vali
         }
         for name, count, assigned in topics
     ]
-    answer = client.ask(apis.CREATE_PARTITIONS, version, topics=asked, timeout=TIMEOUT, validate_only=validate_only)
-    return [(each.name, ErrorCode(each.error_code)) for each in answer.results]
+    response = client.ask(apis.CREATE_PARTITIONS, version, topics=asked, timeout=TIMEOUT, validate_only=validate_only)
+    return [(result.name, ErrorCode(result.error_code)) for result in response.results]
 
 
 def alter(
@@ -77,8 +77,8 @@ def alter(
         }
         for kind, name, configs in resources
     ]
-    answer = client.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=validate_only)
-    return [ErrorCode(each.error_code) for each in answer.responses]
+    response = client.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=validate_only)
+    return [ErrorCode(response.error_code) for response in response.responses]
 
 
 def replace(
@@ -86,15 +86,15 @@ def replace(
 ) -> ErrorCode:
     named = [{"name": name, "value": value} for name, value in configs]
     resource = {"resource_type": kind, "resource_name": topic, "configs": named}
-    answer = client.ask(apis.ALTER_CONFIGS, version, resources=[resource], validate_only=False)
-    return ErrorCode(answer.responses[0].error_code)
+    response = client.ask(apis.ALTER_CONFIGS, version, resources=[resource], validate_only=False)
+    return ErrorCode(response.responses[0].error_code)
 
 
 def describe(client: RawClient, kind: int, name: str, *keys: str, version: int = 4) -> Any:
     resource = {"resource_type": kind, "resource_name": name, "configuration_keys": keys or None}
     values = {"resources": [resource], "include_synonyms": True, "include_documentation": True}
-    answer = client.ask(apis.DESCRIBE_CONFIGS, version, **fields_of(apis.DESCRIBE_CONFIGS, version, values))
-    return answer.results[0]
+    response = client.ask(apis.DESCRIBE_CONFIGS, version, **fields_of(apis.DESCRIBE_CONFIGS, version, values))
+    return response.results[0]
 
 
 def configured(client: RawClient, topic: str, name: str) -> tuple[str | None, int]:
@@ -109,9 +109,9 @@ def partition_count(client: RawClient, topic: str, *, wanted: int = 0) -> int:
     """How many partitions are shown; asks until there are `wanted`, for Apache Kafka answers a little too early."""
     asked = [{"name": topic, "topic_id": None}]
     while True:
-        answer = client.ask(apis.METADATA, 12, topics=asked, allow_auto_topic_creation=False, **NO_OPERATIONS)
-        if len(answer.topics[0].partitions) >= wanted:
-            return len(answer.topics[0].partitions)
+        response = client.ask(apis.METADATA, 12, topics=asked, allow_auto_topic_creation=False, **NO_OPERATIONS)
+        if len(response.topics[0].partitions) >= wanted:
+            return len(response.topics[0].partitions)
 
 
 EVERY_FIELD: dict[int, dict[str, Any]] = {
@@ -147,7 +147,7 @@ EVERY_FIELD: dict[int, dict[str, Any]] = {
 @pytest.mark.parametrize("api_key", EVERY_FIELD)
 def test_every_version_is_answered(client: RawClient, bootstrap: str, api_key: int) -> None:
     offered = client.ask(apis.API_VERSIONS, 0).api_keys
-    (version_max,) = (each.max_version for each in offered if each.api_key == api_key)
+    (version_max,) = (api.max_version for api in offered if api.api_key == api_key)
     api = APIS[api_key]
     for version in range(api.version_min, min(api.version_max, version_max) + 1):
         client.ask(api_key, version, **fields_of(api_key, version, EVERY_FIELD[api_key]))
@@ -159,7 +159,7 @@ def test_a_created_topic_has_its_configs_in_every_version(client: RawClient, top
     assert created.error_code == 0
     if version >= 5:
         assert (created.num_partitions, created.replication_factor) == (3, 1)
-        entries = {each.name: (each.value, each.config_source) for each in created.configs}
+        entries = {config.name: (config.value, config.config_source) for config in created.configs}
         assert entries["retention.ms"] == ("5", DYNAMIC_TOPIC)
         assert entries["segment.ms"] == ("604800000", DEFAULT)
     assert configured(client, topic, "retention.ms") == ("5", DYNAMIC_TOPIC)
@@ -206,8 +206,8 @@ def test_topics_that_are_refused(
 
 
 def test_a_validated_topic_is_not_created(client: RawClient, topic: str) -> None:
-    answer = create(client, topic, num_partitions=4, validate_only=True)
-    assert (answer.error_code, answer.num_partitions) == (0, 4)
+    response = create(client, topic, num_partitions=4, validate_only=True)
+    assert (response.error_code, response.num_partitions) == (0, 4)
     assert partition_count(client, topic) == 0
 
 
@@ -318,7 +318,7 @@ def test_changes_that_are_refused(client: RawClient, topic: str, resource: Any, 
     client.create_topic(topic)
     kind, name, configs = resource
     assert alter(client, (kind, topic if name is None else name, configs)) == [expected]
-    assert {each.config_source for each in describe(client, TOPIC, topic).configs} <= {3, 4, 5}
+    assert {config.config_source for config in describe(client, TOPIC, topic).configs} <= {3, 4, 5}
 
 
 def test_a_resource_twice_in_one_request_is_refused(client: RawClient, topic: str) -> None:
@@ -332,10 +332,10 @@ def test_a_topics_configs_in_every_version(client: RawClient, topic: str, versio
     create(client, topic, configs=[("retention.ms", "5")])
     assert configured(client, topic, "retention.ms") == ("5", DYNAMIC_TOPIC)
     result = describe(client, TOPIC, topic, version=version)
-    entries = {each.name: each for each in result.configs}
+    entries = {config.name: config for config in result.configs}
     entry = entries["max.message.bytes"]
     assert (entry.value, entry.read_only, entry.is_sensitive, entry.config_source) == ("1048588", False, False, DEFAULT)
-    synonyms = [(each.name, each.value, each.source) for each in entries["max.message.bytes"].synonyms]
+    synonyms = [(synonym.name, synonym.value, synonym.source) for synonym in entries["max.message.bytes"].synonyms]
     assert synonyms == [("message.max.bytes", "1048588", DEFAULT)]
     own = entries["retention.ms"].synonyms[0]
     assert (own.name, own.value, own.source) == ("retention.ms", "5", DYNAMIC_TOPIC)
@@ -360,7 +360,7 @@ def test_descriptions_that_are_refused(client: RawClient, topic: str) -> None:
 
 def test_the_brokers_settings(client: RawClient) -> None:
     result = describe(client, BROKER, "1")
-    entries = {each.name: each for each in result.configs}
+    entries = {config.name: config for config in result.configs}
     assert result.error_code == 0
     assert (entries["log.segment.bytes"].value, entries["log.segment.bytes"].config_type) == ("1073741824", 3)
     assert entries["log.dirs"].read_only
@@ -371,9 +371,9 @@ def test_the_brokers_settings(client: RawClient) -> None:
 def test_the_cluster(client: RawClient) -> None:
     for version in range(3):
         values = {"include_cluster_authorized_operations": True, "endpoint_type": 1, "include_fenced_brokers": False}
-        answer = client.ask(apis.DESCRIBE_CLUSTER, version, **fields_of(apis.DESCRIBE_CLUSTER, version, values))
-        assert (answer.error_code, answer.controller_id, answer.cluster_authorized_operations) == (0, 1, 8096)
-        assert [each.broker_id for each in answer.brokers] == [1]
+        response = client.ask(apis.DESCRIBE_CLUSTER, version, **fields_of(apis.DESCRIBE_CLUSTER, version, values))
+        assert (response.error_code, response.controller_id, response.cluster_authorized_operations) == (0, 1, 8096)
+        assert [broker.broker_id for broker in response.brokers] == [1]
     values = {"include_cluster_authorized_operations": False, "endpoint_type": 2}
     assert client.ask(apis.DESCRIBE_CLUSTER, 1, **values).error_code == ErrorCode.mismatched_endpoint_type
     values["endpoint_type"] = 9
@@ -387,9 +387,12 @@ def test_the_sizes_of_logs(client: RawClient, topic: str, version: int) -> None:
     client.produce(topic, 1, batch)
     asked = [{"topic": topic, "partitions": (0, 1, 9)}, {"topic": topic + "-no", "partitions": (0,)}]
     (directory,) = client.ask(apis.DESCRIBE_LOG_DIRS, version, topics=asked).results
-    (found,) = directory.topics
-    assert found.name == topic
-    sizes = {each.partition_index: (each.partition_size, each.offset_lag) for each in found.partitions}
+    (described,) = directory.topics
+    assert described.name == topic
+    sizes = {
+        partition.partition_index: (partition.partition_size, partition.offset_lag)
+        for partition in described.partitions
+    }
     assert sizes == {0: (0, 0), 1: (len(batch), 0)}
     assert version < 4 or directory.total_bytes > directory.usable_bytes > 0
 
@@ -397,15 +400,19 @@ def test_the_sizes_of_logs(client: RawClient, topic: str, version: int) -> None:
 def test_nothing_is_reassigned_and_no_leader_elected(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     for asked in (None, [{"name": topic, "partition_indexes": (0,)}]):
-        answer = client.ask(apis.LIST_PARTITION_REASSIGNMENTS, 0, topics=asked, timeout=TIMEOUT)
-        assert (answer.error_code, answer.topics) == (0, ())
+        response = client.ask(apis.LIST_PARTITION_REASSIGNMENTS, 0, topics=asked, timeout=TIMEOUT)
+        assert (response.error_code, response.topics) == (0, ())
     wanted = [{"topic": topic, "partitions": (0, 7)}, {"topic": topic + "-no", "partitions": (0,)}]
 
     def elected(election_type: int) -> tuple[int, list[int]]:
         asked = {"election_type": election_type, "topic_partitions": wanted, "timeout": TIMEOUT}
-        answer = client.ask(apis.ELECT_LEADERS, 2, **asked)
-        results = [each.error_code for found in answer.replica_election_results for each in found.partition_result]
-        return answer.error_code, sorted(results)
+        response = client.ask(apis.ELECT_LEADERS, 2, **asked)
+        results = [
+            partition.error_code
+            for result in response.replica_election_results
+            for partition in result.partition_result
+        ]
+        return response.error_code, sorted(results)
 
     unknown = ErrorCode.unknown_topic_or_partition
     assert elected(0) == elected(1) == (0, [unknown, unknown, ErrorCode.election_not_needed])
@@ -423,8 +430,8 @@ def test_deletions_that_are_refused(client: RawClient, topic: str) -> None:
     ]
     for (name, topic_id), expected in cases:
         asked = [{"name": name, "topic_id": topic_id}]
-        answer = client.ask(apis.DELETE_TOPICS, 6, topics=asked, timeout=TIMEOUT)
-        assert answer.responses[0].error_code == expected, (name, topic_id)
+        response = client.ask(apis.DELETE_TOPICS, 6, topics=asked, timeout=TIMEOUT)
+        assert response.responses[0].error_code == expected, (name, topic_id)
     assert partition_count(client, topic) == 1
 
 
@@ -434,8 +441,8 @@ def test_metadata_by_id_and_of_topics_named_twice(client: RawClient, topic: str)
     asked = {"allow_auto_topic_creation": False, **NO_OPERATIONS}
     assert len(client.ask(apis.METADATA, 12, topics=twice, **asked).topics) == 1
     by_both = [{"name": topic, "topic_id": uuid.UUID(int=5)}]
-    (found,) = client.ask(apis.METADATA, 12, topics=by_both, **asked).topics
-    assert (found.error_code, found.name) == (ErrorCode.unknown_topic_id, None)
+    (metadata,) = client.ask(apis.METADATA, 12, topics=by_both, **asked).topics
+    assert (metadata.error_code, metadata.name) == (ErrorCode.unknown_topic_id, None)
     asked["include_topic_authorized_operations"] = True
-    (found,) = client.ask(apis.METADATA, 12, topics=twice[:1], **asked).topics
-    assert found.topic_authorized_operations == 3576
+    (metadata,) = client.ask(apis.METADATA, 12, topics=twice[:1], **asked).topics
+    assert metadata.topic_authorized_operations == 3576

@@ -21,29 +21,29 @@ WORK_PER_TURN = 60
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RawGroup]:
-    with DrivenBroker(tmp_path / "data") as broker, RawGroup(broker.bootstrap, "g0") as found:
-        found.client().create_topic("t")
+    with DrivenBroker(tmp_path / "data") as broker, RawGroup(broker.bootstrap, "g0") as group:
+        group.client().create_topic("t")
         for group_id in GROUPS:
-            found.group_id = group_id
-            assert found.commit("t", 5, metadata="note") == ErrorCode.none
+            group.group_id = group_id
+            assert group.commit("t", 5, metadata="note") == ErrorCode.none
         monkeypatch.setattr(slices, "WORK_PER_TURN", WORK_PER_TURN)
-        yield found
+        yield group
 
 
 def list_groups(group: RawGroup) -> list[str]:
-    return [each.group_id for each in group.client().ask(apis.LIST_GROUPS, 4).groups]
+    return [listed.group_id for listed in group.client().ask(apis.LIST_GROUPS, 4).groups]
 
 
 def describe_groups(group: RawGroup) -> list[str]:
     asked = {"groups": GROUPS, "include_authorized_operations": False}
-    return [each.group_id for each in group.client().ask(apis.DESCRIBE_GROUPS, 5, **asked).groups]
+    return [described.group_id for described in group.client().ask(apis.DESCRIBE_GROUPS, 5, **asked).groups]
 
 
 def fetch_offsets(group: RawGroup) -> list[str]:
     asked = [{"group_id": group_id, "topics": None} for group_id in GROUPS]
     groups = group.client().ask(apis.OFFSET_FETCH, 8, groups=asked, require_stable=False).groups
-    assert {each.topics[0].partitions[0].committed_offset for each in groups} == {5}
-    return [each.group_id for each in groups]
+    assert {group.topics[0].partitions[0].committed_offset for group in groups} == {5}
+    return [group.group_id for group in groups]
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ RANGE = "range"
 @pytest.fixture
 def group(bootstrap: str, topic: str) -> Iterator[RawGroup]:
     """A group that no other test uses, and three partitions of `topic`."""
-    with RawGroup(bootstrap, f"group of {topic}") as found:
-        found.client().create_topic(topic, 3)
-        yield found
+    with RawGroup(bootstrap, f"group of {topic}") as group:
+        group.client().create_topic(topic, 3)
+        yield group
 
 
 def alone(group: RawGroup, metadata: bytes = b"m") -> str:
@@ -59,8 +59,8 @@ def test_requests_about_a_group_that_does_not_exist(group: RawGroup, topic: str)
     assert group.commit(topic, generation=3, member_id="m") == ErrorCode.illegal_generation
     assert group.delete() == {group.group_id: ErrorCode.group_id_not_found}
     assert group.delete_offsets([(topic, [0])]) == (ErrorCode.group_id_not_found, {})
-    found = group.describe()
-    assert (found.error_code, found.group_state, found.members) == (NONE, "Dead", ())
+    described = group.describe()
+    assert (described.error_code, described.group_state, described.members) == (NONE, "Dead", ())
     assert group.listed() == []
 
 
@@ -68,17 +68,21 @@ def test_a_generation_on_its_way_and_stable(group: RawGroup, topic: str) -> None
     member_id = group.enter()
     joined = group.joined()
     assert (joined.error_code, joined.leader, joined.skip_assignment) == (NONE, member_id, False)
-    found = group.describe()
-    assert (found.group_state, found.protocol_type, found.protocol_data) == ("CompletingRebalance", "consumer", "")
-    assert (found.members[0].client_id, found.members[0].client_host) == ("raw", "/127.0.0.1")
-    assert (found.members[0].member_metadata, found.members[0].member_assignment) == (b"", b"")
+    described = group.describe()
+    assert (described.group_state, described.protocol_type, described.protocol_data) == (
+        "CompletingRebalance",
+        "consumer",
+        "",
+    )
+    assert (described.members[0].client_id, described.members[0].client_host) == ("raw", "/127.0.0.1")
+    assert (described.members[0].member_metadata, described.members[0].member_assignment) == (b"", b"")
     assert group.commit(topic, generation=1, member_id=member_id) == ErrorCode.rebalance_in_progress
     assert group.join(member_id) == joined, "the same answer again, for one that was lost"
     assert group.sync(1, member_id, assignments={member_id: b"assigned"}).assignment == b"assigned"
     assert group.sync(1, member_id).assignment == b"assigned"
-    found = group.describe()
-    assert (found.group_state, found.protocol_data) == ("Stable", RANGE)
-    assert (found.members[0].member_metadata, found.members[0].member_assignment) == (b"m", b"assigned")
+    described = group.describe()
+    assert (described.group_state, described.protocol_data) == ("Stable", RANGE)
+    assert (described.members[0].member_metadata, described.members[0].member_assignment) == (b"m", b"assigned")
     for states in ((), ("stable",), ("STABLE", "nonsense")):
         assert group.listed(*states) == [("consumer", "Stable")]
     assert group.listed("Empty") == []
@@ -120,16 +124,16 @@ def test_an_empty_group_is_anybodys(group: RawGroup, topic: str) -> None:
     member_id = alone(group)
     group.commit(topic, 5, generation=1, member_id=member_id)
     assert group.leave((member_id, None)) == [(member_id, None, NONE)]
-    found = group.describe()
-    assert (found.group_state, found.protocol_type, found.members) == ("Empty", "consumer", ())
+    described = group.describe()
+    assert (described.group_state, described.protocol_type, described.members) == ("Empty", "consumer", ())
     assert group.commit(topic, 6, partition=1) == NONE
     assert group.commit(topic, 7, partition=2, member_id="anybody") == NONE
     assert group.commit(topic, 7, partition=2, generation=1, member_id=member_id) == ErrorCode.unknown_member_id
     assert group.beat(2, member_id) == ErrorCode.unknown_member_id
     assert group.join(member_id).error_code == ErrorCode.unknown_member_id
     assert group.offsets() == {(topic, 0): (5, 0), (topic, 1): (6, 0), (topic, 2): (7, 0)}
-    answer = group.delete_offsets([(topic, [0, 7]), ("no-such-topic", [0])])
-    assert answer == (NONE, {(topic, 0): 0, (topic, 7): 3, ("no-such-topic", 0): 3})
+    response = group.delete_offsets([(topic, [0, 7]), ("no-such-topic", [0])])
+    assert response == (NONE, {(topic, 0): 0, (topic, 7): 3, ("no-such-topic", 0): 3})
     assert group.delete_offsets([(topic, [0])]) == (NONE, {(topic, 0): 0}), "twice is no error"
     assert set(group.offsets()) == {(topic, 1), (topic, 2)}
     assert group.delete(group.group_id) == {group.group_id: NONE}
@@ -139,8 +143,8 @@ def test_an_empty_group_is_anybodys(group: RawGroup, topic: str) -> None:
 def test_offsets_of_topics_that_a_member_reads_cannot_be_deleted(group: RawGroup, topic: str) -> None:
     member_id = alone(group, subscription(topic))
     group.commit(topic, 5, generation=1, member_id=member_id)
-    answer = group.delete_offsets([(topic, [0, 1])])
-    assert answer == (NONE, {(topic, 0): 86, (topic, 1): 86})
+    response = group.delete_offsets([(topic, [0, 1])])
+    assert response == (NONE, {(topic, 0): 86, (topic, 1): 86})
     group.send_join(member_id, protocols=[(RANGE, subscription("another"))])
     assert group.joined().generation_id == 2
     assert group.delete_offsets([(topic, [0])]) == (NONE, {(topic, 0): 0})
@@ -186,15 +190,15 @@ def test_several_groups_offsets_in_one_answer_and_in_old_versions(group: RawGrou
         {"group_id": group.group_id, "topics": [{"name": topic, "partition_indexes": [0, 7]}]},
         {"group_id": "no-such-group", "topics": None},
     ]
-    answer = group.client().ask(apis.OFFSET_FETCH, 8, groups=asked, require_stable=True)
-    assert [each.error_code for each in answer.groups] == [NONE, NONE]
-    found = answer.groups[0].topics[0].partitions
-    assert [(each.committed_offset, each.metadata) for each in found] == [(3, "note"), (-1, "")]
-    assert answer.groups[1].topics == ()
+    response = group.client().ask(apis.OFFSET_FETCH, 8, groups=asked, require_stable=True)
+    assert [group.error_code for group in response.groups] == [NONE, NONE]
+    partitions = response.groups[0].topics[0].partitions
+    assert [(partition.committed_offset, partition.metadata) for partition in partitions] == [(3, "note"), (-1, "")]
+    assert response.groups[1].topics == ()
     for version in (1, 5, 7):
         topics = [{"name": topic, "partition_indexes": [0]}] if version < 2 else None
-        answer = group.client().ask(apis.OFFSET_FETCH, version, group_id=group.group_id, topics=topics)
-        assert answer.topics[0].partitions[0].committed_offset == 3
+        response = group.client().ask(apis.OFFSET_FETCH, version, group_id=group.group_id, topics=topics)
+        assert response.topics[0].partitions[0].committed_offset == 3
 
 
 def test_offsets_and_groups_in_every_version(group: RawGroup, topic: str) -> None:
@@ -203,49 +207,56 @@ def test_offsets_and_groups_in_every_version(group: RawGroup, topic: str) -> Non
     asked = [{"name": topic, "partition_indexes": [2, 0, 7]}]
     for version in range(1, 9):
         fields = {"group_id": group.group_id, "topics": asked}
-        answer = group.client().ask(apis.OFFSET_FETCH, version, **({"groups": [fields]} if version == 8 else fields))
-        found = answer.groups[0] if version == 8 else answer
-        assert getattr(found, "error_code", NONE) == NONE
-        assert [each.name for each in found.topics] == [topic]
-        partitions = found.topics[0].partitions
-        assert {each.error_code for each in partitions} == {NONE}
-        assert {getattr(each, "committed_leader_epoch", -1) for each in partitions} == {-1}
-        places = [(each.partition_index, each.committed_offset, each.metadata) for each in partitions]
+        response = group.client().ask(apis.OFFSET_FETCH, version, **({"groups": [fields]} if version == 8 else fields))
+        fetched = response.groups[0] if version == 8 else response
+        assert getattr(fetched, "error_code", NONE) == NONE
+        assert [topic.name for topic in fetched.topics] == [topic]
+        partitions = fetched.topics[0].partitions
+        assert {partition.error_code for partition in partitions} == {NONE}
+        assert {getattr(partition, "committed_leader_epoch", -1) for partition in partitions} == {-1}
+        places = [
+            (partition.partition_index, partition.committed_offset, partition.metadata) for partition in partitions
+        ]
         assert places == [(2, 4, ""), (0, 3, "note"), (7, -1, "")]
     for version in range(6):
-        answer = group.client().ask(apis.LIST_GROUPS, version)
-        assert answer.error_code == NONE
-        (listed,) = (each for each in answer.groups if each.group_id == group.group_id)
+        response = group.client().ask(apis.LIST_GROUPS, version)
+        assert response.error_code == NONE
+        (listed,) = (entry for entry in response.groups if entry.group_id == group.group_id)
         assert (listed.protocol_type, getattr(listed, "group_state", "Empty")) == ("", "Empty")
         assert getattr(listed, "group_type", "classic") == "classic"
     for version in range(7):
         authorized = {"include_authorized_operations": False} if version >= 3 else {}
         asked_groups = [group.group_id, "none"]
         groups = group.client().ask(apis.DESCRIBE_GROUPS, version, groups=asked_groups, **authorized).groups
-        assert [(each.group_id, each.group_state) for each in groups] == [(group.group_id, "Empty"), ("none", "Dead")]
+        assert [(group.group_id, group.group_state) for group in groups] == [
+            (group.group_id, "Empty"),
+            ("none", "Dead"),
+        ]
 
 
 def test_a_group_that_is_not_there_is_told_so_from_version_6_on(group: RawGroup) -> None:
     for version, code in ((5, NONE), (6, ErrorCode.group_id_not_found)):
-        answer = group.client().ask(apis.DESCRIBE_GROUPS, version, groups=["none"], include_authorized_operations=False)
-        (found,) = answer.groups
-        assert (found.error_code, found.group_state) == (code, "Dead")
-        assert version < 6 or found.error_message
+        response = group.client().ask(
+            apis.DESCRIBE_GROUPS, version, groups=["none"], include_authorized_operations=False
+        )
+        (described,) = response.groups
+        assert (described.error_code, described.group_state) == (code, "Dead")
+        assert version < 6 or described.error_message
 
 
 def test_groups_are_listed_by_type(group: RawGroup) -> None:
     alone(group)
     for types, is_listed in (((), True), (("Classic",), True), (("consumer",), False), (("nonsense",), False)):
-        answer = group.client().ask(apis.LIST_GROUPS, 5, states_filter=(), types_filter=types)
-        assert answer.error_code == NONE
-        assert (group.group_id in [each.group_id for each in answer.groups]) is is_listed
+        response = group.client().ask(apis.LIST_GROUPS, 5, states_filter=(), types_filter=types)
+        assert response.error_code == NONE
+        assert (group.group_id in [group.group_id for group in response.groups]) is is_listed
 
 
 def test_what_somebody_may_do_with_a_group_is_told_when_asked_for(group: RawGroup) -> None:
     asked = {"groups": [group.group_id], "include_authorized_operations": True}
     for version in range(3, 6):
-        answer = group.client().ask(apis.DESCRIBE_GROUPS, version, **asked)
-        assert answer.groups[0].authorized_operations == 3400
+        response = group.client().ask(apis.DESCRIBE_GROUPS, version, **asked)
+        assert response.groups[0].authorized_operations == 3400
 
 
 def test_a_member_id_that_was_handed_out_is_for_a_member_without_an_instance_id(group: RawGroup) -> None:
@@ -274,7 +285,7 @@ def test_a_rebalance_of_two(group: RawGroup, topic: str) -> None:
     assert group.sync(1, first).error_code == ErrorCode.rebalance_in_progress
     assert group.commit(topic, generation=1, member_id=first) == NONE
     joined = group.join(first)
-    assert {each.member_id for each in joined.members} == {first, second}
+    assert {member.member_id for member in joined.members} == {first, second}
     follower = group.joined(on="b")
     assert (follower.generation_id, follower.leader, follower.members) == (2, first, ())
     group.send_sync(2, second, on="b")
@@ -293,13 +304,13 @@ def test_a_rebalance_of_two(group: RawGroup, topic: str) -> None:
 def test_a_rebalance_before_the_assignment_leaves_nobody_with_an_old_one(group: RawGroup) -> None:
     member_id = alone(group)
     group.join(member_id)
-    assert [each.member_assignment for each in group.describe().members] == [b"assigned"], (
+    assert [member.member_assignment for member in group.describe().members] == [b"assigned"], (
         "that of the generation before"
     )
     group.send_join(on="b", version=3)
     while group.describe().group_state != "PreparingRebalance":
         pass
-    assert {each.member_assignment for each in group.describe().members} == {b""}
+    assert {member.member_assignment for member in group.describe().members} == {b""}
     group.join(member_id)
     assert group.joined(on="b", version=3).generation_id == 3
 
@@ -326,22 +337,22 @@ def test_a_static_member_comes_back_and_its_old_id_is_fenced(group: RawGroup, to
     assert new != old
     assert (back.generation_id, back.leader, back.members, back.skip_assignment) == (2, first, (), False)
     fenced = ErrorCode.fenced_instance_id
-    assert [group.beat(2, each, "b") for each in (old, new)] == [fenced, NONE]
-    assert [group.beat(2, each) for each in (old, new)] == [ErrorCode.unknown_member_id, NONE]
+    assert [group.beat(2, value, "b") for value in (old, new)] == [fenced, NONE]
+    assert [group.beat(2, value) for value in (old, new)] == [ErrorCode.unknown_member_id, NONE]
     assert group.sync(2, old, instance="b").error_code == fenced
     assert group.sync(2, new, instance="b").assignment == b"B"
     assert group.commit(topic, generation=2, member_id=old, instance="b") == fenced
     assert group.commit(topic, generation=2, member_id=new, instance="b") == NONE
     assert group.join(old, instance="b").error_code == fenced
     assert group.join(new, instance="another").error_code == ErrorCode.unknown_member_id
-    assert {each.group_instance_id for each in group.describe().members} == {"a", "b"}
+    assert {member.group_instance_id for member in group.describe().members} == {"a", "b"}
 
 
 def test_a_static_leader_comes_back(group: RawGroup) -> None:
     first, second = two_static(group)
     back = group.join(on="a", instance="a")
     assert (back.generation_id, back.leader, back.skip_assignment) == (2, back.member_id, True)
-    assert {each.member_id: each.group_instance_id for each in back.members} == {back.member_id: "a", second: "b"}
+    assert {member.member_id: member.group_instance_id for member in back.members} == {back.member_id: "a", second: "b"}
     older = group.join(on="a", instance="a", version=5)
     assert (older.generation_id, older.leader, older.members) == (2, back.member_id, ()), "it does not lead, so to say"
     assert first not in (back.member_id, older.member_id)
@@ -383,19 +394,19 @@ def test_an_offset_that_a_transaction_has_pending_is_unstable(group: RawGroup, t
     producer = {"transactional_id": topic, "producer_id": made.producer_id, "producer_epoch": made.producer_epoch}
     assert client.ask(apis.ADD_OFFSETS_TO_TXN, 2, group_id=group.group_id, **producer).error_code == NONE
     place = {"partition_index": 0, "committed_offset": 8, "committed_leader_epoch": -1, "committed_metadata": ""}
-    answer = client.ask(
+    response = client.ask(
         apis.TXN_OFFSET_COMMIT,
         2,
         group_id=group.group_id,
         topics=[{"name": topic, "partitions": [place]}],
         **producer,
     )
-    assert answer.topics[0].partitions[0].error_code == NONE
+    assert response.topics[0].partitions[0].error_code == NONE
     assert group.offsets([(topic, [0, 1])], stable=True) == {(topic, 0): (-1, 88), (topic, 1): (-1, 0)}
     assert group.offsets(stable=True) == {(topic, 0): (-1, 88)}
     assert group.offsets() == {(topic, 0): (3, 0)}
     assert client.ask(apis.END_TXN, 2, committed=True, **producer).error_code == NONE
-    found = {(topic, 0): (-1, 88)}
-    while found == {(topic, 0): (-1, 88)}:
-        found = group.offsets(stable=True)
-    assert found == {(topic, 0): (8, 0)}
+    offsets = {(topic, 0): (-1, 88)}
+    while offsets == {(topic, 0): (-1, 88)}:
+        offsets = group.offsets(stable=True)
+    assert offsets == {(topic, 0): (8, 0)}

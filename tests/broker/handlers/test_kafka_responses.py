@@ -50,7 +50,7 @@ def test_a_refusal_by_the_log_tells_where_the_log_begins(client: RawClient, topi
         batch_of(b"a") + batch_of(b"b"),
         rewritten(batch_of(b"a"), crc=1),
     ]
-    assert [produced(client, topic, each).log_start_offset for each in batches] == [0, 0, 0, -1, -1]
+    assert [produced(client, topic, batch).log_start_offset for batch in batches] == [0, 0, 0, -1, -1]
 
 
 def test_zstd_is_for_clients_that_know_it(client: RawClient, topic: str) -> None:
@@ -78,14 +78,14 @@ def test_nobody_is_a_replica_here_and_two_isolation_levels_exist(client: RawClie
     client.create_topic(topic)
     assert fetched(client, topic, replica_id=2).error_code == ErrorCode.not_leader_or_follower
     assert fetched(client, topic, isolation_level=2).error_code == ErrorCode.unknown_server_error
-    answer = client.ask(apis.FETCH, 12, **fetch_fields(topic, (0, 0), isolation_level=-1))
-    assert answer.error_code == ErrorCode.unknown_server_error
+    response = client.ask(apis.FETCH, 12, **fetch_fields(topic, (0, 0), isolation_level=-1))
+    assert response.error_code == ErrorCode.unknown_server_error
     assert fetched(client, topic, replica_id=-2, isolation_level=1).error_code == NONE
 
 
 def test_a_partition_that_is_not_there_has_no_aborted_transactions(client: RawClient, topic: str) -> None:
-    found = fetched(client, topic + "-no")
-    assert (found.error_code, found.aborted_transactions) == (UNKNOWN, ())
+    partition = fetched(client, topic + "-no")
+    assert (partition.error_code, partition.aborted_transactions) == (UNKNOWN, ())
 
 
 def listed(client: RawClient, topic: str, *timestamps: int, version: int = 7, epoch: int = -1, **fields: Any) -> Any:
@@ -97,7 +97,7 @@ def listed(client: RawClient, topic: str, *timestamps: int, version: int = 7, ep
 
 def test_listing_offsets_at_its_edges(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
-    assert [each.error_code for each in listed(client, topic, -1, -2)] == [ErrorCode.invalid_request]
+    assert [result.error_code for result in listed(client, topic, -1, -2)] == [ErrorCode.invalid_request]
     assert listed(client, topic, -3, version=6)[0].error_code == ErrorCode.unsupported_version
     assert listed(client, topic, -1, isolation_level=5)[0].error_code == ErrorCode.unknown_server_error
 
@@ -114,8 +114,8 @@ def test_offsets_of_tiered_storage_are_those_of_the_log(client: RawClient, topic
         (10, -4, (NONE, 0)),
         (10, -6, (too_early, -1)),
     ):
-        (found,) = listed(client, topic, time, version=version, timeout=TIMEOUT)
-        assert (found.error_code, found.offset) == expected, (version, time)
+        (partition,) = listed(client, topic, time, version=version, timeout=TIMEOUT)
+        assert (partition.error_code, partition.offset) == expected, (version, time)
 
 
 def test_a_leader_epoch_below_the_only_one_is_fenced(client: RawClient, topic: str) -> None:
@@ -124,8 +124,8 @@ def test_a_leader_epoch_below_the_only_one_is_fenced(client: RawClient, topic: s
     assert listed(client, topic, -1, epoch=-2)[0].error_code == fenced
     asked = {"partition": 0, "current_leader_epoch": -2, "leader_epoch": 0}
     topics = [{"topic": topic, "partitions": [asked]}]
-    answer = client.ask(apis.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=topics)
-    assert answer.topics[0].partitions[0].error_code == fenced
+    response = client.ask(apis.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=topics)
+    assert response.topics[0].partitions[0].error_code == fenced
     fields = fetch_fields(topic, (0, 0))
     fields["topics"][0]["partitions"][0]["current_leader_epoch"] = -2
     assert client.ask(apis.FETCH, 12, **fields).responses[0].partitions[0].error_code == NONE, "means none there"
@@ -136,8 +136,8 @@ def test_a_fetch_outside_any_session_names_all_it_wants(client: RawClient, topic
     fields = fetch_fields(topic, (0, 0))
     not_found = ErrorCode.fetch_session_id_not_found
     for session, epoch, expected in ((77, 0, NONE), (77, -1, NONE), (77, 1, not_found), (0, 5, not_found)):
-        answer = client.ask(apis.FETCH, 12, **{**fields, "session_id": session, "session_epoch": epoch})
-        assert (answer.error_code, len(answer.responses)) == (expected, 0 if expected else 1)
+        response = client.ask(apis.FETCH, 12, **{**fields, "session_id": session, "session_epoch": epoch})
+        assert (response.error_code, len(response.responses)) == (expected, 0 if expected else 1)
 
 
 def test_a_coordinator_that_is_found_comes_with_kafkas_words(client: RawClient, topic: str) -> None:
@@ -160,25 +160,25 @@ def test_a_client_with_an_impossible_name_is_told_no_versions(client: RawClient)
     for name, version in (("", "1"), ("a b", "1"), ("raw-", "1"), ("raw", ".1"), ("ä", "1")):
         for api_version in (3, 4):
             fields = {"client_software_name": name, "client_software_version": version}
-            answer = client.ask(apis.API_VERSIONS, api_version, **fields)
-            assert (answer.error_code, answer.api_keys) == (ErrorCode.invalid_request, ())
-    answer = client.ask(apis.API_VERSIONS, 3, client_software_name="a-b.c", client_software_version="1.0-rc")
-    assert answer.error_code == NONE
+            response = client.ask(apis.API_VERSIONS, api_version, **fields)
+            assert (response.error_code, response.api_keys) == (ErrorCode.invalid_request, ())
+    response = client.ask(apis.API_VERSIONS, 3, client_software_name="a-b.c", client_software_version="1.0-rc")
+    assert response.error_code == NONE
 
 
 def test_a_topic_named_in_two_ways_is_told_once(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     flags = {"allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
     by_name = {"name": topic, "topic_id": None}
-    (found,) = client.ask(apis.METADATA, 12, topics=[by_name], **flags).topics
-    by_id = {"name": None, "topic_id": found.topic_id}
-    assert client.ask(apis.METADATA, 12, topics=[by_id, by_name], **flags).topics == (found,)
+    (metadata,) = client.ask(apis.METADATA, 12, topics=[by_name], **flags).topics
+    by_id = {"name": None, "topic_id": metadata.topic_id}
+    assert client.ask(apis.METADATA, 12, topics=[by_id, by_name], **flags).topics == (metadata,)
 
 
 def test_impossible_topics_have_no_producers(client: RawClient) -> None:
     for name, code in (("a/b", ErrorCode.invalid_topic_exception), ("", ErrorCode.invalid_topic_exception)):
-        answer = client.ask(apis.DESCRIBE_PRODUCERS, 0, topics=[{"name": name, "partition_indexes": [0]}])
-        assert answer.topics[0].partitions[0].error_code == code
+        response = client.ask(apis.DESCRIBE_PRODUCERS, 0, topics=[{"name": name, "partition_indexes": [0]}])
+        assert response.topics[0].partitions[0].error_code == code
 
 
 def test_offsets_of_a_transaction_have_a_group_and_a_name(client: RawClient, topic: str) -> None:
@@ -186,22 +186,22 @@ def test_offsets_of_a_transaction_have_a_group_and_a_name(client: RawClient, top
     place = {"partition_index": 0, "committed_offset": 5, "committed_leader_epoch": -1, "committed_metadata": ""}
     fields = {"producer_id": 5, "producer_epoch": 0, "topics": [{"name": topic, "partitions": [place]}]}
     for group, name, code in (("", topic, ErrorCode.invalid_group_id), ("g", "", ErrorCode.invalid_request)):
-        answer = client.ask(apis.TXN_OFFSET_COMMIT, 3, transactional_id=name, group_id=group, **fields)
-        assert answer.topics[0].partitions[0].error_code == code
+        response = client.ask(apis.TXN_OFFSET_COMMIT, 3, transactional_id=name, group_id=group, **fields)
+        assert response.topics[0].partitions[0].error_code == code
 
 
 def test_a_transaction_has_a_name(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     batch = batch_of(b"a", producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
     fields = request(topic, (0, bytes(batch)), transactional_id="")
-    answer = client.ask(apis.PRODUCE, 9, **fields)
-    assert answer.responses[0].partition_responses[0].error_code == ErrorCode.invalid_request
+    response = client.ask(apis.PRODUCE, 9, **fields)
+    assert response.responses[0].partition_responses[0].error_code == ErrorCode.invalid_request
 
 
 def test_the_brokers_settings_have_kafkas_types_and_their_defaults_behind_them(client: RawClient) -> None:
     resource = {"resource_type": 4, "resource_name": "1", "configuration_keys": None}
     fields = {"resources": [resource], "include_synonyms": True, "include_documentation": False}
-    entries = {each.name: each for each in client.ask(apis.DESCRIBE_CONFIGS, 4, **fields).results[0].configs}
+    entries = {config.name: config for config in client.ask(apis.DESCRIBE_CONFIGS, 4, **fields).results[0].configs}
     types = {
         "unclean.leader.election.enable": 1,
         "compression.type": 2,
@@ -212,6 +212,6 @@ def test_the_brokers_settings_have_kafkas_types_and_their_defaults_behind_them(c
         "group.coordinator.rebalance.protocols": 7,
     }
     assert {name: entries[name].config_type for name in types} == types
-    assert [each.source for each in entries["listeners"].synonyms] == [4, 5]
-    assert [each.source for each in entries["log.dirs"].synonyms] == [4], "it has no default"
-    assert [each.source for each in entries["num.partitions"].synonyms] == [5]
+    assert [synonym.source for synonym in entries["listeners"].synonyms] == [4, 5]
+    assert [synonym.source for synonym in entries["log.dirs"].synonyms] == [4], "it has no default"
+    assert [synonym.source for synonym in entries["num.partitions"].synonyms] == [5]

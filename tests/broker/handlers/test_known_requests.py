@@ -56,10 +56,10 @@ def test_the_second_request_is_answered_without_being_parsed(client: RawClient) 
 def test_it_is_refused_as_the_first_would_be(client: RawClient) -> None:
     damaged = batch_of(b"damaged")
     damaged[-1] ^= 1
-    answer = client.produce("clicks", 0, damaged)
-    assert (answer.error_code, answer.base_offset) == (ErrorCode.corrupt_message, -1)
-    assert answer.error_message is not None
-    assert "the bytes changed on their way" in answer.error_message
+    response = client.produce("clicks", 0, damaged)
+    assert (response.error_code, response.base_offset) == (ErrorCode.corrupt_message, -1)
+    assert response.error_message is not None
+    assert "the bytes changed on their way" in response.error_message
     assert client.produce("clicks", 0, b"").error_code == ErrorCode.invalid_record
     assert client.produce("clicks", 0, b"no batch").error_code != ErrorCode.none
     assert client.produce("clicks", 0, batch_of(b"right")).base_offset == 1
@@ -72,8 +72,8 @@ def test_a_topic_that_is_gone_is_not_known_any_more_and_a_new_one_of_its_name_is
     wanted = {"name": "clicks", "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
 
     def is_created() -> bool:
-        answer = client.ask(apis.CREATE_TOPICS, 7, topics=[wanted], timeout=milliseconds(10_000), validate_only=False)
-        return bool(answer.topics[0].error_code == 0)
+        response = client.ask(apis.CREATE_TOPICS, 7, topics=[wanted], timeout=milliseconds(10_000), validate_only=False)
+        return bool(response.topics[0].error_code == 0)
 
     eventually(is_created, "the name is free again")
     assert client.produce("clicks", 0, batch_of(b"somewhere")).base_offset == 0
@@ -159,8 +159,8 @@ def test_a_batch_that_waited_and_was_not_appended_is_not_acknowledged(
 
     monkeypatch.setattr(PartitionLog, "append", append)
     batch = encode_batch([Record(number, 1_700_000_000_000, b"key", b"value") for number in range(300)])
-    answer = client.produce("table", 1, batch)
-    assert (answer.partition, answer.error_code, answer.base_offset) == (1, error_code, -1)
+    response = client.produce("table", 1, batch)
+    assert (response.partition, response.error_code, response.base_offset) == (1, error_code, -1)
 
 
 def test_a_watched_loop_tells_of_every_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

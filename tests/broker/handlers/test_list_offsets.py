@@ -137,7 +137,7 @@ def test_the_end_waits_for_its_sync(name: str, broker: InnerBroker, client: RawC
 
 
 def has_waiters(node: Any) -> bool:
-    return bool(node.partitions.get(TOPIC, 0).is_awaited)
+    return bool(node.partitions.get(TOPIC, 0).has_waiters)
 
 
 @pytest.mark.parametrize("name", BY_END)

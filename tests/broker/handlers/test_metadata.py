@@ -62,7 +62,7 @@ def test_topics_and_partitions_of_a_turn_are_bounded(tmp_path: Path, monkeypatch
         broker.node.topic_operations.create(
             [NewTopic(f"t{number}", PARTITIONS) for number in range(TOPICS)], created.set_result
         )
-        assert not any(each.error_code for each in await created)
+        assert not any(result.error_code for result in await created)
         monkeypatch.setattr(MetadataEntries, "entry", counted)
         counter.tick()
         try:
@@ -76,7 +76,7 @@ def test_topics_and_partitions_of_a_turn_are_bounded(tmp_path: Path, monkeypatch
 def check(bootstrap: str, counter: TurnCounter) -> None:
     with connected(bootstrap) as client:
         topics = all_topics(client)
-        assert {each.name: len(each.partitions) for each in topics if not each.is_internal} == {
+        assert {topic.name: len(topic.partitions) for topic in topics if not topic.is_internal} == {
             f"t{number}": PARTITIONS for number in range(TOPICS)
         }
         largest = 1 + PARTITIONS
@@ -87,9 +87,9 @@ def check(bootstrap: str, counter: TurnCounter) -> None:
         assert all_topics(client) == topics
         assert counter.encoded == 0, "the bytes are kept"
         for version in (10, 11):
-            assert [each.name for each in all_topics(client, version)] == [each.name for each in topics]
+            assert [topic.name for topic in all_topics(client, version)] == [topic.name for topic in topics]
         assert counter.encoded == 0, "and serve every version of their layout"
         more = [{"name": "t7", "count": PARTITIONS + 1, "assignments": None}]
         client.ask(apis.CREATE_PARTITIONS, 0, topics=more, timeout=milliseconds(5000), validate_only=False)
-        assert len(next(each for each in all_topics(client) if each.name == "t7").partitions) == PARTITIONS + 1
+        assert len(next(topic for topic in all_topics(client) if topic.name == "t7").partitions) == PARTITIONS + 1
         assert counter.encoded == 1, "what changed is made anew, and that alone"

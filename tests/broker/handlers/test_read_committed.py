@@ -94,20 +94,20 @@ def test_rule_8_aborted_index_comes_with_a_committed_fetch(client: RawClient) ->
 
 
 def test_rule_8_the_list_is_null_for_a_plain_fetch_and_empty_for_a_committed_one(client: RawClient) -> None:
-    found = {}
+    aborted = {}
     for isolation_level in (READ_UNCOMMITTED, READ_COMMITTED):
         client.send_fetch([("g", 0, 13)], isolation_level=isolation_level)
-        answer = client.receive(apis.FETCH, FETCH_VERSION)
-        found[isolation_level] = answer.responses[0].partitions[0].aborted_transactions
-    assert found == {READ_UNCOMMITTED: None, READ_COMMITTED: ()}
+        response = client.receive(apis.FETCH, FETCH_VERSION)
+        aborted[isolation_level] = response.responses[0].partitions[0].aborted_transactions
+    assert aborted == {READ_UNCOMMITTED: None, READ_COMMITTED: ()}
 
 
 def list_offset(client: RawClient, timestamp: int, isolation_level: int, topic: str = "g") -> tuple[int, ...]:
     partition = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
     topics = [{"name": topic, "partitions": [partition]}]
-    answer = client.ask(apis.LIST_OFFSETS, 7, replica_id=-1, isolation_level=isolation_level, topics=topics)
-    found = answer.topics[0].partitions[0]
-    return int(found.error_code), found.timestamp, found.offset, found.leader_epoch
+    response = client.ask(apis.LIST_OFFSETS, 7, replica_id=-1, isolation_level=isolation_level, topics=topics)
+    partition = response.topics[0].partitions[0]
+    return int(partition.error_code), partition.timestamp, partition.offset, partition.leader_epoch
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_a_search_by_time_ends_at_the_last_stable_offset(broker: ChangedBroker, 
 def epoch_end(client: RawClient, current: int, wanted: int, *, version: int = 4, partition: int = 0) -> tuple[int, ...]:
     asked = {"partition": partition, "current_leader_epoch": current, "leader_epoch": wanted}
     topics = [{"topic": "g", "partitions": [asked]}]
-    answer = client.ask(apis.OFFSET_FOR_LEADER_EPOCH, version, replica_id=-1, topics=topics)
-    found = answer.topics[0].partitions[0]
-    return int(found.error_code), found.leader_epoch, found.end_offset
+    response = client.ask(apis.OFFSET_FOR_LEADER_EPOCH, version, replica_id=-1, topics=topics)
+    partition = response.topics[0].partitions[0]
+    return int(partition.error_code), partition.leader_epoch, partition.end_offset
 
 
 def test_rule_5_the_end_of_a_leader_epoch_as_kafka(client: RawClient) -> None:
@@ -284,8 +284,8 @@ def read_with_aiokafka(bootstrap: str) -> list[bytes]:
             values: list[bytes] = []
             for _ in range(100):
                 enough = len(values) >= len(COMMITTED)
-                found = await consumer.getmany(timeout_ms=300)
-                values += [record.value or b"" for records in found.values() for record in records]
+                polled = await consumer.getmany(timeout_ms=300)
+                values += [record.value or b"" for records in polled.values() for record in records]
                 if enough:
                     break
             return values

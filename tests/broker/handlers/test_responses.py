@@ -39,10 +39,10 @@ def metadata(client: RawClient, *names: str, create: bool = False) -> Any:
 
 def list_offset(client: RawClient, topic: str, timestamp: int, partition: int = 0) -> Any:
     asked = [{"partition_index": partition, "timestamp": timestamp}]
-    answer = client.ask(
+    response = client.ask(
         apis.LIST_OFFSETS, 7, replica_id=-1, isolation_level=0, topics=[{"name": topic, "partitions": asked}]
     )
-    return answer.topics[0].partitions[0]
+    return response.topics[0].partitions[0]
 
 
 def join(
@@ -54,7 +54,7 @@ def join(
 
 
 def sync(client: RawClient, group: str, member_id: str, generation: int, assignments: dict[str, bytes]) -> Any:
-    given = [{"member_id": each, "assignment": assignment} for each, assignment in assignments.items()]
+    given = [{"member_id": value, "assignment": assignment} for value, assignment in assignments.items()]
     return client.ask(
         apis.SYNC_GROUP, 5, group_id=group, generation_id=generation, member_id=member_id, assignments=given,
         protocol_type="consumer", protocol_name="range",
@@ -62,14 +62,14 @@ def sync(client: RawClient, group: str, member_id: str, generation: int, assignm
 
 
 def heartbeat(client: RawClient, group: str, member_id: str, generation: int) -> ErrorCode:
-    answer = client.ask(apis.HEARTBEAT, 4, group_id=group, generation_id=generation, member_id=member_id)
-    return ErrorCode(answer.error_code)
+    response = client.ask(apis.HEARTBEAT, 4, group_id=group, generation_id=generation, member_id=member_id)
+    return ErrorCode(response.error_code)
 
 
 def leave(client: RawClient, group: str, *member_ids: str) -> list[ErrorCode]:
     members = [{"member_id": member_id, "group_instance_id": None} for member_id in member_ids]
-    answer = client.ask(apis.LEAVE_GROUP, 5, group_id=group, members=members)
-    return [each.error_code for each in answer.members]
+    response = client.ask(apis.LEAVE_GROUP, 5, group_id=group, members=members)
+    return [member.error_code for member in response.members]
 
 
 def commit(client: RawClient, group: str, topic: str, offset: int, **fields: Any) -> ErrorCode:
@@ -79,19 +79,19 @@ def commit(client: RawClient, group: str, topic: str, offset: int, **fields: Any
         "committed_metadata": fields.pop("metadata", ""),
     }
     values = {"generation_id_or_member_epoch": -1, "member_id": "", **fields}
-    answer = client.ask(
+    response = client.ask(
         apis.OFFSET_COMMIT, 8, group_id=group, topics=[{"name": topic, "partitions": [partition]}], **values
     )
-    return ErrorCode(answer.topics[0].partitions[0].error_code)
+    return ErrorCode(response.topics[0].partitions[0].error_code)
 
 
 def committed(client: RawClient, group: str, topic: str, version: int = 8) -> int:
     topics = [{"name": topic, "partition_indexes": [0]}]
     if version >= 8:
-        answer = client.ask(apis.OFFSET_FETCH, version, groups=[{"group_id": group, "topics": topics}]).groups[0]
+        response = client.ask(apis.OFFSET_FETCH, version, groups=[{"group_id": group, "topics": topics}]).groups[0]
     else:
-        answer = client.ask(apis.OFFSET_FETCH, version, group_id=group, topics=topics)
-    return int(answer.topics[0].partitions[0].committed_offset)
+        response = client.ask(apis.OFFSET_FETCH, version, group_id=group, topics=topics)
+    return int(response.topics[0].partitions[0].committed_offset)
 
 
 def create(client: RawClient, name: str, partitions: int = 1, factor: int = 1, **configs: str) -> Any:
@@ -100,10 +100,10 @@ def create(client: RawClient, name: str, partitions: int = 1, factor: int = 1, *
         "num_partitions": partitions,
         "replication_factor": factor,
         "assignments": (),
-        "configs": [{"name": each.replace("_", "."), "value": value} for each, value in configs.items()],
+        "configs": [{"name": config.replace("_", "."), "value": value} for config, value in configs.items()],
     }
-    answer = client.ask(apis.CREATE_TOPICS, 7, topics=[wanted], timeout=milliseconds(10_000), validate_only=False)
-    return answer.topics[0]
+    response = client.ask(apis.CREATE_TOPICS, 7, topics=[wanted], timeout=milliseconds(10_000), validate_only=False)
+    return response.topics[0]
 
 
 def join_alone(client: RawClient, group: str) -> tuple[str, int]:
@@ -112,7 +112,7 @@ def join_alone(client: RawClient, group: str) -> tuple[str, int]:
     joined = join(client, group, member_id)
     assert joined.error_code == 0
     assert joined.leader == member_id
-    assert [each.member_id for each in joined.members] == [member_id]
+    assert [member.member_id for member in joined.members] == [member_id]
     assert sync(client, group, member_id, joined.generation_id, {member_id: b"mine"}).assignment == b"mine"
     return member_id, joined.generation_id
 
@@ -121,15 +121,15 @@ def test_an_api_versions_request_above_the_maximum_gets_version_0(client: RawCli
     no_tagged_fields = b"\x00"
     frame = struct.pack(">hhih", apis.API_VERSIONS, 99, 7, -1) + no_tagged_fields
     client.socket.sendall(struct.pack(">i", len(frame)) + frame)
-    answer = client.receive(apis.API_VERSIONS, 0)
-    assert answer.error_code == ErrorCode.unsupported_version
-    assert [each.api_key for each in answer.api_keys] == [apis.API_VERSIONS]
+    response = client.receive(apis.API_VERSIONS, 0)
+    assert response.error_code == ErrorCode.unsupported_version
+    assert [key.api_key for key in response.api_keys] == [apis.API_VERSIONS]
 
 
 @pytest.mark.parametrize("version", range(4))
 def test_api_versions_offers_what_clients_need(client: RawClient, version: int) -> None:
-    answer = client.ask(apis.API_VERSIONS, version, client_software_name="raw", client_software_version="1")
-    offered = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+    response = client.ask(apis.API_VERSIONS, version, client_software_name="raw", client_software_version="1")
+    offered = {key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
     assert offered[apis.PRODUCE][0] == 0, "librdkafka before 2.11 compresses only then"
     assert all(offered[api.key][1] >= api.version_max for api in apis.APIS.values())
 
@@ -158,20 +158,20 @@ OTHERS = {"topics": (), "groups": (), **NO_AUTHORIZED_OPERATIONS, **IN_A_GROUP}
 def test_every_version_is_answered(client: RawClient, api_key: int) -> None:
     api = apis.APIS[api_key]
     for version in range(api.version_min, min(api.version_max, 3 if api_key == apis.API_VERSIONS else 99) + 1):
-        known = {each.name for each in dataclasses.fields(request_class(api_key, version))}
+        known = {field.name for field in dataclasses.fields(request_class(api_key, version))}
         fields = {name: value for name, value in {**OTHERS, **EVERY_FIELD[api_key]}.items() if name in known}
         client.ask(api_key, version, **fields)
 
 
 def test_metadata_of_an_unknown_and_of_an_impossible_topic(client: RawClient, topic: str) -> None:
-    codes = [each.error_code for each in metadata(client, topic, "no/good", ".").topics]
+    codes = [entry.error_code for entry in metadata(client, topic, "no/good", ".").topics]
     assert codes == [ErrorCode.unknown_topic_or_partition] + [ErrorCode.invalid_topic_exception] * 2
 
 
 def test_metadata_of_a_topic_by_name_and_by_id(client: RawClient, topic: str) -> None:
     client.create_topic(topic, 3)
     (by_name,) = metadata(client, topic).topics
-    assert sorted(each.partition_index for each in by_name.partitions) == [0, 1, 2]
+    assert sorted(partition.partition_index for partition in by_name.partitions) == [0, 1, 2]
     asked = [{"name": None, "topic_id": by_name.topic_id}]
     (by_id,) = client.ask(apis.METADATA, 12, topics=asked, **NO_AUTHORIZED_OPERATIONS).topics
     assert by_id.name == topic
@@ -180,15 +180,15 @@ def test_metadata_of_a_topic_by_name_and_by_id(client: RawClient, topic: str) ->
 @pytest.mark.parametrize("version", range(13))
 def test_every_metadata_version_lists_the_topics(client: RawClient, topic: str, version: int) -> None:
     client.create_topic(topic)
-    answer = client.ask(apis.METADATA, version, topics=() if version == 0 else None, **NO_AUTHORIZED_OPERATIONS)
-    assert topic in [each.name for each in answer.topics]
-    assert len(answer.brokers) == 1
+    response = client.ask(apis.METADATA, version, topics=() if version == 0 else None, **NO_AUTHORIZED_OPERATIONS)
+    assert topic in [topic.name for topic in response.topics]
+    assert len(response.brokers) == 1
 
 
 def test_a_created_topic_is_there_and_cannot_be_created_again(client: RawClient, topic: str) -> None:
     created = create(client, topic, 2, max_message_bytes="5000")
     assert (created.error_code, created.num_partitions, created.replication_factor) == (0, 2, 1)
-    assert ("max.message.bytes", "5000") in [(each.name, each.value) for each in created.configs]
+    assert ("max.message.bytes", "5000") in [(config.name, config.value) for config in created.configs]
     assert create(client, topic).error_code == ErrorCode.topic_already_exists
 
 
@@ -212,18 +212,18 @@ def test_topics_that_cannot_be_created(client: RawClient, topic: str, fields: di
 
 def test_a_topic_twice_in_one_request_is_refused(client: RawClient, topic: str) -> None:
     wanted = {"name": topic, "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
-    answer = client.ask(apis.CREATE_TOPICS, 7, topics=[wanted, wanted], timeout=milliseconds(10_000))
-    assert {each.error_code for each in answer.topics} == {ErrorCode.invalid_request}
+    response = client.ask(apis.CREATE_TOPICS, 7, topics=[wanted, wanted], timeout=milliseconds(10_000))
+    assert {topic.error_code for topic in response.topics} == {ErrorCode.invalid_request}
 
 
 def test_deleting_topics_by_name_and_id(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     topic_id = metadata(client, topic).topics[0].topic_id
     named = [{"name": None, "topic_id": topic_id}, {"name": topic + "-no", "topic_id": None}]
-    answer = client.ask(apis.DELETE_TOPICS, 6, topics=named, timeout=milliseconds(10_000))
-    assert sorted(each.error_code for each in answer.responses) == [0, ErrorCode.unknown_topic_or_partition]
-    answer = client.ask(apis.DELETE_TOPICS, 5, topic_names=[topic], timeout=milliseconds(10_000))
-    assert answer.responses[0].error_code == ErrorCode.unknown_topic_or_partition
+    response = client.ask(apis.DELETE_TOPICS, 6, topics=named, timeout=milliseconds(10_000))
+    assert sorted(response.error_code for response in response.responses) == [0, ErrorCode.unknown_topic_or_partition]
+    response = client.ask(apis.DELETE_TOPICS, 5, topic_names=[topic], timeout=milliseconds(10_000))
+    assert response.responses[0].error_code == ErrorCode.unknown_topic_or_partition
 
 
 def test_produced_records_come_back_with_their_offsets(client: RawClient, topic: str) -> None:
@@ -298,12 +298,12 @@ def test_an_idempotent_producer_is_deduplicated_and_held_to_its_sequence(client:
     asked = {"transactional_id": None, "transaction_timeout": milliseconds(1000)}
     ids = [client.ask(apis.INIT_PRODUCER_ID, 4, **asked) for _ in range(2)]
     assert ids[0].producer_id != ids[1].producer_id
-    assert [each.producer_epoch for each in ids] == [0, 0]
+    assert [producer.producer_epoch for producer in ids] == [0, 0]
 
     def send(sequence: int, epoch: int = 0) -> tuple[int, int]:
         producer = {"producer_id": ids[0].producer_id, "producer_epoch": epoch, "base_sequence": sequence}
-        answer = client.produce(topic, 0, batch_of(b"a", b"b", **producer))
-        return answer.error_code, answer.base_offset
+        response = client.produce(topic, 0, batch_of(b"a", b"b", **producer))
+        return response.error_code, response.base_offset
 
     assert [send(0), send(2), send(0), send(2)] == [(0, 0), (0, 2), (0, 0), (0, 2)]
     assert send(9) == (ErrorCode.out_of_order_sequence_number, -1)
@@ -341,10 +341,10 @@ def test_rule_14_fetch_limits_are_soft_for_the_first_batch_alone(client: RawClie
     for partition in (0, 0, 1):
         client.produce(topic, partition, batch_of(b"x" * 1000))
     asked = [(topic, 0, 0), (topic, 1, 0)]
-    assert [len(each.records) for each in client.fetch(asked, max_bytes=10)] == [size_bytes, 0]
-    assert [len(each.records) for each in client.fetch(asked, partition_max_bytes=10)] == [size_bytes, 0]
+    assert [len(partition.records) for partition in client.fetch(asked, max_bytes=10)] == [size_bytes, 0]
+    assert [len(partition.records) for partition in client.fetch(asked, partition_max_bytes=10)] == [size_bytes, 0]
     both = client.fetch(asked, max_bytes=2 * size_bytes + 10)
-    assert [len(each.records) for each in both] == [2 * size_bytes, 0]
+    assert [len(partition.records) for partition in both] == [2 * size_bytes, 0]
 
 
 def test_list_offsets(client: RawClient, topic: str) -> None:
@@ -352,8 +352,8 @@ def test_list_offsets(client: RawClient, topic: str) -> None:
     latest = list_offset(client, topic, -1)
     assert (latest.error_code, latest.offset) == (0, 0)
     client.produce(topic, 0, batch_of(b"a", b"b", b"c", timestamp_ms=1_700_000_000_000))
-    found = {at: list_offset(client, topic, at) for at in (-1, -2, -3, 1_700_000_000_001, 1_800_000_000_000)}
-    assert [(each.offset, each.timestamp) for each in found.values()] == [
+    offsets = {at: list_offset(client, topic, at) for at in (-1, -2, -3, 1_700_000_000_001, 1_800_000_000_000)}
+    assert [(result.offset, result.timestamp) for result in offsets.values()] == [
         (3, -1),
         (0, -1),
         (2, 1_700_000_000_002),
@@ -365,9 +365,9 @@ def test_list_offsets(client: RawClient, topic: str) -> None:
 
 @pytest.mark.parametrize("version", range(5))
 def test_the_coordinator_of_a_group(client: RawClient, topic: str, version: int) -> None:
-    answer = client.ask(apis.FIND_COORDINATOR, version, key=topic, key_type=0, coordinator_keys=[topic])
-    found = answer.coordinators[0] if version >= 4 else answer
-    assert found.error_code in (ErrorCode.none, ErrorCode.coordinator_not_available)
+    response = client.ask(apis.FIND_COORDINATOR, version, key=topic, key_type=0, coordinator_keys=[topic])
+    coordinator = response.coordinators[0] if version >= 4 else response
+    assert coordinator.error_code in (ErrorCode.none, ErrorCode.coordinator_not_available)
 
 
 def test_one_member_of_a_group_from_join_to_leave(client: RawClient, topic: str) -> None:
@@ -408,7 +408,7 @@ def test_a_second_member_makes_the_first_join_again(client: RawClient, bootstrap
         followed = other.receive(apis.JOIN_GROUP, 9)
         assert joined.generation_id == followed.generation_id == generation + 1
         assert joined.leader == followed.leader == first
-        assert {each.member_id for each in joined.members} == {first, second}
+        assert {member.member_id for member in joined.members} == {first, second}
         assert followed.members == ()
         assert commit(client, topic, topic, 1, member_id=first, generation_id_or_member_epoch=generation + 1) in (
             ErrorCode.rebalance_in_progress,

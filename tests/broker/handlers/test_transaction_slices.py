@@ -19,34 +19,34 @@ IDS = [f"x{number}" for number in range(40)]
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[RawClient]:
-    with DrivenBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as found:
-        found.create_topic("t", 40)
+    with DrivenBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as client:
+        client.create_topic("t", 40)
         for number, transactional_id in enumerate(IDS):
-            producer = TransactionalClient(found, transactional_id)
+            producer = TransactionalClient(client, transactional_id)
             producer.init_until_done()
             assert producer.add(("t", number)) == ErrorCode.none
             assert producer.produce("t", b"v", partition=number) == ErrorCode.none
-        yield found
+        yield client
 
 
 def list_transactions(client: RawClient) -> list[str]:
-    answer = client.ask(
+    response = client.ask(
         apis.LIST_TRANSACTIONS, 1, state_filters=("Ongoing", "no state"), producer_id_filters=(), duration_filter=-1
     )
-    assert answer.unknown_state_filters == ("no state",)
-    return [each.transactional_id for each in answer.transaction_states]
+    assert response.unknown_state_filters == ("no state",)
+    return [state.transactional_id for state in response.transaction_states]
 
 
 def describe_transactions(client: RawClient) -> list[str]:
-    answer = client.ask(apis.DESCRIBE_TRANSACTIONS, 0, transactional_ids=IDS)
-    return [each.transactional_id for each in answer.transaction_states]
+    response = client.ask(apis.DESCRIBE_TRANSACTIONS, 0, transactional_ids=IDS)
+    return [state.transactional_id for state in response.transaction_states]
 
 
 def describe_producers(client: RawClient) -> list[str]:
     asked = [{"name": "t", "partition_indexes": list(range(40))}]
     (topic,) = client.ask(apis.DESCRIBE_PRODUCERS, 0, topics=asked).topics
-    assert all(len(each.active_producers) == 1 for each in topic.partitions)
-    return [f"x{each.partition_index}" for each in topic.partitions]
+    assert all(len(partition.active_producers) == 1 for partition in topic.partitions)
+    return [f"x{partition.partition_index}" for partition in topic.partitions]
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,9 @@ def test_large_work_is_spread_over_turns() -> None:
         done: list[str] = []
 
         def work(name: str, *units: int) -> Iterator[int]:
-            for each in units:
+            for unit in units:
                 done.append(name)
-                yield each
+                yield unit
 
         turn.large(work("a", half, half, half), is_wanted=lambda: True)
         turn.large(work("b", half, 10 * half, half), is_wanted=lambda: True)

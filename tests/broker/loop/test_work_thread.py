@@ -12,7 +12,7 @@ def test_work_is_done_in_turn_in_one_thread_and_failures_are_handed_back() -> No
     thread = WorkThread("turns")
     outcomes = [thread.submit(lambda number: (number, threading.current_thread().name), n) for n in range(50)]
     failed = thread.submit(int, "x")
-    assert [each.result(10) for each in outcomes] == [(number, "turns") for number in range(50)]
+    assert [outcome.result(10) for outcome in outcomes] == [(number, "turns") for number in range(50)]
     with pytest.raises(ValueError, match="invalid literal"):
         failed.result(10)
     assert thread.submit(int, "7").result(10) == 7, "a failure does not end the thread"
@@ -27,7 +27,7 @@ def test_a_shutdown_ends_after_the_work_that_waits_or_cancels_it() -> None:
         while not first.running():
             pass
         thread.shutdown(wait=False, cancel_futures=cancels)
-        with pytest.raises(RuntimeError, match="ending was shut down"):
+        with pytest.raises(RuntimeError, match="ending is shut down"):
             thread.submit(int, "8")
         may_end.set()
         thread.shutdown()

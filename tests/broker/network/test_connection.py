@@ -165,10 +165,10 @@ def test_every_prefix_of_a_request_is_refused_or_waited_for(broker: BrokerProces
 def test_half_frames_cost_what_arrived_not_what_was_announced(broker: BrokerProcess) -> None:
     before_kib = resident_kib(broker.pid)
     clients = [RawClient(broker.bootstrap) for _ in range(200)]
-    for each in clients:
-        each.socket.sendall(struct.pack(">i", 100_000_000) + bytes(5000))
+    for client in clients:
+        client.socket.sendall(struct.pack(">i", 100_000_000) + bytes(5000))
     with connected(broker.bootstrap) as good:
         assert good.ask(apis.API_VERSIONS, 0).error_code == 0
     assert resident_kib(broker.pid) - before_kib < 40_000
-    for each in clients:
-        each.close()
+    for client in clients:
+        client.close()

@@ -19,8 +19,7 @@ from onceflow.broker.loop.turn import HANDLED_BYTES_PER_WORK, LARGE_WORK_PER_TUR
 from onceflow.broker.network import listener as listeners
 from onceflow.broker.network.connection import Connection, Handle
 from onceflow.broker.network.listener import Listener
-from onceflow.broker.network.reply import Reply
-from onceflow.broker.network.small_pieces import JOINED_BYTES_MAX, SLICE_BYTES_SMALL
+from onceflow.broker.network.reply import JOINED_BYTES_MAX, SLICE_BYTES_SMALL, Reply
 from onceflow.log.disk import RealDisk, RealFile
 from onceflow.log.segment import Slice
 from onceflow.testing import ManualClock
@@ -83,7 +82,7 @@ class Served:
 
     def advance_ms(self, duration_ms: int) -> None:
         self.clock.advance_ms(duration_ms)
-        self.listener.look_after()
+        self.listener.check_connections()
 
 
 def served(scenario: Callable[[Served], Awaitable[None]], **settings: Any) -> None:
@@ -206,10 +205,10 @@ def test_half_a_request_may_not_stop_for_long() -> None:
         for client in (stalled, slow):
             await send(client, frame(apis.METADATA)[:7])
         connections = server.listener._connections
-        await until(lambda: all(each._end == 7 for each in connections), "half of each request")
+        await until(lambda: all(connection._end == 7 for connection in connections), "half of each request")
         server.advance_ms(20_000)
         await send(slow, b"\0")
-        await until(lambda: any(each._end == 8 for each in connections), "one byte more")
+        await until(lambda: any(connection._end == 8 for connection in connections), "one byte more")
         server.advance_ms(20_000)
         assert await is_closed(stalled)
         assert await stays_open(slow)
@@ -333,7 +332,7 @@ def test_requests_behind_a_parked_one_stay_unparsed() -> None:
         server.replies[0].send([b"parked"])
         await server.asked(3)
         await turns(20)
-        assert [each[1] for each in server.frames] == [apis.FETCH, apis.METADATA, apis.FETCH]
+        assert [frame[1] for frame in server.frames] == [apis.FETCH, apis.METADATA, apis.FETCH]
         assert await receive(client, 6 + 8) == b"parked" + struct.pack(">ihh", 4, apis.METADATA, 0)
         server.replies[2].send([b"again"])
         await sending
@@ -415,13 +414,16 @@ def test_large_requests_of_many_connections_leave_turns_to_small_ones() -> None:
         for client in clients:
             await send(client, frame(apis.METADATA, size_bytes)[:-1])
         connections = server.listener._connections
-        await until(lambda: sum(each._end == 4 + size_bytes - 1 for each in connections) == count, "all but the ends")
+        await until(
+            lambda: sum(connection._end == 4 + size_bytes - 1 for connection in connections) == count,
+            "all but the ends",
+        )
         for client in clients:
             client.send(b"\0" + frame(apis.METADATA))
         await server.asked(1)
         small.send(frame(apis.PRODUCE))
         await server.asked(2 * count + 1)
-        assert [each[1] for each in server.frames].index(apis.PRODUCE) <= 6, (
+        assert [frame[1] for frame in server.frames].index(apis.PRODUCE) <= 6, (
             "a large one in a turn, and what is behind it"
         )
         for client in clients:
@@ -451,7 +453,7 @@ def test_a_large_request_that_is_being_decoded_keeps_its_place() -> None:
         server.decode_turns = 0
         assert await receive(client, (1 + behind) * 8)
         await sending
-        assert [each[1] for each in server.frames] == [apis.PRODUCE, apis.METADATA] + [apis.FETCH] * behind
+        assert [frame[1] for frame in server.frames] == [apis.PRODUCE, apis.METADATA] + [apis.FETCH] * behind
         assert server.frame_ends[1] == b"the end!"
 
     served(scenario, unsent_bytes_per_connection_max=unsent_bytes_max)
@@ -463,8 +465,8 @@ def test_a_large_request_of_a_client_that_leaves_is_not_handled() -> None:
         client, other = await server.connect(), await server.connect()
         await send(client, frame(apis.METADATA, 10_000))
         connections = server.listener._connections
-        await until(lambda: any(each._is_handling_scheduled for each in connections), "the request")
-        next(each for each in connections if each._is_handling_scheduled).close("a test closes it")
+        await until(lambda: any(connection._is_handling_scheduled for connection in connections), "the request")
+        next(connection for connection in connections if connection._is_handling_scheduled).close("a test closes it")
         await send(other, frame(apis.METADATA, 10_000))
         assert await receive(other, 8)
         assert len(server.frames) == 1
@@ -479,9 +481,12 @@ def test_a_client_that_leaves_before_its_turn_costs_nothing() -> None:
         server.decode_turns = sys.maxsize
         other, client = await server.connect(), await server.connect()
         connections = server.listener._connections
-        for number, each in enumerate((other, client), 1):
-            await send(each, frame(apis.FETCH, 10_000))
-            await until(lambda number=number: sum(each._is_handling_scheduled for each in connections) == number, "it")  # type: ignore[misc]
+        for number, value in enumerate((other, client), 1):
+            await send(value, frame(apis.FETCH, 10_000))
+            await until(
+                lambda number=number: sum(connection._is_handling_scheduled for connection in connections) == number,
+                "it",
+            )  # type: ignore[misc]
         client.close()
         await turns(20)
         server.decode_turns = 0
@@ -503,15 +508,17 @@ def test_what_a_client_sent_behind_a_large_request_is_handled(large: int, handle
         other, client = await server.connect(), await server.connect()
         connections = server.listener._connections
         await send(other, frame(apis.METADATA, 10_000))
-        await until(lambda: sum(each._is_handling_scheduled for each in connections) == 1, "its turn")
+        await until(lambda: sum(connection._is_handling_scheduled for connection in connections) == 1, "its turn")
         await send(client, frame(large, 10_000))
-        await until(lambda: sum(each._is_handling_scheduled for each in connections) == 2, "the wait for a turn")
+        await until(
+            lambda: sum(connection._is_handling_scheduled for connection in connections) == 2, "the wait for a turn"
+        )
         await send(client, frame(apis.PRODUCE, 50))
         client.close()
         await turns(20)
         server.decode_turns = 0
         await until(lambda: len(connections) == 1, "the connection of the client that left to be closed")
-        assert [int.from_bytes(each[:2], "big") for each in server.frames[1:]] == list(handled)
+        assert [int.from_bytes(frame[:2], "big") for frame in server.frames[1:]] == list(handled)
 
     served(scenario)
 
@@ -572,13 +579,13 @@ def test_answers_that_are_there_at_once_go_out_together_in_the_turn_of_their_req
     arrived: list[bytes] = []
 
     async def scenario(server: Served) -> None:
-        answer = server.listener._handle
+        response = server.listener._handle
 
         def handle(frame: memoryview, reply: Reply, connection: Connection) -> None:
             if not server.frames:
                 asyncio.get_running_loop().call_soon(lambda: arrived.append(client.recv(100)))
-            assert answer is not None
-            answer(frame, reply, connection)
+            assert response is not None
+            response(frame, reply, connection)
 
         server.listener._handle = handle
         client = await server.connect()
@@ -586,7 +593,7 @@ def test_answers_that_are_there_at_once_go_out_together_in_the_turn_of_their_req
         await until(lambda: arrived, "the answers")
 
     served(scenario)
-    assert [len(each) for each in arrived] == [16]
+    assert [len(value) for value in arrived] == [16]
 
 
 def test_a_large_answer_goes_out_by_sendfile_in_slices_and_a_small_rest_of_it_alone_enters_the_process(
@@ -648,7 +655,7 @@ def test_small_slices_are_read_and_no_more_of_them_than_go_out_soon(
     (tmp_path / "file").write_bytes(content)
     file = RealDisk().open(tmp_path / "file")
     slices = [Slice(file, position, 3_000) for position in range(0, 600_000, 3_000)]
-    answer = [piece for each in slices for piece in (b"between", each)]
+    response = [piece for piece_of_file in slices for piece in (b"between", piece_of_file)]
 
     def not_sent(*_arguments: object) -> int:
         raise AssertionError("a small slice is one call with what stands around it")
@@ -658,13 +665,13 @@ def test_small_slices_are_read_and_no_more_of_them_than_go_out_soon(
         client = await server.connect(receive_buffer_bytes=4096)
         await send(client, frame(apis.FETCH))
         await server.asked(1)
-        server.replies[0].send(answer)
+        server.replies[0].send(response)
         await turns(5)
         (connection,) = server.listener._connections
         assert 0 < connection.unsent_bytes < 200 * 7 + 2 * JOINED_BYTES_MAX
-        expected = b"".join(piece if isinstance(piece, bytes) else piece.read() for piece in answer)
+        expected = b"".join(piece if isinstance(piece, bytes) else piece.read() for piece in response)
         assert await receive(client, len(expected)) == expected
-        assert connection.unsent_bytes == server.listener._answers.used_bytes == 0
+        assert connection.unsent_bytes == server.listener._response_budget.used_bytes == 0
 
     monkeypatch.setattr(os, "sendfile", not_sent)
     served(scenario)

@@ -86,5 +86,5 @@ def test_what_cannot_be_written_closes_the_connection(caplog: pytest.LogCaptureF
     long = topics(10_000)
     del long[0]["partitions"][-1]["error_code"]
     asyncio.run(sent_after(request_on(channel), long, 1000))
-    assert channel.reasons == ["its answer could not be made: 'error_code'"]
+    assert channel.reasons == ["failed to encode the response: 'error_code'"]
     assert "KeyError" in caplog.text

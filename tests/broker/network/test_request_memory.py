@@ -63,7 +63,7 @@ def test_every_request_ends_whatever_the_order(seed: int) -> None:
         ]
         unfinished = [Receiving(memory, size) for size in sizes]
         while unfinished:
-            ready = [each for each in unfinished if not each.is_waiting]
+            ready = [request for request in unfinished if not request.is_waiting]
             assert ready, f"{len(unfinished)} requests wait for each other"
             receiving = seeded.choice(ready)
             if receiving.step():
@@ -117,7 +117,7 @@ def test_what_fits_into_the_side_part_overtakes() -> None:
         for receiving in (too_large, *passing):
             receiving.step()
         await turns(3)
-        assert [each.is_waiting for each in (too_large, *passing)] == [True, False, False, True]
+        assert [request.is_waiting for request in (too_large, *passing)] == [True, False, False, True]
         passing[0].reservation.free()
         await turns(3)
         assert not passing[2].is_waiting
@@ -204,7 +204,7 @@ def test_slow_requests_are_closed_while_another_waits(size_bytes: int) -> None:
         assert not producing.done()
         for _ in range(10):
             server.advance_ms(SECOND_MS)
-            server.listener._relieve_requests()
+            server.listener._reclaim_request_memory()
             await turns(100)
         await producing
         assert share.used_bytes <= share.bytes_max

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.broker.storage import closing as log_closing
 from onceflow.broker.storage import group_commit
-from onceflow.broker.storage.fair_queue import FairQueue
-from onceflow.broker.storage.partitions import Partition
+from onceflow.broker.storage.group_commit import FairQueue
+from onceflow.broker.storage.partitions import Partition, close_all
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import Disk, RealDisk, RealFile, SyncNotBegun
 from onceflow.log.partition import PartitionLog
@@ -119,7 +118,7 @@ def test_a_neighbour_is_in_the_next_round(tmp_path: Path) -> None:
         disk.released.set()
         assert not narrow.receive_produced().error_code
         _correlation_id, topics, _throttle_ms = produce.parse_response(PRODUCE_VERSION, wide.receive_frame())
-        assert [each.error_code for each in topics[0][1]] == [0] * WIDE
+        assert [topic.error_code for topic in topics[0][1]] == [0] * WIDE
         assert disk.synced.index("narrow-0") <= 64, "the round that was under way and its own"
         assert sorted(disk.synced) == sorted(["narrow-0", *(f"wide-{index}" for index in range(WIDE))])
 
@@ -139,13 +138,13 @@ def test_a_round_syncs_the_data_directory_once(tmp_path: Path) -> None:
 
 def logs(root: Path, disk: Disk, count: int) -> list[PartitionLog]:
     """New logs with a record in each."""
-    found = [
+    present = [
         PartitionLog.open(root / f"t-{index}", LogConfig(), disk=disk, clock=ManualClock(), clean=False)
         for index in range(count)
     ]
-    for log in found:
+    for log in present:
         log.append(batch_of(b"v"))
-    return found
+    return present
 
 
 def test_a_round_of_new_logs_survives_a_power_cut(tmp_path: Path) -> None:
@@ -205,7 +204,7 @@ def test_one_failed_sync_of_a_round_fails_its_partition_alone(tmp_path: Path) ->
 
 def test_many_logs_are_closed_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them are durable afterwards; one that fails is reported and the others are closed."""
-    monkeypatch.setattr(log_closing, "LOGS_PER_THREAD", 2)
+    monkeypatch.setattr("onceflow.broker.storage.partitions.LOGS_PER_CLOSING_THREAD", 2)
     for fails in (False, True):
         root = tmp_path / str(fails)
         root.mkdir()
@@ -213,7 +212,7 @@ def test_many_logs_are_closed_by_several_threads(tmp_path: Path, monkeypatch: py
         partitions = [Partition("t", index, log) for index, log in enumerate(logs(root, disk, 12))]
         if fails:
             disk.fail_next_syncs()
-        assert log_closing.close_all(partitions) is not fails
+        assert close_all(partitions) is not fails
         disk.crash(0, drop_all=True)
         ends = [
             PartitionLog.open(root / f"t-{index}", LogConfig(), disk=disk, clock=ManualClock(), clean=not fails)
@@ -233,5 +232,5 @@ def test_a_partition_that_fails_does_not_fail_the_wide_request(tmp_path: Path) -
         disk.fail_next_syncs()
         send_wide(wide, "wide", 40)
         _correlation_id, topics, _throttle_ms = produce.parse_response(PRODUCE_VERSION, wide.receive_frame())
-        codes = Counter(each.error_code for each in topics[0][1])
+        codes = Counter(topic.error_code for topic in topics[0][1])
         assert codes == {0: 39, ErrorCode.kafka_storage_error: 1}

@@ -70,8 +70,8 @@ def stepped(tmp_path: Path) -> Iterator[Callable[..., Stepped]]:
         return made[-1]
 
     yield make
-    for each in made:
-        each.end()
+    for value in made:
+        value.end()
 
 
 @pytest.mark.parametrize("messages", [1, 2, 7])

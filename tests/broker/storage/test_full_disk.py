@@ -198,7 +198,7 @@ def test_partitions_that_were_never_created_keep_no_others_from_service(
         broker.start()
         assert broker.call(lambda node: 1 <= node.partitions.count("big") < 4)
         assert offsets_of(broker, "big") == set(range(40))
-        (line,) = (each.getMessage() for each in caplog.records if "are not served" in each.getMessage())
+        (line,) = (record.getMessage() for record in caplog.records if "are not served" in record.getMessage())
         remedies.find(Remedy.FREE_DISK, line)
         delete_records(broker)
         eventually(lambda: accepts_again(broker, "big"), "records are accepted")
@@ -215,15 +215,15 @@ def offsets_of(broker: InnerBroker, topic: str) -> set[int]:
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "reader"})
     low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=20)
     consumer.assign([TopicPartition(topic, 0, low)])
-    found: set[int] = set()
-    while len(found) < high - low:
+    seen: set[int] = set()
+    while len(seen) < high - low:
         message = consumer.poll(20)
         assert message is not None
         offset = message.offset()
         assert offset is not None
-        found.add(offset)
+        seen.add(offset)
     consumer.close()
-    return found
+    return seen
 
 
 def test_a_full_disk_is_reported_once(small: SmallDisk, caplog: pytest.LogCaptureFixture) -> None:
@@ -431,8 +431,8 @@ def test_the_reserve_follows_its_setting(tmp_path: Path) -> None:
     disk = RealDisk()
     for size_bytes in (65536, 16384, 131072):
         ReservedDisk(disk, tmp_path, size_bytes).fill()
-        found = (tmp_path / RESERVE_FILE).stat()
-        assert found.st_size == size_bytes <= found.st_blocks * 512
+        status = (tmp_path / RESERVE_FILE).stat()
+        assert status.st_size == size_bytes <= status.st_blocks * 512
     ReservedDisk(disk, tmp_path, 0).fill()
     assert not (tmp_path / RESERVE_FILE).exists()
 

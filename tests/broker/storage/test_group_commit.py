@@ -65,7 +65,7 @@ def test_a_sync_that_could_not_begin_is_tried_again() -> None:
 
 
 def test_a_sync_that_never_begins_fails_its_waiters(monkeypatch: Any) -> None:
-    monkeypatch.setattr(group_commit, "PUT_OFF_S", 0.001)
+    monkeypatch.setattr(group_commit, "RETRY_S", 0.001)
     partition = asyncio.run(committed(troubled=10**6))
     assert (partition.settled.is_set(), partition.failed.is_set()) == (False, True)
 
@@ -87,7 +87,7 @@ def test_a_round_of_a_deleted_partition_is_dropped(caplog: pytest.LogCaptureFixt
         partition.log.begin_sync = begin_and_forget
         commit.request(partition)  # type: ignore[arg-type]
         await commit.close()
-        assert not commit._put_off
+        assert not commit._retried_rounds
         assert not partition.failed.is_set()
         assert not partition.settled.is_set()
 

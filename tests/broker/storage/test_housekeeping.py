@@ -68,9 +68,9 @@ def after(broker: DrivenBroker, duration_ms: int) -> bool:
 def delete_records(client: RawClient, topic: str, offset: int, *, version: int = 2) -> tuple[ErrorCode, int]:
     partitions = [{"partition_index": 0, "offset": offset}]
     topics = [{"name": topic, "partitions": partitions}]
-    answer = client.ask(apis.DELETE_RECORDS, version, topics=topics, timeout=TIMEOUT)
-    (found,) = answer.topics[0].partitions
-    return ErrorCode(found.error_code), found.low_watermark
+    response = client.ask(apis.DELETE_RECORDS, version, topics=topics, timeout=TIMEOUT)
+    (partition,) = response.topics[0].partitions
+    return ErrorCode(partition.error_code), partition.low_watermark
 
 
 def names(broker: DrivenBroker, topic: str, suffix: str) -> list[str]:
@@ -267,10 +267,23 @@ def test_batches_whose_records_a_thread_looks_at_keep_their_order(
         client.send_batch("table", 0, keyed((f"small{n}", "v")))
     client.send_batch("table", 0, encode_batch([*many, Record(1000, NOW_MS, None, b"v")], codec=codec))
     client.send_batch("table", 0, keyed(("last", "v")), acks=1)
-    answers = [client.receive_produced() for _ in range(12)]
-    assert [each.base_offset for each in answers] == [0, 1000, 1001, 2001, 2002, 3002, 3003, 4003, 4004, 5004, -1, 5005]
-    assert answers[10].error_code == ErrorCode.invalid_record
-    assert [len(found) for header, found in stored(broker.log("table"))] == [1000, 1] * 5 + [1]
+    responses = [client.receive_produced() for _ in range(12)]
+    assert [response.base_offset for response in responses] == [
+        0,
+        1000,
+        1001,
+        2001,
+        2002,
+        3002,
+        3003,
+        4003,
+        4004,
+        5004,
+        -1,
+        5005,
+    ]
+    assert responses[10].error_code == ErrorCode.invalid_record
+    assert [len(records) for header, records in stored(broker.log("table"))] == [1000, 1] * 5 + [1]
     other = RawClient(broker.bootstrap)
     other.send_batch("table", 0, encode_batch([*many, Record(1000, NOW_MS, None, b"v")]), acks=0)
     assert other.receive_frame() == b"", "with acks=0 an error closes the connection"
@@ -281,14 +294,14 @@ def test_a_batch_whose_topic_is_deleted_while_a_thread_looks_at_it_is_refused(
     broker: DrivenBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_looked_at, is_deleted = threading.Event(), threading.Event()
-    run_slice = record_checks._Look.run_slice
+    run_slice = record_checks._BatchCheck.run_slice
 
-    def run_slice_slowly(look: record_checks._Look) -> bool:
+    def run_slice_slowly(look: record_checks._BatchCheck) -> bool:
         is_looked_at.set()
         assert is_deleted.wait(10)
         return run_slice(look)
 
-    monkeypatch.setattr(record_checks._Look, "run_slice", run_slice_slowly)
+    monkeypatch.setattr(record_checks._BatchCheck, "run_slice", run_slice_slowly)
     client.create_topic("table", cleanup_policy="compact")
     client.send_batch("table", 0, encode_batch([Record(n, NOW_MS, b"k%d" % n, b"v") for n in range(1000)]))
     assert is_looked_at.wait(10)

@@ -69,7 +69,7 @@ def test_a_lost_directory_acknowledges_nothing(
     tmp_path: Path, lose: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first acks=all after the next look at the directory is an error, whatever else has noticed it by then."""
-    monkeypatch.setattr(group_commit, "LOOK_S", 0)
+    monkeypatch.setattr(group_commit, "DIRECTORY_CHECK_S", 0)
     broker = InnerBroker(tmp_path / "data", disk=None)
     with broker, connected(broker.bootstrap) as client:
         client.create_topic("t", partitions=2)

@@ -39,7 +39,7 @@ def parked_partitions(broker: DrivenBroker) -> int:
 def park(broker: DrivenBroker, client: RawClient, partitions: Sequence[int], min_bytes: int = 1_000_000) -> None:
     """Send a Fetch of these partitions, and wait until the broker waits for their records."""
     before = parked_partitions(broker)
-    client.send_fetch([("t", each, 0) for each in partitions], wait_ms=WAIT_MS, min_bytes=min_bytes)
+    client.send_fetch([("t", partition, 0) for partition in partitions], wait_ms=WAIT_MS, min_bytes=min_bytes)
     eventually(lambda: parked_partitions(broker) == before + len(set(partitions)), "the fetch waits")
 
 
@@ -62,7 +62,7 @@ def test_a_wake_up_reads_the_partition_that_moved(broker: DrivenBroker, monkeypa
         writer.produce("t", 3, batch)
         fetched = reader.receive_fetched()
     assert read[2:] == ["t-3", *(f"t-{partition}" for partition in range(PARTITIONS))]
-    assert [len(list(batches(each.records))) for each in fetched if len(each.records)] == [2, 1]
+    assert [len(list(batches(partition.records))) for partition in fetched if len(partition.records)] == [2, 1]
     assert parked_partitions(broker) == 0
 
 
@@ -71,7 +71,7 @@ def test_an_error_wakes_a_fetch_that_has_not_enough(broker: DrivenBroker) -> Non
         park(broker, reader, [0, 1])
         writer.produce("t", 0, batch_of(b"x"))
         broker.call(lambda node: node.partitions.withdraw("t"))
-        assert [each.error_code for each in reader.receive_fetched()] == [3, 3]
+        assert [result.error_code for result in reader.receive_fetched()] == [3, 3]
 
 
 def test_a_partition_named_twice_is_fetched_once(broker: DrivenBroker) -> None:
@@ -100,8 +100,8 @@ def test_the_fetches_that_name_most_are_answered_early(broker: DrivenBroker) -> 
         park(broker, small, range(2))
         park(broker, large, range(18))
         park(broker, larger, range(19))
-        last.send_fetch([("t", each, 0) for each in range(10)], wait_ms=WAIT_MS)
-        assert [each.error_code for each in larger.receive_fetched()] == [0] * 19
+        last.send_fetch([("t", number, 0) for number in range(10)], wait_ms=WAIT_MS)
+        assert [result.error_code for result in larger.receive_fetched()] == [0] * 19
         eventually(lambda: parked_partitions(broker) == 2 + 18 + 10, "the others wait")
 
 
@@ -111,16 +111,16 @@ def test_a_consumer_that_leaves_frees_its_partitions(broker: DrivenBroker, behin
     with connected(broker.bootstrap) as client:
         park(broker, client, range(PARTITIONS))
         for _ in range(behind):
-            client.send_fetch([("t", each, 0) for each in range(PARTITIONS)], wait_ms=WAIT_MS)
+            client.send_fetch([("t", number, 0) for number in range(PARTITIONS)], wait_ms=WAIT_MS)
     eventually(lambda: parked_partitions(broker) == 0, "the partitions are free")
-    assert not any(broker.call(lambda node: [each.watchers for each in node.partitions]))
+    assert not any(broker.call(lambda node: [partition.watchers for partition in node.partitions]))
 
 
 def test_a_stop_answers_waiting_fetches(broker: DrivenBroker) -> None:
     with connected(broker.bootstrap) as client:
         park(broker, client, [0])
         broker.stop()
-        assert [each.error_code for each in client.receive_fetched()] == [0]
+        assert [result.error_code for result in client.receive_fetched()] == [0]
         broker.start()
 
 
@@ -129,7 +129,7 @@ def test_large_fetches_are_gathered_over_turns(broker: DrivenBroker, monkeypatch
     monkeypatch.setattr(fetch_handler, "LARGE_REQUEST_BYTES", 0)
     monkeypatch.setattr(fetch_handler, "WORK_PER_PARTITION", LARGE_WORK_PER_TURN // 4)
     looks = [0]
-    really_look = PendingFetch._look
+    really_look = PendingFetch._read_one
 
     def counted(*arguments: Any) -> Any:
         looks[-1] += 1
@@ -141,14 +141,14 @@ def test_large_fetches_are_gathered_over_turns(broker: DrivenBroker, monkeypatch
 
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(connected(broker.bootstrap)) for _ in range(4)]
-        monkeypatch.setattr(PendingFetch, "_look", counted)
+        monkeypatch.setattr(PendingFetch, "_read_one", counted)
         broker.call(lambda _: count())
         for client in clients:
             park(broker, client, range(8), min_bytes=1)
         with connected(broker.bootstrap) as writer:
             assert writer.produce("t", 0, batch_of(b"x")).error_code == 0
         for client in clients:
-            assert [len(list(batches(each.records))) for each in client.receive_fetched()] == [1] + [0] * 7
+            assert [len(list(batches(partition.records))) for partition in client.receive_fetched()] == [1] + [0] * 7
     assert max(looks) == 4
     assert sum(looks) == 4 * (8 + 1 + 8)
 
@@ -176,7 +176,7 @@ def test_a_topic_made_while_a_large_fetch_waits(broker: DrivenBroker, large: lis
         eventually(lambda: large, "the fetch asks for its turn")
         assert create(other, "made").error_code == 0
         broker.call(lambda _: list(large.pop()))
-        assert [each.error_code for each in reader.receive_fetched()] == [0, 3]
+        assert [result.error_code for result in reader.receive_fetched()] == [0, 3]
 
 
 def test_a_large_fetch_whose_time_ends_before_its_turn(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
@@ -190,7 +190,7 @@ def test_a_large_fetch_whose_time_ends_before_its_turn(broker: DrivenBroker, lar
         broker.call(lambda _: pending.respond_soon())
         assert len(large) == 1
         broker.call(lambda _: list(large.pop()))
-        assert [len(list(batches(each.records))) for each in reader.receive_fetched()] == [1, 0]
+        assert [len(list(batches(partition.records))) for partition in reader.receive_fetched()] == [1, 0]
 
 
 def test_a_record_that_arrives_during_a_large_fetch(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
@@ -209,7 +209,7 @@ def test_a_record_that_arrives_during_a_large_fetch(broker: DrivenBroker, large:
         broker.call(lambda _: list(gathering))
         eventually(lambda: large, "the fetch asks for its turn again")
         broker.call(lambda _: list(large.pop()))
-        assert [len(list(batches(each.records))) for each in reader.receive_fetched()] == [2, 1]
+        assert [len(list(batches(partition.records))) for partition in reader.receive_fetched()] == [2, 1]
 
 
 def test_a_large_fetch_is_answered_in_the_middle_of_its_turn(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
@@ -221,7 +221,7 @@ def test_a_large_fetch_is_answered_in_the_middle_of_its_turn(broker: DrivenBroke
         (pending,) = broker.call(lambda node: list(node.parked_fetches._counts))
         broker.call(lambda _: pending.respond_now())
         broker.call(lambda _: large.clear())
-        assert [each.error_code for each in reader.receive_fetched()] == [0, 0]
+        assert [result.error_code for result in reader.receive_fetched()] == [0, 0]
         assert not reader.ask(apis.API_VERSIONS, 0).error_code
 
 
@@ -230,7 +230,7 @@ def test_a_fetch_that_cannot_be_read_again_closes_its_connection(
 ) -> None:
     with connected(broker.bootstrap) as reader, connected(broker.bootstrap) as writer:
         park(broker, reader, [0])
-        monkeypatch.setattr(PendingFetch, "_look", lambda *_arguments: 1 // 0)
+        monkeypatch.setattr(PendingFetch, "_read_one", lambda *_arguments: 1 // 0)
         assert writer.produce("t", 0, batch_of(b"x")).error_code == 0
         assert reader.receive_frame() == b""
         assert parked_partitions(broker) == 0

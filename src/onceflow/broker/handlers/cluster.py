@@ -1,6 +1,6 @@
-"""DescribeCluster, DescribeLogDirs, ListPartitionReassignments and ElectLeaders: a cluster of one broker, by itself.
+"""DescribeCluster, DescribeLogDirs, ListPartitionReassignments and ElectLeaders for a cluster of one broker.
 
-Codes and words are Kafka's (kafka.server.KafkaApis, org.apache.kafka.controller.ReplicationControlManager).
+Error codes and messages are Kafka's (kafka.server.KafkaApis, org.apache.kafka.controller.ReplicationControlManager).
 """
 
 import os
@@ -20,7 +20,7 @@ from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_s
 BROKER_ENDPOINT = 1
 CONTROLLER_ENDPOINT = 2
 CLUSTER_OPERATIONS = 8096
-"""All of AclOperation that are for a cluster, as bits: Kafka's answer where there is no authorizer."""
+"""All AclOperation values for a cluster, as bits: Kafka's response without an authorizer."""
 OPERATIONS_NOT_ASKED = -(2**31)
 NO_TAGS = b"\x00"
 WORK_PER_PARTITION = 2
@@ -28,17 +28,17 @@ ELECTION_TYPES = (0, 1)
 """Preferred and unclean."""
 
 _LOG_DIR_PARTITION = struct.Struct(">iqq?")
-"""Index, size, offset lag, whether the replica is on its way to another directory."""
+"""Index, size, offset lag, whether the replica is moving to another directory."""
 
 
 def handle_describe_cluster(node: Node, request: Request) -> None:
-    """Serve one DescribeCluster request; clients speak to the broker, never to a controller of its own."""
-    asked = request.decode()
-    endpoint = getattr(asked, "endpoint_type", BROKER_ENDPOINT)
+    """Serve one DescribeCluster request; clients talk to the broker, there is no separate controller."""
+    body = request.decode()
+    endpoint = getattr(body, "endpoint_type", BROKER_ENDPOINT)
     if endpoint != BROKER_ENDPOINT:
         _refuse_endpoint(request, endpoint)
         return
-    operations = CLUSTER_OPERATIONS if asked.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED
+    operations = CLUSTER_OPERATIONS if body.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED
     request.respond(
         error_code=ErrorCode.none,
         error_message=None,
@@ -67,8 +67,8 @@ def _refuse_endpoint(request: Request, endpoint: int) -> None:
 
 
 def handle_describe_log_dirs(node: Node, request: Request) -> None:
-    """Serve one DescribeLogDirs request. Sizes are those of the logs' segments, which are known without the disk."""
-    asked = request.decode()
+    """Serve one DescribeLogDirs request. Sizes are those of the logs' segments, known without disk access."""
+    body = request.decode()
     directory = node.directory.path
     flexible = request.version >= request.header.api.flexible_from
 
@@ -77,15 +77,15 @@ def handle_describe_log_dirs(node: Node, request: Request) -> None:
         respond_in_slices(request, head, topics(), tail)
 
     def topics() -> Iterator[Element]:
-        for name, found in _asked_partitions(node, asked.topics).items():
-            yield _log_dir_topic(name, found, flexible=flexible), WORK_PER_PARTITION * (1 + len(found))
+        for name, partitions in _requested_partitions(node, body.topics).items():
+            yield _log_dir_topic(name, partitions, flexible=flexible), WORK_PER_PARTITION * (1 + len(partitions))
 
     failed = request.reply.close_connection
     run_in_thread(node.housekeeping_thread, lambda: os.statvfs(directory), reporting_failure(failed, measured), failed)
 
 
 def _around_log_dir(request: Request, path: str, volume: os.statvfs_result) -> tuple[bytes, bytes]:
-    """What comes before and after the topics of the one directory (DescribeLogDirsResponse.json)."""
+    """Return the bytes before and after the topics of the one directory (DescribeLogDirsResponse.json)."""
     version = request.version
     flexible = version >= request.header.api.flexible_from
     head = bytearray(INT32.pack(0))
@@ -102,53 +102,55 @@ def _around_log_dir(request: Request, path: str, volume: os.statvfs_result) -> t
     return bytes(head), bytes(tail)
 
 
-def _asked_partitions(node: Node, topics: Iterable[Any] | None) -> Mapping[str, Sequence[Partition]]:
-    """The open partitions of a request by topic; those that do not exist are left out, as in Kafka."""
+def _requested_partitions(node: Node, topics: Iterable[Any] | None) -> Mapping[str, Sequence[Partition]]:
+    """Return the open partitions of a request by topic; nonexistent ones are left out, as in Kafka."""
     if topics is None:
         names = node.topics.by_name
         return {name: partitions for name in names if (partitions := node.partitions.of_topic(name))}
-    asked: dict[str, dict[int, Partition]] = {}
+    partitions_by_topic: dict[str, dict[int, Partition]] = {}
     for topic in topics:
         for index in topic.partitions:
             partition = node.partitions.get(topic.topic, index)
             if partition is not None:
-                asked.setdefault(topic.topic, {})[index] = partition
-    return {name: list(found.values()) for name, found in asked.items()}
+                partitions_by_topic.setdefault(topic.topic, {})[index] = partition
+    return {name: list(partitions.values()) for name, partitions in partitions_by_topic.items()}
 
 
 def _log_dir_topic(name: str, partitions: Sequence[Partition], *, flexible: bool) -> bytes:
-    """By hand, since kio needs ten times as long for a topic of ten thousand partitions."""
+    """Encode one topic, by hand: kio needs ten times as long for a topic of ten thousand partitions."""
     buffer = bytearray()
     append_string(buffer, name, flexible=flexible)
     append_count(buffer, len(partitions), flexible=flexible)
     tags = NO_TAGS if flexible else b""
-    for each in partitions:
-        buffer += _LOG_DIR_PARTITION.pack(each.index, each.log.size_bytes, 0, False) + tags
+    for partition in partitions:
+        buffer += _LOG_DIR_PARTITION.pack(partition.index, partition.log.size_bytes, 0, False) + tags
     return bytes(buffer + tags)
 
 
 def handle_list_reassignments(node: Node, request: Request) -> None:
-    """Serve one ListPartitionReassignments request: there is nowhere to move a partition to."""
+    """Serve one ListPartitionReassignments request: a single broker has no reassignments."""
     request.decode()
     request.respond(error_code=ErrorCode.none, error_message=None, topics=())
 
 
 def handle_elect_leaders(node: Node, request: Request) -> None:
-    """Serve one ElectLeaders request: every partition has its one replica as leader already."""
-    asked = request.decode()
-    election_type = getattr(asked, "election_type", 0)
+    """Serve one ElectLeaders request: the one replica of every partition is its leader already."""
+    body = request.decode()
+    election_type = getattr(body, "election_type", 0)
     is_known = election_type in ELECTION_TYPES
-    if asked.topic_partitions is None:
-        # Kafka names the topics and leaves out the partitions that need no election.
+    if body.topic_partitions is None:
+        # Kafka lists the topics and leaves out the partitions that need no election.
         results: list[tuple[str, list[dict[str, Any]]]] = [(name, []) for name in node.topics.by_name]
     else:
         results = [
             (topic.topic, [_elected(node, topic.topic, index, election_type) for index in topic.partitions])
-            for topic in asked.topic_partitions
+            for topic in body.topic_partitions
         ]
     request.respond(
         error_code=ErrorCode.none if is_known else ErrorCode.invalid_request,
-        replica_election_results=[{"topic": name, "partition_result": found} for name, found in results],
+        replica_election_results=[
+            {"topic": name, "partition_result": partition_results} for name, partition_results in results
+        ],
     )
 
 

@@ -1,7 +1,7 @@
-"""The entries of configurations as DescribeConfigs and CreateTopics answer them: value, source, synonyms.
+"""Configuration entries of DescribeConfigs and CreateTopics responses: value, source, synonyms.
 
 A topic's value comes from the topic itself, else from the broker's setting, else from that setting's default
-(org.apache.kafka.server.ConfigHelper); the synonyms are these places in that order, as far as they have a value.
+(org.apache.kafka.server.ConfigHelper). The synonyms are the values of these sources in that order.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ _DEFAULTS = LogConfig()
 def topic_entries(
     topic: Topic, config: LogConfig, defaults: LogConfig, names: Iterable[str] | None = None
 ) -> list[dict[str, Any]]:
-    """The topic's configurations: all, or those of `names` that exist; `config` is what its logs go by."""
+    """Return the topic's configurations, all or those in `names`; `config` is what its logs use."""
     wanted = TOPIC_CONFIGS.keys() if names is None else set(names)
     return [_topic_entry(row, topic, config, defaults) for name, row in TOPIC_CONFIGS.items() if name in wanted]
 
@@ -36,7 +36,7 @@ def _topic_entry(row: TopicConfig, topic: Topic, config: LogConfig, defaults: Lo
         synonyms.insert(0, (row.broker_setting, static, STATIC_BROKER))
     own = topic.configs.get(row.name)
     if topic.is_internal and row.write(config) != static:
-        # The broker gives its own topics their configuration, as Kafka's coordinators do when they create them.
+        # The broker configures its own topics, as Kafka's coordinators do when they create them.
         own = row.write(config)
     if own is not None:
         synonyms.insert(0, (row.name, own, DYNAMIC_TOPIC))
@@ -45,17 +45,25 @@ def _topic_entry(row: TopicConfig, topic: Topic, config: LogConfig, defaults: Lo
 
 
 def broker_entries(config: BrokerConfig, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
-    """The broker's settings: all, or those of `names` that exist. They change by a restart alone: all are read-only."""
+    """Return the broker's settings, all or those in `names`; all are read-only, since they change only by a restart."""
     wanted = None if names is None else set(names)
     entries = []
-    for each in described(config):
-        if wanted is None or each.name in wanted:
-            source = DEFAULT if each.is_default else STATIC_BROKER
-            synonyms = [(each.name, each.value, source)]
-            if not each.is_default and each.default is not None:
-                synonyms.append((each.name, each.default, DEFAULT))
+    for setting in described(config):
+        if wanted is None or setting.name in wanted:
+            source = DEFAULT if setting.is_default else STATIC_BROKER
+            synonyms = [(setting.name, setting.value, source)]
+            if not setting.is_default and setting.default is not None:
+                synonyms.append((setting.name, setting.default, DEFAULT))
             entries.append(
-                _entry(each.name, each.value, source, synonyms, each.kafka_type, each.documentation, read_only=True)
+                _entry(
+                    setting.name,
+                    setting.value,
+                    source,
+                    synonyms,
+                    setting.kafka_type,
+                    setting.documentation,
+                    read_only=True,
+                )
             )
     return entries
 
@@ -76,7 +84,7 @@ def _entry(
         "read_only": read_only,
         "config_source": source,
         "is_sensitive": False,
-        "synonyms": [{"name": each, "value": text, "source": origin} for each, text, origin in synonyms],
+        "synonyms": [{"name": synonym, "value": text, "source": origin} for synonym, text, origin in synonyms],
         "config_type": config_type,
         "documentation": documentation,
     }

@@ -1,8 +1,8 @@
 """DescribeConfigs, AlterConfigs and IncrementalAlterConfigs, for topics and for the broker.
 
-Topics' configurations change at once. The broker's settings can be read; they change in its file or options and with
-a restart, and a wish to change one is refused. Codes and words are Kafka's (kafka.server.ConfigAdminManager,
-kafka.server.ConfigHelper, org.apache.kafka.controller.ConfigurationControlManager).
+Topics' configurations change at once. The broker's settings can be read only; they change in its file or options and
+with a restart. Error codes and messages are Kafka's (kafka.server.ConfigAdminManager, kafka.server.ConfigHelper,
+org.apache.kafka.controller.ConfigurationControlManager).
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from onceflow.broker.handlers.config_entries import broker_entries, topic_entries
-from onceflow.broker.handlers.sliced_responses import Element, encoded, respond_in_slices
+from onceflow.broker.handlers.sliced_responses import Element, encoded, respond_in_slices, tags_of
 from onceflow.broker.loop.background import reporting_failure
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
@@ -25,25 +25,24 @@ from onceflow.wire.errors import ErrorCode
 TOPIC = 2
 BROKER = 4
 RESOURCE_TYPES_KNOWN = (TOPIC, BROKER, 8, 16, 32)
-"""ConfigResource.Type: topic, broker, and those that are not here: broker logger, client metrics, group."""
+"""ConfigResource.Type: topic, broker, and those that do not exist here: broker logger, client metrics, group."""
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 """AlterConfigOp.OpType."""
 OPERATION_NAMES = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
 
 NO_THROTTLE_TIME = bytes(4)
-NO_TAGS = b"\x00"
 WORK_PER_FOUND = 8
 WORK_PER_RESULT = 8
 WORK_PER_CONFIG = 15
 
 Change = Callable[[Node, Topic, Any], dict[str, str | None]]
-"""(node, topic, the request's resource) → the configurations that the topic is to have. Raises TopicRefused."""
+"""Maps (node, topic, the request's resource) to the topic's new configurations. Raises TopicRefused."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A resource of the request, and what it comes to."""
+    """A resource of the request, with its change or error."""
 
     resource_type: int
     resource_name: str
@@ -53,23 +52,22 @@ class _Wanted:
 
 
 def handle_describe(node: Node, request: Request) -> None:
-    """Serve one DescribeConfigs request, once the configurations of now are durable."""
-    asked = request.decode()
+    """Serve one DescribeConfigs request, once the present configurations are durable."""
+    body = request.decode()
     resources: list[tuple[Any, Topic | TopicRefused | None]] = []
 
     def find() -> Iterator[int]:
-        for each in asked.resources:
-            resources.append((each, _wanted_topic(node, each)))
+        for resource in body.resources:
+            resources.append((resource, _wanted_topic(node, resource)))
             yield WORK_PER_FOUND
 
     def results() -> Iterator[Element]:
         for resource, topic in resources:
-            result = _described(node, resource, topic, asked)
+            result = _described(node, resource, topic, body)
             yield encoded(request, "results", result), WORK_PER_RESULT + WORK_PER_CONFIG * len(result["configs"])
 
     def synced(_error_code: ErrorCode) -> None:
-        tail = NO_TAGS if request.version >= request.header.api.flexible_from else b""
-        respond_in_slices(request, NO_THROTTLE_TIME, results(), tail)
+        respond_in_slices(request, NO_THROTTLE_TIME, results(), tags_of(request))
 
     request.in_slices(
         find(), lambda: node.metadata.when_synced(reporting_failure(request.reply.close_connection, synced))
@@ -77,34 +75,34 @@ def handle_describe(node: Node, request: Request) -> None:
 
 
 def _wanted_topic(node: Node, resource: Any) -> Topic | TopicRefused | None:
-    """A copy of the topic as it is before the wait for its durability, or why there is none; None for a broker."""
+    """Return a copy of the topic taken before the wait for durability, or its error; None for a broker."""
     if resource.resource_type != TOPIC:
         return None
     try:
         topic = _topic(node, resource.resource_name)
     except TopicRefused as error:
-        # Thousands of tracebacks would hold all their frames, and the garbage collector would walk them.
+        # Thousands of tracebacks would keep all their frames, and slow down the garbage collector.
         return error.with_traceback(None)
     return replace(topic, configs=dict(topic.configs))
 
 
-def _described(node: Node, resource: Any, topic: Topic | TopicRefused | None, asked: Any) -> dict[str, Any]:
-    answer = {"resource_type": resource.resource_type, "resource_name": resource.resource_name, "configs": ()}
+def _described(node: Node, resource: Any, topic: Topic | TopicRefused | None, body: Any) -> dict[str, Any]:
+    response = {"resource_type": resource.resource_type, "resource_name": resource.resource_name, "configs": ()}
     try:
         entries = _entries(node, resource, topic)
     except TopicRefused as error:
         message = "" if error.error_code == ErrorCode.unknown_topic_or_partition else str(error)
-        return {**answer, "error_code": error.error_code, "error_message": message}
-    for each in entries:
-        if not asked.include_synonyms:
-            each["synonyms"] = ()
-        if not getattr(asked, "include_documentation", False):
-            each["documentation"] = None
-    return {**answer, "error_code": ErrorCode.none, "error_message": "", "configs": entries}
+        return {**response, "error_code": error.error_code, "error_message": message}
+    for entry in entries:
+        if not body.include_synonyms:
+            entry["synonyms"] = ()
+        if not getattr(body, "include_documentation", False):
+            entry["documentation"] = None
+    return {**response, "error_code": ErrorCode.none, "error_message": "", "configs": entries}
 
 
 def _entries(node: Node, resource: Any, topic: Topic | TopicRefused | None) -> list[dict[str, Any]]:
-    # Kafka takes no names for all names.
+    # Kafka treats an empty list of names as all names.
     names = resource.configuration_keys or None
     if isinstance(topic, TopicRefused):
         raise topic
@@ -113,7 +111,7 @@ def _entries(node: Node, resource: Any, topic: Topic | TopicRefused | None) -> l
     if resource.resource_type != BROKER:
         raise _unknown_type(resource.resource_type)
     _check_broker(node, resource.resource_name, "Broker id", " or empty string,")
-    # The empty name asks for what was set for all brokers dynamically: nothing can be.
+    # The empty name asks for dynamic defaults of all brokers, which cannot be set here.
     return broker_entries(node.config, names if resource.resource_name else ())
 
 
@@ -146,7 +144,7 @@ def _unknown_type(resource_type: int) -> TopicRefused:
 
 
 def handle_alter(node: Node, request: Request) -> None:
-    """Serve one AlterConfigs request: what it does not name goes back to its default."""
+    """Serve one AlterConfigs request: configurations that it does not name return to their defaults."""
     _alter(node, request, _replaced)
 
 
@@ -156,22 +154,24 @@ def handle_incremental_alter(node: Node, request: Request) -> None:
 
 
 def _alter(node: Node, request: Request, change: Change) -> None:
-    asked = request.decode()
-    counts = Counter((each.resource_type, each.resource_name) for each in asked.resources)
+    body = request.decode()
+    counts = Counter((resource.resource_type, resource.resource_name) for resource in body.resources)
     all_wanted: list[_Wanted] = []
 
     def find() -> list[Wish]:
-        all_wanted.extend(_wanted(node, each, counts, change) for each in asked.resources)
+        all_wanted.extend(_wanted(node, resource, counts, change) for resource in body.resources)
         return [
-            (each.topic, each.configs) for each in all_wanted if each.topic is not None and each.configs is not None
+            (resource.topic, resource.configs)
+            for resource in all_wanted
+            if resource.topic is not None and resource.configs is not None
         ]
 
-    def answer(changed: Sequence[Changed]) -> None:
+    def respond(changed: Sequence[Changed]) -> None:
         outcomes = iter(changed)
-        request.respond(responses=[_response(each, outcomes) for each in all_wanted])
+        request.respond(responses=[_response(resource, outcomes) for resource in all_wanted])
 
     failed = request.reply.close_connection
-    node.topic_operations.alter_configs(find, answer, failed=failed, validate_only=asked.validate_only)
+    node.topic_operations.alter_configs(find, respond, failed=failed, validate_only=body.validate_only)
 
 
 def _wanted(node: Node, resource: Any, counts: Mapping[tuple[int, str], int], change: Change) -> _Wanted:
@@ -192,20 +192,20 @@ def _wanted(node: Node, resource: Any, counts: Mapping[tuple[int, str], int], ch
 def _check_resource(resource: Any, count: int) -> None:
     if count > 1:
         raise TopicRefused(ErrorCode.invalid_request, "Each resource must appear at most once.")
-    names = [each.name for each in resource.configs]
+    names = [config.name for config in resource.configs]
     if len(set(names)) < len(names):
         raise TopicRefused(ErrorCode.invalid_request, "Error due to duplicate config keys")
-    for each in resource.configs:
-        if each.value is None and getattr(each, "config_operation", SET) != DELETE:
-            raise TopicRefused(ErrorCode.invalid_request, f"Null value not supported for : {each.name[:100]}")
+    for config in resource.configs:
+        if config.value is None and getattr(config, "config_operation", SET) != DELETE:
+            raise TopicRefused(ErrorCode.invalid_request, f"Null value not supported for : {config.name[:100]}")
 
 
 def _check_unchanged(node: Node, resource: Any) -> None:
-    """A broker that is asked to change nothing is asked for nothing wrong."""
+    """Refuse changes of the broker's settings; accept a request that changes nothing."""
     if resource.resource_type != BROKER:
         raise _unknown_type(resource.resource_type)
     _check_broker(node, resource.resource_name, "Node id", ",")
-    names = ", ".join(each.name for each in resource.configs)[:1000]
+    names = ", ".join(config.name for config in resource.configs)[:1000]
     if names:
         raise TopicRefused(
             ErrorCode.invalid_request, f"Cannot update these configs dynamically: {names}; {Remedy.SET_AT_START}"
@@ -213,32 +213,32 @@ def _check_unchanged(node: Node, resource: Any) -> None:
 
 
 def _replaced(_node: Node, _topic: Topic, resource: Any) -> dict[str, str | None]:
-    return {each.name: each.value for each in resource.configs}
+    return {config.name: config.value for config in resource.configs}
 
 
 def _changed(node: Node, topic: Topic, resource: Any) -> dict[str, str | None]:
     configs: dict[str, str | None] = dict(topic.configs)
-    for each in resource.configs:
-        if each.config_operation == SET:
-            configs[each.name] = each.value
-        elif each.config_operation == DELETE:
-            configs.pop(each.name, None)
-        elif each.config_operation in OPERATION_NAMES:
-            configs[each.name] = _changed_list(node, topic, each)
+    for config in resource.configs:
+        if config.config_operation == SET:
+            configs[config.name] = config.value
+        elif config.config_operation == DELETE:
+            configs.pop(config.name, None)
+        elif config.config_operation in OPERATION_NAMES:
+            configs[config.name] = _changed_list(node, topic, config)
         else:
-            raise TopicRefused(ErrorCode.invalid_request, f"Unknown operation type {each.config_operation}")
+            raise TopicRefused(ErrorCode.invalid_request, f"Unknown operation type {config.config_operation}")
     return configs
 
 
-def _changed_list(node: Node, topic: Topic, asked: Any) -> str:
-    row = TOPIC_CONFIGS.get(asked.name)
-    operation = OPERATION_NAMES[asked.config_operation]
+def _changed_list(node: Node, topic: Topic, alteration: Any) -> str:
+    row = TOPIC_CONFIGS.get(alteration.name)
+    operation = OPERATION_NAMES[alteration.config_operation]
     if row is None or row.type is not ConfigType.LIST:
-        message = f"Can't {operation} to key {asked.name[:100]} because its type is not LIST."
+        message = f"Can't {operation} to key {alteration.name[:100]} because its type is not LIST."
         raise TopicRefused(ErrorCode.invalid_config, message)
-    items = list_items(topic.configs.get(asked.name, row.write(node.config.log)))
-    named = list_items(asked.value)
-    if asked.config_operation == APPEND:
+    items = list_items(topic.configs.get(alteration.name, row.write(node.config.log)))
+    named = list_items(alteration.value)
+    if alteration.config_operation == APPEND:
         items += [item for item in named if item not in items]
     else:
         items = [item for item in items if item not in named]

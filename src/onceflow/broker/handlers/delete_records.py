@@ -1,4 +1,4 @@
-"""DeleteRecords: a log begins later than it did, in the middle of a segment if need be."""
+"""DeleteRecords: moves a log's start, possibly into the middle of a segment."""
 
 import asyncio
 import logging
@@ -19,23 +19,23 @@ NO_OFFSET = -1
 
 
 def handle_delete_records(node: Node, request: Request) -> None:
-    """Serve one DeleteRecords request; answered when the new beginnings are durable.
+    """Serve one DeleteRecords request; the response waits until the new log starts are durable.
 
     An offset is compared with the log's end only when everything appended before the request is synced.
     """
-    asked = request.decode()
+    body = request.decode()
 
     when_ends_synced(
-        request.reply, _partitions_by_end(node, asked), lambda errors: _delete_records(node, request, asked, errors)
+        request.reply, _partitions_by_end(node, body), lambda errors: _delete_records(node, request, body, errors)
     )
 
 
-def _partitions_by_end(node: Node, asked: Any) -> Iterator[Partition]:
-    """The partitions of a request whose new start depends on what is not synced yet."""
-    for topic in asked.topics:
-        for each in topic.partitions:
-            partition = node.partitions.get(topic.name, each.partition_index)
-            if partition is not None and not _is_synced(partition, each.offset):
+def _partitions_by_end(node: Node, body: Any) -> Iterator[Partition]:
+    """Yield the partitions of a request with a new start that depends on unsynced records."""
+    for topic in body.topics:
+        for entry in topic.partitions:
+            partition = node.partitions.get(topic.name, entry.partition_index)
+            if partition is not None and not _is_synced(partition, entry.offset):
                 yield partition
 
 
@@ -43,14 +43,14 @@ def _is_synced(partition: Partition, offset: int) -> bool:
     return 0 <= offset <= partition.log.high_watermark
 
 
-def _delete_records(node: Node, request: Request, asked: Any, errors: Mapping[Partition, ErrorCode]) -> None:
+def _delete_records(node: Node, request: Request, body: Any, errors: Mapping[Partition, ErrorCode]) -> None:
     log_starts: dict[Partition, int] = {}
     topics = [
         {
             "name": topic.name,
-            "partitions": [_decide(node, topic.name, each, log_starts, errors) for each in topic.partitions],
+            "partitions": [_decide(node, topic.name, entry, log_starts, errors) for entry in topic.partitions],
         }
-        for topic in asked.topics
+        for topic in body.topics
     ]
     if not log_starts:
         request.respond(topics=topics)
@@ -66,24 +66,24 @@ def _delete_records(node: Node, request: Request, asked: Any, errors: Mapping[Pa
                 logger.error("records could not be deleted: %r", error)
                 error_code = ErrorCode.kafka_storage_error
             for topic in topics:
-                for answer in topic["partitions"]:
-                    _complete(node.partitions.get(topic["name"], answer["partition_index"]), answer, error_code)
+                for response in topic["partitions"]:
+                    _complete(node.partitions.get(topic["name"], response["partition_index"]), response, error_code)
             request.respond(topics=topics)
 
     deletion.add_done_callback(deleted)
 
 
 def _decide(
-    node: Node, topic: str, asked: Any, log_starts: dict[Partition, int], errors: Mapping[Partition, ErrorCode]
+    node: Node, topic: str, entry: Any, log_starts: dict[Partition, int], errors: Mapping[Partition, ErrorCode]
 ) -> dict[str, Any]:
-    """The answer for one partition, its low watermark still to come where there is no error."""
-    partition = node.partitions.get(topic, asked.partition_index)
-    error_code = _refusal(topic, partition, asked.offset, errors)
+    """Return one partition's part of the response, without its low watermark if there is no error."""
+    partition = node.partitions.get(topic, entry.partition_index)
+    error_code = _refusal(topic, partition, entry.offset, errors)
     if not error_code:
         assert partition is not None
-        wanted = partition.log.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
+        wanted = partition.log.high_watermark if entry.offset == HIGH_WATERMARK else entry.offset
         log_starts[partition] = max(wanted, log_starts.get(partition, 0))
-    return {"partition_index": asked.partition_index, "low_watermark": NO_OFFSET, "error_code": error_code}
+    return {"partition_index": entry.partition_index, "low_watermark": NO_OFFSET, "error_code": error_code}
 
 
 def _refusal(topic: str, partition: Partition | None, offset: int, errors: Mapping[Partition, ErrorCode]) -> ErrorCode:
@@ -100,15 +100,15 @@ def _refusal(topic: str, partition: Partition | None, offset: int, errors: Mappi
     return ErrorCode.none
 
 
-def _complete(partition: Partition | None, answer: dict[str, Any], error_code: ErrorCode) -> None:
-    if answer["error_code"]:
+def _complete(partition: Partition | None, response: dict[str, Any], error_code: ErrorCode) -> None:
+    if response["error_code"]:
         return
     if partition is None:
-        answer["error_code"] = ErrorCode.unknown_topic_or_partition
+        response["error_code"] = ErrorCode.unknown_topic_or_partition
     elif error_code:
-        answer["error_code"] = error_code
+        response["error_code"] = error_code
     else:
-        answer["low_watermark"] = partition.log.log_start_offset
+        response["low_watermark"] = partition.log.log_start_offset
 
 
 HANDLERS = {

@@ -1,4 +1,4 @@
-"""The APIs by which somebody looks after groups from outside: DescribeGroups, ListGroups, DeleteGroups."""
+"""Administrative group APIs: DescribeGroups, ListGroups, DeleteGroups."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,8 +7,7 @@ from onceflow.broker.groups.group import Group
 from onceflow.broker.groups.members import Member
 from onceflow.broker.groups.records import GroupRecord
 from onceflow.broker.groups.states import GroupState
-from onceflow.broker.handlers.group_responses import tags_of, when_durable
-from onceflow.broker.handlers.sliced_responses import Element, encoded, respond_in_slices
+from onceflow.broker.handlers.sliced_responses import Element, encoded, once_durable, respond_in_slices, tags_of
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.wire import apis
@@ -16,29 +15,29 @@ from onceflow.wire.errors import ErrorCode
 from onceflow.wire.primitives import INT16, INT32, append_string
 
 GROUP_OPERATIONS = 3400
-"""All of AclOperation that are for a group, as bits: Kafka's answer where there is no authorizer."""
+"""All AclOperation values for a group, as bits: Kafka's response without an authorizer."""
 OPERATIONS_NOT_ASKED = -(2**31)
 ABSENCE_TOLD_FROM = 6
-"""KIP-1043."""
+"""First version with an error for a nonexistent group (KIP-1043)."""
 STATE_LISTED_FROM = 4
 TYPE_LISTED_FROM = 5
 TYPE = "classic"
-"""Of every group here: KIP-848's are not served."""
+"""Type of every group here: KIP-848's groups are not supported."""
 WORK_PER_GROUP = 8
 WORK_PER_LISTED_GROUP = 3
 
 
 def handle_describe_groups(node: Node, request: Request) -> None:
-    """Serve one DescribeGroups request; a group that does not exist is dead, and an error from version 6 on."""
-    asked = request.decode()
-    is_authorized = getattr(asked, "include_authorized_operations", False)
+    """Serve one DescribeGroups request; a nonexistent group is dead, and an error from version 6 on."""
+    body = request.decode()
+    is_authorized = getattr(body, "include_authorized_operations", False)
     operations = GROUP_OPERATIONS if is_authorized else OPERATIONS_NOT_ASKED
 
     def refuse(error_code: ErrorCode) -> None:
-        request.respond(groups=[_undescribed(group_id, error_code) for group_id in asked.groups])
+        request.respond(groups=[_undescribed(group_id, error_code) for group_id in body.groups])
 
     def groups() -> Iterator[Element]:
-        for group_id in asked.groups:
+        for group_id in body.groups:
             described = _described(node, group_id, is_absence_told=request.version >= ABSENCE_TOLD_FROM)
             if not described["error_code"]:
                 described["authorized_operations"] = operations
@@ -49,8 +48,8 @@ def handle_describe_groups(node: Node, request: Request) -> None:
         refuse(refusal)
         return
     head = INT32.pack(0) if request.version >= 1 else b""
-    when_made = when_durable(node, refuse)
-    respond_in_slices(request, head, groups(), tags_of(request), when_made=when_made)
+    when_built = once_durable(node.group_requests.settle_in_time, refuse)
+    respond_in_slices(request, head, groups(), tags_of(request), when_built=when_built)
 
 
 def _undescribed(group_id: str, error_code: ErrorCode) -> dict[str, Any]:
@@ -67,16 +66,16 @@ def _undescribed(group_id: str, error_code: ErrorCode) -> dict[str, Any]:
 
 
 def _described(node: Node, group_id: str, *, is_absence_told: bool) -> dict[str, Any]:
-    found = _undescribed(group_id, ErrorCode.none)
+    description = _undescribed(group_id, ErrorCode.none)
     group = node.groups.groups.get(group_id)
     if group is None:
-        found["group_state"] = GroupState.DEAD.value
+        description["group_state"] = GroupState.DEAD.value
         if is_absence_told:
-            found |= {"error_code": ErrorCode.group_id_not_found, "error_message": f"Group {group_id} not found."}
-        return found
+            description |= {"error_code": ErrorCode.group_id_not_found, "error_message": f"Group {group_id} not found."}
+        return description
     is_stable = group.state is GroupState.STABLE
     return {
-        **found,
+        **description,
         "group_state": group.state.value,
         "protocol_type": group.protocol_type,
         "protocol_data": group.protocol or "" if is_stable else "",
@@ -96,10 +95,10 @@ def _described_member(group: Group, member: Member, *, is_stable: bool) -> dict[
 
 
 def handle_list_groups(node: Node, request: Request) -> None:
-    """Serve one ListGroups request; from version 4 on it may name the states that it wants, from 5 on the types."""
-    asked = request.decode()
-    wanted = {state.lower() for state in getattr(asked, "states_filter", ())}
-    types = {each.lower() for each in getattr(asked, "types_filter", ())}
+    """Serve one ListGroups request; it may filter by state from version 4 on, by type from 5 on."""
+    body = request.decode()
+    wanted = {state.lower() for state in getattr(body, "states_filter", ())}
+    types = {group_type.lower() for group_type in getattr(body, "types_filter", ())}
     is_type_wanted = not types or TYPE in types
 
     def refuse(error_code: ErrorCode) -> None:
@@ -116,11 +115,12 @@ def handle_list_groups(node: Node, request: Request) -> None:
         refuse(refusal)
         return
     head = (INT32.pack(0) if request.version >= 1 else b"") + INT16.pack(ErrorCode.none)
-    respond_in_slices(request, head, groups(), tags_of(request), when_made=when_durable(node, refuse))
+    when_built = once_durable(node.group_requests.settle_in_time, refuse)
+    respond_in_slices(request, head, groups(), tags_of(request), when_built=when_built)
 
 
 def _listed(request: Request, group: Group) -> bytes:
-    """By hand, since kio needs ten times as long, and there may be many groups."""
+    """Encode one group, by hand: kio needs ten times as long, and there may be many groups."""
     tags = tags_of(request)
     flexible = tags != b""
     buffer = bytearray()
@@ -135,15 +135,15 @@ def _listed(request: Request, group: Group) -> bytes:
 
 def handle_delete_groups(node: Node, request: Request) -> None:
     """Serve one DeleteGroups request: groups without members, and their offsets, all in one batch."""
-    asked = request.decode()
+    body = request.decode()
     records: list[GroupRecord] = []
     error_codes: dict[str, ErrorCode] = {}
-    for group_id in dict.fromkeys(asked.groups_names):
+    for group_id in dict.fromkeys(body.groups_names):
         error_codes[group_id] = node.groups.delete_error(group_id)
         if not error_codes[group_id]:
             records += node.groups.decide_delete(group_id)
 
-    def answer(refusal: ErrorCode) -> None:
+    def respond(refusal: ErrorCode) -> None:
         request.respond(
             results=[
                 {"group_id": group_id, "error_code": refusal or error_code}
@@ -151,8 +151,8 @@ def handle_delete_groups(node: Node, request: Request) -> None:
             ]
         )
 
-    # That a group is there no longer is told when it is durable, like all else.
-    node.group_requests.record(records, answer)
+    # The response waits until the absence of a group is durable, as with every other result.
+    node.group_requests.record(records, respond)
 
 
 HANDLERS = {

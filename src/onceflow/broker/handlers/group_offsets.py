@@ -1,12 +1,11 @@
-"""The APIs of committed offsets: OffsetCommit, OffsetFetch, OffsetDelete."""
+"""APIs of committed offsets: OffsetCommit, OffsetFetch, OffsetDelete."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from onceflow.broker.groups.records import GroupRecord, OffsetCommit
-from onceflow.broker.handlers.group_responses import tags_of, when_durable
 from onceflow.broker.handlers.groups import instance_id_of
-from onceflow.broker.handlers.sliced_responses import Element, Send, at_once, respond_in_slices
+from onceflow.broker.handlers.sliced_responses import Element, Send, at_once, once_durable, respond_in_slices, tags_of
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.wire import apis
@@ -21,46 +20,46 @@ WORK_PER_OFFSET = 2
 NO_OFFSET = OffsetCommit("", "", -1, -1)
 
 Offset = tuple[int, OffsetCommit, ErrorCode]
-"""(partition, what is committed there, error)."""
+"""(partition, committed offset, error)."""
 Offsets = Sequence[tuple[str, Sequence[Offset]]]
-"""By topic."""
+"""Offsets by topic."""
 PartitionErrors = list[tuple[str, list[tuple[int, ErrorCode]]]]
 
 
 def handle_offset_commit(node: Node, request: Request) -> None:
     """Serve one OffsetCommit request; all its offsets are recorded in one batch."""
-    asked = request.decode()
+    body = request.decode()
     error_code = node.group_requests.error_code or node.groups.commit_error(
-        asked.group_id, asked.member_id, asked.generation_id_or_member_epoch, instance_id_of(asked)
+        body.group_id, body.member_id, body.generation_id_or_member_epoch, instance_id_of(body)
     )
-    retention_ms = _retention_ms(asked)
+    retention_ms = _retention_ms(body)
     records: list[GroupRecord] = []
     results: PartitionErrors = []
-    for topic in asked.topics:
+    for topic in body.topics:
         results.append((topic.name, []))
-        for each in topic.partitions:
-            code = error_code or offset_error(node, topic.name, each.partition_index, each.committed_metadata)
-            results[-1][1].append((each.partition_index, ErrorCode(code)))
+        for entry in topic.partitions:
+            code = error_code or offset_error(node, topic.name, entry.partition_index, entry.committed_metadata)
+            results[-1][1].append((entry.partition_index, ErrorCode(code)))
             if code == ErrorCode.none:
-                records.append(_commit_record(node, asked.group_id, topic.name, each, retention_ms))
+                records.append(_commit_record(node, body.group_id, topic.name, entry, retention_ms))
 
-    def answer(refusal: ErrorCode = ErrorCode.none) -> None:
+    def respond(refusal: ErrorCode = ErrorCode.none) -> None:
         request.respond(topics=_errors_by_topic(results, refusal))
 
     if records:
-        node.group_requests.record(records, answer)
+        node.group_requests.record(records, respond)
     else:
-        answer()
+        respond()
 
 
-def _retention_ms(asked: Any) -> int:
-    """Versions 2 to 4 may say how long their offsets are to be kept; -1: as long as the broker's setting says."""
-    retention = getattr(asked, "retention_time", None)
+def _retention_ms(body: Any) -> int:
+    """Return how long versions 2 to 4 keep their offsets; -1: as long as the broker's setting."""
+    retention = getattr(body, "retention_time", None)
     return -1 if retention is None else round(float(retention.total_seconds()) * 1000)
 
 
 def offset_error(node: Node, topic: str, partition: int, metadata: str | None) -> ErrorCode:
-    """Whether an offset can be committed there, in a transaction or not. Kafka counts `metadata` in UTF-16 units."""
+    """Return why no offset can be committed there, in a transaction or not. Kafka counts `metadata` in UTF-16 units."""
     if node.partitions.get(topic, partition) is None:
         return ErrorCode.unknown_topic_or_partition
     if len((metadata or "").encode("utf-16-le")) // 2 > node.config.offset_metadata_bytes_max:
@@ -68,15 +67,15 @@ def offset_error(node: Node, topic: str, partition: int, metadata: str | None) -
     return ErrorCode.none
 
 
-def _commit_record(node: Node, group_id: str, topic: str, asked: Any, retention_ms: int) -> OffsetCommit:
+def _commit_record(node: Node, group_id: str, topic: str, entry: Any, retention_ms: int) -> OffsetCommit:
     now_ms = node.clock.now_ms()
     return OffsetCommit(
         group_id,
         topic,
-        asked.partition_index,
-        asked.committed_offset,
-        getattr(asked, "committed_leader_epoch", -1),
-        asked.committed_metadata or "",
+        entry.partition_index,
+        entry.committed_offset,
+        getattr(entry, "committed_leader_epoch", -1),
+        entry.committed_metadata or "",
         now_ms,
         now_ms + retention_ms if retention_ms >= 0 else -1,
     )
@@ -93,12 +92,12 @@ def _errors_by_topic(results: PartitionErrors, refusal: ErrorCode) -> list[dict[
 
 
 def handle_offset_fetch(node: Node, request: Request) -> None:
-    """Serve one OffsetFetch request; it waits until the offsets that it reveals are durable."""
-    asked = request.decode()
-    is_stable = getattr(asked, "require_stable", False)
+    """Serve one OffsetFetch request; it waits until the offsets in its response are durable."""
+    body = request.decode()
+    is_stable = getattr(body, "require_stable", False)
 
-    def answer(error_code: ErrorCode, when_made: Callable[[Send], None]) -> None:
-        def found_of(group: Any) -> Offsets:
+    def respond(error_code: ErrorCode, when_built: Callable[[Send], None]) -> None:
+        def offsets_of(group: Any) -> Offsets:
             if error_code:
                 return _refused(group.topics, error_code)
             return _offsets(node, group.group_id, group.topics, is_stable=is_stable)
@@ -106,34 +105,34 @@ def handle_offset_fetch(node: Node, request: Request) -> None:
         head = INT32.pack(0) if request.version >= THROTTLED_FROM_OFFSET_FETCH else b""
         tail = tags_of(request)
         if request.version >= BATCHED_FROM_OFFSET_FETCH:
-            elements = (_group_element(request, each, found_of(each), error_code) for each in asked.groups)
+            elements = (_group_element(request, group, offsets_of(group), error_code) for group in body.groups)
         else:
-            elements = (_topic_element(request, name, offsets) for name, offsets in found_of(asked))
+            elements = (_topic_element(request, name, offsets) for name, offsets in offsets_of(body))
             if request.version >= ERROR_FROM_OFFSET_FETCH:
                 tail = INT16.pack(error_code) + tail
-        respond_in_slices(request, head, elements, tail, when_made=when_made)
+        respond_in_slices(request, head, elements, tail, when_built=when_built)
 
     def refuse(error_code: ErrorCode) -> None:
-        answer(error_code, at_once)
+        respond(error_code, at_once)
 
     refusal = node.group_requests.error_code
     if refusal:
         refuse(refusal)
     else:
-        answer(ErrorCode.none, when_durable(node, refuse))
+        respond(ErrorCode.none, once_durable(node.group_requests.settle_in_time, refuse))
 
 
 def _offsets(node: Node, group_id: str, asked_topics: Any, *, is_stable: bool) -> Offsets:
     group = node.groups.groups.get(group_id)
     offsets = group.offsets if group is not None else {}
-    asked: Iterable[tuple[str, Iterable[int]]]
+    wanted: Iterable[tuple[str, Iterable[int]]]
     if asked_topics is None:
         by_topic: dict[str, list[int]] = {}
         for topic, index in offsets:
             by_topic.setdefault(topic, []).append(index)
-        asked = by_topic.items()
+        wanted = by_topic.items()
     else:
-        asked = [(topic.name, topic.partition_indexes) for topic in asked_topics]
+        wanted = [(topic.name, topic.partition_indexes) for topic in asked_topics]
     unstable = node.groups.pending.of_group(group_id) if is_stable else frozenset()
     return [
         (
@@ -145,22 +144,22 @@ def _offsets(node: Node, group_id: str, asked_topics: Any, *, is_stable: bool) -
                 for index in indexes
             ],
         )
-        for topic, indexes in asked
+        for topic, indexes in wanted
     ]
 
 
 def _refused(topics: Any, error_code: ErrorCode) -> Offsets:
-    """Version 1 has an error code in each partition alone; without one, -1 would say "no offset"."""
+    """Return an error for each partition. Version 1 has no other error code; without one, -1 would mean "no offset"."""
     return [
         (topic.name, [(index, NO_OFFSET, error_code) for index in topic.partition_indexes]) for topic in topics or ()
     ]
 
 
-def _group_element(request: Request, asked: Any, found: Offsets, error_code: ErrorCode) -> Element:
-    """A group of version 8, the first with several. By hand, since kio needs ten times as long."""
-    topics = [_topic_element(request, name, offsets) for name, offsets in found]
+def _group_element(request: Request, group: Any, offsets_by_topic: Offsets, error_code: ErrorCode) -> Element:
+    """Encode a group of version 8, the first with several, by hand: kio needs ten times as long."""
+    topics = [_topic_element(request, name, offsets) for name, offsets in offsets_by_topic]
     buffer = bytearray()
-    append_string(buffer, asked.group_id, flexible=True)
+    append_string(buffer, group.group_id, flexible=True)
     append_count(buffer, len(topics), flexible=True)
     buffer += b"".join(element for element, _work in topics) + INT16.pack(error_code) + tags_of(request)
     return bytes(buffer), sum((work for _element, work in topics), start=WORK_PER_OFFSET)
@@ -184,27 +183,27 @@ def _topic_element(request: Request, name: str, offsets: Sequence[Offset]) -> El
 
 def handle_offset_delete(node: Node, request: Request) -> None:
     """Serve one OffsetDelete request (KIP-496): offsets in topics that no member of the group reads."""
-    asked = request.decode()
-    refusal = node.group_requests.error_code or node.groups.offset_delete_error(asked.group_id)
+    body = request.decode()
+    refusal = node.group_requests.error_code or node.groups.offset_delete_error(body.group_id)
     if refusal:
         request.respond(error_code=refusal, topics=[])
         return
-    places = [(topic.name, each.partition_index) for topic in asked.topics for each in topic.partitions]
+    places = [(topic.name, entry.partition_index) for topic in body.topics for entry in topic.partitions]
     known = {place for place in places if node.partitions.get(*place) is not None}
-    records, error_codes = node.groups.decide_delete_offsets(asked.group_id, places, known)
+    records, error_codes = node.groups.decide_delete_offsets(body.group_id, places, known)
     results: PartitionErrors = [
         (
             topic.name,
-            [(each.partition_index, error_codes[topic.name, each.partition_index]) for each in topic.partitions],
+            [(entry.partition_index, error_codes[topic.name, entry.partition_index]) for entry in topic.partitions],
         )
-        for topic in asked.topics
+        for topic in body.topics
     ]
 
-    def answer(error_code: ErrorCode) -> None:
+    def respond(error_code: ErrorCode) -> None:
         topics = [] if error_code else _errors_by_topic(results, ErrorCode.none)
         request.respond(error_code=error_code, topics=topics)
 
-    node.group_requests.record(records, answer)
+    node.group_requests.record(records, respond)
 
 
 HANDLERS = {

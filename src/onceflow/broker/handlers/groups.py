@@ -1,4 +1,4 @@
-"""The APIs of a group's members: requests of any version become the coordinator's values, its answers responses."""
+"""APIs of group members: requests of any version become the coordinator's values, its results become responses."""
 
 from typing import Any
 
@@ -18,16 +18,16 @@ LEAVING_MEMBERS_FROM = 3
 PROTOCOL_NAMED_FROM = 5
 BATCHED_FROM_FIND_COORDINATOR = 4
 NO_ERROR = "NONE"
-"""What Kafka's FindCoordinatorResponse says where there is no error."""
+"""Message of Kafka's FindCoordinatorResponse without an error."""
 
 
 def handle_find_coordinator(node: Node, request: Request) -> None:
     """Serve one FindCoordinator request: this broker is the coordinator of every group and transaction."""
-    asked = request.decode()
-    keys = asked.coordinator_keys if request.version >= BATCHED_FROM_FIND_COORDINATOR else (asked.key,)
-    if getattr(asked, "key_type", KEY_TYPE_GROUP) in (KEY_TYPE_GROUP, KEY_TYPE_TRANSACTION):
+    body = request.decode()
+    keys = body.coordinator_keys if request.version >= BATCHED_FROM_FIND_COORDINATOR else (body.key,)
+    if getattr(body, "key_type", KEY_TYPE_GROUP) in (KEY_TYPE_GROUP, KEY_TYPE_TRANSACTION):
         host, port = node.advertised_host, node.advertised_port
-        found = {
+        coordinator = {
             "error_code": ErrorCode.none,
             "error_message": "" if request.version >= BATCHED_FROM_FIND_COORDINATOR else NO_ERROR,
             "node_id": node.node_id,
@@ -35,17 +35,17 @@ def handle_find_coordinator(node: Node, request: Request) -> None:
             "port": port,
         }
     else:
-        message = f"key type {asked.key_type}: groups (0) and transactions (1) have a coordinator here"
+        message = f"key type {body.key_type} is not supported: only groups (0) and transactions (1) have a coordinator"
         code = ErrorCode.invalid_request
-        found = {"error_code": code, "error_message": message, "node_id": -1, "host": "", "port": -1}
-    request.respond(**found, coordinators=[{**found, "key": key} for key in keys])
+        coordinator = {"error_code": code, "error_message": message, "node_id": -1, "host": "", "port": -1}
+    request.respond(**coordinator, coordinators=[{**coordinator, "key": key} for key in keys])
 
 
 def handle_join(node: Node, request: Request) -> None:
     """Serve one JoinGroup request."""
-    asked = request.decode()
+    body = request.decode()
 
-    def answer(joined: JoinResponse) -> None:
+    def respond(joined: JoinResponse) -> None:
         is_nullable = request.version >= NULLABLE_PROTOCOL_FROM
         request.respond(
             error_code=joined.error_code,
@@ -63,34 +63,34 @@ def handle_join(node: Node, request: Request) -> None:
 
     refusal = node.group_requests.error_code
     if refusal:
-        answer(JoinResponse(refusal, asked.member_id))
+        respond(JoinResponse(refusal, body.member_id))
     else:
-        node.group_requests.execute(node.groups.join(_join_request(request, asked), answer))
+        node.group_requests.execute(node.groups.join(_join_request(request, body), respond))
 
 
-def _join_request(request: Request, asked: Any) -> JoinRequest:
-    session_timeout_ms = _milliseconds(asked.session_timeout)
-    # Version 0 has no rebalance time-out of its own: the session's stands for both.
-    has_rebalance_timeout = hasattr(asked, "rebalance_timeout")
+def _join_request(request: Request, body: Any) -> JoinRequest:
+    session_timeout_ms = _milliseconds(body.session_timeout)
+    # Version 0 has no rebalance timeout of its own: the session timeout is used for both.
+    has_rebalance_timeout = hasattr(body, "rebalance_timeout")
     return JoinRequest(
-        asked.group_id,
-        asked.member_id,
+        body.group_id,
+        body.member_id,
         request.client_id,
         f"/{request.peer_host}",
         session_timeout_ms,
-        _milliseconds(asked.rebalance_timeout) if has_rebalance_timeout else session_timeout_ms,
-        asked.protocol_type,
-        tuple((each.name, each.metadata) for each in asked.protocols),
+        _milliseconds(body.rebalance_timeout) if has_rebalance_timeout else session_timeout_ms,
+        body.protocol_type,
+        tuple((protocol.name, protocol.metadata) for protocol in body.protocols),
         request.version >= KNOWN_MEMBER_ID_FROM,
-        instance_id_of(asked),
+        instance_id_of(body),
         request.version >= SKIP_ASSIGNMENT_FROM,
     )
 
 
-def instance_id_of(asked: Any) -> str | None:
-    """The group instance id of a request, if its version has one and the client is a static member (KIP-345)."""
-    found: str | None = getattr(asked, "group_instance_id", None)
-    return found
+def instance_id_of(entry: Any) -> str | None:
+    """Return the group instance id, if the version has one and the client is a static member (KIP-345)."""
+    instance_id: str | None = getattr(entry, "group_instance_id", None)
+    return instance_id
 
 
 def _milliseconds(duration: Any) -> int:
@@ -99,9 +99,9 @@ def _milliseconds(duration: Any) -> int:
 
 def handle_sync(node: Node, request: Request) -> None:
     """Serve one SyncGroup request."""
-    asked = request.decode()
+    body = request.decode()
 
-    def answer(synced: SyncResponse) -> None:
+    def respond(synced: SyncResponse) -> None:
         request.respond(
             error_code=synced.error_code,
             protocol_type=synced.protocol_type,
@@ -109,61 +109,63 @@ def handle_sync(node: Node, request: Request) -> None:
             assignment=synced.assignment,
         )
 
-    protocol_type, protocol = getattr(asked, "protocol_type", None), getattr(asked, "protocol_name", None)
+    protocol_type, protocol = getattr(body, "protocol_type", None), getattr(body, "protocol_name", None)
     refusal = node.group_requests.error_code
     if request.version >= PROTOCOL_NAMED_FROM and None in (protocol_type, protocol):
         refusal = ErrorCode.inconsistent_group_protocol
     if refusal:
-        answer(SyncResponse(refusal))
+        respond(SyncResponse(refusal))
         return
-    assignments = {each.member_id: each.assignment for each in asked.assignments}
+    assignments = {assignment.member_id: assignment.assignment for assignment in body.assignments}
     wanted = SyncRequest(
-        asked.group_id,
-        asked.generation_id,
-        asked.member_id,
+        body.group_id,
+        body.generation_id,
+        body.member_id,
         protocol_type,
         protocol,
         assignments,
-        instance_id_of(asked),
+        instance_id_of(body),
     )
-    node.group_requests.execute(node.groups.sync(wanted, answer))
+    node.group_requests.execute(node.groups.sync(wanted, respond))
 
 
 def handle_heartbeat(node: Node, request: Request) -> None:
-    """Serve one Heartbeat request; while the groups load every member is taken to be alive, as in Kafka."""
-    asked = request.decode()
+    """Serve one Heartbeat request; while the groups load, every member counts as alive, as in Kafka."""
+    body = request.decode()
     error_code = node.group_requests.error_code
     if error_code == ErrorCode.coordinator_load_in_progress:
         error_code = ErrorCode.none
     elif error_code == ErrorCode.none:
-        error_code = node.groups.heartbeat(asked.group_id, asked.member_id, asked.generation_id, instance_id_of(asked))
+        error_code = node.groups.heartbeat(body.group_id, body.member_id, body.generation_id, instance_id_of(body))
     request.respond(error_code=error_code)
 
 
 def handle_leave(node: Node, request: Request) -> None:
-    """Serve one LeaveGroup request; before version 3 it is of one member and has one error."""
-    asked = request.decode()
+    """Serve one LeaveGroup request; before version 3 it has one member and one error."""
+    body = request.decode()
     has_members = request.version >= LEAVING_MEMBERS_FROM
-    leaving = [Leaving(each.member_id, instance_id_of(each)) for each in (asked.members if has_members else (asked,))]
+    leaving = [
+        Leaving(member.member_id, instance_id_of(member)) for member in (body.members if has_members else (body,))
+    ]
     refusal = node.group_requests.error_code
-    if not asked.group_id:
+    if not body.group_id:
         refusal = ErrorCode.invalid_group_id
     if refusal:
         request.respond(error_code=refusal, members=[])
         return
-    error_codes, outcome = node.groups.leave(asked.group_id, leaving)
+    error_codes, outcome = node.groups.leave(body.group_id, leaving)
 
-    def answer(refusal: ErrorCode = ErrorCode.none) -> None:
+    def respond(refusal: ErrorCode = ErrorCode.none) -> None:
         request.respond(
             error_code=refusal if has_members or refusal else error_codes[0],
             members=[
-                {"member_id": each.member_id, "group_instance_id": each.group_instance_id, "error_code": error_code}
-                for each, error_code in zip(leaving, error_codes, strict=True)
+                {"member_id": member.member_id, "group_instance_id": member.group_instance_id, "error_code": error_code}
+                for member, error_code in zip(leaving, error_codes, strict=True)
             ],
         )
 
-    outcome.responses.append(answer)
-    outcome.refusals.append(answer)
+    outcome.responses.append(respond)
+    outcome.refusals.append(respond)
     node.group_requests.execute(outcome)
 
 

@@ -1,9 +1,9 @@
 """ListOffsets and OffsetForLeaderEpoch.
 
-A response that depends on a log's end waits until everything appended before the request is synced: a client that
-was told of a record (acks=1) counts it at once. A search by time reads batches and unpacks them, so it runs in a
-thread, one request at a time, while the loop serves the others; its answer follows when every partition's search is
-over.
+A response that depends on a log's end waits until everything appended before the request is synced: a client with
+acks=1 counts an acknowledged record at once. A search by time reads and decompresses batches, so it runs in a thread,
+one request at a time, while the loop serves other requests. Its response follows when the searches in all partitions
+are over.
 """
 
 import logging
@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from onceflow.broker.handlers.leader_epoch import NO_LEADER_EPOCH, epoch_error
-from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices
+from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices, tags_of
 from onceflow.broker.loop.background import run_in_thread
 from onceflow.broker.network.request import Request, close_unless_responded
 from onceflow.broker.node import Node
@@ -34,58 +33,58 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_KIND_FROM = ((9, LATEST_TIERED), (8, EARLIEST_LOCAL), (7, MAX_TIMESTAMP), (0, EARLIEST))
-"""The first version that may ask for each kind, and for those above it (KIP-734, KIP-405, KIP-1005)."""
+"""First version of each kind and of those above it (KIP-734, KIP-405, KIP-1005)."""
 INDEPENDENT_OF_END = frozenset((EARLIEST, EARLIEST_LOCAL, LATEST_TIERED))
-"""Kinds whose answer no append changes; a search by time does depend on the end, since it may find the last record."""
+"""Kinds with a result that no append changes. A search by time depends on the end: it may find the last record."""
 NO_TIMESTAMP = -1
 NOT_FOUND = (-1, -1)
 NO_OFFSET = -1
+NO_LEADER_EPOCH = -1
 WORK_PER_PARTITION = 4
 
 THROTTLE_FROM = 2
 EPOCH_FROM = 4
 _ROW = struct.Struct(">ihqq")
-"""Partition index, error code, timestamp, offset; a leader epoch follows from EPOCH_FROM on, then tagged fields."""
+"""Partition index, error code, timestamp, offset; then a leader epoch from EPOCH_FROM on, and tagged fields."""
 _NO_THROTTLE = INT32.pack(0)
-_NO_TAGS = b"\x00"
 
 
 class _Search(NamedTuple):
-    """A search by time whose result goes into `answer`, if it lies before `offset_end`."""
+    """A search by time; a result below `offset_end` goes into `response`."""
 
-    answer: dict[str, Any]
+    response: dict[str, Any]
     offset_end: int
     run: TimeSearch
     partition: Partition
 
 
 def handle_list_offsets(node: Node, request: Request) -> None:
-    """Serve one ListOffsets request; who reads committed data is told of what lies before the last stable offset.
+    """Serve one ListOffsets request; with READ_COMMITTED it considers offsets before the last stable offset.
 
-    Nothing is in tiered storage: all of a log is local. Version 10's time-out is for looking there.
+    All of a log is local: nothing is in tiered storage, for which version 10 has a timeout.
     """
-    asked = request.decode()
+    body = request.decode()
 
     when_ends_synced(
-        request.reply, _partitions_by_end(node, asked), lambda errors: _list_offsets(node, request, asked, errors)
+        request.reply, _partitions_by_end(node, body), lambda errors: _list_offsets(node, request, body, errors)
     )
 
 
-def _partitions_by_end(node: Node, asked: Any) -> Iterator[Partition]:
-    """The partitions of a request whose answer depends on their end."""
-    for topic in asked.topics:
-        for each in topic.partitions:
-            partition = node.partitions.get(topic.name, each.partition_index)
-            if partition is not None and each.timestamp not in INDEPENDENT_OF_END:
+def _partitions_by_end(node: Node, body: Any) -> Iterator[Partition]:
+    """Yield the partitions of a request with a response that depends on their end."""
+    for topic in body.topics:
+        for entry in topic.partitions:
+            partition = node.partitions.get(topic.name, entry.partition_index)
+            if partition is not None and entry.timestamp not in INDEPENDENT_OF_END:
                 yield partition
 
 
-def _list_offsets(node: Node, request: Request, asked: Any, errors: Mapping[Partition, ErrorCode]) -> None:
-    """Answer with the offsets of now; `errors` of partitions whose sync failed."""
+def _list_offsets(node: Node, request: Request, body: Any, errors: Mapping[Partition, ErrorCode]) -> None:
+    """Respond with the present offsets; `errors` has the partitions with a failed sync."""
     if request.version == 0:
-        _respond_with_offsets_before(node, request, asked, errors)
+        _respond_with_offsets_before(node, request, body, errors)
         return
-    listing = _Listing(node, request.version, asked, errors)
+    listing = _Listing(node, request.version, body, errors)
 
     def listed() -> None:
         if listing.searches:
@@ -96,27 +95,27 @@ def _list_offsets(node: Node, request: Request, asked: Any, errors: Mapping[Part
     def searched(results: Sequence[tuple[int, int] | ErrorCode]) -> None:
         with close_unless_responded(request.reply):
             for search, result in zip(listing.searches, results, strict=True):
-                search.answer.update(_found(search, result))
+                search.response.update(_result(search, result))
             _respond_with_listed(request, listing.topics)
 
     request.in_slices(listing.run(), listed)
 
 
 def _respond_with_listed(request: Request, topics: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> None:
-    """By hand: kio needs ten times as long for one of very many partitions."""
-    flexible = request.version >= request.header.api.flexible_from
-    tags = _NO_TAGS if flexible else b""
+    """Send the response, by hand: kio needs ten times as long for very many partitions."""
+    tags = tags_of(request)
+    flexible = tags != b""
 
     def elements() -> Iterator[Element]:
         for name, partitions in topics:
             buffer = bytearray()
             append_string(buffer, name, flexible=flexible)
             append_count(buffer, len(partitions), flexible=flexible)
-            for each in partitions:
-                timestamp_ms, offset = each.get("timestamp", NO_TIMESTAMP), each.get("offset", NO_OFFSET)
-                buffer += _ROW.pack(each["partition_index"], each["error_code"], timestamp_ms, offset)
+            for entry in partitions:
+                timestamp_ms, offset = entry.get("timestamp", NO_TIMESTAMP), entry.get("offset", NO_OFFSET)
+                buffer += _ROW.pack(entry["partition_index"], entry["error_code"], timestamp_ms, offset)
                 if request.version >= EPOCH_FROM:
-                    buffer += INT32.pack(each.get("leader_epoch", NO_LEADER_EPOCH))
+                    buffer += INT32.pack(entry.get("leader_epoch", NO_LEADER_EPOCH))
                 buffer += tags
                 yield b"", 1
             yield bytes(buffer + tags), 1
@@ -125,86 +124,94 @@ def _respond_with_listed(request: Request, topics: Sequence[tuple[str, Sequence[
     respond_in_slices(request, head, elements(), tags)
 
 
+def _epoch_error(current_leader_epoch: int) -> ErrorCode:
+    """Compare a request's `current_leader_epoch` with the only one (Kafka's Partition.checkCurrentLeaderEpoch)."""
+    if current_leader_epoch in (NO_LEADER_EPOCH, LEADER_EPOCH):
+        return ErrorCode.none
+    is_older = current_leader_epoch < LEADER_EPOCH
+    return ErrorCode.fenced_leader_epoch if is_older else ErrorCode.unknown_leader_epoch
+
+
 def _end_error(partition: Partition, errors: Mapping[Partition, ErrorCode], timestamp: int) -> ErrorCode:
-    """The error of a partition whose end cannot be known, if this kind depends on it."""
+    """Return the error of a partition with an unknown end, if this kind depends on it."""
     return ErrorCode.none if timestamp in INDEPENDENT_OF_END else errors.get(partition, ErrorCode.none)
 
 
 class _Listing:
-    """The answers to one request; a search by time is added to `searches` and fills its answer later."""
+    """Results of one request; a search by time is added to `searches` and fills in its result later."""
 
-    def __init__(self, node: Node, version: int, asked: Any, errors: Mapping[Partition, ErrorCode]) -> None:
+    def __init__(self, node: Node, version: int, body: Any, errors: Mapping[Partition, ErrorCode]) -> None:
         self.searches: list[_Search] = []
         self.topics: list[tuple[str, list[dict[str, Any]]]] = []
-        self._asked = asked
+        self._body = body
         self._node = node
         self._errors = errors
         self._version = version
-        self._isolation_level = getattr(asked, "isolation_level", READ_UNCOMMITTED)
+        self._isolation_level = getattr(body, "isolation_level", READ_UNCOMMITTED)
         self._times_named = Counter(
-            (topic.name, each.partition_index) for topic in asked.topics for each in topic.partitions
+            (topic.name, entry.partition_index) for topic in body.topics for entry in topic.partitions
         )
 
     def run(self) -> Iterator[int]:
-        """List one partition after the other, in slices; once each, whose error it is to be named twice."""
-        for topic in self._asked.topics:
-            by_index = {each.partition_index: each for each in topic.partitions}
+        """List the partitions in slices, each once; a repeated partition has an error."""
+        for topic in self._body.topics:
+            by_index = {entry.partition_index: entry for entry in topic.partitions}
             partitions: list[dict[str, Any]] = []
             self.topics.append((topic.name, partitions))
-            for each in by_index.values():
-                partitions.append(self._offset(topic.name, each))
+            for entry in by_index.values():
+                partitions.append(self._offset(topic.name, entry))
                 yield WORK_PER_PARTITION
 
-    def _offset(self, topic: str, asked: Any) -> dict[str, Any]:
-        partition = self._node.partitions.get(topic, asked.partition_index)
-        answer: dict[str, Any] = {"partition_index": asked.partition_index}
-        answer["error_code"] = self._error(topic, partition, asked)
-        if answer["error_code"]:
-            return answer
+    def _offset(self, topic: str, entry: Any) -> dict[str, Any]:
+        partition = self._node.partitions.get(topic, entry.partition_index)
+        response: dict[str, Any] = {"partition_index": entry.partition_index}
+        response["error_code"] = self._error(topic, partition, entry)
+        if response["error_code"]:
+            return response
         assert partition is not None
         log = partition.log
         offset_end = log.last_stable_offset if self._isolation_level == READ_COMMITTED else log.high_watermark
-        if asked.timestamp == LATEST:
-            answer.update(_at(-1, offset_end))
-        elif asked.timestamp in (EARLIEST, EARLIEST_LOCAL):
-            answer.update(_at(-1, log.log_start_offset))
-        elif asked.timestamp == LATEST_TIERED:
-            answer.update(_at(*NOT_FOUND))
-        elif asked.timestamp == MAX_TIMESTAMP:
-            self.searches.append(_Search(answer, offset_end, log.search_max_timestamp(), partition))
+        if entry.timestamp == LATEST:
+            response.update(_at(-1, offset_end))
+        elif entry.timestamp in (EARLIEST, EARLIEST_LOCAL):
+            response.update(_at(-1, log.log_start_offset))
+        elif entry.timestamp == LATEST_TIERED:
+            response.update(_at(*NOT_FOUND))
+        elif entry.timestamp == MAX_TIMESTAMP:
+            self.searches.append(_Search(response, offset_end, log.search_max_timestamp(), partition))
         else:
-            self.searches.append(_Search(answer, offset_end, log.search_timestamp(asked.timestamp), partition))
-        return answer
+            self.searches.append(_Search(response, offset_end, log.search_timestamp(entry.timestamp), partition))
+        return response
 
-    def _error(self, topic: str, partition: Partition | None, asked: Any) -> ErrorCode:
-        """In Kafka's order (KafkaApis.handleListOffsetRequest, ReplicaManager.fetchOffset)."""
+    def _error(self, topic: str, partition: Partition | None, entry: Any) -> ErrorCode:
+        """Check in Kafka's order (KafkaApis.handleListOffsetRequest, ReplicaManager.fetchOffset)."""
         if self._isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
             return ErrorCode.unknown_server_error
-        if self._times_named[topic, asked.partition_index] > 1:
+        if self._times_named[topic, entry.partition_index] > 1:
             return ErrorCode.invalid_request
         if partition is None:
             return ErrorCode.unknown_topic_or_partition
-        if asked.timestamp < next(kind for version, kind in EARLIEST_KIND_FROM if self._version >= version):
+        if entry.timestamp < next(kind for version, kind in EARLIEST_KIND_FROM if self._version >= version):
             return ErrorCode.unsupported_version
-        return epoch_error(getattr(asked, "current_leader_epoch", NO_LEADER_EPOCH)) or _end_error(
-            partition, self._errors, asked.timestamp
+        return _epoch_error(getattr(entry, "current_leader_epoch", NO_LEADER_EPOCH)) or _end_error(
+            partition, self._errors, entry.timestamp
         )
 
 
 def _respond_with_offsets_before(
-    node: Node, request: Request, asked: Any, errors: Mapping[Partition, ErrorCode]
+    node: Node, request: Request, body: Any, errors: Mapping[Partition, ErrorCode]
 ) -> None:
-    """Version 0: segments' first offsets, the latest first (Kafka 3's fetchOffsetsForTimestamp of old clients)."""
+    """Respond to version 0: segments' first offsets, latest first (fetchOffsetsForTimestamp in Kafka 3)."""
 
     def elements() -> Iterator[Element]:
-        for topic in asked.topics:
+        for topic in body.topics:
             buffer = bytearray()
             append_string(buffer, topic.name, flexible=False)
             append_count(buffer, len(topic.partitions), flexible=False)
-            for each in topic.partitions:
-                answer = _offsets_before(node.partitions.get(topic.name, each.partition_index), each, errors)
-                offsets = answer.get("old_style_offsets", ())
-                buffer += struct.pack(">ih", each.partition_index, answer["error_code"])
+            for entry in topic.partitions:
+                response = _offsets_before(node.partitions.get(topic.name, entry.partition_index), entry, errors)
+                offsets = response.get("old_style_offsets", ())
+                buffer += struct.pack(">ih", entry.partition_index, response["error_code"])
                 append_count(buffer, len(offsets), flexible=False)
                 buffer += struct.pack(f">{len(offsets)}q", *offsets)
                 yield b"", WORK_PER_PARTITION + len(offsets)
@@ -213,41 +220,41 @@ def _respond_with_offsets_before(
     respond_in_slices(request, b"", elements(), b"")
 
 
-def _offsets_before(partition: Partition | None, asked: Any, errors: Mapping[Partition, ErrorCode]) -> dict[str, Any]:
-    answer = {"partition_index": asked.partition_index}
+def _offsets_before(partition: Partition | None, entry: Any, errors: Mapping[Partition, ErrorCode]) -> dict[str, Any]:
+    response = {"partition_index": entry.partition_index}
     if partition is None:
-        return {**answer, "error_code": ErrorCode.unknown_topic_or_partition}
-    error_code = _end_error(partition, errors, asked.timestamp)
+        return {**response, "error_code": ErrorCode.unknown_topic_or_partition}
+    error_code = _end_error(partition, errors, entry.timestamp)
     if error_code:
-        return {**answer, "error_code": error_code}
+        return {**response, "error_code": error_code}
     begins = partition.log.segment_starts()
-    if asked.timestamp == EARLIEST:
+    if entry.timestamp == EARLIEST:
         candidates = [begins[0][0]]
-    elif asked.timestamp == LATEST:
+    elif entry.timestamp == LATEST:
         candidates = [begin for begin, _max_timestamp_ms in begins] + [partition.log.high_watermark]
     else:
-        candidates = [begin for begin, max_timestamp_ms in begins if 0 <= max_timestamp_ms <= asked.timestamp]
+        candidates = [begin for begin, max_timestamp_ms in begins if 0 <= max_timestamp_ms <= entry.timestamp]
     latest_first = sorted(set(candidates), reverse=True)
     return {
-        **answer,
+        **response,
         "error_code": ErrorCode.none,
-        "old_style_offsets": latest_first[: max(asked.max_num_offsets, 0)],
+        "old_style_offsets": latest_first[: max(entry.max_num_offsets, 0)],
     }
 
 
 def _run(search: _Search) -> tuple[int, int] | ErrorCode:
-    """In the search thread."""
+    """Run a search in the search thread."""
     try:
         return search.run() or NOT_FOUND
     except LogError as error:
         return error.error_code
     except OSError as error:
-        # A file is missing where retention has just removed its segment; the client asks again.
+        # A file is missing where retention has just removed its segment; the client retries.
         logger.warning("%s could not be searched by time: %s", search.partition, error)
         return ErrorCode.kafka_storage_error
 
 
-def _found(search: _Search, result: tuple[int, int] | ErrorCode) -> dict[str, Any]:
+def _result(search: _Search, result: tuple[int, int] | ErrorCode) -> dict[str, Any]:
     if isinstance(result, ErrorCode):
         return {"error_code": result}
     timestamp_ms, offset = result
@@ -263,58 +270,58 @@ def _at(timestamp_ms: int, offset: int) -> dict[str, Any]:
 
 
 def handle_offset_for_leader_epoch(node: Node, request: Request) -> None:
-    """Serve one OffsetForLeaderEpoch request (LeaderEpochFileCache.endOffsetFor, with the one epoch that there is).
+    """Serve one OffsetForLeaderEpoch request (LeaderEpochFileCache.endOffsetFor, with a single epoch).
 
     The end is the log's, as in Kafka, once everything below it is synced.
     """
-    asked = request.decode()
+    body = request.decode()
 
     when_ends_synced(
         request.reply,
-        _partitions_by_epoch(node, asked),
-        lambda errors: _respond_with_epoch_ends(node, request, asked, errors),
+        _partitions_by_epoch(node, body),
+        lambda errors: _respond_with_epoch_ends(node, request, body, errors),
     )
 
 
-def _partitions_by_epoch(node: Node, asked: Any) -> Iterator[Partition]:
-    """The partitions of a request that asks for the end of their present epoch."""
-    for topic in asked.topics:
-        for each in topic.partitions:
-            partition = node.partitions.get(topic.topic, each.partition)
-            if partition is not None and each.leader_epoch == LEADER_EPOCH:
+def _partitions_by_epoch(node: Node, body: Any) -> Iterator[Partition]:
+    """Yield the partitions of a request for the end of their present epoch."""
+    for topic in body.topics:
+        for entry in topic.partitions:
+            partition = node.partitions.get(topic.topic, entry.partition)
+            if partition is not None and entry.leader_epoch == LEADER_EPOCH:
                 yield partition
 
 
-def _respond_with_epoch_ends(node: Node, request: Request, asked: Any, errors: Mapping[Partition, ErrorCode]) -> None:
+def _respond_with_epoch_ends(node: Node, request: Request, body: Any, errors: Mapping[Partition, ErrorCode]) -> None:
     request.respond(
         topics=[
             {
                 "topic": topic.topic,
                 "partitions": [
-                    _epoch_end(node.partitions.get(topic.topic, each.partition), each, errors)
-                    for each in topic.partitions
+                    _epoch_end(node.partitions.get(topic.topic, entry.partition), entry, errors)
+                    for entry in topic.partitions
                 ],
             }
-            for topic in asked.topics
+            for topic in body.topics
         ]
     )
 
 
-def _epoch_end(partition: Partition | None, asked: Any, errors: Mapping[Partition, ErrorCode]) -> dict[str, Any]:
+def _epoch_end(partition: Partition | None, entry: Any, errors: Mapping[Partition, ErrorCode]) -> dict[str, Any]:
     error_code, leader_epoch, end_offset = ErrorCode.none, NO_LEADER_EPOCH, NO_OFFSET
     if partition is None:
         error_code = ErrorCode.unknown_topic_or_partition
-    elif epoch_error(asked.current_leader_epoch):
-        error_code = epoch_error(asked.current_leader_epoch)
-    elif asked.leader_epoch == LEADER_EPOCH and partition in errors:
+    elif _epoch_error(entry.current_leader_epoch):
+        error_code = _epoch_error(entry.current_leader_epoch)
+    elif entry.leader_epoch == LEADER_EPOCH and partition in errors:
         error_code = errors[partition]
-    elif asked.leader_epoch == LEADER_EPOCH:
+    elif entry.leader_epoch == LEADER_EPOCH:
         leader_epoch, end_offset = LEADER_EPOCH, partition.log.high_watermark
-    elif asked.leader_epoch < NO_LEADER_EPOCH:
-        # Before the first epoch: it ends where that begins.
-        leader_epoch, end_offset = asked.leader_epoch, partition.log.log_start_offset
+    elif entry.leader_epoch < NO_LEADER_EPOCH:
+        # Before the first epoch: it ends where the first one starts.
+        leader_epoch, end_offset = entry.leader_epoch, partition.log.log_start_offset
     return {
-        "partition": asked.partition,
+        "partition": entry.partition,
         "error_code": error_code,
         "leader_epoch": leader_epoch,
         "end_offset": end_offset,

@@ -1,7 +1,7 @@
-"""ApiVersions and Metadata: the answers that every client asks for first and repeats.
+"""ApiVersions and Metadata: the requests that every client sends first and repeats.
 
-A Metadata answer is joined from the bytes of its topics, which are kept (`MetadataEntries`); an answer about many
-topics is made in slices, a bounded number of topics and partitions in each turn of the loop.
+A Metadata response is joined from the cached bytes of its topics (`MetadataEntries`). A response about many topics is
+built in slices, with a bounded number of topics and partitions in each turn of the loop.
 """
 
 import re
@@ -23,12 +23,12 @@ ALL_TOPICS_IS_EMPTY_BEFORE = 1
 BY_ID_FROM = 12
 NAMED_CLIENTS_FROM = 3
 _SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
-"""What a client and its version may be called (KIP-511)."""
+"""Valid name of a client's software, or of its version (KIP-511)."""
 
 WORK_PER_FOUND = 6
 
 CLUSTER_OPERATIONS = 8096
-"""All of AclOperation that are for a cluster, as bits: Kafka's answer where there is no authorizer."""
+"""All AclOperation values for a cluster, as bits: Kafka's response without an authorizer."""
 
 
 _NO_REFUSAL = (ErrorCode.none, ErrorCode.topic_already_exists)
@@ -38,8 +38,8 @@ def handle_api_versions(node: Node, request: Request) -> None:
     """Serve one ApiVersions request."""
     if node.response_cache.send(request):
         return
-    asked = request.decode()
-    if request.version >= NAMED_CLIENTS_FROM and not _is_named(asked):
+    body = request.decode()
+    if request.version >= NAMED_CLIENTS_FROM and not _has_valid_name(body):
         request.respond(error_code=ErrorCode.invalid_request, api_keys=())
         return
     api_keys = [
@@ -50,87 +50,87 @@ def handle_api_versions(node: Node, request: Request) -> None:
     request.reply.send([response])
 
 
-def _is_named(asked: Any) -> bool:
-    names = (asked.client_software_name, asked.client_software_version)
-    return all(_SOFTWARE_NAME.fullmatch(each) for each in names)
+def _has_valid_name(body: Any) -> bool:
+    names = (body.client_software_name, body.client_software_version)
+    return all(_SOFTWARE_NAME.fullmatch(name) for name in names)
 
 
 def handle_metadata(node: Node, request: Request) -> None:
-    """Serve one Metadata request; creates topics that are asked for, where request and configuration allow it.
+    """Serve one Metadata request; create missing topics if the request and the configuration allow it.
 
-    It waits until what the topics are is durable, since it tells of them. If that failed, it is answered all the same:
-    who cannot see the topics that are served cannot work with them either.
+    The response waits until the topics in it are durable. It is sent even if that failed: a client that cannot see the
+    topics cannot use them either.
     """
-    asked = request.decode()
-    allowed = node.config.auto_create_topics and getattr(asked, "allow_auto_topic_creation", True)
-    missing = _creatable(node, asked) if allowed else []
-    found: list[Topic | bytes] = []
+    body = request.decode()
+    allowed = node.config.auto_create_topics and getattr(body, "allow_auto_topic_creation", True)
+    missing = _creatable(node, body) if allowed else []
+    topics: list[Topic | bytes] = []
 
-    def answer() -> None:
-        _answer(node, request, asked, found)
+    def respond() -> None:
+        _respond(node, request, body, topics)
 
     def created(results: list[Created]) -> None:
-        # A name that "exists already" and is not there belongs to a topic that is being deleted: it is unknown.
-        refused = {each.name: each.error_code for each in results if each.error_code not in _NO_REFUSAL}
-        request.in_slices(_find_topics(node, asked, request.version, refused, found), answer)
+        # A name that "exists already" but is not listed belongs to a topic in deletion: it is unknown.
+        refused = {result.name: result.error_code for result in results if result.error_code not in _NO_REFUSAL}
+        request.in_slices(_find_topics(node, body, request.version, refused, topics), respond)
 
     if missing:
         node.topic_operations.create(missing, created, failed=request.reply.close_connection)
     else:
-        finding = _find_topics(node, asked, request.version, {}, found)
-        request.in_slices(finding, lambda: node.metadata.when_synced(lambda _error_code: answer()))
+        finding = _find_topics(node, body, request.version, {}, topics)
+        request.in_slices(finding, lambda: node.metadata.when_synced(lambda _error_code: respond()))
 
 
-def _creatable(node: Node, asked: Any) -> list[NewTopic]:
-    names = dict.fromkeys(each.name for each in asked.topics or () if each.name is not None)
+def _creatable(node: Node, body: Any) -> list[NewTopic]:
+    names = dict.fromkeys(topic.name for topic in body.topics or () if topic.name is not None)
     wanted = [name for name in names if name not in node.topics.by_name and name not in INTERNAL_TOPICS]
     return [NewTopic(name, -1) for name in wanted if is_legal_name(name)]
 
 
 def _find_topics(
-    node: Node, asked: Any, version: int, refused: Mapping[str, ErrorCode], topics: list[Topic | bytes]
+    node: Node, body: Any, version: int, refused: Mapping[str, ErrorCode], topics: list[Topic | bytes]
 ) -> Iterator[int]:
-    """Adds the topics that are asked for, as they are before the wait for their durability; or an entry with an error.
+    """Add the requested topics, as they are before the wait for durability, or an entry with an error.
 
-    Yields the work of each.
+    Yield the work of each topic.
     """
-    if asked.topics is None or (version < ALL_TOPICS_IS_EMPTY_BEFORE and not asked.topics):
+    if body.topics is None or (version < ALL_TOPICS_IS_EMPTY_BEFORE and not body.topics):
         topics.extend(node.topics.by_name.values())
         return
-    found: dict[str | UUID | None, Topic | bytes] = {}
-    for name, topic_id in dict.fromkeys((each.name, getattr(each, "topic_id", None)) for each in asked.topics):
-        topic, error_code = _found(node, name, topic_id, version)
+    entries: dict[str | UUID | None, Topic | bytes] = {}
+    for name, topic_id in dict.fromkeys((topic.name, getattr(topic, "topic_id", None)) for topic in body.topics):
+        topic, error_code = _find_topic(node, name, topic_id, version)
         code = refused.get(name or "", error_code)
         shown = None if topic_id is not None and version >= BY_ID_FROM else name
         if topic is not None:
-            found[topic.name] = topic
+            entries[topic.name] = topic
         else:
-            found[topic_id if shown is None else shown] = metadata.encode_topic(version, code, shown, topic_id)
+            entries[topic_id if shown is None else shown] = metadata.encode_topic(version, code, shown, topic_id)
         yield WORK_PER_FOUND
-    topics.extend(found.values())
+    topics.extend(entries.values())
 
 
-def _answer(node: Node, request: Request, asked: Any, found: Sequence[Topic | bytes]) -> None:
+def _respond(node: Node, request: Request, body: Any, topics: Sequence[Topic | bytes]) -> None:
     version = request.version
-    authorized = getattr(asked, "include_topic_authorized_operations", False)
+    authorized = getattr(body, "include_topic_authorized_operations", False)
 
     def entries() -> Iterator[Element]:
-        for each in found:
-            if isinstance(each, bytes):
-                yield each, 1
+        for topic in topics:
+            if isinstance(topic, bytes):
+                yield topic, 1
             else:
                 yield node.metadata_entries.entry(
-                    each, node.partitions.count(each.name), version, authorized=authorized
+                    topic, node.partitions.count(topic.name), version, authorized=authorized
                 )
 
     head = metadata.encode_head(version, node.node_id, node.advertised_host, node.advertised_port, node.cluster_id)
-    cluster_operations = getattr(asked, "include_cluster_authorized_operations", False)
+    cluster_operations = getattr(body, "include_cluster_authorized_operations", False)
     tail = metadata.encode_tail(version, CLUSTER_OPERATIONS if cluster_operations else metadata.OPERATIONS_NOT_ASKED)
     respond_in_slices(request, head, entries(), tail)
 
 
-def _found(node: Node, name: str | None, topic_id: UUID | None, version: int) -> tuple[Topic | None, ErrorCode]:
-    """The topic, or the code that says why there is none (kafka.server.KafkaApis.handleTopicMetadataRequest)."""
+def _find_topic(node: Node, name: str | None, topic_id: UUID | None, version: int) -> tuple[Topic | None, ErrorCode]:
+    """Return the topic, and the error code if there is none (kafka.server.KafkaApis.handleTopicMetadataRequest)."""
     if topic_id is not None and version >= BY_ID_FROM:
         return node.topics.by_id.get(topic_id), ErrorCode.unknown_topic_id
     if name is None:

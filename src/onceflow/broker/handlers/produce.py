@@ -1,7 +1,8 @@
-"""Produce: append each partition's batch, answer now (acks=1), after the group commit (acks=all) or not (acks=0).
+"""Produce: append each partition's batch, then respond at once (acks=1), after the group commit (acks=all) or never
+(0).
 
-An answer to acks=all says that the records survive a power cut. With acks=1 they become visible, since the high
-watermark is the synced end, with the round of syncs that the append asks for.
+A response to acks=all means that the records survive a power failure. With acks=1 they become visible in the next round
+of syncs, which the append requests, since the high watermark is the synced end.
 """
 
 import logging
@@ -28,16 +29,16 @@ _ATTRIBUTES_LOW_BYTE = 22
 _CODEC_MASK = 0x07
 _TRANSACTIONAL = 0x10
 ZSTD_FROM = 7
-"""The first version that may carry zstd (KIP-110)."""
+"""First version that may carry zstd (KIP-110)."""
 
 
 def is_transactional(batch: memoryview) -> bool:
-    """Whether a batch says that it belongs to a transaction; what is no whole header is the log's to refuse."""
+    """Return whether a batch belongs to a transaction; the log refuses an incomplete header."""
     return len(batch) >= HEADER_BYTES and bool(batch[_ATTRIBUTES_LOW_BYTE] & _TRANSACTIONAL)
 
 
 class Refused(OnceflowError):
-    """A partition's records are refused before they reach its log."""
+    """Records of a partition that are refused before they reach its log."""
 
     def __init__(self, error_code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -45,7 +46,7 @@ class Refused(OnceflowError):
 
 
 class PendingProduce:
-    """One Produce request whose partitions wait for their syncs."""
+    """One Produce request with partitions that wait for their syncs."""
 
     __slots__ = (
         "_correlation_id",
@@ -86,11 +87,11 @@ class PendingProduce:
         return self._reply.requester
 
     def hold(self) -> None:
-        """Hold the answer back until one more `done`."""
+        """Delay the response until one more `done`."""
         self._missing += 1
 
     def expect(self, partition: Partition, responses: list[PartitionResponse], at: int) -> Synced:
-        """Hold the answer back until what is returned is called: when the partition is synced, or cannot be."""
+        """Delay the response until the returned callback is called: when the partition is synced, or cannot be."""
         self._missing += 1
 
         def synced(error_code: ErrorCode) -> None:
@@ -101,7 +102,7 @@ class PendingProduce:
         return synced
 
     def done(self) -> None:
-        """One thing less to wait for; answers after the last."""
+        """Count one awaited event; respond after the last."""
         self._missing -= 1
         if self._missing:
             return
@@ -122,15 +123,17 @@ class PendingProduce:
         return produce.encode_response(self.version, self._correlation_id, self._topics)
 
     def first_error(self) -> PartitionResponse | None:
-        """Of those that are there."""
-        return next((each for _name, responses in self._topics for each in responses if each.error_code), None)
+        """Return the first error among the responses so far, if any."""
+        return next(
+            (response for _name, responses in self._topics for response in responses if response.error_code), None
+        )
 
     def _end_without_response(self) -> None:
         error = self.first_error()
         if error is None:
             self._reply.send([])
         else:
-            # The client awaits no answer: a closed connection is the only way to tell it, and Kafka's.
+            # The client awaits no response: closing the connection is the only way to report the error, and Kafka's.
             reason = f"acks=0, {ErrorCode(error.error_code).name}: {error.error_message}"
             self._reply.close_connection(reason)
 
@@ -138,19 +141,19 @@ class PendingProduce:
 def handle(node: Node, request: Request) -> None:
     """Serve one Produce request."""
     frame, header = request.frame, request.header
-    asked = produce.parse_request(frame, header, entries_max=node.config.request_partitions_max)
-    pending = PendingProduce(request.reply, header.version, header.correlation_id, asked.transactional_id, asked.acks)
-    for name, partitions in asked.topics:
+    body = produce.parse_request(frame, header, entries_max=node.config.request_partitions_max)
+    pending = PendingProduce(request.reply, header.version, header.correlation_id, body.transactional_id, body.acks)
+    for name, partitions in body.topics:
         responses = pending.add_topic(name)
         for index, records in partitions:
             _take(node, name, index, records, pending, responses)
     if pending.first_error() is None:
-        node.known_requests.learn(frame, header, asked)
+        node.known_requests.learn(frame, header, body)
     pending.done()
 
 
 def handle_known(node: Node, known: Known, correlation_id: int, batch: memoryview, reply: Reply) -> None:
-    """Serve one that `node.known_requests` knows."""
+    """Serve one request of a form that `node.known_requests` knows."""
     transactional_id, acks, topic, partition, single_partition_response = known
     pending = PendingProduce(reply, KNOWN_VERSION, correlation_id, transactional_id, acks, single_partition_response)
     _take(node, topic, partition, batch, pending, pending.add_topic(topic))
@@ -165,7 +168,7 @@ def _take(
     pending: PendingProduce,
     responses: list[PartitionResponse],
 ) -> None:
-    """One partition's records: append them now, or once a thread has looked at them. One is added to `responses`."""
+    """Append one partition's records, now or once a thread has checked them, and add its response to `responses`."""
     at = len(responses)
     partition = node.partitions.get(name, index)
     try:
@@ -181,7 +184,7 @@ def _take(
 
 
 def _put(responses: list[PartitionResponse], at: int, response: PartitionResponse) -> None:
-    """Puts it in its place, which is the end or, of one that had to wait, where `_append_later` has kept it."""
+    """Add a response at the end, or replace the one that `_append_later` has reserved."""
     if at == len(responses):
         responses.append(response)
     else:
@@ -198,25 +201,25 @@ def _refused(index: int, error: Refused | LogError, partition: Partition | None)
 def _append_later(
     node: Node, partition: Partition, records: memoryview, pending: PendingProduce, responses: list[PartitionResponse]
 ) -> None:
-    """Append when a thread has looked at the records."""
+    """Append the records when a thread has checked them."""
     at = len(responses)
     responses.append(PartitionResponse(partition.index, 0, -1))
     pending.hold()
-    # The request's own buffer is used again after this turn.
+    # The request's own buffer is reused after this turn.
     batch = memoryview(bytearray(records))
 
     def checked(error: LogError | None) -> None:
         try:
             if error is not None:
                 raise error
-            # The topic may have been deleted meanwhile, and made again.
+            # The topic may have been deleted meanwhile, and recreated.
             current = node.partitions.get(partition.topic, partition.index)
             _check(pending, partition.topic, current if current is partition else None, batch)
             _append(node, partition, batch, pending, responses, at, is_checked=True)
         except (Refused, LogError) as refusal:
             responses[at] = _refused(partition.index, refusal, partition)
         except Exception as failure:
-            # Nobody knows whether it is in the log: in the turn of its request this would close the connection.
+            # The batch may or may not be in the log. During the request's own turn this would close the connection.
             logger.exception("%s: a batch could not be appended", partition)
             responses[at] = PartitionResponse(partition.index, _code_of(failure), -1)
         finally:
@@ -226,7 +229,7 @@ def _append_later(
 
 
 def _code_of(failure: Exception) -> ErrorCode:
-    """As Kafka's ReplicaManager answers what it did not foresee."""
+    """Return the code of Kafka's ReplicaManager for an unexpected error."""
     return ErrorCode.kafka_storage_error if isinstance(failure, OSError) else ErrorCode.unknown_server_error
 
 
@@ -248,7 +251,8 @@ def _append(
     response = PartitionResponse(partition.index, 0, appended.base_offset, appended.timestamp_ms, log.log_start_offset)
     _put(responses, at, response)
     if in_transaction:
-        # Whatever acks and flush policy say: after a crash the producer goes on, and commits what it was told is there.
+        # Regardless of acks and flush policy: after a crash the producer continues, and commits the acknowledged
+        # records.
         node.group_commit.flush(partition, pending.requester)
         if pending.acks:
             partition.when_durable(pending.expect(partition, responses, at))
@@ -260,18 +264,20 @@ def _append(
 
 
 def _check(pending: PendingProduce, name: str, partition: Partition | None, records: memoryview | None) -> None:
-    """In Kafka's order: KafkaApis.handleProduceRequest, ProduceRequest.validateRecords, ReplicaManager."""
+    """Check in Kafka's order: KafkaApis.handleProduceRequest, ProduceRequest.validateRecords, ReplicaManager."""
     if partition is None:
         raise Refused(ErrorCode.unknown_topic_or_partition, f"topic {name[:NAME_CHARACTERS_MAX]} has no such partition")
     if not records:
         raise Refused(ErrorCode.invalid_record, f"{name}: a partition without records")
     if pending.version < ZSTD_FROM and _codec(records) == Codec.ZSTD:
-        message = f"zstd in Produce {pending.version}, where readers need not know it; send it in {ZSTD_FROM} or later"
-        raise Refused(ErrorCode.unsupported_compression_type, f"{name}: {message}")
+        raise Refused(
+            ErrorCode.unsupported_compression_type,
+            f"{name}: zstd in Produce version {pending.version}; use version {ZSTD_FROM} or later",
+        )
     if pending.acks not in (ACKS_ALL, 0, 1):
-        raise Refused(ErrorCode.invalid_required_acks, f"acks={pending.acks}; -1, 0 and 1 exist")
+        raise Refused(ErrorCode.invalid_required_acks, f"acks={pending.acks} is not supported; use -1, 0 or 1")
     if name in INTERNAL_TOPICS:
-        raise Refused(ErrorCode.invalid_topic_exception, f"topic {name} is the broker's own; clients cannot write it")
+        raise Refused(ErrorCode.invalid_topic_exception, f"topic {name} is internal; clients cannot write to it")
 
 
 def _codec(batch: memoryview) -> int:
@@ -279,19 +285,19 @@ def _codec(batch: memoryview) -> int:
 
 
 def _check_transaction(node: Node, partition: Partition, records: memoryview, pending: PendingProduce) -> None:
-    """Coordinator and partition decide in one turn of the loop: no batch enters a transaction that is not open."""
+    """Check coordinator and partition in one turn of the loop: a batch enters only an open transaction."""
     transactional_id = pending.transactional_id
     if transactional_id is None:
         raise Refused(
             ErrorCode.transactional_id_authorization_failed,
-            f"{partition}: a transactional batch in a request without transactional id; send it with its own",
+            f"{partition}: a transactional batch in a request without a transactional id; send it with one",
         )
     header = read_header(records)
     error_code = node.transactions.check_produce(
         header.producer_id, header.producer_epoch, transactional_id, partition.topic, partition.index
     )
     if error_code:
-        # Who is told that it is fenced must not find it otherwise after a crash.
+        # A producer that was fenced in a response must remain fenced after a crash.
         pending.hold()
         node.transactions.when_synced(lambda _code: pending.done())
         raise Refused(

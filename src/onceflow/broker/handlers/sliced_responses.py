@@ -1,29 +1,47 @@
-"""Answers about many topics, made in slices: a bounded amount of work in each turn of the loop.
+"""Long responses, built in slices: a bounded amount of work in each turn of the loop.
 
-An answer is a head, the elements of its one long array, and a tail. Every element comes with the work that it cost,
-in units of about a microsecond.
+A response is a head, the elements of its one long array, and a tail. Every element comes with the work that it cost, in
+units of about a microsecond.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from onceflow.broker.network.request import Request, close_unless_responded
+from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import encode_joined, response_class
 from onceflow.wire.messages import element_class
 from onceflow.wire.primitives import append_count
 from onceflow.wire.response_writer import entity_writer
 
 ELEMENTS_JOINED = 1000
+NO_TAGS = b"\x00"
 
 Element = tuple[bytes, int]
-"""(bytes, work). No bytes: there was work, and no element came of it."""
+"""(bytes, work). Empty bytes: work without an element."""
 
 Send = Callable[[], None]
 
 
 def at_once(send: Send) -> None:
-    """For an answer that reveals nothing which is not durable yet."""
+    """Send a response that reveals only durable state."""
     send()
+
+
+def once_durable(
+    when_synced: Callable[[Callable[[ErrorCode], None]], None], refuse: Callable[[ErrorCode], None]
+) -> Callable[[Send], None]:
+    """Return a `when_built` that sends once `when_synced` calls back, or refuses with its error."""
+
+    def wait(send: Send) -> None:
+        when_synced(lambda error_code: refuse(error_code) if error_code else send())
+
+    return wait
+
+
+def tags_of(request: Request) -> bytes:
+    """Return the empty tagged fields that end each structure of a flexible version; nothing for others."""
+    return NO_TAGS if request.version >= request.header.api.flexible_from else b""
 
 
 def respond_in_slices(
@@ -32,19 +50,19 @@ def respond_in_slices(
     elements: Iterator[Element],
     tail: bytes,
     *,
-    when_made: Callable[[Send], None] = at_once,
+    when_built: Callable[[Send], None] = at_once,
 ) -> None:
-    """Make the answer; the array's length goes between head and elements.
+    """Build and send the response; the array's length goes between head and elements.
 
-    `when_made` is called in the turn that takes up the last element. What it is given sends the answer: an answer that
-    reveals state must wait for the durability of all that any of its elements saw.
+    `when_built` is called in the turn that adds the last element, with the function that sends the response. A response
+    that reveals state must wait until all that its elements saw is durable.
     """
     joining = _Joining(request, head, tail)
-    request.in_slices(joining.take(elements), lambda: when_made(joining.send))
+    request.in_slices(joining.take(elements), lambda: when_built(joining.send))
 
 
 class _Joining:
-    """An answer on its way."""
+    """A response under construction."""
 
     def __init__(self, request: Request, head: bytes, tail: bytes) -> None:
         self._request = request
@@ -54,7 +72,7 @@ class _Joining:
         self._count = 0
 
     def take(self, elements: Iterator[Element]) -> Iterator[int]:
-        """Take up the elements; yields the work of each."""
+        """Join the elements; yield the work of each."""
         joined: list[bytes] = []
         for element, work in elements:
             if element:
@@ -70,7 +88,7 @@ class _Joining:
         elements.clear()
 
     def send(self) -> None:
-        """Send what was taken up."""
+        """Send the joined elements."""
         header = self._request.header
         flexible = header.version >= header.api.flexible_from
         with close_unless_responded(self._request.reply):
@@ -81,7 +99,7 @@ class _Joining:
 
 
 def encoded(request: Request, array: str, values: Mapping[str, Any]) -> bytes:
-    """An element of the answer's array."""
+    """Encode an element of the response's array."""
     header = request.header
     entity_class: Any = element_class(response_class(header.api.key, header.version), array)
     buffer = bytearray()

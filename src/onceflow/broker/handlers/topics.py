@@ -1,7 +1,7 @@
 """CreateTopics, CreatePartitions and DeleteTopics.
 
-A topic and its partitions are visible and writable when their creation is answered, and stay. What is refused, with
-which code and in which words, is Kafka's (kafka.server.ControllerApis, org.apache.kafka.controller.
+A topic and its partitions are visible, writable and durable when the response to their creation is sent. Conditions,
+codes and messages of errors are Kafka's (kafka.server.ControllerApis, org.apache.kafka.controller.
 ReplicationControlManager).
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from onceflow.broker.handlers.config_entries import topic_entries
-from onceflow.broker.handlers.sliced_responses import Element, encoded, respond_in_slices
+from onceflow.broker.handlers.sliced_responses import Element, encoded, respond_in_slices, tags_of
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.broker.topics.configs import log_config
@@ -24,70 +24,68 @@ from onceflow.wire.errors import ErrorCode
 from onceflow.wire.primitives import INT32
 
 MESSAGE_CHARACTERS_MAX = 4096
-"""A refusal names what the client sent, and a string of the old versions ends at 32,767 bytes."""
+"""Limit of an error message: it quotes the request, and a string of the old versions ends at 32,767 bytes."""
 DELETION_DISABLED_VERSION = 3
 
 CREATED_ENTRY = ("name", "value", "read_only", "config_source", "is_sensitive")
-"""What CreateTopics tells of a configuration."""
+"""Fields of a configuration in CreateTopics."""
 DUPLICATE_NAME = "Duplicate topic name."
 WORK_PER_WANTED = 3
 WORK_PER_TOPIC = 10
 WORK_PER_CONFIG = 10
 _NO_THROTTLE = INT32.pack(0)
-_NO_TAGS = b"\x00"
 
 
 def handle_create(node: Node, request: Request) -> None:
     """Serve one CreateTopics request."""
-    asked = request.decode()
-    once, refused = _named_once(asked.topics)
+    body = request.decode()
+    once, refused = _named_once(body.topics)
     wanted: list[NewTopic] = []
     results = [_refusal(name, ErrorCode.invalid_request, DUPLICATE_NAME) for name in refused]
 
     def sort() -> Iterator[int]:
-        for each in once:
-            if each.name in INTERNAL_TOPICS and each.name not in node.topics.by_name:
-                message = f"Creation of internal topic {each.name} is prohibited."
-                results.append(_refusal(each.name, ErrorCode.invalid_request, message))
+        for topic in once:
+            if topic.name in INTERNAL_TOPICS and topic.name not in node.topics.by_name:
+                message = f"Creation of internal topic {topic.name} is prohibited."
+                results.append(_refusal(topic.name, ErrorCode.invalid_request, message))
             else:
-                wanted.append(_wanted(each))
+                wanted.append(_wanted(topic))
             yield WORK_PER_WANTED
 
-    def answer(created: list[Created]) -> None:
+    def respond(created: list[Created]) -> None:
         def elements() -> Iterator[Element]:
-            for each in itertools.chain(results, map(partial(_created, node), created)):
-                work = WORK_PER_TOPIC + WORK_PER_CONFIG * len(each["configs"])
-                yield encoded(request, "topics", each), work
+            for result in itertools.chain(results, map(partial(_created, node), created)):
+                work = WORK_PER_TOPIC + WORK_PER_CONFIG * len(result["configs"])
+                yield encoded(request, "topics", result), work
 
-        _answer(request, elements())
+        _respond(request, elements())
 
     failed = request.reply.close_connection
     request.in_slices(
         sort(),
-        lambda: node.topic_operations.create(wanted, answer, failed=failed, validate_only=asked.validate_only),
+        lambda: node.topic_operations.create(wanted, respond, failed=failed, validate_only=body.validate_only),
     )
 
 
-def _answer(request: Request, elements: Iterator[Element]) -> None:
-    """Answer with a throttle time and one array, which may be long."""
-    tail = _NO_TAGS if request.version >= request.header.api.flexible_from else b""
-    respond_in_slices(request, _NO_THROTTLE, elements, tail)
+def _respond(request: Request, elements: Iterator[Element]) -> None:
+    """Respond with a throttle time and one array, which may be long."""
+    respond_in_slices(request, _NO_THROTTLE, elements, tags_of(request))
 
 
 def _named_once(topics: Iterable[Any]) -> tuple[list[Any], list[str]]:
-    """The entries whose name is in the request once, and the names that are there more often."""
-    counts = Counter(each.name for each in topics)
-    once = [each for each in topics if counts[each.name] == 1]
+    """Return the entries with a unique name, and the names that occur more than once."""
+    counts = Counter(topic.name for topic in topics)
+    once = [topic for topic in topics if counts[topic.name] == 1]
     return once, [name for name, count in counts.items() if count > 1]
 
 
-def _wanted(asked: Any) -> NewTopic:
+def _wanted(topic: Any) -> NewTopic:
     return NewTopic(
-        asked.name,
-        asked.num_partitions,
-        asked.replication_factor,
-        {each.name: each.value for each in asked.configs},
-        [(each.partition_index, tuple(each.broker_ids)) for each in asked.assignments],
+        topic.name,
+        topic.num_partitions,
+        topic.replication_factor,
+        {config.name: config.value for config in topic.configs},
+        [(assignment.partition_index, tuple(assignment.broker_ids)) for assignment in topic.assignments],
     )
 
 
@@ -122,16 +120,18 @@ def _created(node: Node, created: Created) -> dict[str, Any]:
 
 def handle_create_partitions(node: Node, request: Request) -> None:
     """Serve one CreatePartitions request."""
-    asked = request.decode()
-    once, refused = _named_once(asked.topics)
+    body = request.decode()
+    once, refused = _named_once(body.topics)
     results = [Changed(name, ErrorCode.invalid_request, DUPLICATE_NAME) for name in refused]
 
-    def answer(changed: list[Changed]) -> None:
-        _answer(request, ((encoded(request, "results", _changed(each)), WORK_PER_TOPIC) for each in results + changed))
+    def respond(changed: list[Changed]) -> None:
+        _respond(
+            request, ((encoded(request, "results", _changed(result)), WORK_PER_TOPIC) for result in results + changed)
+        )
 
-    wanted = [_more_partitions(each) for each in once]
+    wanted = [_more_partitions(topic) for topic in once]
     failed = request.reply.close_connection
-    node.topic_operations.add_partitions(wanted, answer, failed=failed, validate_only=asked.validate_only)
+    node.topic_operations.add_partitions(wanted, respond, failed=failed, validate_only=body.validate_only)
 
 
 def _changed(changed: Changed) -> dict[str, Any]:
@@ -139,50 +139,50 @@ def _changed(changed: Changed) -> dict[str, Any]:
     return {"name": changed.name, "error_code": changed.error_code, "error_message": message}
 
 
-def _more_partitions(asked: Any) -> MorePartitions:
-    assignments = asked.assignments
-    brokers = None if assignments is None else [tuple(each.broker_ids) for each in assignments]
-    return MorePartitions(asked.name, asked.count, brokers)
+def _more_partitions(topic: Any) -> MorePartitions:
+    assignments = topic.assignments
+    brokers = None if assignments is None else [tuple(assignment.broker_ids) for assignment in assignments]
+    return MorePartitions(topic.name, topic.count, brokers)
 
 
 def handle_delete(node: Node, request: Request) -> None:
     """Serve one DeleteTopics request."""
-    asked = request.decode()
+    body = request.decode()
     if not node.config.delete_topics:
-        _refuse_deletion(request, asked)
+        _refuse_deletion(request, body)
         return
     results: list[dict[str, Any]] = []
 
     def find() -> list[Topic]:
-        topics, refused = _asked_to_delete(node, asked)
+        topics, refused = _topics_to_delete(node, body)
         results.extend(refused)
         return topics
 
-    def answer(deleted: list[tuple[Topic, ErrorCode, str | None]]) -> None:
+    def respond(deleted: list[tuple[Topic, ErrorCode, str | None]]) -> None:
         for topic, code, message in deleted:
             results.append(
                 {"name": topic.name, "topic_id": topic.topic_id, "error_code": code, "error_message": message}
             )
-        _answer(request, ((encoded(request, "responses", each), WORK_PER_TOPIC) for each in results))
+        _respond(request, ((encoded(request, "responses", result), WORK_PER_TOPIC) for result in results))
 
-    node.topic_operations.delete(find, answer, failed=request.reply.close_connection)
+    node.topic_operations.delete(find, respond, failed=request.reply.close_connection)
 
 
-def _refuse_deletion(request: Request, asked: Any) -> None:
-    """`delete.topic.enable=false`; before version 3 there was no code of its own for it."""
+def _refuse_deletion(request: Request, body: Any) -> None:
+    """Refuse because of `delete.topic.enable=false`; before version 3 this had no error code of its own."""
     is_old = request.version < DELETION_DISABLED_VERSION
     code = ErrorCode.invalid_request if is_old else ErrorCode.topic_deletion_disabled
     request.respond(
         responses=[
             {"name": name, "topic_id": topic_id, "error_code": code, "error_message": "Topic deletion is disabled."}
-            for name, topic_id in _named(asked)
+            for name, topic_id in _named(body)
         ]
     )
 
 
-def _asked_to_delete(node: Node, asked: Any) -> tuple[list[Topic], list[dict[str, Any]]]:
-    """The topics to delete, and what is answered for the rest; a topic that is meant twice stays, as with Kafka."""
-    named = Counter(_named(asked))
+def _topics_to_delete(node: Node, body: Any) -> tuple[list[Topic], list[dict[str, Any]]]:
+    """Return the topics to delete, and the results of the rest; a topic given twice is not deleted, as in Kafka."""
+    named = Counter(_named(body))
     topics: dict[UUID, list[Topic]] = {}
     results: list[dict[str, Any]] = []
     for (name, topic_id), count in named.items():
@@ -206,7 +206,7 @@ _UNKNOWN_ID = (ErrorCode.unknown_topic_id, "This server does not host this topic
 
 
 def _contradiction(name: str | None, topic_id: UUID | None, count: int) -> tuple[ErrorCode, str | None]:
-    """Kafka's refusals of an entry of DeleteTopics, in its words (kafka.server.ControllerApis.deleteTopics)."""
+    """Return Kafka's error for an entry of DeleteTopics (kafka.server.ControllerApis.deleteTopics)."""
     if name is not None and topic_id is not None:
         return ErrorCode.invalid_request, "You may not specify both topic name and topic id."
     if name is None and topic_id is None:
@@ -220,10 +220,10 @@ def _refused_deletion(name: str, topic_id: UUID, message: str) -> dict[str, Any]
     return {"name": name, "topic_id": topic_id, "error_code": ErrorCode.invalid_request, "error_message": message}
 
 
-def _named(asked: Any) -> list[tuple[str | None, UUID | None]]:
-    if hasattr(asked, "topic_names"):
-        return [(name, None) for name in asked.topic_names]
-    return [(each.name, each.topic_id) for each in asked.topics]
+def _named(body: Any) -> list[tuple[str | None, UUID | None]]:
+    if hasattr(body, "topic_names"):
+        return [(name, None) for name in body.topic_names]
+    return [(topic.name, topic.topic_id) for topic in body.topics]
 
 
 HANDLERS = {

@@ -1,13 +1,13 @@
-"""The APIs by which somebody looks after transactions from outside: markers, descriptions, lists."""
+"""Administrative transaction APIs: WriteTxnMarkers, DescribeProducers, DescribeTransactions, ListTransactions."""
 
 import itertools
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from onceflow.broker.handlers.sliced_responses import Element, Send, encoded, respond_in_slices
+from onceflow.broker.handlers.sliced_responses import Element, Send, encoded, once_durable, respond_in_slices
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.broker.storage.partitions import Partition
@@ -23,30 +23,30 @@ from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_s
 STATES_BY_NAME = {state.value: state for state in TransactionState}
 NO_THROTTLE = INT32.pack(0)
 NO_TAGS = b"\x00"
-"""All versions of the sliced answers here are flexible."""
+"""Tags of the sliced responses here, which are flexible in all versions."""
 WORK_PER_LISTED = 3
 WORK_PER_DESCRIBED = 10
 
 _PRODUCER = struct.Struct(">qiiqiqx")
-"""DescribeProducersResponse's ProducerState, whose fields ours has in the same order; the last byte: no tags."""
+"""DescribeProducersResponse's ProducerState, with the same field order as ours; the last byte: no tags."""
 
 
 def handle_write_markers(node: Node, request: Request) -> None:
     """Serve one WriteTxnMarkers request: an admin aborts a transaction in one of its partitions.
 
     Kafka writes the marker there and leaves the rest of the transaction open. Here the coordinator knows every open
-    transaction, so the whole of it is aborted: never half. Where none is open the marker is written, as in Kafka.
+    transaction, so it aborts the whole. Without an open transaction the marker is written, as in Kafka.
     """
-    asked = request.decode()
+    body = request.decode()
     results = [
         (marker, {(topic.name, index): ErrorCode.none for topic in marker.topics for index in topic.partition_indexes})
-        for marker in asked.markers
+        for marker in body.markers
     ]
 
-    def answer(_error_code: ErrorCode) -> None:
+    def respond(_error_code: ErrorCode) -> None:
         request.respond(markers=[_marker_response(marker, codes) for marker, codes in results])
 
-    syncs = Syncs(answer)
+    syncs = Syncs(respond)
     for marker, codes in results:
         producer = MarkerRequest(
             marker.producer_id, marker.producer_epoch, marker.transaction_result, marker.coordinator_epoch
@@ -75,9 +75,9 @@ def _marker_response(marker: Any, codes: dict[TopicPartition, ErrorCode]) -> dic
 def handle_describe_producers(node: Node, request: Request) -> None:
     """Serve one DescribeProducers request: the producers that partitions know, and their open transactions.
 
-    It waits until what it reveals is durable, whatever the flush policies.
+    The response waits until the state in it is durable, regardless of flush policies.
     """
-    asked = request.decode()
+    body = request.decode()
     seen: list[Partition] = []
 
     def refuse(error_code: ErrorCode) -> None:
@@ -85,14 +85,14 @@ def handle_describe_producers(node: Node, request: Request) -> None:
         failed = {"error_code": error_code, "error_message": message, "active_producers": ()}
         request.respond(
             topics=[
-                {"name": topic.name, "partitions": [{"partition_index": each, **failed} for each in indexes]}
-                for topic in asked.topics
+                {"name": topic.name, "partitions": [{"partition_index": index, **failed} for index in indexes]}
+                for topic in body.topics
                 if (indexes := topic.partition_indexes)
             ]
         )
 
     def elements() -> Iterator[Element]:
-        for topic in asked.topics:
+        for topic in body.topics:
             buffer = bytearray()
             append_string(buffer, topic.name, flexible=True)
             append_count(buffer, len(topic.partition_indexes), flexible=True)
@@ -112,16 +112,16 @@ def handle_describe_producers(node: Node, request: Request) -> None:
                 syncs.wait_for(partition)
         syncs.settle()
 
-    respond_in_slices(request, NO_THROTTLE, elements(), NO_TAGS, when_made=when_durable)
+    respond_in_slices(request, NO_THROTTLE, elements(), NO_TAGS, when_built=when_durable)
 
 
 def _append_described_partition(buffer: bytearray, topic: str, index: int, partition: Partition | None) -> int:
-    """Adds PartitionResponse; returns the number of its producers. By hand, for there may be very many."""
+    """Append PartitionResponse, by hand since there may be many; return the number of its producers."""
     error_code = ErrorCode.none
     message: str | None = None
     states: Sequence[ProducerState] = ()
     if not is_legal_name(topic):
-        error_code, message = ErrorCode.invalid_topic_exception, "no topic can be called so"
+        error_code, message = ErrorCode.invalid_topic_exception, "not a valid topic name"
     elif partition is None:
         error_code, message = ErrorCode.unknown_topic_or_partition, f"{topic} has no partition {index} here"
     elif partition.log.failure is not None:
@@ -137,19 +137,24 @@ def _append_described_partition(buffer: bytearray, topic: str, index: int, parti
 
 
 def handle_describe_transactions(node: Node, request: Request) -> None:
-    """Serve one DescribeTransactions request; it waits until what it reveals is durable."""
-    asked = request.decode()
+    """Serve one DescribeTransactions request; the response waits until the state in it is durable."""
+    body = request.decode()
 
     def refuse(error_code: ErrorCode) -> None:
-        request.respond(transaction_states=[_undescribed(each, error_code) for each in asked.transactional_ids])
+        request.respond(
+            transaction_states=[
+                _undescribed(transactional_id, error_code) for transactional_id in body.transactional_ids
+            ]
+        )
 
     def elements() -> Iterator[Element]:
-        for transactional_id in asked.transactional_ids:
+        for transactional_id in body.transactional_ids:
             described = _described(node, transactional_id)
             partition_count = sum(len(topic["partitions"]) for topic in described["topics"])
             yield encoded(request, "transaction_states", described), WORK_PER_DESCRIBED + partition_count
 
-    respond_in_slices(request, NO_THROTTLE, elements(), NO_TAGS, when_made=_when_durable(node, refuse))
+    when_built = once_durable(node.transactions.when_synced, refuse)
+    respond_in_slices(request, NO_THROTTLE, elements(), NO_TAGS, when_built=when_built)
 
 
 def _described(node: Node, transactional_id: str) -> dict[str, Any]:
@@ -198,11 +203,11 @@ def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 
 def handle_list(node: Node, request: Request) -> None:
-    """Serve one ListTransactions request; it waits until what it reveals is durable."""
-    asked = request.decode()
-    unknown = [name for name in asked.state_filters if name not in STATES_BY_NAME]
-    states = {STATES_BY_NAME[name] for name in asked.state_filters if name in STATES_BY_NAME}
-    duration_ms = getattr(asked, "duration_filter", -1)
+    """Serve one ListTransactions request; the response waits until the state in it is durable."""
+    body = request.decode()
+    unknown = [name for name in body.state_filters if name not in STATES_BY_NAME]
+    states = {STATES_BY_NAME[name] for name in body.state_filters if name in STATES_BY_NAME}
+    duration_ms = getattr(body, "duration_filter", -1)
     now_ms = node.clock.now_ms()
 
     def refuse(error_code: ErrorCode) -> None:
@@ -210,8 +215,8 @@ def handle_list(node: Node, request: Request) -> None:
 
     def is_wanted(transaction: Transaction) -> bool:
         return (
-            (not asked.producer_id_filters or transaction.producer_id in asked.producer_id_filters)
-            and (not asked.state_filters or transaction.state in states)
+            (not body.producer_id_filters or transaction.producer_id in body.producer_id_filters)
+            and (not body.state_filters or transaction.state in states)
             and (duration_ms < 0 or now_ms - transaction.started_ms > duration_ms)
         )
 
@@ -223,25 +228,17 @@ def handle_list(node: Node, request: Request) -> None:
     append_count(head, len(unknown), flexible=True)
     for name in unknown:
         append_string(head, name, flexible=True)
-    respond_in_slices(request, bytes(head), elements(), NO_TAGS, when_made=_when_durable(node, refuse))
+    when_built = once_durable(node.transactions.when_synced, refuse)
+    respond_in_slices(request, bytes(head), elements(), NO_TAGS, when_built=when_built)
 
 
 def _listed(transaction: Transaction) -> bytes:
-    """By hand, since kio needs ten times as long, and there may be hundreds of thousands."""
+    """Encode one transaction, by hand: kio needs ten times as long, and there may be hundreds of thousands."""
     buffer = bytearray()
     append_string(buffer, transaction.transactional_id, flexible=True)
     buffer += INT64.pack(transaction.producer_id)
     append_string(buffer, transaction.state.value, flexible=True)
     return bytes(buffer + NO_TAGS)
-
-
-def _when_durable(node: Node, refuse: Callable[[ErrorCode], None]) -> Callable[[Send], None]:
-    """Sends an answer once all that the coordinator knows at that time is durable; or refuses with the error."""
-
-    def wait(send: Send) -> None:
-        node.transactions.when_synced(lambda error_code: refuse(error_code) if error_code else send())
-
-    return wait
 
 
 HANDLERS = {

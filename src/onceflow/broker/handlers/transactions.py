@@ -1,4 +1,4 @@
-"""The transactional APIs: requests of any version become the coordinator's values, its answers become responses."""
+"""Transactional APIs: requests of any version become the coordinator's values, its results become responses."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,31 +20,31 @@ from onceflow.wire.errors import ErrorCode
 
 FENCED_FROM_INIT = 4
 FENCED_FROM = 2
-"""From these versions on clients know PRODUCER_FENCED; before, INVALID_PRODUCER_EPOCH says the same."""
+"""First versions with PRODUCER_FENCED; earlier ones get INVALID_PRODUCER_EPOCH instead."""
 GROUP_OFFSETS = (GROUP_OFFSETS_TOPIC, 0)
 
 
 def handle_init_producer_id(node: Node, request: Request) -> None:
-    """Serve one InitProducerId request, of a transactional producer or an idempotent one."""
-    asked = request.decode()
+    """Serve one InitProducerId request of a transactional or an idempotent producer."""
+    body = request.decode()
 
-    def answer(error_code: ErrorCode, producer_id: int, producer_epoch: int) -> None:
+    def respond(error_code: ErrorCode, producer_id: int, producer_epoch: int) -> None:
         if request.version < FENCED_FROM_INIT:
             error_code = _for_old_clients(error_code)
         request.respond(error_code=error_code, producer_id=producer_id, producer_epoch=producer_epoch)
 
-    if asked.transactional_id is None:
+    if body.transactional_id is None:
         node.metadata.next_producer_id(
-            lambda code, producer_id: answer(code, producer_id, NO_PRODUCER_EPOCH if code else 0)
+            lambda code, producer_id: respond(code, producer_id, NO_PRODUCER_EPOCH if code else 0)
         )
         return
     init = InitRequest(
-        asked.transactional_id,
-        _milliseconds(asked.transaction_timeout),
-        getattr(asked, "producer_id", NO_PRODUCER_ID),
-        getattr(asked, "producer_epoch", NO_PRODUCER_EPOCH),
+        body.transactional_id,
+        _milliseconds(body.transaction_timeout),
+        getattr(body, "producer_id", NO_PRODUCER_ID),
+        getattr(body, "producer_epoch", NO_PRODUCER_EPOCH),
     )
-    node.transactions.init(init, answer)
+    node.transactions.init(init, respond)
 
 
 def _for_old_clients(error_code: ErrorCode) -> ErrorCode:
@@ -57,15 +57,15 @@ def _milliseconds(duration: timedelta) -> int:
 
 def handle_add_partitions(node: Node, request: Request) -> None:
     """Serve one AddPartitionsToTxn request: all partitions are added, or none."""
-    asked = request.decode()
-    topics = asked.v3_and_below_topics
+    body = request.decode()
+    topics = body.v3_and_below_topics
     partitions = [(topic.name, index) for topic in topics for index in topic.partitions]
     producer = ProducerRequest(
-        asked.v3_and_below_transactional_id, asked.v3_and_below_producer_id, asked.v3_and_below_producer_epoch
+        body.v3_and_below_transactional_id, body.v3_and_below_producer_id, body.v3_and_below_producer_epoch
     )
-    refusals = {each: code for each in partitions if (code := _add_refusal(node, each))}
+    refusals = {partition: code for partition in partitions if (code := _add_refusal(node, partition))}
 
-    def answer(error_codes: Callable[[TopicPartition], ErrorCode]) -> None:
+    def respond(error_codes: Callable[[TopicPartition], ErrorCode]) -> None:
         request.respond(
             results_by_topic_v3_and_below=[
                 {
@@ -81,10 +81,10 @@ def handle_add_partitions(node: Node, request: Request) -> None:
 
     def settled(error_code: ErrorCode) -> None:
         code = _for_old_clients(error_code) if request.version < FENCED_FROM else error_code
-        answer(lambda _partition: code)
+        respond(lambda _partition: code)
 
     if refusals:
-        answer(lambda partition: refusals.get(partition, ErrorCode.operation_not_attempted))
+        respond(lambda partition: refusals.get(partition, ErrorCode.operation_not_attempted))
     else:
         node.transactions.add(producer, frozenset(partitions), settled)
 
@@ -97,104 +97,104 @@ def _add_refusal(node: Node, partition: TopicPartition) -> ErrorCode:
     return ErrorCode.none
 
 
-def _producer(asked: Any) -> ProducerRequest:
-    return ProducerRequest(asked.transactional_id, asked.producer_id, asked.producer_epoch)
+def _producer(body: Any) -> ProducerRequest:
+    return ProducerRequest(body.transactional_id, body.producer_id, body.producer_epoch)
 
 
 def handle_add_offsets(node: Node, request: Request) -> None:
-    """Serve one AddOffsetsToTxn request: the groups' partition is one of the transaction's from now on."""
-    asked = request.decode()
-    node.transactions.add(_producer(asked), frozenset({GROUP_OFFSETS}), _single_response(request))
+    """Serve one AddOffsetsToTxn request: add the groups' partition to the transaction."""
+    body = request.decode()
+    node.transactions.add(_producer(body), frozenset({GROUP_OFFSETS}), _single_response(request))
 
 
 def handle_end(node: Node, request: Request) -> None:
     """Serve one EndTxn request."""
-    asked = request.decode()
-    event = Event.COMMIT if asked.committed else Event.ABORT
-    node.transactions.end(_producer(asked), event, _single_response(request))
+    body = request.decode()
+    event = Event.COMMIT if body.committed else Event.ABORT
+    node.transactions.end(_producer(body), event, _single_response(request))
 
 
 def _single_response(request: Request) -> Callable[[ErrorCode], None]:
-    def answer(error_code: ErrorCode) -> None:
+    def respond(error_code: ErrorCode) -> None:
         code = _for_old_clients(error_code) if request.version < FENCED_FROM else error_code
         request.respond(error_code=code)
 
-    return answer
+    return respond
 
 
 def handle_offset_commit(node: Node, request: Request) -> None:
     """Serve one TxnOffsetCommit request: its offsets are the group's once the transaction commits."""
-    asked = request.decode()
+    body = request.decode()
     refusals: dict[TopicPartition, ErrorCode] = {}
     records = []
-    for topic in asked.topics:
-        for each in topic.partitions:
-            partition = (topic.name, each.partition_index)
-            refusals[partition] = _offset_refusal(node, topic.name, each)
+    for topic in body.topics:
+        for entry in topic.partitions:
+            partition = (topic.name, entry.partition_index)
+            refusals[partition] = _offset_refusal(node, topic.name, entry)
             if not refusals[partition]:
-                records.append(_offset_record(node, asked.group_id, topic.name, each))
+                records.append(_offset_record(node, body.group_id, topic.name, entry))
 
-    def answer(error_code: ErrorCode) -> None:
+    def respond(error_code: ErrorCode) -> None:
         request.respond(
             topics=[
                 {
                     "name": topic.name,
                     "partitions": [
                         {
-                            "partition_index": each.partition_index,
-                            "error_code": refusals[topic.name, each.partition_index] or error_code,
+                            "partition_index": entry.partition_index,
+                            "error_code": refusals[topic.name, entry.partition_index] or error_code,
                         }
-                        for each in topic.partitions
+                        for entry in topic.partitions
                     ],
                 }
-                for topic in asked.topics
+                for topic in body.topics
             ]
         )
 
-    refusal = _offset_commit_refusal(node, asked) if records else ErrorCode.none
+    refusal = _offset_commit_refusal(node, body) if records else ErrorCode.none
     if refusal:
-        # Who is told that it is fenced must not find it otherwise after a crash.
-        node.transactions.when_synced(lambda error_code: answer(error_code or refusal))
+        # A producer that was fenced in a response must remain fenced after a crash.
+        node.transactions.when_synced(lambda error_code: respond(error_code or refusal))
     elif not records:
-        answer(refusal)
+        respond(refusal)
     else:
-        node.group_requests.record_transactional(asked.producer_id, asked.producer_epoch, records, answer)
+        node.group_requests.record_transactional(body.producer_id, body.producer_epoch, records, respond)
 
 
-def _offset_refusal(node: Node, topic: str, asked: Any) -> ErrorCode:
-    if node.partitions.get(topic, asked.partition_index) is None:
+def _offset_refusal(node: Node, topic: str, entry: Any) -> ErrorCode:
+    if node.partitions.get(topic, entry.partition_index) is None:
         return ErrorCode.unknown_topic_or_partition
-    if len((asked.committed_metadata or "").encode()) > node.config.offset_metadata_bytes_max:
+    if len((entry.committed_metadata or "").encode()) > node.config.offset_metadata_bytes_max:
         return ErrorCode.offset_metadata_too_large
     return ErrorCode.none
 
 
-def _offset_record(node: Node, group_id: str, topic: str, asked: Any) -> OffsetCommit:
+def _offset_record(node: Node, group_id: str, topic: str, entry: Any) -> OffsetCommit:
     return OffsetCommit(
         group_id,
         topic,
-        asked.partition_index,
-        asked.committed_offset,
-        getattr(asked, "committed_leader_epoch", -1),
-        asked.committed_metadata or "",
+        entry.partition_index,
+        entry.committed_offset,
+        getattr(entry, "committed_leader_epoch", -1),
+        entry.committed_metadata or "",
         node.clock.now_ms(),
     )
 
 
-def _offset_commit_refusal(node: Node, asked: Any) -> ErrorCode:
-    if not asked.group_id:
+def _offset_commit_refusal(node: Node, body: Any) -> ErrorCode:
+    if not body.group_id:
         return ErrorCode.invalid_group_id
     refusal = node.transactions.check_produce(
-        asked.producer_id, asked.producer_epoch, asked.transactional_id, *GROUP_OFFSETS
+        body.producer_id, body.producer_epoch, body.transactional_id, *GROUP_OFFSETS
     )
     if refusal is ErrorCode.not_enough_replicas:
-        # As Kafka's group coordinator says it.
+        # Kafka's group coordinator uses this code.
         return ErrorCode.coordinator_not_available
     return refusal or node.groups.transactional_commit_error(
-        asked.group_id,
-        getattr(asked, "member_id", ""),
-        getattr(asked, "generation_id", -1),
-        getattr(asked, "group_instance_id", None),
+        body.group_id,
+        getattr(body, "member_id", ""),
+        getattr(body, "generation_id", -1),
+        getattr(body, "group_instance_id", None),
     )
 
 

@@ -1,7 +1,7 @@
-"""A thread for rounds of blocking work, whose ends wake the event loop by a byte in a pipe.
+"""A thread for rounds of blocking work. The end of a round wakes the event loop by a byte in a pipe.
 
 A Future and `call_soon_threadsafe` do the same for twice the processor time: each end of a round costs them locks, a
-handle, two reads of the loop's own socket and one more exception. Rounds are as many as the syncs of single records.
+handle, two reads of the loop's own socket and one more exception. There is a round for each sync of a single record.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ Result = TypeVar("Result")
 
 
 class RoundThread(Generic[Result]):
-    """One round at a time: `begin`, and on the loop `end` with what the work returned. All methods are the loop's.
+    """One round at a time: `begin`, then `end` on the loop with the work's result. All methods run on the loop.
 
-    The thread is started, and the pipe made, by the first round; `close` ends both.
+    The first round starts the thread and opens the pipe; `close` ends both.
     """
 
     def __init__(self, name: str, end: Callable[[Result], None]) -> None:
@@ -28,7 +28,7 @@ class RoundThread(Generic[Result]):
         self._reading = self._writing = -1
 
     def begin(self, work: Callable[[], Result]) -> None:
-        """Do the work, which raises nothing, in the thread. Raises OSError where no pipe or no thread can be had."""
+        """Do the work, which raises nothing, in the thread. Raises OSError if no pipe or no thread can be created."""
         if self._reading < 0:
             self._open()
         self._work.put(work)
@@ -43,13 +43,13 @@ class RoundThread(Generic[Result]):
             os.close(reading)
             os.close(writing)
             raise OSError(f"no thread for rounds: {error}") from error
-        # Not before both are there: the next round would take a pipe for a thread.
+        # Set once both exist: the next round takes an open pipe as a sign of a running thread.
         self._reading, self._writing = reading, writing
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             self._results.put(work())
-            # Not until the next round begins: what it refers to may be a deleted topic's.
+            # Released before the next round: it may refer to a deleted topic.
             del work
             os.write(self._writing, b"\0")
 
@@ -58,7 +58,7 @@ class RoundThread(Generic[Result]):
         self._end(self._results.get())
 
     def close(self) -> None:
-        """After the last round's end."""
+        """End the thread and close the pipe, after the last round's end."""
         if self._reading < 0:
             return
         self._work.put(None)

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 WORK_PER_TURN = 1000
-"""In units of about a microsecond.
+"""Work of one slice, in units of about a microsecond.
 
-Much shorter turns than the interpreter's switch interval would keep other threads out, those that sync logs too: the
-loop gives the interpreter's lock back in each turn, too briefly for a thread to wake up, and one that was woken begins
-to wait for the interval again. Work must not be estimated too high, then.
+Turns much shorter than the interpreter's switch interval would lock out other threads, those that sync logs too. The
+loop releases the interpreter's lock in each turn, too briefly for a thread to wake up, and a thread that was woken
+waits for the interval again. So work must not be estimated too high.
 """
 
 
@@ -19,16 +19,16 @@ def run_in_slices(
     failed: Callable[[BaseException], None],
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Run `work`, which yields what each step cost in units of about a microsecond, and then call `done`.
+    """Run `work`, which yields the cost of each step in units of about a microsecond, and then call `done`.
 
-    The first slice runs at once. `failed` gets what the work or `done` raises, which is raised then. The rest is
+    The first slice runs at once. `failed` gets what the work or `done` raises, before it is raised again. The rest is
     dropped when it is no longer wanted.
     """
-    _Slices(work, done, failed, is_wanted).turn()
+    _Slices(work, done, failed, is_wanted).run_slice()
 
 
 class _Slices:
-    """Work that is under way."""
+    """Work in progress."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class _Slices:
         self._failed = failed
         self._is_wanted = is_wanted
 
-    def turn(self) -> None:
+    def run_slice(self) -> None:
         """Run a slice in this turn of the loop."""
         try:
             spent = 0
@@ -53,7 +53,7 @@ class _Slices:
             if spent < WORK_PER_TURN:
                 self._done()
             elif self._is_wanted():
-                asyncio.get_running_loop().call_soon(self.turn)
+                asyncio.get_running_loop().call_soon(self.run_slice)
         except BaseException as error:
             self._failed(error)
             raise

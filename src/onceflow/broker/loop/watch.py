@@ -1,7 +1,7 @@
-"""For debugging: says what held the event loop, where `loop.block.report.ms` is set.
+"""Reports of long work on the event loop, for debugging (`loop.block.report.ms`).
 
-A request is measured by itself, so that the log names its API and who sent it. Everything else that runs on the loop
-(rounds of syncs, timers, writes) shows in a timer that fires late.
+A request is measured by itself, so that the log names its API and its client. All other work on the loop (rounds of
+syncs, timers, writes) shows in a timer that fires late.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ BEAT_SECONDS = 0.02
 
 
 class LoopWatch:
-    """Reports what took longer than `limit_ms`. All methods are the event loop's."""
+    """Reports work that took longer than `limit_ms`. All methods run on the event loop."""
 
     def __init__(self, limit_ms: int) -> None:
         self._limit_seconds = limit_ms / 1000
@@ -25,13 +25,13 @@ class LoopWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the timer."""
         self._due = time.monotonic() + BEAT_SECONDS
         self._reported_seconds = 0.0
         self._timer = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -43,7 +43,7 @@ class LoopWatch:
 
     @contextmanager
     def measured(self, what: str, peer: str) -> Iterator[None]:
-        """Around the handling of one request."""
+        """Measure the handling of one request."""
         begin = time.monotonic()
         try:
             yield

@@ -1,4 +1,4 @@
-"""A thread of the broker's own that does what it is given, one after the other."""
+"""A worker thread of the broker, which runs its tasks one after the other."""
 
 import threading
 from collections.abc import Callable
@@ -11,10 +11,10 @@ Arguments = ParamSpec("Arguments")
 
 
 class WorkThread(Executor):
-    """An executor of one thread, which is started by the first `submit`. One thread calls the methods.
+    """An executor of one thread, started by the first `submit`. Only one thread calls its methods.
 
-    ThreadPoolExecutor refuses all work once the main thread has ended, while other threads of a program still use the
-    broker in it. This one works until `shutdown`.
+    ThreadPoolExecutor refuses all work once the main thread has ended, while other threads of a program may still use
+    the broker in it. This one works until `shutdown`.
     """
 
     def __init__(self, name: str) -> None:
@@ -25,9 +25,9 @@ class WorkThread(Executor):
     def submit(
         self, work: Callable[Arguments, Result], /, *arguments: Arguments.args, **named: Arguments.kwargs
     ) -> Future[Result]:
-        """The work's outcome. Raises RuntimeError after `shutdown`."""
+        """Return the work's future outcome. Raises RuntimeError after `shutdown`."""
         if self._is_shut_down:
-            raise RuntimeError(f"the thread {self._thread.name} was shut down and takes no more work")
+            raise RuntimeError(f"thread {self._thread.name} is shut down and accepts no more work")
         outcome: Future[Result] = Future()
         self._work.put((outcome, lambda: work(*arguments, **named)))
         if self._thread.ident is None:
@@ -35,7 +35,7 @@ class WorkThread(Executor):
         return outcome
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the thread after the work that it has. A second call waits like the first."""
+        """End the thread after its queued work. A second call waits like the first."""
         self._is_shut_down = True
         if cancel_futures:
             self._cancel_waiting()
@@ -56,13 +56,13 @@ class WorkThread(Executor):
 
 
 def _do(task: tuple[Future[Any], Callable[[], Any]] | None) -> bool:
-    """False at the end. A function of its own, so that the waiting thread keeps nothing of the last work alive."""
+    """Do one task; return False at the end. A separate function, so that the waiting thread keeps no task alive."""
     if task is None:
         return False
     outcome, work = task
     if outcome.set_running_or_notify_cancel():
         try:
             outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - whoever asked for the work gets it
+        except BaseException as error:  # noqa: BLE001 - the future raises it
             outcome.set_exception(error)
     return True

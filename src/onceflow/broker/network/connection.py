@@ -1,18 +1,18 @@
-"""One client's connection: frames in, answers out in the order of their requests.
+"""One client's connection: frames in, responses out in the order of their requests.
 
-A connection owns its non-blocking socket and is called by the event loop. It reads into one buffer that begins at
-4 KiB and grows as a frame's bytes really arrive; a request sees its frame as a view of that buffer, which is valid
-only until the handler returns. A large request is decoded over several turns of the loop before it is handled; the
-buffer stays as it is meanwhile. An answer is a list of pieces, bytes or slices of a segment; the slices go out by
-sendfile, resumed when the socket is writable again, and no byte of them enters this process. Only small ones are read:
-in one call with what stands around them they cost less, and they wake their reader once.
+A connection owns its non-blocking socket and is called by the event loop. It reads into one buffer, which starts at
+4 KiB and grows as a frame's bytes arrive. A handler gets its frame as a view of that buffer, valid until it returns.
+A large request is decoded over several turns of the loop before it is handled; the buffer does not change meanwhile.
 
-What one connection may cost the others is bounded: bytes read, handled and sent in one turn of the loop, unanswered
-requests, unsent answers, and, over all connections in sum, the memory of requests that are being received and of
-answers that nobody reads.
+A response is a list of pieces: bytes, or slices of a segment. Slices are sent by sendfile, resumed when the socket is
+writable again, without entering this process. Small slices are read and joined with the bytes around them: one call
+costs less, and wakes the reader once.
 
-A request that waits for other clients or for records (JoinGroup, SyncGroup, Fetch) *parks* its connection: the requests
-behind it stay unparsed in the buffer and the socket until it is answered. Kafka does so behind every request, since it
+The cost of one connection to the others is bounded: bytes read, handled and sent in one turn of the loop, pending
+requests and unsent responses. The memory of incoming requests and of unread responses is bounded over all connections.
+
+A request that waits for other clients or for records (JoinGroup, SyncGroup, Fetch) *parks* its connection: later
+requests stay unparsed in the buffer and the socket until its response is ready. Kafka does so after every request: it
 mutes the channel until the response is sent. Here requests that wait for the disk do not park: pipelined Produce
 requests are appended together and acknowledged by one sync.
 """
@@ -29,13 +29,10 @@ from typing import Any
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.loop.turn import HANDLED_BYTES_PER_WORK, LARGE_REQUEST_BYTES, Turn
-from onceflow.broker.network.arrival import Arrival
-from onceflow.broker.network.client_socket import has_left
-from onceflow.broker.network.frame_limits import FRAME_BYTES_MIN, size_refusal
-from onceflow.broker.network.reply import Piece, Reply, SendingSlice
+from onceflow.broker.network.incoming import FRAME_BYTES_MIN, Arrival, frame_size_error, has_disconnected
+from onceflow.broker.network.reply import Piece, Reply, SendingSlice, join_small
 from onceflow.broker.network.request_memory import RequestMemory, Reservation
 from onceflow.broker.network.response_budget import ResponseBudget
-from onceflow.broker.network.small_pieces import take_small
 from onceflow.log.clock import Clock
 from onceflow.wire import apis
 from onceflow.wire.errors import WireError
@@ -47,7 +44,7 @@ NO_BUFFER = memoryview(bytearray())
 BUFFER_BYTES_FIRST = 4 * 1024
 BUFFER_BYTES_STEP = 64 * 1024
 BUFFER_BYTES_KEPT = 2 * 1024 * 1024
-"""A drained buffer larger than this is given back at once, a smaller one when nothing came for a second."""
+"""A drained buffer larger than this is released at once, a smaller one after a second without data."""
 BUFFER_KEPT_SECONDS = 1.0
 SLOW_BYTES_PER_SECOND = 256 * 1024
 """Slower requests may be closed while others wait for memory."""
@@ -58,15 +55,14 @@ _MSG_MORE = getattr(socket, "MSG_MORE", 0)
 
 Handle = Callable[[memoryview, Reply, "Connection"], None]
 Decode = Callable[[memoryview], Generator[int, None, Handle]]
-"""Decodes a large request in steps, for `Turn.large`, and returns what serves it. Raises WireError."""
+"""Decodes a large request in steps, for `Turn.large`, and returns its `Handle`. Raises WireError."""
 
 
 class Connection:
-    """See the module. `handle`, or what `decode` returns for a large frame, serves a request; it may answer later."""
+    """State of one connection. `handle`, or what `decode` returns for a large frame, responds at once or later."""
 
     __slots__ = (
         "_active_at",
-        "_answers",
         "_arrival",
         "_begin",
         "_clock",
@@ -80,7 +76,6 @@ class Connection:
         "_is_handling_scheduled",
         "_is_parked",
         "_is_reading",
-        "_is_starved",
         "_is_write_scheduled",
         "_loop",
         "_on_closed",
@@ -88,12 +83,14 @@ class Connection:
         "_pending_max",
         "_plain_bytes_max",
         "_received_bytes",
+        "_response_budget",
         "_socket",
         "_turn",
         "_turn_bytes_left",
         "_unsent",
         "_unsent_bytes_max",
         "_view",
+        "_waits_for_memory",
         "is_open",
         "peer",
         "peer_host",
@@ -107,7 +104,7 @@ class Connection:
         peer: tuple[Any, ...],
         config: BrokerConfig,
         memory: RequestMemory,
-        answers: ResponseBudget,
+        response_budget: ResponseBudget,
         clock: Clock,
         turn: Turn,
         handle: Handle,
@@ -124,7 +121,7 @@ class Connection:
         )
         self._pending_max = config.queued_requests_max
         self._unsent_bytes_max = config.unsent_bytes_per_connection_max
-        self._answers = answers
+        self._response_budget = response_budget
         self._clock = clock
         self._turn = turn
         self._handle = handle
@@ -132,17 +129,17 @@ class Connection:
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._view = memoryview(bytearray(BUFFER_BYTES_FIRST))
-        self.reservation = Reservation(memory, self._fed)
+        self.reservation = Reservation(memory, self._on_memory_freed)
         self._begin = self._end = 0
         self._received_bytes = 0
         self._arrival: Arrival | None = None
         self._pending: deque[Reply] = deque()
         self._unsent: deque[bytes | memoryview | SendingSlice] = deque()
         self.unsent_bytes = 0
-        """Answers in memory, those included that wait for an earlier one; slices of files cost none."""
+        """Responses in memory, including those that wait for an earlier one; slices of files cost none."""
         self._turn_bytes_left = 0
         self._is_reading = True
-        self._is_starved = False
+        self._waits_for_memory = False
         self._has_writer = False
         self._is_blocked = False
         self._is_finishing = False
@@ -173,7 +170,7 @@ class Connection:
         self._handle_and_respond()
 
     def _handle_and_respond(self) -> None:
-        """Handle what is in the buffer, and send what is ready then: to this client first, who may ask more."""
+        """Handle the frames in the buffer, then send what is ready: to this client first, which may send more."""
         turn = self._turn
         turn.begin()
         is_write_ours = not self._is_write_scheduled
@@ -190,7 +187,7 @@ class Connection:
         while self.is_open and self._is_reading and not self._is_parked and self._end - self._begin >= 4:
             (size_bytes,) = INT32.unpack_from(self._view, self._begin)
             frame_begin = self._begin + 4
-            if not FRAME_BYTES_MIN <= size_bytes <= self._plain_bytes_max and not self._may_be(size_bytes):
+            if not FRAME_BYTES_MIN <= size_bytes <= self._plain_bytes_max and not self._check_frame_size(size_bytes):
                 return
             if self._end - frame_begin < size_bytes:
                 break
@@ -209,12 +206,12 @@ class Connection:
             if size_bytes > BUFFER_BYTES_KEPT or (size_bytes > BUFFER_BYTES_FIRST and self.reservation.is_contended):
                 self._shrink()
 
-    def _may_be(self, size_bytes: int) -> bool:
-        """Whether the frame that begins may have this unusual size; closes the connection if not."""
-        refusal = size_refusal(self._config, self._view[self._begin + 4 : self._end], size_bytes)
-        if refusal is not None:
-            self.close(refusal)
-        return refusal is None
+    def _check_frame_size(self, size_bytes: int) -> bool:
+        """Return whether the next frame may have this unusual size; close the connection if not."""
+        reason = frame_size_error(self._config, self._view[self._begin + 4 : self._end], size_bytes)
+        if reason is not None:
+            self.close(reason)
+        return reason is None
 
     def _handle_frame(self, frame: memoryview, handle: Handle) -> None:
         reply = Reply(self)
@@ -224,15 +221,15 @@ class Connection:
         except WireError as error:
             self.close(str(error))
         except Exception:
-            logger.exception("request of %s failed; its connection is closed", self.peer)
-            self.close("the broker failed")
+            logger.exception("request of %s failed; closing its connection", self.peer)
+            self.close("internal error")
         if reply.pieces is None and reply.is_long_wait:
             self._is_parked = True
         if len(self._pending) >= self._pending_max and self._is_reading:
             self._pause_reading()
 
     def _handle_soon(self) -> None:
-        """Go on with the requests that are in the buffer already, after the other connections' turn."""
+        """Continue with the requests in the buffer after the other connections' turn."""
         if not self._is_handling_scheduled:
             self._is_handling_scheduled = True
             self._loop.call_soon(self._handle_later)
@@ -243,7 +240,7 @@ class Connection:
             self._handle_and_respond()
 
     def _handle_large_soon(self, size_bytes: int) -> None:
-        """Decode and handle the large request that begins in later turns; nothing is read or handled before."""
+        """Decode and handle the next request, which is large, in later turns; nothing is read or handled before."""
         if not self._is_handling_scheduled:
             self._is_handling_scheduled = True
             work = self._handle_large(size_bytes)
@@ -251,8 +248,8 @@ class Connection:
 
     def _handle_large(self, size_bytes: int) -> Iterator[int]:
         frame = self._view[self._begin + 4 : self._begin + 4 + size_bytes]
-        if frame[:2] == _FETCH_KEY and has_left(self._socket.fileno()):
-            # Its response cannot be delivered. The requests behind it are handled: they may change what is stored.
+        if frame[:2] == _FETCH_KEY and has_disconnected(self._socket.fileno()):
+            # Its response cannot be delivered. The requests after it are handled: they may change what is stored.
             self._begin += 4 + size_bytes
             self._handle_later()
             return
@@ -262,7 +259,7 @@ class Connection:
             self.close(str(error))
             return
         except Exception:
-            self.close("the broker failed")
+            self.close("internal error")
             raise
         self._begin += 4 + size_bytes
         self._handle_frame(frame, handle)
@@ -270,10 +267,10 @@ class Connection:
         self._handle_later()
 
     def _make_room(self) -> bool:
-        """The buffer is full and has no whole request: move what is there to its front, or to a larger one's.
+        """Make room in a full buffer without a whole request: move its content to the front, or to a larger buffer.
 
-        The buffer of a parked connection does not grow: what follows stays in the socket.
-        False where no memory is left for a larger one: reading continues when there is some again.
+        The buffer of a parked connection does not grow: later bytes stay in the socket.
+        Return False without memory for a larger one; reading continues when there is some again.
         """
         if self._is_parked:
             self._pause_reading()
@@ -283,7 +280,7 @@ class Connection:
             request_bytes = max(BUFFER_BYTES_STEP, 4 + int.from_bytes(held[:4], "big"))
             step_bytes = min(max(2 * len(held), BUFFER_BYTES_STEP), request_bytes)
             if not self.reservation.grow(step_bytes, request_bytes):
-                self._is_starved = True
+                self._waits_for_memory = True
                 self._loop.remove_reader(self._socket.fileno())
                 return False
             self._view = memoryview(bytearray(step_bytes))
@@ -292,20 +289,20 @@ class Connection:
         return True
 
     def _shrink(self) -> None:
-        """Give the buffer back for a first one, which takes what is in it."""
+        """Replace the buffer by one of the first size, with the same content."""
         held = self._view[self._begin : self._end]
         self._view = memoryview(bytearray(BUFFER_BYTES_FIRST))
         self._view[: len(held)] = held
         self._begin, self._end = 0, len(held)
         self.reservation.free()
 
-    def _fed(self) -> None:
-        """Continue to read: memory for the next step is reserved."""
-        self._is_starved = False
+    def _on_memory_freed(self) -> None:
+        """Continue to read, now that memory for the next step is reserved."""
+        self._waits_for_memory = False
         if self._is_reading:
             self._loop.add_reader(self._socket.fileno(), self._on_readable)
 
-    def _is_relaxed(self) -> bool:
+    def _can_resume_reading(self) -> bool:
         return (
             len(self._pending) < (self._pending_max + 1) // 2 and self.unsent_bytes < (self._unsent_bytes_max + 1) // 2
         )
@@ -316,17 +313,17 @@ class Connection:
 
     def _resume_reading(self) -> None:
         self._is_reading = True
-        if not self._is_starved:
+        if not self._waits_for_memory:
             self._loop.add_reader(self._socket.fileno(), self._on_readable)
 
     # Writing
 
     def enqueue_response(self, pieces: Sequence[Piece]) -> None:
-        """An answer is there, if not yet its turn: count what it costs in memory from now on."""
+        """Send a response when it is its turn; count its memory from now on."""
         if not self.is_open:
             return
         if not self._is_write_scheduled:
-            # Answers that become ready together go out together.
+            # Responses that become ready together are sent together.
             self._is_write_scheduled = True
             self._turn.soon(self._write)
         size_bytes = 0
@@ -334,12 +331,12 @@ class Connection:
             if isinstance(piece, bytes):
                 size_bytes += len(piece)
         self.unsent_bytes += size_bytes
-        self._answers.add(size_bytes)
+        self._response_budget.add(size_bytes)
         if self.unsent_bytes >= self._unsent_bytes_max and self._is_reading:
             self._pause_reading()
 
     def write_soon(self) -> None:
-        """Go on sending in the next turn of the loop."""
+        """Continue to send in the next turn of the loop."""
         if not self._is_write_scheduled:
             self._is_write_scheduled = True
             self._loop.call_soon(self._write)
@@ -354,24 +351,24 @@ class Connection:
                 self._written()
 
     def _written(self) -> None:
-        """Answers went out, which may make room for requests."""
+        """Continue with requests after responses were sent."""
         if self._is_finishing:
             self._close_if_finished()
             return
         if self._is_parked:
-            # Nothing was taken after the request that parked: its reply is the last.
+            # No request was handled after the one that parked: its reply is the last.
             self._is_parked = bool(self._pending) and self._pending[-1].pieces is None
             if self._is_parked:
                 return
         if not self._is_reading:
-            if not self._is_relaxed():
+            if not self._can_resume_reading():
                 return
             self._resume_reading()
-        # Frames that arrived before the pause are in the buffer already: no event will tell of them.
+        # Frames that arrived before the pause are in the buffer already: no event will report them.
         self._handle_frames()
 
     def _collect(self) -> None:
-        """Take over the pieces of every answer whose turn it is, small ones joined."""
+        """Move the pieces of every response whose turn it is to the unsent ones, small ones joined."""
         small: list[bytes] = []
         while self._pending and self._pending[0].pieces is not None:
             for piece in self._pending.popleft().pieces or ():
@@ -402,7 +399,7 @@ class Connection:
 
     def _send_first(self) -> None:
         if len(self._unsent) > 1:
-            joined = take_small(self._unsent, self._read)
+            joined = join_small(self._unsent, self._read)
             if joined:
                 self._unsent.appendleft(joined)
         piece = self._unsent[0]
@@ -412,7 +409,7 @@ class Connection:
         flags = _MSG_MORE if len(self._unsent) > 1 else 0
         count = self._socket.send(piece, flags)
         self.unsent_bytes -= count
-        self._answers.used_bytes -= count
+        self._response_budget.used_bytes -= count
         self._turn_bytes_left -= count
         if count == len(piece):
             self._unsent.popleft()
@@ -422,29 +419,29 @@ class Connection:
     def _read(self, piece: SendingSlice) -> bytes:
         data = piece.file.read(piece.size_bytes, piece.position)
         if len(data) < piece.size_bytes:
-            raise OSError(f"the file ended {piece.size_bytes - len(data)} bytes too early")
+            raise OSError(f"file is {piece.size_bytes - len(data)} bytes shorter than the response needs")
         self.unsent_bytes += len(data)
-        self._answers.add(len(data))
+        self._response_budget.add(len(data))
         return data
 
     def _send_file(self, piece: SendingSlice) -> None:
         try:
             descriptor = piece.file.fileno()
         except OSError:
-            # A file that is not the operating system's (a test's disk) has no descriptor to send from.
+            # A file of a test's disk has no descriptor to send from.
             self._unsent[0] = self._read(piece)
             return
         wanted = min(piece.size_bytes, self._turn_bytes_left)
         count = os.sendfile(self._socket.fileno(), descriptor, piece.position, wanted)
         if not count:
-            raise OSError(f"the file ended {piece.size_bytes} bytes too early")
+            raise OSError(f"file is {piece.size_bytes} bytes shorter than the response needs")
         self._turn_bytes_left -= count
         piece.position += count
         piece.size_bytes -= count
         if not piece.size_bytes:
             self._unsent.popleft()
         elif count < wanted:
-            # The socket is full: another call would only say so.
+            # The socket is full: another call would only report that.
             self._wait_until_writable()
 
     def _wait_until_writable(self) -> None:
@@ -454,7 +451,7 @@ class Connection:
             self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
     def _on_writable(self) -> None:
-        """A large answer fills the socket several times: the loop is asked to call again until nothing is held up."""
+        """Continue to send. A large response fills the socket several times: stay registered until none is blocked."""
         self._is_blocked = False
         self._write()
         if self.is_open and not self._is_blocked:
@@ -465,11 +462,11 @@ class Connection:
 
     @property
     def is_blind(self) -> bool:
-        """Whether it reads nothing, parked or without memory: it cannot see that its client has left."""
-        return self._is_starved or (self._is_parked and not self._is_reading)
+        """Whether it reads nothing, parked or without memory, and so cannot notice that its client disconnected."""
+        return self._waits_for_memory or (self._is_parked and not self._is_reading)
 
     def has_whole_request(self, unread_bytes: int) -> bool:
-        """Whether the request that waits for memory is whole with `unread_bytes` more, and is not parked."""
+        """Return whether the request that waits for memory is whole with `unread_bytes` more, and not parked."""
         size_bytes = 4 + int.from_bytes(self._view[self._begin : self._begin + 4], "big")
         return not self._is_parked and self._end - self._begin + unread_bytes >= size_bytes
 
@@ -477,38 +474,40 @@ class Connection:
         """Return the socket's descriptor."""
         return self._socket.fileno()
 
-    def look_after(self, now: float) -> None:
-        """About once a second: give back a buffer that is not needed, close what is stalled, too slow or idle."""
+    def check_activity(self, now: float) -> None:
+        """Close the connection if it is stalled, too slow or idle, else release an unneeded buffer; once a second."""
         idle_seconds = now - self._active_at
         config = self._config
-        is_receiving = self._is_reading and not (self._is_parked or self._is_starved or self._is_handling_scheduled)
+        is_receiving = self._is_reading and not (
+            self._is_parked or self._waits_for_memory or self._is_handling_scheduled
+        )
         has_half_request = self._end > self._begin and is_receiving
-        bytes_per_second = self.watch_arrival(now)
+        bytes_per_second = self.measure_pace(now)
         if has_half_request and _is_over(idle_seconds, config.request_stalled_max_ms):
-            self.close(f"a request stopped in its middle for {idle_seconds:.0f} s (request.stalled.max.ms)")
+            self.close(f"incomplete request, no data for {idle_seconds:.0f} s (request.stalled.max.ms)")
         elif has_half_request and bytes_per_second < config.request_bytes_per_second_min:
             self.close(
-                f"a request arrives at {bytes_per_second:.0f} bytes per second"
+                f"incomplete request, arriving at {bytes_per_second:.0f} bytes per second"
                 f" (request.min.bytes.per.second={config.request_bytes_per_second_min})"
             )
         elif self._is_idle() and _is_over(idle_seconds, config.connections_idle_max_ms):
             logger.info("connection of %s closed: idle for %.0f s", self.peer, idle_seconds)
             self.close(None)
         elif idle_seconds >= BUFFER_KEPT_SECONDS:
-            self.shrink_if_needless()
+            self.shrink_if_unneeded()
 
-    def shrink_if_needless(self) -> None:
-        """Give back a buffer whose content the first one could hold."""
+    def shrink_if_unneeded(self) -> None:
+        """Release a buffer whose content fits into one of the first size."""
         if self._end - self._begin < BUFFER_BYTES_FIRST < len(self._view):
             self._shrink()
 
-    def watch_arrival(self, now: float) -> float:
-        """Look at the request that is not handled; return its bytes per second if it was watched long enough.
+    def measure_pace(self, now: float) -> float:
+        """Return the incoming request's bytes per second, infinite until it was measured long enough.
 
-        One that waits for the broker (for memory, for its turn, or behind others for the disk) is not watched.
+        A request that waits for the broker (for memory, for its turn, or after others for the disk) is not measured.
         """
         waits_behind = not (self._is_reading or self._is_parked or self._is_unread())
-        is_ours_to_wait = self._is_starved or self._is_handling_scheduled or waits_behind
+        is_ours_to_wait = self._waits_for_memory or self._is_handling_scheduled or waits_behind
         if self._begin == self._end or is_ours_to_wait:
             self._arrival = None
             return math.inf
@@ -516,27 +515,27 @@ class Connection:
         if self._arrival is None or self._arrival.position != position:
             self._arrival = Arrival(position, now, self._received_bytes)
             return math.inf
-        average = self._arrival.look(now, self._received_bytes)
+        average = self._arrival.measure(now, self._received_bytes)
         return math.inf if average is None else average
 
     def _is_unread(self) -> bool:
-        """Whether the client leaves so many answers unread that no further request is taken."""
+        """Return whether the client has too many unread responses for a further request."""
         return self.unsent_bytes >= self._unsent_bytes_max
 
     @property
     def slow_bytes_per_second(self) -> float | None:
-        """Pace of the request that holds reserved memory, if it is slow; None if not."""
+        """Pace of a request that holds reserved memory and is slow; None otherwise."""
         arrival = self._arrival
         if arrival is None or arrival.bytes_per_second is None or not self.reservation.size_bytes:
             return None
         return arrival.bytes_per_second if arrival.bytes_per_second < SLOW_BYTES_PER_SECOND else None
 
     def _is_idle(self) -> bool:
-        """Whether it is the client's turn: to ask, or to read its answers."""
+        """Return whether it is the client's turn: to send a request, or to read its responses."""
         return bool(self._unsent) or not self._pending
 
     def finish(self) -> None:
-        """The broker stops: take no more requests, give the answers that can be given, and close."""
+        """Accept no more requests, send the responses that are possible, and close, since the broker stops."""
         self._is_finishing = True
         if self._is_reading:
             self._pause_reading()
@@ -546,7 +545,7 @@ class Connection:
         self.write_soon()
 
     def _close_if_finished(self) -> None:
-        # Answers go out in order: behind one that waits for other clients nothing can be sent any more.
+        # Responses are sent in order: after one that waits for other clients, none can be sent any more.
         waits = bool(self._pending) and not self._pending[0].is_long_wait
         if self._unsent or waits:
             return
@@ -554,7 +553,7 @@ class Connection:
         self.close(None)
 
     def _drain(self) -> None:
-        """Read what arrived: the kernel would answer a close before it with a reset that takes sent answers back."""
+        """Read what arrived: closing with unread bytes makes the kernel send a reset, which discards sent responses."""
         step = self._view[:BUFFER_BYTES_STEP]
         with contextlib.suppress(OSError):
             for _ in range(DRAINED_BYTES_MAX // len(step)):
@@ -562,11 +561,11 @@ class Connection:
                     return
 
     def _fail(self, error: OSError) -> None:
-        """The socket or the file failed; a reset is a client's way to leave, too."""
+        """Close after a failure of the socket or the file; a reset counts as an ordinary close by the client."""
         self.close(None if isinstance(error, ConnectionError) else str(error))
 
     def close(self, reason: str | None) -> None:
-        """Close; None as reason is the peer's own, ordinary close."""
+        """Close; `reason` is None if the peer closed in the ordinary way."""
         if not self.is_open:
             return
         self.is_open = False
@@ -581,14 +580,14 @@ class Connection:
                 reply.on_abandoned()
         self._pending.clear()
         self._unsent.clear()
-        self._answers.add(-self.unsent_bytes)
+        self._response_budget.add(-self.unsent_bytes)
         self.unsent_bytes = 0
         self.reservation.end()
         self._view = NO_BUFFER
         self._on_closed(self)
 
     def close_descriptor(self) -> None:
-        """In a forked child: the connection goes on in the parent."""
+        """Close the descriptor in a forked child; the connection continues in the parent."""
         self._socket.close()
 
 

@@ -1,10 +1,14 @@
-"""The place of one response in its connection's order, and the pieces that a response consists of."""
+"""Responses on their way to the client: their order on a connection, and the pieces that they consist of."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from onceflow.log.disk import File
+
+SLICE_BYTES_SMALL = 32 * 1024
+JOINED_BYTES_MAX = 64 * 1024
 
 
 class FileSlice(Protocol):
@@ -23,11 +27,29 @@ Piece = bytes | FileSlice
 
 @dataclass(slots=True)
 class SendingSlice:
-    """The part of a slice that is still to be sent."""
+    """Unsent rest of a slice."""
 
     file: File
     position: int
     size_bytes: int
+
+
+def join_small(
+    unsent: deque[bytes | memoryview | SendingSlice], read: Callable[[SendingSlice], bytes | memoryview]
+) -> bytes:
+    """Remove the small pieces at the front of `unsent` and return them as one, for one call; slices are read."""
+    joined = bytearray()
+    while unsent and len(joined) < JOINED_BYTES_MAX:
+        piece = unsent[0]
+        if isinstance(piece, SendingSlice):
+            if piece.size_bytes > SLICE_BYTES_SMALL:
+                break
+            piece = read(piece)
+        elif len(piece) > JOINED_BYTES_MAX:
+            break
+        joined += piece
+        unsent.popleft()
+    return bytes(joined)
 
 
 class Channel(Protocol):
@@ -40,7 +62,7 @@ class Channel(Protocol):
 
 
 class Reply:
-    """The place of one answer in its connection's order of answers."""
+    """Position of one response in its connection's order of responses."""
 
     __slots__ = ("_connection", "is_long_wait", "on_abandoned", "on_stop", "pieces")
 
@@ -48,13 +70,13 @@ class Reply:
         self._connection = connection
         self.pieces: Sequence[Piece] | None = None
         self.on_abandoned: Callable[[], None] | None = None
-        """Called when the connection closes before there is an answer."""
+        """Called when the connection closes before there is a response."""
         self.on_stop: Callable[[], None] | None = None
-        """Called when the broker stops and there is no answer yet: gives the answer that is possible now."""
+        """Called when the broker stops before there is a response: sends the one that is possible now."""
         self.is_long_wait = False
-        """The answer waits for other clients or for records, not for the disk.
+        """Whether the response waits for other clients or for records, not for the disk.
 
-        It parks the connection, and a broker that stops does not wait for it.
+        It then parks the connection, and a broker that stops does not wait for it.
         """
 
     @property
@@ -64,15 +86,15 @@ class Reply:
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody still waits for the answer."""
+        """Whether a client still waits for the response."""
         return self._connection.is_open
 
     def send(self, pieces: Sequence[Piece]) -> None:
-        """Answer; `pieces` go out as soon as every earlier answer has. No pieces: no answer (acks=0)."""
+        """Respond; `pieces` are sent once every earlier response has been. No pieces: no response (acks=0)."""
         if self.pieces is None:
             self.pieces = pieces
             self._connection.enqueue_response(pieces)
 
     def close_connection(self, reason: str) -> None:
-        """There is no answer that Kafka's protocol has for this: close, as Kafka does."""
+        """Close the connection, as Kafka does where its protocol has no response."""
         self._connection.close(reason)

@@ -1,7 +1,7 @@
-"""A request on its way through the broker, and how its answer becomes bytes.
+"""A request, and the encoding of its response.
 
-Handlers give an answer as one mapping that has the fields of all versions; the request's version takes those that it
-has (`wire.response_writer`).
+Handlers give a response as one mapping with the fields of all versions; the request's version selects its own
+(`wire.response_writer`).
 """
 
 import sys
@@ -29,7 +29,7 @@ class Request:
     reply: Reply
     peer_host: str
     elements_max: int = sys.maxsize
-    """Array elements that the body may have in all."""
+    """Maximum number of array elements in the body."""
 
     @property
     def version(self) -> int:
@@ -40,25 +40,25 @@ class Request:
         return self.header.client_id or ""
 
     def decode(self) -> Any:
-        """The body as kio's class of the request's version. Raises MalformedFrame."""
+        """Return the body as kio's class of the request's version. Raises MalformedFrame."""
         return decode_request(self.frame, self.header, elements_max=self.elements_max)
 
     def respond(self, **values: Any) -> None:
-        """Send the response with these fields; the elements of its arrays are encoded over several turns if need be.
+        """Send the response with these fields, encoded over several turns if its arrays are long.
 
-        Arrays must not change any more.
+        The arrays must not change any more.
         """
         response, writer = self._begin(values)
         self.in_slices(writer.in_steps(response, values), lambda: self.reply.send([with_size(response)]))
 
     def encoded(self, **values: Any) -> bytes:
-        """The response with these fields, encoded in this turn."""
+        """Return the response with these fields, encoded in this turn."""
         response, writer = self._begin(values)
         writer.write(response, values)
         return with_size(response)
 
     def in_slices(self, work: Iterator[int], done: Callable[[], None]) -> None:
-        """As `run_in_slices`, while there is a client; its connection is closed if the work fails."""
+        """Run `work` like `run_in_slices` while there is a client; close its connection if the work fails."""
         run_in_slices(
             work,
             done,
@@ -67,7 +67,7 @@ class Request:
         )
 
     def _begin(self, values: dict[str, Any]) -> tuple[bytearray, FieldWriter]:
-        """(the response up to its body, writer of the body)."""
+        """Return the response up to its body, and the writer of the body."""
         header = self.header
         if header.api.key != WRITE_TXN_MARKERS:
             values.setdefault("throttle_time", NO_THROTTLE)
@@ -79,7 +79,7 @@ class Request:
 
 @dataclass(slots=True)
 class DecodedRequest(Request):
-    """A large request, whose body was decoded over several turns of the loop."""
+    """A large request with a body that was decoded over several turns of the loop."""
 
     body: Any = None
 
@@ -89,7 +89,7 @@ class DecodedRequest(Request):
 
 
 class close_unless_responded:  # noqa: N801
-    """Closes the connection of `reply` if its answer cannot be made: a client must not wait for ever."""
+    """Closes the connection of `reply` if its response fails, so that the client is not left waiting."""
 
     __slots__ = ("_reply",)
 
@@ -97,14 +97,14 @@ class close_unless_responded:  # noqa: N801
         self._reply = reply
 
     def __enter__(self) -> None:
-        """Nothing is to be done before."""
+        """Do nothing."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: TracebackType | None) -> None:
-        # A generator is closed when nobody wants the rest of its work.
+        # A generator is closed when the rest of its work is not wanted.
         if error is not None and not isinstance(error, GeneratorExit):
             close_without_response(self._reply, error)
 
 
 def close_without_response(reply: Reply, error: BaseException) -> None:
-    """What `close_unless_responded` does, for the path that is too hot for a `with`."""
-    reply.close_connection(f"its answer could not be made: {error}")
+    """Close the connection like `close_unless_responded`, on a path too hot for a `with`."""
+    reply.close_connection(f"failed to encode the response: {error}")

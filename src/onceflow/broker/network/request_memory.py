@@ -1,37 +1,37 @@
-"""The memory of all connections' receive buffers together: `queued.max.request.bytes`.
+"""Memory limit of the receive buffers of all connections: `queued.max.request.bytes`.
 
-It has two equal shares, for requests of at most SMALL_REQUEST_BYTES_MAX and for larger ones, so that neither kind can
-lock the other out. A connection reserves memory as its request arrives, in steps, not when the request announces its
-size.
+The memory has two equal shares, for requests of at most SMALL_REQUEST_BYTES_MAX and for larger ones, so that neither
+kind can lock the other out. A connection reserves memory in steps as its request arrives, not when the request
+announces its size.
 
 A share has two parts.
 
-- The main part serves requests in their order. A step that is not a request's last leaves as much of it free as the
-  largest request of that kind may need, and a request that cannot have a step may reserve all that it needs at once: so
-  some request can always be received to its end. A request that is alone there gets any amount.
-- The side part serves requests for which the main part has no memory and which fit into the side part whole, in their
-  order too, but past those that do not fit. They take nothing that an earlier request waits for.
+- The main part serves requests in their order. A step that is not a request's last leaves enough free for the largest
+  request of that kind. A request that cannot have a step may reserve all that it needs at once. So some request can
+  always be received to its end. A request that is alone there gets any amount.
+- The side part serves requests for which the main part has no memory and which fit into the side part whole. They are
+  served in order, skipping those that do not fit, and take nothing that an earlier request waits for.
 
-So the first request that waits for the main part gets its memory when those that hold some there have ended. Whether
-these arrive is not for the memory to see: while a request waits, connections that hold memory and are slow are closed
-(`relieve`, `Connection.slow_bytes_per_second`). A request that waits itself is never slow: the broker does not read it.
-If its client leaves, the listener closes it.
+So the first request that waits for the main part gets its memory when the holders of that memory have ended. They may
+be slow to arrive: while a request waits, connections that hold memory and are slow are closed (`reclaim`,
+`Connection.slow_bytes_per_second`). A waiting request is never slow: the broker does not read it. If its client
+disconnects, the listener closes it.
 """
 
 import asyncio
 from collections.abc import Callable
 
 SMALL_REQUEST_BYTES_MAX = 1024 * 1024
-SIDE_PART = 1 / 4
-"""Part of a share that is its side part, at most half of what the largest request leaves."""
-KEPT_PART = 3 / 4
-"""Part of a share that relief leaves at most, those included that wait."""
-RELIEF_SECONDS = 0.5
-"""Time between two reliefs when the first did not suffice: more requests may have proved slow."""
+SIDE_FRACTION = 1 / 4
+"""Fraction of a share that is its side part, at most half of what the largest request leaves."""
+KEPT_FRACTION = 3 / 4
+"""Fraction of a share that stays in use after memory is reclaimed, including the waiting requests."""
+RECLAIM_SECONDS = 0.5
+"""Time between two attempts to reclaim memory when the first did not suffice: more requests may have proved slow."""
 
 
 class Reservation:
-    """The memory of one connection's receive buffer beyond its first, and what it waits for."""
+    """Memory of one connection's receive buffer beyond its first size, and the memory that it waits for."""
 
     __slots__ = ("_memory", "_on_granted", "_part", "_share", "_step_bytes", "request_bytes", "size_bytes")
 
@@ -45,16 +45,16 @@ class Reservation:
 
     @property
     def is_contended(self) -> bool:
-        """Whether others wait for memory of the share that this is a part of."""
+        """Whether other requests wait for memory of this reservation's share."""
         return self._share is not None and bool(self._share.waiting)
 
     @property
     def is_share_full(self) -> bool:
-        """Whether the share that this is a part of needs relief."""
+        """Whether memory of this reservation's share must be reclaimed."""
         return self._share is not None and self._share.is_full
 
     def grow(self, step_bytes: int, request_bytes: int) -> bool:
-        """Reserve `step_bytes` in all, for a request of `request_bytes`; False if it must wait for `on_granted`."""
+        """Reserve a total of `step_bytes` for a request of `request_bytes`; return False if it must wait."""
         share = self._memory.share_for(request_bytes)
         self._step_bytes, self.request_bytes = step_bytes, request_bytes
         if share is self._share and step_bytes <= self.size_bytes:
@@ -63,11 +63,11 @@ class Reservation:
             return True
         share.wait(self)
         self._memory.serve_soon()
-        self._memory.relieve_soon()
+        self._memory.reclaim_soon()
         return False
 
     def take(self, share: "_Share", *, is_first: bool) -> bool:
-        """Reserve the next step, if there is memory for it: of the main part only for the first that waits."""
+        """Reserve the next step if there is memory for it: of the main part only for the first waiting request."""
         size_bytes = self._fits_main(share) if is_first else 0
         if size_bytes:
             self._move(share, share.main, size_bytes)
@@ -78,7 +78,7 @@ class Reservation:
         return True
 
     def _fits_main(self, share: "_Share") -> int:
-        """Bytes in all that the main part can give for the next step: the step, the whole request, or 0."""
+        """Return the total bytes that the main part has for the next step: the step, the whole request, or 0."""
         free_bytes = self._free_bytes(share.main)
         is_last = self._step_bytes >= self.request_bytes
         if self._step_bytes + (0 if is_last else share.largest_bytes) <= free_bytes:
@@ -88,7 +88,7 @@ class Reservation:
         return 0
 
     def _free_bytes(self, part: "_Part") -> int:
-        """Bytes of the part that nobody else holds."""
+        """Return the bytes of the part that no other connection holds."""
         return part.bytes_max - part.used_bytes + (self.size_bytes if part is self._part else 0)
 
     def _move(self, share: "_Share", part: "_Part", size_bytes: int) -> None:
@@ -98,22 +98,22 @@ class Reservation:
         self._share, self._part, self.size_bytes = share, part, size_bytes
 
     def granted(self) -> None:
-        """Report that the memory waited for is reserved."""
+        """Report that the awaited memory is reserved."""
         self._on_granted()
 
     def end(self) -> None:
-        """Give back what is held, and let go of the connection, which is closed."""
+        """Release the memory and the connection, which is closed."""
         self.free()
         self._on_granted = _do_nothing
 
     def free(self) -> None:
-        """Give back what is held, and wait no more."""
+        """Release the memory, and wait no more."""
         for share in self._memory.shares:
             share.forget(self)
         if self._part is not None:
             self._part.used_bytes -= self.size_bytes
             self.size_bytes = 0
-        # It may have been the first of those that wait, and the next one needs less.
+        # It may have been the first in the queue, and the next one may need less.
         self._memory.serve_soon()
 
 
@@ -137,7 +137,7 @@ class _Share:
     def __init__(self, bytes_max: int, largest_bytes: int) -> None:
         self.bytes_max = bytes_max
         self.largest_bytes = largest_bytes
-        self.side = _Part(max(0, min(int(bytes_max * SIDE_PART), (bytes_max - largest_bytes) // 2)))
+        self.side = _Part(max(0, min(int(bytes_max * SIDE_FRACTION), (bytes_max - largest_bytes) // 2)))
         self.main = _Part(bytes_max - self.side.bytes_max)
         self.waiting: dict[Reservation, int] = {}
         """Bytes of each request that waits."""
@@ -145,11 +145,11 @@ class _Share:
 
     @property
     def used_bytes(self) -> int:
-        """Return what is reserved of both parts."""
+        """Bytes reserved of both parts."""
         return self.main.used_bytes + self.side.used_bytes
 
     def wait(self, reservation: Reservation) -> None:
-        """Reserve for it when those before it have been served."""
+        """Reserve memory for it after those before it."""
         self.waiting[reservation] = reservation.request_bytes
         self._waiting_bytes += reservation.request_bytes
 
@@ -159,11 +159,11 @@ class _Share:
 
     @property
     def is_full(self) -> bool:
-        """Whether relief has more to do for those that wait."""
-        return bool(self.waiting) and self.used_bytes + self._waiting_bytes > self.bytes_max * KEPT_PART
+        """Whether memory must be reclaimed for waiting requests."""
+        return bool(self.waiting) and self.used_bytes + self._waiting_bytes > self.bytes_max * KEPT_FRACTION
 
     def serve(self) -> None:
-        """Give memory that is free to those that wait for it."""
+        """Give free memory to the waiting requests."""
         is_first = True
         for reservation, request_bytes in list(self.waiting.items()):
             if is_first or request_bytes <= self.side.bytes_max - self.side.used_bytes:
@@ -174,21 +174,21 @@ class _Share:
 
 
 class RequestMemory:
-    """Counts what is reserved beyond each connection's first buffer. All methods are the event loop's."""
+    """Memory reserved beyond each connection's first buffer. All methods run on the event loop."""
 
-    def __init__(self, bytes_max: int, largest_bytes: int, relieve: Callable[[], None]) -> None:
-        """`relieve` is called one turn after a request had to wait, and again while that does not suffice."""
+    def __init__(self, bytes_max: int, largest_bytes: int, reclaim: Callable[[], None]) -> None:
+        """Call `reclaim` one turn after a request had to wait, and again while that does not suffice."""
         self.bytes_max = bytes_max
         self._small = _Share(bytes_max // 2, SMALL_REQUEST_BYTES_MAX)
         self._large = _Share(bytes_max // 2, largest_bytes)
         self.shares = (self._small, self._large)
-        self._relieve = relieve
+        self._reclaim = reclaim
         self._is_relief_scheduled = False
         self._is_serving_scheduled = False
 
     @property
     def used_bytes(self) -> int:
-        """Return what is reserved in sum."""
+        """Total of the reserved bytes."""
         return sum(share.used_bytes for share in self.shares)
 
     @property
@@ -197,25 +197,25 @@ class RequestMemory:
         return any(share.waiting for share in self.shares)
 
     def share_for(self, request_bytes: int) -> _Share:
-        """Return the share that a request of this size is received in."""
+        """Return the share for a request of this size."""
         return self._small if request_bytes <= SMALL_REQUEST_BYTES_MAX else self._large
 
-    def relieve_soon(self) -> None:
-        """Call `relieve` in the loop's next turn, if it is not due anyway."""
+    def reclaim_soon(self) -> None:
+        """Call `reclaim` in the loop's next turn, if it is not due anyway."""
         if not self._is_relief_scheduled:
             self._is_relief_scheduled = True
-            asyncio.get_running_loop().call_soon(self._relieve_now)
+            asyncio.get_running_loop().call_soon(self._reclaim_now)
 
-    def _relieve_now(self) -> None:
+    def _reclaim_now(self) -> None:
         self._is_relief_scheduled = False
         if self.is_awaited:
-            self._relieve()
+            self._reclaim()
         if any(share.is_full for share in self.shares):
             self._is_relief_scheduled = True
-            asyncio.get_running_loop().call_later(RELIEF_SECONDS, self._relieve_now)
+            asyncio.get_running_loop().call_later(RECLAIM_SECONDS, self._reclaim_now)
 
     def serve_soon(self) -> None:
-        """In the loop's next turn, give memory that is free to those that wait for it."""
+        """Give free memory to the waiting requests in the loop's next turn."""
         if not self._is_serving_scheduled and self.is_awaited:
             self._is_serving_scheduled = True
             asyncio.get_running_loop().call_soon(self._serve)

@@ -1,4 +1,4 @@
-"""Answers that repeat and never change, ApiVersions above all, kept as bytes: building one costs more than all else."""
+"""Encoded responses that never change, above all ApiVersions: building one costs more than the rest of the request."""
 
 import struct
 
@@ -17,7 +17,7 @@ class ResponseCache:
         self._size_bytes = 0
 
     def send(self, request: Request) -> bool:
-        """Answer from the cache, if it has this request."""
+        """Respond from the cache; return False if it does not have this request."""
         response = self._responses.get(cache_key(request))
         if response is None:
             return False

@@ -1,14 +1,13 @@
-"""What happens to the logs by themselves: retention, and the removal of files that nobody needs any more.
+"""Background work on the logs: retention, and the removal of unneeded files.
 
-One task on the loop looks at the clock four times a second and goes through the logs when their time has come. It
-decides and changes the logs; whatever reads or writes files runs in the node's housekeeping thread, in slices between
-which a new topic gets its turn there. Compaction, which may take hours, has a task and a thread of its own
-(`onceflow.broker.storage.log_cleaner`). Nothing here changes a segment that somebody may be reading: segments leave a
-log's list or are replaced in it in one step, and their files stay for `file.delete.delay.ms`.
+One task on the loop checks the clock four times a second and goes through the logs when they are due. It decides and
+changes the logs; reading and writing of files runs in the node's housekeeping thread, in slices, so that a new topic
+need not wait long there. Compaction, which may take hours, has its own task and thread
+(`onceflow.broker.storage.log_cleaner`). No segment changes while it may be read: segments leave a log's list or are
+replaced in it in one step, and their files stay for `file.delete.delay.ms`.
 
-The order that keeps a crash from taking what it should not: a new log start is durable in
-`log-start-offset-checkpoint` before anybody is told of it and before a file goes (the next start of the broker removes
-what lies wholly below it).
+The order protects records from a crash: a new log start is durable in `log-start-offset-checkpoint` before a response
+shows it and before a file is removed. The next start of the broker removes segments wholly below it.
 """
 
 import asyncio
@@ -35,14 +34,14 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.25
 LOGS_PER_SLICE = 64
 RETRY_MS = 5_000
-"""After how long files that could not be renamed or removed are tried again."""
+"""Delay before another attempt to rename or remove a file."""
 
 Result = TypeVar("Result")
 Decisions = Sequence[tuple[Partition, retention.Decision]]
 
 
 class Housekeeping:
-    """Looks after the logs of one node. All methods are the loop's."""
+    """Retention and file removal for the logs of one node. All methods run on the loop."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class Housekeeping:
         group_commit: GroupCommit,
         thread: Executor,
     ) -> None:
-        """Raises RetentionPolicyUnusable."""
+        """Load the retention policy. Raises RetentionPolicyUnusable."""
         self._config = config
         self._policy = retention.load_policy(config.retention_policy)
         self._partitions = partitions
@@ -67,11 +66,11 @@ class Housekeeping:
         self._task: asyncio.Task[None] | None = None
         self._next_retention = self._after(min(config.retention_check_first_ms, config.retention_check_interval_ms))
         self._leftovers: set[Partition] = set()
-        """Logs whose start has passed a segment that is not synced yet."""
+        """Logs with an unsynced segment below their start."""
         self._unretired: list[tuple[float, Partition, Sequence[Segment]]] = []
-        """(when, log, segments that left it): their files are still to be renamed."""
+        """(time, log, segments that left it), to rename their files."""
         self._retired: list[tuple[float, Sequence[Path]]] = []
-        """(when, files): to be removed."""
+        """(time, files) to remove."""
         self._cleaner = LogCleaner(
             config,
             partitions,
@@ -83,13 +82,17 @@ class Housekeeping:
         )
 
     def start(self) -> None:
-        self._leftovers |= {each for each in self._partitions if each.log.segments.has_below(each.log.log_start_offset)}
+        self._leftovers |= {
+            partition
+            for partition in self._partitions
+            if partition.log.segments.has_below(partition.log.log_start_offset)
+        }
         self._task = asyncio.get_running_loop().create_task(self._run(), name="housekeeping")
         if self._config.cleaner_enabled:
             self._cleaner.start()
 
     async def close(self) -> None:
-        """Stop after what is under way on the disk."""
+        """Stop after the current disk operation."""
         await self._cleaner.close()
         if self._task is not None:
             self._task.cancel()
@@ -102,17 +105,17 @@ class Housekeeping:
             try:
                 await self.tick()
             except Exception:
-                logger.exception("housekeeping failed; it goes on in %s s", TICK_S)
+                logger.exception("housekeeping failed; retrying in %s s", TICK_S)
 
     async def tick(self) -> None:
-        """Do what the clock says is due."""
+        """Do the work that is due."""
         now = self._clock.monotonic()
         if now >= self._next_retention:
             self._next_retention = self._after(self._config.retention_check_interval_ms)
             await self._retain()
         for partition in list(self._leftovers):
             self._leftovers.discard(partition)
-            await self._leave_needless(partition)
+            await self._delete_segments_below_start(partition)
         await self._retire_due()
         await self._remove_retired()
         if self._disk.is_full:
@@ -125,7 +128,7 @@ class Housekeeping:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _is_served(self, partition: Partition) -> bool:
-        """Whether it is still this one: a topic may be deleted, and made again, at any moment."""
+        """Return whether the partition is still open: its topic may be deleted, and recreated, at any moment."""
         return self._partitions.get(partition.topic, partition.index) is partition
 
     # Retention and deleted records
@@ -139,33 +142,38 @@ class Housekeeping:
             await self._carry_out(decisions)
 
     def _decide(self, partitions: Sequence[Partition], now_ms: int) -> Decisions:
-        return [(each, decision) for each in partitions if (decision := self._decide_one(each, now_ms)) is not None]
+        decisions = ((partition, self._decide_one(partition, now_ms)) for partition in partitions)
+        return [(partition, decision) for partition, decision in decisions if decision is not None]
 
     def _decide_one(self, partition: Partition, now_ms: int) -> retention.Decision | None:
         try:
             return retention.decide(partition.log, self._policy, now_ms)
         except Exception:
-            # The policy may be anybody's code; the other logs are looked at all the same.
+            # The policy may be a plugin's code; the other logs are checked all the same.
             logger.exception("%s: the retention policy failed, nothing is deleted", partition)
             return None
 
     async def _carry_out(self, decisions: Decisions) -> None:
-        changed = {each: decision.log_start_offset for each, decision in decisions if self._is_served(each)}
+        changed = {
+            partition: decision.log_start_offset for partition, decision in decisions if self._is_served(partition)
+        }
         try:
             await self._advance(changed)
         except OSError as error:
-            logger.error("retention deletes nothing of %d logs this time: %s", len(changed), error)
+            logger.error("retention of %d logs failed: %s; retrying at the next check", len(changed), error)
             return
         for partition, decision in decisions:
             if not self._is_served(partition):
                 continue
             if decision.needs_roll and decision.log_start_offset == partition.log.log_end_offset:
                 self._roll(partition)
-            await self._leave_needless(partition)
+            await self._delete_segments_below_start(partition)
 
     async def _advance(self, log_starts: Mapping[Partition, int]) -> None:
-        """Make new log starts durable, then let the logs begin there. Raises OSError."""
-        later = {each: offset for each, offset in log_starts.items() if offset > each.log.log_start_offset}
+        """Make new log starts durable, then move the logs to them. Raises OSError."""
+        later = {
+            partition: offset for partition, offset in log_starts.items() if offset > partition.log.log_start_offset
+        }
         if not later:
             return
         await self._in_thread(lambda: self._write_log_starts(later))
@@ -175,50 +183,52 @@ class Housekeeping:
     def _write_log_starts(self, log_starts: Mapping[Partition, int]) -> None:
         self._directory.log_start_offsets.advance(
             {
-                (each.topic, each.index): offset
-                for each, offset in log_starts.items()
-                if self._disk.exists(each.log.directory)
+                (partition.topic, partition.index): offset
+                for partition, offset in log_starts.items()
+                if self._disk.exists(partition.log.directory)
             }
         )
 
     def _roll(self, partition: Partition) -> None:
-        """All of the log is to go: the active segment too, which can only once it is sealed."""
+        """Seal the active segment, so that it can be deleted with all others of the log."""
         try:
             partition.log.roll()
         except LogError as error:
-            logger.error("%s: its last segment stays: %s", partition, error)
+            logger.error("%s: the last segment cannot be deleted: %s", partition, error)
         else:
             self._group_commit.flush(partition)
 
-    async def _leave_needless(self, partition: Partition) -> None:
-        """Let segments wholly below the log's start go, with their files."""
+    async def _delete_segments_below_start(self, partition: Partition) -> None:
+        """Delete segments wholly below the log's start, with their files."""
         if not self._is_served(partition):
             return
         if partition is self._cleaner.compacting:
             self._leftovers.add(partition)
             return
         log = partition.log
-        gone = log.drop_segments_below_start()
+        deleted = log.drop_segments_below_start()
         if log.segments.has_below(log.log_start_offset) and log.failure is None:
             self._leftovers.add(partition)
-        if gone:
-            logger.info("%s: %d segments below offset %d are deleted", partition, len(gone), log.log_start_offset)
-            await self._retire(partition, gone)
+        if deleted:
+            logger.info("%s: deleted %d segments below offset %d", partition, len(deleted), log.log_start_offset)
+            await self._retire(partition, deleted)
 
     async def _retire(self, partition: Partition, segments: Sequence[Segment]) -> None:
         directory = partition.log.directory
         try:
             paths = await self._in_thread(lambda: swap.retire(self._disk, directory, segments))
         except OSError as error:
-            logger.error("%s: files of deleted segments are renamed later: %s", partition, error)
+            logger.error(
+                "%s: cannot rename files of deleted segments: %s; retrying in %s ms", partition, error, RETRY_MS
+            )
             self._unretired.append((self._after(RETRY_MS), partition, segments))
         else:
             self._remove_later(partition, paths)
 
     async def _retire_due(self) -> None:
         now = self._clock.monotonic()
-        due = [each for each in self._unretired if each[0] <= now]
-        self._unretired = [each for each in self._unretired if each[0] > now]
+        due = [entry for entry in self._unretired if entry[0] <= now]
+        self._unretired = [entry for entry in self._unretired if entry[0] > now]
         for _when, partition, segments in due:
             if self._is_served(partition):
                 await self._retire(partition, segments)
@@ -229,14 +239,14 @@ class Housekeeping:
     async def _remove_retired(self) -> None:
         now = self._clock.monotonic()
         due = [paths for when, paths in self._retired if when <= now]
-        self._retired = [each for each in self._retired if each[0] > now]
+        self._retired = [entry for entry in self._retired if entry[0] > now]
         for paths in due:
             try:
                 await self._in_thread(lambda paths=paths: swap.remove_retired(self._disk, paths))  # type: ignore[misc]
             except OSError as error:
-                logger.error("%s and others are removed later: %s", paths[0], error)
+                logger.error("cannot remove %s and others: %s; retrying in %s ms", paths[0], error, RETRY_MS)
                 self._retired.append((self._after(RETRY_MS), paths))
 
     async def delete_records(self, log_starts: Mapping[Partition, int]) -> None:
-        """Let logs begin at these offsets, at most their high watermarks; durable when it returns. Raises OSError."""
+        """Move log starts to these offsets, at most high watermarks; durable when it returns. Raises OSError."""
         await self._advance(log_starts)

@@ -1,10 +1,9 @@
 """Compaction of every log that is due, one after the other (Kafka's LogCleaner, with one thread).
 
-Reading a log and copying what stays of it may take hours, so that a thread of its own does it, in slices: its Python
-work shares one interpreter lock with the loop. All that it writes are files that end in `.cleaned`. What follows, a few
-renames, comes in turn with the making and deleting of topics in the housekeeping thread: between two of these a
-partition's directory cannot become another topic's. A compacted segment is in its place on the disk before the log has
-it (`onceflow.log.swap`).
+Reading a log and copying its live records may take hours, so a separate thread does it, in slices: its Python work
+shares one interpreter lock with the loop. It writes only files that end in `.cleaned`. The renames that follow run in
+the housekeeping thread, where topics are created and deleted: meanwhile a partition's directory cannot become another
+topic's. A compacted segment is in its place on the disk before the log has it (`onceflow.log.swap`).
 """
 
 import asyncio
@@ -32,15 +31,15 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.25
 SLICE_S = 0.01
 PAUSE_S = 0.005
-"""Between two slices."""
+"""Pause between two slices."""
 PASSES_MAX = 1000
-"""In one go; a log that is larger than its map needs several."""
+"""Maximum number of passes in one run; a log that is larger than its map needs several."""
 
 Result = TypeVar("Result")
 
 
 class LogCleaner:
-    """Compacts the logs of one node. All methods are the loop's."""
+    """Compacts the logs of one node. All methods run on the loop."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class LogCleaner:
         remove_later: Callable[[Partition, Sequence[Path]], None],
     ) -> None:
         self.compacting: Partition | None = None
-        """Whose segments must stay where they are until its compaction has replaced them."""
+        """Partition in compaction; no other part of the broker may remove its segments."""
         self._config = config
         self._keys_max = max(1, config.cleaner_dedupe_bytes // compaction.BYTES_PER_KEY)
         self._partitions = partitions
@@ -66,14 +65,14 @@ class LogCleaner:
         self._remove_later = remove_later
         self._uncompactable: set[Partition] = set()
         self._put_off: set[Partition] = set()
-        """Logs whose compaction found no room, for instance: they are tried again the next time."""
+        """Logs to compact in the next run, for instance after a full disk."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="log-cleaner")
 
     async def close(self) -> None:
-        """Stop after the slice that is under way; what it began on the disk, the next start forgets or finishes."""
+        """Stop after the current slice; the next start discards or finishes its files."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -89,29 +88,29 @@ class LogCleaner:
             try:
                 await self._compact()
             except Exception:
-                logger.exception("compaction failed; it goes on in %s ms", self._config.cleaner_interval_ms)
+                logger.exception("compaction failed; retrying in %s ms", self._config.cleaner_interval_ms)
             next_time = self._clock.monotonic()
 
     def _is_served(self, partition: Partition) -> bool:
-        """Whether it is still this one: a topic may be deleted, and made again, at any moment."""
+        """Return whether the partition is still open: its topic may be deleted, and recreated, at any moment."""
         return self._partitions.get(partition.topic, partition.index) is partition
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _in_turn(self, work: Callable[[], Result]) -> Result:
-        """Between the making and the deleting of topics."""
+        """Run `work` in the housekeeping thread, between creations and deletions of topics."""
         return await asyncio.get_running_loop().run_in_executor(self._housekeeping_thread, work)
 
     async def _compact(self) -> None:
-        """Compacts every log that is due, the dirtiest first."""
-        self._uncompactable = {each for each in self._uncompactable if self._is_served(each)}
+        """Compact every log that is due, the dirtiest first."""
+        self._uncompactable = {partition for partition in self._uncompactable if self._is_served(partition)}
         self._put_off.clear()
         for _ in range(PASSES_MAX):
-            found = await self._dirtiest()
-            if found is None:
+            dirtiest = await self._dirtiest()
+            if dirtiest is None:
                 return
-            await self._compact_one(*found)
+            await self._compact_one(*dirtiest)
 
     async def _dirtiest(self) -> tuple[Partition, Dirt] | None:
         candidates = [
@@ -124,8 +123,8 @@ class LogCleaner:
         def measure_all() -> list[tuple[Partition, Dirt]]:
             return [(partition, compaction.measure(log, now_ms)) for partition, log in candidates]
 
-        due = [found for found in await self._in_thread(measure_all) if found[1].is_due]
-        return max(due, key=lambda found: found[1].dirty_ratio, default=None)
+        due = [measured for measured in await self._in_thread(measure_all) if measured[1].is_due]
+        return max(due, key=lambda measured: measured[1].dirty_ratio, default=None)
 
     def _compactable(self, partition: Partition) -> Compactable:
         log = partition.log
@@ -149,11 +148,11 @@ class LogCleaner:
             self.compacting = None
 
     async def _pass(self, partition: Partition, dirt: Dirt) -> bool:
-        """False where the topic was deleted meanwhile."""
+        """Compact once; return False if the topic was deleted meanwhile."""
         indexes = [segment.transaction_index for segment in partition.log.segments]
         now_ms, snapshot = self._clock.now_ms(), partition.log.producer_snapshot()
         aborted, last_batches = await self._in_thread(
-            lambda: ([each for index in indexes for each in index.since(0)], snapshot.last_batches())
+            lambda: ([entry for index in indexes for entry in index.since(0)], snapshot.last_batches())
         )
         compacting = Compaction(
             dirt,
@@ -180,11 +179,11 @@ class LogCleaner:
         return True
 
     async def _replace(self, partition: Partition, cleaned: Cleaned) -> bool:
-        """False where the topic was deleted meanwhile."""
+        """Replace segments by compacted ones; return False if the topic was deleted meanwhile."""
         if not self._is_served(partition):
             return False
         log = partition.log
-        # Where it fails in the middle, the next start finishes it.
+        # After a failure in the middle the next start finishes it.
         self._uncompactable.add(partition)
         new, retired = await self._in_turn(
             lambda: swap.replace(self._disk, log.directory, cleaned.old, cleaned.offset_end)
@@ -200,27 +199,30 @@ class LogCleaner:
         return self._directory.cleaner_offsets.get(partition.topic, partition.index)
 
     async def _give_up(self, partition: Partition, error: Exception) -> None:
-        """The log serves on and only grows, where it is damaged until the next start (Kafka's "uncleanable")."""
+        """Stop compacting a log that failed: a damaged one until the next start (Kafka's "uncleanable").
+
+        The log stays in service and only grows.
+        """
         if not self._is_served(partition):
             return
         if isinstance(error, OSError) and partition not in self._uncompactable:
-            logger.error("%s is compacted later: %s", partition, error)
+            logger.error("%s could not be compacted: %s; retrying in the next run", partition, error)
             self._put_off.add(partition)
         else:
-            logger.error("%s is not compacted any more until the next start: %s", partition, error)
+            logger.error("%s could not be compacted: %s; not retried before the next start", partition, error)
             self._uncompactable.add(partition)
         try:
             await self._in_turn(lambda: swap.remove_cleaned(self._disk, partition.log.directory))
         except OSError as unremoved:
-            logger.error("%s: unfinished files stay until the next start: %s", partition, unremoved)
+            logger.error("%s: unfinished files remain until the next start: %s", partition, unremoved)
 
 
 def _slice(steps: Iterator[Cleaned | None]) -> tuple[bool, Cleaned | None]:
-    """Some steps of a compaction: (whether it is over, what it has finished)."""
+    """Run some steps of a compaction; return whether it is over, and what it has finished."""
     began = time.monotonic()
     for cleaned in steps:
         if cleaned is not None or time.monotonic() - began > SLICE_S:
             return False, cleaned
-        # Lets the loop have the interpreter now rather than after the switch interval.
+        # Releases the interpreter to the loop now rather than after the switch interval.
         time.sleep(0)
     return True, None

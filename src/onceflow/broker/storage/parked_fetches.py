@@ -1,25 +1,25 @@
 """Fetch requests that wait for records, over all connections: `queued.max.fetch.partitions`.
 
-Each partition that such a request names costs memory until the request is answered. A connection has at most one of
-them. Beyond the limit those that name most partitions are answered early with what there is, as when their time is
+Each partition named by such a request costs memory until the response is sent. A connection has at most one of them.
+Beyond the limit, those with the most partitions get an early response with the available data, as if their time were
 over, until three quarters of the limit are left.
 """
 
 import asyncio
 from typing import Protocol
 
-KEPT_PART = 3 / 4
+KEPT_FRACTION = 3 / 4
 
 
 class ParkedFetch(Protocol):
-    """A Fetch request that waits."""
+    """A waiting Fetch request."""
 
     def respond_soon(self) -> None:
-        """Answer with what there is, and leave."""
+        """Respond with the available data, and stop waiting."""
 
 
 class ParkedFetches:
-    """Counts the partitions that are waited for. All methods are the event loop's."""
+    """Number of partitions in waiting fetches. All methods run on the event loop."""
 
     def __init__(self, partitions_max: int) -> None:
         self.partitions_max = partitions_max
@@ -29,27 +29,27 @@ class ParkedFetches:
         self._is_over = False
 
     def add(self, fetch: ParkedFetch, partition_count: int) -> None:
-        """Count a fetch; in a later turn of the loop it may be answered early."""
+        """Count a fetch; it may get an early response in a later turn of the loop."""
         self._counts[fetch] = partition_count
         self.partition_count += partition_count
         if self.partition_count > self.partitions_max:
             self._is_over = True
-            self._relieve_soon()
+            self._reclaim_soon()
 
     def remove(self, fetch: ParkedFetch) -> None:
-        """Forget a fetch that is answered or abandoned."""
+        """Forget a fetch that has its response or is abandoned."""
         self.partition_count -= self._counts.pop(fetch, 0)
         if self._is_over:
-            self._relieve_soon()
+            self._reclaim_soon()
 
-    def _relieve_soon(self) -> None:
+    def _reclaim_soon(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._answer_largest)
+            asyncio.get_running_loop().call_soon(self._respond_to_largest)
 
-    def _answer_largest(self) -> None:
-        """Answer one fetch; the next one is answered when it has left."""
+    def _respond_to_largest(self) -> None:
+        """Respond to one fetch; the next one follows when it has left."""
         self._is_scheduled = False
-        self._is_over = self.partition_count > self.partitions_max * KEPT_PART
+        self._is_over = self.partition_count > self.partitions_max * KEPT_FRACTION
         if self._is_over:
             max(self._counts, key=self._counts.__getitem__).respond_soon()

@@ -1,24 +1,30 @@
-"""The open partitions of this broker, and who waits for what in each."""
+"""Open partitions of this broker, with the requests that wait for each; closing them when the broker stops."""
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import close_unless_responded
+from onceflow.log.errors import LogError
 from onceflow.log.partition import PartitionLog
 from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
+CLOSING_THREADS_MAX = 16
+LOGS_PER_CLOSING_THREAD = 64
+"""Fewer logs than this are closed by the calling thread alone. More threads share the file system's own commits."""
+
 Synced = Callable[[ErrorCode], None]
 Watcher = Callable[["Partition"], None]
-"""Called with the partition that moved."""
+"""Called with the partition that has new visible records."""
 
 
 class Partition:
-    """One partition: its log, the answers that wait for its next sync, and the fetches that wait for its data."""
+    """One partition: its log, the responses that wait for its next sync, and the fetches that wait for its data."""
 
     __slots__ = ("_waiting", "_waiting_for_disk", "index", "log", "topic", "watchers")
 
@@ -34,8 +40,8 @@ class Partition:
         return f"{self.topic}-{self.index}"
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether anybody has to be told when more of it becomes visible."""
+    def has_waiters(self) -> bool:
+        """Whether callbacks wait for more of it to become visible."""
         return bool(self.watchers or self._waiting or self._waiting_for_disk)
 
     def when_synced(self, offset_end: int, synced: Synced) -> None:
@@ -48,9 +54,9 @@ class Partition:
             self._waiting.append((offset_end, synced))
 
     def when_durable(self, synced: Synced) -> None:
-        """As `when_synced` for all that is in the log now, and on disk even where a flush policy answers earlier.
+        """Call `synced` once everything in the log now is on disk, even where a flush policy responds earlier.
 
-        What a transaction rests on may not be lost, whatever was chosen for the records beside it.
+        The records that a transaction relies on may not be lost, whatever the topic's flush policy.
         """
         if self.log.log_end_offset <= self.log.synced_offset:
             synced(ErrorCode.none)
@@ -60,7 +66,7 @@ class Partition:
             self._waiting_for_disk.append((self.log.log_end_offset, synced))
 
     def settle(self) -> None:
-        """After a sync: answer who waited for it, wake who watches."""
+        """Call the callbacks that waited for a sync, and wake the watchers."""
         while self._waiting_for_disk and self._waiting_for_disk[0][0] <= self.log.synced_offset:
             self._call(self._waiting_for_disk.popleft()[1], ErrorCode.none)
         high_watermark = self.log.high_watermark
@@ -69,7 +75,7 @@ class Partition:
         self.wake()
 
     def fail(self, error_code: ErrorCode) -> None:
-        """Answer who waits with an error: the sync failed, or the topic was deleted."""
+        """Call the waiting callbacks with an error, after a failed sync or the topic's deletion."""
         while self._waiting_for_disk:
             self._call(self._waiting_for_disk.popleft()[1], error_code)
         while self._waiting:
@@ -77,26 +83,26 @@ class Partition:
         self.wake()
 
     def wake(self) -> None:
-        """Let every waiting fetch look again at this partition."""
+        """Let every waiting fetch read this partition again."""
         for watcher in list(self.watchers):
             self._call(watcher, self)
 
     def _call(self, waiting: Callable[..., None], *arguments: object) -> None:
-        """One answer that fails must not take with it those of the others."""
+        """Call a waiting callback; a failure is logged and does not affect the others."""
         try:
             waiting(*arguments)
         except Exception:
-            logger.exception("%s: what waited for this partition failed", self)
+            logger.exception("%s: callback failed", self)
 
 
 def when_ends_synced(
     reply: Reply, partitions: Iterable[Partition], synced: Callable[[Mapping[Partition, ErrorCode]], None]
 ) -> None:
-    """Call `synced` once everything that is in these logs now is visible, or cannot be; with the errors, if any.
+    """Call `synced` once everything in these logs now is visible or has failed, with the errors.
 
-    At once where nothing waits for a sync; not at all for a client that has left meanwhile.
+    Call it at once if nothing waits for a sync, and never if the client has disconnected meanwhile.
     """
-    unsynced = {each for each in partitions if each.log.log_end_offset > each.log.high_watermark}
+    unsynced = {partition for partition in partitions if partition.log.log_end_offset > partition.log.high_watermark}
     left = len(unsynced)
     errors: dict[Partition, ErrorCode] = {}
 
@@ -116,8 +122,8 @@ def when_ends_synced(
         if not left:
             all_synced()
 
-    for each in unsynced:
-        each.when_synced(each.log.log_end_offset, partial(end, each))
+    for partition in unsynced:
+        partition.when_synced(partition.log.log_end_offset, partial(end, partition))
 
 
 class Partitions:
@@ -131,35 +137,76 @@ class Partitions:
             yield from partitions
 
     def get(self, topic: str, index: int) -> Partition | None:
-        """The partition, or None if it does not exist or is not open yet."""
+        """Return the partition, or None if it does not exist or is not open yet."""
         partitions = self._by_topic.get(topic)
         if partitions is None or not 0 <= index < len(partitions):
             return None
         return partitions[index]
 
     def install(self, topic: str, logs: list[PartitionLog]) -> None:
-        """Serve a topic; `logs` are in the order of the partitions."""
+        """Add a topic; `logs` are in the order of the partitions."""
         self._by_topic[topic] = [Partition(topic, index, log) for index, log in enumerate(logs)]
 
     def extend(self, topic: str, logs: list[PartitionLog]) -> None:
-        """Serve a topic's further partitions, which follow those that it has."""
+        """Add partitions after those that the topic has."""
         present = self._by_topic.setdefault(topic, [])
         present += [Partition(topic, len(present) + number, log) for number, log in enumerate(logs)]
 
     def of_topic(self, topic: str) -> Sequence[Partition]:
-        """The open partitions of a topic, in their order."""
+        """Return the open partitions of a topic in their order."""
         return self._by_topic.get(topic, ())
 
     def count(self, topic: str) -> int:
-        """How many partitions of the topic are open: all of them, unless some are being made."""
+        """Return how many partitions of the topic are open: all of them, unless some are being created."""
         return len(self._by_topic.get(topic, ()))
 
     def withdraw(self, topic: str) -> list[Partition]:
-        """Stop serving a topic; who waits for it is told that it is gone."""
-        gone = self._by_topic.pop(topic, [])
-        for partition in gone:
+        """Remove a topic; its waiting requests get UNKNOWN_TOPIC_OR_PARTITION."""
+        withdrawn = self._by_topic.pop(topic, [])
+        for partition in withdrawn:
             partition.fail(ErrorCode.unknown_topic_or_partition)
-        return gone
+        return withdrawn
 
     def has_topic(self, topic: str) -> bool:
         return topic in self._by_topic
+
+
+def close_all(partitions: Sequence[Partition]) -> bool:
+    """Sync and close every log, blocking, and return whether all are whole. Raises unexpected errors of closing."""
+    left = deque(partitions)
+    were_whole: list[bool] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        while True:
+            try:
+                partition = left.popleft()
+            except IndexError:
+                return
+            try:
+                were_whole.append(_close(partition))
+            except BaseException as failure:  # noqa: BLE001 - raised by the calling thread
+                failures.append(failure)
+
+    threads = [
+        threading.Thread(target=work, name=f"log-closing-{number}", daemon=True)
+        for number in range(min(CLOSING_THREADS_MAX, len(partitions) // LOGS_PER_CLOSING_THREAD))
+    ]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return all(were_whole)
+
+
+def _close(partition: Partition) -> bool:
+    was_whole = partition.log.failure is None
+    try:
+        partition.log.close()
+    except LogError as error:
+        logger.error("%s", error)
+        return False
+    return was_whole

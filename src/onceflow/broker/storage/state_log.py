@@ -1,4 +1,4 @@
-"""A partition that holds the broker's own memory: appended record by record, replayed whole at start-up."""
+"""A partition that holds the broker's own state: appended record by record, replayed as a whole at start."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -39,10 +39,10 @@ class StateLog:
         producer_epoch: int = NO_PRODUCER,
         from_reserve: bool = False,
     ) -> int:
-        """Append all of `entries` in one batch: after a crash all are there, or none; returns the first one's offset.
+        """Append `entries` in one batch, so that a crash keeps all or none; return the first one's offset.
 
         With a producer id the batch belongs to that producer's transaction and has no sequence, as Kafka's own
-        coordinators write it. `from_reserve` is for what deletes or ends something: on a full disk nothing else is
+        coordinators write it. `from_reserve` is for records that delete or end something: on a full disk no others are
         appended. Raises LogError.
         """
         now_ms = self._clock.now_ms()
@@ -63,23 +63,23 @@ class StateLog:
         self._group_commit.request(self.partition)
 
     def when_synced(self, synced: Synced) -> None:
-        """Call back once everything that is in the log now is durable."""
+        """Call `synced` once everything in the log now is durable."""
         self.partition.when_synced(self.partition.log.log_end_offset, synced)
 
     def records(self) -> Iterator[Record]:
-        """Every record that the log holds; of transactions too, whatever came of them."""
+        """Yield every record of the log, those of transactions included, whatever their outcome."""
         for batch in self.batches():
             yield from batch.records
 
     def batches(self, read_bytes: int = READ_BYTES) -> Iterator[StateBatch]:
-        """Every batch that the log holds, in order; about `read_bytes` are read at a time."""
+        """Yield every batch of the log in order; about `read_bytes` are read at a time."""
         log = self.partition.log
         offset = log.log_start_offset
         while offset < log.high_watermark:
-            found = log.read(offset, read_bytes)
-            if found is None:
+            piece = log.read(offset, read_bytes)
+            if piece is None:
                 return
-            data = found.read()
+            data = piece.read()
             for position, header in batches(data):
                 if header.is_control:
                     yield StateBatch(header, (), decode_marker(data, position))
