@@ -1,4 +1,4 @@
-"""What several of the broker's tests start from."""
+"""Fixtures of several of the broker's tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.broker.driven_broker import PoweredBroker
 
 @pytest.fixture
 def powered(tmp_path: Path) -> Iterator[PoweredBroker]:
-    """A broker on a disk that can lose its power."""
+    """Start a broker on a disk that can lose its power."""
     data = tmp_path / "disk"
     data.mkdir()
     with PoweredBroker(FaultyDisk(data), data) as broker:

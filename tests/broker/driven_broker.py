@@ -1,4 +1,4 @@
-"""A broker in this process on a real socket, whose clock or disk a test holds."""
+"""A broker in this process on a real socket, with a clock or disk that the test controls."""
 
 import asyncio
 import socket
@@ -59,7 +59,7 @@ class InnerBroker:
             self._end_loop()
 
     def power_cycle(self, seed: int, *, drop_all: bool = False) -> None:
-        """Cut the power, then end the broker, which can sync nothing any more, and start it on what the disk kept."""
+        """Cut the power, end the broker, which can no longer sync, and start it on the data that the disk kept."""
         assert isinstance(self.disk, FaultyDisk)
         self.disk.cut_power()
         self.stop()
@@ -74,7 +74,7 @@ class InnerBroker:
         self._loop.close()
 
     def call(self, function: Callable[[Node], T]) -> T:
-        """What the function returns, called in the broker's loop."""
+        """Return the function's result, called in the broker's loop."""
 
         async def called() -> T:
             assert self._broker is not None
@@ -100,10 +100,10 @@ class InnerBroker:
 
 
 class DrivenBroker(InnerBroker):
-    """Under a manual clock.
+    """A broker under a manual clock.
 
-    No connection is closed as idle or stalled unless the settings say so: in the hours that a test lets pass at once
-    its client had no time to ask.
+    No connection is closed as idle or stalled unless the settings require it: a test may let hours pass at once,
+    without time for its client to send.
     """
 
     clock: ManualClock
@@ -116,7 +116,7 @@ class DrivenBroker(InnerBroker):
 
 
 class PoweredBroker(InnerBroker):
-    """On a disk that can lose its power, at the time that it is."""
+    """A broker on a disk that can lose its power, with the real clock."""
 
     disk: FaultyDisk
 
@@ -126,16 +126,16 @@ class PoweredBroker(InnerBroker):
 
 @contextmanager
 def hung_up_without_power(disk: FaultyDisk, *clients: RawClient) -> Iterator[None]:
-    """A broker without power never answers: the clients' connections end then, so that nobody waits."""
+    """Close the clients' connections: a broker without power never responds, and no client must be left waiting."""
     is_over = threading.Event()
 
     def watch() -> None:
         while not is_over.wait(0.002):
             if disk.is_off:
-                # Time for an answer that must not come.
+                # Time in which a response would have come.
                 is_over.wait(0.2)
                 for client in clients:
-                    with suppress(OSError):  # of a connection that the broker has reset
+                    with suppress(OSError):  # the broker may have reset the connection
                         client.socket.shutdown(socket.SHUT_RDWR)
                 return
 
@@ -149,7 +149,7 @@ def hung_up_without_power(disk: FaultyDisk, *clients: RawClient) -> Iterator[Non
 
 
 def eventually(condition: Callable[[], T], what: str) -> T:
-    """Waits until it is true, for what the broker does by itself within a tick of a quarter of a second."""
+    """Wait until it is true; the broker's periodic work has a tick of a quarter of a second."""
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         result = condition()

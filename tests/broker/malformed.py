@@ -1,8 +1,7 @@
-"""Malformed frames by the million: requests of every API and version, and what broken or hostile clients make of them.
+"""Malformed frames in any number: requests of every API and version, broken like those of faulty or hostile clients.
 
-Half of the requests are sensible, of a topic, a group and a transactional id that may exist; the other half has any
-values that its fields may have. Some are what a client that is well sends: they are stored, and wait for more. A seed
-decides everything.
+Half of the requests are sensible, with a topic, a group and a transactional id that may exist; the other half has
+arbitrary values. Some are valid requests: they are stored, and wait for more. A seed decides everything.
 """
 
 import datetime
@@ -38,7 +37,7 @@ def requests(seeded: random.Random, *, per_version: int) -> list[bytes]:
 
 
 def sound_requests() -> Iterator[bytes]:
-    """Records for one partition of topic t, a wait for those of the other, and a member that joins a group."""
+    """Return records for one partition of topic t, a long poll for those of the other, and a member's JoinGroup."""
     batch = encode_batch([Record(0, 1_700_000_000_000, b"k", b"v")])
     asked = fetch.FetchRequest(-1, 60_000, 1, 1 << 20, 0, 0, -1, [("t", [fetch.FetchPartition(1, -1, 0, -1, 1 << 20)])])
     joining = {
@@ -81,7 +80,7 @@ def resized(frame: bytearray) -> bytes:
 
 
 def sensible_message(entity_class: Any, seeded: random.Random) -> Any:
-    """A message whose values may mean something to a broker."""
+    """A message with values that may mean something to a broker."""
     return entity_class(**{field.name: _value(field, seeded) for field in fields(entity_class)})
 
 
@@ -121,7 +120,7 @@ def _element(inner: Any, field: Field[Any], seeded: random.Random) -> Any:
 
 
 def malformed(originals: list[bytes], seeded: random.Random) -> Iterator[bytes]:
-    """Frames for ever, each wrong in one to three ways; now and then one is left as it was."""
+    """Yield frames endlessly, each wrong in one to three ways; now and then a correct one."""
     while True:
         frame = bytearray(seeded.choice(originals))
         for _ in range(seeded.choice((1, 1, 1, 2, 3))):
@@ -188,7 +187,7 @@ def _noise(frame: bytearray, seeded: random.Random, _originals: list[bytes]) -> 
 
 
 def _leave(_frame: bytearray, _seeded: random.Random, _originals: list[bytes]) -> None:
-    """Its values are hostile enough."""
+    """A random source with hostile values."""
 
 
 MUTATIONS = (

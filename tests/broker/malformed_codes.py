@@ -1,7 +1,7 @@
-"""The error codes that each API may answer a client of a broker that is well, whatever it asks.
+"""Error codes that each API of a healthy broker may return, for any request.
 
-None is the broker's own failure (UNKNOWN_SERVER_ERROR, KAFKA_STORAGE_ERROR, COORDINATOR_NOT_AVAILABLE): those are right
-only where something broke, and a request breaks nothing.
+Codes of the broker's own failures are not among them (UNKNOWN_SERVER_ERROR, KAFKA_STORAGE_ERROR,
+COORDINATOR_NOT_AVAILABLE): a request alone causes none.
 """
 
 from collections.abc import Mapping

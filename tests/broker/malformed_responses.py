@@ -1,4 +1,4 @@
-"""What a broker may say to a malformed frame: an answer for each request in it, whole, with a code that fits it."""
+"""Valid reactions to a malformed frame: a whole response with a suitable code for each request in it."""
 
 import struct
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ ISOLATION_LEVELS = (fetch.READ_UNCOMMITTED, fetch.READ_COMMITTED)
 
 
 def split(data: bytes, frame_bytes_min: int = CORRELATION_ID_BYTES) -> tuple[list[bytes], bytes]:
-    """The frames without their sizes, and what is left behind them: a begin, or a size that no frame has."""
+    """Return the frames without their sizes, and the rest: a partial frame, or an impossible size."""
     frames = []
     while len(data) >= 4:
         (size_bytes,) = struct.unpack_from(">i", data)
@@ -28,13 +28,13 @@ def split(data: bytes, frame_bytes_min: int = CORRELATION_ID_BYTES) -> tuple[lis
 
 
 def due(frame: bytes) -> tuple[list[bytes], bool]:
-    """(the requests in a frame that ask for an answer, whether half a one follows): a size that lies makes several."""
+    """Return the requests in a frame that need a response, several after a wrong size, and whether half a one follows."""
     frames, rest = split(frame, FRAME_BYTES_MIN)
     return [request for request in frames if _asks_for_response(request)], bool(rest)
 
 
 def _asks_for_response(request: bytes) -> bool:
-    """All but Produce with acks=0; what nobody can read closes the connection."""
+    """Return whether a response must come: for all but Produce with acks=0 and unreadable frames, which close."""
     try:
         header = read_request_header(memoryview(request))
         return header.api.key != apis.PRODUCE or produce.parse_request(memoryview(request), header).acks != 0
@@ -43,7 +43,7 @@ def _asks_for_response(request: bytes) -> bool:
 
 
 def check_responses(frame: bytes, responses: bytes, *, are_all: bool) -> None:
-    """Each is whole, the next request's, and has codes that fit it; none is missing if they `are_all`."""
+    """Check that each response is whole, in order, and has suitable codes; none is missing if they `are_all`."""
     requests, _is_half = due(frame)
     frames, rest = split(responses)
     assert not rest, "a part of an answer"
@@ -56,7 +56,7 @@ def check_responses(frame: bytes, responses: bytes, *, are_all: bool) -> None:
 
 
 def codes_in(request: bytes, response: bytes) -> Iterator[ErrorCode]:
-    """The error codes of an answer, read as its request's version has it."""
+    """Return the error codes of a response, decoded in its request's version."""
     api_key, version = struct.unpack_from(">hh", request)
     if api_key == apis.PRODUCE:
         _correlation_id, topics, _throttle_ms = produce.parse_response(version, response)
@@ -65,7 +65,7 @@ def codes_in(request: bytes, response: bytes) -> Iterator[ErrorCode]:
         fetched = fetch.parse_response(version, response)
         yield from map(ErrorCode, (fetched.error_code, *(partition.error_code for partition in fetched.partitions)))
     else:
-        # An ApiVersions request of a version that is not served has its answer in version 0.
+        # An ApiVersions request of an unsupported version gets its response in version 0.
         is_served = 0 <= version <= apis.APIS[api_key].version_max
         yield from _codes(decode_response(api_key, version if is_served else 0, response)[1])
 
@@ -82,7 +82,7 @@ def _codes(value: Any) -> Iterator[ErrorCode]:
 
 
 def is_deserved(request: bytes, code: ErrorCode) -> bool:
-    """Whether Kafka, too, calls what this request asks for a failure of its own: an isolation level that is none."""
+    """Return whether Kafka, too, reports its own failure for this request: an isolation level that does not exist."""
     header = read_request_header(memoryview(request))
     if code != ErrorCode.unknown_server_error:
         return False

@@ -21,7 +21,7 @@ FETCH_VERSION = 12
 
 
 class RawClient:
-    """Blocking; `ask` builds a request from a mapping of its fields."""
+    """A blocking client; `ask` builds a request from a mapping of its fields."""
 
     def __init__(self, bootstrap: str) -> None:
         host, _, port = bootstrap.rpartition(":")
@@ -32,14 +32,14 @@ class RawClient:
         self.socket.close()
 
     def send(self, api_key: int, version: int, **fields: Any) -> int:
-        """Send without waiting; returns the correlation id."""
+        """Send without waiting; return the correlation id."""
         correlation_id = next(self._correlation_ids)
         payload = build(request_class(api_key, version), fields)
         self.socket.sendall(encode_request(api_key, version, correlation_id, "raw", payload))
         return correlation_id
 
     def receive_frame(self) -> bytes:
-        """The next answer without its size; b"" where the broker has closed the connection."""
+        """Return the next response without its size; b"" after the broker has closed the connection."""
         size = self._receive(4)
         return self._receive(struct.unpack(">i", size)[0]) if size else b""
 
@@ -56,7 +56,7 @@ class RawClient:
         return decode_response(api_key, version, self.receive_frame())[1]
 
     def ask(self, api_key: int, version: int, **fields: Any) -> Any:
-        """One request and its answer."""
+        """Send one request and return its response."""
         correlation_id = self.send(api_key, version, **fields)
         received_id, payload = decode_response(api_key, version, self.receive_frame())
         assert received_id == correlation_id
@@ -82,12 +82,12 @@ class RawClient:
         return topics[0][1][0]
 
     def produce(self, topic: str, partition: int, batch: Any, *, acks: int = -1) -> PartitionResponse:
-        """Produce one batch to one partition and wait for the answer."""
+        """Produce one batch to one partition and return the response."""
         self.send_batch(topic, partition, batch, acks=acks)
         return self.receive_produced()
 
     def send_fetch(self, asked: Sequence[tuple[str, int, int]], **limits: int) -> None:
-        """Ask for (topic, partition, offset) each; limits as in `fetch_request`."""
+        """Fetch each (topic, partition, offset); limits as in `fetch_request`."""
         request = fetch_request(asked, **limits)
         self.socket.sendall(fetch.encode_request(FETCH_VERSION, next(self._correlation_ids), "raw", request))
 
@@ -99,7 +99,7 @@ class RawClient:
         return fetch.parse_response(FETCH_VERSION, self.receive_frame()).partitions
 
     def create_topic(self, topic: str, partitions: int = 1, **configs: str) -> None:
-        """Names of `configs` have underscores for dots."""
+        """Create a topic; names of `configs` have underscores for dots."""
         entries = [{"name": name.replace("_", "."), "value": value} for name, value in configs.items()]
         wanted = {
             "name": topic,
@@ -110,7 +110,8 @@ class RawClient:
         }
         response = self.ask(apis.CREATE_TOPICS, 7, topics=[wanted], timeout=milliseconds(10_000), validate_only=False)
         assert response.topics[0].error_code == 0, response.topics[0]
-        # Here a created topic is there; Apache Kafka, against which some tests run too, answers a little too early.
+        # Here a created topic exists at once; Apache Kafka, against which some tests run too, responds a little too
+        # early.
         for partition in range(partitions):
             while self.fetch([(topic, partition, 0)])[0].error_code:
                 pass
@@ -136,7 +137,7 @@ def milliseconds(value: int) -> Any:
 
 
 def batch_of(*values: bytes, timestamp_ms: int = 1_700_000_000_000, **producer: int) -> bytearray:
-    """A batch with these values; keyword arguments as in `encode_batch`."""
+    """Return a batch with these values; keyword arguments as in `encode_batch`."""
     records = [Record(offset, timestamp_ms + offset, None, value) for offset, value in enumerate(values)]
     return encode_batch(records, **producer)  # type: ignore[arg-type]
 
@@ -151,7 +152,7 @@ def connected(bootstrap: str) -> Iterator[RawClient]:
 
 
 def stored_batches(bootstrap: str, topic: str, partition: int = 0) -> list[BatchHeader]:
-    """A partition's first batches as the broker keeps them; a client may well have packed nothing."""
+    """Return a partition's first batches as the broker stores them; a client may have left them uncompressed."""
     with connected(bootstrap) as client:
         (fetched,) = client.fetch([(topic, partition, 0)])
         return [header for _, header in batches(fetched.records)]

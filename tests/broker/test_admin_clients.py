@@ -158,7 +158,7 @@ def joined(bootstrap: str, group: str) -> Iterator[None]:
 
 
 def test_librdkafka_administers_a_group(librdkafka: AdminClient, bootstrap: str, topic: str) -> None:
-    """Nothing is changed under a member; when it has left, its offsets are altered and the group is deleted."""
+    """Nothing can be changed while the group has a member; then its offsets are altered and the group is deleted."""
     wanted = [TopicPartition(topic, 0, 3, "three"), TopicPartition(topic, 1, 5)]
 
     def altered() -> list[int | None]:
@@ -240,11 +240,11 @@ def test_kafka_python_administers_a_group(bootstrap: str, topic: str) -> None:
 
 
 def test_aiokafka_sees_a_group_and_deletes_records(bootstrap: str, topic: str) -> None:
-    """It describes and lists groups and their offsets; it has no call that alters or deletes them."""
+    """It describes and lists groups and their offsets; it has no call to alter or delete them."""
     place = AioPlace(topic, 0)
 
     async def commit() -> None:
-        # Its own commits, at its stop too, would put the position here again, without the metadata.
+        # Its own commits, also at its stop, would restore the offset here, without the metadata.
         consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=topic, enable_auto_commit=False)
         await consumer.start()
         consumer.assign([place])

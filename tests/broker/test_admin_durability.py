@@ -1,4 +1,4 @@
-"""What an administrator was told is done survives a power cut, a kill and a restart; what fails is said."""
+"""Acknowledged administration survives a power cut, a kill and a restart; failures are reported."""
 
 import logging
 import select
@@ -61,7 +61,7 @@ def test_partitions_and_configs_survive_a_power_cut(powered: PoweredBroker) -> N
         assert client.produce("t", 0, batch_of(b"x" * 600)).error_code == ErrorCode.message_too_large
 
 
-def test_whatever_the_moment_of_the_power_cut_an_answer_holds(powered: PoweredBroker) -> None:
+def test_responses_hold_after_any_power_cut(powered: PoweredBroker) -> None:
     with connected(powered.bootstrap) as client:
         create(client, "t")
     partitions, changes = 1, 0
@@ -88,7 +88,7 @@ def test_whatever_the_moment_of_the_power_cut_an_answer_holds(powered: PoweredBr
     assert changes > 1
 
 
-def test_a_created_topic_survives_a_power_cut_at_any_moment(powered: PoweredBroker) -> None:
+def test_a_created_topic_survives_any_power_cut(powered: PoweredBroker) -> None:
     outcomes = set()
     for operations in range(0, 20, 2):
         name, is_acknowledged = f"t{operations}", False
@@ -104,7 +104,7 @@ def test_a_created_topic_survives_a_power_cut_at_any_moment(powered: PoweredBrok
     assert {(True, True), (False, False)} <= outcomes
 
 
-def test_no_answer_tells_of_what_a_power_cut_could_take_back(powered: PoweredBroker, client: RawClient) -> None:
+def test_responses_reveal_only_durable_state(powered: PoweredBroker, client: RawClient) -> None:
     create(client, "t")
     before = topic_ids(client).keys()
     powered.disk.fail_next_syncs()
@@ -150,7 +150,7 @@ REVEALING: dict[str, tuple[int, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("asked", REVEALING.values(), ids=REVEALING)
-def test_nobody_learns_of_a_topic_before_it_is_durable(
+def test_a_topic_is_visible_when_durable(
     powered: PoweredBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch, asked: tuple[int, int, dict[str, Any]]
 ) -> None:
     api_key, version, fields = asked
@@ -168,7 +168,7 @@ def test_nobody_learns_of_a_topic_before_it_is_durable(
         other.receive(api_key, version)
 
 
-def test_a_created_topic_is_answered_after_its_sync(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_creation_is_acknowledged_after_its_sync(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
     disk_writes = threading.Event()
     monkeypatch.setattr("onceflow.testing.disk._FaultyFile.sync_data", lambda _file: disk_writes.wait(10))
     new = {"name": "new", "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
@@ -210,7 +210,7 @@ def test_a_changed_config_holds_for_the_next_record(client: RawClient) -> None:
     assert client.produce("t", 1, batch_of(b"x" * 600)).error_code == 0
 
 
-def test_a_config_that_changes_while_partitions_are_opened_holds_for_them(
+def test_config_change_while_partitions_open(
     powered: PoweredBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, "t")
@@ -233,7 +233,7 @@ def test_a_config_that_changes_while_partitions_are_opened_holds_for_them(
     assert client.produce("t", 1, batch_of(b"x" * 600)).error_code == ErrorCode.message_too_large
 
 
-def test_partitions_added_while_a_topic_is_deleted_are_not_served(client: RawClient) -> None:
+def test_partitions_added_during_a_deletion(client: RawClient) -> None:
     create(client, "t")
     more = {"topics": [{"name": "t", "count": 3, "assignments": None}], "timeout": milliseconds(5000)}
     client.send(apis.CREATE_PARTITIONS, 3, validate_only=False, **more)
@@ -247,7 +247,7 @@ def test_partitions_added_while_a_topic_is_deleted_are_not_served(client: RawCli
 
 
 @pytest.mark.remedy(Remedy.RESTART_BROKER)
-def test_a_directory_that_cannot_be_removed_keeps_its_name(
+def test_an_unremovable_directory_keeps_its_name(
     powered: PoweredBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(_directory: DataDirectory, _topic: str, _partition: int) -> None:
@@ -269,7 +269,7 @@ def test_a_directory_that_cannot_be_removed_keeps_its_name(
 
 @pytest.mark.parametrize("where", ["in the thread", "on the loop"])
 @pytest.mark.parametrize("what", ["create", "add", "delete", "metadata"])
-def test_an_operation_that_fails_unforeseen_closes_its_connection(
+def test_an_unexpected_error_closes_the_connection(
     client: RawClient, monkeypatch: pytest.MonkeyPatch, what: str, where: str
 ) -> None:
     def fail(*_arguments: Any, **_named: Any) -> None:
@@ -292,7 +292,7 @@ def test_an_operation_that_fails_unforeseen_closes_its_connection(
 
 
 @pytest.mark.remedy(Remedy.LOOK_ABOVE, Remedy.FREE_DISK, Remedy.START_BROKER_AGAIN)
-def test_a_start_that_cannot_finish_a_deletion_is_refused(
+def test_start_with_an_unfinishable_deletion(
     powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_room(segment: Segment, *_arguments: object) -> None:
@@ -323,7 +323,7 @@ def test_a_start_that_cannot_finish_a_deletion_is_refused(
         assert committed(client, "g", "t") == -1
 
 
-def test_the_brokers_own_topics_are_shown_and_stay_as_they_are(client: RawClient) -> None:
+def test_internal_topics_are_listed_and_unchangeable(client: RawClient) -> None:
     for name in ("__consumer_offsets", "__transaction_state"):
         response = client.ask(apis.METADATA, 7, topics=[{"name": name}], allow_auto_topic_creation=False)
         assert response.topics[0].is_internal

@@ -1,4 +1,4 @@
-"""`onceflow broker`: what it prints, what it refuses, how it ends."""
+"""`onceflow broker`: its output, its errors, its end."""
 
 import signal
 import socket
@@ -26,7 +26,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_listens_serves_and_ends_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+def test_it_serves_and_ends_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "onceflow", "broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -41,7 +41,7 @@ def test_it_listens_serves_and_ends_cleanly(tmp_path: Path, number: signal.Signa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_that_are_repeated_spoil_no_clean_end(tmp_path: Path, number: signal.Signals) -> None:
+def test_repeated_signals_allow_a_clean_end(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "onceflow", "broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -56,7 +56,7 @@ def test_signals_that_are_repeated_spoil_no_clean_end(tmp_path: Path, number: si
 
 
 @pytest.mark.remedy(Remedy.STOP_BROKER, Remedy.OTHER_DATA)
-def test_a_second_broker_on_the_same_data_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
+def test_a_second_broker_names_the_first(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as first:
         second = run("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
         assert second.returncode == 1
@@ -73,9 +73,7 @@ def test_a_second_broker_on_the_same_data_is_refused_with_the_first_ones_pid(tmp
 
 @pytest.mark.remedy(Remedy.OTHER_BROKER_PORT)
 @pytest.mark.parametrize("by_variable", [False, True])
-def test_a_taken_port_is_told_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool
-) -> None:
+def test_a_taken_port_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         refused = run("--data", str(tmp_path / "data"), "--listen", f"127.0.0.1:{port}")
@@ -109,7 +107,7 @@ def test_wrong_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], c
 
 @pytest.mark.remedy(Remedy.ADVERTISE)
 def test_every_address_with_one_for_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server itself is left out: it would be open to other machines."""
+    """The server's own address is left out: it would be open to other machines."""
     refused = run("--data", str(tmp_path / "data"), "--listen", "0.0.0.0:0")
     remedies.find(Remedy.ADVERTISE, refused.stderr)
     served: list[BrokerConfig] = []
@@ -126,7 +124,7 @@ def test_every_address_with_one_for_clients(tmp_path: Path, monkeypatch: pytest.
     assert served[0].advertised == ("example.org", 9092)
 
 
-def test_the_options_of_topics_and_addresses_are_honoured(tmp_path: Path) -> None:
+def test_options_of_topics_and_addresses(tmp_path: Path) -> None:
     options = ("--advertise", "example.org:1234", "--partitions", "3", "--auto-create-topics-enable", "false")
     with BrokerProcess(tmp_path / "data", 0, *options) as broker, connected(broker.bootstrap) as client:
         asked = client.ask(apis.METADATA, 4, topics=[{"name": "new"}], allow_auto_topic_creation=True)
@@ -137,8 +135,8 @@ def test_the_options_of_topics_and_addresses_are_honoured(tmp_path: Path) -> Non
         assert len(topic.partitions) == 3
 
 
-def test_a_directory_of_another_cluster_is_refused_and_the_id_stays(tmp_path: Path) -> None:
-    """Mission C13."""
+def test_a_directory_of_another_cluster(tmp_path: Path) -> None:
+    """A directory of another cluster is refused, and the id is kept (mission C13)."""
     data = tmp_path / "data"
     for options in (("--cluster-id", "clicks-of_2026"), ()):
         with BrokerProcess(data, 0, *options) as broker, connected(broker.bootstrap) as client:
@@ -152,7 +150,7 @@ def test_a_directory_of_another_cluster_is_refused_and_the_id_stays(tmp_path: Pa
 
 
 @pytest.mark.remedy(Remedy.OTHER_DATA)
-def test_a_data_directory_that_cannot_be_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_an_impossible_data_directory_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for data in (tmp_path / "file", tmp_path / "file" / "data"):
         refused = run("--data", str(data), "--listen", "127.0.0.1:0")
@@ -164,8 +162,8 @@ def test_a_data_directory_that_cannot_be_is_told_in_one_sentence(tmp_path: Path)
 
 
 @pytest.mark.remedy(Remedy.OTHER_DATA)
-def test_a_data_directory_on_a_read_only_disk() -> None:
-    """`/proc` takes no directories, from root either."""
+def test_a_read_only_data_directory() -> None:
+    """`/proc` accepts no directories, not even from root."""
     refused = run("--data", "/proc/onceflow", "--listen", "127.0.0.1:0")
     assert "--data /proc/onceflow cannot be used: " in refused.stderr
     remedies.find(Remedy.OTHER_DATA, refused.stderr)

@@ -1,6 +1,6 @@
-"""What one Python client writes in each codec, idempotently, every other reads: keys, headers and nulls too.
+"""Every Python client reads the records that each other wrote in each codec: keys, headers and nulls too.
 
-Partition N of the topic has what was written in the codec with the number N.
+Partition N of the topic has the records of the codec with the number N.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:Depr
 RECORDS = 300
 WAIT_SECONDS = 20
 NAMES = {codec: None if codec is Codec.NONE else codec.name.lower() for codec in Codec}
-"""As kafka-python and aiokafka call them."""
+"""Names of the codecs in kafka-python and aiokafka."""
 
 Row = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes]]]
 
 
 def row(partition: int, number: int) -> Row:
-    """(partition, offset, key, value, headers); kafka-python takes no record that has neither key nor value."""
+    """(partition, offset, key, value, headers); kafka-python accepts no record without both key and value."""
     key = b"key %d" % number if number % 5 else None
     value = b"value %d " % number * 10 if number % 5 != 1 else None
     return partition, number, key, value, [("number", b"%d" % number), ("empty", b"")]
@@ -136,7 +136,7 @@ def read_with_aiokafka(bootstrap: str, topic: str) -> list[Row]:
 
 @pytest.fixture(autouse=True)
 def snappy_of_kafka_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kafka-python frames snappy's blocks itself and has python-snappy make them, another name for cramjam's."""
+    """kafka-python frames snappy's blocks itself; python-snappy, another name for cramjam's, compresses them."""
     import kafka.codec
 
     def compress(block: bytes) -> bytes:

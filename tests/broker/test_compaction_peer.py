@@ -1,4 +1,4 @@
-"""The same records compacted by Apache Kafka and by us: the same records survive, pass after pass.
+"""Compaction of the same records by Apache Kafka and here: the same records survive, pass after pass.
 
 Needs Kafka's jars (`benchmarks.kafka`) and Java; about a minute.
 """
@@ -40,9 +40,10 @@ def produce(client: RawClient, batch: bytearray) -> None:
 
 
 def fill(client: RawClient, bootstrap: str, begin_ms: int) -> None:
-    """Puts, tombstones, two idempotent producers and four transactions, over many small segments.
+    """Write puts, tombstones, two idempotent producers and four transactions, over many small segments.
 
-    The records are dated ahead of the markers, which have the broker's own time: so both roll at the same offsets.
+    Timestamps of the records are later than those of the markers, which have the broker's time: so both brokers roll at
+    the same offsets.
     """
     source = random.Random(5)
     sequences = {4001: 0, 4002: 0}
@@ -85,7 +86,7 @@ def let_compact(bootstrap: str) -> None:
 
 
 def survivors(client: RawClient) -> Iterator[Survivor]:
-    """The records, control records left out: markers come when they come."""
+    """Return the records without control records: markers come at any time."""
     offset = 0
     while data := bytes(client.fetch([("table", 0, offset)])[0].records or b""):
         for position, header in batches(data):
@@ -96,7 +97,7 @@ def survivors(client: RawClient) -> Iterator[Survivor]:
 
 
 def when_quiet(client: RawClient) -> list[Survivor]:
-    """The survivors once they have been fewer, and the same, for several seconds."""
+    """Return the survivors once they are fewer, and the same for several seconds."""
     first = last = list(survivors(client))
     looks = 0
     for _ in range(LOOKS_MAX):
@@ -124,10 +125,10 @@ def two_passes(bootstrap: str, begin_ms: int) -> tuple[list[Survivor], list[Surv
 
 
 @pytest.mark.campaign
-def test_rule_10_the_same_records_survive_in_apache_kafka(
+def test_rule_10_same_survivors_as_apache_kafka(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: RecordProperty
 ) -> None:
-    """Apache Kafka and ours compact the same records, twice: the same survive."""
+    """Apache Kafka and Onceflow compact the same records, twice: the same survive."""
     jars = kafka.jars()
     if jars is None:
         pytest.skip("no jars of Apache Kafka")

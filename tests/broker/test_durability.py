@@ -1,4 +1,4 @@
-"""What was acknowledged is there after a killed broker, a power cut and a failed sync; once."""
+"""Acknowledged data exists once after a killed broker, a power cut and a failed sync."""
 
 import select
 import threading
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def stored_values(client: RawClient, topic: str) -> list[bytes]:
-    """Every record's value, in order."""
+    """Return every record's value, in order."""
     values: list[bytes] = []
     while True:
         (fetched,) = client.fetch([(topic, 0, len(values))])
@@ -40,9 +40,9 @@ def stored_values(client: RawClient, topic: str) -> list[bytes]:
 
 
 def produce_and_kill(broker: BrokerProcess, topic: str, rounds: int) -> tuple[set[bytes], int]:
-    """An idempotent librdkafka producer sends all the while, the broker is killed and restarted `rounds` times.
+    """Kill and restart the broker `rounds` times while an idempotent librdkafka producer sends.
 
-    Returns the acknowledged values and how many were sent.
+    Return the acknowledged values, and how many were sent.
     """
     acknowledged: set[bytes] = set()
 
@@ -74,10 +74,10 @@ def produce_and_kill(broker: BrokerProcess, topic: str, rounds: int) -> tuple[se
 
 
 class Quiet:
-    """A logger: librdkafka tells of each lost connection."""
+    """A silent logger: librdkafka logs each lost connection."""
 
     def log(self, *_arguments: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def check_killed(directory: Path, topic: str, rounds: int) -> None:
@@ -92,11 +92,11 @@ def check_killed(directory: Path, topic: str, rounds: int) -> None:
     assert values == [b"%d" % number for number in range(sent)], "all, once, in order"
 
 
-def test_a_killed_broker_keeps_what_it_acknowledged_once(tmp_path: Path, topic: str) -> None:
+def test_a_killed_broker_keeps_acknowledged_data(tmp_path: Path, topic: str) -> None:
     check_killed(tmp_path, topic, 5)
 
 
-def test_a_killed_broker_remembers_topics_offsets_and_producer_ids(tmp_path: Path) -> None:
+def test_a_killed_broker_remembers_its_state(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         with connected(broker.bootstrap) as client:
             client.create_topic("kept", 2, max_message_bytes="2000")
@@ -148,7 +148,7 @@ def committed(client: RawClient, group: str, topic: str) -> int:
 
 
 def is_created(client: RawClient, topic: str) -> bool:
-    """What is tried after a start that finishes a deletion: the name is taken until that is durable."""
+    """Create the topic again after a start that finishes a deletion: the name is free once that is durable."""
     return not create(client, topic).error_code
 
 
@@ -158,7 +158,7 @@ def producer_id(client: RawClient) -> int:
 
 
 class OneProducer:
-    """Sends numbers one by one, idempotently; what was not acknowledged is sent again after the next start."""
+    """Sends numbers one by one, idempotently; unacknowledged ones are sent again after the next start."""
 
     def __init__(self, client: RawClient) -> None:
         self.producer_id = producer_id(client)
@@ -184,7 +184,7 @@ class OneProducer:
 
 
 def lost_after_power_cuts(powered: PoweredBroker, rounds: int, *, drop_all: bool) -> list[str]:
-    """What did not survive `rounds` power cuts at different moments; empty if all is well."""
+    """Return the data that did not survive `rounds` power cuts at different times; empty if all did."""
     lost = []
     with connected(powered.bootstrap) as client:
         client.create_topic("t", segment_ms="1")
@@ -209,7 +209,7 @@ def lost_after_power_cuts(powered: PoweredBroker, rounds: int, *, drop_all: bool
 
 
 @pytest.mark.parametrize("drop_all", [True, False], ids=["all unsynced lost", "some unsynced lost"])
-def test_power_cuts_lose_nothing_that_was_acknowledged(powered: PoweredBroker, drop_all: bool) -> None:
+def test_power_cuts_lose_nothing_acknowledged(powered: PoweredBroker, drop_all: bool) -> None:
     assert lost_after_power_cuts(powered, 60, drop_all=drop_all) == []
 
 
@@ -227,7 +227,7 @@ def test_the_power_cuts_would_show_a_forgotten_sync(tmp_path: Path, call: str) -
     assert lost
 
 
-def test_a_failed_sync_is_told_and_final_for_its_partition(powered: PoweredBroker) -> None:
+def test_a_failed_sync_is_final(powered: PoweredBroker) -> None:
     with connected(powered.bootstrap) as client:
         client.create_topic("t", 2)
         assert client.produce("t", 0, batch_of(b"good")).error_code == 0
@@ -242,9 +242,7 @@ def test_a_failed_sync_is_told_and_final_for_its_partition(powered: PoweredBroke
         assert client.produce("t", 0, batch_of(b"again")).base_offset == 1
 
 
-def test_a_duplicate_waits_for_the_sync_of_its_first_time(
-    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_duplicate_waits_for_the_first_sync(powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A retry on another connection must not be acknowledged before the records that it repeats are durable."""
     with connected(powered.bootstrap) as first, connected(powered.bootstrap) as second:
         first.create_topic("t")
@@ -263,7 +261,7 @@ def test_a_duplicate_waits_for_the_sync_of_its_first_time(
             assert [value.receive_produced().base_offset for value in (first, second)] == [0, 0]
 
 
-def test_a_power_cut_gives_no_producer_id_twice(powered: PoweredBroker) -> None:
+def test_producer_ids_stay_unique_after_power_cuts(powered: PoweredBroker) -> None:
     given = []
     for seed in range(3):
         with connected(powered.bootstrap) as client:
@@ -272,7 +270,7 @@ def test_a_power_cut_gives_no_producer_id_twice(powered: PoweredBroker) -> None:
     assert len(set(given)) == 3
 
 
-def test_a_power_cut_of_the_first_start_leaves_a_broker_that_starts(tmp_path: Path) -> None:
+def test_power_cut_during_the_first_start(tmp_path: Path) -> None:
     for operations in range(0, 60, 2):
         data = tmp_path / str(operations)
         data.mkdir()
@@ -294,7 +292,7 @@ def test_a_power_cut_of_the_first_start_leaves_a_broker_that_starts(tmp_path: Pa
 
 @pytest.mark.remedy(Remedy.LOOK_AT_DISK, Remedy.RESTART_BROKER)
 def test_a_stop_that_cannot_close_a_log_is_not_clean(powered: PoweredBroker) -> None:
-    """The next start scans then, and keeps what had been acknowledged."""
+    """The next start scans then, and keeps the acknowledged records."""
     with connected(powered.bootstrap) as client:
         client.create_topic("t")
         assert client.produce("t", 0, batch_of(b"good")).error_code == 0
@@ -336,7 +334,7 @@ def test_producers_beside_a_failed_sync_are_described_alone(powered: PoweredBrok
         assert sorted((code, count) for code, _message, count in alone) == [(0, 1), (ErrorCode.kafka_storage_error, 0)]
 
 
-def test_a_failed_sync_of_the_groups_makes_their_answers_errors_until_restart(powered: PoweredBroker) -> None:
+def test_a_failed_group_sync_lasts_until_restart(powered: PoweredBroker) -> None:
     with connected(powered.bootstrap) as client:
         client.create_topic("t")
         assert commit(client, "g", "t", 1) == 0
@@ -352,7 +350,7 @@ def test_a_failed_sync_of_the_groups_makes_their_answers_errors_until_restart(po
 
 
 @pytest.mark.remedy(Remedy.FREE_DISK)
-def test_a_full_disk_is_told_and_passes(powered: PoweredBroker) -> None:
+def test_a_full_disk_is_reported_and_passes(powered: PoweredBroker) -> None:
     with connected(powered.bootstrap) as client:
         client.create_topic("t")
         assert client.produce("t", 0, batch_of(b"good")).error_code == 0
@@ -365,7 +363,7 @@ def test_a_full_disk_is_told_and_passes(powered: PoweredBroker) -> None:
         assert stored_values(client, "t") == [b"good", b"again"]
 
 
-def test_a_deletion_cut_short_is_finished_and_its_offsets_are_not_inherited(powered: PoweredBroker) -> None:
+def test_an_interrupted_deletion_is_finished(powered: PoweredBroker) -> None:
     for operations in range(12):
         is_acknowledged = False
         with connected(powered.bootstrap) as client:

@@ -1,4 +1,4 @@
-"""Large requests and large batches are served in slices: others have their turn between."""
+"""Large requests and large batches are processed in slices, so that other clients are served between."""
 
 import asyncio
 import itertools
@@ -11,9 +11,9 @@ import pytest
 
 from onceflow.broker.handlers import list_offsets as offset_handlers
 from onceflow.broker.handlers import topics as topic_handlers
-from onceflow.broker.loop import slices, turn
+from onceflow.broker.loop import deferred, slices
+from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.loop.slices import run_in_slices
-from onceflow.broker.loop.turn import Turn
 from onceflow.broker.storage import record_checks
 from onceflow.broker.storage.partitions import Partition
 from onceflow.broker.storage.record_checks import RecordChecks
@@ -41,11 +41,11 @@ def keyed(count: int, codec: Codec = Codec.ZSTD, *, key: bytes | None = b"k", va
 
 
 BOMB = keyed(2000, value_bytes=1000)
-"""A hundred steps of a check."""
+"""Yield a hundred steps of a check."""
 
 
 class SteppedThread:
-    """A thread that does one piece of work when a test says so."""
+    """A thread that does one piece of work when a test requests it."""
 
     def __init__(self) -> None:
         self.slices = 0
@@ -56,7 +56,7 @@ class SteppedThread:
         assert len(self._waiting) == 1
 
     def step(self) -> bool:
-        """False where there is nothing to do."""
+        """Do one piece of work; return False if there is none."""
         if not self._waiting:
             return False
         work, done = self._waiting.pop()
@@ -97,7 +97,7 @@ def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checks:
 
 
 def test_a_small_batch_does_not_wait_for_bombs(checks: Checks) -> None:
-    """It waits for the slice that is under way, and for one of the oldest bomb."""
+    """It waits for the current slice, and for one of the oldest bomb."""
     small = keyed(10)
     for index in range(8):
         checks.add(index, BOMB, "bomb")
@@ -125,7 +125,7 @@ def test_bombs_end_while_small_batches_keep_coming(checks: Checks) -> None:
 
 
 def test_batches_of_a_partition_keep_their_order(checks: Checks) -> None:
-    """Also after a refused one, and while another partition's bomb is looked at."""
+    """Also after a refused one, and while another partition's bomb is checked."""
     checks.add(1, BOMB, "other")
     checks.add(0, BOMB, "first")
     checks.add(0, keyed(10, key=None), "second")
@@ -137,8 +137,8 @@ def test_batches_of_a_partition_keep_their_order(checks: Checks) -> None:
 
 @pytest.mark.remedy(Remedy.GIVE_KEY)
 @pytest.mark.parametrize("codec", Codec)
-def test_a_key_that_is_missing_anywhere_is_found(codec: Codec) -> None:
-    """Heads that lie across two pieces, records longer than a piece, and the last record."""
+def test_a_missing_key_is_detected_anywhere(codec: Codec) -> None:
+    """Headers that span two pieces, records longer than a piece, and the last record."""
     sizes = [70_000, *range(1, 400), 200_000, 0]
     records = [Record(offset, NOW_MS, b"k", bytes(size)) for offset, size in enumerate(sizes)]
     check_records("t-0", encode_batch(records, codec=codec), 0, COMPACTED, NOW_MS)
@@ -154,7 +154,7 @@ def test_a_key_that_is_missing_anywhere_is_found(codec: Codec) -> None:
 
 @pytest.mark.parametrize("count", [-1, 1])
 @pytest.mark.parametrize("codec", Codec)
-def test_a_count_that_is_not_the_records_is_malformed(codec: Codec, count: int) -> None:
+def test_a_wrong_record_count_is_malformed(codec: Codec, count: int) -> None:
     batch = keyed(500, codec)
     batch[57:61] = (500 + count).to_bytes(4, "big")
     with pytest.raises(MalformedBatch):
@@ -162,7 +162,7 @@ def test_a_count_that_is_not_the_records_is_malformed(codec: Codec, count: int) 
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
-def test_a_look_holds_one_piece_of_a_batch(codec: Codec) -> None:
+def test_a_check_holds_one_piece(codec: Codec) -> None:
     batch = encode_batch([Record(offset, NOW_MS, b"k", bytes(100_000)) for offset in range(200)], codec=codec)
     tracemalloc.start()
     try:
@@ -220,7 +220,7 @@ def test_topics_created_in_a_turn_are_bounded(client: RawClient, monkeypatch: py
     assert all(len(topic.configs or ()) > 20 for topic in response.topics if not topic.error_code)
 
 
-def test_topics_asked_for_are_looked_at_in_slices(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_topics_are_processed_in_slices(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = counted(monkeypatch, topic_handlers, "_wanted", 5 * topic_handlers.WORK_PER_WANTED)
     topics = [
         {"name": f"n{number}", "num_partitions": 0, "replication_factor": 1, "assignments": (), "configs": ()}
@@ -233,12 +233,12 @@ def test_topics_asked_for_are_looked_at_in_slices(client: RawClient, monkeypatch
 
 
 def test_large_requests_are_decoded_over_turns(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, and a request behind them waits."""
-    monkeypatch.setattr(turn, "LARGE_WORK_PER_TURN", 100)
+    """They are decoded one after the other, and a later request waits."""
+    monkeypatch.setattr(deferred, "LARGE_WORK_PER_TURN", 100)
     decoded: list[int] = []
-    do_large, steps = Turn._do_large, frames.read_entity_in_steps
+    do_large, steps = DeferredCalls._do_large, frames.read_entity_in_steps
 
-    def new_turn(running: Turn) -> None:
+    def new_turn(running: DeferredCalls) -> None:
         decoded.append(0)
         do_large(running)
 
@@ -252,7 +252,7 @@ def test_large_requests_are_decoded_over_turns(client: RawClient, monkeypatch: p
             decoded[-1] += units
             yield units
 
-    monkeypatch.setattr(Turn, "_do_large", new_turn)
+    monkeypatch.setattr(DeferredCalls, "_do_large", new_turn)
     monkeypatch.setattr(frames, "read_entity_in_steps", counted)
     asked = [{"partition_index": index, "current_leader_epoch": -1, "timestamp": -1} for index in range(1000)]
     fields = {"replica_id": -1, "isolation_level": 0, "topics": [{"name": "t", "partitions": asked}]}
@@ -266,7 +266,7 @@ def test_large_requests_are_decoded_over_turns(client: RawClient, monkeypatch: p
     assert max(decoded) <= 100 + 10
 
 
-def test_work_that_fails_or_is_not_wanted_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_or_unwanted_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "WORK_PER_TURN", 1)
     told: list[str] = []
 

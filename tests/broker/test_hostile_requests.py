@@ -1,4 +1,4 @@
-"""Requests that a broker must survive: each of these once cost more than its own client."""
+"""Requests that a broker must survive: each of them once affected more than its own client."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ def wanted(name: str) -> dict[str, Any]:
 
 
 def send_together(client: RawClient, *requests: tuple[int, int, dict[str, Any]]) -> None:
-    """In one piece, so that the broker sees the second in the turn of its loop in which it sees the first."""
+    """Send both in one piece, so that the broker sees them in the same turn of its loop."""
     frames = [
         encode_request(key, version, 1, "raw", build(request_class(key, version), fields))
         for key, version, fields in requests
@@ -46,7 +46,7 @@ def delete(client: RawClient, *entries: tuple[str | None, Any]) -> list[tuple[Er
     return [(response.error_code, response.error_message) for response in response.responses]
 
 
-def test_a_refusal_that_quotes_a_huge_name_stops_no_acknowledgement(client: RawClient) -> None:
+def test_a_huge_name_stops_no_acknowledgement(client: RawClient) -> None:
     client.create_topic("t")
     topics = [("t", [(0, batch_of(b"a"))]), ("x" * 32767, [(0, batch_of(b"a"))])]
     pieces = produce.encode_request(8, 9, "raw", transactional_id=None, acks=-1, timeout_ms=1000, topics=topics)
@@ -57,7 +57,7 @@ def test_a_refusal_that_quotes_a_huge_name_stops_no_acknowledgement(client: RawC
     assert client.produce("t", 0, batch_of(b"b")).error_code == 0
 
 
-def test_an_answer_that_fails_closes_its_connection_and_no_other(
+def test_a_failing_response_closes_one_connection(
     powered: PoweredBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.create_topic("t")
@@ -68,7 +68,7 @@ def test_an_answer_that_fails_closes_its_connection_and_no_other(
     assert client.produce("t", 0, batch_of(b"b")).base_offset == 1
 
 
-def test_a_watcher_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_watcher_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
     partition = Partition("t", 0, None)  # type: ignore[arg-type]
     seen: list[int] = []
     partition.watchers |= {lambda _: seen.append(1), lambda _: seen.append(1 // 0), lambda _: seen.append(1)}
@@ -77,8 +77,8 @@ def test_a_watcher_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFi
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_topic_that_is_meant_twice_stays(powered: PoweredBroker, client: RawClient) -> None:
-    """Code by code and word by word what Apache Kafka 4.1 answers."""
+def test_a_topic_given_twice_is_kept(powered: PoweredBroker, client: RawClient) -> None:
+    """Codes and messages are those of Apache Kafka 4.1."""
     client.create_topic("t")
     topic_id = topic_ids(client)["t"]
     refused = ErrorCode.invalid_request
@@ -95,7 +95,7 @@ def test_a_topic_that_is_meant_twice_stays(powered: PoweredBroker, client: RawCl
         assert topic_ids(again)["t"] == topic_id
 
 
-def test_a_topic_deleted_while_it_is_created_takes_no_records(client: RawClient) -> None:
+def test_a_topic_deleted_during_its_creation(client: RawClient) -> None:
     create = {"topics": [wanted("t")], "timeout": TIMEOUT, "validate_only": False}
     remove = {"topic_names": ["t"], "timeout": TIMEOUT}
     send_together(client, (apis.CREATE_TOPICS, 7, create), (apis.DELETE_TOPICS, 5, remove))
@@ -105,9 +105,7 @@ def test_a_topic_deleted_while_it_is_created_takes_no_records(client: RawClient)
     assert client.produce("t", 0, batch_of(b"lost")).error_code == ErrorCode.unknown_topic_or_partition
 
 
-def test_offsets_of_more_groups_than_a_batch_holds_go_with_their_topic(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deleting_offsets_of_many_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "STATE_LOG_CONFIG", LogConfig(message_bytes_max=1_200_000))
     data = tmp_path / "disk"
     data.mkdir()
@@ -127,9 +125,7 @@ def test_offsets_of_more_groups_than_a_batch_holds_go_with_their_topic(
         assert {committed(client, group, "t") for group in groups} == {-1}
 
 
-def test_a_deletion_that_cannot_take_the_offsets_away_says_so_and_frees_no_name(
-    powered: PoweredBroker, client: RawClient
-) -> None:
+def test_a_deletion_without_its_offsets_fails(powered: PoweredBroker, client: RawClient) -> None:
     client.create_topic("t")
     partition = {"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}
     fields = {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": ""}
@@ -144,7 +140,7 @@ def test_a_deletion_that_cannot_take_the_offsets_away_says_so_and_frees_no_name(
     with connected(powered.bootstrap) as restarted:
 
         def is_created() -> bool:
-            """Not while the sync that takes the old topic's offsets away is under way."""
+            """The name is not free while the sync that removes the old topic's offsets is running."""
             made = restarted.ask(apis.CREATE_TOPICS, 7, topics=[wanted("t")], timeout=TIMEOUT, validate_only=False)
             assert made.topics[0].error_code in (ErrorCode.none, ErrorCode.topic_already_exists)
             return bool(made.topics[0].error_code == ErrorCode.none)
@@ -153,7 +149,7 @@ def test_a_deletion_that_cannot_take_the_offsets_away_says_so_and_frees_no_name(
         assert committed(restarted, "g", "t") == -1
 
 
-def test_an_unknown_topic_is_not_remembered_as_unknown(client: RawClient) -> None:
+def test_unknown_topics_are_not_cached(client: RawClient) -> None:
     client.create_topic("t", 20)
     asked = {"topics": [{"name": "t"}], "allow_auto_topic_creation": True}
     remove = {"topic_names": ["t"], "timeout": TIMEOUT}
@@ -163,7 +159,7 @@ def test_an_unknown_topic_is_not_remembered_as_unknown(client: RawClient) -> Non
     assert client.ask(apis.METADATA, 7, **asked).topics[0].error_code == 0
 
 
-def test_a_write_that_cannot_be_undone_is_told_to_who_waits_already(
+def test_an_unrevertible_write_fails_its_waiters(
     powered: PoweredBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_truncate(_file: object, _size_bytes: int) -> None:
@@ -181,9 +177,7 @@ def test_a_write_that_cannot_be_undone_is_told_to_who_waits_already(
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_offsets_that_may_be_lost_are_an_error_in_each_partition(
-    powered: PoweredBroker, client: RawClient, version: int
-) -> None:
+def test_offsets_at_risk_are_errors(powered: PoweredBroker, client: RawClient, version: int) -> None:
     client.create_topic("t")
     powered.disk.fail_next_syncs()
     partition = {"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}
@@ -194,7 +188,7 @@ def test_offsets_that_may_be_lost_are_an_error_in_each_partition(
     assert (fetched.committed_offset, fetched.error_code) == (-1, ErrorCode.coordinator_not_available)
 
 
-def test_a_deletion_whose_files_stay_frees_no_name_and_lets_the_next_start_go_on(
+def test_remaining_files_keep_a_deleted_name(
     powered: PoweredBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(*_arguments: object) -> None:

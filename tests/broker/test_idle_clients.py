@@ -1,4 +1,4 @@
-"""Strangers' clients whose idle connections the broker closes, and records that leave it by sendfile alone."""
+"""Clients of other projects with idle connections that the broker closes, and records sent by sendfile only."""
 
 import asyncio
 import os
@@ -18,14 +18,14 @@ WAIT_SECONDS = 20
 
 
 class Quiet:
-    """A logger: librdkafka tells of each lost connection."""
+    """A silent logger: librdkafka logs each lost connection."""
 
     def log(self, *_arguments: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def close_idle_connections(broker: testing.Broker, clock: testing.ManualClock) -> None:
-    """Ten minutes pass, and again while one is in use just then. Clients open others anew by themselves."""
+    """Let ten minutes pass, and again if a connection was in use; clients reopen connections by themselves."""
     run = broker._run
     assert run is not None
     assert run._server is not None
@@ -41,7 +41,7 @@ def close_idle_connections(broker: testing.Broker, clock: testing.ManualClock) -
 
 
 @pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")
-def test_clients_whose_idle_connections_were_closed_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_survive_closed_idle_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "TICK_SECONDS", 0.02)
     clock = testing.ManualClock(time.time_ns() // 1_000_000)
     with testing.Broker(tmp_path / "data", clock=clock) as broker:

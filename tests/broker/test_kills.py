@@ -1,9 +1,9 @@
-"""A real broker is killed -9 a thousand times under load, at any moment; what it acknowledged is there, once.
+"""A real broker is killed -9 a thousand times under load; every acknowledged record exists once.
 
-Each round one librdkafka producer goes on, idempotent, on two partitions of small segments; a raw client has committed
-the group's next offset and ended a transaction or left one open; then comes the kill, some milliseconds later or
-earlier. The first thing asked of the next broker is whether offset and transaction are as they were acknowledged. At
-the end every record is there, in its order, once.
+In each round one idempotent librdkafka producer continues on two partitions of small segments. A raw client has
+committed the group's next offset and ended a transaction or left one open. The kill follows some milliseconds later or
+earlier. The next broker must first show offset and transaction as they were acknowledged. At the end every record
+exists once, in order.
 """
 
 import random
@@ -28,7 +28,7 @@ ACKNOWLEDGED_PER_ROUND = 60
 
 
 class Load:
-    """What is sent without a pause while brokers come and go, and which of it was acknowledged."""
+    """Records sent without a pause while brokers come and go, with those acknowledged."""
 
     def __init__(self, bootstrap: str) -> None:
         config = {
@@ -63,7 +63,7 @@ class Load:
 
 
 class Rounds:
-    """One broker's deaths: `told` is what the raw client was acknowledged before each."""
+    """One broker's deaths; `acknowledged` is the raw client's state before each."""
 
     def __init__(self, broker: BrokerProcess, seed: random.Random) -> None:
         self.broker = broker
@@ -105,10 +105,10 @@ class Rounds:
 @pytest.mark.campaign
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("piece", range(PIECES))
-def test_a_killed_broker_keeps_what_it_acknowledged_once(
+def test_a_killed_broker_keeps_acknowledged_data(
     piece: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """A real broker is killed -9 under load; every acknowledged record, offset and transaction is there, once."""
+    """A real broker is killed -9 under load; every acknowledged record, offset and transaction exists once."""
     with BrokerProcess(tmp_path / "data") as broker:
         with connected(broker.bootstrap) as client:
             client.create_topic("load", PARTITIONS, segment_ms="200")
@@ -116,7 +116,7 @@ def test_a_killed_broker_keeps_what_it_acknowledged_once(
         rounds = Rounds(broker, random.Random(piece))
         load = rounds.run(KILLS_AT_ONCE)
         with connected(broker.bootstrap) as client:
-            # A next producer of the id ends the transaction that was left open.
+            # The next producer of the id ends the transaction that was left open.
             TransactionalClient(client, "transactions").init_until_done()
             assert committed_values(client, "transactions") == rounds.transactions
             for partition, count in enumerate(load.sent):

@@ -1,4 +1,4 @@
-"""A data directory that a later release has written: this one says so and leaves it to that one."""
+"""A data directory written by a later release: this one refuses it and leaves it unchanged."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def later_groups(later: pytest.MonkeyPatch) -> type[OnceflowError]:
 
 
 def write(broker: DrivenBroker) -> None:
-    """Leave something in each of the broker's own logs."""
+    """Write something into each of the broker's own logs."""
     with connected(broker.bootstrap) as client:
         is_known = "from.the.future" in TOPIC_CONFIGS
         client.create_topic("t", **({"from_the_future": "7"} if is_known else {}))
@@ -51,7 +51,7 @@ def write(broker: DrivenBroker) -> None:
 
 @pytest.mark.remedy(Remedy.WRITER_RELEASE)
 @pytest.mark.parametrize("change", [later_metadata, later_config, later_transactions, later_groups])
-def test_a_later_release_wrote_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: object) -> None:
+def test_data_of_a_later_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: object) -> None:
     assert callable(change)
     broker = DrivenBroker(tmp_path / "data")
     with monkeypatch.context() as later:

@@ -1,4 +1,4 @@
-"""What one client may ask of a broker, how a broker stops, and what is told of a loop that was held up."""
+"""Limits of one client's requests, the broker's stop, and reports of long work on the loop."""
 
 import contextlib
 import logging
@@ -40,7 +40,7 @@ def is_refused(broker: BrokerProcess, request: bytes, reason: str) -> bool:
     return reason in broker.log_path.read_text()
 
 
-def test_a_request_has_so_many_elements_and_no_more(broker: BrokerProcess, client: RawClient) -> None:
+def test_elements_of_a_request_are_limited(broker: BrokerProcess, client: RawClient) -> None:
     names = [{"name": f"{number}"} for number in range(20_000)]
     response = client.ask(apis.METADATA, 7, topics=names, allow_auto_topic_creation=False)
     assert len(response.topics) == 20_000
@@ -56,7 +56,7 @@ def test_elements_of_nested_arrays_count_together(broker: BrokerProcess) -> None
     assert is_refused(broker, struct.pack(">i", len(head + body)) + head + body, "200 elements more than are taken")
 
 
-def test_produce_and_fetch_name_so_many_partitions_and_no_more(broker: BrokerProcess, client: RawClient) -> None:
+def test_partitions_of_a_request_are_limited(broker: BrokerProcess, client: RawClient) -> None:
     many = [("none", number, 0) for number in range(PARTITIONS_MAX // 2)]
     assert {result.error_code for result in client.fetch(many)} == {3}
     too_many = fetch.encode_request(12, 1, "raw", fetch_request([*many, ("none", 1, 1)]))
@@ -67,8 +67,8 @@ def test_produce_and_fetch_name_so_many_partitions_and_no_more(broker: BrokerPro
     assert is_refused(broker, b"".join(map(bytes, pieces)), f"Produce request version 9: {reason}")
 
 
-def test_so_many_partitions_is_a_setting() -> None:
-    """Each partition stands in a topic entry of its own here, so that it counts twice."""
+def test_the_partition_limit_is_a_setting() -> None:
+    """Each partition has a topic entry of its own here, so that it counts twice."""
     with (
         testing.Broker(settings={"request.max.partitions": 4}) as broker,
         connected(broker.bootstrap_servers) as client,
@@ -86,7 +86,7 @@ def test_millions_of_empty_tags_are_not_read(broker: BrokerProcess) -> None:
     assert is_refused(broker, request, f"2097152 tagged fields, {TAGS_MAX} are allowed")
 
 
-def test_an_idle_broker_is_small_and_so_is_an_idle_connection(tmp_path: Path) -> None:
+def test_memory_of_idle_brokers_and_connections(tmp_path: Path) -> None:
     """At most 80 MB, and 20 MB more for 1,000 connections; benchmarks/memory.py has the real figures."""
     with BrokerProcess(tmp_path / "data") as broker, contextlib.ExitStack() as exits:
         with connected(broker.bootstrap) as client:
@@ -99,7 +99,7 @@ def test_an_idle_broker_is_small_and_so_is_an_idle_connection(tmp_path: Path) ->
     assert more_kib * 1024 < 8_000_000
 
 
-def test_an_answer_is_no_larger_than_the_broker_allows(tmp_path: Path) -> None:
+def test_responses_are_limited_in_size(tmp_path: Path) -> None:
     with testing.Broker(tmp_path / "data", settings={"fetch.max.bytes": "5000"}) as broker:
         broker.create_topic("t")
         with connected(broker.bootstrap_servers) as client:
@@ -109,8 +109,8 @@ def test_an_answer_is_no_larger_than_the_broker_allows(tmp_path: Path) -> None:
             assert len(list(batches(fetched.records))) == 2
 
 
-def test_a_stopping_broker_answers_the_fetch_that_waits(tmp_path: Path) -> None:
-    """The produce request behind it was not taken, and is not."""
+def test_a_stopping_broker_ends_waiting_fetches(tmp_path: Path) -> None:
+    """The later Produce request was not handled, and never is."""
     with testing.Broker(tmp_path / "data") as broker:
         broker.create_topic("t")
         with connected(broker.bootstrap_servers) as client, connected(broker.bootstrap_servers) as waiting:
@@ -125,7 +125,7 @@ def test_a_stopping_broker_answers_the_fetch_that_waits(tmp_path: Path) -> None:
             assert waiting.receive_frame() == b""
 
 
-def test_the_debug_option_names_what_held_the_loop(
+def test_the_debug_option_names_long_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = metadata_handler.HANDLERS[apis.METADATA]
@@ -147,7 +147,7 @@ def test_the_debug_option_names_what_held_the_loop(
     assert len(told) == 1
 
 
-def test_a_time_out_that_fails_stops_no_other(
+def test_a_failing_timeout_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     done = threading.Event()

@@ -1,11 +1,11 @@
-"""Malformed frames: the broker lives, in bounded memory; each is a closed connection or an answer with a right code.
+"""Malformed frames: the broker survives in bounded memory; each gets a suitable response or a closed connection.
 
 In this process the frames go through a real `Connection` into the broker's own dispatch, over a socket that is a
-buffer, to a broker that is stepped (`stepped_broker`); over TCP they go to a broker's process. Nothing that the broker
-logs may be an error that it did not foresee.
+buffer, to a broker that is stepped (`stepped_broker`). Over TCP they go to a broker's process. The broker may log no
+unexpected error.
 
-A frame that has its answer later, or that is half a request, is left as it is while others come; in the end time
-passes until each has its answer or its connection is closed.
+A frame without its response yet, or half a request, stays while others come. In the end time passes until each has its
+response or its connection is closed.
 """
 
 import itertools
@@ -45,19 +45,19 @@ CAMPAIGN_FRAMES = 1_000_000
 CAMPAIGN_PIECES = 5
 CAMPAIGN_FRAMES_TCP = 50_000
 FRAMES_PER_BROKER = 5_000
-"""What well-formed requests leave behind is theirs, topics and groups: each broker gets so many frames."""
+"""Frames of each broker, since well-formed requests leave topics and groups behind."""
 GROWTH_BYTES_MAX = 64 * 1024 * 1024
-"""How much more memory a broker may take for frames of at most a few KB each, however large they say they are."""
+"""Growth limit of a broker's memory for frames of a few KB each, whatever size they announce."""
 HALF_MS = 31_000
 """More than `request.stalled.max.ms`."""
 WAITS_MS = (HALF_MS, *(1000 * 2**number for number in range(22)))
-"""Together more than the 2^31 ms that a Fetch or a group's rebalance may ask for."""
+"""Together more than the 2^31 ms that a Fetch or a group's rebalance may wait."""
 ENDS_SECONDS = 20.0
-"""How long an answer or a close may take over TCP until the test gives up."""
+"""Timeout of the test for a response or a close over TCP."""
 SILENT_AT_ONCE = 500
 MAY_WAIT = frozenset((apis.FETCH, apis.JOIN_GROUP, apis.SYNC_GROUP))
 TOPIC_MADE = encoded(apis.CREATE_TOPICS, 7, new_topic("t", "kept", 2))
-"""Asked again and again: among the frames are some that delete it."""
+"""Created again and again: some of the frames delete it."""
 IN_MEMORY = Path("/dev/shm")
 
 
@@ -68,7 +68,7 @@ def directory() -> Iterator[Path]:
 
 
 class ReadFile(RealFile):
-    """Has no descriptor for sendfile, as the socket has none: its bytes are read."""
+    """A file without a descriptor for sendfile, like the socket: its bytes are read."""
 
     def fileno(self) -> int:
         raise OSError("no descriptor")
@@ -81,7 +81,7 @@ class NoDescriptors(RealDisk):
 
 
 class BufferedSocket:
-    """What a client sent and what it was sent."""
+    """Bytes sent by a client and received by it."""
 
     _numbers = itertools.count()
 
@@ -106,11 +106,11 @@ class BufferedSocket:
         return len(data)
 
     def close(self) -> None:
-        """It has no descriptor."""
+        """Raise OSError: it has no descriptor."""
 
 
 class Sent:
-    """A frame on its connection, and what came back so far."""
+    """A frame on its connection, and the bytes received so far."""
 
     def __init__(self, frame: bytes, connection: Connection, client: BufferedSocket) -> None:
         self.frame = frame
@@ -122,7 +122,7 @@ class Sent:
         return self.connection._begin != self.connection._end
 
     def outcome(self) -> str | None:
-        """None while something is still to come."""
+        """Return the outcome; None while something is still to come."""
         is_closed = not self.connection.is_open
         if not is_closed and (self.connection._pending or self.is_half):
             return None
@@ -133,7 +133,7 @@ class Sent:
 
 
 class Fuzzed:
-    """A broker, the one connection at a time over which it is sent frames, and those that wait for their answer."""
+    """A broker, its present connection, and the frames that wait for their response."""
 
     def __init__(self, root: Path, unexpected: Unexpected) -> None:
         self.clock = ManualClock()
@@ -160,21 +160,21 @@ class Fuzzed:
                 self._memory,
                 self._answers,
                 self.clock,
-                self.broker.node.turn,
+                self.broker.node.deferred,
                 self.broker.handle,
                 self.broker.decode,
                 lambda _connection: None,
             )
 
     def ask(self, frame: bytes) -> bytes:
-        """A request of a client that is well."""
+        """Send a request of a healthy client."""
         box: list[bytes] = []
         self.broker.send(frame, box.append)
         self.broker.settle()
         return box[0]
 
     def send(self, frame: bytes) -> None:
-        """One frame, and what became of it."""
+        """Send one frame and return its outcome."""
         client, readers = self._socket, self.broker.loop.readers
         client.incoming += frame
         while client.incoming and self._connection.is_open and client.fileno() in readers:
@@ -191,7 +191,7 @@ class Fuzzed:
             self._connect()
 
     def _note(self, sent: Sent, *, has_waited: bool = False) -> bool:
-        """Whether the frame came to its end, which is counted."""
+        """Return whether the frame has an outcome, and count it."""
         outcome = sent.outcome()
         if outcome is None:
             return False
@@ -203,7 +203,7 @@ class Fuzzed:
         return True
 
     def _leave(self, connection: Connection) -> None:
-        """As a client does."""
+        """Disconnect as a client does."""
         with self.broker.loop.running():
             connection.close(None)
 
@@ -213,11 +213,11 @@ class Fuzzed:
             for thread in self.broker.busy_threads():
                 thread.step()
             self.broker.loop.turn()
-        # What a handler left for the turn after the threads', and the answer's way out.
+        # Runs the turn after the threads', and the sending of the response.
         self.broker.loop.turn()
 
     def let_wait(self) -> None:
-        """Time passes, as much as any request may ask for: who waits gets his answer, half a request its close."""
+        """Let time pass, as much as any request may wait: waiting ones get their response, half ones are closed."""
         for wait_ms in WAITS_MS:
             heard_bytes = {sent: len(sent.client.outgoing) for sent in self._waiting}
             self.clock.advance_ms(wait_ms)
@@ -227,7 +227,7 @@ class Fuzzed:
                     with self.broker.loop.running():
                         sent.connection.check_activity(self.clock.monotonic())
             self._waiting = [sent for sent in self._waiting if not self._note(sent, has_waited=True)]
-            # A request before the half one may wait, or have been answered a moment ago: then nothing has stalled yet.
+            # A request before the half one may wait, or have just got its response: then nothing has stalled yet.
             halves = [sent for sent in self._waiting if sent.is_half and not sent.connection._is_parked]
             quiet = [sent for sent in halves if len(sent.client.outgoing) == heard_bytes[sent]]
             stalled = [sent.frame.hex() for sent in quiet if wait_ms >= HALF_MS]
@@ -236,7 +236,7 @@ class Fuzzed:
         self._leave(self._connection)
 
     def check_alive(self) -> None:
-        """It serves a client that is well, and no memory is reserved for those who left."""
+        """Check that it serves a healthy client, and holds no memory for closed connections."""
         response = decode_response(
             apis.CREATE_TOPICS, 7, self.ask(encoded(apis.CREATE_TOPICS, 7, new_topic("w", "kept", 1)))
         )
@@ -254,7 +254,7 @@ class Fuzzed:
 
 
 def fuzz(seed: int, count: int, directory: Path) -> Counter[str]:
-    """Send `count` frames to brokers in this process; what became of them."""
+    """Send `count` frames to brokers in this process; return their outcomes."""
     seeded = random.Random(seed)
     frames = malformed(requests(seeded, per_version=4), seeded)
     outcomes: Counter[str] = Counter()
@@ -280,7 +280,7 @@ def fuzz(seed: int, count: int, directory: Path) -> Counter[str]:
 
 
 def memory_bytes(pid: int | str = "self", what: str = "VmRSS") -> int:
-    """Of a process, as Linux counts it; VmHWM is the most that it ever had."""
+    """Return a process's memory as Linux counts it; VmHWM is its peak."""
     match = re.search(rf"{what}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert match is not None
     return int(match[1]) * 1024
@@ -298,7 +298,7 @@ def test_malformed_frames(directory: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("piece", range(CAMPAIGN_PIECES))
 def test_a_million_malformed_frames(piece: int, directory: Path, record_property: RecordProperty) -> None:
-    """Malformed requests of every API and version through a connection in process: the broker lives, in its memory."""
+    """A million requests of every API and version over a connection in process: the broker survives in its memory."""
     fuzz(piece, FRAMES_PER_BROKER, directory)
     before = memory_bytes()
     outcomes = fuzz(1000 + piece, CAMPAIGN_FRAMES // CAMPAIGN_PIECES, directory)
@@ -309,7 +309,7 @@ def test_a_million_malformed_frames(piece: int, directory: Path, record_property
 
 
 class SentOverTcp:
-    """A frame on a connection whose client then says no more."""
+    """A frame of a client that sends nothing more."""
 
     def __init__(self, broker: BrokerProcess, frame: bytes) -> None:
         self.frame = frame
@@ -317,12 +317,12 @@ class SentOverTcp:
         self._answers = bytearray()
         self._is_closed = False
         self._socket = socket.create_connection(("127.0.0.1", broker.port), timeout=30)
-        # No waiting state after the close: there are not enough ports for them.
+        # No TIME_WAIT after the close: there are not enough ports.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.sendall(frame)
 
     def read(self, seconds: float) -> None:
-        """What comes until all is there, for so long at most after each part of it."""
+        """Receive until the outcome is known, with a timeout after each part."""
         self._socket.settimeout(seconds)
         try:
             while not (self._is_closed or (self.due and self._is_whole())):
@@ -330,7 +330,7 @@ class SentOverTcp:
                 self._answers += data
                 self._is_closed = not data
         except TimeoutError:
-            """Nothing more for now."""
+            """Return without waiting for more."""
         except ConnectionResetError:
             self._is_closed = True
 
@@ -342,12 +342,12 @@ class SentOverTcp:
 
     @property
     def may_wait(self) -> bool:
-        """Whether the next answer may come when others do something, or never."""
+        """Return whether the next response may depend on other requests, or never come."""
         missing = self.due[len(self._answered()) :]
         return not self.is_half and bool(missing) and struct.unpack_from(">h", missing[0])[0] in MAY_WAIT
 
     def outcome(self) -> str | None:
-        """None while something is still to come; what came is checked."""
+        """Return the outcome after a check of the received bytes; None while something is still to come."""
         if not (self._is_closed or self._is_whole()):
             return None
         self._socket.close()
@@ -358,7 +358,7 @@ class SentOverTcp:
 
 
 def send_over_tcp(broker: BrokerProcess, frames: Iterator[bytes], outcomes: Counter[str]) -> list[SentOverTcp]:
-    """Count what becomes of the frames; those that wait for others are left."""
+    """Count the outcomes of the frames; those that wait for others remain."""
     silent: list[SentOverTcp] = []
     waiting: list[SentOverTcp] = []
     for number, frame in enumerate(frames):
@@ -380,7 +380,7 @@ def send_over_tcp(broker: BrokerProcess, frames: Iterator[bytes], outcomes: Coun
 
 
 def end(silent: list[SentOverTcp], outcomes: Counter[str], how: str) -> None:
-    """Each is answered or closed by now, or soon."""
+    """Check that each has its response or is closed, now or soon."""
     for sent in silent:
         sent.read(ENDS_SECONDS)
         outcome = sent.outcome()
@@ -390,7 +390,7 @@ def end(silent: list[SentOverTcp], outcomes: Counter[str], how: str) -> None:
 
 
 def check_over_tcp(count: int, directory: Path) -> tuple[Counter[str], int]:
-    """(outcomes, by how much the broker's memory grew)."""
+    """Return the outcomes, and the growth of the broker's memory."""
     seeded = random.Random(count)
     frames = malformed(requests(seeded, per_version=4), seeded)
     outcomes: Counter[str] = Counter()
@@ -420,7 +420,7 @@ def test_malformed_frames_over_tcp(directory: Path) -> None:
 @pytest.mark.campaign
 @pytest.mark.timeout(1200)
 def test_many_malformed_frames_over_tcp(directory: Path, record_property: RecordProperty) -> None:
-    """The same to a broker's process, a connection for each: it lives, in its memory, and logs no error unforeseen."""
+    """The same over TCP to a broker's process, a connection for each: it survives, and logs no unexpected error."""
     outcomes, growth_bytes = check_over_tcp(CAMPAIGN_FRAMES_TCP, directory)
     told = {"frames": outcomes.total(), **outcomes, "at most MiB of memory more": growth_bytes // 2**20}
     tell(record_property, range(CAMPAIGN_FRAMES_TCP, CAMPAIGN_FRAMES_TCP + 1), told)

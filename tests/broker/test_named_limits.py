@@ -1,4 +1,4 @@
-"""Limits that are settings of Onceflow's own: given in each of the three places, and held to at the boundary."""
+"""Onceflow's own limits: set in each of the three ways, and exact at the boundary."""
 
 import contextlib
 import struct
@@ -37,7 +37,7 @@ LIMITS = {"request.max.tagged.fields": "2", "batch.unpacked.max.bytes": "1000", 
 
 @pytest.fixture(params=["option", "environment", "file"])
 def limited(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerProcess]:
-    """A broker that was given LIMITS in one of the places."""
+    """Start a broker that gets LIMITS in one of the ways."""
     options: list[str] = []
     if request.param == "option":
         options = [word for name, value in LIMITS.items() for word in (f"--{name.replace('.', '-')}", value)]
@@ -53,13 +53,13 @@ def limited(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 def packed_batch(unpacked_bytes: int, codec: Codec = Codec.GZIP) -> bytearray:
-    """One record with a key whose bytes are so many when the batch is unpacked."""
+    """Return one record with a key of this size in the decompressed batch."""
     value = bytes(unpacked_bytes - 10)
     return encode_batch([Record(0, NOW_MS, b"k", value)], codec=codec)
 
 
 def has_response(bootstrap: str, tag_count: int) -> bool:
-    """Whether ApiVersions with so many tagged fields in its header is answered, not a closed connection."""
+    """Return whether ApiVersions with so many tagged fields in its header gets a response, not a closed connection."""
     head = struct.pack(">hhih", apis.API_VERSIONS, 3, 1, -1) + bytes((tag_count,)) + bytes((99, 0)) * tag_count
     body = b"\x02n\x02v\x00"
     with connected(bootstrap) as client, contextlib.suppress(ConnectionError):
@@ -68,7 +68,7 @@ def has_response(bootstrap: str, tag_count: int) -> bool:
     return False
 
 
-def test_each_limit_holds_wherever_it_was_given(limited: BrokerProcess) -> None:
+def test_limits_hold_from_every_source(limited: BrokerProcess) -> None:
     assert has_response(limited.bootstrap, 2)
     assert not has_response(limited.bootstrap, 3)
     assert "3 tagged fields, 2 are allowed" in limited.log_path.read_text()
@@ -83,7 +83,7 @@ def test_each_limit_holds_wherever_it_was_given(limited: BrokerProcess) -> None:
 
 
 def creation_error(client: RawClient, topic: str, partition_count: int) -> int:
-    """Of the creation of a topic that is asked about and not made."""
+    """Return the result of validating the creation of a topic."""
     wanted = {"name": topic, "num_partitions": partition_count, "replication_factor": 1, "assignments": ()}
     fields = {"topics": [wanted | {"configs": ()}], "timeout": milliseconds(10_000), "validate_only": True}
     return int(client.ask(apis.CREATE_TOPICS, 7, **fields).topics[0].error_code)
@@ -107,7 +107,7 @@ def test_more_partitions_than_a_broker_serves(tmp_path: Path) -> None:
 
 
 @pytest.mark.remedy(Remedy.SET_AT_START)
-def test_a_brokers_setting_is_no_clients_to_change(tmp_path: Path) -> None:
+def test_clients_cannot_change_broker_settings(tmp_path: Path) -> None:
     name, value = "log.retention.ms", "5000"
     resource = {"resource_type": BROKER, "resource_name": "1"}
     changes = [resource | {"configs": [{"name": name, "config_operation": SET, "value": value}]}]
@@ -121,7 +121,7 @@ def test_a_brokers_setting_is_no_clients_to_change(tmp_path: Path) -> None:
         assert describe(client, BROKER, "1", name).configs[0].value == value
 
 
-def test_a_broker_whose_partitions_are_all_taken_serves_groups_and_transactions(tmp_path: Path) -> None:
+def test_a_broker_at_its_partition_limit(tmp_path: Path) -> None:
     with testing.Broker(tmp_path / "data", settings={"max.partitions": "1"}) as broker:
         broker.create_topic("t")
         producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "p"})
@@ -135,21 +135,21 @@ def test_a_broker_whose_partitions_are_all_taken_serves_groups_and_transactions(
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
-def test_what_a_packed_batch_may_unpack_to(codec: Codec) -> None:
+def test_decompressed_size_is_limited(codec: Codec) -> None:
     config = LogConfig(cleanup_compact=True, batch_unpacked_bytes_max=1000)
     check_records("t-0", packed_batch(1000, codec), 0, config, NOW_MS)
     with pytest.raises(MessageTooLarge, match=r"more than the 1000 bytes allowed.*\(batch\.unpacked\.max\.bytes\)"):
         check_records("t-0", packed_batch(1001, codec), 0, config, NOW_MS)
 
 
-def test_an_unpacked_batch_has_no_such_limit() -> None:
+def test_an_uncompressed_batch_is_not_limited() -> None:
     check_records(
         "t-0", packed_batch(5000, Codec.NONE), 0, LogConfig(cleanup_compact=True, batch_unpacked_bytes_max=1000), NOW_MS
     )
 
 
 @pytest.mark.parametrize(("unpacked_bytes", "is_found"), [(1000, True), (1001, False)])
-def test_a_search_by_time_unpacks_no_more(unpacked_bytes: int, is_found: bool, tmp_path: Path) -> None:
+def test_a_search_by_time_respects_it(unpacked_bytes: int, is_found: bool, tmp_path: Path) -> None:
     log = open_log(tmp_path / "t-0", batch_unpacked_bytes_max=1000)
     log.append(packed_batch(unpacked_bytes))
     sync(log)
@@ -161,7 +161,7 @@ def test_a_search_by_time_unpacks_no_more(unpacked_bytes: int, is_found: bool, t
                 search()
 
 
-def test_a_compaction_unpacks_no_more(tmp_path: Path) -> None:
+def test_a_compaction_respects_it(tmp_path: Path) -> None:
     log = open_log(tmp_path / "t-0", cleanup_compact=True, segment_bytes=200, batch_unpacked_bytes_max=1000)
     for _ in range(3):
         log.append(packed_batch(1000))
@@ -173,7 +173,7 @@ def test_a_compaction_unpacks_no_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "error_code"), [("x" * 20, ErrorCode.none), ("x" * 21, ErrorCode.invalid_group_id)])
-def test_a_groups_name_has_so_many_bytes(name: str, error_code: ErrorCode) -> None:
+def test_group_names_are_limited(name: str, error_code: ErrorCode) -> None:
     groups = GroupCoordinator(ManualClock(), replace(CONFIG, group_name_bytes_max=20))
     assert groups.commit_error(name, "", -1) == error_code
     responses: list[JoinResponse] = []
@@ -183,7 +183,7 @@ def test_a_groups_name_has_so_many_bytes(name: str, error_code: ErrorCode) -> No
     assert [response.error_code for response in responses] == [error_code]
 
 
-def test_a_new_member_is_waited_for_so_long() -> None:
+def test_the_wait_for_members_is_limited() -> None:
     scene = Scene(group_new_member_timeout_ms=20_000)
     scene.two_members()
     scene.join("c")
@@ -194,7 +194,7 @@ def test_a_new_member_is_waited_for_so_long() -> None:
     assert "c" not in [member.client_id for member in scene.group.members.values()]
 
 
-def test_idle_producers_are_looked_for_so_often(tmp_path: Path) -> None:
+def test_interval_of_producer_expiry(tmp_path: Path) -> None:
     clock = ManualClock(NOW_MS)
     intervals = {"producer_id_expiration_ms": 1_000, "producer_id_expiration_check_ms": 5_000}
     log = open_log(tmp_path / "t-0", clock=clock, **intervals)
@@ -207,7 +207,7 @@ def test_idle_producers_are_looked_for_so_often(tmp_path: Path) -> None:
     assert log.producer_count == 2, "7 is gone, 8 was heard of a millisecond ago"
 
 
-def test_the_first_look_at_retention_comes_after_so_long(tmp_path: Path) -> None:
+def test_delay_of_the_first_retention_check(tmp_path: Path) -> None:
     with (
         DrivenBroker(tmp_path / "data", retention_check_first_ms=2_000) as broker,
         connected(broker.bootstrap) as client,

@@ -1,7 +1,7 @@
-"""The versions that the broker offers: no client takes it for a later Apache Kafka than the one it is compared with.
+"""The offered versions: no client mistakes the broker for a later Apache Kafka than the one it is compared with.
 
-kafka-python infers a release from ApiVersions. librdkafka, aiokafka and kafkajs choose the version of each API by
-itself, and infer none.
+kafka-python infers a release from ApiVersions. librdkafka, aiokafka and kafkajs choose the version of each API
+separately, and infer none.
 """
 
 import pytest
@@ -9,10 +9,10 @@ import pytest
 from onceflow.wire.apis import APIS
 
 COMPARED_WITH = (4, 1)
-"""The release that tests/conformance runs, where its own ApiVersions response is compared."""
+"""Release in tests/conformance, where its own ApiVersions response is compared."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")
-"""kafka-python's, when it is first imported."""
+"""kafka-python's, at its first import."""
 
 
 def test_no_version_is_above_kafka_4_1() -> None:

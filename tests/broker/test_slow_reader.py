@@ -1,4 +1,4 @@
-"""An answer that fills the socket many times: whole, and the loop is told once that it is waited for."""
+"""A response that fills the socket many times is whole, and the loop is registered once for it."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ MIB = 1024 * 1024
 RESPONSE_BYTES = 16 * MIB
 
 
-def test_an_answer_that_fills_the_socket_many_times_is_whole_and_waited_for_once(tmp_path: Path) -> None:
+def test_a_response_larger_than_the_socket_buffer(tmp_path: Path) -> None:
     added: list[int] = []
     woken: list[int] = []
 

@@ -1,4 +1,4 @@
-"""What a start does to the process that it runs in."""
+"""Effects of a start on its process."""
 
 import gc
 from pathlib import Path
@@ -9,7 +9,7 @@ from onceflow.log.partition import PartitionLog
 from tests.broker.driven_broker import InnerBroker
 
 
-def test_the_collector_rests_while_logs_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_pauses_during_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     opened = PartitionLog.open
 
@@ -25,7 +25,7 @@ def test_the_collector_rests_while_logs_are_opened(tmp_path: Path, monkeypatch: 
     assert gc.isenabled()
 
 
-def test_the_collector_goes_on_after_a_start_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_resumes_after_a_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_arguments: object, **_named: object) -> PartitionLog:
         raise OSError("no more room")
 

@@ -1,4 +1,4 @@
-"""Clients that others wrote, without special settings: they are the judges of the protocol."""
+"""Clients of other projects without special settings: they judge the protocol."""
 
 import asyncio
 import shutil
@@ -64,7 +64,7 @@ def test_librdkafka_with_acks_0_and_1(bootstrap: str, topic: str) -> None:
     consumer.close()
 
 
-def test_two_librdkafka_consumers_share_a_topic_and_one_takes_over(bootstrap: str, topic: str) -> None:
+def test_two_librdkafka_consumers_share_a_topic(bootstrap: str, topic: str) -> None:
     create(bootstrap, topic, 2)
     config = {"bootstrap.servers": bootstrap, "group.id": topic, "heartbeat.interval.ms": 200}
     first, second = Consumer(config), Consumer(config)
@@ -82,7 +82,7 @@ def test_two_librdkafka_consumers_share_a_topic_and_one_takes_over(bootstrap: st
     first.close()
 
 
-def test_librdkafka_creates_a_topic_by_producing_and_deletes_it(bootstrap: str, topic: str) -> None:
+def test_librdkafka_creates_and_deletes_a_topic(bootstrap: str, topic: str) -> None:
     produce(bootstrap, topic)
     admin = AdminClient({"bootstrap.servers": bootstrap})
     assert len(admin.list_topics(topic, timeout=5).topics[topic].partitions) == 1

@@ -8,7 +8,7 @@ from onceflow.broker.loop import slices
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[int]:
-    """Return a list that gets, for each slice, how often the function `name` of `owner` was called in it."""
+    """Return a list with the number of calls of `owner`'s function `name` in each slice."""
     slice_counts: list[int] = []
     run_slice, function = slices._Slices.run_slice, getattr(owner, name)
 

@@ -60,19 +60,19 @@ MUTANTS = (
         "broker/handlers/produce.py",
         "            _check(pending, partition.topic, current if current is partition else None, batch)",
         "            _check(pending, partition.topic, partition, batch)",
-        "broker/storage/test_housekeeping.py::test_a_batch_whose_topic_is_deleted_while_a_thread_looks_at_it_is_refused",
+        "broker/storage/test_housekeeping.py::test_topic_deletion_during_a_batch_check",
     ),
     Mutant(
         "broker/handlers/produce.py",
         "            self._reply.close_connection(reason)",
         "            self._reply.send([])",
-        _HOUSEKEEPING + "test_batches_whose_records_a_thread_looks_at_keep_their_order",
+        _HOUSEKEEPING + "test_batches_checked_in_a_thread_keep_order",
     ),
     Mutant(
         "broker/topics/operations.py",
         "        self._topics.being_deleted.add(topic.name)\n",
         "",
-        "broker/test_admin_durability.py::test_a_directory_that_cannot_be_removed_keeps_its_name",
+        "broker/test_admin_durability.py::test_an_unremovable_directory_keeps_its_name",
     ),
     Mutant(
         "broker/topics/operations.py",
@@ -84,20 +84,20 @@ MUTANTS = (
         "broker/topics/operations.py",
         "        if self._topics.by_id.get(topic.topic_id) is not topic:",
         "        if False:",
-        "broker/test_hostile_requests.py::test_a_topic_deleted_while_it_is_created_takes_no_records",
+        "broker/test_hostile_requests.py::test_a_topic_deleted_during_its_creation",
     ),
     Mutant(
         "broker/topics/operations.py",
         "        if self._logs.config_of(topic) != opening.config:\n            self._logs.reconfigure(topic)\n",
         "",
-        "broker/test_admin_durability.py::test_a_config_that_changes_while_partitions_are_opened_holds_for_them",
+        "broker/test_admin_durability.py::test_config_change_while_partitions_open",
     ),
     Mutant(
         "log/directory.py",
         "        for offsets in (self.log_start_offsets, self.cleaner_offsets):\n"
         "            offsets.forget([(topic, partition)])\n",
         "",
-        _HOUSEKEEPING + "test_a_new_topic_of_the_same_name_does_not_inherit_the_start",
+        _HOUSEKEEPING + "test_a_recreated_topic_starts_at_zero",
     ),
     Mutant(
         "log/retention.py",
@@ -109,7 +109,7 @@ MUTANTS = (
         "log/retention.py",
         "segments[number].size_bytes <= excess_bytes:",
         "excess_bytes > 0:",
-        _HOUSEKEEPING + "test_the_oldest_segments_beyond_retention_bytes_go",
+        _HOUSEKEEPING + "test_the_oldest_segments_exceeding_retention_bytes",
     ),
     Mutant(
         "log/partition.py",

@@ -5,14 +5,14 @@ from tests.mutants.mutant import Mutant
 _FLUSH = "broker/storage/test_flush_policy.py::"
 _TRANSACTION = "broker/transactions/test_transaction_durability.py::"
 _ADMIN = "broker/test_admin_durability.py::"
-_CUTS = "broker/test_durability.py::test_power_cuts_lose_nothing_that_was_acknowledged"
+_CUTS = "broker/test_durability.py::test_power_cuts_lose_nothing_acknowledged"
 
 MUTANTS = (
     Mutant(
         "log/partition.py",
         "self.log_end_offset - self.synced_offset >= self.config.flush_messages",
         "self.log_end_offset - self.synced_offset >= 2 * self.config.flush_messages",
-        _FLUSH + "test_flush_messages_bounds_what_a_power_cut_takes",
+        _FLUSH + "test_flush_messages_bounds_a_power_cuts_loss",
     ),
     Mutant(
         "log/partition.py",
@@ -48,19 +48,19 @@ MUTANTS = (
         "broker/handlers/metadata.py",
         "        request.in_slices(finding, lambda: node.metadata.when_synced(lambda _error_code: respond()))",
         "        request.in_slices(finding, respond)",
-        _ADMIN + "test_nobody_learns_of_a_topic_before_it_is_durable",
+        _ADMIN + "test_a_topic_is_visible_when_durable",
     ),
     Mutant(
         "broker/topics/operations.py",
         "        self._metadata.when_synced(reporting_failure(failed, lambda _error_code: respond()))",
         "        respond()",
-        _ADMIN + "test_nobody_learns_of_a_topic_before_it_is_durable",
+        _ADMIN + "test_a_topic_is_visible_when_durable",
     ),
     Mutant(
         "broker/topics/operations.py",
         "                self._metadata.when_synced(reporting_failure(failed, synced))\n            else:",
         "                synced(ErrorCode.none)\n            else:",
-        _ADMIN + "test_a_created_topic_is_answered_after_its_sync",
+        _ADMIN + "test_a_creation_is_acknowledged_after_its_sync",
     ),
     Mutant(
         "broker/topics/operations.py",
@@ -70,13 +70,13 @@ MUTANTS = (
         "                self._respond_when_synced(lambda: respond(results), failed)\n            else:\n"
         "                synced(ErrorCode.none)\n\n"
         "        def synced(error_code: ErrorCode) -> None:\n            if not error_code:",
-        _ADMIN + "test_no_answer_tells_of_what_a_power_cut_could_take_back",
+        _ADMIN + "test_responses_reveal_only_durable_state",
     ),
     Mutant(
         "broker/topics/metadata_log.py",
         "        self.when_synced(lambda code: respond(code, NO_PRODUCER_ID if code else producer_id))",
         "        respond(ErrorCode.none, producer_id)",
-        "broker/test_durability.py::test_a_power_cut_gives_no_producer_id_twice",
+        "broker/test_durability.py::test_producer_ids_stay_unique_after_power_cuts",
     ),
     Mutant(
         "broker/storage/partitions.py",
@@ -94,32 +94,32 @@ MUTANTS = (
         "broker/handlers/produce.py",
         "    if pending.acks == ACKS_ALL and appended.last_offset >= log.high_watermark:",
         "    if pending.acks == ACKS_ALL and not appended.duplicate:",
-        "broker/test_durability.py::test_a_duplicate_waits_for_the_sync_of_its_first_time",
+        "broker/test_durability.py::test_a_duplicate_waits_for_the_first_sync",
     ),
     Mutant(
         "broker/handlers/produce.py",
         "            if error_code != ErrorCode.none:\n                responses[at]",
         "            if False:\n                responses[at]",
-        "broker/test_durability.py::test_a_failed_sync_is_told_and_final_for_its_partition",
+        "broker/test_durability.py::test_a_failed_sync_is_final",
     ),
     Mutant(
         "broker/storage/group_commit.py",
         "        partition.log.fail_sync(error)\n",
         "        partition.log._syncing = None\n",
-        "broker/test_durability.py::test_a_failed_sync_is_told_and_final_for_its_partition",
+        "broker/test_durability.py::test_a_failed_sync_is_final",
     ),
     Mutant(
         "broker/storage/group_commit.py",
         "        elif partition.log.synced_offset < point.offset_end:\n"
         "            self._retry_later(partition)\n        else:",
         "        else:",
-        "broker/storage/test_group_commit.py::test_a_sync_that_could_not_begin_is_tried_again",
+        "broker/storage/test_group_commit.py::test_an_unstarted_sync_is_retried",
     ),
     Mutant(
         "broker/node.py",
         "            self.metadata.sync()\n",
         "",
-        "broker/test_durability.py::test_a_power_cut_of_the_first_start_leaves_a_broker_that_starts",
+        "broker/test_durability.py::test_power_cut_during_the_first_start",
     ),
     Mutant(
         "broker/node.py",

@@ -12,7 +12,7 @@ from onceflow.broker.config import BrokerConfig as BrokerConfig
 from onceflow.broker.groups.coordinator import GroupCoordinator
 from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.loop.background import run_in_thread
-from onceflow.broker.loop.turn import Turn
+from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.loop.work_thread import WorkThread
 from onceflow.broker.network.response_cache import ResponseCache
 from onceflow.broker.storage.group_commit import GroupCommit
@@ -57,8 +57,8 @@ class Node:
         self.advertised_host, self.advertised_port = config.advertised or (config.host, config.port)
         self.is_lost = False
         """Whether the data directory was deleted, renamed or replaced: nothing more can be stored."""
-        self.turn = Turn()
-        self.group_commit = GroupCommit(self.turn, directory.is_in_place, self._lose_directory)
+        self.deferred = DeferredCalls()
+        self.group_commit = GroupCommit(self.deferred, directory.is_in_place, self._lose_directory)
         self.housekeeping_thread = WorkThread("housekeeping")
         self.search_thread = WorkThread("time-search")
         """Thread that reads old batches, apart from the loop and from the creation and deletion of topics."""

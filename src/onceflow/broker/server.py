@@ -113,7 +113,7 @@ class Broker:
         if self.config.loop_block_report_ms >= 0:
             self._watch = LoopWatch(self.config.loop_block_report_ms)
             self._watch.start()
-        self._listener.start(self._handle, self._decode, self._node.turn)
+        self._listener.start(self._handle, self._decode, self._node.deferred)
         self._node.load_groups()
         self._node.housekeeping.start()
         self._on_tick()

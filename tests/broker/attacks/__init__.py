@@ -1,6 +1,6 @@
-"""Attack programs: each module is one client that asks too much, and runs as a process of its own.
+"""Attack programs: each module is one client with excessive requests, and runs as a process of its own.
 
-`python -m tests.broker.attacks.NAME BOOTSTRAP [OPTIONS]` prepares what it needs (topics, members), prints `ATTACKING`
-and attacks until its standard input is closed or its own bounds are reached. `neighbour.py` measures an innocent client
+`python -m tests.broker.attacks.NAME BOOTSTRAP [OPTIONS]` prepares its topics and members, prints `ATTACKING` and
+attacks until its standard input is closed or its own limits are reached. `neighbour.py` measures an innocent client
 beside it.
 """

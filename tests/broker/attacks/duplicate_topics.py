@@ -1,6 +1,6 @@
 """Connections that send CreateTopics, CreatePartitions or DeleteTopics with as many names as a request may have.
 
-Options: --api create|partitions|delete, --names COUNT, --once: each name once, and of a topic that is there or not.
+Options: --api create|partitions|delete, --names COUNT, --once: each name once, of an existing topic or not.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Connections that announce a large Produce request and send it a byte at a time.
 
-By default 38 of them announce 100 MiB, 1 MB or 65 KB and send a byte every ten seconds. What is sent before the first
-pause is more than the broker receives without reserving memory.
+By default 38 of them announce 100 MiB, 1 MB or 65 KB and send a byte every ten seconds. Before the first pause they
+send more than the broker receives without reserving memory.
 """
 
 import argparse
@@ -20,7 +20,7 @@ SEND_SECONDS_MAX = 2.0
 
 
 class HalfSent:
-    """One connection that never ends its request; opened again when the broker closes it."""
+    """One connection that never ends its request; reopened when the broker closes it."""
 
     def __init__(self, bootstrap: str, size_bytes: int, sent_bytes: int) -> None:
         self._bootstrap = bootstrap

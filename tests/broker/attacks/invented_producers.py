@@ -1,4 +1,4 @@
-"""One connection writes a batch from each of very many producer ids that no broker gave out, and rolls the segments.
+"""One connection writes a batch from each of very many invented producer ids, and rolls the segments.
 
 Options: --ids IDS, --partitions COUNT over which they are spread, --batches COUNT of each id.
 """
@@ -11,7 +11,7 @@ from tests.broker.raw_client import RawClient, batch_of
 
 TOPIC = "invented"
 PIPELINED = 50
-"""Fewer than a connection may have unanswered."""
+"""Fewer than the limit of a connection's pending requests."""
 FIRST_ID = 10_000_000
 
 

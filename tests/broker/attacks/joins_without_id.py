@@ -1,4 +1,4 @@
-"""JoinGroup requests without a member id: each makes the broker hand out an id that is never used (KIP-394)."""
+"""JoinGroup requests without a member id: each makes the broker assign an id that is never used (KIP-394)."""
 
 import argparse
 import itertools
@@ -9,7 +9,7 @@ from tests.broker.raw_client import RawClient, milliseconds
 
 PIPELINED = 100
 VERSION = 5
-"""The second that hands out member ids."""
+"""Second version that assigns member ids."""
 
 
 def main() -> None:

@@ -9,10 +9,10 @@ from tests.broker.raw_client import RawClient, milliseconds
 
 GROUP = "large"
 JOIN_VERSION = 3
-"""The last one in which a member need not ask for an id first."""
+"""Last version in which a member need not request an id first."""
 SYNC_VERSION = 2
 PIPELINED = 100
-"""Unanswered requests that a connection may have."""
+"""Maximum number of pending requests of a connection."""
 SESSION_MS = 300_000
 
 

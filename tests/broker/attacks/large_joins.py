@@ -9,7 +9,7 @@ from tests.broker.raw_client import RawClient, milliseconds
 
 SESSION_MS = 1_800_000
 VERSION = 3
-"""The last one in which a member need not ask for an id first."""
+"""Last version in which a member need not request an id first."""
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ def main() -> None:
     request = frame(options)
     ready()
     while not is_over():
-        # Its responses are read only now and then, as a client would that has not much to do with them.
+        # The responses are read only now and then, as by a client that does little with them.
         for _ in range(options.requests // 4):
             client.socket.sendall(request * 4)
             for _ in range(4):

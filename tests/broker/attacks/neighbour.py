@@ -1,8 +1,8 @@
 """An innocent client beside an attack: the latency of its requests, the broker's memory, and the time to recover.
 
-The innocent client writes records with acks=all to a topic of its own, one at a time, of 100 bytes unless a test asks
-for larger ones. Each larger one has a new connection, whose receive buffer is still small. The attack is one of the
-programs beside this module, in a process of its own.
+The innocent client writes records with acks=all to a topic of its own, one at a time, of 100 bytes unless a test uses
+larger ones. Each larger one has a new connection with a small receive buffer. The attack is one of the programs beside
+this module, in a process of its own.
 """
 
 import math
@@ -35,7 +35,7 @@ TOPIC = "innocent"
 TIME_MS = 1_700_000_000_000
 VALUE_BYTES = 100
 FIRST_BUFFER_BYTES = 4096
-"""Received of each connection without reserving memory."""
+"""Bytes that the broker receives of each connection without reserving memory."""
 PAUSE_SECONDS = 0.002
 
 
@@ -49,7 +49,8 @@ class Figures:
     growth_mib: float
     """The broker's largest resident set during the attack and the recovery, less the one before."""
     recovery_seconds: float
-    """From the attack's end until the neighbour's 99th percentile over CALM_SECONDS is below LATENCY_MS_MAX again."""
+    """Time from the attack's end until the neighbour's 99th percentile over CALM_SECONDS is below LATENCY_MS_MAX again.
+    """
 
     def __str__(self) -> str:
         return (
@@ -58,17 +59,17 @@ class Figures:
         )
 
     def check(self) -> None:
-        """Fail unless the figures are within the bounds that every attack has."""
+        """Fail unless the figures are within the bounds of every attack."""
         assert self.p99_ms < LATENCY_MS_MAX, self
         assert self.growth_mib <= GROWTH_MIB_MAX, self
         assert self.recovery_seconds <= RECOVERY_SECONDS_MAX, self
 
 
 class Neighbour:
-    """Writes in a thread from `start` to `stop`, and keeps when each request began and how long it took."""
+    """Writes in a thread from `start` to `stop`, and records the start and the latency of each request."""
 
     def __init__(self, bootstrap: str, value_bytes: int = VALUE_BYTES, *, is_compacted: bool = False) -> None:
-        """A compacted topic's batches are compressed, so that a thread looks at their records."""
+        """Options of a compacted topic; its batches are compressed, so that a thread checks their records."""
         self._bootstrap = bootstrap
         record = Record(0, TIME_MS, b"k", bytes(value_bytes))
         self._batch = encode_batch([record], codec=Codec.GZIP if is_compacted else Codec.NONE)
@@ -104,7 +105,7 @@ class Neighbour:
         self._thread.start()
 
     def stop(self) -> None:
-        """Raises what went wrong in the thread."""
+        """Raise the thread's error, if any."""
         self._is_over.set()
         self._thread.join()
         self._client.close()
@@ -112,7 +113,7 @@ class Neighbour:
             raise self._failure
 
     def latencies_ms(self, begin: float, end: float = math.inf) -> list[float]:
-        """Latencies of requests that began in between, or were still unanswered at `begin`; ascending."""
+        """Return the latencies, ascending, of requests that began in this time or had no response at `begin`."""
         samples = list(self._samples)
         pending = self._began_at
         if pending < end:
@@ -120,7 +121,7 @@ class Neighbour:
         return sorted(1000 * took for at, took in samples if at < end and at + took >= begin)
 
     def calm_since(self, begin: float) -> float:
-        """When the 99th percentile of the CALM_SECONDS that followed was below its bound, first after `begin`."""
+        """Return when, after `begin`, the 99th percentile of the following CALM_SECONDS was first below its bound."""
         slow = [at + took for at, took in self._samples if at + took > begin and took * 1000 >= LATENCY_MS_MAX]
         candidates = [begin, *slow]
         calm = (at for at in candidates if p99(self.latencies_ms(at, at + CALM_SECONDS)) < LATENCY_MS_MAX)
@@ -129,7 +130,7 @@ class Neighbour:
 
 @contextmanager
 def attacking(attack: str, bootstrap: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """The attack `tests.broker.attacks.{attack}`, from its READY line to the end of the block."""
+    """Run the attack `tests.broker.attacks.{attack}` from its READY line to the end of the block."""
     command = [sys.executable, "-m", f"tests.broker.attacks.{attack}", bootstrap, *options]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
@@ -150,12 +151,12 @@ def attacking(attack: str, bootstrap: str, *options: str) -> Iterator[subprocess
 
 
 def ready() -> None:
-    """Called by an attack program when its attack begins."""
+    """Report the start of the attack; called by an attack program."""
     print(READY, flush=True)
 
 
 def is_over() -> bool:
-    """Whether the harness of an attack program has gone: its standard input is closed."""
+    """Return whether the harness of an attack program has ended: its standard input is closed."""
     readable, _, _ = select.select([sys.stdin], [], [], 0)
     return bool(readable)
 
@@ -201,12 +202,12 @@ def wait_for_calm(neighbour: Neighbour, ended_at: float) -> None:
 
 
 def p99(latencies_ms: Sequence[float]) -> float:
-    """99th percentile of ascending latencies."""
+    """Return the 99th percentile of ascending latencies."""
     return latencies_ms[max(0, math.ceil(len(latencies_ms) * 0.99) - 1)]
 
 
 def memory_mib(process_id: int, which: str = "VmRSS") -> float:
-    """A process's resident set, or with VmHWM its peak, in MiB (proc(5))."""
+    """Return a process's resident set, or with VmHWM its peak, in MiB (proc(5))."""
     status = Path(f"/proc/{process_id}/status").read_text()
     match = re.search(rf"^{which}:\s+(\d+) kB", status, re.MULTILINE)
     assert match is not None
@@ -214,11 +215,11 @@ def memory_mib(process_id: int, which: str = "VmRSS") -> float:
 
 
 def cpu_seconds(process_id: int) -> float:
-    """User and system time that a process has used (proc(5))."""
+    """Return the user and system time of a process (proc(5))."""
     fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def reset_peak(process_id: int) -> None:
-    """Let VmHWM begin again at the resident set of now (proc(5), clear_refs)."""
+    """Reset VmHWM to the present resident set (proc(5), clear_refs)."""
     Path(f"/proc/{process_id}/clear_refs").write_text("5")

@@ -1,4 +1,4 @@
-"""Long polls that name many partitions, pipelined on few or many connections, while records arrive at their topic.
+"""Long polls of many partitions, pipelined on few or many connections, while records arrive at their topic.
 
 By default one connection sends 100 requests that each name one partition 8,000 times. `min_bytes` is never reached, so
 that each request waits for its whole `max_wait_ms`.
@@ -20,7 +20,7 @@ MIN_BYTES = 2**31 - 1
 WAIT_MS = 600_000
 PAUSE_SECONDS = 0.01
 SEND_SECONDS_MAX = 3.0
-"""A broker that leaves requests in the socket lets no more of them be sent."""
+"""A broker that leaves requests in the socket blocks further ones."""
 
 
 def arguments() -> argparse.Namespace:
@@ -42,7 +42,7 @@ def long_poll(entries: int, partitions: int) -> bytes:
 
 
 def opened(bootstrap: str, count: int, requests: bytes) -> Sequence[RawClient]:
-    """Connections that have sent as much of the requests as the broker and the kernel take."""
+    """Connections that have sent as many requests as the broker and the kernel accept."""
     clients = [RawClient(bootstrap) for _ in range(count)]
     for client in clients:
         client.socket.settimeout(SEND_SECONDS_MAX / count)

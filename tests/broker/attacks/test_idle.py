@@ -1,4 +1,4 @@
-"""What attacks leave behind costs an idle broker no time."""
+"""The remains of attacks cost an idle broker no time."""
 
 import time
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ ATTACKS: Sequence[tuple[str, Sequence[str]]] = (
 ATTACK_SECONDS_MAX = 300
 IDLE_SECONDS = 5
 CPU_SHARE_MAX = 0.05
-"""Of one core, in the seconds after the attack."""
+"""Limit of processor time, of one core, in the seconds after the attack."""
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("attack", "options"), ATTACKS)
 def test_an_idle_broker_rests(attack: str, options: Sequence[str], tmp_path: Path) -> None:
-    """The attack is over and its connection closed; what it asked for is still within its time-out."""
+    """The attack is over and its connection closed; its requests are still within their timeout."""
     with BrokerProcess(tmp_path / "data") as broker:
         before_mib = neighbour.memory_mib(broker.pid)
         with neighbour.attacking(attack, broker.bootstrap, *options) as process:

@@ -1,4 +1,4 @@
-"""No client stalls another: an innocent client's latency and the broker's memory while others ask too much."""
+"""No client stalls another: an innocent client's latency and the broker's memory during attacks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_the_neighbour_is_served(attack: str, options: Sequence[str], tmp_path: 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("value_bytes", "attack", "options"), LARGER)
 def test_larger_requests_are_served(value_bytes: int, attack: str, options: Sequence[str], tmp_path: Path) -> None:
-    """The same bounds for a client whose requests need reserved memory."""
+    """The same bounds for a client with requests that need reserved memory."""
     with BrokerProcess(tmp_path / "data") as broker:
         figures = neighbour.measure(broker, attack, *options, value_bytes=value_bytes)
     print(f"{value_bytes} bytes beside {attack} {' '.join(options)}: {figures}")
@@ -76,7 +76,7 @@ def test_larger_requests_are_served(value_bytes: int, attack: str, options: Sequ
 @pytest.mark.campaign
 @pytest.mark.timeout(300)
 def test_a_neighbour_on_a_compacted_topic_is_served(tmp_path: Path) -> None:
-    """Its batches are looked at by the same thread as the bombs."""
+    """Its batches are checked by the same thread as the bombs."""
     with BrokerProcess(tmp_path / "data") as broker:
         figures = neighbour.measure(broker, "compacted_bombs", is_compacted=True)
     print(f"compacted_bombs beside a compacted topic: {figures}")

@@ -10,7 +10,7 @@ from onceflow.broker.groups.coordinator import GroupCoordinator
 from onceflow.broker.groups.records import GroupRecord, OffsetCommit
 from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.groups.states import GroupState
-from onceflow.broker.loop.turn import Turn
+from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.partitions import Partition
 from onceflow.broker.storage.state_log import StateLog
@@ -35,7 +35,7 @@ class Stored:
     def _open(self) -> None:
         log = PartitionLog.open(self._path, self._log_config, disk=self.disk, clock=self.clock, clean=False)
         self.partition = Partition("__consumer_offsets", 0, log)
-        self.group_commit = GroupCommit(Turn(), lambda: True, lambda: None)
+        self.group_commit = GroupCommit(DeferredCalls(), lambda: True, lambda: None)
         self.groups = GroupCoordinator(self.clock, self.config)
         self.requests = GroupRequests(self.groups, StateLog(self.partition, self.clock, self.group_commit))
 

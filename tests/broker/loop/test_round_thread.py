@@ -1,4 +1,4 @@
-"""Rounds in a thread whose ends are the loop's: in order, with what they returned, and nothing left behind."""
+"""Rounds in a thread that end on the loop: their order and results, and nothing left behind."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ import pytest
 from onceflow.broker.loop.round_thread import RoundThread
 
 
-def test_each_round_ends_on_the_loop_with_what_its_work_returned() -> None:
+def test_each_round_returns_its_result() -> None:
     async def test() -> None:
         ended: list[tuple[int, str, str]] = []
         over = asyncio.Event()
@@ -34,7 +34,7 @@ def test_each_round_ends_on_the_loop_with_what_its_work_returned() -> None:
     asyncio.run(test())
 
 
-def test_the_loop_goes_on_while_a_round_lasts() -> None:
+def test_the_loop_continues_during_a_round() -> None:
     async def test() -> None:
         may_end, over = threading.Event(), asyncio.Event()
         rounds = RoundThread("rounds", lambda _result: over.set())
@@ -49,7 +49,7 @@ def test_the_loop_goes_on_while_a_round_lasts() -> None:
     asyncio.run(test())
 
 
-def test_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_remains_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
     pipes: list[tuple[int, int]] = []
     pipe = os.pipe
     monkeypatch.setattr(os, "pipe", lambda: pipes.append(pipe()) or pipes[-1])
@@ -75,9 +75,7 @@ def test_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("lacking", ["descriptor for the loop", "thread"])
-def test_a_round_that_cannot_begin_leaves_nothing_and_the_next_one_can(
-    lacking: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_begins_after_a_failed_one(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         over = asyncio.Event()
         rounds = RoundThread("rounds", lambda _result: over.set())

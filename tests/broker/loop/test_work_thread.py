@@ -1,4 +1,4 @@
-"""A broker's thread: work in turn, its outcomes, and its end."""
+"""A worker thread of the broker: order of its work, results, and its end."""
 
 import threading
 from concurrent.futures import CancelledError
@@ -8,7 +8,7 @@ import pytest
 from onceflow.broker.loop.work_thread import WorkThread
 
 
-def test_work_is_done_in_turn_in_one_thread_and_failures_are_handed_back() -> None:
+def test_work_runs_in_order_in_one_thread() -> None:
     thread = WorkThread("turns")
     outcomes = [thread.submit(lambda number: (number, threading.current_thread().name), n) for n in range(50)]
     failed = thread.submit(int, "x")
@@ -19,7 +19,7 @@ def test_work_is_done_in_turn_in_one_thread_and_failures_are_handed_back() -> No
     thread.shutdown()
 
 
-def test_a_shutdown_ends_after_the_work_that_waits_or_cancels_it() -> None:
+def test_a_shutdown_finishes_or_cancels_queued_work() -> None:
     for cancels in (False, True):
         threads = set(threading.enumerate())
         thread, may_end = WorkThread("ending"), threading.Event()
@@ -40,7 +40,7 @@ def test_a_shutdown_ends_after_the_work_that_waits_or_cancels_it() -> None:
             assert second.result(0) == 7
 
 
-def test_a_thread_that_had_no_work_is_not_started() -> None:
+def test_a_thread_without_work_is_not_started() -> None:
     threads = set(threading.enumerate())
     thread = WorkThread("idle")
     assert set(threading.enumerate()) <= threads

@@ -1,4 +1,4 @@
-"""Connections: frames in pieces, many requests in flight, large answers to slow readers, input that is no request."""
+"""Connections: frames in pieces, many requests in flight, large responses to slow readers, invalid input."""
 
 import struct
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def test_a_request_byte_by_byte(client: RawClient) -> None:
     assert decode_response(apis.API_VERSIONS, 0, client.receive_frame())[0] == 7
 
 
-def test_answers_come_in_the_order_of_requests(client: RawClient, broker: BrokerProcess, topic: str) -> None:
+def test_responses_keep_the_order_of_requests(client: RawClient, broker: BrokerProcess, topic: str) -> None:
     client.create_topic(topic)
     client.send_batch(topic, 0, batch_of(b"a"))
     client.send_fetch([(topic, 0, 1)], wait_ms=LONGER_THAN_THE_TEST_MS)
@@ -57,7 +57,7 @@ def test_answers_come_in_the_order_of_requests(client: RawClient, broker: Broker
     assert client.receive_produced().base_offset == 2
 
 
-def test_more_requests_in_flight_than_are_taken_at_once(client: RawClient, topic: str) -> None:
+def test_more_requests_in_flight_than_accepted(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     count = 5 * PENDING_REQUESTS_MAX
     for _ in range(count):
@@ -65,7 +65,7 @@ def test_more_requests_in_flight_than_are_taken_at_once(client: RawClient, topic
     assert [client.receive_produced().base_offset for _ in range(count)] == list(range(count))
 
 
-def test_requests_that_arrived_before_a_pause_are_served_after_it(client: RawClient, topic: str) -> None:
+def test_requests_before_a_pause_are_served(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     client.produce(topic, 0, batch_of(b"x" * 100_000))
     count = PENDING_REQUESTS_MAX + 50
@@ -78,7 +78,7 @@ def ask_in_vain(client: RawClient, names: list[dict[str, str]], count: int) -> N
         client.send(apis.METADATA, 4, topics=names, allow_auto_topic_creation=False)
 
 
-def test_who_reads_no_answers_is_not_read_any_more(broker: BrokerProcess) -> None:
+def test_unread_responses_pause_reading(broker: BrokerProcess) -> None:
     names = [{"name": f"{number:0200d}"} for number in range(1000)]
     with connected(broker.bootstrap) as deaf:
         assert deaf.ask(apis.METADATA, 4, topics=names, allow_auto_topic_creation=False).topics[0].error_code == 3
@@ -89,11 +89,9 @@ def test_who_reads_no_answers_is_not_read_any_more(broker: BrokerProcess) -> Non
         assert resident_kib(broker.pid) - before_kib < 20_000, "100 MB of answers were asked for"
 
 
-def test_rule_15_a_long_poll_holds_nobody_up_and_ends_in_time(
-    client: RawClient, broker: BrokerProcess, topic: str
-) -> None:
+def test_rule_15_long_poll_ends_in_time(client: RawClient, broker: BrokerProcess, topic: str) -> None:
     client.create_topic(topic)
-    # Where the machine is so busy that the poll is over before anything was written, the next one waits longer.
+    # On a busy machine the poll may end before anything was written: the next one waits longer.
     for end, wait_ms in enumerate((400, 2_000, 10_000), 1):
         client.send_fetch([(topic, 0, end - 1)], wait_ms=wait_ms, min_bytes=10_000)
         with connected(broker.bootstrap) as other:
@@ -105,7 +103,7 @@ def test_rule_15_a_long_poll_holds_nobody_up_and_ends_in_time(
     assert len(fetched.records) > 0, "what there is, when the time is over"
 
 
-def test_a_large_answer_to_a_slow_reader_is_whole_and_costs_no_memory(broker: BrokerProcess, topic: str) -> None:
+def test_a_large_response_to_a_slow_reader(broker: BrokerProcess, topic: str) -> None:
     batch = batch_of(b"x" * 1_000_000)
     with connected(broker.bootstrap) as writer, connected(broker.bootstrap) as reader:
         writer.create_topic(topic)
@@ -137,7 +135,7 @@ def test_a_large_answer_to_a_slow_reader_is_whole_and_costs_no_memory(broker: Br
     ],
     ids=["-1", "0", "2 GiB", "HTTP", "TLS", "no API", "no version", "2**31 topics", "cut"],
 )
-def test_what_is_no_request_closes_its_connection_alone(broker: BrokerProcess, data: bytes) -> None:
+def test_an_invalid_frame_closes_its_connection_alone(broker: BrokerProcess, data: bytes) -> None:
     with connected(broker.bootstrap) as bad, connected(broker.bootstrap) as good:
         bad.socket.sendall(data)
         assert is_closed(bad)
@@ -154,7 +152,7 @@ def test_the_log_names_the_peer_and_the_reason(broker: BrokerProcess) -> None:
     assert "a frame of 2147483647 bytes" in lines[0]
 
 
-def test_every_prefix_of_a_request_is_refused_or_waited_for(broker: BrokerProcess) -> None:
+def test_prefixes_of_requests(broker: BrokerProcess) -> None:
     body = API_VERSIONS_REQUEST[4:]
     for length in range(8, len(body)):
         with connected(broker.bootstrap) as bad:
@@ -162,7 +160,7 @@ def test_every_prefix_of_a_request_is_refused_or_waited_for(broker: BrokerProces
             assert is_closed(bad)
 
 
-def test_half_frames_cost_what_arrived_not_what_was_announced(broker: BrokerProcess) -> None:
+def test_half_frames_cost_what_arrived(broker: BrokerProcess) -> None:
     before_kib = resident_kib(broker.pid)
     clients = [RawClient(broker.bootstrap) for _ in range(200)]
     for client in clients:

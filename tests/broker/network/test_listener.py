@@ -1,4 +1,4 @@
-"""The listener and its connections by themselves, in one loop with a manual clock: limits, time-outs, work per turn."""
+"""The listener and its connections in one loop with a manual clock: limits, timeouts, work per turn."""
 
 import asyncio
 import errno
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.loop.turn import HANDLED_BYTES_PER_WORK, LARGE_WORK_PER_TURN, Turn
+from onceflow.broker.loop.deferred import HANDLED_BYTES_PER_WORK, LARGE_WORK_PER_TURN, DeferredCalls
 from onceflow.broker.network import listener as listeners
 from onceflow.broker.network.connection import Connection, Handle
 from onceflow.broker.network.listener import Listener
@@ -32,7 +32,7 @@ WAIT_SECONDS = 10.0
 
 
 class Served:
-    """A listener whose requests are kept, and answered with their own bytes unless `is_silent`."""
+    """A listener that keeps its requests, and echoes them as responses unless `is_silent`."""
 
     def __init__(self, **settings: Any) -> None:
         self.config = BrokerConfig(Path("unused"), port=0, **settings)
@@ -53,14 +53,14 @@ class Served:
             reply.send([struct.pack(">i", 4) + bytes(frame[:4])])
 
     def decode(self, _frame: memoryview) -> Generator[int, None, Handle]:
-        """Takes a turn of the loop for each of `decode_turns`."""
+        """Yield one step for each of `decode_turns`."""
         while self.decode_turns > 0:
             self.decode_turns -= 1
             yield LARGE_WORK_PER_TURN
         return self.handle
 
     async def connect(self, *, receive_buffer_bytes: int | None = None, is_taken: bool = True) -> socket.socket:
-        """A connection that the listener has taken or refused, unless it takes none for now."""
+        """Return a connection that the listener has accepted or refused, unless it accepts none for now."""
         seen = self.seen_connections
         client = socket.socket()
         if receive_buffer_bytes is not None:
@@ -77,7 +77,7 @@ class Served:
         return len(self.listener._connections) + self.listener._refused
 
     async def asked(self, count: int) -> None:
-        """Waits until so many requests have come in all."""
+        """Wait until a total of so many requests have arrived."""
         await until(lambda: len(self.frames) >= count, f"{count} requests, {len(self.frames)} came")
 
     def advance_ms(self, duration_ms: int) -> None:
@@ -86,11 +86,11 @@ class Served:
 
 
 def served(scenario: Callable[[Served], Awaitable[None]], **settings: Any) -> None:
-    """Runs the scenario in a loop of its own and ends what it began."""
+    """Run the scenario in a loop of its own, and end what it began."""
 
     async def run() -> None:
         server = Served(**settings)
-        server.listener.start(server.handle, server.decode, Turn())
+        server.listener.start(server.handle, server.decode, DeferredCalls())
         try:
             await asyncio.wait_for(scenario(server), 20)
         finally:
@@ -102,7 +102,7 @@ def served(scenario: Callable[[Served], Awaitable[None]], **settings: Any) -> No
 
 
 async def turns(count: int) -> None:
-    """What the loop knows of is done; what is still on its way to it, maybe not: for that there is `until`."""
+    """Let pending callbacks of the loop run; for events still on their way use `until`."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -123,7 +123,7 @@ async def send(client: socket.socket, data: bytes) -> None:
 
 
 async def is_closed(client: socket.socket, within_seconds: float = WAIT_SECONDS) -> bool:
-    """Whether the broker has closed the connection, or does so soon."""
+    """Return whether the broker has closed the connection, or closes it soon."""
     try:
         return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), within_seconds) == b""
     except ConnectionError:
@@ -146,7 +146,7 @@ async def receive(client: socket.socket, size_bytes: int) -> bytes:
     return bytes(data)
 
 
-def test_an_idle_connection_is_closed_and_one_in_use_is_not() -> None:
+def test_idle_connections_are_closed() -> None:
     async def scenario(server: Served) -> None:
         idle, used = await server.connect(), await server.connect()
         server.advance_ms(IDLE_MS - 1)
@@ -159,7 +159,7 @@ def test_an_idle_connection_is_closed_and_one_in_use_is_not() -> None:
     served(scenario)
 
 
-def test_who_waits_for_the_broker_is_not_idle_and_who_reads_nothing_is() -> None:
+def test_a_client_that_reads_nothing_is_idle() -> None:
     async def scenario(server: Served) -> None:
         server.is_silent = True
         waiting, deaf = await server.connect(), await server.connect()
@@ -178,7 +178,7 @@ def test_who_waits_for_the_broker_is_not_idle_and_who_reads_nothing_is() -> None
     served(scenario)
 
 
-def test_no_idle_time_out_where_it_is_switched_off() -> None:
+def test_disabled_idle_timeout() -> None:
     async def scenario(server: Served) -> None:
         idle = await server.connect()
         server.advance_ms(10 * IDLE_MS)
@@ -188,7 +188,7 @@ def test_no_idle_time_out_where_it_is_switched_off() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net/tcp")
-def test_the_kernel_looks_whether_a_silent_client_is_still_there() -> None:
+def test_the_kernel_probes_silent_clients() -> None:
     async def scenario(server: Served) -> None:
         client = await server.connect()
         ends = [f"0100007F:{port:04X}" for port in (server.listener.port, client.getsockname()[1])]
@@ -199,7 +199,7 @@ def test_the_kernel_looks_whether_a_silent_client_is_still_there() -> None:
     served(scenario)
 
 
-def test_half_a_request_may_not_stop_for_long() -> None:
+def test_stalled_requests_are_closed() -> None:
     async def scenario(server: Served) -> None:
         stalled, slow = await server.connect(), await server.connect()
         for client in (stalled, slow):
@@ -216,7 +216,7 @@ def test_half_a_request_may_not_stop_for_long() -> None:
     served(scenario)
 
 
-def test_more_connections_than_allowed_are_refused_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_excess_connections_are_refused_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(server: Served) -> None:
         first, second, third = [await server.connect() for _ in range(3)]
         assert await is_closed(third)
@@ -248,7 +248,7 @@ def test_more_connections_than_allowed_are_refused_and_told_of_once(caplog: pyte
         (apis.FETCH, MIB),
     ],
 )
-def test_a_frame_is_as_large_as_its_api_may_have(api_key: int, largest: int) -> None:
+def test_frame_size_limits_by_api(api_key: int, largest: int) -> None:
     async def scenario(server: Served) -> None:
         good, bad = await server.connect(), await server.connect()
         await send(good, struct.pack(">ih", largest, api_key))
@@ -259,7 +259,7 @@ def test_a_frame_is_as_large_as_its_api_may_have(api_key: int, largest: int) -> 
     served(scenario)
 
 
-def test_the_memory_of_requests_is_bounded_in_sum_and_comes_back() -> None:
+def test_request_memory_is_bounded_and_released() -> None:
     async def scenario(server: Served) -> None:
         holder, waiting = await server.connect(), await server.connect()
         request = frame(apis.PRODUCE, 3 * MIB)
@@ -284,7 +284,7 @@ def test_the_memory_of_requests_is_bounded_in_sum_and_comes_back() -> None:
     served(scenario, queued_request_bytes_max=4 * MIB)
 
 
-def test_requests_wait_in_the_socket_while_answers_are_unsent() -> None:
+def test_unsent_responses_leave_requests_in_the_socket() -> None:
     async def scenario(server: Served) -> None:
         server.is_silent = True
         client = await server.connect()
@@ -302,7 +302,7 @@ def test_requests_wait_in_the_socket_while_answers_are_unsent() -> None:
 
 
 def parking(server: Served) -> None:
-    """Let Fetch requests park their connection; all others are answered at once."""
+    """Let Fetch requests park their connection; all others get their response at once."""
 
     def handle(frame: memoryview, reply: Reply, _connection: Connection) -> None:
         server.frames.append(bytes(frame[:16]))
@@ -315,8 +315,8 @@ def parking(server: Served) -> None:
     server.listener._handle = handle
 
 
-def test_requests_behind_a_parked_one_stay_unparsed() -> None:
-    """They stay in the first buffer and the socket, cost no reserved memory, and are handled in their order."""
+def test_requests_after_a_parked_one_stay_unparsed() -> None:
+    """They stay in the first buffer and the socket, without reserved memory, and are handled in order."""
 
     async def scenario(server: Served) -> None:
         parking(server)
@@ -341,7 +341,7 @@ def test_requests_behind_a_parked_one_stay_unparsed() -> None:
     served(scenario, stop_timeout_ms=10)
 
 
-def test_a_parked_reply_that_is_answered_before_an_earlier_one_frees_its_connection() -> None:
+def test_a_parked_reply_frees_its_connection_early() -> None:
     async def scenario(server: Served) -> None:
         server.is_silent = True
         client = await server.connect()
@@ -360,7 +360,7 @@ def test_a_parked_reply_that_is_answered_before_an_earlier_one_frees_its_connect
 
 
 @pytest.mark.parametrize("behind_bytes", [0, 100, 100_000])
-def test_a_client_that_leaves_while_parked_is_noticed(behind_bytes: int) -> None:
+def test_disconnect_while_parked(behind_bytes: int) -> None:
     async def scenario(server: Served) -> None:
         parking(server)
         client = await server.connect()
@@ -379,8 +379,8 @@ def test_a_client_that_leaves_while_parked_is_noticed(behind_bytes: int) -> None
     served(scenario, stop_timeout_ms=10)
 
 
-def test_one_connection_has_a_share_of_each_turn() -> None:
-    """Requests and bytes between two turns of the loop are counted: what one connection may cost the others."""
+def test_a_connection_has_a_turns_share() -> None:
+    """Count requests and bytes between two turns of the loop: the cost of one connection to the others."""
     per_turn: list[int] = []
 
     async def scenario(server: Served) -> None:
@@ -403,8 +403,8 @@ def test_one_connection_has_a_share_of_each_turn() -> None:
     assert max(per_turn) <= 4, "two from the buffer, and two more where new ones arrive in the same turn"
 
 
-def test_large_requests_of_many_connections_leave_turns_to_small_ones() -> None:
-    """They are handled one after the other though all have arrived, and a small one of another client in between."""
+def test_large_requests_leave_turns_to_small_ones() -> None:
+    """They are handled one after the other though all have arrived, with another client's small request in between."""
     size_bytes = LARGE_WORK_PER_TURN * HANDLED_BYTES_PER_WORK
     count = 12
 
@@ -432,8 +432,8 @@ def test_large_requests_of_many_connections_leave_turns_to_small_ones() -> None:
     served(scenario)
 
 
-def test_a_large_request_that_is_being_decoded_keeps_its_place() -> None:
-    """What the client sends behind it stays in the socket; a pause for unread answers changes nothing."""
+def test_a_request_in_decoding_keeps_its_buffer() -> None:
+    """Later requests stay in the socket meanwhile; a pause for unread responses changes nothing."""
     unsent_bytes_max = 100_000
     behind = 5000
 
@@ -459,7 +459,7 @@ def test_a_large_request_that_is_being_decoded_keeps_its_place() -> None:
     served(scenario, unsent_bytes_per_connection_max=unsent_bytes_max)
 
 
-def test_a_large_request_of_a_client_that_leaves_is_not_handled() -> None:
+def test_disconnect_during_decoding() -> None:
     async def scenario(server: Served) -> None:
         server.decode_turns = 10
         client, other = await server.connect(), await server.connect()
@@ -474,8 +474,8 @@ def test_a_large_request_of_a_client_that_leaves_is_not_handled() -> None:
     served(scenario)
 
 
-def test_a_client_that_leaves_before_its_turn_costs_nothing() -> None:
-    """Its connection is not read while its large request waits behind another's, and does not see it leave."""
+def test_disconnect_before_decoding() -> None:
+    """The connection is not read while its large request waits behind another's, so a disconnect goes unnoticed."""
 
     async def scenario(server: Served) -> None:
         server.decode_turns = sys.maxsize
@@ -500,8 +500,8 @@ def test_a_client_that_leaves_before_its_turn_costs_nothing() -> None:
 @pytest.mark.parametrize(
     ("large", "handled"), [(apis.METADATA, (apis.METADATA, apis.PRODUCE)), (apis.FETCH, (apis.PRODUCE,))]
 )
-def test_what_a_client_sent_behind_a_large_request_is_handled(large: int, handled: Sequence[int]) -> None:
-    """Though it left: a Produce with acks=0 waits for nothing. Its Fetch alone is of no use any more."""
+def test_requests_after_a_large_one_are_handled(large: int, handled: Sequence[int]) -> None:
+    """A Produce with acks=0 waits for no response; only the client's Fetch is useless after its disconnect."""
 
     async def scenario(server: Served) -> None:
         server.decode_turns = sys.maxsize
@@ -523,7 +523,7 @@ def test_what_a_client_sent_behind_a_large_request_is_handled(large: int, handle
     served(scenario)
 
 
-def test_a_stopping_broker_takes_no_large_request() -> None:
+def test_a_stopping_broker_handles_no_large_request() -> None:
     async def scenario(server: Served) -> None:
         server.decode_turns = 10
         server.is_silent = True
@@ -542,9 +542,7 @@ def test_a_stopping_broker_takes_no_large_request() -> None:
 
 
 @pytest.mark.parametrize("error", [MalformedFrame("no such bytes"), ValueError("a mistake")])
-def test_a_large_request_that_cannot_be_decoded_closes_its_connection(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undecodable_large_request(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_served: Served, _frame: memoryview) -> Generator[int, None, Handle]:
         yield 1
         raise error
@@ -560,9 +558,9 @@ def test_a_large_request_that_cannot_be_decoded_closes_its_connection(
     served(scenario)
 
 
-def test_a_request_that_waits_for_its_turn_has_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_request_has_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(server: Served) -> None:
-        monkeypatch.setattr(Turn, "large", lambda *_arguments, **_options: None)
+        monkeypatch.setattr(DeferredCalls, "add_large", lambda *_arguments, **_options: None)
         client = await server.connect()
         await send(client, frame(apis.METADATA, 10_000))
         (connection,) = server.listener._connections
@@ -575,7 +573,7 @@ def test_a_request_that_waits_for_its_turn_has_not_stalled(monkeypatch: pytest.M
     served(scenario)
 
 
-def test_answers_that_are_there_at_once_go_out_together_in_the_turn_of_their_requests() -> None:
+def test_immediate_responses_are_sent_together() -> None:
     arrived: list[bytes] = []
 
     async def scenario(server: Served) -> None:
@@ -596,9 +594,7 @@ def test_answers_that_are_there_at_once_go_out_together_in_the_turn_of_their_req
     assert [len(value) for value in arrived] == [16]
 
 
-def test_a_large_answer_goes_out_by_sendfile_in_slices_and_a_small_rest_of_it_alone_enters_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_slices_are_sent_by_sendfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = os.urandom(24 * MIB)
     (tmp_path / "file").write_bytes(content)
     file = RealDisk().open(tmp_path / "file")
@@ -648,9 +644,7 @@ def test_a_large_answer_goes_out_by_sendfile_in_slices_and_a_small_rest_of_it_al
     assert max(by_turn.values()) <= 300_000
 
 
-def test_small_slices_are_read_and_no_more_of_them_than_go_out_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_slices_are_read_as_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = os.urandom(600_000)
     (tmp_path / "file").write_bytes(content)
     file = RealDisk().open(tmp_path / "file")
@@ -678,7 +672,7 @@ def test_small_slices_are_read_and_no_more_of_them_than_go_out_soon(
     file.close()
 
 
-def test_a_small_slice_that_the_file_does_not_have_closes_the_connection(tmp_path: Path) -> None:
+def test_a_missing_slice_closes_the_connection(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"half")
     file = RealDisk().open(tmp_path / "file")
 
@@ -694,7 +688,7 @@ def test_a_small_slice_that_the_file_does_not_have_closes_the_connection(tmp_pat
     file.close()
 
 
-def test_accepting_pauses_without_descriptors_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepting_pauses_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
 
     class Exhausted:
@@ -727,7 +721,7 @@ def test_accepting_pauses_without_descriptors_and_goes_on(monkeypatch: pytest.Mo
     served(scenario)
 
 
-def test_a_stop_sends_what_is_in_flight_answers_who_can_be_and_leaves_the_others() -> None:
+def test_a_stop_sends_the_possible_responses() -> None:
     async def scenario(server: Served) -> None:
         server.is_silent = True
         produces, fetches, joins, idles = [await server.connect() for _ in range(4)]
@@ -756,7 +750,7 @@ def test_a_stop_sends_what_is_in_flight_answers_who_can_be_and_leaves_the_others
     served(scenario)
 
 
-def test_a_stop_takes_no_answer_back_that_the_client_has_yet_to_read() -> None:
+def test_a_stop_does_not_discard_sent_responses() -> None:
     async def scenario(server: Served) -> None:
         server.is_silent = True
         client = await server.connect(receive_buffer_bytes=4096)
@@ -772,7 +766,7 @@ def test_a_stop_takes_no_answer_back_that_the_client_has_yet_to_read() -> None:
     served(scenario)
 
 
-def test_a_stop_is_over_in_time_though_an_answer_never_comes(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stop_times_out(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(server: Served) -> None:
         server.is_silent = True
         client = await server.connect()
@@ -786,7 +780,7 @@ def test_a_stop_is_over_in_time_though_an_answer_never_comes(caplog: pytest.LogC
     assert "1 connections did not end within stop.timeout.ms=50" in caplog.text
 
 
-def test_a_large_request_that_ends_its_connection_leaves_no_memory_reserved() -> None:
+def test_a_failed_large_request_releases_its_memory() -> None:
     async def scenario(server: Served) -> None:
         def refuse(_frame: memoryview, reply: Reply, _connection: Connection) -> None:
             reply.close_connection("refused")
@@ -801,7 +795,7 @@ def test_a_large_request_that_ends_its_connection_leaves_no_memory_reserved() ->
     served(scenario)
 
 
-def test_answers_behind_one_that_is_awaited_count_as_unsent() -> None:
+def test_responses_after_an_awaited_one_count() -> None:
     async def scenario(server: Served) -> None:
         server.is_silent = True
         client = await server.connect()
@@ -820,7 +814,7 @@ def test_answers_behind_one_that_is_awaited_count_as_unsent() -> None:
     served(scenario, unsent_bytes_per_connection_max=2 * MIB, stop_timeout_ms=10)
 
 
-def test_the_memory_of_unread_answers_is_bounded_in_sum(caplog: pytest.LogCaptureFixture) -> None:
+def test_unread_response_memory_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(server: Served) -> None:
         server.is_silent = True
         deaf = [await server.connect(receive_buffer_bytes=4096) for _ in range(6)]
@@ -843,7 +837,7 @@ def test_the_memory_of_unread_answers_is_bounded_in_sum(caplog: pytest.LogCaptur
     assert "unsent.max.bytes" in caplog.text
 
 
-def test_a_stop_drains_what_a_large_buffer_leaves_in_the_socket() -> None:
+def test_a_stop_drains_the_socket() -> None:
     async def scenario(server: Served) -> None:
         client = await server.connect(receive_buffer_bytes=4096)
         await send(client, frame(apis.PRODUCE, 3 * MIB // 2))

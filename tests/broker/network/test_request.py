@@ -1,4 +1,4 @@
-"""The response to a request: at once where it is short, over several turns of the loop where its arrays are long."""
+"""Encoding of responses: at once if short, over several turns of the loop if their arrays are long."""
 
 import asyncio
 from typing import Any
@@ -68,7 +68,7 @@ def test_a_long_response_takes_several_turns() -> None:
     assert partitions_in(later.sent[0]) == 10_000
 
 
-def test_nothing_is_sent_to_a_client_that_left() -> None:
+def test_nothing_is_sent_after_a_disconnect() -> None:
     channel = FakeChannel()
 
     async def leave() -> None:
@@ -81,7 +81,7 @@ def test_nothing_is_sent_to_a_client_that_left() -> None:
     assert not channel.sent
 
 
-def test_what_cannot_be_written_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_encoding_failure_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     channel = FakeChannel()
     long = topics(10_000)
     del long[0]["partitions"][-1]["error_code"]

@@ -1,4 +1,4 @@
-"""Memory for requests that are being received: no deadlock, no overtaking, and relief by closing what is slow."""
+"""Memory for incoming requests: no deadlock, a fair order, and reclaiming by closing slow connections."""
 
 import asyncio
 import random
@@ -42,7 +42,7 @@ class Receiving:
         self.is_waiting = False
 
     def step(self) -> bool:
-        """Receive as much again; whether the request is whole."""
+        """Receive as much again; return whether the request is whole."""
         step_bytes = min(max(2 * self.received_bytes, STEP_BYTES), self.request_bytes)
         if not self.reservation.grow(step_bytes, self.request_bytes):
             self.is_waiting = True
@@ -52,8 +52,8 @@ class Receiving:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_request_ends_whatever_the_order(seed: int) -> None:
-    """More of them than there is memory for, all begun, in steps of any order: none is ever stuck behind the others."""
+def test_every_request_completes_in_any_order(seed: int) -> None:
+    """Start more requests than there is memory for, with steps in any order: none waits forever."""
     seeded = random.Random(seed)
 
     async def run() -> None:
@@ -76,7 +76,7 @@ def test_every_request_ends_whatever_the_order(seed: int) -> None:
     asyncio.run(run())
 
 
-def test_requests_wait_in_their_order() -> None:
+def test_requests_wait_in_order() -> None:
     async def run() -> None:
         memory = RequestMemory(64 * MIB // 3, 4 * MIB, lambda: None)
         assert memory.share_for(4 * MIB).main.bytes_max == 8 * MIB
@@ -101,8 +101,8 @@ def test_requests_wait_in_their_order() -> None:
     asyncio.run(run())
 
 
-def test_what_fits_into_the_side_part_overtakes() -> None:
-    """As much as fits there, in its order; the first that waits gets its memory as if nothing had overtaken it."""
+def test_requests_that_fit_the_side_part_overtake() -> None:
+    """They get what fits there, in order; the first that waits gets its memory as if nothing had overtaken it."""
 
     async def run() -> None:
         memory = RequestMemory(24 * MIB, 8 * MIB, lambda: None)
@@ -129,8 +129,8 @@ def test_what_fits_into_the_side_part_overtakes() -> None:
     asyncio.run(run())
 
 
-def test_a_connection_that_closes_while_it_waits_lets_those_behind_it_on() -> None:
-    """It holds nothing that it could free, and the memory for the next one has been free all the time."""
+def test_a_closed_waiter_unblocks_the_next() -> None:
+    """It holds nothing to release, and the memory for the next one has been free all the time."""
 
     async def run() -> None:
         memory = RequestMemory(16 * MIB, 8 * MIB, lambda: None)
@@ -145,7 +145,7 @@ def test_a_connection_that_closes_while_it_waits_lets_those_behind_it_on() -> No
     asyncio.run(run())
 
 
-def test_a_request_that_is_larger_than_all_memory_is_received_alone() -> None:
+def test_a_request_larger_than_the_memory() -> None:
     async def run() -> None:
         memory = RequestMemory(2 * MIB, 4 * MIB, lambda: None)
         alone, second = Receiving(memory, 3 * MIB), Receiving(memory, 3 * MIB)
@@ -166,7 +166,7 @@ async def half_sent(server: Served, count: int, size_bytes: int, sent_bytes: int
 
 
 async def produce(server: Served, size_bytes: int) -> None:
-    """Have a request of a new client served."""
+    """Serve a request of a new client."""
     client = await server.connect()
     before = len(server.frames)
     sending = asyncio.ensure_future(send(client, frame(apis.PRODUCE, size_bytes)))
@@ -175,8 +175,8 @@ async def produce(server: Served, size_bytes: int) -> None:
     assert await receive(client, 8) == struct.pack(">ihh", 4, apis.PRODUCE, 0)
 
 
-def test_requests_that_are_announced_lock_no_other_out() -> None:
-    """What they reserve is what arrived, not what they announced."""
+def test_announced_requests_lock_no_other_out() -> None:
+    """They reserve what arrived, not what they announced."""
 
     async def scenario(server: Served) -> None:
         for announced_bytes in (100 * MIB, 1_000_000, 65_000):
@@ -190,7 +190,7 @@ def test_requests_that_are_announced_lock_no_other_out() -> None:
 
 @pytest.mark.parametrize("size_bytes", [SMALL_REQUEST_BYTES_MAX - 4, 2 * MIB])
 def test_slow_requests_are_closed_while_another_waits(size_bytes: int) -> None:
-    """They fill a share with bytes that really arrived; requests of the other share do not notice."""
+    """They fill a share with received bytes; requests of the other share do not notice."""
 
     async def scenario(server: Served) -> None:
         memory = server.listener._memory
@@ -212,8 +212,8 @@ def test_slow_requests_are_closed_while_another_waits(size_bytes: int) -> None:
     served(scenario, queued_request_bytes_max=24 * MIB, produce_request_bytes_max=4 * MIB)
 
 
-def test_a_slow_and_a_silent_request_hold_no_small_one_up() -> None:
-    """The slow one holds what its whole request needs, the silent one waits for it with what arrived."""
+def test_slow_and_silent_requests_beside_small_ones() -> None:
+    """The slow one holds the memory of its whole request; the silent one waits with what arrived."""
 
     async def scenario(server: Served) -> None:
         memory = server.listener._memory
@@ -236,8 +236,8 @@ def test_a_slow_and_a_silent_request_hold_no_small_one_up() -> None:
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_a_client_that_leaves_while_it_waits(is_whole: bool) -> None:
-    """The broker notices without memory to read on; a request that the client had sent whole is handled."""
+def test_disconnect_while_waiting_for_memory(is_whole: bool) -> None:
+    """The broker notices it without memory to continue reading; a request that was sent whole is handled."""
 
     async def scenario(server: Served) -> None:
         memory = server.listener._memory
@@ -283,8 +283,8 @@ def test_a_fast_request_is_not_closed_while_another_waits() -> None:
     served(scenario, queued_request_bytes_max=8 * MIB, produce_request_bytes_max=4 * MIB)
 
 
-def test_a_request_below_the_minimum_pace_is_closed() -> None:
-    """Also one that is never silent; a slow link's is served while there is memory."""
+def test_a_request_below_the_minimum_pace() -> None:
+    """It closes even a connection that is never silent; a slow link is served while there is memory."""
 
     async def scenario(server: Served) -> None:
         dribbling, slow = await server.connect(), await server.connect()
@@ -304,7 +304,7 @@ def test_a_request_below_the_minimum_pace_is_closed() -> None:
     served(scenario)
 
 
-def test_a_minimum_pace_of_0_closes_none() -> None:
+def test_a_minimum_pace_of_0() -> None:
     async def scenario(server: Served) -> None:
         client = await server.connect()
         await send(client, frame(apis.PRODUCE, 1000)[:100])
@@ -317,8 +317,8 @@ def test_a_minimum_pace_of_0_closes_none() -> None:
     served(scenario, request_bytes_per_second_min=0, request_stalled_max_ms=-1)
 
 
-def test_requests_behind_a_parked_one_give_way() -> None:
-    """A parked connection that keeps much unparsed in a large buffer holds memory without any need to hurry."""
+def test_requests_after_a_parked_one_release_memory() -> None:
+    """A parked connection with many unparsed bytes in a large buffer holds memory but need not send anything."""
 
     async def scenario(server: Served) -> None:
         parking(server)
@@ -341,8 +341,8 @@ def test_requests_behind_a_parked_one_give_way() -> None:
     served(scenario, queued_request_bytes_max=3 * MIB, stop_timeout_ms=10)
 
 
-def test_a_buffer_that_is_kept_for_more_requests_gives_way() -> None:
-    """At once where its client sends nothing, and after its request where it does."""
+def test_a_kept_buffer_is_released() -> None:
+    """The buffer is released at once if its client sends nothing, otherwise after its request."""
 
     async def scenario(server: Served) -> None:
         request = frame(apis.PRODUCE, 1_000_000)

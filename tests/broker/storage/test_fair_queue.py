@@ -1,4 +1,4 @@
-"""Rounds of syncs are bounded and fair: a request to thousands of partitions keeps no other client waiting for all."""
+"""Rounds of syncs are bounded and fair: a request to thousands of partitions does not delay other clients."""
 
 import errno
 import threading
@@ -93,7 +93,7 @@ class HeldFile(RealFile):
 
 
 def send_wide(client: RawClient, topic: str, partitions: int) -> None:
-    """One request with a record for each partition."""
+    """Return a request with one record for each partition."""
     batch = batch_of(b"wide")
     topics = [(topic, [(index, batch) for index in range(partitions)])]
     pieces = produce.encode_request(
@@ -103,7 +103,7 @@ def send_wide(client: RawClient, topic: str, partitions: int) -> None:
 
 
 def test_a_neighbour_is_in_the_next_round(tmp_path: Path) -> None:
-    """Its only partition is synced before the others' rest, and the wide request is answered whole."""
+    """Its only partition is synced before the rest of the wide request, which gets its whole response."""
     disk = HeldDisk()
     broker = InnerBroker(tmp_path / "data", disk=disk)
     with broker, connected(broker.bootstrap) as wide, connected(broker.bootstrap) as narrow:
@@ -137,7 +137,7 @@ def test_a_round_syncs_the_data_directory_once(tmp_path: Path) -> None:
 
 
 def logs(root: Path, disk: Disk, count: int) -> list[PartitionLog]:
-    """New logs with a record in each."""
+    """Return new logs with one record each."""
     present = [
         PartitionLog.open(root / f"t-{index}", LogConfig(), disk=disk, clock=ManualClock(), clean=False)
         for index in range(count)
@@ -148,7 +148,7 @@ def logs(root: Path, disk: Disk, count: int) -> list[PartitionLog]:
 
 
 def test_a_round_of_new_logs_survives_a_power_cut(tmp_path: Path) -> None:
-    """One sync of the directory that they share is enough for all, and needed."""
+    """One sync of their common directory is enough for all, and necessary."""
     for skips_parent in (False, True):
         root = tmp_path / str(skips_parent)
         root.mkdir()
@@ -163,8 +163,8 @@ def test_a_round_of_new_logs_survives_a_power_cut(tmp_path: Path) -> None:
         assert len(disk.names(root)) == (0 if skips_parent else 5)
 
 
-def test_a_failed_directory_sync_fails_every_new_log(tmp_path: Path) -> None:
-    """Their own directories are synced: the failure is the shared one's."""
+def test_a_failed_directory_sync_fails_new_logs(tmp_path: Path) -> None:
+    """Their own directories are synced: only the common one fails."""
 
     class FailingDisk(RealDisk):
         error: OSError = OSError(errno.EIO, "EIO")
@@ -183,7 +183,7 @@ def test_a_failed_directory_sync_fails_every_new_log(tmp_path: Path) -> None:
 
 
 def test_an_unexpected_error_does_not_end_the_thread(tmp_path: Path) -> None:
-    """What is not an OSError fails the sync too, of a file and of the shared directory."""
+    """An exception other than OSError fails the sync too, of a file and of the common directory."""
     for operations in range(4):
         root = tmp_path / str(operations)
         root.mkdir()
@@ -203,7 +203,7 @@ def test_one_failed_sync_of_a_round_fails_its_partition_alone(tmp_path: Path) ->
 
 
 def test_many_logs_are_closed_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them are durable afterwards; one that fails is reported and the others are closed."""
+    """All of them are durable afterwards; a failing one is reported and the others are closed."""
     monkeypatch.setattr("onceflow.broker.storage.partitions.LOGS_PER_CLOSING_THREAD", 2)
     for fails in (False, True):
         root = tmp_path / str(fails)
@@ -222,7 +222,7 @@ def test_many_logs_are_closed_by_several_threads(tmp_path: Path, monkeypatch: py
 
 
 def test_a_partition_that_fails_does_not_fail_the_wide_request(tmp_path: Path) -> None:
-    """Its own entry of the response has the error."""
+    """The error is in its own entry of the response."""
     data = tmp_path / "data"
     data.mkdir()
     disk = FaultyDisk(data)

@@ -1,4 +1,4 @@
-"""A topic's flush policy: how many records, and how old ones, a power cut may take at most."""
+"""A topic's flush policy: the number and the age of the records that a power cut may lose."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ FLUSH_MS = 60_000
 
 
 class Stepped:
-    """A broker of one topic whose clock and threads move when the test says so, on a disk that can lose its power."""
+    """A broker of one topic with a clock and threads that the test moves, on a disk that can lose its power."""
 
     def __init__(self, data: Path, **configs: str) -> None:
         self.data = data
@@ -40,7 +40,7 @@ class Stepped:
         return partition.log
 
     def send(self, value: bytes) -> None:
-        """A Produce request with acks=all; the threads do nothing meanwhile."""
+        """Send a Produce request with acks=all, while the threads do nothing."""
         topics = [(TOPIC, [(0, batch_of(value))])]
         asked = produce.encode_request(9, 1, "c", transactional_id=None, acks=-1, timeout_ms=1000, topics=topics)
         self.broker.send(b"".join(map(bytes, asked)), self._answered)
@@ -76,7 +76,7 @@ def stepped(tmp_path: Path) -> Iterator[Callable[..., Stepped]]:
 
 @pytest.mark.parametrize("messages", [1, 2, 7])
 def test_flush_messages_waits_for_its_sync(messages: int, stepped: Callable[..., Stepped]) -> None:
-    """The response to the record that completes `flush.messages` comes after the sync, those before it at once."""
+    """The response to the record that completes `flush.messages` follows the sync; earlier ones are sent at once."""
     broker = stepped(**{"flush.messages": str(messages)})
     for number in range(messages - 1):
         broker.send(b"%d" % number)
@@ -112,7 +112,7 @@ def test_flush_ms_syncs_the_next_record_too(stepped: Callable[..., Stepped]) -> 
 
 
 def test_flush_ms_loses_a_younger_record(stepped: Callable[..., Stepped]) -> None:
-    """The power cuts here take what is unsynced: else the tests above could not fail."""
+    """The power cuts here lose unsynced data: otherwise the tests above could not fail."""
     broker = stepped(**{"flush.ms": str(FLUSH_MS)})
     broker.send(b"first")
     broker.clock.advance_ms(FLUSH_MS - 1)
@@ -123,7 +123,7 @@ def test_flush_ms_loses_a_younger_record(stepped: Callable[..., Stepped]) -> Non
 
 
 @pytest.mark.parametrize("messages", [1, 2, 7])
-def test_flush_messages_bounds_what_a_power_cut_takes(messages: int, tmp_path: Path) -> None:
+def test_flush_messages_bounds_a_power_cuts_loss(messages: int, tmp_path: Path) -> None:
     data = tmp_path / "disk"
     data.mkdir()
     with DrivenBroker(data, disk=FaultyDisk(data)) as broker:

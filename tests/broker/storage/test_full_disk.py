@@ -32,7 +32,7 @@ from tests.log.compactions import keyed
 RESERVE_BYTES = 256 * 1024
 DISK_BYTES = 4 * 1024 * 1024
 VALUE = b"v" * 8000
-"""More than a page, so that no file has room for it left."""
+"""More than a page, so that no file has space for it left."""
 SEGMENTS = LogConfig(segment_bytes=20_000, file_delete_delay_ms=1000)
 CHECK_MS = 300_000
 
@@ -66,7 +66,7 @@ class SmallDisk:
                     continue
 
     def forget_clean_stop(self) -> None:
-        """As after a kill."""
+        """Release the disk as after a kill."""
         (self.disk or RealDisk()).remove(self.data / ".kafka_cleanshutdown")
 
     @property
@@ -76,7 +76,7 @@ class SmallDisk:
 
 @pytest.fixture(scope="session")
 def may_mount() -> bool:
-    """Whether this process may mount a tmpfs (root may)."""
+    """Return whether this process may mount a tmpfs (root may)."""
     with tempfile.TemporaryDirectory() as name:
         if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", name], capture_output=True, check=False).returncode:
             return False
@@ -86,7 +86,7 @@ def may_mount() -> bool:
 
 @pytest.fixture(params=["faulty", "tmpfs"])
 def small(request: pytest.FixtureRequest, tmp_path: Path, may_mount: bool) -> Iterator[SmallDisk]:
-    """Both kinds; a process that may not mount runs the first one twice."""
+    """Return both kinds; a process that may not mount runs the first one twice."""
     is_real = request.param == "tmpfs" and may_mount
     if not is_real:
         yield SmallDisk(tmp_path, is_real=False)
@@ -107,7 +107,7 @@ def produce(client: RawClient, topic: str, partition: int = 0) -> int:
 
 
 def fill_with_records(small: SmallDisk, client: RawClient) -> None:
-    """40 records in segments of two, and a disk without room for one more."""
+    """Append 40 records in segments of two, and leave no space on the disk for one more."""
     client.create_topic("big")
     for _ in range(40):
         assert not produce(client, "big")
@@ -148,7 +148,7 @@ def accepts_again(broker: DrivenBroker, topic: str) -> bool:
 
 
 def reserve_bytes(small: SmallDisk) -> int:
-    """What is allocated, not only the length."""
+    """Return the allocated bytes, not only the length."""
     path = small.data / RESERVE_FILE
     return path.stat().st_blocks * 512 if small.faulty is None else path.stat().st_size
 
@@ -156,7 +156,7 @@ def reserve_bytes(small: SmallDisk) -> int:
 @pytest.mark.parametrize("restart", ["running", "restarted", "killed"])
 @pytest.mark.parametrize("free", [lower_retention, delete_records, delete_topic], ids=lambda free: free.__name__)
 def test_clients_free_a_full_disk(small: SmallDisk, free: object, restart: str) -> None:
-    """With 0 bytes free, lowered retention, DeleteRecords and DeleteTopics make room, and records are accepted."""
+    """With 0 bytes free, lowered retention, DeleteRecords and DeleteTopics free space, and records are accepted."""
     assert callable(free)
     with driven(small) as broker:
         with connected(broker.bootstrap) as client:
@@ -177,9 +177,7 @@ def test_clients_free_a_full_disk(small: SmallDisk, free: object, restart: str) 
 
 
 @pytest.mark.remedy(Remedy.FREE_DISK, Remedy.RESTART_BROKER)
-def test_partitions_that_were_never_created_keep_no_others_from_service(
-    small: SmallDisk, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_partitions_do_not_stop_others(small: SmallDisk, caplog: pytest.LogCaptureFixture) -> None:
     """A crash came between the record of further partitions and their logs, and the disk is full at the start."""
     with driven(small) as broker:
         with connected(broker.bootstrap) as client:
@@ -211,7 +209,7 @@ def test_partitions_that_were_never_created_keep_no_others_from_service(
 
 
 def offsets_of(broker: InnerBroker, topic: str) -> set[int]:
-    """Offsets of all records that a client reads."""
+    """Return the offsets of all records that a client reads."""
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "reader"})
     low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=20)
     consumer.assign([TopicPartition(topic, 0, low)])
@@ -227,7 +225,7 @@ def offsets_of(broker: InnerBroker, topic: str) -> set[int]:
 
 
 def test_a_full_disk_is_reported_once(small: SmallDisk, caplog: pytest.LogCaptureFixture) -> None:
-    """A refused partition has one line in the log until a record of it is accepted."""
+    """A refused partition has one line in the log until it accepts a record again."""
     with driven(small) as broker, connected(broker.bootstrap) as client, caplog.at_level(logging.INFO):
         client.create_topic("other")
         fill_with_records(small, client)
@@ -245,10 +243,10 @@ def test_a_full_disk_is_reported_once(small: SmallDisk, caplog: pytest.LogCaptur
 
 
 @pytest.mark.remedy(Remedy.DELETE_SOME)
-def test_released_room_is_not_taken_by_records(
+def test_records_do_not_use_the_released_reserve(
     small: SmallDisk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No record, topic or offset is accepted while the reserve is released: its space is left to deletions."""
+    """No record, topic or offset is accepted while the reserve is released: deletions may need it."""
     with driven(small) as broker, connected(broker.bootstrap) as client:
         fill_with_records(small, client)
         with monkeypatch.context() as patch:
@@ -274,8 +272,8 @@ def check_released_reserve(broker: DrivenBroker, small: SmallDisk, client: RawCl
 
 
 @pytest.mark.remedy(Remedy.DELETE_SOME)
-def test_changed_configs_leave_room_for_deletions(small: SmallDisk, caplog: pytest.LogCaptureFixture) -> None:
-    """A client may change configurations without end: they get half of the reserve."""
+def test_changed_configs_leave_reserve_for_deletions(small: SmallDisk, caplog: pytest.LogCaptureFixture) -> None:
+    """Configuration changes of clients may use half of the reserve."""
     names = ("retention.bytes", "retention.ms", "segment.ms", "file.delete.delay.ms", "max.message.bytes", "flush.ms")
     with driven(small) as broker, connected(broker.bootstrap) as client:
         client.create_topic("other")
@@ -295,7 +293,7 @@ def test_changed_configs_leave_room_for_deletions(small: SmallDisk, caplog: pyte
 
 
 def test_a_transaction_ends_on_a_full_disk(small: SmallDisk) -> None:
-    """EndTxn needs room for its records and markers alone: committed is committed, after a restart too."""
+    """EndTxn needs space for its records and markers only: committed is committed, after a restart too."""
     broker = InnerBroker(small.data, disk=small.disk, log=SEGMENTS, reserve_bytes=RESERVE_BYTES)
     with broker:
         with connected(broker.bootstrap) as client:
@@ -320,7 +318,7 @@ def test_a_transaction_ends_on_a_full_disk(small: SmallDisk) -> None:
 
 
 def committed(broker: InnerBroker, topic: str) -> list[bytes | None]:
-    """Values that a reader of committed records sees."""
+    """Return the values that a reader of committed records sees."""
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,
@@ -341,7 +339,7 @@ def committed(broker: InnerBroker, topic: str) -> list[bytes | None]:
 
 
 def test_committed_offsets_survive_a_full_disk(small: SmallDisk) -> None:
-    """A commit is acknowledged and kept, or refused; after room was made it is accepted."""
+    """A commit is acknowledged and kept, or refused; once there is space it is accepted."""
     with driven(small) as broker:
         reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g", "enable.auto.commit": False})
         with connected(broker.bootstrap) as client:
@@ -368,7 +366,7 @@ def test_committed_offsets_survive_a_full_disk(small: SmallDisk) -> None:
 
 
 class TroubledDisk(RealDisk):
-    """Cannot rename the files in one directory while it is troubled."""
+    """Fails to rename files in one directory while it is troubled."""
 
     directory = ""
 
@@ -427,7 +425,7 @@ def test_a_failing_checkpoint_does_not_end_the_round(tmp_path: Path, monkeypatch
 
 
 def test_the_reserve_follows_its_setting(tmp_path: Path) -> None:
-    """A smaller setting gives room back, a larger one takes more, 0 keeps none."""
+    """A smaller setting frees space, a larger one takes more, 0 keeps none."""
     disk = RealDisk()
     for size_bytes in (65536, 16384, 131072):
         ReservedDisk(disk, tmp_path, size_bytes).fill()
@@ -455,8 +453,8 @@ def test_a_file_system_that_cannot_allocate(tmp_path: Path, monkeypatch: pytest.
         assert path.stat().st_size == 65536 <= path.stat().st_blocks * 512
 
 
-def test_no_room_for_the_reserve_refuses_records(tmp_path: Path) -> None:
-    """Its part is not left behind, and it is allocated when there is room."""
+def test_no_space_for_the_reserve_refuses_records(tmp_path: Path) -> None:
+    """A partial reserve is removed, and it is allocated once there is space."""
     disk = FaultyDisk(tmp_path)
     disk.capacity_bytes = 100_000
     reserved = ReservedDisk(disk, tmp_path, 200_000)
@@ -471,8 +469,8 @@ def test_no_room_for_the_reserve_refuses_records(tmp_path: Path) -> None:
     assert disk.free_bytes(tmp_path) == 100_000
 
 
-def test_no_room_for_a_larger_reserve_releases_the_smaller_one(tmp_path: Path) -> None:
-    """Of an earlier setting, or of a refill that was killed: it would else be kept from those whom it is for."""
+def test_no_space_for_a_larger_reserve(tmp_path: Path) -> None:
+    """A file of an earlier setting or of an interrupted refill must not use space that deletions need."""
     disk = FaultyDisk(tmp_path)
     disk.capacity_bytes = 100_000
     ReservedDisk(disk, tmp_path, 50_000).fill()

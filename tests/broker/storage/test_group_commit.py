@@ -1,4 +1,4 @@
-"""A sync that could not begin is tried again; its waiters are answered when it did."""
+"""A sync that could not begin is retried; its waiters get their result when it did."""
 
 import asyncio
 import errno
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker.loop.turn import Turn
+from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.storage import group_commit
 from onceflow.broker.storage.group_commit import GroupCommit
 
 
 class PartitionOnATroubledDisk:
-    """Its first `troubled` rounds leave the high watermark where it was, as a directory that cannot be opened does."""
+    """Its first `troubled` rounds do not move the high watermark, as with a directory that cannot be opened."""
 
     def __init__(self, troubled: int) -> None:
         self.troubled = troubled
@@ -49,7 +49,7 @@ class PartitionOnATroubledDisk:
 
 
 async def committed(troubled: int) -> PartitionOnATroubledDisk:
-    commit, partition = GroupCommit(Turn(), lambda: True, lambda: None), PartitionOnATroubledDisk(troubled)
+    commit, partition = GroupCommit(DeferredCalls(), lambda: True, lambda: None), PartitionOnATroubledDisk(troubled)
     commit.request(partition)  # type: ignore[arg-type]
     waiting = [asyncio.ensure_future(event.wait()) for event in (partition.settled, partition.failed)]
     _, pending = await asyncio.wait(waiting, timeout=10, return_when=asyncio.FIRST_COMPLETED)
@@ -59,7 +59,7 @@ async def committed(troubled: int) -> PartitionOnATroubledDisk:
     return partition
 
 
-def test_a_sync_that_could_not_begin_is_tried_again() -> None:
+def test_an_unstarted_sync_is_retried() -> None:
     partition = asyncio.run(committed(troubled=2))
     assert (partition.rounds, partition.settled.is_set(), partition.failed.is_set()) == (3, True, False)
 
@@ -72,10 +72,13 @@ def test_a_sync_that_never_begins_fails_its_waiters(monkeypatch: Any) -> None:
 
 @pytest.mark.parametrize("is_put_off", [True, False])
 def test_a_round_of_a_deleted_partition_is_dropped(caplog: pytest.LogCaptureFixture, is_put_off: bool) -> None:
-    """Its directory is being removed: neither a sync that could not begin nor one that failed says anything."""
+    """While its directory is removed, neither a failed sync nor one that could not begin is logged."""
 
     async def run() -> None:
-        commit, partition = GroupCommit(Turn(), lambda: True, lambda: None), PartitionOnATroubledDisk(troubled=10**6)
+        commit, partition = (
+            GroupCommit(DeferredCalls(), lambda: True, lambda: None),
+            PartitionOnATroubledDisk(troubled=10**6),
+        )
         begin = partition.begin
 
         def begin_and_forget() -> Any:
@@ -99,7 +102,7 @@ def test_a_round_of_a_deleted_partition_is_dropped(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
-def test_a_round_that_finds_no_descriptor_for_its_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_without_a_descriptor_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe, failures = os.pipe, [OSError(errno.EMFILE, "Too many open files")] * 2
 
     def scarce() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Retention, compaction and deleted records, as a broker does them by itself under a manual clock."""
+"""Retention, compaction and deleted records of a broker under a manual clock."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ SMALL = LogConfig(segment_bytes=400)
 
 
 def newest_two(segments: Sequence[SegmentFacts], _config: LogConfig, _now_ms: int) -> int:
-    """A policy of a test's own."""
+    """A retention policy of a test."""
     return max(0, len(segments) - 2)
 
 
@@ -60,7 +60,7 @@ def produce(client: RawClient, topic: str, count: int, *, timestamp_ms: int = NO
 
 
 def after(broker: DrivenBroker, duration_ms: int) -> bool:
-    """True, once the clock is that much later."""
+    """Return True, once the clock is that much later."""
     broker.clock.advance_ms(duration_ms)
     return True
 
@@ -77,7 +77,7 @@ def names(broker: DrivenBroker, topic: str, suffix: str) -> list[str]:
     return sorted(name for name in os.listdir(broker.data / f"{topic}-0") if name.endswith(suffix))
 
 
-def test_segments_older_than_retention_ms_go_consumed_or_not(broker: DrivenBroker, client: RawClient) -> None:
+def test_segments_older_than_retention_ms_are_deleted(broker: DrivenBroker, client: RawClient) -> None:
     client.create_topic("clicks", retention_ms=str(DAY_MS), file_delete_delay_ms="60000")
     produce(client, "clicks", 10)
     broker.clock.advance_ms(DAY_MS // 2)
@@ -94,7 +94,7 @@ def test_segments_older_than_retention_ms_go_consumed_or_not(broker: DrivenBroke
     eventually(lambda: after(broker, 60_000) and not names(broker, "clicks", ".deleted"), "the files are removed")
 
 
-def test_when_all_is_too_old_the_active_segment_goes_too(broker: DrivenBroker, client: RawClient) -> None:
+def test_an_expired_active_segment_is_deleted(broker: DrivenBroker, client: RawClient) -> None:
     client.create_topic("clicks", retention_ms="1000")
     produce(client, "clicks", 3)
     broker.clock.advance_ms(DAY_MS)
@@ -105,7 +105,7 @@ def test_when_all_is_too_old_the_active_segment_goes_too(broker: DrivenBroker, c
     assert client.produce("clicks", 0, keyed(("k", "v"), timestamp_ms=NOW_MS + DAY_MS)).base_offset == 3
 
 
-def test_the_oldest_segments_beyond_retention_bytes_go(broker: DrivenBroker, client: RawClient) -> None:
+def test_the_oldest_segments_exceeding_retention_bytes(broker: DrivenBroker, client: RawClient) -> None:
     client.create_topic("clicks", retention_bytes="900")
     produce(client, "clicks", 30)
     log = broker.log("clicks")
@@ -114,7 +114,7 @@ def test_the_oldest_segments_beyond_retention_bytes_go(broker: DrivenBroker, cli
     assert [record.offset for record in records(log)] == list(range(log.log_start_offset, 30))
 
 
-def test_a_policy_of_ones_own_decides(tmp_path: Path) -> None:
+def test_a_custom_policy_decides(tmp_path: Path) -> None:
     policy = f"{__name__}:newest_two"
     with DrivenBroker(tmp_path / "data", log=SMALL, retention_policy=policy) as broker:
         client = RawClient(broker.bootstrap)
@@ -126,12 +126,12 @@ def test_a_policy_of_ones_own_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["no.such.module:x", f"{__name__}:nothing", f"{__name__}:NOW_MS", "json"])
-def test_a_policy_that_cannot_be_used_is_named(name: str) -> None:
+def test_an_unusable_policy_is_named(name: str) -> None:
     with pytest.raises(RetentionPolicyUnusable, match=f"log.retention.policy={name}"):
         load_policy(name)
 
 
-def test_the_articles_age_is_that_of_the_file(tmp_path: Path) -> None:
+def test_file_age_policy(tmp_path: Path) -> None:
     policy = "onceflow.log.retention:by_modification_time"
     with DrivenBroker(tmp_path / "data", log=SMALL, retention_policy=policy) as broker:
         client = RawClient(broker.bootstrap)
@@ -151,9 +151,7 @@ def test_the_articles_age_is_that_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_rule_11_deleted_records_begin_a_log_in_the_middle_of_a_segment(
-    version: int, broker: DrivenBroker, client: RawClient
-) -> None:
+def test_rule_11_log_start_within_a_segment(version: int, broker: DrivenBroker, client: RawClient) -> None:
     client.create_topic("clicks")
     produce(client, "clicks", 3)
     assert delete_records(client, "clicks", 2, version=version) == (ErrorCode.none, 2)
@@ -174,7 +172,7 @@ def test_rule_11_deleted_records_begin_a_log_in_the_middle_of_a_segment(
 
 
 @pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")
-def test_records_are_deleted_by_strangers_clients(broker: DrivenBroker, client: RawClient) -> None:
+def test_other_clients_delete_records(broker: DrivenBroker, client: RawClient) -> None:
     from kafka import KafkaAdminClient
     from kafka import TopicPartition as KafkaPlace
 
@@ -201,7 +199,7 @@ def test_records_are_deleted_by_strangers_clients(broker: DrivenBroker, client: 
     consumer.close()
 
 
-def test_rule_11_a_deletion_is_durable_before_it_is_answered(tmp_path: Path) -> None:
+def test_rule_11_deletion_is_durable_when_acknowledged(tmp_path: Path) -> None:
     data = tmp_path / "disk"
     data.mkdir()
     with DrivenBroker(data, disk=FaultyDisk(data), log=SMALL) as broker:
@@ -217,7 +215,7 @@ def test_rule_11_a_deletion_is_durable_before_it_is_answered(tmp_path: Path) -> 
         client.close()
 
 
-def test_a_new_topic_of_the_same_name_does_not_inherit_the_start(broker: DrivenBroker, client: RawClient) -> None:
+def test_a_recreated_topic_starts_at_zero(broker: DrivenBroker, client: RawClient) -> None:
     client.create_topic("clicks")
     produce(client, "clicks", 3)
     delete_records(client, "clicks", -1)
@@ -229,7 +227,7 @@ def test_a_new_topic_of_the_same_name_does_not_inherit_the_start(broker: DrivenB
     assert broker.log("clicks").log_start_offset == 0
 
 
-def test_a_compacted_topic_is_compacted_and_serves_on(broker: DrivenBroker, client: RawClient) -> None:
+def test_a_compacted_topic_stays_in_service(broker: DrivenBroker, client: RawClient) -> None:
     client.create_topic("table", cleanup_policy="compact")
     produce(client, "table", 40)
     log = broker.log("table")
@@ -246,7 +244,7 @@ def test_a_compacted_topic_is_compacted_and_serves_on(broker: DrivenBroker, clie
     assert table(broker.log("table")) == {**known, "k0": "new"}
 
 
-def test_rule_10_records_without_a_key_are_refused_where_keys_decide(broker: DrivenBroker, client: RawClient) -> None:
+def test_rule_10_compacted_topics_require_keys(broker: DrivenBroker, client: RawClient) -> None:
     client.create_topic("table", cleanup_policy="compact")
     keyless = encode_batch([Record(0, NOW_MS, b"k", b"v"), Record(1, NOW_MS, None, b"v")])
     refused = client.produce("table", 0, keyless)
@@ -257,9 +255,7 @@ def test_rule_10_records_without_a_key_are_refused_where_keys_decide(broker: Dri
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
-def test_batches_whose_records_a_thread_looks_at_keep_their_order(
-    codec: Codec, broker: DrivenBroker, client: RawClient
-) -> None:
+def test_batches_checked_in_a_thread_keep_order(codec: Codec, broker: DrivenBroker, client: RawClient) -> None:
     client.create_topic("table", cleanup_policy="compact", segment_bytes="10000000")
     many = [Record(n, NOW_MS, b"k%d" % n, b"v") for n in range(1000)]
     for n in range(5):
@@ -290,7 +286,7 @@ def test_batches_whose_records_a_thread_looks_at_keep_their_order(
     other.close()
 
 
-def test_a_batch_whose_topic_is_deleted_while_a_thread_looks_at_it_is_refused(
+def test_topic_deletion_during_a_batch_check(
     broker: DrivenBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_looked_at, is_deleted = threading.Event(), threading.Event()
@@ -332,7 +328,7 @@ def test_the_groups_offsets_are_compacted(tmp_path: Path) -> None:
         client.close()
 
 
-def test_log_append_time_is_the_brokers_and_is_answered(broker: DrivenBroker, client: RawClient) -> None:
+def test_log_append_time_is_in_the_response(broker: DrivenBroker, client: RawClient) -> None:
     client.create_topic("clicks", message_timestamp_type="LogAppendTime")
     batch = keyed(("k", "v"), ("k", "w"), timestamp_ms=5, producer_id=7)
     broker.clock.advance_ms(1234)
@@ -344,7 +340,7 @@ def test_log_append_time_is_the_brokers_and_is_answered(broker: DrivenBroker, cl
     assert {record.timestamp_ms for record in records(broker.log("clicks"))} == {NOW_MS + 1234}
 
 
-def test_records_dated_too_early_are_refused(broker: DrivenBroker, client: RawClient) -> None:
+def test_records_with_too_early_timestamps_are_refused(broker: DrivenBroker, client: RawClient) -> None:
     client.create_topic("clicks", message_timestamp_before_max_ms=str(HOUR_MS))
     early = encode_batch([Record(0, NOW_MS, b"k", b"v"), Record(1, NOW_MS - HOUR_MS - 1, b"k", b"v")])
     assert client.produce("clicks", 0, early).error_code == ErrorCode.invalid_timestamp
@@ -352,7 +348,7 @@ def test_records_dated_too_early_are_refused(broker: DrivenBroker, client: RawCl
 
 
 class HeldFile(RealFile):
-    """Its sync waits."""
+    """Partition with a sync that waits."""
 
     held: threading.Event
 
@@ -362,7 +358,7 @@ class HeldFile(RealFile):
 
 
 class HeldDisk(RealDisk):
-    """The syncs of compacted segments wait until `free` is set, as those of gigabytes would."""
+    """Holds syncs of compacted segments until `free` is set, as those of gigabytes would take."""
 
     def __init__(self) -> None:
         self.free = threading.Event()
@@ -378,7 +374,7 @@ class HeldDisk(RealDisk):
         return file
 
 
-def test_a_long_compaction_holds_up_neither_topics_nor_retention(tmp_path: Path) -> None:
+def test_a_long_compaction_blocks_nothing_else(tmp_path: Path) -> None:
     disk = HeldDisk()
     with DrivenBroker(tmp_path / "data", disk=disk, log=SMALL) as broker, connected(broker.bootstrap) as client:
         client.create_topic("old", retention_ms=str(DAY_MS))
@@ -398,7 +394,7 @@ def test_a_long_compaction_holds_up_neither_topics_nor_retention(tmp_path: Path)
         assert set(table(log)) == {"k0", "k1", "k2"}
 
 
-def test_records_below_a_new_start_leave_when_the_compaction_of_their_log_is_over(tmp_path: Path) -> None:
+def test_deletion_waits_for_the_compaction(tmp_path: Path) -> None:
     disk = HeldDisk()
     with DrivenBroker(tmp_path / "data", disk=disk, log=SMALL) as broker, connected(broker.bootstrap) as client:
         client.create_topic("table", cleanup_policy="compact,delete")
@@ -417,7 +413,7 @@ def test_records_below_a_new_start_leave_when_the_compaction_of_their_log_is_ove
         assert sorted(table(log)) == [f"k{n}" for n in range(20, 30)]
 
 
-def test_a_topic_that_is_made_again_during_a_compaction_is_left_alone(tmp_path: Path) -> None:
+def test_a_topic_recreated_during_compaction(tmp_path: Path) -> None:
     disk = HeldDisk()
     with DrivenBroker(tmp_path / "data", disk=disk, log=SMALL) as broker, connected(broker.bootstrap) as client:
         client.create_topic("table", cleanup_policy="compact")
@@ -435,7 +431,7 @@ def test_a_topic_that_is_made_again_during_a_compaction_is_left_alone(tmp_path: 
         assert offsets(broker.log("table")) == list(range(30))
 
 
-def test_a_compaction_that_finds_no_room_is_tried_again(tmp_path: Path) -> None:
+def test_compaction_without_space_is_retried(tmp_path: Path) -> None:
     data = tmp_path / "disk"
     data.mkdir()
     disk = FaultyDisk(data)

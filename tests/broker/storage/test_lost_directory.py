@@ -1,4 +1,4 @@
-"""Files deleted under the running broker: nothing is acknowledged that is not stored, and the exit status says so."""
+"""Files deleted under the running broker: it acknowledges nothing that is not stored, and its exit status shows it."""
 
 import logging
 import shutil
@@ -36,7 +36,7 @@ LOSSES = pytest.mark.parametrize("lose", [delete, rename, replace], ids=lambda l
 
 
 def exit_code(broker: BrokerProcess) -> int:
-    """The code of a broker that ends by itself."""
+    """Return the exit status of a broker that ends by itself."""
     assert broker._process is not None
     return broker._process.wait(EXIT_SECONDS_MAX)
 
@@ -44,7 +44,7 @@ def exit_code(broker: BrokerProcess) -> int:
 @pytest.mark.remedy(Remedy.RESTORE_DIRECTORY, Remedy.START_BROKER_AGAIN)
 @LOSSES
 def test_a_lost_directory_ends_the_broker(tmp_path: Path, lose: Callable[[Path], None]) -> None:
-    """Also where no client writes: one line in the log, and an exit status that is not 0."""
+    """Also without writing clients: one line in the log, and an exit status other than 0."""
     with BrokerProcess(tmp_path / "data") as broker:
         with connected(broker.bootstrap) as client:
             client.create_topic("t")
@@ -68,7 +68,7 @@ def test_a_lost_directory_ends_the_broker(tmp_path: Path, lose: Callable[[Path],
 def test_a_lost_directory_acknowledges_nothing(
     tmp_path: Path, lose: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first acks=all after the next look at the directory is an error, whatever else has noticed it by then."""
+    """The first acks=all after the next check of the directory is an error, though nothing else noticed the loss."""
     monkeypatch.setattr(group_commit, "DIRECTORY_CHECK_S", 0)
     broker = InnerBroker(tmp_path / "data", disk=None)
     with broker, connected(broker.bootstrap) as client:
@@ -82,8 +82,8 @@ def test_a_lost_directory_acknowledges_nothing(
         assert broker.log("t").high_watermark == 1
 
 
-def test_rounds_look_at_the_directory_now_and_then(tmp_path: Path) -> None:
-    """Without the look of each tick, and though no log of the round is gone."""
+def test_rounds_check_the_directory_regularly(tmp_path: Path) -> None:
+    """Without the check of each tick, and though no log of the round is missing."""
     broker = InnerBroker(tmp_path / "data", disk=None)
     with broker, connected(broker.bootstrap) as client:
         client.create_topic("t")
@@ -92,8 +92,8 @@ def test_rounds_look_at_the_directory_now_and_then(tmp_path: Path) -> None:
         eventually(lambda: client.produce("t", 0, batch_of(b"lost")).error_code != 0, "a refusal")
 
 
-def test_every_waiting_client_is_answered_at_a_loss(tmp_path: Path) -> None:
-    """The look at the directory, without any sync, fails all partitions."""
+def test_a_loss_responds_to_every_waiter(tmp_path: Path) -> None:
+    """The check of the directory fails all partitions without any sync."""
     broker = InnerBroker(tmp_path / "data", disk=None)
     with broker, connected(broker.bootstrap) as client:
         client.create_topic("t")
@@ -121,8 +121,8 @@ def test_a_deleted_log_fails_its_partition(tmp_path: Path, lost: str, caplog: py
         assert broker.log("t").high_watermark == 1
 
 
-def test_a_log_that_cannot_be_closed_is_an_exit_status(tmp_path: Path) -> None:
-    """Nothing is acknowledged since the deletion, so only the stop finds it."""
+def test_an_unclosable_log_sets_the_exit_status(tmp_path: Path) -> None:
+    """Nothing is acknowledged after the deletion, so only the stop notices it."""
     with BrokerProcess(tmp_path / "data") as broker:
         client = RawClient(broker.bootstrap)
         client.create_topic("t")

@@ -1,4 +1,4 @@
-"""Fetch requests that wait: what a wake-up costs, what they cost together, and which records they are answered with."""
+"""Fetch requests that wait: the cost of a wake-up, their memory, and the records in their responses."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import pytest
 
 from onceflow.broker.handlers import fetch as fetch_handler
 from onceflow.broker.handlers.fetch import PendingFetch
-from onceflow.broker.loop.turn import LARGE_WORK_PER_TURN, Turn
+from onceflow.broker.loop.deferred import LARGE_WORK_PER_TURN, DeferredCalls
 from onceflow.log.partition import PartitionLog
 from onceflow.wire import apis, fetch
 from onceflow.wire.batch import batches
@@ -43,8 +43,8 @@ def park(broker: DrivenBroker, client: RawClient, partitions: Sequence[int], min
     eventually(lambda: parked_partitions(broker) == before + len(set(partitions)), "the fetch waits")
 
 
-def test_a_wake_up_reads_the_partition_that_moved(broker: DrivenBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One read for each record that arrives; all partitions again once, when there is enough."""
+def test_a_wake_up_reads_one_partition(broker: DrivenBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read for each new record; one of all partitions once there is enough."""
     read: list[str] = []
     really_read = PartitionLog.read
 
@@ -66,7 +66,7 @@ def test_a_wake_up_reads_the_partition_that_moved(broker: DrivenBroker, monkeypa
     assert parked_partitions(broker) == 0
 
 
-def test_an_error_wakes_a_fetch_that_has_not_enough(broker: DrivenBroker) -> None:
+def test_an_error_ends_a_waiting_fetch(broker: DrivenBroker) -> None:
     with connected(broker.bootstrap) as reader, connected(broker.bootstrap) as writer:
         park(broker, reader, [0, 1])
         writer.produce("t", 0, batch_of(b"x"))
@@ -75,7 +75,7 @@ def test_an_error_wakes_a_fetch_that_has_not_enough(broker: DrivenBroker) -> Non
 
 
 def test_a_partition_named_twice_is_fetched_once(broker: DrivenBroker) -> None:
-    """Apache Kafka keeps the first place and the last values."""
+    """Like Apache Kafka: the first position with the last values."""
     with connected(broker.bootstrap) as client:
         for value in (b"a", b"b"):
             client.produce("t", 0, batch_of(value))
@@ -89,8 +89,8 @@ def test_a_partition_named_twice_is_fetched_once(broker: DrivenBroker) -> None:
         assert parked_partitions(broker) == 1
 
 
-def test_the_fetches_that_name_most_are_answered_early(broker: DrivenBroker) -> None:
-    """Beyond the limit, the largest first, until three quarters of it are left."""
+def test_the_largest_fetches_are_ended_early(broker: DrivenBroker) -> None:
+    """Beyond the limit, the largest are ended first, until three quarters of it are left."""
     with (
         connected(broker.bootstrap) as small,
         connected(broker.bootstrap) as large,
@@ -106,8 +106,8 @@ def test_the_fetches_that_name_most_are_answered_early(broker: DrivenBroker) -> 
 
 
 @pytest.mark.parametrize("behind", [0, 50])
-def test_a_consumer_that_leaves_frees_its_partitions(broker: DrivenBroker, behind: int) -> None:
-    """Also where further requests of its fill the buffer, so that its end stays in the socket."""
+def test_a_disconnected_consumer_frees_its_partitions(broker: DrivenBroker, behind: int) -> None:
+    """Also if further requests fill the buffer, so that the end of the stream stays in the socket."""
     with connected(broker.bootstrap) as client:
         park(broker, client, range(PARTITIONS))
         for _ in range(behind):
@@ -116,7 +116,7 @@ def test_a_consumer_that_leaves_frees_its_partitions(broker: DrivenBroker, behin
     assert not any(broker.call(lambda node: [partition.watchers for partition in node.partitions]))
 
 
-def test_a_stop_answers_waiting_fetches(broker: DrivenBroker) -> None:
+def test_a_stop_responds_to_waiting_fetches(broker: DrivenBroker) -> None:
     with connected(broker.bootstrap) as client:
         park(broker, client, [0])
         broker.stop()
@@ -124,8 +124,8 @@ def test_a_stop_answers_waiting_fetches(broker: DrivenBroker) -> None:
         broker.start()
 
 
-def test_large_fetches_are_gathered_over_turns(broker: DrivenBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One record that completes several of them does not gather them all at once."""
+def test_large_fetches_are_read_over_turns(broker: DrivenBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One record that completes several fetches does not make all of them read at once."""
     monkeypatch.setattr(fetch_handler, "LARGE_REQUEST_BYTES", 0)
     monkeypatch.setattr(fetch_handler, "WORK_PER_PARTITION", LARGE_WORK_PER_TURN // 4)
     looks = [0]
@@ -158,19 +158,19 @@ def large(monkeypatch: pytest.MonkeyPatch) -> list[Iterator[int]]:
     """Large work that is done when a test says so; every fetch is large."""
     due: list[Iterator[int]] = []
     monkeypatch.setattr(fetch_handler, "LARGE_REQUEST_BYTES", 0)
-    monkeypatch.setattr(Turn, "large", lambda _turn, work, **_options: due.append(work))
+    monkeypatch.setattr(DeferredCalls, "add_large", lambda _turn, work, **_options: due.append(work))
     return due
 
 
 def park_large(broker: DrivenBroker, client: RawClient, large: list[Iterator[int]], min_bytes: int) -> None:
-    """As `park`, of the partitions 0 and 1, and look at both."""
+    """Park a fetch of the partitions 0 and 1, and read both."""
     park(broker, client, [0, 1], min_bytes=min_bytes)
     eventually(lambda: large, "the fetch asks for its turn")
     broker.call(lambda _: list(large.pop()))
 
 
-def test_a_topic_made_while_a_large_fetch_waits(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
-    """Between its begin and its turn: unknown to it, since nothing would wake it for the new topic's records."""
+def test_a_topic_created_during_a_large_fetch(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
+    """Between its start and its turn: the topic is unknown to it, since nothing would wake it for new records."""
     with connected(broker.bootstrap) as reader, connected(broker.bootstrap) as other:
         reader.send_fetch([("t", 0, 0), ("made", 0, 0)], wait_ms=WAIT_MS, min_bytes=1)
         eventually(lambda: large, "the fetch asks for its turn")
@@ -179,8 +179,8 @@ def test_a_topic_made_while_a_large_fetch_waits(broker: DrivenBroker, large: lis
         assert [result.error_code for result in reader.receive_fetched()] == [0, 3]
 
 
-def test_a_large_fetch_whose_time_ends_before_its_turn(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
-    """It is answered, though the records that woke it were not enough."""
+def test_a_large_fetch_times_out_early(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
+    """It gets a response, though the records that woke it were not enough."""
     with connected(broker.bootstrap) as reader, connected(broker.bootstrap) as writer:
         park_large(broker, reader, large, min_bytes=50)
         assert writer.produce("t", 0, batch_of(b"x")).error_code == 0
@@ -193,8 +193,8 @@ def test_a_large_fetch_whose_time_ends_before_its_turn(broker: DrivenBroker, lar
         assert [len(list(batches(partition.records))) for partition in reader.receive_fetched()] == [1, 0]
 
 
-def test_a_record_that_arrives_during_a_large_fetch(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
-    """The fetch has passed its partition, and does not forget it."""
+def test_a_record_during_a_large_fetch(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
+    """The fetch has read this partition already, and does not forget the record."""
     batch = batch_of(b"x" * 1000)
     with connected(broker.bootstrap) as reader, connected(broker.bootstrap) as writer:
         park_large(broker, reader, large, min_bytes=2 * len(batch))
@@ -212,8 +212,8 @@ def test_a_record_that_arrives_during_a_large_fetch(broker: DrivenBroker, large:
         assert [len(list(batches(partition.records))) for partition in reader.receive_fetched()] == [2, 1]
 
 
-def test_a_large_fetch_is_answered_in_the_middle_of_its_turn(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
-    """As a broker that stops does it; the rest of the work is dropped, which does not close the connection."""
+def test_a_stop_during_a_large_fetch(broker: DrivenBroker, large: list[Iterator[int]]) -> None:
+    """A stopping broker sends the response; dropping the rest of the work does not close the connection."""
     with connected(broker.bootstrap) as reader:
         park(broker, reader, [0, 1])
         eventually(lambda: large, "the fetch asks for its turn")
@@ -225,9 +225,7 @@ def test_a_large_fetch_is_answered_in_the_middle_of_its_turn(broker: DrivenBroke
         assert not reader.ask(apis.API_VERSIONS, 0).error_code
 
 
-def test_a_fetch_that_cannot_be_read_again_closes_its_connection(
-    broker: DrivenBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_read_closes_the_connection(broker: DrivenBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     with connected(broker.bootstrap) as reader, connected(broker.bootstrap) as writer:
         park(broker, reader, [0])
         monkeypatch.setattr(PendingFetch, "_read_one", lambda *_arguments: 1 // 0)

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from onceflow.broker.loop.turn import LARGE_REQUEST_BYTES
+from onceflow.broker.loop.deferred import LARGE_REQUEST_BYTES
 from onceflow.broker.network.reply import Piece
 from onceflow.broker.network.request import Request, close_unless_responded
 from onceflow.broker.node import Node
@@ -131,7 +131,7 @@ class PendingFetch:
     def _on_moved(self, partition: Partition) -> None:
         # Several partitions may wake it in one round of syncs: read once, after all of them.
         if not self._moved:
-            self._node.turn.soon(self._read_moved)
+            self._node.deferred.add(self._read_moved)
         self._moved.add(partition)
 
     def _read_moved(self) -> None:
@@ -162,7 +162,7 @@ class PendingFetch:
             self._read_all_again()
         elif not self._is_reading:
             self._is_reading = True
-            self._node.turn.large(
+            self._node.deferred.add_large(
                 self._read_all_in_steps(), is_wanted=lambda: self._timer is not None, size_bytes=self._request_bytes
             )
 
@@ -191,7 +191,7 @@ class PendingFetch:
             return
         self._remember_sizes(result)
         if self._moved:
-            self._node.turn.soon(self._read_moved)
+            self._node.deferred.add(self._read_moved)
 
     def respond_soon(self) -> None:
         """Respond with the available data, as soon as it is this fetch's turn."""

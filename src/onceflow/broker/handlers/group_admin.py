@@ -17,7 +17,7 @@ from onceflow.wire.primitives import INT16, INT32, append_string
 GROUP_OPERATIONS = 3400
 """All AclOperation values for a group, as bits: Kafka's response without an authorizer."""
 OPERATIONS_NOT_ASKED = -(2**31)
-ABSENCE_TOLD_FROM = 6
+ABSENCE_REPORTED_FROM = 6
 """First version with an error for a nonexistent group (KIP-1043)."""
 STATE_LISTED_FROM = 4
 TYPE_LISTED_FROM = 5
@@ -38,7 +38,7 @@ def handle_describe_groups(node: Node, request: Request) -> None:
 
     def groups() -> Iterator[Element]:
         for group_id in body.groups:
-            described = _described(node, group_id, is_absence_told=request.version >= ABSENCE_TOLD_FROM)
+            described = _described(node, group_id, is_absence_an_error=request.version >= ABSENCE_REPORTED_FROM)
             if not described["error_code"]:
                 described["authorized_operations"] = operations
             yield encoded(request, "groups", described), WORK_PER_GROUP * (1 + len(described["members"]))
@@ -65,12 +65,12 @@ def _undescribed(group_id: str, error_code: ErrorCode) -> dict[str, Any]:
     }
 
 
-def _described(node: Node, group_id: str, *, is_absence_told: bool) -> dict[str, Any]:
+def _described(node: Node, group_id: str, *, is_absence_an_error: bool) -> dict[str, Any]:
     description = _undescribed(group_id, ErrorCode.none)
     group = node.groups.groups.get(group_id)
     if group is None:
         description["group_state"] = GroupState.DEAD.value
-        if is_absence_told:
+        if is_absence_an_error:
             description |= {"error_code": ErrorCode.group_id_not_found, "error_message": f"Group {group_id} not found."}
         return description
     is_stable = group.state is GroupState.STABLE

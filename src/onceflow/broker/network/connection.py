@@ -28,7 +28,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.loop.turn import HANDLED_BYTES_PER_WORK, LARGE_REQUEST_BYTES, Turn
+from onceflow.broker.loop.deferred import HANDLED_BYTES_PER_WORK, LARGE_REQUEST_BYTES, DeferredCalls
 from onceflow.broker.network.incoming import FRAME_BYTES_MIN, Arrival, frame_size_error, has_disconnected
 from onceflow.broker.network.reply import Piece, Reply, SendingSlice, join_small
 from onceflow.broker.network.request_memory import RequestMemory, Reservation
@@ -55,7 +55,7 @@ _MSG_MORE = getattr(socket, "MSG_MORE", 0)
 
 Handle = Callable[[memoryview, Reply, "Connection"], None]
 Decode = Callable[[memoryview], Generator[int, None, Handle]]
-"""Decodes a large request in steps, for `Turn.large`, and returns its `Handle`. Raises WireError."""
+"""Decodes a large request in steps, for `DeferredCalls.add_large`, and returns its `Handle`. Raises WireError."""
 
 
 class Connection:
@@ -68,6 +68,7 @@ class Connection:
         "_clock",
         "_config",
         "_decode",
+        "_deferred",
         "_end",
         "_handle",
         "_has_writer",
@@ -85,7 +86,6 @@ class Connection:
         "_received_bytes",
         "_response_budget",
         "_socket",
-        "_turn",
         "_turn_bytes_left",
         "_unsent",
         "_unsent_bytes_max",
@@ -106,7 +106,7 @@ class Connection:
         memory: RequestMemory,
         response_budget: ResponseBudget,
         clock: Clock,
-        turn: Turn,
+        deferred: DeferredCalls,
         handle: Handle,
         decode: Decode,
         on_closed: Callable[["Connection"], None],
@@ -123,7 +123,7 @@ class Connection:
         self._unsent_bytes_max = config.unsent_bytes_per_connection_max
         self._response_budget = response_budget
         self._clock = clock
-        self._turn = turn
+        self._deferred = deferred
         self._handle = handle
         self._decode = decode
         self._on_closed = on_closed
@@ -171,8 +171,8 @@ class Connection:
 
     def _handle_and_respond(self) -> None:
         """Handle the frames in the buffer, then send what is ready: to this client first, which may send more."""
-        turn = self._turn
-        turn.begin()
+        deferred = self._deferred
+        deferred.begin_turn()
         is_write_ours = not self._is_write_scheduled
         self._is_write_scheduled = True
         try:
@@ -180,7 +180,7 @@ class Connection:
         finally:
             if is_write_ours:
                 self._write()
-            turn.end()
+            deferred.end_turn()
 
     def _handle_frames(self) -> None:
         handled_bytes = 0
@@ -244,7 +244,9 @@ class Connection:
         if not self._is_handling_scheduled:
             self._is_handling_scheduled = True
             work = self._handle_large(size_bytes)
-            self._turn.large(work, is_wanted=lambda: self.is_open and not self._is_finishing, size_bytes=size_bytes)
+            self._deferred.add_large(
+                work, is_wanted=lambda: self.is_open and not self._is_finishing, size_bytes=size_bytes
+            )
 
     def _handle_large(self, size_bytes: int) -> Iterator[int]:
         frame = self._view[self._begin + 4 : self._begin + 4 + size_bytes]
@@ -267,7 +269,7 @@ class Connection:
         self._handle_later()
 
     def _make_room(self) -> bool:
-        """Make room in a full buffer without a whole request: move its content to the front, or to a larger buffer.
+        """Make space in a full buffer without a whole request: move its content to the front, or to a larger buffer.
 
         The buffer of a parked connection does not grow: later bytes stay in the socket.
         Return False without memory for a larger one; reading continues when there is some again.
@@ -325,7 +327,7 @@ class Connection:
         if not self._is_write_scheduled:
             # Responses that become ready together are sent together.
             self._is_write_scheduled = True
-            self._turn.soon(self._write)
+            self._deferred.add(self._write)
         size_bytes = 0
         for piece in pieces:
             if isinstance(piece, bytes):

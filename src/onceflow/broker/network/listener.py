@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.loop.turn import Turn
+from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.network.connection import Connection, Decode, Handle
 from onceflow.broker.network.incoming import DISCONNECT_EVENTS, unread_bytes
 from onceflow.broker.network.request_memory import RequestMemory
@@ -42,18 +42,18 @@ class Listener:
         self._response_budget = ResponseBudget(config.unsent_bytes_max, self._close_unread)
         self._handle: Handle | None = None
         self._decode: Decode | None = None
-        self._turn: Turn | None = None
+        self._deferred: DeferredCalls | None = None
         self._connections: set[Connection] = set()
         self._per_address: Counter[str] = Counter()
         self._refused = 0
         self._all_closed: asyncio.Event | None = None
         self.port: int = self._socket.getsockname()[1]
 
-    def start(self, handle: Handle, decode: Decode, turn: Turn) -> None:
+    def start(self, handle: Handle, decode: Decode, deferred: DeferredCalls) -> None:
         """Accept connections; `handle`, or what `decode` returns, serves each request and defers work by `turn`."""
         self._handle = handle
         self._decode = decode
-        self._turn = turn
+        self._deferred = deferred
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Listener:
             return
         assert self._handle is not None
         assert self._decode is not None
-        assert self._turn is not None
+        assert self._deferred is not None
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A client that vanished is not idle while it waits for a response: the kernel notices, as with Kafka.
@@ -138,7 +138,7 @@ class Listener:
             self._memory,
             self._response_budget,
             self._clock,
-            self._turn,
+            self._deferred,
             self._handle,
             self._decode,
             self._forget,

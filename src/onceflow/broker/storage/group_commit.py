@@ -15,8 +15,8 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.loop.round_thread import RoundThread
-from onceflow.broker.loop.turn import Turn
 from onceflow.broker.storage.partitions import Partition
 from onceflow.log.config import INT64_MAX
 from onceflow.log.sync import SyncPoint, run_round
@@ -93,9 +93,9 @@ class FinishedRound(NamedTuple):
 class GroupCommit:
     """Syncs what was appended. All methods run on the event loop."""
 
-    def __init__(self, turn: Turn, is_in_place: Callable[[], bool], on_lost: Callable[[], None]) -> None:
+    def __init__(self, deferred: DeferredCalls, is_in_place: Callable[[], bool], on_lost: Callable[[], None]) -> None:
         """Take `is_in_place`, whether synced data can be found again; if not, `on_lost` fails every partition."""
-        self._turn = turn
+        self._deferred = deferred
         self._is_in_place = is_in_place
         self._on_lost = on_lost
         self._dirty = FairQueue()
@@ -118,7 +118,7 @@ class GroupCommit:
         if partition.log.has_flush_policy and not self._is_flush_due(partition):
             # Appended records are visible already: wake their waiters.
             if partition.has_waiters:
-                self._turn.soon(partition.settle)
+                self._deferred.add(partition.settle)
         else:
             self.flush(partition, requester)
 
@@ -191,7 +191,7 @@ class GroupCommit:
         return point
 
     def _end_round(self, finished: FinishedRound) -> None:
-        self._turn.begin()
+        self._deferred.begin_turn()
         try:
             if not finished.is_in_place:
                 self._on_lost()
@@ -202,7 +202,7 @@ class GroupCommit:
         finally:
             # Appends that came during the round have been waiting: continue in this turn.
             self._begin_round()
-            self._turn.end()
+            self._deferred.end_turn()
 
     def _end_one(self, partition: Partition, point: SyncPoint, error: OSError | None) -> None:
         if error is None:
