@@ -23,7 +23,7 @@ RECORDS, GROUPS, JAVA_TRANSACTIONS = (
 )
 CODECS = "broker/test_codecs_of_clients.py::test_each_codec_is_read_by_every_client"
 MEMBERS = "broker/groups/test_clients.py::test_each_record_goes_to_one_member_while_members_come_and_go"
-COMMITTED = "broker/handlers/test_read_committed.py::test_strangers_see_what_was_committed"
+COMMITTED = "broker/handlers/test_read_committed.py::test_other_clients_read_committed_records"
 TRANSACTIONS = "broker/transactions/test_clients.py"
 ADMIN = "broker/test_admin_clients.py"
 

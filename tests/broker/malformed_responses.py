@@ -28,7 +28,7 @@ def split(data: bytes, frame_bytes_min: int = CORRELATION_ID_BYTES) -> tuple[lis
 
 
 def due(frame: bytes) -> tuple[list[bytes], bool]:
-    """Return the requests in a frame that need a response, several after a wrong size, and whether half a one follows."""
+    """Return the requests in a frame that need a response, and whether half a one follows: a wrong size makes more."""
     frames, rest = split(frame, FRAME_BYTES_MIN)
     return [request for request in frames if _asks_for_response(request)], bool(rest)
 
@@ -46,7 +46,7 @@ def check_responses(frame: bytes, responses: bytes, *, are_all: bool) -> None:
     """Check that each response is whole, in order, and has suitable codes; none is missing if they `are_all`."""
     requests, _is_half = due(frame)
     frames, rest = split(responses)
-    assert not rest, "a part of an answer"
+    assert not rest, "a part of a response"
     assert len(frames) == len(requests) if are_all else len(frames) <= len(requests), (len(frames), len(requests))
     for request, response in zip(requests, frames, strict=False):
         api_key, _version = struct.unpack_from(">hh", request)

@@ -163,13 +163,13 @@ def test_librdkafka_administers_a_group(librdkafka: AdminClient, bootstrap: str,
 
     def altered() -> list[int | None]:
         asked = ConsumerGroupTopicPartitions(topic, wanted)
-        told = librdkafka.alter_consumer_group_offsets([asked])[topic].result(SECONDS)
-        return [partition.error and partition.error.code() for partition in told.topic_partitions]
+        altered = librdkafka.alter_consumer_group_offsets([asked])[topic].result(SECONDS)
+        return [partition.error and partition.error.code() for partition in altered.topic_partitions]
 
     def offsets() -> list[tuple[int, int, str | None]]:
-        told = librdkafka.list_consumer_group_offsets([ConsumerGroupTopicPartitions(topic)])[topic].result(SECONDS)
+        listed = librdkafka.list_consumer_group_offsets([ConsumerGroupTopicPartitions(topic)])[topic].result(SECONDS)
         return sorted(
-            (partition.partition, partition.offset, partition.metadata) for partition in told.topic_partitions
+            (partition.partition, partition.offset, partition.metadata) for partition in listed.topic_partitions
         )
 
     def state() -> ConsumerGroupState:

@@ -22,7 +22,7 @@ from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
 from tests import remedies
 from tests.broker.driven_broker import PoweredBroker, eventually, hung_up_without_power
-from tests.broker.handlers.test_admin_responses import (
+from tests.broker.handlers.test_admin_apis import (
     DELETE,
     SET,
     TOPIC,
@@ -66,20 +66,20 @@ def test_responses_hold_after_any_power_cut(powered: PoweredBroker) -> None:
         create(client, "t")
     partitions, changes = 1, 0
     for operations in range(0, 42, 3):
-        answered = []
+        acknowledged = []
         with connected(powered.bootstrap) as client:
             powered.disk.cut_power_after(operations)
             with hung_up_without_power(powered.disk, client), suppress(OSError, WireError, AssertionError):
                 if add(client, ("t", partitions + 1, None)) == [("t", 0)]:
-                    answered.append("partitions")
+                    acknowledged.append("partitions")
                 if alter(client, (TOPIC, "t", [("segment.ms", SET, str(5000 + operations))])) == [0]:
-                    answered.append("config")
+                    acknowledged.append("config")
         powered.power_cycle(operations, drop_all=True)
         with connected(powered.bootstrap) as client:
             count = partition_count(client, "t")
-            assert count in ((partitions + 1,) if "partitions" in answered else (partitions, partitions + 1))
+            assert count in ((partitions + 1,) if "partitions" in acknowledged else (partitions, partitions + 1))
             partitions = count
-            if "config" in answered:
+            if "config" in acknowledged:
                 assert configured(client, "t", "segment.ms") == (str(5000 + operations), 1)
                 changes += 1
             for index in range(partitions):
@@ -192,7 +192,7 @@ def test_a_killed_broker_remembers_partitions_and_configs(tmp_path: Path) -> Non
 
 
 @pytest.mark.remedy(Remedy.SMALLER_BATCHES, Remedy.RAISE_SETTING)
-def test_a_changed_config_holds_for_the_next_record(client: RawClient) -> None:
+def test_a_changed_config_applies_at_once(client: RawClient) -> None:
     create(client, "t", num_partitions=2)
     large = batch_of(b"x" * 600)
     assert client.produce("t", 1, large).error_code == 0

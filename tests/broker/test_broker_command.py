@@ -140,8 +140,8 @@ def test_a_directory_of_another_cluster(tmp_path: Path) -> None:
     data = tmp_path / "data"
     for options in (("--cluster-id", "clicks-of_2026"), ()):
         with BrokerProcess(data, 0, *options) as broker, connected(broker.bootstrap) as client:
-            told = client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False)
-            assert told.cluster_id == "clicks-of_2026"
+            metadata = client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False)
+            assert metadata.cluster_id == "clicks-of_2026"
     refused = run("--data", str(data), "--listen", "127.0.0.1:0", "--cluster-id", "another")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
     assert "belongs to cluster clicks-of_2026, not to another" in refused.stderr
@@ -165,5 +165,5 @@ def test_an_impossible_data_directory_is_one_message(tmp_path: Path) -> None:
 def test_a_read_only_data_directory() -> None:
     """`/proc` accepts no directories, not even from root."""
     refused = run("--data", "/proc/onceflow", "--listen", "127.0.0.1:0")
-    assert "--data /proc/onceflow cannot be used: " in refused.stderr
+    assert "cannot use --data /proc/onceflow: " in refused.stderr
     remedies.find(Remedy.OTHER_DATA, refused.stderr)

@@ -156,7 +156,7 @@ def test_each_codec_is_read_by_every_client(bootstrap: str, topic: str, write: C
     write(bootstrap, topic)
     for codec in Codec:
         headers = stored_batches(bootstrap, topic, codec)
-        assert {header.codec for header in headers} == {codec}, "as the client was told"
+        assert {header.codec for header in headers} == {codec}, "as configured in the client"
         assert all(header.producer_id >= 0 for header in headers), "idempotent"
     for read in (read_with_librdkafka, read_with_kafka_python, read_with_aiokafka):
         assert sorted(read(bootstrap, topic), key=lambda item: item[:2]) == wanted, read.__name__

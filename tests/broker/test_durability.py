@@ -19,7 +19,7 @@ from onceflow.wire.batch import batches, decode_batch
 from onceflow.wire.errors import ErrorCode, WireError
 from tests import remedies
 from tests.broker.driven_broker import PoweredBroker, eventually, hung_up_without_power
-from tests.broker.handlers.test_admin_responses import create
+from tests.broker.handlers.test_admin_apis import create
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 
 WAIT_SECONDS = 30
@@ -214,7 +214,7 @@ def test_power_cuts_lose_nothing_acknowledged(powered: PoweredBroker, drop_all: 
 
 
 @pytest.mark.parametrize("call", ["sync_data", "sync_directory"])
-def test_the_power_cuts_would_show_a_forgotten_sync(tmp_path: Path, call: str) -> None:
+def test_power_cuts_reveal_a_missing_sync(tmp_path: Path, call: str) -> None:
     data = tmp_path / "disk"
     data.mkdir()
     disk = FaultyDisk(data)
@@ -291,7 +291,7 @@ def test_power_cut_during_the_first_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.remedy(Remedy.LOOK_AT_DISK, Remedy.RESTART_BROKER)
-def test_a_stop_that_cannot_close_a_log_is_not_clean(powered: PoweredBroker) -> None:
+def test_a_stop_with_an_unclosable_log(powered: PoweredBroker) -> None:
     """The next start scans then, and keeps the acknowledged records."""
     with connected(powered.bootstrap) as client:
         client.create_topic("t")
@@ -311,7 +311,7 @@ def test_a_stop_that_cannot_close_a_log_is_not_clean(powered: PoweredBroker) -> 
 
 
 @pytest.mark.remedy(Remedy.ASK_ALONE)
-def test_producers_beside_a_failed_sync_are_described_alone(powered: PoweredBroker) -> None:
+def test_producers_beside_a_failed_sync(powered: PoweredBroker) -> None:
     def described(client: RawClient, *indexes: int) -> list[tuple[int, str | None, int]]:
         asked = [{"name": "t", "partition_indexes": indexes}]
         (topic,) = client.ask(apis.DESCRIBE_PRODUCERS, 0, topics=asked).topics

@@ -96,7 +96,7 @@ def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checks:
     return Checks(tmp_path)
 
 
-def test_a_small_batch_does_not_wait_for_bombs(checks: Checks) -> None:
+def test_small_batches_do_not_wait_for_bombs(checks: Checks) -> None:
     """It waits for the current slice, and for one of the oldest bomb."""
     small = keyed(10)
     for index in range(8):
@@ -145,7 +145,7 @@ def test_a_missing_key_is_detected_anywhere(codec: Codec) -> None:
     for missing in (0, 1, 200, len(sizes) - 2, len(sizes) - 1):
         changed = [*records]
         changed[missing] = records[missing]._replace(key=None)
-        with pytest.raises(InvalidRecord, match="a record without a key") as raised:
+        with pytest.raises(InvalidRecord, match="a record has no key") as raised:
             check_records("t-0", encode_batch(changed, codec=codec), 0, COMPACTED, NOW_MS)
         remedies.find(Remedy.GIVE_KEY, raised.value)
         changed[missing] = changed[missing]._replace(key=b"given")
@@ -181,7 +181,7 @@ def client(tmp_path: Path) -> Iterator[RawClient]:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, work_per_turn: int) -> list[int]:
-    """Count calls in slices of so much work."""
+    """Count calls in slices of this much work."""
     monkeypatch.setattr(slices, "WORK_PER_TURN", work_per_turn)
     return turn_counts.counted(monkeypatch, owner, name)
 
@@ -268,23 +268,23 @@ def test_large_requests_are_decoded_over_turns(client: RawClient, monkeypatch: p
 
 def test_failed_or_unwanted_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "WORK_PER_TURN", 1)
-    told: list[str] = []
+    log: list[str] = []
 
     def work(count: int, *, fails: bool = False) -> Iterator[int]:
         for number in range(count):
-            told.append(f"step {number}")
+            log.append(f"step {number}")
             yield 1
         if fails:
             raise ValueError("it fails")
 
     async def run() -> None:
-        run_in_slices(work(2), lambda: told.append("done"), failed=lambda error: told.append(str(error)))
+        run_in_slices(work(2), lambda: log.append("done"), failed=lambda error: log.append(str(error)))
         await asyncio.sleep(0.01)
-        run_in_slices(work(9), lambda: told.append("done"), failed=lambda _: None, is_wanted=lambda: False)
+        run_in_slices(work(9), lambda: log.append("done"), failed=lambda _: None, is_wanted=lambda: False)
         await asyncio.sleep(0.01)
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
-        run_in_slices(work(1, fails=True), lambda: told.append("done"), failed=lambda error: told.append(str(error)))
+        run_in_slices(work(1, fails=True), lambda: log.append("done"), failed=lambda error: log.append(str(error)))
         await asyncio.sleep(0.01)
 
     asyncio.run(run())
-    assert told == ["step 0", "step 1", "done", "step 0", "step 0", "it fails"]
+    assert log == ["step 0", "step 1", "done", "step 0", "step 0", "it fails"]

@@ -93,4 +93,4 @@ def test_records_leave_the_broker_by_sendfile(tmp_path: Path, monkeypatch: pytes
         values = [message.value() for message in consumer.consume(5, timeout=WAIT_SECONDS)]
         consumer.close()
     assert values == [b"x" * 1_000_000] * 5
-    assert sum(sent) >= 5 * (len(batch) - SLICE_BYTES_SMALL), "only the end of an answer may be read"
+    assert sum(sent) >= 5 * (len(batch) - SLICE_BYTES_SMALL), "only the end of a response may be read"

@@ -87,7 +87,7 @@ def test_millions_of_empty_tags_are_not_read(broker: BrokerProcess) -> None:
 
 
 def test_memory_of_idle_brokers_and_connections(tmp_path: Path) -> None:
-    """At most 80 MB, and 20 MB more for 1,000 connections; benchmarks/memory.py has the real figures."""
+    """The limits are 80 MB, and 20 MB more for 1,000 connections; benchmarks/memory.py has the real figures."""
     with BrokerProcess(tmp_path / "data") as broker, contextlib.ExitStack() as exits:
         with connected(broker.bootstrap) as client:
             client.ask(apis.API_VERSIONS, 0)
@@ -143,8 +143,8 @@ def test_the_debug_option_names_long_requests(
         client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False)
         host, port = client.socket.getsockname()
     what = f"Metadata of {host}:{port} held the loop for"
-    told = [record.message for record in caplog.records if what in record.message]
-    assert len(told) == 1
+    lines = [record.message for record in caplog.records if what in record.message]
+    assert len(lines) == 1
 
 
 def test_a_failing_timeout_stops_no_other(

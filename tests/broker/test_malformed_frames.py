@@ -129,7 +129,7 @@ class Sent:
         check_responses(self.frame, bytes(self.client.outgoing), are_all=not is_closed)
         if is_closed:
             return "closed"
-        return "answered" if self.client.outgoing else "wanted no answer"
+        return "with response" if self.client.outgoing else "no response expected"
 
 
 class Fuzzed:
@@ -144,7 +144,7 @@ class Fuzzed:
         self._memory = RequestMemory(
             self._config.queued_request_bytes_max, self._config.produce_request_bytes_max, lambda: None
         )
-        self._answers = ResponseBudget(self._config.unsent_bytes_max, lambda: None)
+        self._response_budget = ResponseBudget(self._config.unsent_bytes_max, lambda: None)
         self._waiting: list[Sent] = []
         self.ask(TOPIC_MADE)
         self._connect()
@@ -158,7 +158,7 @@ class Fuzzed:
                 ("127.0.0.1", 1),
                 self._config,
                 self._memory,
-                self._answers,
+                self._response_budget,
                 self.clock,
                 self.broker.node.deferred,
                 self.broker.handle,
@@ -196,8 +196,10 @@ class Fuzzed:
         if outcome is None:
             return False
         if has_waited:
-            assert outcome == ("closed" if sent.is_half else "answered"), f"{sent.frame.hex()}: {outcome} after a wait"
-            outcome = "closed as half a request" if sent.is_half else "answered after a wait"
+            assert outcome == ("closed" if sent.is_half else "with response"), (
+                f"{sent.frame.hex()}: {outcome} after a wait"
+            )
+            outcome = "closed as half a request" if sent.is_half else "with response after a wait"
             self._leave(sent.connection)
         self.outcomes[outcome] += 1
         return True
@@ -232,7 +234,7 @@ class Fuzzed:
             quiet = [sent for sent in halves if len(sent.client.outgoing) == heard_bytes[sent]]
             stalled = [sent.frame.hex() for sent in quiet if wait_ms >= HALF_MS]
             assert not stalled, f"half a request is not closed: {stalled}"
-        assert not self._waiting, f"neither answered nor closed: {[sent.frame.hex() for sent in self._waiting]}"
+        assert not self._waiting, f"neither response nor close: {[sent.frame.hex() for sent in self._waiting]}"
         self._leave(self._connection)
 
     def check_alive(self) -> None:
@@ -249,7 +251,7 @@ class Fuzzed:
         asked = fetch.encode_request(12, 1, "well", fetch_request([("w", 0, produced.base_offset)]))
         (fetched,) = fetch.parse_response(12, self.ask(asked)).partitions
         assert b"value" in bytes(fetched.records)
-        assert self._memory.used_bytes == self._answers.used_bytes == 0
+        assert self._memory.used_bytes == self._response_budget.used_bytes == 0
         assert not self.unexpected.found, self.unexpected.found
 
 
@@ -289,8 +291,8 @@ def memory_bytes(pid: int | str = "self", what: str = "VmRSS") -> int:
 def test_malformed_frames(directory: Path) -> None:
     outcomes = fuzz(1, FRAMES, directory)
     assert outcomes["closed"] > FRAMES // 10
-    assert outcomes["answered"] > FRAMES // 10
-    assert outcomes["answered after a wait"] > FRAMES // 100
+    assert outcomes["with response"] > FRAMES // 10
+    assert outcomes["with response after a wait"] > FRAMES // 100
     assert outcomes["closed as half a request"] > FRAMES // 100
 
 
@@ -304,8 +306,8 @@ def test_a_million_malformed_frames(piece: int, directory: Path, record_property
     outcomes = fuzz(1000 + piece, CAMPAIGN_FRAMES // CAMPAIGN_PIECES, directory)
     growth_bytes = memory_bytes(what="VmHWM") - before
     assert growth_bytes < GROWTH_BYTES_MAX
-    told = {"frames": outcomes.total(), **outcomes, "at most MiB of memory more": growth_bytes // 2**20}
-    tell(record_property, range(1000 + piece, 1001 + piece), told)
+    counts = {"frames": outcomes.total(), **outcomes, "at most MiB of memory more": growth_bytes // 2**20}
+    tell(record_property, range(1000 + piece, 1001 + piece), counts)
 
 
 class SentOverTcp:
@@ -314,7 +316,7 @@ class SentOverTcp:
     def __init__(self, broker: BrokerProcess, frame: bytes) -> None:
         self.frame = frame
         self.due, self.is_half = due(frame)
-        self._answers = bytearray()
+        self._received = bytearray()
         self._is_closed = False
         self._socket = socket.create_connection(("127.0.0.1", broker.port), timeout=30)
         # No TIME_WAIT after the close: there are not enough ports.
@@ -327,7 +329,7 @@ class SentOverTcp:
         try:
             while not (self._is_closed or (self.due and self._is_whole())):
                 data = self._socket.recv(65536)
-                self._answers += data
+                self._received += data
                 self._is_closed = not data
         except TimeoutError:
             """Return without waiting for more."""
@@ -335,15 +337,15 @@ class SentOverTcp:
             self._is_closed = True
 
     def _is_whole(self) -> bool:
-        return not self.is_half and len(self._answered()) == len(self.due)
+        return not self.is_half and len(self._responses()) == len(self.due)
 
-    def _answered(self) -> list[bytes]:
-        return split(bytes(self._answers))[0]
+    def _responses(self) -> list[bytes]:
+        return split(bytes(self._received))[0]
 
     @property
     def may_wait(self) -> bool:
         """Return whether the next response may depend on other requests, or never come."""
-        missing = self.due[len(self._answered()) :]
+        missing = self.due[len(self._responses()) :]
         return not self.is_half and bool(missing) and struct.unpack_from(">h", missing[0])[0] in MAY_WAIT
 
     def outcome(self) -> str | None:
@@ -351,10 +353,10 @@ class SentOverTcp:
         if not (self._is_closed or self._is_whole()):
             return None
         self._socket.close()
-        check_responses(self.frame, bytes(self._answers), are_all=not self._is_closed)
+        check_responses(self.frame, bytes(self._received), are_all=not self._is_closed)
         if self._is_closed:
             return "closed"
-        return "answered" if self.due else "wanted no answer"
+        return "with response" if self.due else "no response expected"
 
 
 def send_over_tcp(broker: BrokerProcess, frames: Iterator[bytes], outcomes: Counter[str]) -> list[SentOverTcp]:
@@ -384,7 +386,7 @@ def end(silent: list[SentOverTcp], outcomes: Counter[str], how: str) -> None:
     for sent in silent:
         sent.read(ENDS_SECONDS)
         outcome = sent.outcome()
-        assert outcome is not None, f"neither answered nor closed: {sent.frame.hex()}"
+        assert outcome is not None, f"neither response nor close: {sent.frame.hex()}"
         outcomes["closed as half a request" if sent.is_half else f"{outcome} {how}"] += 1
     silent.clear()
 
@@ -413,7 +415,7 @@ def check_over_tcp(count: int, directory: Path) -> tuple[Counter[str], int]:
 def test_malformed_frames_over_tcp(directory: Path) -> None:
     outcomes, _growth_bytes = check_over_tcp(400, directory)
     assert outcomes["closed"] + outcomes["closed late"] > 40
-    assert outcomes["answered"] + outcomes["answered late"] > 40
+    assert outcomes["with response"] + outcomes["with response late"] > 40
     assert outcomes["closed as half a request"] > 4
 
 
@@ -422,5 +424,5 @@ def test_malformed_frames_over_tcp(directory: Path) -> None:
 def test_many_malformed_frames_over_tcp(directory: Path, record_property: RecordProperty) -> None:
     """The same over TCP to a broker's process, a connection for each: it survives, and logs no unexpected error."""
     outcomes, growth_bytes = check_over_tcp(CAMPAIGN_FRAMES_TCP, directory)
-    told = {"frames": outcomes.total(), **outcomes, "at most MiB of memory more": growth_bytes // 2**20}
-    tell(record_property, range(CAMPAIGN_FRAMES_TCP, CAMPAIGN_FRAMES_TCP + 1), told)
+    counts = {"frames": outcomes.total(), **outcomes, "at most MiB of memory more": growth_bytes // 2**20}
+    tell(record_property, range(CAMPAIGN_FRAMES_TCP, CAMPAIGN_FRAMES_TCP + 1), counts)

@@ -27,7 +27,7 @@ from onceflow.wire.errors import ErrorCode
 from tests import remedies
 from tests.broker.driven_broker import DrivenBroker, eventually
 from tests.broker.groups.scene import CONFIG, Scene
-from tests.broker.handlers.test_admin_responses import BROKER, SET, describe
+from tests.broker.handlers.test_admin_apis import BROKER, SET, describe
 from tests.broker.raw_client import RawClient, connected, milliseconds
 from tests.log.compactions import compact
 from tests.log.partition_logs import NOW_MS, batch, open_log, sync
@@ -59,7 +59,7 @@ def packed_batch(unpacked_bytes: int, codec: Codec = Codec.GZIP) -> bytearray:
 
 
 def has_response(bootstrap: str, tag_count: int) -> bool:
-    """Return whether ApiVersions with so many tagged fields in its header gets a response, not a closed connection."""
+    """Return whether ApiVersions with this number of tagged fields in its header gets a response, not a closed connection."""
     head = struct.pack(">hhih", apis.API_VERSIONS, 3, 1, -1) + bytes((tag_count,)) + bytes((99, 0)) * tag_count
     body = b"\x02n\x02v\x00"
     with connected(bootstrap) as client, contextlib.suppress(ConnectionError):
@@ -204,7 +204,7 @@ def test_interval_of_producer_expiry(tmp_path: Path) -> None:
     assert log.producer_count == 2
     clock.advance_ms(1)
     log.append(batch(b"x", producer_id=9))
-    assert log.producer_count == 2, "7 is gone, 8 was heard of a millisecond ago"
+    assert log.producer_count == 2, "7 has expired, 8 was used a millisecond ago"
 
 
 def test_delay_of_the_first_retention_check(tmp_path: Path) -> None:

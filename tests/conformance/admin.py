@@ -8,8 +8,8 @@ from typing import Any
 from onceflow.broker.settings.fixed import FIXED
 from onceflow.broker.settings.table import SETTINGS
 from onceflow.wire import apis
-from tests.broker.handlers.test_admin_edges import CHANGES, NAMES, VALUES
-from tests.broker.handlers.test_admin_responses import REFUSED_CHANGES
+from tests.broker.handlers.test_admin_apis import REFUSED_CHANGES
+from tests.broker.handlers.test_admin_edge_cases import CHANGES, NAMES, VALUES
 from tests.conformance.right import BROKER, TOPIC, describing, topic_fields
 from tests.conformance.side import TIMEOUT, Side
 

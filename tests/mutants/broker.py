@@ -11,7 +11,7 @@ MUTANTS = (
         "broker/storage/partitions.py",
         "            self._call(self._waiting.popleft()[1], ErrorCode.none)\n        self.wake()\n",
         "            self._call(self._waiting.popleft()[1], ErrorCode.none)\n",
-        _COMMITTED + "test_rule_15_a_marker_wakes_a_committed_fetch",
+        _COMMITTED + "test_rule_15_a_marker_wakes_a_fetch",
     ),
     Mutant(
         "broker/handlers/fetch.py",
@@ -23,38 +23,38 @@ MUTANTS = (
         "broker/handlers/fetch.py",
         "            aborted = log.aborted_in(wanted.fetch_offset, piece) if is_committed else None",
         "            aborted = [] if is_committed else None",
-        _COMMITTED + "test_rule_8_aborted_index_comes_with_a_committed_fetch",
+        _COMMITTED + "test_rule_8_committed_fetches_list_aborted_transactions",
     ),
     Mutant(
         "broker/handlers/fetch.py",
         "        if wanted.current_leader_epoch > LEADER_EPOCH:",
         "        if wanted.current_leader_epoch > LEADER_EPOCH + 1:",
-        "broker/handlers/test_responses.py::test_a_fetch_of_a_later_leader_epoch_is_refused",
+        "broker/handlers/test_client_apis.py::test_a_later_leader_epoch_is_refused",
     ),
     Mutant(
         "broker/handlers/fetch.py",
         "at_least_one_batch=not result.size_bytes)",
         "at_least_one_batch=True)",
-        "broker/handlers/test_responses.py::test_rule_14_fetch_limits_are_soft_for_the_first_batch_alone",
+        "broker/handlers/test_client_apis.py::test_rule_14_fetch_limits_are_soft",
     ),
     Mutant(
         "broker/handlers/fetch.py",
         "        if piece.is_cut if piece is not None else wanted.fetch_offset < end:\n"
         "            result.is_final = True\n",
         "",
-        "broker/handlers/test_responses.py::test_rule_15_a_segments_end_is_answered_at_once",
+        "broker/handlers/test_client_apis.py::test_rule_15_segment_end_responds_at_once",
     ),
     Mutant(
         "broker/handlers/list_offsets.py",
         "log.last_stable_offset if self._isolation_level == READ_COMMITTED else log.high_watermark",
         "log.high_watermark",
-        _COMMITTED + "test_list_offsets_as_kafka",
+        _COMMITTED + "test_list_offsets_like_kafka",
     ),
     Mutant(
         "broker/handlers/list_offsets.py",
         "if 0 <= offset < search.offset_end else _at(*NOT_FOUND)",
         "if 0 <= offset else _at(*NOT_FOUND)",
-        _COMMITTED + "test_a_search_by_time_ends_at_the_last_stable_offset",
+        _COMMITTED + "test_time_search_ends_at_last_stable_offset",
     ),
     Mutant(
         "broker/handlers/produce.py",

@@ -24,7 +24,7 @@ MUTANTS = (
         "broker/storage/group_commit.py",
         "delay_s = min(log.config.flush_ms / 1000, TIMER_MAX_S)",
         "delay_s = min(20 * log.config.flush_ms / 1000, TIMER_MAX_S)",
-        _FLUSH + "test_flush_ms_syncs_a_record_at_its_age",
+        _FLUSH + "test_flush_ms_syncs_a_record_in_time",
     ),
     Mutant(
         "broker/storage/group_commit.py",
@@ -125,7 +125,7 @@ MUTANTS = (
         "broker/node.py",
         "            clean = are_whole and",
         "            clean = True and",
-        "broker/test_durability.py::test_a_stop_that_cannot_close_a_log_is_not_clean",
+        "broker/test_durability.py::test_a_stop_with_an_unclosable_log",
     ),
     Mutant(
         "log/sync.py",

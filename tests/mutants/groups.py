@@ -14,7 +14,7 @@ MUTANTS = (
         "broker/groups/coordinator.py",
         "        if error_code == ErrorCode.none and generation != group.generation:",
         "        if error_code == ErrorCode.none and generation > group.generation:",
-        _RESPONSES + "test_who_may_send_heartbeats_and_commits",
+        _RESPONSES + "test_members_that_may_commit_and_heartbeat",
     ),
     Mutant(
         "broker/groups/coordinator.py",
@@ -32,14 +32,14 @@ MUTANTS = (
         "broker/groups/coordinator.py",
         "error_code == ErrorCode.none and group.state is GroupState.COMPLETING_REBALANCE:",
         "error_code == ErrorCode.none and group.state is GroupState.PREPARING_REBALANCE:",
-        _RESPONSES + "test_a_generation_on_its_way_and_stable",
+        _RESPONSES + "test_a_generation_before_and_after_its_sync",
     ),
     Mutant(
         "broker/groups/coordinator.py",
         "if generation < 0 and group.state is GroupState.EMPTY:\n            return ErrorCode.none\n"
         "        error_code = self._member_error(",
         "if generation < 0:\n            return ErrorCode.none\n        error_code = self._member_error(",
-        _RESPONSES + "test_who_may_send_heartbeats_and_commits",
+        _RESPONSES + "test_members_that_may_commit_and_heartbeat",
     ),
     Mutant(
         "broker/groups/coordinator.py",
@@ -124,7 +124,7 @@ MUTANTS = (
         "broker/groups/group.py",
         "        self.generation += 1\n",
         "        self.generation += 1 if self.members else 0\n",
-        _COORDINATOR + "test_a_group_that_all_leave_is_empty_though_a_member_id_is_not_used_yet",
+        _COORDINATOR + "test_unused_member_ids_leave_groups_empty",
     ),
     Mutant(
         "broker/groups/group.py",
@@ -149,7 +149,7 @@ MUTANTS = (
         "            if group.state is GroupState.COMPLETING_REBALANCE:\n"
         '                group.members.assign(member, b"")\n',
         "",
-        _RESPONSES + "test_a_rebalance_before_the_assignment_leaves_nobody_with_an_old_one",
+        _RESPONSES + "test_a_rebalance_before_the_assignment",
     ),
     Mutant(
         "broker/groups/rebalance.py",

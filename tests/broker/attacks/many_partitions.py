@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def create(client: RawClient, partitions: int) -> dict[str, int]:
-    """Create topics with so many partitions together; return the count of each."""
+    """Create topics with this total of partitions; return the count of each."""
     counts = {}
     for begin in range(0, partitions, TOPIC_PARTITIONS_MAX):
         name = f"{TOPIC}-{begin}"
@@ -50,8 +50,8 @@ def write(client: RawClient, counts: dict[str, int], number: int) -> None:
         PRODUCE_VERSION, number, "raw", transactional_id=None, acks=-1, timeout_ms=10_000, topics=topics
     )
     client.socket.sendall(b"".join(map(bytes, pieces)))
-    _correlation_id, answered, _throttle_ms = produce.parse_response(PRODUCE_VERSION, client.receive_frame())
-    refused = [partition for _name, partitions in answered for partition in partitions if partition.error_code]
+    _correlation_id, topics, _throttle_ms = produce.parse_response(PRODUCE_VERSION, client.receive_frame())
+    refused = [partition for _name, partitions in topics for partition in partitions if partition.error_code]
     assert not refused, refused[0]
 
 

@@ -30,7 +30,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=100, help="long polls of each connection")
     parser.add_argument("--entries", type=int, default=8_000, help="partitions that each request names")
     parser.add_argument("--partitions", type=int, default=1, help="partitions of the topic; entries repeat them")
-    parser.add_argument("--again", action="store_true", help="send a further long poll for each that is answered")
+    parser.add_argument("--again", action="store_true", help="send a further long poll after each response")
     parser.add_argument("--leaving", action="store_true", help="close the connections and open others all the time")
     return parser.parse_args()
 

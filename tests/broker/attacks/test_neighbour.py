@@ -75,7 +75,7 @@ def test_larger_requests_are_served(value_bytes: int, attack: str, options: Sequ
 
 @pytest.mark.campaign
 @pytest.mark.timeout(300)
-def test_a_neighbour_on_a_compacted_topic_is_served(tmp_path: Path) -> None:
+def test_a_neighbours_compacted_topic_is_served(tmp_path: Path) -> None:
     """Its batches are checked by the same thread as the bombs."""
     with BrokerProcess(tmp_path / "data") as broker:
         figures = neighbour.measure(broker, "compacted_bombs", is_compacted=True)

@@ -200,7 +200,7 @@ def test_a_member_id_that_is_never_used_is_forgotten_with_its_group() -> None:
     assert late.error_code == ErrorCode.unknown_member_id
 
 
-def test_a_group_that_all_leave_is_empty_though_a_member_id_is_not_used_yet() -> None:
+def test_unused_member_ids_leave_groups_empty() -> None:
     scene = Scene()
     first, second = scene.two_members()
     assert scene.join("c", known=True) is not None

@@ -1,4 +1,4 @@
-"""What a group's requests are answered, over a socket: each of these was asked of Apache Kafka 4.1.1 as well.
+"""Responses to a group's requests over a socket, each compared with Apache Kafka 4.1.1.
 
 With ONCEFLOW_TEST_BOOTSTRAP the whole module runs against that Kafka (with group.initial.rebalance.delay.ms=0).
 """
@@ -25,14 +25,14 @@ def group(bootstrap: str, topic: str) -> Iterator[RawGroup]:
 
 
 def alone(group: RawGroup, metadata: bytes = b"m") -> str:
-    """One member of a stable group in generation 1; its id."""
+    """Join one member to a stable group in generation 1; return its id."""
     member_id = group.enter(protocols=[(RANGE, metadata)])
     assert group.joined().generation_id == 1
     assert group.sync(1, member_id, assignments={member_id: b"assigned"}).assignment == b"assigned"
     return member_id
 
 
-def test_requests_that_no_group_takes(group: RawGroup) -> None:
+def test_requests_refused_by_every_group(group: RawGroup) -> None:
     assert group.join(session_ms=5999).error_code == ErrorCode.invalid_session_timeout
     assert group.join(session_ms=1_800_001).error_code == ErrorCode.invalid_session_timeout
     assert group.join("member-1").error_code == ErrorCode.unknown_member_id
@@ -48,7 +48,7 @@ def test_requests_that_no_group_takes(group: RawGroup) -> None:
         assert nameless.delete_offsets([("t", [0])]) == (invalid, {})
 
 
-def test_requests_about_a_group_that_does_not_exist(group: RawGroup, topic: str) -> None:
+def test_requests_about_a_missing_group(group: RawGroup, topic: str) -> None:
     assert group.beat(1, "m") == ErrorCode.unknown_member_id
     assert group.leave(("m", None), ("", "i")) == [
         ("m", None, ErrorCode.unknown_member_id),
@@ -64,7 +64,7 @@ def test_requests_about_a_group_that_does_not_exist(group: RawGroup, topic: str)
     assert group.listed() == []
 
 
-def test_a_generation_on_its_way_and_stable(group: RawGroup, topic: str) -> None:
+def test_a_generation_before_and_after_its_sync(group: RawGroup, topic: str) -> None:
     member_id = group.enter()
     joined = group.joined()
     assert (joined.error_code, joined.leader, joined.skip_assignment) == (NONE, member_id, False)
@@ -77,7 +77,7 @@ def test_a_generation_on_its_way_and_stable(group: RawGroup, topic: str) -> None
     assert (described.members[0].client_id, described.members[0].client_host) == ("raw", "/127.0.0.1")
     assert (described.members[0].member_metadata, described.members[0].member_assignment) == (b"", b"")
     assert group.commit(topic, generation=1, member_id=member_id) == ErrorCode.rebalance_in_progress
-    assert group.join(member_id) == joined, "the same answer again, for one that was lost"
+    assert group.join(member_id) == joined, "the same response again, for a lost one"
     assert group.sync(1, member_id, assignments={member_id: b"assigned"}).assignment == b"assigned"
     assert group.sync(1, member_id).assignment == b"assigned"
     described = group.describe()
@@ -88,7 +88,7 @@ def test_a_generation_on_its_way_and_stable(group: RawGroup, topic: str) -> None
     assert group.listed("Empty") == []
 
 
-def test_a_sync_must_be_of_the_members_protocol_and_generation(group: RawGroup) -> None:
+def test_sync_checks_protocol_and_generation(group: RawGroup) -> None:
     member_id = group.enter()
     group.joined()
     inconsistent = ErrorCode.inconsistent_group_protocol
@@ -99,7 +99,7 @@ def test_a_sync_must_be_of_the_members_protocol_and_generation(group: RawGroup) 
     assert group.sync(1, "stranger").error_code == ErrorCode.unknown_member_id
 
 
-def test_who_may_send_heartbeats_and_commits(group: RawGroup, topic: str) -> None:
+def test_members_that_may_commit_and_heartbeat(group: RawGroup, topic: str) -> None:
     member_id = alone(group)
     assert group.beat(1, member_id) == NONE
     assert group.beat(0, member_id) == ErrorCode.illegal_generation
@@ -120,7 +120,7 @@ def test_who_may_send_heartbeats_and_commits(group: RawGroup, topic: str) -> Non
     }
 
 
-def test_an_empty_group_is_anybodys(group: RawGroup, topic: str) -> None:
+def test_any_client_commits_to_an_empty_group(group: RawGroup, topic: str) -> None:
     member_id = alone(group)
     group.commit(topic, 5, generation=1, member_id=member_id)
     assert group.leave((member_id, None)) == [(member_id, None, NONE)]
@@ -140,7 +140,7 @@ def test_an_empty_group_is_anybodys(group: RawGroup, topic: str) -> None:
     assert (group.offsets(), group.describe().group_state) == ({}, "Dead")
 
 
-def test_offsets_of_topics_that_a_member_reads_cannot_be_deleted(group: RawGroup, topic: str) -> None:
+def test_offsets_in_use_cannot_be_deleted(group: RawGroup, topic: str) -> None:
     member_id = alone(group, subscription(topic))
     group.commit(topic, 5, generation=1, member_id=member_id)
     response = group.delete_offsets([(topic, [0, 1])])
@@ -151,7 +151,7 @@ def test_offsets_of_topics_that_a_member_reads_cannot_be_deleted(group: RawGroup
     assert group.offsets() == {}
 
 
-def test_a_member_whose_subscription_is_no_subscription_may_read_everything(group: RawGroup, topic: str) -> None:
+def test_an_unreadable_subscription_includes_every_topic(group: RawGroup, topic: str) -> None:
     alone(group, b"m")
     assert group.delete_offsets([(topic, [0])]) == (NONE, {(topic, 0): 86})
 
@@ -168,11 +168,11 @@ def test_a_member_whose_subscription_is_no_subscription_may_read_everything(grou
     ],
     ids=["4096", "4097", "4096 of two bytes", "2048 of two units", "2049 of two units", "none"],
 )
-def test_the_size_of_an_offsets_metadata(group: RawGroup, topic: str, metadata: str | None, error_code: int) -> None:
+def test_size_of_an_offsets_metadata(group: RawGroup, topic: str, metadata: str | None, error_code: int) -> None:
     assert group.commit(topic, metadata=metadata) == error_code
 
 
-def test_a_consumer_that_only_commits_has_a_group(group: RawGroup, topic: str) -> None:
+def test_a_committing_consumer_has_a_group(group: RawGroup, topic: str) -> None:
     assert group.commit(topic, 3) == NONE
     assert group.commit(topic, 4, partition=1, version=3, retention_ms=3_600_000) == NONE
     assert group.commit("no-such-topic") == ErrorCode.unknown_topic_or_partition
@@ -184,7 +184,7 @@ def test_a_consumer_that_only_commits_has_a_group(group: RawGroup, topic: str) -
         assert nameless.delete() == {"": NONE}
 
 
-def test_several_groups_offsets_in_one_answer_and_in_old_versions(group: RawGroup, topic: str) -> None:
+def test_offsets_of_several_groups(group: RawGroup, topic: str) -> None:
     group.commit(topic, 3, metadata="note")
     asked = [
         {"group_id": group.group_id, "topics": [{"name": topic, "partition_indexes": [0, 7]}]},
@@ -234,7 +234,7 @@ def test_offsets_and_groups_in_every_version(group: RawGroup, topic: str) -> Non
         ]
 
 
-def test_a_group_that_is_not_there_is_told_so_from_version_6_on(group: RawGroup) -> None:
+def test_a_missing_group_from_version_6(group: RawGroup) -> None:
     for version, code in ((5, NONE), (6, ErrorCode.group_id_not_found)):
         response = group.client().ask(
             apis.DESCRIBE_GROUPS, version, groups=["none"], include_authorized_operations=False
@@ -252,20 +252,20 @@ def test_groups_are_listed_by_type(group: RawGroup) -> None:
         assert (group.group_id in [group.group_id for group in response.groups]) is is_listed
 
 
-def test_what_somebody_may_do_with_a_group_is_told_when_asked_for(group: RawGroup) -> None:
+def test_authorized_operations_on_request(group: RawGroup) -> None:
     asked = {"groups": [group.group_id], "include_authorized_operations": True}
     for version in range(3, 6):
         response = group.client().ask(apis.DESCRIBE_GROUPS, version, **asked)
         assert response.groups[0].authorized_operations == 3400
 
 
-def test_a_member_id_that_was_handed_out_is_for_a_member_without_an_instance_id(group: RawGroup) -> None:
+def test_assigned_ids_exclude_instance_ids(group: RawGroup) -> None:
     pending = group.join().member_id
     assert group.join(pending, instance="i").error_code == ErrorCode.unknown_server_error
     assert group.join(pending).generation_id == 1
 
 
-def test_a_group_that_all_leave_is_empty_though_a_member_id_is_not_used_yet(group: RawGroup, topic: str) -> None:
+def test_unused_member_ids_leave_groups_empty(group: RawGroup, topic: str) -> None:
     member_id = alone(group)
     pending = group.join(on="p").member_id
     assert group.leave((member_id, None)) == [(member_id, None, NONE)]
@@ -292,7 +292,7 @@ def test_a_rebalance_of_two(group: RawGroup, topic: str) -> None:
     assert group.sync(2, first, assignments={first: b"A"}).assignment == b"A"
     assert group.synced(on="b").assignment == b"", "the leader gave it nothing"
     again = group.join(second, on="b")
-    assert (again.generation_id, again.members) == (2, ()), "a follower that joins has lost its answer"
+    assert (again.generation_id, again.members) == (2, ()), "a follower that joins again has lost its response"
     assert group.leave((first, None), ("stranger", None), (second, "instance")) == [
         (first, None, NONE),
         ("stranger", None, ErrorCode.unknown_member_id),
@@ -301,7 +301,7 @@ def test_a_rebalance_of_two(group: RawGroup, topic: str) -> None:
     assert group.beat(2, second) == ErrorCode.rebalance_in_progress
 
 
-def test_a_rebalance_before_the_assignment_leaves_nobody_with_an_old_one(group: RawGroup) -> None:
+def test_a_rebalance_before_the_assignment(group: RawGroup) -> None:
     member_id = alone(group)
     group.join(member_id)
     assert [member.member_assignment for member in group.describe().members] == [b"assigned"], (
@@ -316,7 +316,7 @@ def test_a_rebalance_before_the_assignment_leaves_nobody_with_an_old_one(group: 
 
 
 def two_static(group: RawGroup) -> tuple[str, str]:
-    """A stable group of instances a, the leader, and b, in generation 2; their member ids."""
+    """Join instances a, the leader, and b to a stable group in generation 2; return their member ids."""
     first = group.join(on="a", instance="a").member_id
     assert first.startswith("a-")
     group.send_join(on="b", instance="b")
@@ -330,7 +330,7 @@ def two_static(group: RawGroup) -> tuple[str, str]:
     return first, second
 
 
-def test_a_static_member_comes_back_and_its_old_id_is_fenced(group: RawGroup, topic: str) -> None:
+def test_a_static_member_returns(group: RawGroup, topic: str) -> None:
     first, old = two_static(group)
     back = group.join(on="b", instance="b")
     new = back.member_id
@@ -348,7 +348,7 @@ def test_a_static_member_comes_back_and_its_old_id_is_fenced(group: RawGroup, to
     assert {member.group_instance_id for member in group.describe().members} == {"a", "b"}
 
 
-def test_a_static_leader_comes_back(group: RawGroup) -> None:
+def test_a_static_leader_returns(group: RawGroup) -> None:
     first, second = two_static(group)
     back = group.join(on="a", instance="a")
     assert (back.generation_id, back.leader, back.skip_assignment) == (2, back.member_id, True)
@@ -358,7 +358,7 @@ def test_a_static_leader_comes_back(group: RawGroup) -> None:
     assert first not in (back.member_id, older.member_id)
 
 
-def test_static_members_are_removed_by_their_instance_ids(group: RawGroup) -> None:
+def test_static_members_leave_by_instance_id(group: RawGroup) -> None:
     first, second = two_static(group)
     new = group.join(on="b", instance="b").member_id
     assert group.leave((second, "b"), (new, "x"), ("", "x"), ("", None)) == [
@@ -373,7 +373,7 @@ def test_static_members_are_removed_by_their_instance_ids(group: RawGroup) -> No
     assert group.beat(2, first) == ErrorCode.unknown_member_id
 
 
-def test_of_two_with_one_instance_id_the_one_that_waits_is_fenced(group: RawGroup) -> None:
+def test_a_repeated_instance_id_fences_the_waiter(group: RawGroup) -> None:
     first = group.join(on="a", instance="a").member_id
     group.send_join(on="b", instance="i")
     while group.describe().group_state != "PreparingRebalance":
@@ -384,7 +384,7 @@ def test_of_two_with_one_instance_id_the_one_that_waits_is_fenced(group: RawGrou
     assert group.joined(on="c").generation_id == 2
 
 
-def test_an_offset_that_a_transaction_has_pending_is_unstable(group: RawGroup, topic: str) -> None:
+def test_pending_transactional_offsets_are_unstable(group: RawGroup, topic: str) -> None:
     group.commit(topic, 3)
     client = group.client()
     coordinator = client.ask(apis.FIND_COORDINATOR, 2, key=topic, key_type=1)

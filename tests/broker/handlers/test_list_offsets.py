@@ -1,4 +1,4 @@
-"""A client that was told of a record finds it below the log's end: responses that reveal the end wait for the sync."""
+"""Responses that reveal a log's end wait for the sync: an acknowledged record is below the end."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ REPEATS = 1000
 
 
 class GatedFile(RealFile):
-    """Its sync waits for the disk's gate, and fails if the disk says so."""
+    """A file with syncs that wait for the disk's gate, and fail if the disk is set to fail."""
 
     disk: "GatedDisk"
 
@@ -37,7 +37,7 @@ class GatedFile(RealFile):
 
 
 class GatedDisk(RealDisk):
-    """Syncs of the watched topic's records wait while the gate is closed."""
+    """A disk on which syncs of the watched topic's records wait while the gate is closed."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -96,7 +96,7 @@ def delete_records(offset: int) -> tuple[int, int, dict[str, Any]]:
 
 
 def found(response: Any) -> tuple[int, int]:
-    """Error code and offset of the one partition, whatever the API."""
+    """Return error code and offset of the one partition, for any API."""
     (partition,) = response.topics[0].partitions
     names = ("offset", "old_style_offsets", "end_offset", "low_watermark")
     (offset,) = (getattr(partition, name) for name in names if hasattr(partition, name))
@@ -117,7 +117,7 @@ BY_END = {
     "delete all": (delete_records(-1), 2),
     "delete one": (delete_records(1), 1),
 }
-"""Requests whose response depends on the end, and the offset in it once two records are there."""
+"""Requests with a response that depends on the end, and the offset in it after two records."""
 
 
 @pytest.mark.parametrize("name", BY_END)
@@ -169,7 +169,7 @@ def test_a_deleted_topic_ends_the_wait(broker: InnerBroker, client: RawClient, d
 
 
 def test_a_closed_connection_ends_nothing_else(broker: InnerBroker, client: RawClient, disk: GatedDisk) -> None:
-    """The waiting request's client leaves; those of others that wait for the same sync are answered."""
+    """The waiting request's client disconnects; other clients that wait for the same sync get their responses."""
     disk.gate.clear()
     client.produce(TOPIC, 0, batch_of(b"a"), acks=1)
     api_key, version, fields = list_offsets(LATEST)
@@ -182,7 +182,7 @@ def test_a_closed_connection_ends_nothing_else(broker: InnerBroker, client: RawC
     assert not broker.call(has_waiters)
 
 
-def test_no_records_are_deleted_for_a_client_that_left(broker: InnerBroker, client: RawClient, disk: GatedDisk) -> None:
+def test_a_disconnect_cancels_a_deletion(broker: InnerBroker, client: RawClient, disk: GatedDisk) -> None:
     disk.gate.clear()
     client.produce(TOPIC, 0, batch_of(b"a"), acks=1)
     api_key, version, fields = delete_records(-1)
@@ -198,7 +198,7 @@ def test_no_records_are_deleted_for_a_client_that_left(broker: InnerBroker, clie
 
 
 def test_a_stopping_broker_sends_the_end(tmp_path: Path, disk: GatedDisk) -> None:
-    """A broker that stops waits for the sync, and the response is sent before the connection closes."""
+    """A broker that stops waits for the sync, and sends the response before the connection closes."""
     broker = InnerBroker(tmp_path / "data", disk=disk)
     broker.start()
     with connected(broker.bootstrap) as client:
@@ -216,8 +216,8 @@ def test_a_stopping_broker_sends_the_end(tmp_path: Path, disk: GatedDisk) -> Non
         stopping.join()
 
 
-def test_a_flush_policy_makes_nothing_wait(client: RawClient, disk: GatedDisk) -> None:
-    """What the policy shows before its sync counts at once; what it holds back waits for the sync that it asks for."""
+def test_flush_policies_delay_nothing(client: RawClient, disk: GatedDisk) -> None:
+    """Data that the policy shows before its sync counts at once; data that it holds back waits for its sync."""
     client.create_topic(f"{TOPIC}-2", flush_messages="2")
     disk.gate.clear()
     api_key, version, fields = list_offsets(LATEST)
@@ -230,12 +230,12 @@ def test_a_flush_policy_makes_nothing_wait(client: RawClient, disk: GatedDisk) -
     assert found(client.receive(api_key, version)) == (0, 2)
 
 
-# Clients: the end right after each of many records
+# Clients that read the end right after each of many records
 
 
 @pytest.fixture
 def appended(broker: InnerBroker) -> Callable[[int], None]:
-    """Waits until so many records are appended: with acks=0 no response says that a record has arrived."""
+    """Wait until this number of records is appended: with acks=0 no response reports it."""
 
     def wait(count: int) -> None:
         deadline = time.monotonic() + WAIT_SECONDS

@@ -1,4 +1,4 @@
-"""A Metadata answer about many topics is made in slices: the loop turns in between, the work of a turn is bounded."""
+"""A Metadata response about many topics is built in slices: the work of each turn of the loop is bounded."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +21,7 @@ NO_OPERATIONS = {"include_topic_authorized_operations": False, "include_cluster_
 
 
 class TurnCounter:
-    """Counts the turns of a loop, and the work that entries cost in each."""
+    """Counts the turns of a loop, and the work of the entries in each."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.turn = 0
@@ -43,7 +43,7 @@ def all_topics(client: RawClient, version: int = 12) -> Any:
     return client.ask(apis.METADATA, version, topics=None if version else (), **NO_OPERATIONS).topics
 
 
-def test_topics_and_partitions_of_a_turn_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_work_of_a_turn_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "WORK_PER_TURN", WORK_PER_TURN)
     made = MetadataEntries.entry
 

@@ -1,4 +1,4 @@
-"""A Produce request's records go from the connection's buffer to the file: nothing of their size is allocated."""
+"""Produced records go from the connection's buffer to the file: nothing of their size is allocated."""
 
 import tracemalloc
 from pathlib import Path
@@ -20,7 +20,7 @@ MIB = 1024 * 1024
 
 
 class KeptReply:
-    """Takes the answer of a request that came by no connection."""
+    """Receives the response to a request without a connection."""
 
     is_open = True
     pieces: Any = None
@@ -31,7 +31,7 @@ class KeptReply:
 
 
 @pytest.mark.parametrize("acks", [1, -1])
-def test_the_records_of_a_produce_request_are_not_copied(tmp_path: Path, acks: int) -> None:
+def test_produced_records_are_not_copied(tmp_path: Path, acks: int) -> None:
     batch = batch_of(b"x" * 20 * MIB)
     log = LogConfig(message_bytes_max=64 * MIB)
     with DrivenBroker(tmp_path / "data", disk=RealDisk(), log=log) as broker, connected(broker.bootstrap) as client:

@@ -1,7 +1,7 @@
-"""What readers of committed data are told: Fetch, ListOffsets, OffsetForLeaderEpoch; and searches by time.
+"""Responses for READ_COMMITTED: Fetch, ListOffsets, OffsetForLeaderEpoch; and searches by time.
 
-The log is the one that Kafka wrote (`tests.log.golden_transactions`), and so are the answers: the same requests went
-to Apache Kafka 4.1.1.
+The log was written by Kafka (`tests.log.golden_transactions`), and the expected responses are those of Apache Kafka
+4.1.1.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ Result = TypeVar("Result")
 FIRST_MS = 1795263411910
 LAST_MS = 1795263412040
 COMMITTED = [b"v0", b"v1", b"v0", b"v0"]
-"""At offsets 0, 1, 10, 11."""
+"""Timestamps at the offsets 0, 1, 10, 11."""
 
 
 class ChangedBroker(PoweredBroker):
-    """A broker whose partitions a test can change."""
+    """A broker with partitions that a test can change."""
 
     def change(self, topic: str, work: Callable[[Partition], Result]) -> Result:
-        """Do something to partition 0 and sync it."""
+        """Change partition 0 and sync it."""
 
         def changed(node: Node) -> Result:
             partition = node.partitions.get(topic, 0)
@@ -82,7 +82,7 @@ def append_golden(partition: Partition) -> None:
             partition.log.append(data)
 
 
-def test_rule_8_aborted_index_comes_with_a_committed_fetch(client: RawClient) -> None:
+def test_rule_8_committed_fetches_list_aborted_transactions(client: RawClient) -> None:
     for offset, aborted in golden.ABORTED_FROM.items():
         (fetched,) = client.fetch([("g", 0, offset)], isolation_level=READ_COMMITTED)
         assert (fetched.error_code, fetched.high_watermark, fetched.last_stable_offset) == (0, 15, 14)
@@ -93,7 +93,7 @@ def test_rule_8_aborted_index_comes_with_a_committed_fetch(client: RawClient) ->
     assert small.aborted == [(2, 3), (3, 6), (2, 5)], "as much as the sparse index tells, as in Kafka"
 
 
-def test_rule_8_the_list_is_null_for_a_plain_fetch_and_empty_for_a_committed_one(client: RawClient) -> None:
+def test_rule_8_empty_and_null_abort_lists(client: RawClient) -> None:
     aborted = {}
     for isolation_level in (READ_UNCOMMITTED, READ_COMMITTED):
         client.send_fetch([("g", 0, 13)], isolation_level=isolation_level)
@@ -119,14 +119,14 @@ def list_offset(client: RawClient, timestamp: int, isolation_level: int, topic: 
         (2**62, (0, -1, -1, -1), (0, -1, -1, -1)),
     ],
 )
-def test_list_offsets_as_kafka(
+def test_list_offsets_like_kafka(
     client: RawClient, timestamp: int, plain: tuple[int, ...], committed: tuple[int, ...]
 ) -> None:
     assert list_offset(client, timestamp, READ_UNCOMMITTED) == plain
     assert list_offset(client, timestamp, READ_COMMITTED) == committed
 
 
-def test_a_search_by_time_ends_at_the_last_stable_offset(broker: ChangedBroker, client: RawClient) -> None:
+def test_time_search_ends_at_last_stable_offset(broker: ChangedBroker, client: RawClient) -> None:
     later_ms = 4 * LAST_MS // 5
     client.create_topic("open")
     broker.change("open", lambda partition: partition.log.append(batch_of(b"0", timestamp_ms=1000)))
@@ -148,7 +148,7 @@ def epoch_end(client: RawClient, current: int, wanted: int, *, version: int = 4,
     return int(partition.error_code), partition.leader_epoch, partition.end_offset
 
 
-def test_rule_5_the_end_of_a_leader_epoch_as_kafka(client: RawClient) -> None:
+def test_rule_5_epoch_ends_like_kafka(client: RawClient) -> None:
     for version in (2, 3, 4):
         for current in (-1, 0):
             for wanted, expected in {-2: (0, -2, 0), -1: (0, -1, -1), 0: (0, 0, 15), 1: (0, -1, -1)}.items():
@@ -163,7 +163,7 @@ def has_response(client: RawClient, within_seconds: float) -> bool:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_rule_15_a_marker_wakes_a_committed_fetch(broker: ChangedBroker, client: RawClient, commit: bool) -> None:
+def test_rule_15_a_marker_wakes_a_fetch(broker: ChangedBroker, client: RawClient, commit: bool) -> None:
     client.send_fetch([("g", 0, 14)], isolation_level=READ_COMMITTED, wait_ms=WAIT_SECONDS * 1000)
     with connected(broker.bootstrap) as other:
         assert other.produce("g", 0, batch_of(b"plain")).base_offset == 15
@@ -178,7 +178,7 @@ def test_rule_15_a_marker_wakes_a_committed_fetch(broker: ChangedBroker, client:
 
 
 @pytest.mark.parametrize("wait_ms", [WAIT_SECONDS * 1000, 50], ids=["woken", "expired"])
-def test_a_waiting_fetch_that_fails_closes_its_connection(
+def test_a_failing_waiting_fetch_closes_its_connection(
     broker: ChangedBroker, client: RawClient, wait_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[object] = []
@@ -203,7 +203,7 @@ def test_a_waiting_fetch_that_fails_closes_its_connection(
     assert not broker.call(lambda node: node.partitions.get("g", 0).watchers)  # type: ignore[union-attr]
 
 
-def test_searches_by_time_leave_the_loop_alone(
+def test_searches_by_time_do_not_block(
     broker: ChangedBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found_in: list[str] = []
@@ -226,11 +226,11 @@ def test_searches_by_time_leave_the_loop_alone(
     assert found_in == ["time-search"]
 
 
-def test_a_search_that_fails_is_that_partitions_error(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*_arguments: object) -> None:
+def test_a_failing_search_is_one_partitions_error(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_arguments: object) -> None:
         raise FileNotFoundError("retention was here")
 
-    monkeypatch.setattr(Segment, "find_timestamp", gone)
+    monkeypatch.setattr(Segment, "find_timestamp", missing)
     assert list_offset(client, 0, READ_UNCOMMITTED)[0] == ErrorCode.kafka_storage_error
     assert list_offset(client, -1, READ_UNCOMMITTED) == (0, -1, 15, 0)
 
@@ -262,7 +262,7 @@ def read_with_kafka_python(bootstrap: str) -> list[bytes]:
 
 
 def poll_until(poll: Callable[[], Any]) -> list[bytes]:
-    """At least what is expected, and what one more poll brings."""
+    """Return at least the expected number of records, and those of one more poll."""
     values: list[bytes] = []
     for _ in range(100):
         enough = len(values) >= len(COMMITTED)
@@ -297,7 +297,7 @@ def read_with_aiokafka(bootstrap: str) -> list[bytes]:
 
 @pytest.mark.filterwarnings("ignore:.* is deprecated. Use files:DeprecationWarning")
 @pytest.mark.parametrize("read", [read_with_librdkafka, read_with_kafka_python, read_with_aiokafka])
-def test_strangers_see_what_was_committed(
+def test_other_clients_read_committed_records(
     broker: ChangedBroker, client: RawClient, read: Callable[[str], list[bytes]]
 ) -> None:
     assert client.fetch([("g", 0, 0)])[0].error_code == 0

@@ -1,10 +1,10 @@
-"""What Apache Kafka 4.1.1 answers to each request in each state of a transaction, and this broker too.
+"""Responses to each request in each state of a transaction, those of Apache Kafka 4.1.1.
 
-Kafka was asked with `transaction.version=0`, the protocol of versions served here, as a broker of its own:
+Kafka ran with `transaction.version=0`, the protocol of the versions supported here, as a single broker:
 
     ONCEFLOW_TEST_BOOTSTRAP=127.0.0.1:9092 pytest tests/broker/handlers/test_transactions.py
 
-In one place this broker answers otherwise, on purpose; see OUR_RESPONSES.
+In one case this broker differs on purpose; see OUR_RESPONSES.
 """
 
 import os
@@ -15,7 +15,7 @@ import pytest
 from onceflow.testing import BrokerProcess
 from onceflow.wire.errors import ErrorCode
 from tests.broker.raw_client import connected
-from tests.broker.transactions import responses as answers
+from tests.broker.transactions import responses as scenarios
 from tests.broker.transactions.responses import Scenario
 from tests.broker.transactions.transactional_client import TransactionalClient
 
@@ -38,7 +38,7 @@ UNKNOWN_TOPIC_OR_PARTITION = ErrorCode.unknown_topic_or_partition
 UNSTABLE_OFFSET_COMMIT = ErrorCode.unstable_offset_commit
 
 KAFKAS_RESPONSES: dict[Scenario, list[Any]] = {
-    answers.init_bad_requests: [
+    scenarios.init_bad_requests: [
         INVALID_TRANSACTION_TIMEOUT,
         INVALID_TRANSACTION_TIMEOUT,
         ("same id", 1),
@@ -47,9 +47,9 @@ KAFKAS_RESPONSES: dict[Scenario, list[Any]] = {
         INVALID_REQUEST,
         INVALID_REQUEST,
     ],
-    answers.init_first: [NONE, 0, "Empty", ("same id", 1), ("same id", 2)],
-    answers.init_of_an_unknown_id_that_names_an_epoch: [("new id", 0)],
-    answers.init_with_epoch: [
+    scenarios.init_first: [NONE, 0, "Empty", ("same id", 1), ("same id", 2)],
+    scenarios.init_of_an_unknown_id_that_names_an_epoch: [("new id", 0)],
+    scenarios.init_with_epoch: [
         ("same id", 1),
         ("same id", 1),
         ("same id", 2),
@@ -61,8 +61,8 @@ KAFKAS_RESPONSES: dict[Scenario, list[Any]] = {
         PRODUCER_FENCED,
         PRODUCER_FENCED,
     ],
-    answers.init_with_epoch_after_a_transaction: [PRODUCER_FENCED, ("same id", 1), "Empty"],
-    answers.init_while_ongoing: [
+    scenarios.init_with_epoch_after_a_transaction: [PRODUCER_FENCED, ("same id", 1), "Empty"],
+    scenarios.init_while_ongoing: [
         CONCURRENT_TRANSACTIONS,
         ("same id", 2),
         PRODUCER_FENCED,
@@ -73,8 +73,13 @@ KAFKAS_RESPONSES: dict[Scenario, list[Any]] = {
         INVALID_PRODUCER_EPOCH,
         INVALID_PRODUCER_EPOCH,
     ],
-    answers.init_with_epoch_while_ongoing: [PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, PRODUCER_FENCED, ("same id", 2)],
-    answers.add_bad_requests: [
+    scenarios.init_with_epoch_while_ongoing: [
+        PRODUCER_FENCED,
+        CONCURRENT_TRANSACTIONS,
+        PRODUCER_FENCED,
+        ("same id", 2),
+    ],
+    scenarios.add_bad_requests: [
         INVALID_PRODUCER_ID_MAPPING,
         {OPERATION_NOT_ATTEMPTED, UNKNOWN_TOPIC_OR_PARTITION},
         {OPERATION_NOT_ATTEMPTED, UNKNOWN_TOPIC_OR_PARTITION},
@@ -89,9 +94,9 @@ KAFKAS_RESPONSES: dict[Scenario, list[Any]] = {
         NONE,
         INVALID_REQUEST,
     ],
-    answers.add_offsets_to_the_groups_own_topic: [[TOPIC_AUTHORIZATION_FAILED], NONE, NONE, "Ongoing"],
-    answers.end_when_empty: [INVALID_PRODUCER_ID_MAPPING, INVALID_TXN_STATE, INVALID_TXN_STATE],
-    answers.end_repeated: [
+    scenarios.add_offsets_to_the_groups_own_topic: [[TOPIC_AUTHORIZATION_FAILED], NONE, NONE, "Ongoing"],
+    scenarios.end_when_empty: [INVALID_PRODUCER_ID_MAPPING, INVALID_TXN_STATE, INVALID_TXN_STATE],
+    scenarios.end_repeated: [
         NONE,
         INVALID_TXN_STATE,
         NONE,
@@ -102,14 +107,14 @@ KAFKAS_RESPONSES: dict[Scenario, list[Any]] = {
         INVALID_PRODUCER_ID_MAPPING,
         INVALID_REQUEST,
     ],
-    answers.produce_outside_a_transaction: [
+    scenarios.produce_outside_a_transaction: [
         INVALID_TXN_STATE,
         INVALID_TXN_STATE,
         NONE,
         INVALID_TXN_STATE,
         INVALID_TXN_STATE,
     ],
-    answers.produce_as_somebody_else: [
+    scenarios.produce_as_another_producer: [
         INVALID_PRODUCER_EPOCH,
         INVALID_PRODUCER_EPOCH,
         INVALID_PRODUCER_EPOCH,
@@ -119,8 +124,8 @@ KAFKAS_RESPONSES: dict[Scenario, list[Any]] = {
         INVALID_PRODUCER_ID_MAPPING,
         TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     ],
-    answers.produce_plainly_in_a_transaction: [INVALID_TXN_STATE, INVALID_TXN_STATE, NONE],
-    answers.produce_after_another_took_over: [
+    scenarios.produce_plainly_in_a_transaction: [INVALID_TXN_STATE, INVALID_TXN_STATE, NONE],
+    scenarios.produce_after_another_took_over: [
         INVALID_PRODUCER_EPOCH,
         INVALID_PRODUCER_EPOCH,
         INVALID_PRODUCER_EPOCH,
@@ -128,7 +133,7 @@ KAFKAS_RESPONSES: dict[Scenario, list[Any]] = {
         INVALID_PRODUCER_EPOCH,
         NONE,
     ],
-    answers.timed_out: [
+    scenarios.timed_out: [
         INVALID_PRODUCER_EPOCH,
         INVALID_PRODUCER_EPOCH,
         PRODUCER_FENCED,
@@ -138,7 +143,7 @@ KAFKAS_RESPONSES: dict[Scenario, list[Any]] = {
         PRODUCER_FENCED,
         ("same id", 2),
     ],
-    answers.commit_offsets: [
+    scenarios.commit_offsets: [
         INVALID_TXN_STATE,
         INVALID_TXN_STATE,
         NONE,
@@ -163,7 +168,7 @@ KAFKAS_RESPONSES: dict[Scenario, list[Any]] = {
         (NONE, 5),
         INVALID_TXN_STATE,
     ],
-    answers.describe: [
+    scenarios.describe: [
         TRANSACTIONAL_ID_NOT_FOUND,
         ("Ongoing", 60000, 0),
         [(True, (0,))],
@@ -175,7 +180,7 @@ KAFKAS_RESPONSES: dict[Scenario, list[Any]] = {
         (False, ()),
         INVALID_REQUEST,
     ],
-    answers.write_markers: [
+    scenarios.write_markers: [
         NONE,
         INVALID_PRODUCER_EPOCH,
         TRANSACTION_COORDINATOR_FENCED,
@@ -183,29 +188,29 @@ KAFKAS_RESPONSES: dict[Scenario, list[Any]] = {
         INVALID_PRODUCER_EPOCH,
         NONE,
     ],
-    answers.init_with_an_old_epoch_while_ongoing: [CONCURRENT_TRANSACTIONS, PRODUCER_FENCED, PRODUCER_FENCED],
+    scenarios.init_with_an_old_epoch_while_ongoing: [CONCURRENT_TRANSACTIONS, PRODUCER_FENCED, PRODUCER_FENCED],
 }
 
 OUR_RESPONSES: dict[Scenario, list[Any]] = {
-    # Kafka lets a producer that was fenced abort the transaction of the one that fenced it; here the live one goes on.
-    answers.init_with_an_old_epoch_while_ongoing: [PRODUCER_FENCED, PRODUCER_FENCED, NONE],
+    # Kafka lets a fenced producer abort the transaction of the one that fenced it; here the live one continues.
+    scenarios.init_with_an_old_epoch_while_ongoing: [PRODUCER_FENCED, PRODUCER_FENCED, NONE],
 }
 
 
 @pytest.fixture(scope="module")
 def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Kafka where ONCEFLOW_TEST_BOOTSTRAP names one, else a broker that notices time-outs quickly."""
+    """Return Kafka's address from ONCEFLOW_TEST_BOOTSTRAP, or start a broker that notices timeouts quickly."""
     kafka = os.environ.get("ONCEFLOW_TEST_BOOTSTRAP")
     if kafka:
         yield kafka
         return
     quick = ("--transaction-abort-timed-out-transaction-cleanup-interval-ms", "50")
-    with BrokerProcess(tmp_path_factory.mktemp("answers") / "data", 0, *quick) as broker:
+    with BrokerProcess(tmp_path_factory.mktemp("responses") / "data", 0, *quick) as broker:
         yield broker.bootstrap
 
 
 @pytest.mark.parametrize("scenario", KAFKAS_RESPONSES, ids=lambda scenario: str(scenario.__name__))
-def test_each_request_in_each_state_is_answered_as_by_kafka(scenario: Scenario, bootstrap: str, topic: str) -> None:
+def test_responses_in_each_state_match_kafka(scenario: Scenario, bootstrap: str, topic: str) -> None:
     wanted = KAFKAS_RESPONSES[scenario]
     if "ONCEFLOW_TEST_BOOTSTRAP" not in os.environ:
         wanted = OUR_RESPONSES.get(scenario, wanted)

@@ -86,7 +86,7 @@ async def turns_of(deferred: DeferredCalls, done: list[str]) -> list[list[str]]:
 
 
 def test_large_work_is_spread_over_turns() -> None:
-    """In order, each turn of the loop does LARGE_WORK_PER_TURN of it, or one larger step."""
+    """Each turn of the loop does, in order, LARGE_WORK_PER_TURN of it, or one larger step."""
     half = LARGE_WORK_PER_TURN // 2
 
     async def scenario() -> None:
@@ -108,7 +108,7 @@ def test_large_work_is_spread_over_turns() -> None:
     asyncio.run(scenario())
 
 
-def test_huge_work_has_half_of_a_turn_beside_large() -> None:
+def test_huge_work_has_half_a_turn() -> None:
     half = LARGE_WORK_PER_TURN // 2
 
     async def scenario() -> None:

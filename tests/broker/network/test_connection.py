@@ -86,7 +86,7 @@ def test_unread_responses_pause_reading(broker: BrokerProcess) -> None:
         deaf.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
             ask_in_vain(deaf, names, 500)
-        assert resident_kib(broker.pid) - before_kib < 20_000, "100 MB of answers were asked for"
+        assert resident_kib(broker.pid) - before_kib < 20_000, "100 MB of responses were requested"
 
 
 def test_rule_15_long_poll_ends_in_time(client: RawClient, broker: BrokerProcess, topic: str) -> None:
@@ -142,7 +142,7 @@ def test_an_invalid_frame_closes_its_connection_alone(broker: BrokerProcess, dat
         assert good.ask(apis.API_VERSIONS, 0).error_code == 0
 
 
-def test_the_log_names_the_peer_and_the_reason(broker: BrokerProcess) -> None:
+def test_the_log_names_peer_and_reason(broker: BrokerProcess) -> None:
     with connected(broker.bootstrap) as bad:
         host, port = bad.socket.getsockname()
         bad.socket.sendall(struct.pack(">i", 2**31 - 1))

@@ -77,7 +77,7 @@ class Served:
         return len(self.listener._connections) + self.listener._refused
 
     async def asked(self, count: int) -> None:
-        """Wait until a total of so many requests have arrived."""
+        """Wait until this total of requests has arrived."""
         await until(lambda: len(self.frames) >= count, f"{count} requests, {len(self.frames)} came")
 
     def advance_ms(self, duration_ms: int) -> None:
@@ -169,7 +169,7 @@ def test_a_client_that_reads_nothing_is_idle() -> None:
         await server.asked(3)
         server.replies[1].send([bytes(64 * MIB)])
         await turns(50)
-        assert len(server.replies) == 3, "the deaf one awaits another answer"
+        assert len(server.replies) == 3, "the deaf one awaits another response"
         server.advance_ms(IDLE_MS + 1)
         server.replies[0].send([b"\0\0\0\0"])
         assert await receive(waiting, 4) == b"\0\0\0\0"
@@ -230,10 +230,10 @@ def test_excess_connections_are_refused_and_logged_once(caplog: pytest.LogCaptur
 
     served(scenario, connections_max=2)
     served(scenario, connections_per_address_max=2)
-    told = [record.message for record in caplog.records if "refused" in record.message]
-    assert len(told) == 2
-    assert "max.connections=2" in told[0]
-    assert "max.connections.per.ip=2" in told[1]
+    lines = [record.message for record in caplog.records if "refused" in record.message]
+    assert len(lines) == 2
+    assert "max.connections=2" in lines[0]
+    assert "max.connections.per.ip=2" in lines[1]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_request_memory_is_bounded_and_released() -> None:
         await send(holder, request[:MIB])
         await until(lambda: memory.used_bytes > 0, "a buffer for the request")
         holder.close()
-        await until(lambda: memory.used_bytes == 0, "the buffer of a connection that is gone")
+        await until(lambda: memory.used_bytes == 0, "the buffer of a closed connection")
 
     served(scenario, queued_request_bytes_max=4 * MIB)
 
@@ -588,7 +588,7 @@ def test_immediate_responses_are_sent_together() -> None:
         server.listener._handle = handle
         client = await server.connect()
         await send(client, frame(apis.PRODUCE) * 2)
-        await until(lambda: arrived, "the answers")
+        await until(lambda: arrived, "the responses")
 
     served(scenario)
     assert [len(value) for value in arrived] == [16]
@@ -629,7 +629,7 @@ def test_large_slices_are_sent_by_sendfile(tmp_path: Path, monkeypatch: pytest.M
         await server.asked(1)
         server.replies[0].send([b"head", Slice(file, 0, len(content)), b"tail"])
         await asyncio.sleep(0.05)
-        assert sum(sent) < len(content), "the reader is slow: the answer waits"
+        assert sum(sent) < len(content), "the reader is slow: the response waits"
         assert await receive(client, len(content) + 8) == b"head" + content + b"tail"
         counting.cancel()
 
@@ -806,7 +806,7 @@ def test_responses_after_an_awaited_one_count() -> None:
             server.replies[number].send([bytes(MIB)])
         await send(client, frame(apis.METADATA) * 2)
         await turns(10)
-        assert len(server.frames) == 3, "two answers of 1 MiB wait behind the first: no further request is taken"
+        assert len(server.frames) == 3, "two responses of 1 MiB wait after the first: no further request is handled"
         server.replies[0].send([b"head"])
         assert await receive(client, 4 + 2 * MIB) == b"head" + bytes(2 * MIB)
         await server.asked(5)

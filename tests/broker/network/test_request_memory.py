@@ -263,7 +263,7 @@ def test_disconnect_while_waiting_for_memory(is_whole: bool) -> None:
     served(scenario, queued_request_bytes_max=2 * MIB)
 
 
-def test_a_fast_request_is_not_closed_while_another_waits() -> None:
+def test_fast_requests_stay_while_another_waits() -> None:
     async def scenario(server: Served) -> None:
         request = frame(apis.PRODUCE, 3 * MIB)
         fast, slow, waiting = [await server.connect() for _ in range(3)]

@@ -44,7 +44,7 @@ def test_requesters_take_turns() -> None:
     assert taken(queue, 4) == []
 
 
-def test_a_shared_partition_is_taken_once_by_the_first() -> None:
+def test_a_shared_partition_is_taken_once() -> None:
     queue, _ = queue_of(wide=[0, 1, 2, 3], narrow=[3])
     assert taken(queue, 2) == [0, 3]
     assert taken(queue, 9) == [1, 2]
@@ -147,7 +147,7 @@ def logs(root: Path, disk: Disk, count: int) -> list[PartitionLog]:
     return present
 
 
-def test_a_round_of_new_logs_survives_a_power_cut(tmp_path: Path) -> None:
+def test_new_logs_survive_a_power_cut(tmp_path: Path) -> None:
     """One sync of their common directory is enough for all, and necessary."""
     for skips_parent in (False, True):
         root = tmp_path / str(skips_parent)
@@ -182,7 +182,7 @@ def test_a_failed_directory_sync_fails_new_logs(tmp_path: Path) -> None:
     assert not any(point.is_durable for point in points)
 
 
-def test_an_unexpected_error_does_not_end_the_thread(tmp_path: Path) -> None:
+def test_unexpected_errors_do_not_end_the_thread(tmp_path: Path) -> None:
     """An exception other than OSError fails the sync too, of a file and of the common directory."""
     for operations in range(4):
         root = tmp_path / str(operations)
@@ -194,7 +194,7 @@ def test_an_unexpected_error_does_not_end_the_thread(tmp_path: Path) -> None:
         assert (error is None) == (operations == 3)
 
 
-def test_one_failed_sync_of_a_round_fails_its_partition_alone(tmp_path: Path) -> None:
+def test_one_failed_sync_fails_one_partition(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path)
     points = [point for log in logs(tmp_path, disk, 3) if (point := log.begin_sync()) is not None]
     disk.fail_next_syncs()
@@ -221,7 +221,7 @@ def test_many_logs_are_closed_by_several_threads(tmp_path: Path, monkeypatch: py
         assert sum(log.log_end_offset for log in ends) >= 12 - fails
 
 
-def test_a_partition_that_fails_does_not_fail_the_wide_request(tmp_path: Path) -> None:
+def test_a_failing_partition_in_a_wide_request(tmp_path: Path) -> None:
     """The error is in its own entry of the response."""
     data = tmp_path / "data"
     data.mkdir()

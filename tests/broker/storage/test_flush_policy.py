@@ -24,7 +24,7 @@ class Stepped:
         self.data = data
         self.clock = ManualClock()
         self.disk = FaultyDisk(data)
-        self.answers = 0
+        self.response_count = 0
         self.broker = self._start()
         with self.broker.loop.running():
             self.broker.node.topic_operations.create([NewTopic(TOPIC, 1, 1, configs)], lambda _created: None)
@@ -43,11 +43,11 @@ class Stepped:
         """Send a Produce request with acks=all, while the threads do nothing."""
         topics = [(TOPIC, [(0, batch_of(value))])]
         asked = produce.encode_request(9, 1, "c", transactional_id=None, acks=-1, timeout_ms=1000, topics=topics)
-        self.broker.send(b"".join(map(bytes, asked)), self._answered)
+        self.broker.send(b"".join(map(bytes, asked)), self._count_response)
         self.broker.loop.turn()
 
-    def _answered(self, _answer: bytes) -> None:
-        self.answers += 1
+    def _count_response(self, _response: bytes) -> None:
+        self.response_count += 1
 
     def power_cycle(self) -> None:
         self.end()
@@ -80,21 +80,21 @@ def test_flush_messages_waits_for_its_sync(messages: int, stepped: Callable[...,
     broker = stepped(**{"flush.messages": str(messages)})
     for number in range(messages - 1):
         broker.send(b"%d" % number)
-        assert (broker.answers, broker.log.synced_offset) == (number + 1, 0)
+        assert (broker.response_count, broker.log.synced_offset) == (number + 1, 0)
     broker.send(b"last")
-    assert (broker.answers, broker.log.synced_offset) == (messages - 1, 0)
+    assert (broker.response_count, broker.log.synced_offset) == (messages - 1, 0)
     broker.broker.settle()
-    assert (broker.answers, broker.log.synced_offset) == (messages, messages)
+    assert (broker.response_count, broker.log.synced_offset) == (messages, messages)
     broker.power_cycle()
     assert broker.log.log_end_offset == messages
 
 
-def test_flush_ms_syncs_a_record_at_its_age(stepped: Callable[..., Stepped]) -> None:
+def test_flush_ms_syncs_a_record_in_time(stepped: Callable[..., Stepped]) -> None:
     broker = stepped(**{"flush.ms": str(FLUSH_MS)})
     broker.send(b"first")
     broker.clock.advance_ms(FLUSH_MS - 1)
     broker.broker.settle()
-    assert (broker.answers, broker.log.synced_offset) == (1, 0)
+    assert (broker.response_count, broker.log.synced_offset) == (1, 0)
     broker.clock.advance_ms(2)
     broker.broker.settle()
     assert broker.log.synced_offset == 1
@@ -108,7 +108,7 @@ def test_flush_ms_syncs_the_next_record_too(stepped: Callable[..., Stepped]) -> 
         broker.send(b"%d" % number)
         broker.clock.advance_ms(FLUSH_MS)
         broker.broker.settle()
-        assert (broker.answers, broker.log.synced_offset) == (number, number)
+        assert (broker.response_count, broker.log.synced_offset) == (number, number)
 
 
 def test_flush_ms_loses_a_younger_record(stepped: Callable[..., Stepped]) -> None:
@@ -117,7 +117,7 @@ def test_flush_ms_loses_a_younger_record(stepped: Callable[..., Stepped]) -> Non
     broker.send(b"first")
     broker.clock.advance_ms(FLUSH_MS - 1)
     broker.broker.settle()
-    assert broker.answers == 1
+    assert broker.response_count == 1
     broker.power_cycle()
     assert broker.log.log_end_offset == 0
 

@@ -25,7 +25,7 @@ from onceflow.testing import FaultyDisk
 from onceflow.wire.errors import ErrorCode
 from tests import remedies
 from tests.broker.driven_broker import DrivenBroker, InnerBroker, eventually
-from tests.broker.handlers.test_admin_responses import SET, TOPIC, alter
+from tests.broker.handlers.test_admin_apis import SET, TOPIC, alter
 from tests.broker.raw_client import RawClient, batch_of, connected
 from tests.log.compactions import keyed
 
@@ -156,7 +156,7 @@ def reserve_bytes(small: SmallDisk) -> int:
 @pytest.mark.parametrize("restart", ["running", "restarted", "killed"])
 @pytest.mark.parametrize("free", [lower_retention, delete_records, delete_topic], ids=lambda free: free.__name__)
 def test_clients_free_a_full_disk(small: SmallDisk, free: object, restart: str) -> None:
-    """With 0 bytes free, lowered retention, DeleteRecords and DeleteTopics free space, and records are accepted."""
+    """Lowered retention, DeleteRecords and DeleteTopics free space when 0 bytes are left."""
     assert callable(free)
     with driven(small) as broker:
         with connected(broker.bootstrap) as client:
@@ -376,7 +376,7 @@ class TroubledDisk(RealDisk):
         super().rename(source, target)
 
 
-def test_one_failing_partition_does_not_end_the_round(tmp_path: Path) -> None:
+def test_a_failing_partition_does_not_end_retention(tmp_path: Path) -> None:
     """The others are cleaned in the same round, and its own files are removed once its disk works."""
     disk = TroubledDisk()
     with DrivenBroker(tmp_path / "data", disk=disk, log=LogConfig(segment_bytes=400)) as broker:
@@ -400,7 +400,7 @@ def test_one_failing_partition_does_not_end_the_round(tmp_path: Path) -> None:
         eventually(lambda: files("b") < left["b"], "its files are removed later")
 
 
-def test_a_failing_checkpoint_does_not_end_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_checkpoint_does_not_end_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Log starts of one slice cannot be written: the logs of the next one are cleaned."""
     monkeypatch.setattr("onceflow.broker.storage.housekeeping.LOGS_PER_SLICE", 1)
     disk = RealDisk()

@@ -64,14 +64,14 @@ def test_an_unstarted_sync_is_retried() -> None:
     assert (partition.rounds, partition.settled.is_set(), partition.failed.is_set()) == (3, True, False)
 
 
-def test_a_sync_that_never_begins_fails_its_waiters(monkeypatch: Any) -> None:
+def test_a_never_starting_sync_fails_its_waiters(monkeypatch: Any) -> None:
     monkeypatch.setattr(group_commit, "RETRY_S", 0.001)
     partition = asyncio.run(committed(troubled=10**6))
     assert (partition.settled.is_set(), partition.failed.is_set()) == (False, True)
 
 
 @pytest.mark.parametrize("is_put_off", [True, False])
-def test_a_round_of_a_deleted_partition_is_dropped(caplog: pytest.LogCaptureFixture, is_put_off: bool) -> None:
+def test_a_deleted_partitions_round_is_dropped(caplog: pytest.LogCaptureFixture, is_put_off: bool) -> None:
     """While its directory is removed, neither a failed sync nor one that could not begin is logged."""
 
     async def run() -> None:

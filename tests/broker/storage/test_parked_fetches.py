@@ -16,7 +16,7 @@ from onceflow.wire import apis, fetch
 from onceflow.wire.batch import batches
 from onceflow.wire.fetch import FetchPartition
 from tests.broker.driven_broker import DrivenBroker, eventually
-from tests.broker.handlers.test_admin_responses import create
+from tests.broker.handlers.test_admin_apis import create
 from tests.broker.raw_client import FETCH_VERSION, RawClient, batch_of, connected, fetch_request
 
 WAIT_MS = 60_000

@@ -16,7 +16,7 @@ from onceflow.log.errors import StorageFailed
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from tests.broker.driven_broker import PoweredBroker, eventually
-from tests.broker.handlers.test_admin_responses import SET, TOPIC, add, configured, create, partition_count
+from tests.broker.handlers.test_admin_apis import SET, TOPIC, add, configured, create, partition_count
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 
 TIMEOUT = milliseconds(5000)

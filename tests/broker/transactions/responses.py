@@ -202,7 +202,7 @@ def patiently_produced(producer: TransactionalClient, topic: str) -> ErrorCode:
     return patiently(lambda: producer.produce(topic, b"v"))
 
 
-def produce_as_somebody_else(producer: TransactionalClient, topic: str) -> Said:
+def produce_as_another_producer(producer: TransactionalClient, topic: str) -> Said:
     begun(producer, topic)
     producer_id, epoch = producer.producer
     assert producer.add((topic, 1)) == ErrorCode.none
@@ -371,7 +371,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     end_when_empty,
     end_repeated,
     produce_outside_a_transaction,
-    produce_as_somebody_else,
+    produce_as_another_producer,
     produce_plainly_in_a_transaction,
     produce_after_another_took_over,
     timed_out,

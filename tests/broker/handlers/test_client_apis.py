@@ -1,6 +1,6 @@
-"""What each API answers, errors above all. Each of these holds against Apache Kafka too:
+"""Responses to the requests of producers and consumers, errors above all. All tests pass against Apache Kafka too:
 
-ONCEFLOW_TEST_BOOTSTRAP=HOST:PORT pytest tests/broker/handlers/test_responses.py
+ONCEFLOW_TEST_BOOTSTRAP=HOST:PORT pytest tests/broker/handlers/test_client_apis.py
 """
 
 import dataclasses
@@ -107,7 +107,7 @@ def create(client: RawClient, name: str, partitions: int = 1, factor: int = 1, *
 
 
 def join_alone(client: RawClient, group: str) -> tuple[str, int]:
-    """One member in a stable group: (member id, generation)."""
+    """Join one member to a stable group; return (member id, generation)."""
     member_id = join(client, group).member_id
     joined = join(client, group, member_id)
     assert joined.error_code == 0
@@ -117,7 +117,7 @@ def join_alone(client: RawClient, group: str) -> tuple[str, int]:
     return member_id, joined.generation_id
 
 
-def test_an_api_versions_request_above_the_maximum_gets_version_0(client: RawClient) -> None:
+def test_unsupported_api_versions_request_gets_version_0(client: RawClient) -> None:
     no_tagged_fields = b"\x00"
     frame = struct.pack(">hhih", apis.API_VERSIONS, 99, 7, -1) + no_tagged_fields
     client.socket.sendall(struct.pack(">i", len(frame)) + frame)
@@ -155,7 +155,7 @@ OTHERS = {"topics": (), "groups": (), **NO_AUTHORIZED_OPERATIONS, **IN_A_GROUP}
 
 
 @pytest.mark.parametrize("api_key", EVERY_FIELD)
-def test_every_version_is_answered(client: RawClient, api_key: int) -> None:
+def test_every_version_has_a_response(client: RawClient, api_key: int) -> None:
     api = apis.APIS[api_key]
     for version in range(api.version_min, min(api.version_max, 3 if api_key == apis.API_VERSIONS else 99) + 1):
         known = {field.name for field in dataclasses.fields(request_class(api_key, version))}
@@ -163,12 +163,12 @@ def test_every_version_is_answered(client: RawClient, api_key: int) -> None:
         client.ask(api_key, version, **fields)
 
 
-def test_metadata_of_an_unknown_and_of_an_impossible_topic(client: RawClient, topic: str) -> None:
+def test_metadata_of_unknown_and_invalid_topics(client: RawClient, topic: str) -> None:
     codes = [entry.error_code for entry in metadata(client, topic, "no/good", ".").topics]
     assert codes == [ErrorCode.unknown_topic_or_partition] + [ErrorCode.invalid_topic_exception] * 2
 
 
-def test_metadata_of_a_topic_by_name_and_by_id(client: RawClient, topic: str) -> None:
+def test_metadata_by_name_and_id(client: RawClient, topic: str) -> None:
     client.create_topic(topic, 3)
     (by_name,) = metadata(client, topic).topics
     assert sorted(partition.partition_index for partition in by_name.partitions) == [0, 1, 2]
@@ -185,7 +185,7 @@ def test_every_metadata_version_lists_the_topics(client: RawClient, topic: str, 
     assert len(response.brokers) == 1
 
 
-def test_a_created_topic_is_there_and_cannot_be_created_again(client: RawClient, topic: str) -> None:
+def test_a_topic_is_created_once(client: RawClient, topic: str) -> None:
     created = create(client, topic, 2, max_message_bytes="5000")
     assert (created.error_code, created.num_partitions, created.replication_factor) == (0, 2, 1)
     assert ("max.message.bytes", "5000") in [(config.name, config.value) for config in created.configs]
@@ -210,7 +210,7 @@ def test_topics_that_cannot_be_created(client: RawClient, topic: str, fields: di
     assert metadata(client, topic).topics[0].error_code == ErrorCode.unknown_topic_or_partition
 
 
-def test_a_topic_twice_in_one_request_is_refused(client: RawClient, topic: str) -> None:
+def test_a_repeated_topic_is_refused(client: RawClient, topic: str) -> None:
     wanted = {"name": topic, "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
     response = client.ask(apis.CREATE_TOPICS, 7, topics=[wanted, wanted], timeout=milliseconds(10_000))
     assert {topic.error_code for topic in response.topics} == {ErrorCode.invalid_request}
@@ -226,7 +226,7 @@ def test_deleting_topics_by_name_and_id(client: RawClient, topic: str) -> None:
     assert response.responses[0].error_code == ErrorCode.unknown_topic_or_partition
 
 
-def test_produced_records_come_back_with_their_offsets(client: RawClient, topic: str) -> None:
+def test_produced_records_are_fetched(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     assert client.produce(topic, 0, batch_of(b"a", b"b"))[1:3] == (0, 0)
     assert client.produce(topic, 0, batch_of(b"c"))[1:3] == (0, 2)
@@ -237,7 +237,7 @@ def test_produced_records_come_back_with_their_offsets(client: RawClient, topic:
 
 
 def damaged(**change: int) -> bytearray:
-    """A batch with one byte changed: `at`, `to`."""
+    """Return a batch with the byte `at` changed to `to`."""
     batch = batch_of(b"value")
     batch[change["at"]] = change["to"]
     return batch
@@ -261,7 +261,7 @@ def test_batches_that_are_refused(client: RawClient, topic: str, batch: bytearra
     assert list_offset(client, topic, -1).offset == 0
 
 
-def test_produce_to_what_is_not_there(client: RawClient, topic: str) -> None:
+def test_produce_to_missing_partitions(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     assert client.produce(topic, 1, batch_of(b"a")).error_code == ErrorCode.unknown_topic_or_partition
     assert client.produce(topic + "-no", 0, batch_of(b"a")).error_code == ErrorCode.unknown_topic_or_partition
@@ -269,7 +269,7 @@ def test_produce_to_what_is_not_there(client: RawClient, topic: str) -> None:
     assert client.produce("__consumer_offsets", 0, batch_of(b"a")).error_code == ErrorCode.invalid_topic_exception
 
 
-def test_rule_18_acks_0_has_no_answer_and_acks_1_becomes_visible_by_itself(client: RawClient, topic: str) -> None:
+def test_rule_18_acks_0_and_1(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     client.send_batch(topic, 0, batch_of(b"silent"), acks=0)
     assert client.produce(topic, 0, batch_of(b"early"), acks=1).base_offset == 1
@@ -277,7 +277,7 @@ def test_rule_18_acks_0_has_no_answer_and_acks_1_becomes_visible_by_itself(clien
     assert fetched.high_watermark == 2
 
 
-def test_rule_18_an_error_of_acks_0_closes_the_connection(bootstrap: str, client: RawClient, topic: str) -> None:
+def test_rule_18_acks_0_errors_close(bootstrap: str, client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     other = RawClient(bootstrap)
     other.send_batch(topic, 7, batch_of(b"nowhere"), acks=0)
@@ -285,7 +285,7 @@ def test_rule_18_an_error_of_acks_0_closes_the_connection(bootstrap: str, client
     other.close()
 
 
-def test_rule_15_a_segments_end_is_answered_at_once(client: RawClient, topic: str) -> None:
+def test_rule_15_segment_end_responds_at_once(client: RawClient, topic: str) -> None:
     client.create_topic(topic, segment_bytes=str(1024 * 1024))
     for _ in range(2):
         client.produce(topic, 0, batch_of(b"x" * 900_000))
@@ -293,7 +293,7 @@ def test_rule_15_a_segments_end_is_answered_at_once(client: RawClient, topic: st
     assert len(fetched.records) < 1_000_000, "of the older segment alone, although more was asked for"
 
 
-def test_an_idempotent_producer_is_deduplicated_and_held_to_its_sequence(client: RawClient, topic: str) -> None:
+def test_idempotent_batches_are_deduplicated(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     asked = {"transactional_id": None, "transaction_timeout": milliseconds(1000)}
     ids = [client.ask(apis.INIT_PRODUCER_ID, 4, **asked) for _ in range(2)]
@@ -311,7 +311,7 @@ def test_an_idempotent_producer_is_deduplicated_and_held_to_its_sequence(client:
     assert send(4)[0] == ErrorCode.invalid_producer_epoch
 
 
-def test_rule_11_and_15_fetch_outside_the_log_is_answered_at_once(client: RawClient, topic: str) -> None:
+def test_rule_11_fetch_outside_the_log(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     client.produce(topic, 0, batch_of(b"a"))
     (at_end,) = client.fetch([(topic, 0, 1)])
@@ -323,7 +323,7 @@ def test_rule_11_and_15_fetch_outside_the_log_is_answered_at_once(client: RawCli
     assert missing.error_code == ErrorCode.unknown_topic_or_partition
 
 
-def test_a_fetch_of_a_later_leader_epoch_is_refused(client: RawClient, topic: str) -> None:
+def test_a_later_leader_epoch_is_refused(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     client.produce(topic, 0, batch_of(b"a"))
     for epoch, error_code in ((0, ErrorCode.none), (1, ErrorCode.unknown_leader_epoch)):
@@ -335,7 +335,7 @@ def test_a_fetch_of_a_later_leader_epoch_is_refused(client: RawClient, topic: st
         assert fetched.error_code == error_code
 
 
-def test_rule_14_fetch_limits_are_soft_for_the_first_batch_alone(client: RawClient, topic: str) -> None:
+def test_rule_14_fetch_limits_are_soft(client: RawClient, topic: str) -> None:
     client.create_topic(topic, 2)
     size_bytes = len(batch_of(b"x" * 1000))
     for partition in (0, 0, 1):
@@ -370,7 +370,7 @@ def test_the_coordinator_of_a_group(client: RawClient, topic: str, version: int)
     assert coordinator.error_code in (ErrorCode.none, ErrorCode.coordinator_not_available)
 
 
-def test_one_member_of_a_group_from_join_to_leave(client: RawClient, topic: str) -> None:
+def test_one_member_from_join_to_leave(client: RawClient, topic: str) -> None:
     member_id, generation = join_alone(client, topic)
     assert heartbeat(client, topic, member_id, generation) == ErrorCode.none
     assert heartbeat(client, topic, member_id, generation + 1) == ErrorCode.illegal_generation
@@ -394,7 +394,7 @@ def test_joins_that_are_refused(client: RawClient, topic: str) -> None:
     assert join(client, topic, protocol_type="connect").error_code == ErrorCode.inconsistent_group_protocol
 
 
-def test_a_second_member_makes_the_first_join_again(client: RawClient, bootstrap: str, topic: str) -> None:
+def test_a_second_member_causes_a_rebalance(client: RawClient, bootstrap: str, topic: str) -> None:
     first, generation = join_alone(client, topic)
     with connected(bootstrap) as other:
         second = join(other, topic).member_id
@@ -435,7 +435,7 @@ def test_offsets_are_committed_and_fetched(client: RawClient, topic: str) -> Non
     assert committed(client, topic, topic) == 42
 
 
-def test_only_members_commit_while_a_group_has_any(client: RawClient, topic: str) -> None:
+def test_only_members_commit_to_active_groups(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     member_id, generation = join_alone(client, topic)
     assert commit(client, topic, topic, 7) == ErrorCode.unknown_member_id
@@ -450,12 +450,12 @@ def test_only_members_commit_while_a_group_has_any(client: RawClient, topic: str
     assert commit(client, topic + "-none", topic, 7, **fields) == ErrorCode.illegal_generation
 
 
-def test_a_frame_of_impossible_size_closes_the_connection(client: RawClient) -> None:
+def test_an_impossible_frame_size_closes(client: RawClient) -> None:
     client.socket.sendall(struct.pack(">i", BrokerConfig(Path()).produce_request_bytes_max + 1))
     assert client.receive_frame() == b""
 
 
-def test_an_api_that_is_not_served_closes_the_connection(client: RawClient) -> None:
+def test_an_unsupported_api_closes_the_connection(client: RawClient) -> None:
     frame = struct.pack(">hhih", 4, 0, 7, -1)
     client.socket.sendall(struct.pack(">i", len(frame)) + frame)
     assert client.receive_frame() == b""

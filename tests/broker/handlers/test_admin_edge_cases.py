@@ -1,6 +1,6 @@
-"""Administrators' requests at the edges of what is allowed, each asked of Apache Kafka 4.1 as well:
+"""Edge cases of administrative requests, each compared with Apache Kafka 4.1:
 
-ONCEFLOW_TEST_BOOTSTRAP=HOST:PORT pytest tests/broker/handlers/test_admin_edges.py
+ONCEFLOW_TEST_BOOTSTRAP=HOST:PORT pytest tests/broker/handlers/test_admin_edge_cases.py
 """
 
 import uuid
@@ -11,7 +11,7 @@ import pytest
 
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
-from tests.broker.handlers.test_admin_responses import (
+from tests.broker.handlers.test_admin_apis import (
     BROKER,
     DELETE,
     DYNAMIC_TOPIC,
@@ -60,7 +60,7 @@ NAMES: dict[str, ErrorCode] = {
 
 
 @pytest.mark.parametrize("name", NAMES, ids=repr)
-def test_which_names_a_topic_may_have(client: RawClient, name: str) -> None:
+def test_valid_topic_names(client: RawClient, name: str) -> None:
     assert create(client, name, validate_only=True).error_code == NAMES[name]
 
 
@@ -81,7 +81,7 @@ COUNTS: dict[str, tuple[dict[str, int], ErrorCode]] = {
 
 
 @pytest.mark.parametrize(("counts", "expected"), COUNTS.values(), ids=COUNTS)
-def test_how_many_partitions_and_replicas_a_topic_may_have(
+def test_valid_partition_and_replica_counts(
     client: RawClient, topic: str, counts: dict[str, int], expected: ErrorCode
 ) -> None:
     response = create(client, topic, validate_only=True, **counts)
@@ -90,7 +90,7 @@ def test_how_many_partitions_and_replicas_a_topic_may_have(
         assert (response.num_partitions, response.replication_factor) == (1, 1)
 
 
-def test_what_is_looked_at_first(client: RawClient, topic: str) -> None:
+def test_order_of_checks(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     bad = {"configs": [("no.such", "1")], "replication_factor": 7}
     exists = ErrorCode.topic_already_exists
@@ -146,11 +146,11 @@ VALUES: dict[tuple[str, str], str | None] = {
     ("", "1"): None,
     ("message.format.version", "3.0"): None,
 }
-"""(config, value given) → value as it is shown, or None: it is refused."""
+"""Value as it is described, by (config, given value); None: it is refused."""
 
 
 @pytest.mark.parametrize(("config", "given"), VALUES, ids=lambda part: repr(part))
-def test_which_values_a_config_may_have(client: RawClient, topic: str, config: str, given: str) -> None:
+def test_valid_config_values(client: RawClient, topic: str, config: str, given: str) -> None:
     shown = VALUES[config, given]
     response = create(client, topic, configs=[(config, given)])
     assert response.error_code == (INVALID_CONFIG if shown is None else NONE)
@@ -171,7 +171,7 @@ def create_all(client: RawClient, *names: str) -> list[tuple[str, ErrorCode]]:
     return sorted((topic.name, topic.error_code) for topic in response.topics)
 
 
-def test_requests_that_name_nothing_or_a_topic_twice(client: RawClient, topic: str) -> None:
+def test_empty_requests_and_repeated_topics(client: RawClient, topic: str) -> None:
     assert create_all(client) == []
     assert create_all(client, topic, topic, topic + "-x") == [(topic, INVALID), (topic + "-x", NONE)]
     assert create_all(client, "a/b", "a/b") == [("a/b", INVALID)]
@@ -193,7 +193,7 @@ def delete(client: RawClient, *entries: tuple[str | None, uuid.UUID | None]) -> 
     return [ErrorCode(response.error_code) for response in response.responses]
 
 
-def test_a_topic_is_deleted_once_by_its_id(client: RawClient, topic: str) -> None:
+def test_a_topic_is_deleted_once_by_id(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     asked = [{"name": topic, "topic_id": None}]
     response = client.ask(apis.METADATA, 12, topics=asked, allow_auto_topic_creation=False, **NO_OPERATIONS)
@@ -224,7 +224,7 @@ def test_changes_at_the_edge(client: RawClient, topic: str, change: Any, expecte
     assert alter(client, (TOPIC, topic, [change])) == [expected]
 
 
-def test_a_change_of_nothing_is_no_error(client: RawClient, topic: str) -> None:
+def test_an_empty_change_is_accepted(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     assert alter(client, (TOPIC, topic, []), (BROKER, "1", []), (BROKER, "", [])) == [NONE] * 3
     assert alter(client, (TOPIC, topic + "-no", [])) == [UNKNOWN]
@@ -232,20 +232,20 @@ def test_a_change_of_nothing_is_no_error(client: RawClient, topic: str) -> None:
     assert alter(client, (TOPIC, topic, [("retention.ms", SET, "1"), ("retention.ms", DELETE, None)])) == [INVALID]
 
 
-def test_lags_that_contradict_what_is_set_already(client: RawClient, topic: str) -> None:
+def test_contradicting_compaction_lags(client: RawClient, topic: str) -> None:
     create(client, topic, configs=[("min.compaction.lag.ms", "10")])
     assert configured(client, topic, "min.compaction.lag.ms") == ("10", DYNAMIC_TOPIC)
     assert alter(client, (TOPIC, topic, [("max.compaction.lag.ms", SET, "5")])) == [INVALID_CONFIG]
     assert replace(client, ("max.compaction.lag.ms", "5"), topic=topic) == NONE, "the old way takes the other back"
 
 
-def test_one_resource_of_several_is_refused_by_itself(client: RawClient, topic: str) -> None:
+def test_one_of_several_resources_is_refused(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     change = [("retention.ms", SET, "77")]
     responses = alter(client, (TOPIC, topic, change), (TOPIC, topic + "-no", change), (99, "x", []))
     assert sorted(responses) == [NONE, UNKNOWN, INVALID]
     while configured(client, topic, "retention.ms") != ("77", DYNAMIC_TOPIC):
-        pass  # Apache Kafka answers a little too early.
+        pass  # Apache Kafka responds a little too early.
 
 
 def test_descriptions_at_the_edge(client: RawClient, topic: str) -> None:
@@ -273,7 +273,7 @@ def deleted(client: RawClient, topic: str, partition: int, offset: int) -> tuple
     return partition.low_watermark, ErrorCode(partition.error_code)
 
 
-def test_how_far_records_may_be_deleted(client: RawClient, topic: str) -> None:
+def test_valid_offsets_for_deletion(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     for _ in range(5):
         client.produce(topic, 0, batch_of(b"x"))
@@ -300,13 +300,13 @@ def test_how_far_records_may_be_deleted(client: RawClient, topic: str) -> None:
         ("compact,delete", (0, NONE)),
     ],
 )
-def test_records_are_deleted_where_the_policy_deletes(
+def test_deletion_requires_the_delete_policy(
     client: RawClient, topic: str, policy: str, expected: tuple[int, ErrorCode]
 ) -> None:
     create(client, topic, configs=[("cleanup.policy", policy)])
     partition_count(client, topic, wanted=1)
     while (result := deleted(client, topic, 0, 0)) in ((-1, UNKNOWN), (-1, ErrorCode.not_leader_or_follower)):
-        pass  # Again Apache Kafka.
+        pass  # Apache Kafka responds too early here, too.
     assert result == expected
 
 
@@ -316,7 +316,7 @@ def found_in_metadata(client: RawClient, name: str, **fields: Any) -> ErrorCode:
     return ErrorCode(response.topics[0].error_code)
 
 
-def test_metadata_of_topics_that_are_not_there(client: RawClient, topic: str) -> None:
+def test_metadata_of_missing_topics(client: RawClient, topic: str) -> None:
     ask: Callable[..., ErrorCode] = found_in_metadata
     assert ask(client, topic + "-no") == UNKNOWN
     assert ask(client, "a/b") == ErrorCode.invalid_topic_exception

@@ -1,6 +1,6 @@
-"""What Apache Kafka 4.1.1 answers at the edges of Produce, Fetch and ListOffsets; found by tests/conformance.
+"""Edge cases of Produce, Fetch and ListOffsets with the responses of Apache Kafka 4.1.1, found by tests/conformance.
 
-ONCEFLOW_TEST_BOOTSTRAP=HOST:PORT pytest tests/broker/handlers/test_kafka_responses.py
+ONCEFLOW_TEST_BOOTSTRAP=HOST:PORT pytest tests/broker/handlers/test_client_edge_cases.py
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def produced(client: RawClient, topic: str, batch: Any, *, version: int = 9, par
     return client.ask(apis.PRODUCE, version, **fields).responses[0].partition_responses[0]
 
 
-def test_a_batch_that_cannot_be_one_is_corrupt(client: RawClient, topic: str) -> None:
+def test_impossible_batches_are_corrupt(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     changes = [{"batch_length": length} for length in (-1, 1, 13, 14, 48)]
     for change in ({"magic": 3}, {"magic": -1}, *changes):
@@ -41,7 +41,7 @@ def test_a_batch_that_cannot_be_one_is_corrupt(client: RawClient, topic: str) ->
         assert produced(client, topic, rewritten(batch_of(b"a"), **change)).error_code == ErrorCode.invalid_record
 
 
-def test_a_refusal_by_the_log_tells_where_the_log_begins(client: RawClient, topic: str) -> None:
+def test_refusals_include_the_log_start(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     batches = [
         rewritten(batch_of(b"a"), record_count=2),
@@ -53,14 +53,14 @@ def test_a_refusal_by_the_log_tells_where_the_log_begins(client: RawClient, topi
     assert [produced(client, topic, batch).log_start_offset for batch in batches] == [0, 0, 0, -1, -1]
 
 
-def test_zstd_is_for_clients_that_know_it(client: RawClient, topic: str) -> None:
+def test_zstd_requires_a_recent_version(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     batch = batch_of(b"a" * 100, codec=Codec.ZSTD)
     codes = [produced(client, topic, batch, version=version).error_code for version in (3, 6, 7, 9)]
     assert codes == [ErrorCode.unsupported_compression_type] * 2 + [NONE] * 2
 
 
-def test_what_a_produce_request_is_refused_for_first(client: RawClient, topic: str) -> None:
+def test_order_of_produce_checks(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     batch = batch_of(b"a")
     assert produced(client, topic, batch, partition=7, acks=5).error_code == UNKNOWN
@@ -74,7 +74,7 @@ def fetched(client: RawClient, topic: str, **fields: Any) -> Any:
     return client.ask(apis.FETCH, 12, **fetch_fields(topic, (0, 0), **fields)).responses[0].partitions[0]
 
 
-def test_nobody_is_a_replica_here_and_two_isolation_levels_exist(client: RawClient, topic: str) -> None:
+def test_replicas_and_isolation_levels(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     assert fetched(client, topic, replica_id=2).error_code == ErrorCode.not_leader_or_follower
     assert fetched(client, topic, isolation_level=2).error_code == ErrorCode.unknown_server_error
@@ -83,7 +83,7 @@ def test_nobody_is_a_replica_here_and_two_isolation_levels_exist(client: RawClie
     assert fetched(client, topic, replica_id=-2, isolation_level=1).error_code == NONE
 
 
-def test_a_partition_that_is_not_there_has_no_aborted_transactions(client: RawClient, topic: str) -> None:
+def test_a_missing_partition_has_no_aborted_transactions(client: RawClient, topic: str) -> None:
     partition = fetched(client, topic + "-no")
     assert (partition.error_code, partition.aborted_transactions) == (UNKNOWN, ())
 
@@ -95,14 +95,14 @@ def listed(client: RawClient, topic: str, *timestamps: int, version: int = 7, ep
     return client.ask(apis.LIST_OFFSETS, version, **values).topics[0].partitions
 
 
-def test_listing_offsets_at_its_edges(client: RawClient, topic: str) -> None:
+def test_list_offsets_at_its_edges(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     assert [result.error_code for result in listed(client, topic, -1, -2)] == [ErrorCode.invalid_request]
     assert listed(client, topic, -3, version=6)[0].error_code == ErrorCode.unsupported_version
     assert listed(client, topic, -1, isolation_level=5)[0].error_code == ErrorCode.unknown_server_error
 
 
-def test_offsets_of_tiered_storage_are_those_of_the_log(client: RawClient, topic: str) -> None:
+def test_tiered_offsets_are_the_logs(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     client.produce(topic, 0, batch_of(b"a", b"b"))
     too_early = ErrorCode.unsupported_version
@@ -118,7 +118,7 @@ def test_offsets_of_tiered_storage_are_those_of_the_log(client: RawClient, topic
         assert (partition.error_code, partition.offset) == expected, (version, time)
 
 
-def test_a_leader_epoch_below_the_only_one_is_fenced(client: RawClient, topic: str) -> None:
+def test_an_older_leader_epoch_is_fenced(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     fenced = ErrorCode.fenced_leader_epoch
     assert listed(client, topic, -1, epoch=-2)[0].error_code == fenced
@@ -131,7 +131,7 @@ def test_a_leader_epoch_below_the_only_one_is_fenced(client: RawClient, topic: s
     assert client.ask(apis.FETCH, 12, **fields).responses[0].partitions[0].error_code == NONE, "means none there"
 
 
-def test_a_fetch_outside_any_session_names_all_it_wants(client: RawClient, topic: str) -> None:
+def test_fetches_without_a_session_are_complete(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     fields = fetch_fields(topic, (0, 0))
     not_found = ErrorCode.fetch_session_id_not_found
@@ -140,15 +140,15 @@ def test_a_fetch_outside_any_session_names_all_it_wants(client: RawClient, topic
         assert (response.error_code, len(response.responses)) == (expected, 0 if expected else 1)
 
 
-def test_a_coordinator_that_is_found_comes_with_kafkas_words(client: RawClient, topic: str) -> None:
+def test_coordinator_messages_are_kafkas(client: RawClient, topic: str) -> None:
     fields = {"key": topic, "key_type": 0, "coordinator_keys": [topic]}
     while client.ask(apis.FIND_COORDINATOR, 4, **fields).coordinators[0].error_code:
-        pass  # Apache Kafka makes the topic first.
+        pass  # Apache Kafka creates the topic first.
     assert [client.ask(apis.FIND_COORDINATOR, version, **fields).error_message for version in (1, 3)] == ["NONE"] * 2
     assert client.ask(apis.FIND_COORDINATOR, 4, **fields).coordinators[0].error_message == ""
 
 
-def test_a_config_without_a_brokers_setting_has_no_synonym_for_its_default(client: RawClient, topic: str) -> None:
+def test_configs_without_a_broker_setting(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     resource = {"resource_type": 2, "resource_name": topic, "configuration_keys": ["remote.storage.enable"]}
     fields = {"resources": [resource], "include_synonyms": True, "include_documentation": False}
@@ -156,7 +156,7 @@ def test_a_config_without_a_brokers_setting_has_no_synonym_for_its_default(clien
     assert (entry.value, entry.config_source, entry.synonyms) == ("false", 5, ())
 
 
-def test_a_client_with_an_impossible_name_is_told_no_versions(client: RawClient) -> None:
+def test_an_invalid_client_name_gets_no_versions(client: RawClient) -> None:
     for name, version in (("", "1"), ("a b", "1"), ("raw-", "1"), ("raw", ".1"), ("ä", "1")):
         for api_version in (3, 4):
             fields = {"client_software_name": name, "client_software_version": version}
@@ -166,7 +166,7 @@ def test_a_client_with_an_impossible_name_is_told_no_versions(client: RawClient)
     assert response.error_code == NONE
 
 
-def test_a_topic_named_in_two_ways_is_told_once(client: RawClient, topic: str) -> None:
+def test_a_topic_by_name_and_id(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     flags = {"allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
     by_name = {"name": topic, "topic_id": None}
@@ -181,7 +181,7 @@ def test_impossible_topics_have_no_producers(client: RawClient) -> None:
         assert response.topics[0].partitions[0].error_code == code
 
 
-def test_offsets_of_a_transaction_have_a_group_and_a_name(client: RawClient, topic: str) -> None:
+def test_transactional_offsets_need_group_and_id(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     place = {"partition_index": 0, "committed_offset": 5, "committed_leader_epoch": -1, "committed_metadata": ""}
     fields = {"producer_id": 5, "producer_epoch": 0, "topics": [{"name": topic, "partitions": [place]}]}
@@ -190,7 +190,7 @@ def test_offsets_of_a_transaction_have_a_group_and_a_name(client: RawClient, top
         assert response.topics[0].partitions[0].error_code == code
 
 
-def test_a_transaction_has_a_name(client: RawClient, topic: str) -> None:
+def test_a_transaction_needs_an_id(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     batch = batch_of(b"a", producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
     fields = request(topic, (0, bytes(batch)), transactional_id="")
@@ -198,7 +198,7 @@ def test_a_transaction_has_a_name(client: RawClient, topic: str) -> None:
     assert response.responses[0].partition_responses[0].error_code == ErrorCode.invalid_request
 
 
-def test_the_brokers_settings_have_kafkas_types_and_their_defaults_behind_them(client: RawClient) -> None:
+def test_broker_settings_have_types_and_defaults(client: RawClient) -> None:
     resource = {"resource_type": 4, "resource_name": "1", "configuration_keys": None}
     fields = {"resources": [resource], "include_synonyms": True, "include_documentation": False}
     entries = {config.name: config for config in client.ask(apis.DESCRIBE_CONFIGS, 4, **fields).results[0].configs}

@@ -1,6 +1,6 @@
-"""What the administrators' requests are answered, errors above all. Each of these holds against Apache Kafka 4.1 too:
+"""Responses to administrative requests, errors above all. All tests pass against Apache Kafka 4.1 too:
 
-ONCEFLOW_TEST_BOOTSTRAP=HOST:PORT pytest tests/broker/handlers/test_admin_responses.py
+ONCEFLOW_TEST_BOOTSTRAP=HOST:PORT pytest tests/broker/handlers/test_admin_apis.py
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ def fields_of(api_key: int, version: int, values: dict[str, Any]) -> dict[str, A
 
 
 def create(client: RawClient, name: str, *, version: int = 7, **fields: Any) -> Any:
-    """The answer's one topic; `assignments` is a list of (partition, brokers), `validate_only` the request's."""
+    """Create a topic and return its entry in the response; `assignments` is a list of (partition, brokers)."""
     configs = [{"name": name, "value": value} for name, value in fields.pop("configs", ())]
     assigned = fields.pop("assignments", ())
     validate_only = fields.pop("validate_only", False)
@@ -100,13 +100,13 @@ def describe(client: RawClient, kind: int, name: str, *keys: str, version: int =
 def configured(client: RawClient, topic: str, name: str) -> tuple[str | None, int]:
     """(value, source)."""
     while describe(client, TOPIC, topic, name).error_code == ErrorCode.unknown_topic_or_partition:
-        pass  # Apache Kafka answers CreateTopics a little too early.
+        pass  # Apache Kafka responds to CreateTopics a little too early.
     (entry,) = describe(client, TOPIC, topic, name).configs
     return entry.value, entry.config_source
 
 
 def partition_count(client: RawClient, topic: str, *, wanted: int = 0) -> int:
-    """How many partitions are shown; asks until there are `wanted`, for Apache Kafka answers a little too early."""
+    """Return the number of listed partitions, once there are `wanted`: Apache Kafka responds a little too early."""
     asked = [{"name": topic, "topic_id": None}]
     while True:
         response = client.ask(apis.METADATA, 12, topics=asked, allow_auto_topic_creation=False, **NO_OPERATIONS)
@@ -145,7 +145,7 @@ EVERY_FIELD: dict[int, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("api_key", EVERY_FIELD)
-def test_every_version_is_answered(client: RawClient, bootstrap: str, api_key: int) -> None:
+def test_every_version_has_a_response(client: RawClient, bootstrap: str, api_key: int) -> None:
     offered = client.ask(apis.API_VERSIONS, 0).api_keys
     (version_max,) = (api.max_version for api in offered if api.api_key == api_key)
     api = APIS[api_key]
@@ -154,7 +154,7 @@ def test_every_version_is_answered(client: RawClient, bootstrap: str, api_key: i
 
 
 @pytest.mark.parametrize("version", range(2, 8))
-def test_a_created_topic_has_its_configs_in_every_version(client: RawClient, topic: str, version: int) -> None:
+def test_created_configs_in_every_version(client: RawClient, topic: str, version: int) -> None:
     created = create(client, topic, version=version, num_partitions=3, configs=[("retention.ms", "5")])
     assert created.error_code == 0
     if version >= 5:
@@ -165,7 +165,7 @@ def test_a_created_topic_has_its_configs_in_every_version(client: RawClient, top
     assert configured(client, topic, "retention.ms") == ("5", DYNAMIC_TOPIC)
 
 
-def test_an_assignment_of_this_broker_alone_is_taken(client: RawClient, topic: str) -> None:
+def test_an_assignment_to_this_broker_is_accepted(client: RawClient, topic: str) -> None:
     assert create(client, topic, assignments=[(1, (1,)), (0, (1,))]).error_code == 0
     assert partition_count(client, topic, wanted=2) == 2
 
@@ -211,7 +211,7 @@ def test_a_validated_topic_is_not_created(client: RawClient, topic: str) -> None
     assert partition_count(client, topic) == 0
 
 
-def test_names_that_collide_and_names_that_are_the_brokers(client: RawClient, topic: str) -> None:
+def test_colliding_and_internal_names(client: RawClient, topic: str) -> None:
     assert create(client, topic + ".x").error_code == 0
     assert create(client, topic + "_x").error_code == ErrorCode.invalid_topic_exception
     assert create(client, "__cluster_metadata").error_code == ErrorCode.invalid_request
@@ -219,7 +219,7 @@ def test_names_that_collide_and_names_that_are_the_brokers(client: RawClient, to
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_partitions_are_added_and_what_was_there_stays(client: RawClient, topic: str, version: int) -> None:
+def test_partitions_are_added(client: RawClient, topic: str, version: int) -> None:
     client.create_topic(topic, 2)
     client.produce(topic, 1, batch_of(b"kept"))
     assert add(client, (topic, 5, None), version=version, validate_only=True) == [(topic, ErrorCode.none)]
@@ -227,7 +227,7 @@ def test_partitions_are_added_and_what_was_there_stays(client: RawClient, topic:
     assert add(client, (topic, 5, [(1,), (1,), (1,)]), version=version) == [(topic, ErrorCode.none)]
     assert partition_count(client, topic, wanted=5) == 5
     while client.fetch([(topic, 4, 0)])[0].error_code:
-        pass  # Again Apache Kafka.
+        pass  # Apache Kafka responds too early here, too.
     assert client.produce(topic, 4, batch_of(b"new"))[1:3] == (0, 0)
     assert client.produce(topic, 1, batch_of(b"more"))[1:3] == (0, 1)
 
@@ -254,7 +254,7 @@ def test_partitions_that_are_refused(client: RawClient, topic: str) -> None:
     assert partition_count(client, topic) == 2
 
 
-def test_configs_are_set_and_taken_back(client: RawClient, topic: str) -> None:
+def test_configs_are_set_and_deleted(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     changes = [("retention.ms", SET, " +77 "), ("segment.ms", SET, "88")]
     assert alter(client, (TOPIC, topic, changes)) == [ErrorCode.none]
@@ -275,7 +275,7 @@ def test_a_list_grows_and_shrinks(client: RawClient, topic: str) -> None:
     assert seen == ["delete,compact", "delete,compact", "compact", ""]
 
 
-def test_the_old_way_of_altering_replaces_all(client: RawClient, topic: str) -> None:
+def test_alter_configs_replaces_all(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     for version in range(3):
         assert replace(client, ("retention.ms", "77"), ("segment.ms", "88"), topic=topic, version=version) == 0
@@ -321,7 +321,7 @@ def test_changes_that_are_refused(client: RawClient, topic: str, resource: Any, 
     assert {config.config_source for config in describe(client, TOPIC, topic).configs} <= {3, 4, 5}
 
 
-def test_a_resource_twice_in_one_request_is_refused(client: RawClient, topic: str) -> None:
+def test_a_repeated_resource_is_refused(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     resource = (TOPIC, topic, [("retention.ms", SET, "1")])
     assert alter(client, resource, resource) == [ErrorCode.invalid_request] * 2
@@ -397,7 +397,7 @@ def test_the_sizes_of_logs(client: RawClient, topic: str, version: int) -> None:
     assert version < 4 or directory.total_bytes > directory.usable_bytes > 0
 
 
-def test_nothing_is_reassigned_and_no_leader_elected(client: RawClient, topic: str) -> None:
+def test_no_reassignment_and_no_election(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     for asked in (None, [{"name": topic, "partition_indexes": (0,)}]):
         response = client.ask(apis.LIST_PARTITION_REASSIGNMENTS, 0, topics=asked, timeout=TIMEOUT)
@@ -435,7 +435,7 @@ def test_deletions_that_are_refused(client: RawClient, topic: str) -> None:
     assert partition_count(client, topic) == 1
 
 
-def test_metadata_by_id_and_of_topics_named_twice(client: RawClient, topic: str) -> None:
+def test_metadata_by_id_and_of_repeated_topics(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     twice = [{"name": topic, "topic_id": None}] * 2
     asked = {"allow_auto_topic_creation": False, **NO_OPERATIONS}

@@ -1,4 +1,4 @@
-"""A producer's second request is not parsed any more, and answered as the first one would be."""
+"""A producer's repeated request of a known form is not parsed, and gets the same response as the first."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ def broker(tmp_path: Path) -> Iterator[DrivenBroker]:
 
 @pytest.fixture
 def client(broker: DrivenBroker) -> Iterator[RawClient]:
-    """Of a topic `clicks`; its first request to partition 0 is known."""
+    """Return a client with a topic `clicks`; the form of its first request to partition 0 is known."""
     with connected(broker.bootstrap) as client:
         client.create_topic("clicks", partitions=2)
         assert client.produce("clicks", 0, batch_of(b"the first")).base_offset == 0
@@ -34,7 +34,7 @@ def client(broker: DrivenBroker) -> Iterator[RawClient]:
 
 @pytest.fixture
 def unparsed(monkeypatch: pytest.MonkeyPatch, client: RawClient) -> None:
-    """From now on a Produce request that is parsed closes its connection."""
+    """Make every further Produce request that is parsed close its connection."""
 
     def parse_request(*_arguments: object, **_options: object) -> None:
         raise AssertionError("parsed")
@@ -43,7 +43,7 @@ def unparsed(monkeypatch: pytest.MonkeyPatch, client: RawClient) -> None:
 
 
 @pytest.mark.usefixtures("unparsed")
-def test_the_second_request_is_answered_without_being_parsed(client: RawClient) -> None:
+def test_the_second_request_is_not_parsed(client: RawClient) -> None:
     for number in range(1, 4):
         assert client.produce("clicks", 0, batch_of(b"the next", b"and one more")).base_offset == 2 * number - 1
     (fetched,) = client.fetch([("clicks", 0, 0)])
@@ -53,7 +53,7 @@ def test_the_second_request_is_answered_without_being_parsed(client: RawClient) 
 
 
 @pytest.mark.usefixtures("unparsed")
-def test_it_is_refused_as_the_first_would_be(client: RawClient) -> None:
+def test_refusals_match_the_first_request(client: RawClient) -> None:
     damaged = batch_of(b"damaged")
     damaged[-1] ^= 1
     response = client.produce("clicks", 0, damaged)
@@ -66,7 +66,7 @@ def test_it_is_refused_as_the_first_would_be(client: RawClient) -> None:
 
 
 @pytest.mark.usefixtures("unparsed")
-def test_a_topic_that_is_gone_is_not_known_any_more_and_a_new_one_of_its_name_is_another(client: RawClient) -> None:
+def test_deleted_and_recreated_topics(client: RawClient) -> None:
     client.ask(apis.DELETE_TOPICS, 5, topic_names=["clicks"], timeout=milliseconds(10_000))
     assert client.produce("clicks", 0, batch_of(b"nowhere")).error_code == ErrorCode.unknown_topic_or_partition
     wanted = {"name": "clicks", "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
@@ -79,7 +79,7 @@ def test_a_topic_that_is_gone_is_not_known_any_more_and_a_new_one_of_its_name_is
     assert client.produce("clicks", 0, batch_of(b"somewhere")).base_offset == 0
 
 
-def test_acks_0_gets_no_answer_and_an_error_closes(client: RawClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_acks_0_gets_no_response(client: RawClient, caplog: pytest.LogCaptureFixture) -> None:
     client.send_batch("clicks", 0, batch_of(b"silent"), acks=0)
     client.send_batch("clicks", 0, batch_of(b"silent"), acks=0)
     assert client.produce("clicks", 0, batch_of(b"behind both")).base_offset == 3
@@ -88,7 +88,7 @@ def test_acks_0_gets_no_answer_and_an_error_closes(client: RawClient, caplog: py
     assert "acks=0, invalid_record" in caplog.text
 
 
-def test_what_is_refused_is_not_remembered(broker: DrivenBroker, client: RawClient) -> None:
+def test_refused_requests_are_not_remembered(broker: DrivenBroker, client: RawClient) -> None:
     def count() -> int:
         return broker.call(lambda node: len(node.known_requests))
 
@@ -100,7 +100,7 @@ def test_what_is_refused_is_not_remembered(broker: DrivenBroker, client: RawClie
     assert count() == 2
 
 
-def test_each_acks_is_known_by_itself(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_acks_is_remembered_separately(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     expect = PendingProduce.expect
 
@@ -114,7 +114,7 @@ def test_each_acks_is_known_by_itself(client: RawClient, monkeypatch: pytest.Mon
     assert asked == [-1, -1], "of acks=1 nothing waits for the disk"
 
 
-def test_a_transaction_is_asked_for_each_batch(client: RawClient) -> None:
+def test_every_transactional_batch_is_checked(client: RawClient) -> None:
     producer = TransactionalClient(client, "tx")
     producer.init_until_done()
     assert producer.add(("clicks", 0)) == ErrorCode.none
@@ -124,7 +124,7 @@ def test_a_transaction_is_asked_for_each_batch(client: RawClient) -> None:
     assert producer.produce("clicks", b"too late") == ErrorCode.invalid_txn_state
 
 
-def test_what_waits_for_a_thread_is_not_read_from_the_buffer_that_the_next_request_is_in(client: RawClient) -> None:
+def test_a_waiting_batch_keeps_its_own_copy(client: RawClient) -> None:
     client.create_topic("table", cleanup_policy="compact")
     batches = [
         encode_batch([Record(number, 1_700_000_000_000, b"key", bytes([letter]) * 50) for number in range(300)])
@@ -149,7 +149,7 @@ def test_what_waits_for_a_thread_is_not_read_from_the_buffer_that_the_next_reque
         (KeyError("x"), ErrorCode.unknown_server_error),
     ],
 )
-def test_a_batch_that_waited_and_was_not_appended_is_not_acknowledged(
+def test_an_unappended_batch_is_not_acknowledged(
     client: RawClient, monkeypatch: pytest.MonkeyPatch, failure: Exception, error_code: ErrorCode
 ) -> None:
     client.create_topic("table", partitions=2, cleanup_policy="compact")
@@ -163,7 +163,7 @@ def test_a_batch_that_waited_and_was_not_appended_is_not_acknowledged(
     assert (response.partition, response.error_code, response.base_offset) == (1, error_code, -1)
 
 
-def test_a_watched_loop_tells_of_every_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_watched_loop_reports_every_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with DrivenBroker(tmp_path / "data", loop_block_report_ms=0) as broker, connected(broker.bootstrap) as client:
         client.create_topic("clicks")
         assert [client.produce("clicks", 0, batch_of(b"same")).base_offset for _ in range(3)] == [0, 1, 2]
