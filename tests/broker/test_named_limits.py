@@ -59,7 +59,7 @@ def packed_batch(unpacked_bytes: int, codec: Codec = Codec.GZIP) -> bytearray:
 
 
 def has_response(bootstrap: str, tag_count: int) -> bool:
-    """Return whether ApiVersions with this number of tagged fields in its header gets a response, not a closed connection."""
+    """Return whether an ApiVersions request with this number of tagged fields gets a response, not a close."""
     head = struct.pack(">hhih", apis.API_VERSIONS, 3, 1, -1) + bytes((tag_count,)) + bytes((99, 0)) * tag_count
     body = b"\x02n\x02v\x00"
     with connected(bootstrap) as client, contextlib.suppress(ConnectionError):
