@@ -6,8 +6,8 @@ from pathlib import Path
 from onceflow.wire.apis import APIS
 from tests.compat.known_differences import KNOWN_DIFFERENCES, table
 from tests.conformance.cases import CASES
-from tests.conformance.right import RIGHT
-from tests.conformance.wanted import WANTED
+from tests.conformance.expected_differences import EXPECTED
+from tests.conformance.valid_requests import VALID_REQUESTS
 
 PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
 
@@ -16,13 +16,15 @@ def test_the_page_shows_the_list() -> None:
     assert table() in PAGE.read_text(), "run: .venv/bin/python -m tests.compat.known_differences, and paste it there"
 
 
-def test_each_wanted_difference_has_a_case() -> None:
-    right = [f"{api.name} {at}" for api in APIS.values() for at in range(api.version_min, api.version_max + 1)]
-    assert {difference.why for difference in WANTED} <= KNOWN_DIFFERENCES.keys()
+def test_each_expected_difference_has_a_case() -> None:
+    valid = [f"{api.name} {at}" for api in APIS.values() for at in range(api.version_min, api.version_max + 1)]
+    assert {difference.why for difference in EXPECTED} <= KNOWN_DIFFERENCES.keys()
     assert [
-        difference for difference in WANTED if not any(fnmatchcase(case, difference.cases) for case in (*CASES, *right))
+        difference
+        for difference in EXPECTED
+        if not any(fnmatchcase(case, difference.cases) for case in (*CASES, *valid))
     ] == []
 
 
-def test_each_api_has_its_right_request() -> None:
-    assert APIS.keys() == RIGHT.keys()
+def test_each_api_has_a_valid_request() -> None:
+    assert APIS.keys() == VALID_REQUESTS.keys()

@@ -1,14 +1,14 @@
-"""What strangers' clients and tools see otherwise than on Apache Kafka 4.1.1, and why.
+"""Differences from Apache Kafka 4.1.1 that clients and tools of other projects see, with reasons.
 
 docs/compatibility.md has the table: python -m tests.compat.known_differences. docs/limits.md and docs/log-format.md
-say to users what they have to know of it. tests/conformance/wanted.py names the answers that each of these explains.
+have the consequences for users. tests/conformance/expected_differences.py lists the responses that each one explains.
 """
 
 from typing import NamedTuple
 
 
 class Difference(NamedTuple):
-    """One thing: what Apache Kafka does, what is done here, and why it is not the same."""
+    """One difference: Kafka's behaviour, the behaviour here, and the reason."""
 
     kafka: str
     here: str
@@ -17,19 +17,19 @@ class Difference(NamedTuple):
 
 KNOWN_DIFFERENCES = {
     "group.protocol=consumer": Difference(
-        "served, and share groups",
-        "the client says UnsupportedVersionException",
-        "the classic protocol is whole, and the default",
+        "supported, and share groups",
+        "the client raises UnsupportedVersionException",
+        "the classic protocol is complete, and the default",
     ),
-    "commit after a time-out": Difference(
-        "InvalidTxnStateException; who then initialises in its own name goes on",
-        "ProducerFencedException or InvalidProducerEpochException, as Kafka before 4.0",
-        "EndTxn ends at 3, that of the first transaction version",
+    "commit after a timeout": Difference(
+        "InvalidTxnStateException; a producer that then initialises its own transactional id continues",
+        "ProducerFencedException or InvalidProducerEpochException, as in Kafka before 4.0",
+        "EndTxn ends at version 3, that of the first transaction version",
     ),
     "synonyms of retention.ms": Difference(
-        "the default is not among them, nor for `segment.ms`, `flush.ms` and `segment.jitter.ms`",
-        "it is",
-        "a default that holds should be seen",
+        "do not include the default, nor for `segment.ms`, `flush.ms` and `segment.jitter.ms`",
+        "include it",
+        "an effective default should be visible",
     ),
     "eligible leader replicas": Difference(
         "counted; `min.insync.replicas` is a setting of the new cluster",
@@ -37,101 +37,107 @@ KNOWN_DIFFERENCES = {
         "there are no replicas",
     ),
     "configs of tiered storage, throttles and compression levels": Difference(
-        "shown", "not shown, and refused", "there is nothing that they would configure"
+        "shown", "not shown, and refused", "they would have no effect"
     ),
     "APIs and versions": Difference(
         "also those of clusters, SASL, ACLs, quotas and topic ids",
         "[protocol.md](protocol.md): a plain 3.x broker's, with ListOffsets 0",
-        "what is advertised is there, and no more; ListOffsets 0 alone tells where segments begin",
+        "only supported APIs are advertised; only ListOffsets 0 returns where segments start",
     ),
     "FeatureCommand": Difference("features", "an empty table", "no features are finalized"),
-    "AclCommand": Difference("ACLs", "the client says that the node does not support them", "there are no ACLs"),
+    "AclCommand": Difference("ACLs", "the client reports that the node does not support them", "there are no ACLs"),
     "indexes of the open segment": Difference(
-        "preallocated files", "written when the segment is closed or the broker stops", "they are in memory till then"
+        "preallocated files",
+        "written when the segment is closed or the broker stops",
+        "they are in memory until then",
     ),
     "five batches in a snapshot": Difference(
-        "a producer's last batch", "its last five", "all that a producer may repeat is kept"
+        "a producer's last batch", "its last five", "all batches that a producer may repeat are kept"
     ),
     "records of groups": Difference(
-        "an offset's has version 4, the first one with tagged fields, and all of them have sequence numbers",
+        "an offset's record has version 4, the first one with tagged fields, and all have sequence numbers",
         "version 3, and no sequence numbers",
-        "the fields are the same: a commit by a topic's name tells no id; no idempotent producer writes them",
+        "the fields are the same: a commit by topic name has no topic id; no idempotent producer writes them",
     ),
     "settings of the broker": Difference(
         "its own defaults and those of a cluster; many can be altered while it runs",
-        "values and defaults that say what this broker does; all are read-only",
+        "this broker's values and defaults; all are read-only",
         "a description must be true; a restart changes them",
     ),
-    "a producer's time": Difference(
-        "DescribeProducers tells the last batch's own time",
-        "the broker's clock when it came",
+    "a producer's last timestamp": Difference(
+        "DescribeProducers shows the last batch's own time",
+        "the broker's clock at its arrival",
         "a producer expires by it, and replayed records may be years old",
     ),
     "stricter with batches": Difference(
-        "what follows a batch, log-append time, a delete horizon and unused bits in it are ignored or stored",
+        "bytes after a batch, and log-append time, a delete horizon and unused bits in it are ignored or stored",
         "refused",
-        "no client sends it, and what is stored was meant",
+        "no client sends it, and stored data must be meaningful",
     ),
     "records are not decoded": Difference(
-        "each record is looked at, unpacked if need be: its time, and that there are as many as the header says",
-        "header and CRC are held to be true, the latest time of a batch too; the number of records must fit the size",
-        "records stay as they came, which is why it is fast",
+        "each record is checked, decompressed if necessary: its time, and the number of records in the header",
+        "header and CRC are trusted, the latest time of a batch too; the number of records must fit the size",
+        "records are stored unchanged, which is why it is fast",
     ),
-    "what Kafka did not foresee": Difference(
+    "unexpected errors in Kafka": Difference(
         "UNKNOWN_SERVER_ERROR: unknown codecs, negative sizes in Fetch, unknown operations on configs, Metadata of a"
-        " topic with neither name nor id",
+        " topic without name and id",
         "INVALID_RECORD, one batch, INVALID_REQUEST",
-        "it is the request that is wrong",
+        "the request is wrong, not the broker",
     ),
-    "no answer": Difference(
-        "no answer, the client waits until its time-out: null records, a protocol named twice in JoinGroup",
-        "an answer",
-        "a client must not wait for what does not come",
+    "no response": Difference(
+        "no response until the client's timeout: null records, a protocol named twice in JoinGroup",
+        "a response",
+        "a client must not be left waiting",
     ),
     "record errors": Difference(
         "each wrong record of a refused batch by its index (KIP-467)",
-        "the first one's trouble in the batch's message",
-        "a batch is refused whole in any case",
+        "the first one's error in the batch's message",
+        "a batch is refused as a whole in any case",
     ),
     "time of a repeated batch": Difference(
         "a repeated batch is acknowledged with its own time as if it were log-append time",
         "-1, as the first time",
         "the topic has create time",
     ),
-    "the same twice, or nothing": Difference(
-        "of two entries for a partition one counts; a topic without partitions is not answered",
-        "both count, in order; every entry is answered",
+    "repeated or empty entries": Difference(
+        "of two entries for a partition one counts; a topic without partitions has no entry in the response",
+        "both count, in order; every entry has a response",
         "nothing that was sent is dropped silently",
     ),
-    "names of transactions": Difference(
+    "transactional ids of batches": Difference(
         "a batch's transactional id is checked with the first batch for a partition, and not without a producer id",
         "with every batch",
-        "who is not the transaction's producer writes nothing into it",
+        "only the transaction's producer may write into it",
     ),
-    "values as they were written": Difference(
-        "CreateTopics shows `.5` as it came, DescribeConfigs 0.5", "both show 0.5", "it is one value"
+    "written form of values": Difference(
+        "CreateTopics shows `.5` unchanged, DescribeConfigs 0.5", "both show 0.5", "it is one value"
     ),
-    "time-outs of administrators": Difference(
-        "REQUEST_TIMED_OUT, and it goes on", "the answer comes when it is done", "nobody has to ask again"
+    "timeouts of administrative requests": Difference(
+        "REQUEST_TIMED_OUT, and the operation continues",
+        "the response follows the completion",
+        "no client has to repeat the request",
     ),
-    "topics that are made by asking": Difference(
-        "Metadata says UNKNOWN_TOPIC_OR_PARTITION until they are there", "the answer has them", "they are there at once"
+    "automatic topic creation": Difference(
+        "Metadata returns UNKNOWN_TOPIC_OR_PARTITION until the topics exist",
+        "the response has them",
+        "they exist at once",
     ),
     "limits on requests": Difference(
         "100 MiB, and any number of elements",
         "a request beyond the limits of [limits.md](limits.md) closes its connection",
-        "one request must not hold the others up, nor take all memory",
+        "one request must not delay the others, nor use all memory",
     ),
     "stricter with frames": Difference(
-        "text that is not UTF-8 is read as something else, lengths below -1 as null, 2³² - 1 tagged fields as none",
+        "text that is not UTF-8 is decoded anyway, lengths below -1 count as null, 2³² - 1 tagged fields as none",
         "the connection is closed",
-        "no client sends it, and what is not understood is not carried out",
+        "no client sends it, and an unclear request is not executed",
     ),
     "followers": Difference(
-        "a Fetch's last fetched epoch is compared", "skipped", "only followers send it, and there are none"
+        "a Fetch's last fetched epoch is compared", "ignored", "only followers send it, and there are none"
     ),
     "fetch sessions": Difference(
-        "a Fetch may begin a session (KIP-227)", "the session id is always 0", "each request names its partitions"
+        "a Fetch may start a session (KIP-227)", "the session id is always 0", "each request names its partitions"
     ),
 }
 
@@ -139,7 +145,7 @@ BEGIN = "<!-- Written by `python -m tests.compat.known_differences`; a test comp
 
 
 def table() -> str:
-    """The part of docs/compatibility.md that comes from here."""
+    """Return the part of docs/compatibility.md that is generated here."""
     rows = [f"| {name} | {value.kafka} | {value.here} | {value.why} |" for name, value in KNOWN_DIFFERENCES.items()]
     head = ["| what | on Apache Kafka 4.1.1 | here | why |", "|---|---|---|---|"]
     return BEGIN + "\n" + "\n".join(head + rows) + "\n"

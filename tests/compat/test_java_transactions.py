@@ -47,7 +47,7 @@ def test_offsets_of_an_earlier_generation(java: JavaPrograms, topic: str) -> Non
 
 def test_a_transaction_that_times_out(java: JavaPrograms, topic: str) -> None:
     """The broker aborts it, and its producer learns so."""
-    assert "commit after a time-out" in KNOWN_DIFFERENCES
+    assert "commit after a timeout" in KNOWN_DIFFERENCES
     (response,) = java.run("Transactions", topic, "timed-out")
     assert response["committed"] == []
     assert response["stable"]

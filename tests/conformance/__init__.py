@@ -1,1 +1,1 @@
-"""The same requests sent to Apache Kafka and to our broker, their answers compared field by field."""
+"""The same requests sent to Apache Kafka and to Onceflow, with a comparison of every field of the responses."""

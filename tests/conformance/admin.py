@@ -1,4 +1,4 @@
-"""Topics, partitions, configs, directories and elections: what administrators may not ask."""
+"""Topics, partitions, configs, directories and elections: refused administrative requests."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from onceflow.broker.settings.table import SETTINGS
 from onceflow.wire import apis
 from tests.broker.handlers.test_admin_apis import REFUSED_CHANGES
 from tests.broker.handlers.test_admin_edge_cases import CHANGES, NAMES, VALUES
-from tests.conformance.right import BROKER, TOPIC, describing, topic_fields
 from tests.conformance.side import TIMEOUT, Side
+from tests.conformance.valid_requests import BROKER, TOPIC, describing, topic_fields
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 NO_ID = uuid.UUID(int=5)
@@ -23,7 +23,7 @@ def created(side: Side, *topics: dict[str, Any], version: int = 7, **fields: Any
 
 
 def creating(**fields: Any) -> Callable[[Side], None]:
-    """One topic in the first and last version, validated alone, then made in earnest."""
+    """Create one topic in the first and last version, first with validation only."""
 
     def case(side: Side) -> None:
         topic = {**topic_fields(side.topic), **fields}
@@ -72,7 +72,7 @@ def deleted(side: Side, *topics: tuple[str | None, uuid.UUID | None]) -> None:
 def deleting(side: Side) -> None:
     topic = side.create_topic()
     asked = [{"name": topic, "topic_id": None}]
-    response = side.quietly(apis.METADATA, 12, topics=asked, include_topic_authorized_operations=False)
+    response = side.ask_quietly(apis.METADATA, 12, topics=asked, include_topic_authorized_operations=False)
     topic_id = response.topics[0].topic_id
     for topics in (
         [],
@@ -95,7 +95,7 @@ def deleting(side: Side) -> None:
 
 
 def adding_partitions(*topics: tuple[str, int, Any], is_made: bool = True) -> Callable[[Side], None]:
-    """CreatePartitions of (topic, count, brokers of each new one); `own` is the case's, of two partitions."""
+    """Send CreatePartitions of (topic, count, brokers of each new one); `own` is the case's, of two partitions."""
 
     def case(side: Side) -> None:
         if is_made:
@@ -116,7 +116,7 @@ def adding_partitions(*topics: tuple[str, int, Any], is_made: bool = True) -> Ca
 
 
 def altering(*resources: tuple[int, str | None, Sequence[tuple[str, int, str | None]]]) -> Callable[[Side], None]:
-    """IncrementalAlterConfigs of (type, name or the case's topic, (config, operation, value) each)."""
+    """Send IncrementalAlterConfigs of (type, name or the case's topic, (config, operation, value))."""
 
     def case(side: Side) -> None:
         topic = side.create_topic(cleanup_policy="delete", retention_ms="99")
@@ -139,7 +139,7 @@ def altering(*resources: tuple[int, str | None, Sequence[tuple[str, int, str | N
 
 
 def replacing(*named: tuple[str, str | None], kind: int = TOPIC, name: str | None = None) -> Callable[[Side], None]:
-    """AlterConfigs of one resource."""
+    """Send AlterConfigs of one resource."""
 
     def case(side: Side) -> None:
         topic = side.create_topic(retention_ms="99")
@@ -170,7 +170,7 @@ def describing_lists(side: Side) -> None:
 
 
 def settings_of_the_broker(side: Side) -> None:
-    """Those that both have; Kafka's are listed in tests/broker/settings/kafka_settings.txt."""
+    """Describe the settings that both have; Kafka's are listed in tests/broker/settings/kafka_settings.txt."""
     kafkas = (Path(__file__).parents[1] / "broker" / "kafka_settings.txt").read_text().split()
     own = {*SETTINGS, *FIXED}
     side.ask(apis.DESCRIBE_CONFIGS, 4, **describing(BROKER, "1", *(name for name in kafkas if name in own)))

@@ -1,4 +1,4 @@
-"""All wrong requests and edges, by their names."""
+"""All invalid requests and edge cases, by name."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Where two sides' steps differ, and the figures of a whole run."""
+"""Differences between the steps of two brokers, and the figures of a whole run."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ NAMING_FIELDS = ("api_key", "name", "topic", "partition_index", "partition", "in
 
 
 def differences(theirs: Sequence[Step], ours: Sequence[Step]) -> list[str]:
-    """A line for each field that differs: `API VERSION field.0.field: Kafka's → ours`."""
+    """Return a line for each differing field: `API VERSION field.0.field: Kafka's → ours`."""
     assert [their.what for their in theirs] == [our.what for our in ours], "one case, two courses"
     differing = []
     for their, our in zip(theirs, ours, strict=True):
@@ -33,7 +33,7 @@ def _fields(theirs: Any, ours: Any, path: str = "") -> Iterator[tuple[str, Any, 
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
-    """Fields of an entity, elements of a list by what they are called or else by their places; None: it is plain."""
+    """Return the fields of an entity, or the elements of a list by name or else by position; None for a plain value."""
     if isinstance(value, dict):
         return value
     if not isinstance(value, list):
@@ -47,27 +47,27 @@ def _parts(value: Any) -> dict[Any, Any] | None:
 
 @dataclass
 class Figures:
-    """Of one run."""
+    """Figures of one run."""
 
     cases: int = 0
     responses: int = 0
     fields: int = 0
-    wanted: int = 0
+    expected: int = 0
     versions: set[str] = field(default_factory=set)
 
     def count(self, steps: Sequence[Step], different: Sequence[str]) -> None:
-        """Take in one case: its steps and the lines of differences."""
+        """Add one case: its steps and the lines of differences."""
         self.cases += 1
-        self.answers += len(steps)
+        self.responses += len(steps)
         self.fields += sum(_leaves(step.came) for step in steps)
-        self.wanted += len(different)
+        self.expected += len(different)
         self.versions |= {step.what for step in steps if isinstance(step.came, dict)}
 
     def __str__(self) -> str:
         apis = {version.rpartition(" ")[0] for version in self.versions}
         return (
-            f"{self.cases} cases, {self.answers} answers of {len(apis)} APIs in {len(self.versions)} versions: "
-            f"{self.fields} fields compared, {self.fields - self.wanted} equal, {self.wanted} different as wanted"
+            f"{self.cases} cases, {self.responses} responses of {len(apis)} APIs in {len(self.versions)} versions: "
+            f"{self.fields} fields compared, {self.fields - self.expected} equal, {self.expected} different as expected"
         )
 
 
@@ -77,10 +77,10 @@ def _leaves(value: Any) -> int:
 
 
 def unlisted(lines: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Those lines that no pattern allows."""
+    """Return the lines that no pattern allows."""
     return [line for line in lines if not any(fnmatchcase(line, pattern) for pattern in patterns)]
 
 
-def idle(lines: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Those patterns that no line needs."""
+def unneeded(lines: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """Return the patterns that no line needs."""
     return [pattern for pattern in patterns if not any(fnmatchcase(line, pattern) for line in lines)]

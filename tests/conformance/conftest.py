@@ -1,4 +1,4 @@
-"""Apache Kafka and ours with the same settings, and the figures at the run's end."""
+"""Apache Kafka and Onceflow's broker with the same settings, and the figures at the end of the run."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,24 +10,24 @@ from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
 from tests.compat.conftest import kafka_jars, tool
 from tests.conformance.comparison import Figures
-from tests.conformance.right import begin, commit_fields
 from tests.conformance.side import Side
+from tests.conformance.valid_requests import begin, commit_fields
 
 SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "log.segment.delete.delay.ms": "0",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "50",
 }
-"""On both."""
+"""Settings of both."""
 
 KAFKAS = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
-"""What is so with us in any case."""
+"""Settings of Onceflow's broker only."""
 
 FIGURES = pytest.StashKey[Figures]()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Every test of this folder runs under `make conformance` alone."""
+    """Skip the tests of this folder except under `make conformance`."""
     if item.path.is_relative_to(Path(__file__).parent):
         item.add_marker(pytest.mark.conformance)
 
@@ -39,7 +39,7 @@ def figures(request: pytest.FixtureRequest) -> Figures:
 
 @pytest.fixture(scope="session")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where Apache Kafka listens."""
+    """Return the address of Apache Kafka."""
     tool("java", "apt install default-jdk-headless")
     directory = tmp_path_factory.mktemp("apache") / "kafka"
     with kafka.KafkaProcess(directory, kafka_jars(kafka.VERSION), {**SETTINGS, **KAFKAS}) as running:
@@ -49,14 +49,14 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where our broker listens."""
+    """Return the address of Onceflow's broker."""
     options = [word for name, value in SETTINGS.items() for word in (f"--{name.replace('.', '-')}", value)]
     with BrokerProcess(tmp_path_factory.mktemp("ours") / "data", 0, *options) as running:
         yield running.bootstrap
 
 
 def _await_coordinators(bootstrap: str) -> None:
-    """Kafka makes the topics of groups and transactions when a coordinator is first looked for."""
+    """Look up coordinators, for which Kafka creates the topics of groups and transactions."""
     side = Side(bootstrap, "until the coordinators are there")
     topic = side.create_topic()
     for kind in (0, 1):
@@ -74,7 +74,7 @@ def _await_coordinators(bootstrap: str) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """The run's figures."""
+    """Print the run's figures."""
     if FIGURES in config.stash:
         terminalreporter.section("conformance")
         terminalreporter.write_line(str(config.stash[FIGURES]))

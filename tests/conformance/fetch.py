@@ -5,8 +5,8 @@ from typing import Any
 
 from onceflow.wire import apis
 from tests.broker.raw_client import batch_of, milliseconds
-from tests.conformance.right import adding, begin, fetch_fields, transactional_batch
 from tests.conformance.side import TIMEOUT, Side
+from tests.conformance.valid_requests import adding, begin, fetch_fields, transactional_batch
 
 
 def fetched(side: Side, topic: str, *partitions: tuple[int, int], version: int = 12, **fields: Any) -> Any:
@@ -14,7 +14,7 @@ def fetched(side: Side, topic: str, *partitions: tuple[int, int], version: int =
 
 
 def with_records(side: Side, partitions: int = 1, batches: int = 3) -> str:
-    """The case's topic with some batches of a record of 1000 bytes in each partition."""
+    """Write some batches of one record of 1000 bytes to each partition of the case's topic."""
     topic = side.create_topic(partitions)
     for partition in range(partitions):
         for _ in range(batches):
@@ -23,7 +23,7 @@ def with_records(side: Side, partitions: int = 1, batches: int = 3) -> str:
 
 
 def at(*offsets: int, version: int = 12, **fields: Any) -> Callable[[Side], None]:
-    """Partition 0, which has the offsets 0 to 2, fetched from each offset."""
+    """Fetch partition 0, which has the offsets 0 to 2, from each offset."""
 
     def case(side: Side) -> None:
         topic = with_records(side)
@@ -43,7 +43,7 @@ def of_partitions(*partitions: int, name: str = "", **fields: Any) -> Callable[[
 
 
 def changed(version: int = 12, **change: int) -> Callable[[Side], None]:
-    """A right Fetch of one partition with other fields in the partition's entry."""
+    """Send a valid Fetch of one partition with other fields in the partition's entry."""
 
     def case(side: Side) -> None:
         fields = fetch_fields(with_records(side), (0, 0))
@@ -56,7 +56,7 @@ def changed(version: int = 12, **change: int) -> Callable[[Side], None]:
 def after_deletion(side: Side) -> None:
     topic = with_records(side)
     asked = [{"name": topic, "partitions": [{"partition_index": 0, "offset": 2}]}]
-    side.quietly(apis.DELETE_RECORDS, 2, topics=asked, timeout=TIMEOUT)
+    side.ask_quietly(apis.DELETE_RECORDS, 2, topics=asked, timeout=TIMEOUT)
     for offset in (0, 1, 2, 3, 4):
         fetched(side, topic, (0, offset))
 
@@ -73,11 +73,11 @@ def aborted(side: Side) -> None:
     topic = side.create_topic()
     for committed in (False, True):
         who = begin(side)
-        side.quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(who, (topic, 0)))
+        side.ask_quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(who, (topic, 0)))
         transactional_batch(side, who, topic)
-        side.quietly(apis.END_TXN, 3, **who, committed=committed)
+        side.ask_quietly(apis.END_TXN, 3, **who, committed=committed)
     who = begin(side, f"{side.topic}-2")
-    side.quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(who, (topic, 0)))
+    side.ask_quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(who, (topic, 0)))
     transactional_batch(side, who, topic)
     for isolation_level in (0, 1, 2, -1):
         for version in (4, 12):
@@ -122,11 +122,11 @@ CASES: dict[str, Callable[[Side], None]] = {
     "fetch a topic twice": two_topics_twice,
     "fetch two offsets of one partition": two_offsets_of_one_partition,
     "fetch nothing": nothing,
-    "fetch 0 bytes in all": of_partitions(0, 1, max_bytes=0),
-    "fetch 10 bytes in all": of_partitions(0, 1, max_bytes=10),
-    "fetch -1 bytes in all": of_partitions(0, 1, max_bytes=-1),
-    "fetch 1500 bytes in all": of_partitions(0, 1, max_bytes=1500),
-    "fetch 2500 bytes in all": of_partitions(1, 0, max_bytes=2500),
+    "fetch 0 bytes in total": of_partitions(0, 1, max_bytes=0),
+    "fetch 10 bytes in total": of_partitions(0, 1, max_bytes=10),
+    "fetch -1 bytes in total": of_partitions(0, 1, max_bytes=-1),
+    "fetch 1500 bytes in total": of_partitions(0, 1, max_bytes=1500),
+    "fetch 2500 bytes in total": of_partitions(1, 0, max_bytes=2500),
     "fetch with a negative minimum": of_partitions(0, min_bytes=-1),
     "fetch with a negative wait": of_partitions(0, max_wait=milliseconds(-1)),
     "fetch with a minimum that is there": of_partitions(0, min_bytes=2000, max_wait=milliseconds(60_000)),

@@ -1,4 +1,4 @@
-"""Frames that are no requests, or of what is not served: what becomes of the connection."""
+"""Invalid frames and unsupported requests: their effect on the connection."""
 
 import struct
 from collections.abc import Callable
@@ -11,7 +11,7 @@ NO_CLIENT = b"\xff\xff"
 NO_TAGS = b"\x00"
 CLIENT = b"\x00\x03raw"
 MEMBER = b"\x00\x01g\x00\x00\x00\x01\x00\x01m"
-"""The body of a Heartbeat in version 0, whose answer has nothing of the broker's own: group, generation, member."""
+"""Body of a Heartbeat in version 0, whose response has no broker-specific data: group, generation, member."""
 
 MEMBER_4 = b"\x02g\x00\x00\x00\x01\x02m\x00"
 """The same in version 4, without an instance, before the tagged fields."""
@@ -26,7 +26,7 @@ def sized(content: bytes, size: int | None = None) -> bytes:
 
 
 def sent(*frames: bytes) -> Callable[[Side], None]:
-    """Each frame alone, and then whether the connection still answers."""
+    """Send each frame alone, and then check whether the connection still responds."""
 
     def case(side: Side) -> None:
         for frame in frames:
@@ -61,7 +61,7 @@ def names_of_software(side: Side) -> None:
 
 
 def endless_lists(side: Side) -> None:
-    """More elements than one request may have here."""
+    """Send more elements than one request may have here."""
     names = [f"no-such-{number}" for number in range(25_000)]
     side.ask(apis.DESCRIBE_GROUPS, 5, groups=names, include_authorized_operations=False)
     side.ask(apis.DELETE_GROUPS, 2, groups_names=names)
@@ -82,7 +82,7 @@ CASES: dict[str, Callable[[Side], None]] = {
     "frames of a right request": sent(frame(apis.HEARTBEAT, 0, CLIENT + MEMBER)),
     "frames without a client": sent(frame(apis.HEARTBEAT, 0, NO_CLIENT + MEMBER)),
     "frames with bytes behind the request": sent(frame(apis.HEARTBEAT, 0, CLIENT + MEMBER + b"behind")),
-    "frames with a client that is no text": sent(frame(apis.HEARTBEAT, 0, b"\x00\x02\xff\xfe" + MEMBER)),
+    "frames with a client id that is not text": sent(frame(apis.HEARTBEAT, 0, b"\x00\x02\xff\xfe" + MEMBER)),
     "frames with a negative correlation": sent(frame(apis.HEARTBEAT, 0, CLIENT + MEMBER, -5)),
     "frames of no bytes": sent(sized(b"")),
     "frames of a negative size": sent(sized(b"", -1), sized(b"", -(2**31))),
@@ -94,7 +94,7 @@ CASES: dict[str, Callable[[Side], None]] = {
     "frames with a negative client length": sent(frame(apis.HEARTBEAT, 0, b"\xff\xfe" + MEMBER)),
     "frames cut in the body": sent(frame(apis.HEARTBEAT, 0, CLIENT + MEMBER[:-1]), frame(apis.HEARTBEAT, 0, CLIENT)),
     "frames with null where none may be": sent(frame(apis.HEARTBEAT, 0, CLIENT + b"\xff\xff" + MEMBER[3:])),
-    "frames with text that is none": sent(frame(apis.HEARTBEAT, 0, CLIENT + b"\x00\x01\xff" + MEMBER[3:])),
+    "frames with invalid text": sent(frame(apis.HEARTBEAT, 0, CLIENT + b"\x00\x01\xff" + MEMBER[3:])),
     "frames with an endless array": sent(frame(apis.METADATA, 1, CLIENT + b"\x7f\xff\xff\xff")),
     "frames with a negative array": sent(frame(apis.METADATA, 1, CLIENT + b"\xff\xff\xff\xfe")),
     "frames with endless lists": endless_lists,

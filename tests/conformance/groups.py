@@ -6,14 +6,14 @@ from typing import Any
 from onceflow.wire import apis
 from tests.broker.groups.raw_group import subscription
 from tests.broker.raw_client import milliseconds
-from tests.conformance.right import commit_fields, join_fields, stable_member, sync_fields
 from tests.conformance.side import Side
+from tests.conformance.valid_requests import commit_fields, join_fields, stable_member, sync_fields
 
 STRANGER = "stranger"
 
 
 def joining(*versions: int, **fields: Any) -> Callable[[Side], None]:
-    """A JoinGroup to a group that is not there."""
+    """Send a JoinGroup to a missing group."""
 
     def case(side: Side) -> None:
         for version in versions or (5, 9):
@@ -23,7 +23,7 @@ def joining(*versions: int, **fields: Any) -> Callable[[Side], None]:
 
 
 def joining_others(**fields: Any) -> Callable[[Side], None]:
-    """A JoinGroup to a group that has a member already."""
+    """Send a JoinGroup to a group that has a member already."""
 
     def case(side: Side) -> None:
         stable_member(side)
@@ -33,7 +33,7 @@ def joining_others(**fields: Any) -> Callable[[Side], None]:
 
 
 def joining_again(**fields: Any) -> Callable[[Side], None]:
-    """A JoinGroup of the group's one member."""
+    """Send a JoinGroup of the group's one member."""
 
     def case(side: Side) -> None:
         member_id = stable_member(side)
@@ -48,7 +48,7 @@ def protocols(*named: tuple[str, bytes]) -> dict[str, Any]:
 
 
 def as_member(api_key: int, *versions: int, member: str = "own", generation: int = 1, **fields: Any) -> Any:
-    """A request in the name of the group's one member, or of another: Heartbeat, SyncGroup, LeaveGroup."""
+    """Send a Heartbeat, SyncGroup or LeaveGroup in the name of the group's one member, or of another."""
 
     def case(side: Side) -> None:
         own = stable_member(side)
@@ -89,7 +89,7 @@ def in_no_group(side: Side) -> None:
 
 def before_the_assignment(side: Side) -> None:
     topic = side.create_topic()
-    member_id = side.quietly(apis.JOIN_GROUP, 9, **join_fields(side.group)).member_id
+    member_id = side.ask_quietly(apis.JOIN_GROUP, 9, **join_fields(side.group)).member_id
     side.ask(apis.JOIN_GROUP, 9, **join_fields(side.group, member_id))
     side.ask(apis.JOIN_GROUP, 9, **join_fields(side.group, member_id))
     who = {"group_id": side.group, "generation_id": 1, "member_id": member_id}
@@ -109,15 +109,15 @@ def before_the_assignment(side: Side) -> None:
 
 
 def assignments_of_strangers(side: Side) -> None:
-    member_id = side.quietly(apis.JOIN_GROUP, 9, **join_fields(side.group)).member_id
-    side.quietly(apis.JOIN_GROUP, 9, **join_fields(side.group, member_id))
+    member_id = side.ask_quietly(apis.JOIN_GROUP, 9, **join_fields(side.group)).member_id
+    side.ask_quietly(apis.JOIN_GROUP, 9, **join_fields(side.group, member_id))
     given = [{"member_id": value, "assignment": b"x"} for value in (STRANGER, member_id, member_id)]
     side.ask(apis.SYNC_GROUP, 5, **{**sync_fields(side.group, member_id), "assignments": given})
     side.ask(apis.DESCRIBE_GROUPS, 5, groups=[side.group], include_authorized_operations=False)
 
 
 def leaving(*members: tuple[str, str | None]) -> Callable[[Side], None]:
-    """`own` is the group's one member."""
+    """Remove members; `own` is the group's one member."""
 
     def case(side: Side) -> None:
         own = stable_member(side)
@@ -140,7 +140,7 @@ def describing(side: Side, version: int = 5) -> dict[str, Any]:
 
 def a_rebalance_of_two(side: Side) -> None:
     first = stable_member(side)
-    second = side.quietly(apis.JOIN_GROUP, 9, on="b", **join_fields(side.group)).member_id
+    second = side.ask_quietly(apis.JOIN_GROUP, 9, on="b", **join_fields(side.group)).member_id
     side.send(apis.JOIN_GROUP, 9, on="b", **join_fields(side.group, second))
     side.until(lambda response: response.groups[0].group_state == "PreparingRebalance", **describing(side))
     side.ask(**describing(side))
@@ -180,16 +180,16 @@ def static_members(side: Side) -> None:
         side.ask(apis.LEAVE_GROUP, 5, group_id=side.group, members=members)
 
 
-def committing(*versions: int, of_nobody: bool = True, **fields: Any) -> Callable[[Side], None]:
-    """An OffsetCommit, to a group that is not there or to one that has a member."""
+def committing(*versions: int, is_outsider: bool = True, **fields: Any) -> Callable[[Side], None]:
+    """Send an OffsetCommit, to a missing group or to one that has a member."""
 
     def case(side: Side) -> None:
         topic = side.create_topic()
-        own = "" if of_nobody else stable_member(side)
+        own = "" if is_outsider else stable_member(side)
         member = {"member_id": own} if fields.get("member_id") == "own" else {}
         for version in versions or (2, 8):
             side.ask(apis.OFFSET_COMMIT, version, **commit_fields(side.group, topic, **{**fields, **member}))
-        if of_nobody:
+        if is_outsider:
             groups = [{"group_id": side.group, "topics": None}]
             side.ask(apis.OFFSET_FETCH, 8, groups=groups, require_stable=False)
 
@@ -197,7 +197,7 @@ def committing(*versions: int, of_nobody: bool = True, **fields: Any) -> Callabl
 
 
 def places_to_commit(*topics: str, partition: int = 0) -> Callable[[Side], None]:
-    """Topics of one OffsetCommit; `own` is the case's."""
+    """Return the topics of one OffsetCommit; `own` is the case's."""
 
     def case(side: Side) -> None:
         side.create_topic()
@@ -212,7 +212,7 @@ def places_to_commit(*topics: str, partition: int = 0) -> Callable[[Side], None]
 
 def fetching_offsets(side: Side) -> None:
     topic = side.create_topic(2)
-    side.quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, topic))
+    side.ask_quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, topic))
     for name, indexes in ((topic, [0, 1, 9, -1]), (topic, [0, 0]), (topic, []), ("no-such-topic-of-offsets", [0])):
         topics = [{"name": name, "partition_indexes": indexes}]
         for version in (1, 5, 7):
@@ -231,7 +231,7 @@ def deleting_offsets(side: Side) -> None:
     topic = side.create_topic(2)
     member_id = stable_member(side)
     generation = {"generation_id_or_member_epoch": 1, "member_id": member_id}
-    side.quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, topic, **generation))
+    side.ask_quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, topic, **generation))
 
     def delete(*places: tuple[str, int]) -> None:
         topics = [{"name": name, "partitions": [{"partition_index": index}]} for name, index in places]
@@ -239,7 +239,7 @@ def deleting_offsets(side: Side) -> None:
 
     delete((topic, 0))
     members = [{"member_id": member_id, "group_instance_id": None}]
-    side.quietly(apis.LEAVE_GROUP, 5, group_id=side.group, members=members)
+    side.ask_quietly(apis.LEAVE_GROUP, 5, group_id=side.group, members=members)
     side.until(lambda response: response.groups[0].group_state == "Empty", **describing(side))
     for places in ([(topic, 0)], [(topic, 0)], [(topic, 9)], [("no-such-topic-of-offsets", 0)], [], [(topic, 1)] * 2):
         delete(*places)
@@ -248,9 +248,9 @@ def deleting_offsets(side: Side) -> None:
 def deleting_offsets_of_subscribers(side: Side) -> None:
     topic = side.create_topic()
     named = protocols(("range", subscription(topic)))
-    member_id = side.quietly(apis.JOIN_GROUP, 9, **join_fields(side.group, **named)).member_id
-    side.quietly(apis.JOIN_GROUP, 9, **join_fields(side.group, member_id, **named))
-    side.quietly(apis.SYNC_GROUP, 5, **sync_fields(side.group, member_id))
+    member_id = side.ask_quietly(apis.JOIN_GROUP, 9, **join_fields(side.group, **named)).member_id
+    side.ask_quietly(apis.JOIN_GROUP, 9, **join_fields(side.group, member_id, **named))
+    side.ask_quietly(apis.SYNC_GROUP, 5, **sync_fields(side.group, member_id))
     for name in (topic, "no-such-topic-of-offsets"):
         topics = [{"name": name, "partitions": [{"partition_index": 0}]}]
         side.ask(apis.OFFSET_DELETE, 0, group_id=side.group, topics=topics)
@@ -279,7 +279,7 @@ def describing_groups(side: Side) -> None:
 
 def deleting_groups(side: Side) -> None:
     topic = side.create_topic()
-    side.quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group + "-2", topic))
+    side.ask_quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group + "-2", topic))
     stable_member(side)
     for groups in ((), (side.group,), ("no-such-group", side.group + "-2", side.group, ""), (side.group + "-2",) * 2):
         side.ask(apis.DELETE_GROUPS, 2, groups_names=groups)
@@ -341,7 +341,7 @@ CASES: dict[str, Callable[[Side], None]] = {
     "leave twice": leaving(("own", None), ("own", None)),
     "leave as a stranger": leaving((STRANGER, None), ("own", None)),
     "leave as an instance": leaving(("", "i"), ("own", "i")),
-    "leave as nobody": leaving(("", None)),
+    "leave without an identity": leaving(("", None)),
     "nobody leaves": leaving(),
     "a rebalance of two": a_rebalance_of_two,
     "static members": static_members,
@@ -363,16 +363,16 @@ CASES: dict[str, Callable[[Side], None]] = {
     "commit in unknown topics": places_to_commit("no-such-topic-to-commit", "own", "a/b", ""),
     "commit a topic twice": places_to_commit("own", "own"),
     "commit nothing": places_to_commit(),
-    "commit as the member": committing(of_nobody=False, generation_id_or_member_epoch=1, member_id="own"),
+    "commit as the member": committing(is_outsider=False, generation_id_or_member_epoch=1, member_id="own"),
     "commit as the member of another generation": committing(
-        of_nobody=False, generation_id_or_member_epoch=2, member_id="own"
+        is_outsider=False, generation_id_or_member_epoch=2, member_id="own"
     ),
-    "commit as the member without a generation": committing(of_nobody=False, member_id="own"),
-    "commit as a stranger": committing(of_nobody=False, generation_id_or_member_epoch=1, member_id=STRANGER),
-    "commit as nobody": committing(of_nobody=False),
-    "commit as nobody with a generation": committing(of_nobody=False, generation_id_or_member_epoch=1),
+    "commit as the member without a generation": committing(is_outsider=False, member_id="own"),
+    "commit as a stranger": committing(is_outsider=False, generation_id_or_member_epoch=1, member_id=STRANGER),
+    "commit as an outsider": committing(is_outsider=False),
+    "commit as an outsider with a generation": committing(is_outsider=False, generation_id_or_member_epoch=1),
     "commit as an unknown instance": committing(
-        7, 8, of_nobody=False, generation_id_or_member_epoch=1, member_id="own", group_instance_id="i"
+        7, 8, is_outsider=False, generation_id_or_member_epoch=1, member_id="own", group_instance_id="i"
     ),
     "fetch offsets": fetching_offsets,
     "delete offsets": deleting_offsets,

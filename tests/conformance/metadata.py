@@ -1,4 +1,4 @@
-"""Metadata: names, ids, nulls and topics made by asking for them."""
+"""Metadata: names, ids, nulls and automatic topic creation."""
 
 import uuid
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tests.conformance.side import Side
 NO_ID = uuid.UUID(int=5)
 
 
-def told(side: Side, *topics: tuple[str | None, uuid.UUID | None], version: int = 12, **fields: Any) -> None:
+def ask_metadata(side: Side, *topics: tuple[str | None, uuid.UUID | None], version: int = 12, **fields: Any) -> None:
     asked = [{"name": name, "topic_id": topic_id} for name, topic_id in topics]
     values = {
         "topics": asked,
@@ -23,12 +23,12 @@ def told(side: Side, *topics: tuple[str | None, uuid.UUID | None], version: int 
 
 
 def named(*names: str, versions: tuple[int, ...] = (1, 4, 8, 12)) -> Callable[[Side], None]:
-    """Topics by name; before version 4 to ask for a topic is to make it."""
+    """Request topics by name; before version 4 this creates missing ones."""
 
     def case(side: Side) -> None:
         side.create_topic(2)
         for version in versions:
-            told(side, *[(name.replace("own", side.topic), None) for name in names], version=version)
+            ask_metadata(side, *[(name.replace("own", side.topic), None) for name in names], version=version)
 
     return case
 
@@ -37,7 +37,7 @@ def by_id(side: Side) -> None:
     topic = side.create_topic()
     asked = [{"name": topic, "topic_id": None}]
     fields = {"allow_auto_topic_creation": False, "include_topic_authorized_operations": True}
-    topic_id = side.quietly(apis.METADATA, 12, topics=asked, **fields).topics[0].topic_id
+    topic_id = side.ask_quietly(apis.METADATA, 12, topics=asked, **fields).topics[0].topic_id
     for topics in (
         [(None, topic_id)],
         [(topic, topic_id)],
@@ -46,18 +46,18 @@ def by_id(side: Side) -> None:
         [(None, topic_id), (None, topic_id)],
         [(None, topic_id), (topic, None)],
     ):
-        told(side, *topics)
-        told(side, *topics, include_topic_authorized_operations=True)
+        ask_metadata(side, *topics)
+        ask_metadata(side, *topics, include_topic_authorized_operations=True)
 
 
 def of_nothing_named(side: Side) -> None:
-    told(side, (None, None))
+    ask_metadata(side, (None, None))
 
 
 def made_by_asking(side: Side) -> None:
     for name in ("a/b", "", ".", "__cluster_metadata", "x" * 250):
-        told(side, (name, None), allow_auto_topic_creation=True)
-    told(side, (side.topic, None), allow_auto_topic_creation=True)
+        ask_metadata(side, (name, None), allow_auto_topic_creation=True)
+    ask_metadata(side, (side.topic, None), allow_auto_topic_creation=True)
     side.until(
         lambda response: response.topics[0].error_code == 0,
         apis.METADATA,
@@ -66,12 +66,12 @@ def made_by_asking(side: Side) -> None:
         allow_auto_topic_creation=False,
         include_topic_authorized_operations=False,
     )
-    told(side, (side.topic, None))
+    ask_metadata(side, (side.topic, None))
 
 
 def nothing(side: Side) -> None:
     for version in (1, 12):
-        told(side, version=version)
+        ask_metadata(side, version=version)
 
 
 CASES: dict[str, Callable[[Side], None]] = {
@@ -82,6 +82,6 @@ CASES: dict[str, Callable[[Side], None]] = {
     "metadata of the cluster's topic": named("__cluster_metadata"),
     "metadata by id": by_id,
     "metadata of nothing": nothing,
-    "metadata of what has neither name nor id": of_nothing_named,
+    "metadata of a topic without name and id": of_nothing_named,
     "metadata that makes topics": made_by_asking,
 }

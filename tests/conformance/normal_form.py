@@ -1,14 +1,14 @@
-"""An answer as plain values that two brokers can be compared by.
+"""A response as plain values, so that two brokers can be compared.
 
-What no two brokers can have alike is replaced, by these rules; all else counts:
+Values that two brokers cannot share are replaced by these rules; all others count:
 
-- throttle times are left out; hosts, ports, cluster ids, directories and their sizes are the field's name in capitals;
-- ids that the broker makes (topic ids, producer ids, member ids, sessions) are numbered as they first come up;
-- a time within an hour of the present is `now`;
-- a sentence for people (error messages, documentation) is `text`; of an error it does not count whether there is one,
-  else null stays null;
-- of a batch's CRC it counts whether it is right, for it covers ids and times;
-- entities stand in the order of their names, where it is not the request's that Kafka keeps (ORDER_COUNTS).
+- throttle times are left out; hosts, ports, cluster ids, directories and their sizes become the field's name in
+  capitals;
+- generated ids (topic ids, producer ids, member ids, sessions) are numbered in the order of their appearance;
+- a time within an hour of the present becomes `now`;
+- a text for people (error messages, documentation) becomes `text`; an error may have one or not, otherwise null stays;
+- a batch's CRC is only checked, since it covers ids and times;
+- entities are sorted by name, except where Kafka keeps the request's order (ORDER_COUNTS).
 """
 
 import datetime
@@ -24,17 +24,17 @@ from onceflow.wire.batch import HEADER_BYTES, BatchHeader, batches
 from onceflow.wire.errors import ErrorCode
 
 PLACES = {"host", "port", "cluster_id", "log_dir", "total_bytes", "usable_bytes"}
-SENTENCES = {"error_message", "batch_index_error_message", "documentation"}
+TEXTS_FOR_PEOPLE = {"error_message", "batch_index_error_message", "documentation"}
 LEFT_OUT = {"throttle_time"}
 ORDER_COUNTS = {"Fetch"}
 NOW_WITHIN_MS = 3_600_000
 CRC_BEGIN = 21
 MADE_BY_THE_BROKER = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""Inside member ids: Java's UUIDs."""
+"""Java's UUIDs inside member ids."""
 
 
 class Names:
-    """Numbers for the ids that a broker made, in the order in which they came up."""
+    """Numbers of the ids that a broker generated, in the order of their appearance."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, Any], int] = {}
@@ -45,7 +45,7 @@ class Names:
 
 
 def normal_form(response: Any, names: Names, *, ordered: bool) -> Any:
-    """Mappings, lists and plain values."""
+    """Return mappings, lists and plain values."""
     return _Form(names, ordered).of("", response)
 
 
@@ -68,12 +68,12 @@ class _Form:
         names = [field.name for field in fields(entity) if field.name not in LEFT_OUT]
         form = {name: self.of(name, getattr(entity, name)) for name in names}
         has_error = any(name.endswith("error_code") and code != "none" for name, code in form.items())
-        return {name: "text" if has_error and name in SENTENCES else value for name, value in form.items()}
+        return {name: "text" if has_error and name in TEXTS_FOR_PEOPLE else value for name, value in form.items()}
 
     def _plain(self, field: str, value: Any) -> Any:
         if field in PLACES:
             return field.upper()
-        if field in SENTENCES:
+        if field in TEXTS_FOR_PEOPLE:
             return "text" if value else value
         if isinstance(value, ErrorCode) or field.endswith("error_code"):
             return ErrorCode(value).name

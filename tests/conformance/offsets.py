@@ -1,4 +1,4 @@
-"""ListOffsets, OffsetForLeaderEpoch, DeleteRecords: a partition's offsets asked for and moved."""
+"""ListOffsets, OffsetForLeaderEpoch, DeleteRecords: offsets of a partition, listed and moved."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ BASE_MS = 1_700_000_000_000
 
 
 def with_records(side: Side, *timestamps: int, **configs: str) -> str:
-    """The case's topic of two partitions, in partition 0 a batch of two records for each timestamp."""
+    """Write a batch of two records for each timestamp to partition 0 of the case's topic of two partitions."""
     topic = side.create_topic(2, **configs)
     for timestamp in timestamps or (BASE_MS, BASE_MS + 10, BASE_MS + 5):
         side.client().produce(topic, 0, batch_of(b"a", b"b", timestamp_ms=timestamp))
@@ -19,7 +19,7 @@ def with_records(side: Side, *timestamps: int, **configs: str) -> str:
 
 
 def listed(side: Side, topic: str, *places: tuple[int, int], version: int = 7, epoch: int = -1, **fields: Any) -> None:
-    """ListOffsets of (partition, timestamp) each."""
+    """Send ListOffsets of (partition, timestamp)."""
     asked = [{"partition_index": at, "timestamp": time, "current_leader_epoch": epoch} for at, time in places]
     topics = [{"name": topic, "partitions": asked}]
     side.ask(
@@ -55,14 +55,14 @@ def with_epoch(epoch: int) -> Callable[[Side], None]:
 
 
 def deleted(side: Side, topic: str, *places: tuple[int, int], version: int = 2, **fields: Any) -> None:
-    """DeleteRecords of (partition, offset) each."""
+    """Send DeleteRecords of (partition, offset)."""
     asked = [{"partition_index": at, "offset": offset} for at, offset in places]
     topics = [{"name": topic, "partitions": asked}]
     side.ask(apis.DELETE_RECORDS, version, **{"topics": topics, "timeout": TIMEOUT, **fields})
 
 
 def deletions(*places: tuple[int, int], name: str = "", **configs: str) -> Callable[[Side], None]:
-    """One request for each (partition, offset); the log ends at 6."""
+    """Send one request for each (partition, offset); the log ends at 6."""
 
     def case(side: Side) -> None:
         topic = with_records(side, **configs)
@@ -91,7 +91,7 @@ def deletion_where_nothing_is_deleted(policy: str) -> Callable[[Side], None]:
 
 
 def epochs(*asked: tuple[int, int], partition: int = 0, name: str = "") -> Callable[[Side], None]:
-    """OffsetForLeaderEpoch of (current epoch, epoch) each."""
+    """Send OffsetForLeaderEpoch of (current epoch, epoch)."""
 
     def case(side: Side) -> None:
         topic = with_records(side)

@@ -1,4 +1,4 @@
-"""Produce: what is refused, in which order things are looked at, what repeats and gaps come to."""
+"""Produce: refusals, the order of checks, repeated batches and gaps."""
 
 import struct
 from collections.abc import Callable
@@ -19,7 +19,7 @@ FUTURE_MS = 4_000_000_000_000
 
 
 def request(topic: str, *partitions: tuple[int, bytes | None], **fields: Any) -> dict[str, Any]:
-    """A Produce to partitions of one topic."""
+    """Send a Produce to partitions of one topic."""
     data = [{"index": index, "records": None if records is None else bytes(records)} for index, records in partitions]
     topics = [{"name": topic, "partition_data": data}]
     return {"transactional_id": None, "acks": -1, "timeout": TIMEOUT, "topic_data": topics, **fields}
@@ -30,7 +30,7 @@ def produced(side: Side, topic: str, *partitions: tuple[int, bytes | None], vers
 
 
 def rewritten(batch: bytearray, **changes: int) -> bytes:
-    """The batch with other header fields and the CRC that is right for them."""
+    """Return the batch with other header fields and a matching CRC."""
     header = read_header(batch)._replace(**changes)
     HEADER.pack_into(batch, 0, *header)
     if "crc" not in changes:
@@ -40,7 +40,7 @@ def rewritten(batch: bytearray, **changes: int) -> bytes:
 
 
 def announcing(count: int, codec: Codec = Codec.NONE) -> bytes:
-    """A batch with one record, which announces `count` with the offsets that fit."""
+    """Return a batch with one record, which announces `count` with the offsets that fit."""
     return rewritten(batch_of(b"a", codec=codec), record_count=count, last_offset_delta=count - 1)
 
 
@@ -147,7 +147,7 @@ def places(*partitions: int, name: str = "") -> Callable[[Side], None]:
 
 
 def topics_named(*topics: str) -> Callable[[Side], None]:
-    """Topics of one request; `own` is the case's."""
+    """Return the topics of one request; `own` is the case's."""
 
     def case(side: Side) -> None:
         side.create_topic()
@@ -214,13 +214,13 @@ def times_between_bounds(side: Side) -> None:
 
 
 class Idempotent:
-    """A producer's batches of two records each."""
+    """Return a producer's batches of two records each."""
 
     def __init__(self, side: Side) -> None:
         fields = {"transaction_timeout": TIMEOUT, "producer_id": -1, "producer_epoch": -1}
         self.side = side
         self.topic = side.create_topic()
-        self.producer_id = side.quietly(apis.INIT_PRODUCER_ID, 4, transactional_id=None, **fields).producer_id
+        self.producer_id = side.ask_quietly(apis.INIT_PRODUCER_ID, 4, transactional_id=None, **fields).producer_id
 
     def send(
         self, sequence: int, *, epoch: int = 0, values: tuple[bytes, ...] = (b"a", b"b"), version: int = 9
@@ -230,7 +230,7 @@ class Idempotent:
 
 
 def sequences(*steps: tuple[int, int]) -> Callable[[Side], None]:
-    """(base sequence, epoch) of each batch."""
+    """Write batches of these (base sequence, epoch)."""
 
     def case(side: Side) -> None:
         producer = Idempotent(side)

@@ -1,4 +1,4 @@
-"""One broker in a case: what it was asked and what it answered, step by step."""
+"""One broker in a case: its requests and responses, step by step."""
 
 import dataclasses
 import re
@@ -18,14 +18,14 @@ TIMEOUT = milliseconds(10_000)
 
 
 class Step(NamedTuple):
-    """One request's API and version, or what was done with a connection, and what came of it."""
+    """A request's API and version, or an action on a connection, and its result."""
 
     what: str
     came: Any
 
 
 class Side:
-    """Apache Kafka or ours: what is asked with `ask` is compared, what is asked `quietly` is not."""
+    """Apache Kafka or Onceflow's broker: results of `ask` are compared, those of `ask_quietly` are not."""
 
     def __init__(self, bootstrap: str, case: str) -> None:
         self.bootstrap = bootstrap
@@ -46,7 +46,7 @@ class Side:
         return self._clients[on]
 
     def ask(self, api_key: int, version: int, *, on: str = "main", **fields: Any) -> Any:
-        """The decoded answer, noted for the comparison; None where the connection was closed."""
+        """Return the decoded response and record it for the comparison; None if the connection was closed."""
         self.send(api_key, version, on=on, **fields)
         return self.receive(api_key, version, on=on)
 
@@ -67,8 +67,8 @@ class Side:
         return response
 
     def ask_about_own(self, api_key: int, version: int, **fields: Any) -> None:
-        """As `ask`, of a list of groups or transactions: those of other cases are left out."""
-        response = self.quietly(api_key, version, **fields)
+        """Ask for a list of groups or transactions, leaving out those of other cases."""
+        response = self.ask_quietly(api_key, version, **fields)
         lists = {
             field.name: tuple(entity for entity in getattr(response, field.name) if self.topic in repr(entity))
             for field in dataclasses.fields(response)
@@ -81,28 +81,28 @@ class Side:
         self.note(f"{name} {version}", normal_form(response, self.names, ordered=name in ORDER_COUNTS))
 
     def note(self, what: str, came: Any) -> None:
-        """Something else that is compared."""
+        """Record another value to compare."""
         self.steps.append(Step(what, came))
 
     def leave(self, on: str = "main") -> None:
         """Close a connection; the next request opens another."""
         self._clients.pop(on).close()
 
-    def quietly(self, api_key: int, version: int, *, on: str = "main", **fields: Any) -> Any:
-        """An answer that is not compared: it prepares the case."""
+    def ask_quietly(self, api_key: int, version: int, *, on: str = "main", **fields: Any) -> Any:
+        """Return a response that is not compared: it prepares the case."""
         response = self.client(on).ask(api_key, version, **fields)
         normal_form(response, self.names, ordered=True)
         return response
 
     def until(self, wanted: Callable[[Any], bool], api_key: int, version: int, **fields: Any) -> Any:
-        """Ask until the answer is as wanted: what a broker does by and by is not compared."""
+        """Repeat a request until the response is as wanted: changes that take time are not compared."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not wanted(response := self.quietly(api_key, version, **fields)):
+        while not wanted(response := self.ask_quietly(api_key, version, **fields)):
             assert time.monotonic() < deadline, (self.bootstrap, response)
             time.sleep(0.01)
         return response
 
     def create_topic(self, partitions: int = 1, name: str = "", **configs: str) -> str:
-        """The case's topic, there on all partitions; `configs` with underscores."""
+        """Create the case's topic on all partitions; `configs` with underscores."""
         self.client().create_topic(name or self.topic, partitions, **configs)
         return name or self.topic

@@ -1,4 +1,4 @@
-"""Each case runs on Apache Kafka and on ours, and every field of every answer is compared."""
+"""Each case runs on Apache Kafka and on Onceflow's broker, and every field of every response is compared."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,16 +8,16 @@ import pytest
 from onceflow.wire.apis import API_VERSIONS, APIS
 from tests.broker.raw_client import connected
 from tests.conformance.cases import CASES
-from tests.conformance.comparison import Figures, differences, idle, unlisted
-from tests.conformance.right import RIGHT
+from tests.conformance.comparison import Figures, differences, unlisted, unneeded
+from tests.conformance.expected_differences import patterns
 from tests.conformance.side import Side
-from tests.conformance.wanted import patterns
+from tests.conformance.valid_requests import VALID_REQUESTS
 
 Scenario = Callable[[Side], None]
 
 
 class Compared:
-    """Runs a case on both brokers and holds what differs against the wanted differences."""
+    """Run a case on both brokers and compare the differences with the expected ones."""
 
     def __init__(self, theirs: str, ours: str, figures: Figures) -> None:
         self._bootstraps = theirs, ours
@@ -28,10 +28,10 @@ class Compared:
         differing = differences(theirs.steps, ours.steps)
         self._figures.count(ours.steps, differing)
         allowed = patterns(case)
-        new, gone = unlisted(differing, allowed), idle(differing, allowed)
-        told = [f"not wanted: {line}" for line in new] + [f"gone, take it from the list: {line}" for line in gone]
-        if told:
-            pytest.fail("\n".join(told), pytrace=False)
+        new, obsolete = unlisted(differing, allowed), unneeded(differing, allowed)
+        lines = [f"unexpected: {line}" for line in new] + [f"obsolete, remove it: {line}" for line in obsolete]
+        if lines:
+            pytest.fail("\n".join(lines), pytrace=False)
 
 
 def _played(bootstrap: str, case: str, scenario: Scenario) -> Side:
@@ -52,12 +52,12 @@ VERSIONS = [(api.key, version) for api in APIS.values() for version in range(api
 
 
 @pytest.mark.parametrize(("api_key", "version"), VERSIONS, ids=[f"{APIS[key].name} {at}" for key, at in VERSIONS])
-def test_right_requests_in_every_version(compared: Compared, api_key: int, version: int) -> None:
-    compared(f"{APIS[api_key].name} {version}", lambda side: RIGHT[api_key](side, version))
+def test_valid_requests_in_every_version(compared: Compared, api_key: int, version: int) -> None:
+    compared(f"{APIS[api_key].name} {version}", lambda side: VALID_REQUESTS[api_key](side, version))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_wrong_requests_and_edges(compared: Compared, case: str) -> None:
+def test_invalid_requests_and_edge_cases(compared: Compared, case: str) -> None:
     compared(case, CASES[case])
 
 

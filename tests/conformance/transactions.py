@@ -1,4 +1,4 @@
-"""Transactions: who a producer is, what it may add, write and end, and what others are told of it."""
+"""Transactions: producer identity, adding, writing and ending, and their state as other clients see it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from onceflow.wire import apis
 from tests.broker.raw_client import batch_of, milliseconds
 from tests.conformance.produce import request
-from tests.conformance.right import adding, begin, transactional_batch
 from tests.conformance.side import Side
+from tests.conformance.valid_requests import adding, begin, transactional_batch
 
 UNKNOWN_TOPIC = "no-such-topic-in-a-transaction"
 
 
 class Transaction:
-    """A transactional producer; what is asked with `who` changed is asked in somebody else's name."""
+    """A transactional producer; with `who` changed its requests are sent in another name."""
 
     def __init__(self, side: Side, timeout_ms: int = 60_000) -> None:
         self.side = side
@@ -21,14 +21,14 @@ class Transaction:
         self.who = begin(side, timeout_ms=timeout_ms)
 
     def begun(self, partition: int = 0) -> "Transaction":
-        """With a record in a partition."""
-        self.side.quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(self.who, (self.topic, partition)))
+        """Begin a transaction with a record in a partition."""
+        self.side.ask_quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(self.who, (self.topic, partition)))
         transactional_batch(self.side, self.who, self.topic)
         return self
 
     def ended(self, *, committed: bool) -> "Transaction":
-        """Down to its markers."""
-        self.side.quietly(apis.END_TXN, 3, **self.who, committed=committed)
+        """End it, including its markers."""
+        self.side.ask_quietly(apis.END_TXN, 3, **self.who, committed=committed)
         wanted = "CompleteCommit" if committed else "CompleteAbort"
         self.side.until(lambda response: response.transaction_states[0].transaction_state == wanted, **self.described())
         return self
@@ -72,7 +72,7 @@ class Transaction:
         self.side.ask(apis.END_TXN, version, **self.who, committed=committed)
 
     def others(self, *, named: bool = True) -> list[dict[str, Any]]:
-        """Of another epoch or producer id, and if `named` of none, of another name and of none."""
+        """Return other identities: another epoch or producer id, and if `named` another name and none."""
         later, earlier = ({"producer_epoch": self.who["producer_epoch"] + step} for step in (1, -1))
         names = ({"transactional_id": name} for name in (f"{self.side.topic}-unknown", ""))
         others = [later, earlier, {"producer_id": 999_999}, *([{"producer_id": -1}, *names] if named else ())]
@@ -139,7 +139,7 @@ def add_what_cannot_be(side: Side) -> None:
 def as_others(
     ask: Callable[[Transaction], None], *, is_open: bool = True, named: bool = True
 ) -> Callable[[Side], None]:
-    """A request in the names of others, while a transaction of the case's producer is open or not."""
+    """Send a request in other names, while a transaction of the case's producer is open or not."""
 
     def case(side: Side) -> None:
         own = Transaction(side)
@@ -182,7 +182,7 @@ def produce_under_other_names(side: Side) -> None:
             own.produce(partition, sequence=1 - partition)
 
 
-def produce_as_nobody(side: Side) -> None:
+def produce_without_identity(side: Side) -> None:
     own = Transaction(side).begun()
     own.who["producer_id"] = -1
     own.produce(1)
@@ -256,7 +256,7 @@ def offsets_in_a_transaction(side: Side) -> None:
 
 
 def pending(side: Side, group: str) -> None:
-    """What others see of a group's offsets."""
+    """Show a group's offsets to other clients."""
     for topics in (None, [{"name": side.topic, "partition_indexes": [0, 1]}]):
         for stable in (False, True):
             side.ask(apis.OFFSET_FETCH, 8, groups=[{"group_id": group, "topics": topics}], require_stable=stable)
@@ -265,7 +265,7 @@ def pending(side: Side, group: str) -> None:
 
 def offsets_that_are_aborted(side: Side) -> None:
     own = Transaction(side)
-    side.quietly(apis.ADD_OFFSETS_TO_TXN, 3, **own.who, group_id=side.group)
+    side.ask_quietly(apis.ADD_OFFSETS_TO_TXN, 3, **own.who, group_id=side.group)
     own.commit_offset(side.group)
     side.ask(apis.DELETE_GROUPS, 2, groups_names=[side.group])
     own.ended(committed=False)
@@ -303,7 +303,7 @@ def listed(side: Side) -> None:
 
 
 def marking(side: Side, own: Transaction, *places: tuple[str, int], **fields: Any) -> None:
-    """One WriteTxnMarkers."""
+    """Send one WriteTxnMarkers."""
     topics = [{"name": name, "partition_indexes": [index]} for name, index in places]
     marker = {
         "producer_id": own.who["producer_id"],
@@ -335,7 +335,7 @@ def markers_nowhere(side: Side) -> None:
 
 def timed_out(side: Side) -> None:
     own = Transaction(side, timeout_ms=100)
-    side.quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(own.who, (own.topic, 0)))
+    side.ask_quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(own.who, (own.topic, 0)))
     side.until(lambda response: response.transaction_states[0].transaction_state == "CompleteAbort", **own.described())
     for ask in (add_as, add_offsets_as, produce_as, commit_offset_as, end_as):
         ask(own)
@@ -345,7 +345,7 @@ def timed_out(side: Side) -> None:
 
 def init_after_a_time_out(side: Side) -> None:
     own = Transaction(side, timeout_ms=100)
-    side.quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(own.who, (own.topic, 0)))
+    side.ask_quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(own.who, (own.topic, 0)))
     side.until(lambda response: response.transaction_states[0].transaction_state == "CompleteAbort", **own.described())
     initialised(side, producer_id=own.who["producer_id"], producer_epoch=own.who["producer_epoch"])
 
@@ -372,7 +372,7 @@ CASES: dict[str, Callable[[Side], None]] = {
     "end as others nothing": as_others(end_as, is_open=False),
     "produce as others in a transaction": as_others(produce_as, named=False),
     "produce under other names in a transaction": produce_under_other_names,
-    "produce as nobody in a transaction": produce_as_nobody,
+    "produce without identity in a transaction": produce_without_identity,
     "commit offsets as others in a transaction": as_others(commit_offset_as),
     "end an empty transaction": end_when_empty,
     "end again what was committed": end_again(True),

@@ -105,7 +105,7 @@ def nothing_is_synced() -> Iterator[None]:
     is_over = threading.Event()
     run = group_commit._run
 
-    def held(points: group_commit.Round, is_in_place: Callable[[], bool] | None) -> group_commit.Ended:
+    def held(points: group_commit.Round, is_in_place: Callable[[], bool] | None) -> group_commit.FinishedRound:
         assert is_over.wait(20)
         return run(points, is_in_place)
 

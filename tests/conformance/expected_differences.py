@@ -1,7 +1,7 @@
-"""Differences from Apache Kafka 4.1.1 that are wanted, by the lines that show them.
+"""Expected differences from Apache Kafka 4.1.1, by the lines that show them.
 
-A row: the cases, the lines, and what explains them in KNOWN_DIFFERENCES; `*` stands for anything. Each row has to be
-needed by each of its cases: the list only shrinks.
+A row has the cases, the lines, and their explanation in KNOWN_DIFFERENCES; `*` matches anything. Each of its cases must
+need each row: the list only shrinks.
 """
 
 from collections.abc import Iterable
@@ -9,16 +9,16 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 
-class Wanted(NamedTuple):
-    """Lines of differences in some cases."""
+class Expected(NamedTuple):
+    """A line of differences in some cases."""
 
     cases: str
     line: str
     why: str
 
 
-def _each(cases: str, why: str, lines: Iterable[str]) -> list[Wanted]:
-    return [Wanted(cases, line, why) for line in lines]
+def _rows(cases: str, why: str, lines: Iterable[str]) -> list[Expected]:
+    return [Expected(cases, line, why) for line in lines]
 
 
 NOT_SERVED = (17, 29, 30, 31, 34, 36, 38, 39, 40, 41, 45, 48, 49, 50, 51, 55, 57, 64, 68, 69, 74, 75, 76, 77, 78, 79)
@@ -94,7 +94,7 @@ SET_BY_KAFKAS_FILE = (
     "transaction.state.log.num.partitions",
     "transaction.state.log.replication.factor",
 )
-"""Those that are in the server.properties of the peer and are a default here."""
+"""Settings that are in the server.properties of the peer and have their default here."""
 REFUSED_HERE = (
     "Produce 9 *.error_code: 'none' → 'invalid_*'",
     "Produce 9 *.base_offset: 0 → -1",
@@ -165,34 +165,34 @@ CREATED = (
     "create a topic with a config twice",
     "create a topic twice",
 )
-"""Cases in which CreateTopics answers with all configs."""
+"""Cases with all configs in the CreateTopics response."""
 
-NOT_TEXT = ("a client that is no text", "a negative client length", "text that is none", "a negative array")
+NOT_TEXT = ("a client id that is not text", "a negative client length", "invalid text", "a negative array")
 
-WANTED = [
-    *_each("ApiVersions *", "APIs and versions", VERSIONS),
-    *_each("ApiVersions [34]", "FeatureCommand", FEATURES),
-    Wanted("ListOffsets 0", "ListOffsets 0 : 'closed the connection' → *", "APIs and versions"),
+EXPECTED = [
+    *_rows("ApiVersions *", "APIs and versions", VERSIONS),
+    *_rows("ApiVersions [34]", "FeatureCommand", FEATURES),
+    Expected("ListOffsets 0", "ListOffsets 0 : 'closed the connection' → *", "APIs and versions"),
     *(
         row
         for cases in CREATED
-        for row in _each(cases, UNITS, (f"*.configs.{name}: * → 'absent'" for name in CONFIGS_ABSENT))
+        for row in _rows(cases, UNITS, (f"*.configs.{name}: * → 'absent'" for name in CONFIGS_ABSENT))
     ),
     *(
-        Wanted(cases, "*.configs.min.insync.replicas.config_source: 3 → 5", "eligible leader replicas")
+        Expected(cases, "*.configs.min.insync.replicas.config_source: 3 → 5", "eligible leader replicas")
         for cases in CREATED
     ),
     *(
-        Wanted(
+        Expected(
             f"configure 'min.cleanable.dirty.ratio' as '{text}'",
             f"*.value: '{text}' → *",
-            "values as they were written",
+            "written form of values",
         )
         for text in (".5", "1.", "1e-1")
     ),
-    *_each(
+    *_rows(
         "create a topic in no time",
-        "time-outs of administrators",
+        "timeouts of administrative requests",
         (
             "*.error_code: 'request_timed_out' → 'none'",
             "*.error_message: 'text' → None",
@@ -202,10 +202,10 @@ WANTED = [
             "*.configs.*: 'absent' → {'name': *, 'read_only': False, 'config_source': [45], 'is_sensitive': False}",
         ),
     ),
-    Wanted(
+    Expected(
         "describe configs of all brokers", "*.configs.min.insync.replicas: * → 'absent'", "eligible leader replicas"
     ),
-    *_each(
+    *_rows(
         "describe the broker's settings",
         "settings of the broker",
         (
@@ -216,10 +216,10 @@ WANTED = [
             "*.read_only: False → True",
         ),
     ),
-    Wanted("alter with a* operation", "*: 'unknown_server_error' → 'invalid_request'", "what Kafka did not foresee"),
-    *_each(
-        "metadata of what has neither name nor id",
-        "what Kafka did not foresee",
+    Expected("alter with a* operation", "*: 'unknown_server_error' → 'invalid_request'", "unexpected errors in Kafka"),
+    *_rows(
+        "metadata of a topic without name and id",
+        "unexpected errors in Kafka",
         (
             "*'unknown_server_error'* → 'absent'",
             "*: 'absent' → *'invalid_request'*",
@@ -228,39 +228,39 @@ WANTED = [
             "Metadata 12 controller_id: -1 → 1",
         ),
     ),
-    *_each(
+    *_rows(
         "metadata that makes topics",
-        "topics that are made by asking",
+        "automatic topic creation",
         (
             "*.error_code: 'unknown_topic_or_partition' → 'none'",
             "*.topic_id: None → 'uuid 1'",
             "*.partitions.0: 'absent' → {'error_code': 'none', 'partition_index': 0, 'leader_id': 1, *",
         ),
     ),
-    *_each(
+    *_rows(
         "produce under other names in a transaction",
-        "names of transactions",
+        "transactional ids of batches",
         (
             *NOT_WRITTEN_HERE,
             "Produce 9 *.error_code: 'none' → 'invalid_request'",
             "Produce 9 *.log_append_time: 1700000000000 → -1",
         ),
     ),
-    *_each("produce as nobody in a transaction", "names of transactions", NOT_WRITTEN_HERE),
-    *_each(
+    *_rows("produce without identity in a transaction", "transactional ids of batches", NOT_WRITTEN_HERE),
+    *_rows(
         "produce out of place in a transaction",
         "time of a repeated batch",
         ["*.log_append_time: 1700000000000 → -1"],
     ),
-    *_each(
+    *_rows(
         "describe transactions and producers",
-        "a producer's time",
+        "a producer's last timestamp",
         ["*.active_producers.0.last_timestamp: 1700000000000 → 'now'"],
     ),
-    Wanted("write markers nowhere", "*: 'absent' → {'producer_id': *, 'topics': []}", "the same twice, or nothing"),
-    *_each(
+    Expected("write markers nowhere", "*: 'absent' → {'producer_id': *, 'topics': []}", "repeated or empty entries"),
+    *_rows(
         "initialise after a time-out",
-        "commit after a time-out",
+        "commit after a timeout",
         (
             "InitProducerId 4 error_code: 'none' → 'producer_fenced'",
             "InitProducerId 4 producer_id: 'producer 1' → -1",
@@ -268,10 +268,10 @@ WANTED = [
         ),
     ),
     *(
-        Wanted(f"frames with {what}", "a frame : b'* → 'closed the connection'", "stricter with frames")
+        Expected(f"frames with {what}", "a frame : b'* → 'closed the connection'", "stricter with frames")
         for what in (*NOT_TEXT, "endless tagged fields")
     ),
-    *_each(
+    *_rows(
         "frames with endless lists",
         "limits on requests",
         (
@@ -279,65 +279,71 @@ WANTED = [
             for api in ("DescribeGroups 5", "DeleteGroups 2", "DescribeTransactions 0")
         ),
     ),
-    *_each("DescribeConfigs *", UNITS, (f"*.configs.{name}: * → 'absent'" for name in CONFIGS_ABSENT)),
-    Wanted("DescribeConfigs *", "*.configs.min.insync.replicas.config_source: 3 → 5", "eligible leader replicas"),
-    Wanted("DescribeConfigs *", "*.configs.min.insync.replicas.synonyms.*", "eligible leader replicas"),
-    *_each(
+    *_rows("DescribeConfigs *", UNITS, (f"*.configs.{name}: * → 'absent'" for name in CONFIGS_ABSENT)),
+    Expected("DescribeConfigs *", "*.configs.min.insync.replicas.config_source: 3 → 5", "eligible leader replicas"),
+    Expected("DescribeConfigs *", "*.configs.min.insync.replicas.synonyms.*", "eligible leader replicas"),
+    *_rows(
         "DescribeConfigs *",
         "synonyms of retention.ms",
         (f"*.configs.{name}.synonyms.log.*: 'absent' → *" for name in SYNONYMS),
     ),
-    Wanted("DescribeProducers 0", "*.active_producers.0.last_timestamp: 1700000000000 → 'now'", "a producer's time"),
+    Expected(
+        "DescribeProducers 0",
+        "*.active_producers.0.last_timestamp: 1700000000000 → 'now'",
+        "a producer's last timestamp",
+    ),
     *(
-        Wanted(f"produce a batch: {case}", line, "stricter with batches")
+        Expected(f"produce a batch: {case}", line, "stricter with batches")
         for case in STRICT_BATCHES
         for line in REFUSED_HERE
     ),
-    Wanted("produce a batch: a batch and half another", "*.log_start_offset: 0 → -1", "stricter with batches"),
-    *_each("produce a batch: a header from the future", "records are not decoded", REFUSED_HERE),
-    *_each("produce a batch: no gzip in it", "records are not decoded", TAKEN_HERE),
-    Wanted("produce a batch: a time before time", "Fetch 12 *.max_timestamp: -1 → -2", "records are not decoded"),
-    Wanted(
+    Expected("produce a batch: a batch and half another", "*.log_start_offset: 0 → -1", "stricter with batches"),
+    *_rows("produce a batch: a header from the future", "records are not decoded", REFUSED_HERE),
+    *_rows("produce a batch: no gzip in it", "records are not decoded", TAKEN_HERE),
+    Expected("produce a batch: a time before time", "Fetch 12 *.max_timestamp: -1 → -2", "records are not decoded"),
+    Expected(
         "produce a batch: codec [57]",
         "*error_code: 'unknown_server_error' → 'invalid_record'",
-        "what Kafka did not foresee",
+        "unexpected errors in Kafka",
     ),
-    Wanted("produce a batch: null", "Produce 9 : 'did not answer' → *'invalid_record'*", "no answer"),
-    Wanted("join with a protocol twice", "JoinGroup 3 : 'did not answer' → {'error_code': 'none', *", "no answer"),
-    Wanted("produce a batch: from the future", "*.record_errors.0: * → 'absent'", "record errors"),
-    Wanted("produce without keys to a compacted topic", "*.record_errors.[01]: * → 'absent'", "record errors"),
-    Wanted("produce times between bounds", "*.record_errors.0: * → 'absent'", "record errors"),
-    *_each(
+    Expected("produce a batch: null", "Produce 9 : 'did not answer' → *'invalid_record'*", "no response"),
+    Expected("join with a protocol twice", "JoinGroup 3 : 'did not answer' → {'error_code': 'none', *", "no response"),
+    Expected("produce a batch: from the future", "*.record_errors.0: * → 'absent'", "record errors"),
+    Expected("produce without keys to a compacted topic", "*.record_errors.[01]: * → 'absent'", "record errors"),
+    Expected("produce times between bounds", "*.record_errors.0: * → 'absent'", "record errors"),
+    *_rows(
         "sequences in order and repeated",
         "time of a repeated batch",
         ["*.log_append_time: 1700000000001 → -1"],
     ),
-    Wanted("sequences repeated that are too old", "*.log_append_time: 1700000000001 → -1", "time of a repeated batch"),
-    Wanted("sequences that wrap", "*.log_append_time: 1700000000001 → -1", "time of a repeated batch"),
-    Wanted("sequences in old versions", "*.log_append_time: 1700000000001 → -1", "time of a repeated batch"),
-    *_each("produce to a partition twice", "the same twice, or nothing", PRODUCED_TWICE),
-    *_each("produce to a topic twice", "the same twice, or nothing", TO_A_TOPIC_TWICE),
-    Wanted(
-        "produce to no partition", "*: 'absent' → {'name': *, 'partition_responses': *}", "the same twice, or nothing"
+    Expected(
+        "sequences repeated that are too old", "*.log_append_time: 1700000000001 → -1", "time of a repeated batch"
     ),
-    Wanted("list offsets of no partition", "*: 'absent' → {'name': *, 'partitions': *}", "the same twice, or nothing"),
-    *_each("delete records of a partition twice", "the same twice, or nothing", DELETED_TWICE),
-    Wanted("delete no records", "*: 'absent' → {'name': *, 'partitions': *}", "the same twice, or nothing"),
+    Expected("sequences that wrap", "*.log_append_time: 1700000000001 → -1", "time of a repeated batch"),
+    Expected("sequences in old versions", "*.log_append_time: 1700000000001 → -1", "time of a repeated batch"),
+    *_rows("produce to a partition twice", "repeated or empty entries", PRODUCED_TWICE),
+    *_rows("produce to a topic twice", "repeated or empty entries", TO_A_TOPIC_TWICE),
+    Expected(
+        "produce to no partition", "*: 'absent' → {'name': *, 'partition_responses': *}", "repeated or empty entries"
+    ),
+    Expected("list offsets of no partition", "*: 'absent' → {'name': *, 'partitions': *}", "repeated or empty entries"),
+    *_rows("delete records of a partition twice", "repeated or empty entries", DELETED_TWICE),
+    Expected("delete no records", "*: 'absent' → {'name': *, 'partitions': *}", "repeated or empty entries"),
     *(
-        Wanted(f"fetch -1 bytes {what}", line, "what Kafka did not foresee")
-        for what in ("in all", "of a partition")
+        Expected(f"fetch -1 bytes {what}", line, "unexpected errors in Kafka")
+        for what in ("in total", "of a partition")
         for line in ("Fetch *.error_code: 'unknown_server_error' → 'none'", *FETCHED_HERE)
     ),
-    *_each(
+    *_rows(
         "fetch with a later last fetched epoch",
         "followers",
         ("Fetch 12 *.error_code: 'offset_out_of_range' → 'none'", *FETCHED_HERE),
     ),
-    Wanted("fetch a new session", "Fetch 12 session_id: 'session 1' → 0", "fetch sessions"),
-    Wanted("fetch an unknown session's new beginning", "Fetch 12 session_id: 'session 1' → 0", "fetch sessions"),
+    Expected("fetch a new session", "Fetch 12 session_id: 'session 1' → 0", "fetch sessions"),
+    Expected("fetch an unknown session's new beginning", "Fetch 12 session_id: 'session 1' → 0", "fetch sessions"),
 ]
 
 
 def patterns(case: str) -> list[str]:
-    """The lines that are wanted in one case."""
-    return [value.line for value in WANTED if fnmatchcase(case, value.cases)]
+    """Return the expected lines of one case."""
+    return [value.line for value in EXPECTED if fnmatchcase(case, value.cases)]

@@ -1,4 +1,4 @@
-"""One right request of each API, asked in every version that is served."""
+"""One valid request of each API, sent in every supported version."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def produce(side: Side, version: int) -> None:
 
 
 def fetch_fields(topic: str, *partitions: tuple[int, int], **fields: Any) -> dict[str, Any]:
-    """A Fetch of (partition, offset) each."""
+    """Return a Fetch of (partition, offset)."""
     asked = [
         {"partition": value, "current_leader_epoch": -1, "fetch_offset": offset, "partition_max_bytes": 1_000_000}
         for value, offset in partitions
@@ -58,7 +58,7 @@ def metadata(side: Side, version: int) -> None:
 
 
 def commit_fields(group: str, topic: str, offset: int = 3, **fields: Any) -> dict[str, Any]:
-    """An OffsetCommit of partition 0 from outside any generation; `place` changes the partition's entry."""
+    """Return an OffsetCommit of partition 0 from outside any generation; `place` changes the partition's entry."""
     place = {"partition_index": 0, "committed_offset": offset, "committed_metadata": "note"}
     place |= fields.get("place", {})
     given = {name: value for name, value in fields.items() if name != "place"}
@@ -78,7 +78,7 @@ def offset_commit(side: Side, version: int) -> None:
 
 def offset_fetch(side: Side, version: int) -> None:
     topic = side.create_topic(2)
-    side.quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, topic))
+    side.ask_quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, topic))
     topics = [{"name": topic, "partition_indexes": [0, 1]}]
     fields = {"group_id": side.group, "topics": topics, "require_stable": False}
     side.ask(apis.OFFSET_FETCH, version, **fields, groups=[{"group_id": side.group, "topics": topics}])
@@ -90,7 +90,7 @@ def find_coordinator(side: Side, version: int) -> None:
 
 
 def join_fields(group: str, member_id: str = "", **fields: Any) -> dict[str, Any]:
-    """A JoinGroup."""
+    """Return a JoinGroup."""
     return {
         "group_id": group,
         "session_timeout": milliseconds(10_000),
@@ -103,7 +103,7 @@ def join_fields(group: str, member_id: str = "", **fields: Any) -> dict[str, Any
 
 
 def sync_fields(group: str, member_id: str, generation: int = 1, **fields: Any) -> dict[str, Any]:
-    """A SyncGroup of a leader who gives itself all."""
+    """Return a SyncGroup of a leader that assigns everything to itself."""
     return {
         "group_id": group,
         "generation_id": generation,
@@ -116,11 +116,11 @@ def sync_fields(group: str, member_id: str, generation: int = 1, **fields: Any) 
 
 
 def stable_member(side: Side, group: str = "") -> str:
-    """The one member of the case's group, in generation 1."""
+    """Join the one member of the case's group, in generation 1."""
     group = group or side.group
-    member_id = side.quietly(apis.JOIN_GROUP, 9, **join_fields(group)).member_id
-    assert side.quietly(apis.JOIN_GROUP, 9, **join_fields(group, member_id)).generation_id == 1
-    assert side.quietly(apis.SYNC_GROUP, 5, **sync_fields(group, member_id)).error_code == 0
+    member_id = side.ask_quietly(apis.JOIN_GROUP, 9, **join_fields(group)).member_id
+    assert side.ask_quietly(apis.JOIN_GROUP, 9, **join_fields(group, member_id)).generation_id == 1
+    assert side.ask_quietly(apis.SYNC_GROUP, 5, **sync_fields(group, member_id)).error_code == 0
     return str(member_id)
 
 
@@ -131,8 +131,8 @@ def join_group(side: Side, version: int) -> None:
 
 
 def sync_group(side: Side, version: int) -> None:
-    member_id = side.quietly(apis.JOIN_GROUP, 9, **join_fields(side.group)).member_id
-    side.quietly(apis.JOIN_GROUP, 9, **join_fields(side.group, member_id))
+    member_id = side.ask_quietly(apis.JOIN_GROUP, 9, **join_fields(side.group)).member_id
+    side.ask_quietly(apis.JOIN_GROUP, 9, **join_fields(side.group, member_id))
     side.ask(apis.SYNC_GROUP, version, **sync_fields(side.group, member_id))
 
 
@@ -163,7 +163,7 @@ def api_versions(side: Side, version: int) -> None:
 
 
 def topic_fields(name: str, **fields: Any) -> dict[str, Any]:
-    """One topic of a CreateTopics."""
+    """Return one topic of a CreateTopics."""
     return {"name": name, "num_partitions": 2, "replication_factor": 1, "assignments": (), "configs": (), **fields}
 
 
@@ -197,7 +197,7 @@ def init_producer_id(side: Side, version: int) -> None:
 
 
 def begin(side: Side, transactional_id: str = "", timeout_ms: int = 60_000) -> dict[str, Any]:
-    """The fields that say who a transactional producer is, once its coordinator has told it."""
+    """Return the fields that identify a transactional producer, from its InitProducerId."""
     transactional_id = transactional_id or side.topic
     fields = {"transaction_timeout": milliseconds(timeout_ms), "producer_id": -1, "producer_epoch": -1}
     response = side.until(
@@ -212,7 +212,7 @@ def begin(side: Side, transactional_id: str = "", timeout_ms: int = 60_000) -> d
 
 
 def adding(who: dict[str, Any], *partitions: tuple[str, int]) -> dict[str, Any]:
-    """An AddPartitionsToTxn, whose fields are called otherwise."""
+    """Return an AddPartitionsToTxn, which has other field names."""
     topics = [{"name": topic, "partitions": [partition]} for topic, partition in partitions]
     return {f"v3_and_below_{name}": value for name, value in {**who, "topics": topics}.items()}
 
@@ -237,14 +237,14 @@ def end_txn(side: Side, version: int) -> None:
     topic = side.create_topic()
     for committed in (True, False):
         who = begin(side)
-        side.quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(who, (topic, 0)))
+        side.ask_quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(who, (topic, 0)))
         side.ask(apis.END_TXN, version, **who, committed=committed)
 
 
 def write_txn_markers(side: Side, version: int) -> None:
     topic = side.create_topic()
     who = begin(side)
-    side.quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(who, (topic, 0)))
+    side.ask_quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(who, (topic, 0)))
     marker = {
         "producer_id": who["producer_id"],
         "producer_epoch": who["producer_epoch"],
@@ -258,7 +258,7 @@ def write_txn_markers(side: Side, version: int) -> None:
 def txn_offset_commit(side: Side, version: int) -> None:
     topic = side.create_topic()
     who = begin(side)
-    side.quietly(apis.ADD_OFFSETS_TO_TXN, 3, **who, group_id=side.group)
+    side.ask_quietly(apis.ADD_OFFSETS_TO_TXN, 3, **who, group_id=side.group)
     place = {"partition_index": 0, "committed_offset": 5, "committed_leader_epoch": 0, "committed_metadata": "m"}
     side.ask(
         apis.TXN_OFFSET_COMMIT, version, **who, group_id=side.group, topics=[{"name": topic, "partitions": [place]}]
@@ -269,7 +269,7 @@ TOPIC, BROKER = 2, 4
 
 
 def describing(kind: int, name: str, *keys: str) -> dict[str, Any]:
-    """A DescribeConfigs of some configs, or of all."""
+    """Describe some configs, or all."""
     resource = {"resource_type": kind, "resource_name": name, "configuration_keys": keys or None}
     return {"resources": [resource], "include_synonyms": True, "include_documentation": True}
 
@@ -306,7 +306,7 @@ def create_partitions(side: Side, version: int) -> None:
 
 
 def delete_groups(side: Side, version: int) -> None:
-    side.quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, side.create_topic()))
+    side.ask_quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, side.create_topic()))
     side.ask(apis.DELETE_GROUPS, version, groups_names=[side.group])
 
 
@@ -323,7 +323,7 @@ def list_partition_reassignments(side: Side, version: int) -> None:
 
 def offset_delete(side: Side, version: int) -> None:
     topic = side.create_topic()
-    side.quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, topic))
+    side.ask_quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, topic))
     topics = [{"name": topic, "partitions": [{"partition_index": 0}]}]
     side.ask(apis.OFFSET_DELETE, version, group_id=side.group, topics=topics)
 
@@ -339,13 +339,13 @@ def describe_cluster(side: Side, version: int) -> None:
 def describe_producers(side: Side, version: int) -> None:
     topic = side.create_topic()
     who = begin(side)
-    side.quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(who, (topic, 0)))
+    side.ask_quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(who, (topic, 0)))
     transactional_batch(side, who, topic)
     side.ask(apis.DESCRIBE_PRODUCERS, version, topics=[{"name": topic, "partition_indexes": [0]}])
 
 
 def transactional_batch(side: Side, who: dict[str, Any], topic: str, sequence: int = 0) -> None:
-    """One record in partition 0, written as soon as Kafka's partition knows of the transaction."""
+    """Write one record to partition 0 once Kafka's partition knows the transaction."""
     batch = batch_of(
         b"v", producer_id=who["producer_id"], producer_epoch=who["producer_epoch"], base_sequence=sequence,
         transactional=True,
@@ -361,7 +361,7 @@ def describe_transactions(side: Side, version: int) -> None:
     topic = side.create_topic()
     who = begin(side)
     side.ask(apis.DESCRIBE_TRANSACTIONS, version, transactional_ids=[side.topic])
-    side.quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(who, (topic, 0)))
+    side.ask_quietly(apis.ADD_PARTITIONS_TO_TXN, 3, **adding(who, (topic, 0)))
     side.ask(apis.DESCRIBE_TRANSACTIONS, version, transactional_ids=[side.topic])
 
 
@@ -370,7 +370,7 @@ def list_transactions(side: Side, version: int) -> None:
     side.ask_about_own(apis.LIST_TRANSACTIONS, version, state_filters=(), producer_id_filters=(), duration_filter=-1)
 
 
-RIGHT: dict[int, Right] = {
+VALID_REQUESTS: dict[int, Right] = {
     apis.PRODUCE: produce,
     apis.FETCH: fetch,
     apis.LIST_OFFSETS: list_offsets,
