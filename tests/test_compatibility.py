@@ -73,7 +73,7 @@ CLIENTS: dict[str, tuple[Cell, ...]] = {
         ("all", "compat/test_kcat.py::test_keys_headers_and_codecs"),
         ("yes", "compat/test_kcat.py::test_keys_headers_and_codecs"),
         ("yes", "compat/test_kcat.py::test_a_transaction"),
-        ("yes", "compat/test_kcat.py::test_members_share_a_group_and_one_takes_over"),
+        ("yes", "compat/test_kcat.py::test_members_share_a_group"),
         ("yes", "compat/test_kcat.py::test_a_transaction"),
         ("it has none", ""),
     ),

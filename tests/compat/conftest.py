@@ -1,4 +1,4 @@
-"""Where the strangers' tools are, and the sentence that a test is skipped with where one is not."""
+"""Tools of other projects, and skip messages for missing ones."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ CLIENT_VERSIONS = (kafka.VERSION, "3.9.1")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Every test of this folder runs under `make compat` alone, or under `make campaign` where it is long."""
+    """Mark the tests of this folder for `make compat`; long ones are marked for `make campaign` already."""
     if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("campaign") is None:
         item.add_marker(pytest.mark.compat)
 
 
 def tool(name: str, remedy: str) -> str:
-    """Where a program is; skips the test where it is not installed."""
+    """Return a program's path; skip the test if it is not installed."""
     program = shutil.which(name)
     if program is None:
         pytest.skip(f"{name} is not installed: {remedy}")
@@ -29,7 +29,7 @@ def tool(name: str, remedy: str) -> str:
 
 
 def kafka_jars(version: str) -> Path:
-    """The jars of one Apache Kafka; skips the test where Maven cannot bring them."""
+    """Return the jars of one Apache Kafka; skip the test if Maven cannot download them."""
     jars = kafka.jars(version)
     if jars is None:
         pytest.skip(
@@ -40,7 +40,7 @@ def kafka_jars(version: str) -> Path:
 
 @pytest.fixture(scope="session", params=CLIENT_VERSIONS)
 def java(request: pytest.FixtureRequest, bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> JavaPrograms:
-    """The programs of tests/compat/java, compiled against one version of the Java client."""
+    """Compile the programs of tests/compat/java against one version of the Java client."""
     tool("java", "apt install default-jdk-headless")
     javac = tool("javac", "apt install default-jdk-headless")
     jars = kafka_jars(request.param)
@@ -51,7 +51,7 @@ def java(request: pytest.FixtureRequest, bootstrap: str, tmp_path_factory: pytes
 
 @pytest.fixture(scope="session")
 def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka.KafkaProcess]:
-    """A running Apache Kafka, to compare answers with."""
+    """Start an Apache Kafka, to compare responses."""
     tool("java", "apt install default-jdk-headless")
     with kafka.KafkaProcess(tmp_path_factory.mktemp("apache") / "kafka", kafka_jars(kafka.VERSION)) as running:
         yield running
@@ -59,7 +59,7 @@ def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka.Kaf
 
 @pytest.fixture(scope="session")
 def tools_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """Ours with the one setting that the peer has otherwise than by default and that TopicCommand shows."""
+    """Start Onceflow's broker with the one non-default setting of the peer that TopicCommand shows."""
     data = tmp_path_factory.mktemp("ours") / "data"
     with BrokerProcess(data, 0, "--log-segment-delete-delay-ms", "0") as running:
         yield running
@@ -67,6 +67,6 @@ def tools_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPro
 
 @pytest.fixture(scope="session")
 def peers(apache_kafka: kafka.KafkaProcess, tools_broker: BrokerProcess) -> Peers:
-    """Kafka's own tools on Apache Kafka and on ours."""
+    """Run Kafka's own tools on Apache Kafka and on Onceflow's broker."""
     jars = kafka_jars(kafka.VERSION)
     return Peers(KafkaTools(apache_kafka.bootstrap, jars), KafkaTools(tools_broker.bootstrap, jars))

@@ -1,4 +1,6 @@
-"""Kafka's TransactionalMessageCopier in processes that a test may bounce, and how its tools are run for a while."""
+"""Kafka's TransactionalMessageCopier in processes that a test may bounce, and other tools of Kafka that run for a
+while.
+"""
 
 import json
 import signal
@@ -10,11 +12,11 @@ from tests.compat.java_programs import environment
 
 PACKAGE = "org.apache.kafka.tools"
 END_SECONDS = 90
-"""A call of Java's producer that its own fatal error overtakes is never answered, and ends after max.block.ms, 60 s."""
+"""A call of Java's producer that is overtaken by its own fatal error ends only after max.block.ms, 60 s."""
 
 
 class JavaTool:
-    """One of Kafka's tools in a process of its own; what it says since its last start is in files in `directory`."""
+    """One of Kafka's tools in a process of its own; files in `directory` have its output since its last start."""
 
     def __init__(self, name: str, jars: Path, directory: Path, tool: str, *arguments: str) -> None:
         self.name = name
@@ -23,7 +25,7 @@ class JavaTool:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Beside those that were started before, if they have not ended."""
+        """Start one more process beside earlier ones that have not ended."""
         place = len(self._processes)
         with self._said(place, "out").open("wb") as out, self._said(place, "err").open("wb") as errors:
             self._processes.append(subprocess.Popen(self._command, stdout=out, stderr=errors, env=environment()))
@@ -37,12 +39,12 @@ class JavaTool:
 
     @property
     def log(self) -> str:
-        """The end of what the last one said of errors."""
+        """Return the end of the last process's errors."""
         return self._said(len(self._processes) - 1, "err").read_text()[-3000:]
 
     @property
     def code(self) -> int | None:
-        """The last one's exit code, or None while it runs."""
+        """Return the last process's exit code, or None while it runs."""
         return self._processes[-1].poll()
 
     def send(self, number: signal.Signals) -> None:
@@ -62,7 +64,7 @@ class JavaTool:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a copier says at the beginning of each transaction: since its start, or its group's last rebalance."""
+    """Progress since the copier's start or its group's last rebalance, printed at the start of each transaction."""
 
     stage: str
     consumed: int
@@ -70,7 +72,7 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """Between 0 and 1; 1 where there was nothing to do."""
+        """Completed share, between 0 and 1; 1 if there was nothing to do."""
         return self.consumed / (self.consumed + self.remaining) if self.consumed + self.remaining else 1.0
 
 
@@ -79,7 +81,7 @@ class Copier(JavaTool):
 
     @property
     def progress(self) -> Progress | None:
-        """The last that it said since its last start."""
+        """Return the last progress since its last start."""
         lines = [line for line in self.printed.split(b"\n")[:-1] if line.startswith(b"{")]
         if not lines:
             return None
@@ -88,7 +90,7 @@ class Copier(JavaTool):
 
     @property
     def is_done(self) -> bool:
-        """It shut down because nothing remained; one that ended otherwise without being told fails the test."""
+        """Return whether it shut down because nothing remained; any other unrequested end fails the test."""
         code, progress = self.code, self.progress
         if code is None:
             return False
@@ -100,7 +102,7 @@ class Copier(JavaTool):
         self.start()
 
     def end_of_the_one_before(self) -> tuple[int, str]:
-        """Let the one go on that was stopped (SIGSTOP) before the last start, and wait: (exit code, what it said)."""
+        """Resume the process that was stopped (SIGSTOP) before the last start, and wait: (exit code, output)."""
         before = len(self._processes) - 2
         self._processes[before].send_signal(signal.SIGCONT)
         return self._processes[before].wait(END_SECONDS), self._said(before, "err").read_text()

@@ -1,8 +1,8 @@
-"""What the members of a group have read, step by step, while they come and go: each record once, by its holder.
+"""Records read by a group's members, step by step, while members come and go: each once, by its partition's owner.
 
-A client's program says after each step, in a line, what each member holds and what it has read since the last step.
-In each step every partition gets RECORDS more records, numbered from 0 in each; the partitions of a member that has
-left get theirs before another has taken over, so that the committed offsets alone say where that one begins.
+After each step a client's program prints a line with each member's partitions and the records read since the last step.
+In each step every partition gets RECORDS more records, numbered from 0 in each. The partitions of a member that left
+get theirs before another member takes over, so that the committed offsets alone determine its start.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from typing import Any
 PARTITIONS = 4
 RECORDS = 30
 STEPS = {"one": 1, "two": 2, "one left": 1}
-"""How many members there are in each."""
+"""Number of members in each step."""
 
 
-def assert_each_record_was_read_once(told: Sequence[dict[str, Any]]) -> None:
-    """The last line has the group's offsets."""
-    *steps, offsets = told
+def assert_each_record_was_read_once(output: Sequence[dict[str, Any]]) -> None:
+    """Check the steps; the last line has the group's offsets."""
+    *steps, offsets = output
     assert [(step["step"], len(step["members"])) for step in steps] == [*STEPS.items()]
     for place, step in enumerate(steps):
         numbers = range(RECORDS * place, RECORDS * (place + 1))

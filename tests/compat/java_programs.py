@@ -1,4 +1,4 @@
-"""The Java programs beside this file: compiled once, run one JVM a test, answering in JSON lines."""
+"""The Java programs beside this file: compiled once, run in one JVM for each test, with JSON lines as output."""
 
 import json
 import os
@@ -11,7 +11,7 @@ QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def environment() -> dict[str, str]:
-    """Ours, with a JVM that starts quickly and is not made for Spark."""
+    """The JVM of the tests, with options for a quick start instead of Spark's."""
     return {**os.environ, "JDK_JAVA_OPTIONS": QUICK_JVM}
 
 
@@ -25,14 +25,14 @@ class JavaPrograms:
         self._classes = classes
 
     def compile(self, javac: str) -> None:
-        """All of them; a deprecated call is no error, since two versions are served."""
+        """Compile all; deprecated calls are allowed, since two versions are supported."""
         sources = [str(path) for path in sorted(SOURCES.glob("*.java"))]
         command = [javac, "-nowarn", "-cp", f"{self._jars}/*", "-d", str(self._classes), *sources]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
 
     def run(self, program: str, *arguments: str, timeout_seconds: float = 90) -> list[dict[str, Any]]:
-        """The lines that `program BOOTSTRAP arguments…` prints; its failure, with what it said, is the test's."""
+        """Return the lines that `program BOOTSTRAP arguments…` prints; its failure, with its output, fails the test."""
         classpath = f"{self._classes}:{self._jars}/*"
         command = ["java", "-cp", classpath, program, self.bootstrap, *arguments]
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Kafka's own command line tools, run on a broker; what they print is made comparable between two brokers."""
+"""Kafka's own command line tools, run on a broker, with output that is comparable between two brokers."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ OF_THIS_RUN = (
     (re.compile(r'"avg_throughput":[\d.E]+'), '"avg_throughput":FIGURE'),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[:.,]\d+"), "TIME"),
 )
-"""What differs between two runs on one broker too."""
+"""Parts of the output that differ between two runs on one broker too."""
 
 OF_A_CLUSTER = (
     ("min.insync.replicas=1,", ""),
@@ -35,7 +35,7 @@ OF_A_CLUSTER = (
 
 @dataclass(frozen=True)
 class Printed:
-    """What a tool said and how it ended."""
+    """Output of a tool, and its exit code."""
 
     lines: list[str]
     code: int
@@ -46,13 +46,13 @@ class Printed:
 
 @dataclass(frozen=True)
 class KafkaTools:
-    """The tools of `jars`, pointed at one broker."""
+    """The tools of `jars` for one broker."""
 
     bootstrap: str
     jars: Path
 
     def run(self, tool: str, *arguments: str, stdin: str = "", timeout_seconds: float = 60) -> Printed:
-        """Run `tool`; `BROKER` among the arguments is the broker's address. Standard error is what log4j says: left."""
+        """Run `tool`; `BROKER` among the arguments is the broker's address. Standard error (log4j) is ignored."""
         package = PACKAGES.get(tool, "org.apache.kafka.tools")
         words = [word.replace("BROKER", self.bootstrap) for word in arguments]
         command = ["java", "-cp", f"{self.jars}/*", f"{package}.{tool}", *words]
@@ -80,13 +80,13 @@ class KafkaTools:
 
 @dataclass(frozen=True)
 class Peers:
-    """Apache Kafka and ours, asked the same at the same time."""
+    """Apache Kafka and Onceflow's broker, with the same requests at the same time."""
 
     theirs: KafkaTools
     ours: KafkaTools
 
     def ask(self, tool: str, *arguments: str, stdin: str = "", timeout_seconds: float = 60) -> tuple[Printed, Printed]:
-        """What the tool prints on theirs and on ours."""
+        """Return the tool's output on Kafka and on Onceflow."""
         with ThreadPoolExecutor(2) as pool:
             theirs, ours = (
                 pool.submit(tools.run, tool, *arguments, stdin=stdin, timeout_seconds=timeout_seconds)
@@ -95,11 +95,11 @@ class Peers:
             return theirs.result(), ours.result()
 
     def same(self, tool: str, *arguments: str, stdin: str = "", about: str = "") -> Printed:
-        """What the tool prints on either, having seen that it is the same, in what order ever.
+        """Return the tool's output after a check that both have the same lines, in any order.
 
-        With `about` only the lines that have this text count: other tests' groups and transactions are listed too.
+        With `about` only lines with this text count: groups and transactions of other tests are listed too.
         """
         theirs, ours = self.ask(tool, *arguments, stdin=stdin)
-        told, expected = (sorted(line for line in outcome.lines if about in line) for outcome in (ours, theirs))
-        assert (told, ours.code) == (expected, theirs.code), (tool, *arguments)
+        actual, expected = (sorted(line for line in outcome.lines if about in line) for outcome in (ours, theirs))
+        assert (actual, ours.code) == (expected, theirs.code), (tool, *arguments)
         return Printed([line for line in ours.lines if about in line], ours.code)

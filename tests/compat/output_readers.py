@@ -14,7 +14,7 @@ Read = list[tuple[Position, int]]
 
 
 class ConsoleReader(JavaTool):
-    """ConsoleConsumer in a group of its own, reading the committed while it is written."""
+    """ConsoleConsumer in a group of its own, reading committed records while they are written."""
 
     def __init__(self, bootstrap: str, topic: str, jars: Path, directory: Path) -> None:
         shown = [word for name in ("partition", "offset") for word in ("--property", f"print.{name}=true")]
@@ -28,13 +28,13 @@ class ConsoleReader(JavaTool):
 
     @property
     def read(self) -> Read:
-        """In the order it came."""
+        """Return the records in the order of their arrival."""
         rows = [line.split("\t") for line in self.printed.decode().splitlines()]
         return [((int(row[0].partition(":")[2]), int(row[1].partition(":")[2])), int(row[2])) for row in rows]
 
 
 def open_consumer(bootstrap: str, topic: str, partitions: int, isolation: str) -> Consumer:
-    """From the beginning of every partition, told where each ends."""
+    """Read from the start of every partition to its known end."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -52,7 +52,7 @@ def open_consumer(bootstrap: str, topic: str, partitions: int, isolation: str) -
 
 
 class UncommittedReader(threading.Thread):
-    """Reads everything as it is written, through every restart of the broker."""
+    """Reads everything while it is written, through every restart of the broker."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         super().__init__()
@@ -75,12 +75,12 @@ class UncommittedReader(threading.Thread):
                 self.error = error
 
     def lacks(self, everything: Read) -> str:
-        """How many it has not read, the first and the last of them, and what went wrong."""
+        """Return the number of missing records, the first and the last of them, and the errors."""
         missing = sorted(set(everything) - set(self.read))
         return f"{len(missing)} records were not read, {missing[:1]} to {missing[-1:]}; {self.error}"
 
     def finish(self) -> Read:
-        """What it has read; whoever calls has seen that it has all."""
+        """Return the records; the caller has checked that it has all."""
         self._end.set()
         self.join()
         assert self.error is None, self.error
@@ -88,7 +88,7 @@ class UncommittedReader(threading.Thread):
 
 
 def read_to_end(bootstrap: str, topic: str, partitions: int, isolation: str) -> tuple[Read, dict[int, int]]:
-    """All there is for this isolation, and where each partition ends for it."""
+    """Return all records of this isolation level, and the end of each partition."""
     consumer = open_consumer(bootstrap, topic, partitions, isolation)
     read: Read = []
     ends: dict[int, int] = {}
@@ -108,7 +108,7 @@ def read_to_end(bootstrap: str, topic: str, partitions: int, isolation: str) -> 
 
 
 def by_partition(read: Read) -> dict[int, list[int]]:
-    """The values of each partition in the order they came, having seen that no offset came twice or backwards."""
+    """Return each partition's values in order, after a check that offsets only increase."""
     values: dict[int, list[int]] = {}
     last: dict[int, int] = {}
     for (partition, offset), value in read:
@@ -119,5 +119,5 @@ def by_partition(read: Read) -> dict[int, list[int]]:
 
 
 def twice(read: Read) -> list[int]:
-    """Values that came more than once."""
+    """Return repeated values."""
     return [value for value, count in Counter(value for _, value in read).items() if count > 1]

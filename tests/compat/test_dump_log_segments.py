@@ -1,4 +1,4 @@
-"""Kafka's DumpLogSegments prints the same lines for our files as for Apache Kafka's, after the same records."""
+"""Kafka's DumpLogSegments prints the same lines for Onceflow's files as for Apache Kafka's, after the same records."""
 
 import re
 import time
@@ -27,11 +27,11 @@ OF_EACH_BROKER = (
     (re.compile(r"(isTransactional: true .*)crc: \d+"), r"\1crc: CRC"),
     (re.compile(r"CreateTime: \d+(.*endTxnMarker)"), r"CreateTime: TIME\1"),
 )
-"""The broker gives producer ids and dates its markers, so the CRC over them differs too; all else is the client's."""
+"""Producer ids and the time of markers, and so the CRC over them, are the broker's; all else is the client's."""
 
 
 def fill(bootstrap: str, topic: str, begin_ms: int) -> None:
-    """Batches of each codec, three transactions, and enough behind them to close a segment."""
+    """Write batches of each codec, three transactions, and enough after them to close a segment."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     wanted = NewTopic(topic, 1, 1, config={"segment.bytes": str(SEGMENT_BYTES)})
     admin.create_topics([wanted])[topic].result(WAIT_SECONDS)
@@ -61,7 +61,7 @@ def fill(bootstrap: str, topic: str, begin_ms: int) -> None:
 
 
 def deliver(producer: Producer) -> None:
-    """Wait for full batches; flush() would send what is there, in as many batches as it happens to find."""
+    """Wait for full batches; flush() would send partial ones, in any number."""
 
     def is_delivered() -> bool:
         producer.poll(0.01)
@@ -79,7 +79,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 @pytest.fixture(scope="module")
 def folders(peers: Peers, apache_kafka: kafka.KafkaProcess, tools_broker: BrokerProcess) -> tuple[Path, Path]:
-    """Theirs and ours, with the same records."""
+    """Return Kafka's and Onceflow's files, with the same records."""
     topic, begin_ms = "dumped", int(time.time() * 1000)
     for bootstrap in (apache_kafka.bootstrap, tools_broker.bootstrap):
         fill(bootstrap, topic, begin_ms)
@@ -114,32 +114,32 @@ def test_records_and_markers(peers: Peers, folders: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize("suffix", ["index", "timeindex", "txnindex"])
 def test_indexes_of_a_closed_segment(peers: Peers, folders: tuple[Path, Path], suffix: str) -> None:
-    """The same entries for the same batches; where a marker is the newest record its time is the broker's own."""
+    """The same entries for the same batches; if a marker is the newest record, its time is the broker's own."""
     theirs, ours = folders
     assert "indexes of the open segment" in KNOWN_DIFFERENCES
-    told, expected = (
+    actual, expected = (
         dumped(tools, folder / f"{0:020}.{suffix}") for tools, folder in ((peers.ours, ours), (peers.theirs, theirs))
     )
     marker_time = re.compile(r"timestamp: \d+ offset: (55|61|67)$")
-    assert [marker_time.sub(r"offset: \1", line) for line in told] == [
+    assert [marker_time.sub(r"offset: \1", line) for line in actual] == [
         marker_time.sub(r"offset: \1", line) for line in expected
     ]
-    assert len(told) > 1
+    assert len(actual) > 1
 
 
 def test_snapshots(peers: Peers, folders: tuple[Path, Path]) -> None:
-    """Ours has all five batches of a producer, Kafka's the last one: a line for each, the last one the same."""
+    """Onceflow keeps all five batches of a producer, Kafka the last: a line for each, the last one the same."""
     theirs, ours = folders
     assert "five batches in a snapshot" in KNOWN_DIFFERENCES
     (name,) = names(ours, ".snapshot")
     assert [name] == names(theirs, ".snapshot")
-    told, expected = (
+    actual, expected = (
         [re.sub(r"imestamp: \d+", "imestamp: TIME", line) for line in dumped(tools, folder / name)]
         for tools, folder in ((peers.ours, ours), (peers.theirs, theirs))
     )
-    assert told[0] == expected[0]
-    assert told[-1] == expected[-1]
-    assert len(told) == 4
+    assert actual[0] == expected[0]
+    assert actual[-1] == expected[-1]
+    assert len(actual) == 4
 
 
 OF_EACH_COORDINATOR = (
@@ -147,7 +147,7 @@ OF_EACH_COORDINATOR = (
     (re.compile(r'"(\w+Timestamp(?:Ms)?)":\d+'), r'"\1":TIME'),
     (re.compile(r'"producerId":\d+'), '"producerId":ID'),
 )
-"""Where its records stand, when they were written, and the ids that it gives."""
+"""Fields of positions, times and generated ids."""
 
 
 Coordinators = Callable[[Callable[[str, str], None], str, str], tuple[list[str], list[str]]]
@@ -157,7 +157,7 @@ Coordinators = Callable[[Callable[[str, str], None], str, str], tuple[list[str],
 def kept_by_coordinators(
     peers: Peers, apache_kafka: kafka.KafkaProcess, tools_broker: BrokerProcess, topic: str
 ) -> Coordinators:
-    """Does the same on both; the records that name the topic in all partitions of an internal one: theirs and ours."""
+    """Do the same on both; return the records about the topic in all partitions of an internal topic, for both."""
 
     def kept(act: Callable[[str, str], None], internal: str, decoder: str) -> tuple[list[str], list[str]]:
         act(apache_kafka.bootstrap, topic)
@@ -184,14 +184,14 @@ def create(admin: AdminClient, topic: str) -> None:
 
 
 def be_a_group(bootstrap: str, topic: str) -> None:
-    """Offsets are altered, a member joins, commits and leaves, the group is deleted."""
+    """Alter offsets, let a member join, commit and leave, and delete the group."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     create(admin, topic)
     wanted = ConsumerGroupTopicPartitions(topic, [TopicPartition(topic, 0, 3, "three"), TopicPartition(topic, 1, 5)])
 
     def is_altered() -> bool:
-        told = admin.alter_consumer_group_offsets([wanted])[topic].result(WAIT_SECONDS)
-        return not any(partition.error for partition in told.topic_partitions)
+        actual = admin.alter_consumer_group_offsets([wanted])[topic].result(WAIT_SECONDS)
+        return not any(partition.error for partition in actual.topic_partitions)
 
     wait_until(is_altered)
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic, "enable.auto.commit": False})
@@ -203,7 +203,7 @@ def be_a_group(bootstrap: str, topic: str) -> None:
 
 
 def be_a_transactional_producer(bootstrap: str, topic: str) -> None:
-    """One transaction of two partitions is committed, one is aborted."""
+    """Commit one transaction of two partitions, and abort one."""
     create(AdminClient({"bootstrap.servers": bootstrap}), topic)
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic, "linger.ms": 500})
     producer.init_transactions(WAIT_SECONDS)
@@ -218,7 +218,7 @@ def be_a_transactional_producer(bootstrap: str, topic: str) -> None:
 
 
 def test_records_of_a_group(kept_by_coordinators: Coordinators) -> None:
-    """Each commit and each generation with its members, and what takes all of it away again."""
+    """Each commit and each generation with its members, and the tombstones of all."""
     theirs, ours = kept_by_coordinators(be_a_group, "__consumer_offsets", "--offsets-decoder")
     assert "records of groups" in KNOWN_DIFFERENCES
     assert [line.replace("sequence: -1", "sequence: N") for line in ours] == [

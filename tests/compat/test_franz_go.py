@@ -24,7 +24,7 @@ Run = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def run(bootstrap: str) -> Run:
-    """`run(topic, case, …)` returns the program's lines; go.mod and go.sum beside it say what it is built from."""
+    """Return `run(topic, case, …)`, which returns the program's lines; go.mod and go.sum list its dependencies."""
     go = tool("go", "from https://go.dev/dl, 1.26 or newer, or an older one that may fetch it")
     assert f"franz-go v{VERSION}" in (SOURCE / "go.mod").read_text()
     if subprocess.run([go, "mod", "download"], cwd=SOURCE, check=False, timeout=170).returncode != 0:
@@ -33,13 +33,13 @@ def run(bootstrap: str) -> Run:
     built = subprocess.run(build, cwd=SOURCE, capture_output=True, text=True, check=False, timeout=170)
     assert built.returncode == 0, built.stderr
 
-    def answer(topic: str, *arguments: str) -> list[dict[str, Any]]:
+    def run_program(topic: str, *arguments: str) -> list[dict[str, Any]]:
         command = [str(PROGRAM), bootstrap, topic, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    return answer
+    return run_program
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -64,7 +64,7 @@ def test_records(run: Run, bootstrap: str, topic: str, codec: str) -> None:
 
 
 def test_a_group(run: Run, topic: str) -> None:
-    """Cooperative-sticky members share four partitions, and one takes over where the other was."""
+    """Cooperative-sticky members share four partitions, and one takes over where the other stopped."""
     assert_each_record_was_read_once(run(topic, "group"))
 
 

@@ -1,4 +1,4 @@
-"""The Java client's admin calls; each expected answer is what Apache Kafka 4.1.1 gave to the same program."""
+"""The Java client's admin calls; each expected response is that of Apache Kafka 4.1.1 to the same program."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from tests.compat.java_programs import JavaPrograms
 
 
 def test_topics(java: JavaPrograms, topic: str) -> None:
-    """Dry run, create, list, describe by name and id, grow, delete by name and id, and what is refused."""
+    """Dry run, create, list, describe by name and id, grow, delete by name and id, and refusals."""
     assert java.run("AdminCalls", topic, "topics") == [
         {"dryRun": 3, "exists": False},
         {"partitions": 3, "replicas": 1, "retention": "1234567"},

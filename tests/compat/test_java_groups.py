@@ -13,7 +13,7 @@ STEPS = ["one", "two", "three", "one left", "two left"]
 
 
 def run_assignor(java: JavaPrograms, topic: str, assignor: str) -> list[Step]:
-    """The steps, having seen that each record was read once and each partition had one owner."""
+    """Return the steps, after a check that each record was read once and each partition had one owner."""
     *steps, records = java.run("Groups", topic, "assignor", assignor)
     assert records == {"sent": 1000, "same": True}
     assert [step["step"] for step in steps] == STEPS
@@ -29,9 +29,9 @@ def shares(step: Step) -> list[int]:
 
 
 def test_range(java: JavaPrograms, topic: str) -> None:
-    """Each topic by itself: the first members, in the order of their ids, have one partition more.
+    """Each topic separately: the first members, in the order of their ids, have one partition more.
 
-    The ids begin with the client's id, and member-three comes before member-two.
+    The ids start with the client's id, and member-three comes before member-two.
     """
     steps = run_assignor(java, topic, "RangeAssignor")
     assert [shares(step) for step in steps] == [[8], [4, 4], [4, 2, 2], [4, 4], [8]]
@@ -53,7 +53,7 @@ def kept(before: Step, after: Step, member: str) -> set[str]:
 
 @pytest.mark.parametrize("assignor", ["StickyAssignor", "CooperativeStickyAssignor"])
 def test_sticky(java: JavaPrograms, topic: str, assignor: str) -> None:
-    """A member keeps as much as its new share allows; cooperative members give up nothing else, eager ones all."""
+    """A member keeps as much as its new share allows; cooperative members revoke nothing else, eager ones all."""
     steps = run_assignor(java, topic, assignor)
     assert [sorted(shares(step)) for step in steps] == [[8], [4, 4], [2, 3, 3], [4, 4], [8]]
     for before, after in pairwise(steps):
@@ -65,7 +65,7 @@ def test_sticky(java: JavaPrograms, topic: str, assignor: str) -> None:
 
 
 def test_static_members(java: JavaPrograms, topic: str) -> None:
-    """One that comes back has its partitions without a rebalance, a twin fences it, and an administrator removes it."""
+    """One that returns has its partitions without a rebalance, a twin fences it, and an administrator removes it."""
     both, back, noticed, fenced, removed = java.run("Groups", topic, "static")
     assert back["held"] == both["held"]
     assert noticed == {"sameGeneration": True, "noticed": 0}
@@ -74,7 +74,7 @@ def test_static_members(java: JavaPrograms, topic: str) -> None:
 
 
 def test_positions(java: JavaPrograms, topic: str) -> None:
-    """Offsets by time, beginning and end, seeks, a pause, and what a group committed for another consumer of it."""
+    """Offsets by time, start and end, seeks, a pause, and commits that another consumer of the group reads."""
     located, moved, committed, continued = java.run("Groups", topic, "positions")
     assert located == {
         "times": {"-1": [0, 0], "0": [0, 0], "1": [1, 1000], "50500": [51, 51000], "99000": [99, 99000], "99001": None},
@@ -88,17 +88,17 @@ def test_positions(java: JavaPrograms, topic: str) -> None:
 
 
 def test_a_pattern_finds_new_topics(java: JavaPrograms, topic: str) -> None:
-    """The second topic joins; the one that does not fit stays out."""
+    """The second topic joins; one that does not match stays out."""
     before, after = java.run("Groups", topic, "pattern")
     assert before["held"] == {"one": [f"{topic}-1-0"]}
     assert after["held"] == {"one": [f"{topic}-1-0", f"{topic}-2-0", f"{topic}-2-1"]}
 
 
-def test_offsets_that_are_missing_or_gone(java: JavaPrograms, topic: str) -> None:
-    """With auto.offset.reset none the consumer is told; otherwise it goes to the log's start, or its end."""
+def test_missing_and_deleted_offsets(java: JavaPrograms, topic: str) -> None:
+    """Without auto.offset.reset the consumer gets an error; otherwise it starts at the log's start, or its end."""
     assert java.run("Groups", topic, "reset") == [
         {"without": "NoOffsetForPartitionException"},
-        {"gone": "OffsetOutOfRangeException"},
+        {"remaining": "OffsetOutOfRangeException"},
         {"next": "4"},
         {"policy": "earliest", "position": 4},
         {"policy": "latest", "position": 10},
@@ -106,14 +106,14 @@ def test_offsets_that_are_missing_or_gone(java: JavaPrograms, topic: str) -> Non
 
 
 def test_a_member_that_does_not_poll(java: JavaPrograms, topic: str) -> None:
-    """Its partitions go to the other one, its commit fails, and it may come back."""
-    _both, gone, commit, _back, lost = java.run("Groups", topic, "evicted")
-    assert gone["held"] == {"other": [f"{topic}-0", f"{topic}-1"]}
+    """Its partitions move to the other one, its commit fails, and it may return."""
+    _both, remaining, commit, _back, lost = java.run("Groups", topic, "evicted")
+    assert remaining["held"] == {"other": [f"{topic}-0", f"{topic}-1"]}
     assert commit == {"commit": "CommitFailedException"}
     assert lost == {"lost": 1}
 
 
-def test_the_next_consumer_protocol_is_refused_in_words(java: JavaPrograms, topic: str) -> None:
-    """A known difference: KIP-848's protocol is not served, and the client says so instead of waiting."""
+def test_the_next_consumer_protocol_is_refused(java: JavaPrograms, topic: str) -> None:
+    """A known difference: KIP-848's protocol is not supported, and the client reports that instead of waiting."""
     assert "group.protocol=consumer" in KNOWN_DIFFERENCES
     assert java.run("Groups", topic, "consumer-protocol") == [{"error": "UnsupportedVersionException"}]

@@ -20,7 +20,7 @@ WAIT_SECONDS = 30
 
 
 def expected(number: int, offset: int) -> dict[str, Any]:
-    """Record `number` as Produce.java sends it."""
+    """Return record `number` as Produce.java sends it."""
     value = "" if number % 11 == 0 else f"value {number}"
     return {
         "partition": number % PARTITIONS,
@@ -71,7 +71,7 @@ def text(data: bytes | None) -> str | None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_idempotent_produce_in_every_codec(java: JavaPrograms, topic: str, codec: str) -> None:
-    """Every acknowledgement has its offset and time; librdkafka and Java read back what was sent, headers and nulls."""
+    """Every acknowledgement has its offset and time; librdkafka and Java read the records back, headers and nulls."""
     settings = (f"compression.type={codec}", "enable.idempotence=true", "acks=all", "linger.ms=20")
     partitions_for, *acknowledged = java.run("Produce", topic, str(PARTITIONS), "records", *settings)
     assert partitions_for == {"partitionsFor": PARTITIONS}
@@ -87,7 +87,7 @@ def test_idempotent_produce_in_every_codec(java: JavaPrograms, topic: str, codec
 
 @pytest.mark.parametrize("acks", ["0", "1"])
 def test_produce_without_idempotence(java: JavaPrograms, topic: str, acks: str) -> None:
-    """With acks 0 the client is told no offset (-1); the records are there either way."""
+    """The client gets no offset (-1) with acks 0; the records are stored either way."""
     settings = ("enable.idempotence=false", f"acks={acks}", "linger.ms=20")
     _, *acknowledged = java.run("Produce", topic, str(PARTITIONS), "records", *settings)
     assert {batch.producer_id for batch in batches_of(java, topic)} == {-1}
@@ -122,7 +122,7 @@ def test_java_reads_what_librdkafka_wrote(java: JavaPrograms, topic: str, codec:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_large_values(java: JavaPrograms, topic: str, codec: str) -> None:
-    """Five values of 900,000 bytes come back as they were, to a topic that the first of them creates."""
+    """Five values of 900,000 bytes are read back, from a topic that the first of them creates."""
     assert java.run("Produce", topic, "1", "large", f"compression.type={codec}") == [{"same": 5}]
 
 

@@ -1,4 +1,4 @@
-"""The Java client's transactions: commit, abort, offsets, fencing, time-outs, and what its admin client tells."""
+"""The Java client's transactions: commit, abort, offsets, fencing, timeouts, and its admin client's view."""
 
 from tests.compat.java_programs import JavaPrograms
 from tests.compat.known_differences import KNOWN_DIFFERENCES
@@ -9,9 +9,9 @@ def numbered(prefix: str, count: int = 4) -> list[str]:
 
 
 def test_commit_and_abort(java: JavaPrograms, topic: str) -> None:
-    """Two committed, one aborted, one empty; the last is open at the first look, so its end is the stable one.
+    """Two committed, one aborted, one empty; the last is open at first, so its end is the stable one.
 
-    Partition 0 holds two records of each transaction and a marker behind each.
+    Partition 0 holds two records of each transaction, followed by a marker.
     """
     opened, closed = java.run("Transactions", topic, "outcomes")
     a, b, c = numbered("a"), numbered("b"), numbered("c")
@@ -28,7 +28,7 @@ def test_offsets_move_with_the_transaction(java: JavaPrograms, topic: str) -> No
 
 
 def test_a_second_producer_fences_the_first(java: JavaPrograms, topic: str) -> None:
-    """Its open transaction is aborted before the second may begin, and nothing of it is ever committed."""
+    """Its open transaction is aborted before the second may begin, and none of it is ever committed."""
     fenced, second, late, third = java.run("Transactions", topic, "fenced")
     assert fenced["afterInit"] == []
     assert fenced["commit"] in {"ProducerFencedException", "InvalidProducerEpochException"}
@@ -39,14 +39,14 @@ def test_a_second_producer_fences_the_first(java: JavaPrograms, topic: str) -> N
 
 
 def test_offsets_of_an_earlier_generation(java: JavaPrograms, topic: str) -> None:
-    """They are refused with CommitFailed; after the abort the same producer goes on with the right ones."""
+    """They are refused with CommitFailed; after the abort the same producer continues with the right ones."""
     refused, right = java.run("Transactions", topic, "stale-group")
     assert refused == {"error": "CommitFailedException"}
     assert right == {"committed": numbered("right"), "offset": 1}
 
 
 def test_a_transaction_that_times_out(java: JavaPrograms, topic: str) -> None:
-    """The broker aborts it, and its producer learns so."""
+    """The broker aborts it, and its producer gets an error."""
     assert "commit after a timeout" in KNOWN_DIFFERENCES
     (response,) = java.run("Transactions", topic, "timed-out")
     assert response["committed"] == []
@@ -54,7 +54,7 @@ def test_a_transaction_that_times_out(java: JavaPrograms, topic: str) -> None:
     assert response["commit"] in {"ProducerFencedException", "InvalidProducerEpochException"}
 
 
-def test_what_the_admin_client_tells_and_ends(java: JavaPrograms, topic: str) -> None:
+def test_the_admin_client_describes_and_aborts(java: JavaPrograms, topic: str) -> None:
     """Describe, list, the partition's producers, an abort by marker, a fence."""
     begun, opened, producer, ended, fence, commit, unknown = java.run("Transactions", topic, "admin")
     assert begun == {

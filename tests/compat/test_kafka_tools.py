@@ -1,6 +1,6 @@
-"""Kafka's own command line tools of 4.1.1 print on our broker what they print on Apache Kafka 4.1.1.
+"""Kafka's own command line tools of 4.1.1 print the same with Onceflow's broker as with Apache Kafka 4.1.1.
 
-Each step runs on both, one Kafka started for all of them. What differs with a reason stands in KNOWN_DIFFERENCES.
+Each step runs on both, with one Kafka for all of them. Differences with a reason are in KNOWN_DIFFERENCES.
 """
 
 import json
@@ -38,7 +38,7 @@ def test_topic_command(peers: Peers, topic: str) -> None:
 
 
 def test_console_producer_and_consumer(peers: Peers, topic: str) -> None:
-    """Keys, headers, a codec, to a topic that the first record creates; all printed back with partition and offset."""
+    """Keys, headers, a codec, to a topic that the first record creates; all read back with partition and offset."""
     properties = ("--property", "parse.key=true", "--property", "parse.headers=true")
     records = "h1:v1,h2:v2\tk1\tone\nh1:x\tk2\ttwo\nh1:x\tk2\tthree\n"
     peers.same("ConsoleProducer", *BROKER, "--topic", topic, *properties, "--compression-codec", "lz4", stdin=records)
@@ -84,7 +84,7 @@ def test_offsets_and_deleted_records(peers: Peers, topic: str, tmp_path: Path) -
     peers.same("TopicCommand", *BROKER, "--create", "--topic", topic, "--partitions", "1")
     peers.same("ConsoleProducer", *BROKER, "--topic", topic, stdin="one\n")
     shell = ("GetOffsetShell", *BROKER, "--topic", topic)
-    # Of several records the producer may give some the same millisecond, and the first of those is the newest.
+    # Several records may have the same millisecond, and the first of those is the newest.
     assert peers.same(*shell, "--time", "max-timestamp").lines == [f"{topic}:0:0"]
     peers.same("ConsoleProducer", *BROKER, "--topic", topic, stdin="two\nthree\n")
     assert peers.same(*shell).lines == [f"{topic}:0:3"]
@@ -104,7 +104,7 @@ def test_offsets_and_deleted_records(peers: Peers, topic: str, tmp_path: Path) -
 
 
 def test_config_command(peers: Peers, topic: str) -> None:
-    """Add, describe, delete and refuse configs of a topic; all of them have Kafka's values."""
+    """Add, describe, delete and refuse configs of a topic; all have Kafka's values."""
     peers.same("TopicCommand", *BROKER, "--create", "--topic", topic)
     entity = (*BROKER, "--entity-type", "topics", "--entity-name", topic)
     added = "segment.bytes=2000000,cleanup.policy=[compact,delete]"
@@ -135,7 +135,7 @@ def test_log_dirs_command(peers: Peers, topic: str) -> None:
 
 
 def test_transactions_command(peers: Peers, topic: str) -> None:
-    """What a finished transaction leaves, and that none hangs; producer ids and times are each broker's own."""
+    """A finished transaction's state, and no hanging ones; producer ids and times are each broker's own."""
     peers.same("TopicCommand", *BROKER, "--create", "--topic", topic, "--partitions", "1")
     perform = ("--producer-props", "bootstrap.servers=BROKER", "--transactional-id", topic)
     size = ("--num-records", "200", "--record-size", "100", "--throughput", "-1", "--transaction-duration-ms", "20")
@@ -154,7 +154,7 @@ def test_transactions_command(peers: Peers, topic: str) -> None:
 
 
 def test_performance_tools(peers: Peers, topic: str) -> None:
-    """ProducerPerformance and ConsumerPerformance send and count all records; the figures are the machine's."""
+    """ProducerPerformance and ConsumerPerformance send and count all records; the figures depend on the machine."""
     peers.same("TopicCommand", *BROKER, "--create", "--topic", topic, "--partitions", "3")
     size = ("--num-records", "5000", "--record-size", "100", "--throughput", "-1")
     producer = ("--producer-props", "bootstrap.servers=BROKER", "compression.type=zstd")
@@ -177,7 +177,7 @@ def test_verifiable_producer_and_consumer(peers: Peers, topic: str) -> None:
 
 
 def test_broker_api_versions_command(peers: Peers) -> None:
-    """Whatever we serve Kafka serves, and this client uses; what it calls unsupported is not in our table."""
+    """All APIs here are supported by Kafka and used by this client; those it calls unsupported are not in our table."""
     theirs, ours = peers.ask("BrokerApiVersionsCommand", *BROKER)
     assert theirs.code == ours.code == 0
     usable = {line.split(":")[0] for line in ours.lines if "usable" in line}
@@ -187,7 +187,7 @@ def test_broker_api_versions_command(peers: Peers) -> None:
 
 
 def test_other_commands(peers: Peers, topic: str) -> None:
-    """What there is nothing of is said so: no features, no leader to elect, groups without a type."""
+    """Empty results are reported: no features, no leader to elect, groups without a type."""
     assert (
         peers.same("LeaderElectionCommand", *BROKER, "--election-type", "preferred", "--all-topic-partitions").code == 0
     )

@@ -25,7 +25,7 @@ Run = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def run(bootstrap: str) -> Run:
-    """`run(topic, case, …)` returns the program's lines."""
+    """Return `run(topic, case, …)`, which returns the program's lines."""
     node = tool("node", "apt install nodejs")
     if not all((FOLDER / "node_modules" / package.partition("@")[0]).is_dir() for package in PACKAGES):
         install = [tool("npm", "apt install npm"), "install", "--silent", "--no-audit", "--no-fund", "--prefix"]
@@ -33,13 +33,13 @@ def run(bootstrap: str) -> Run:
             pytest.skip(f"no kafkajs: let npm reach its registry, or put {' '.join(PACKAGES)} into {FOLDER}")
     environment = {**os.environ, "NODE_PATH": str(FOLDER / "node_modules"), "KAFKAJS_NO_PARTITIONER_WARNING": "1"}
 
-    def answer(topic: str, *arguments: str) -> list[dict[str, Any]]:
+    def run_program(topic: str, *arguments: str) -> list[dict[str, Any]]:
         command = [node, str(PROGRAM), bootstrap, topic, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=90, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    return answer
+    return run_program
 
 
 @pytest.mark.parametrize("codec", ["None", "GZIP", "Snappy", "LZ4", "ZSTD"])
@@ -63,7 +63,7 @@ def test_records(run: Run, bootstrap: str, topic: str, codec: str) -> None:
 
 
 def test_a_group(run: Run, topic: str) -> None:
-    """Two members share four partitions, and one takes over where the other was."""
+    """Two members share four partitions, and one takes over where the other stopped."""
     assert_each_record_was_read_once(run(topic, "group"))
 
 

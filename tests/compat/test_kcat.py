@@ -1,4 +1,4 @@
-"""kcat: metadata, produce with keys, headers and codecs, consume from any place, groups, queries, transactions."""
+"""kcat: metadata, produce with keys, headers and codecs, consume from any offset, groups, queries, transactions."""
 
 import json
 import re
@@ -21,7 +21,7 @@ WAIT_SECONDS = 30
 
 
 def kcat(bootstrap: str, *arguments: str, stdin: str = "") -> str:
-    """What `kcat -b BROKER arguments…` prints; its failure is the test's."""
+    """Return the output of `kcat -b BROKER arguments…`; its failure fails the test."""
     program = tool("kcat", "apt install kcat")
     command = [program, "-b", bootstrap, *arguments]
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
@@ -40,12 +40,12 @@ def as_json(printed: str) -> list[dict[str, Any]]:
 
 
 def test_metadata(bootstrap: str, topic: str) -> None:
-    """-L names one broker, the controller, and a topic's partitions with their leader."""
+    """-L lists one broker, the controller, and a topic's partitions with their leader."""
     create(bootstrap, topic, 3)
-    told = json.loads(kcat(bootstrap, "-L", "-J", "-t", topic))
-    assert told["brokers"] == [{"id": 1, "name": bootstrap}]
-    assert told["controllerid"] == 1
-    (described,) = told["topics"]
+    metadata = json.loads(kcat(bootstrap, "-L", "-J", "-t", topic))
+    assert metadata["brokers"] == [{"id": 1, "name": bootstrap}]
+    assert metadata["controllerid"] == 1
+    (described,) = metadata["topics"]
     assert described["topic"] == topic
     assert [value["partition"] for value in described["partitions"]] == [0, 1, 2]
     for partition in described["partitions"]:
@@ -55,7 +55,7 @@ def test_metadata(bootstrap: str, topic: str) -> None:
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_keys_headers_and_codecs(bootstrap: str, topic: str, codec: str) -> None:
-    """Each record comes back with key, value, headers and offset; an empty value is null with -Z."""
+    """Each record is read back with key, value, headers and offset; an empty value is null with -Z."""
     create(bootstrap, topic, 1)
     lines = "".join(f"key {number}:value {number}\n" for number in range(RECORDS))
     send = ("-P", "-t", topic, "-K:", "-H", "name=text", "-H", "empty=", "-z", codec, "-X", "enable.idempotence=true")
@@ -73,7 +73,7 @@ def test_keys_headers_and_codecs(bootstrap: str, topic: str, codec: str) -> None
 
 
 def test_every_kind_of_offset(bootstrap: str, topic: str) -> None:
-    """Beginning, a number, a number from the end, a stored time from and to, the end."""
+    """Start, a number, a number from the end, times as start and end, the end."""
     create(bootstrap, topic, 1)
     kcat(bootstrap, "-P", "-t", topic, stdin="one\ntwo\n")
     time.sleep(0.05)
@@ -94,15 +94,15 @@ def test_every_kind_of_offset(bootstrap: str, topic: str) -> None:
 
 
 def test_offsets_by_time(bootstrap: str, topic: str) -> None:
-    """-Q answers with the first offset at or after a time, and with the log's two ends."""
+    """-Q returns the first offset at or after a time, and the log's start and end."""
     create(bootstrap, topic, 1)
     kcat(bootstrap, "-P", "-t", topic, stdin="one\ntwo\n")
     for asked, offset in (("0", 0), ("-2", 0), ("-1", 2)):
         assert kcat(bootstrap, "-Q", "-t", f"{topic}:0:{asked}") == f"{topic} [0] offset {offset}\n"
 
 
-def test_a_group_goes_on_where_it_was(bootstrap: str, topic: str) -> None:
-    """-G reads all partitions; the second run of the group has only what came since."""
+def test_a_group_continues_at_its_offsets(bootstrap: str, topic: str) -> None:
+    """-G reads all partitions; the second run of the group gets only newer records."""
     create(bootstrap, topic, 2)
     group = ("-G", topic, "-X", "auto.offset.reset=earliest", "-e", "-q", topic)
     kcat(bootstrap, "-P", "-t", topic, "-p", "0", stdin="one\n")
@@ -113,15 +113,15 @@ def test_a_group_goes_on_where_it_was(bootstrap: str, topic: str) -> None:
 
 
 class Member:
-    """`kcat -G` that stays until it is told to leave."""
+    """`kcat -G` that runs until it is stopped."""
 
     def __init__(self, bootstrap: str, group: str, directory: Path, number: int) -> None:
         self._records = directory / f"records-{number}"
-        self._told = directory / f"told-{number}"
+        self._messages = directory / f"messages-{number}"
         command = [tool("kcat", "apt install kcat"), "-b", bootstrap, "-X", "heartbeat.interval.ms=200", "-u"]
         command += ["-X", "auto.offset.reset=earliest", "-G", group, group]
-        with self._records.open("wb") as records, self._told.open("wb") as told:
-            self._process = subprocess.Popen(command, stdout=records, stderr=told)
+        with self._records.open("wb") as records, self._messages.open("wb") as messages:
+            self._process = subprocess.Popen(command, stdout=records, stderr=messages)
 
     @property
     def values(self) -> list[str]:
@@ -129,17 +129,17 @@ class Member:
 
     @property
     def partitions(self) -> list[str]:
-        """Of its last assignment."""
-        words = self._told.read_text().rpartition("rebalanced ")[2].partition("\n")[0]
+        """Partitions of its last assignment."""
+        words = self._messages.read_text().rpartition("rebalanced ")[2].partition("\n")[0]
         return re.findall(r"\[(\d+)\]", words.partition(": assigned: ")[2])
 
     def leave(self) -> None:
         self._process.terminate()
-        assert self._process.wait(timeout=30) == 0, self._told.read_text()
+        assert self._process.wait(timeout=30) == 0, self._messages.read_text()
 
 
-def test_members_share_a_group_and_one_takes_over(bootstrap: str, topic: str, tmp_path: Path) -> None:
-    """Each record goes to one member; who leaves has committed what it has read."""
+def test_members_share_a_group(bootstrap: str, topic: str, tmp_path: Path) -> None:
+    """Each record is read by one member; one that leaves has committed what it read."""
     create(bootstrap, topic, 2)
     sent: list[str] = []
 
@@ -174,7 +174,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def test_a_transaction(bootstrap: str, topic: str) -> None:
-    """With a transactional id kcat commits its whole input; of others it reads what is committed, or everything."""
+    """kcat commits its whole input with a transactional id; of others it reads committed records, or everything."""
     create(bootstrap, topic, 1)
     aborted = begun(bootstrap, f"{topic} aborted", topic, "aborted")
     aborted.abort_transaction(WAIT_SECONDS)
@@ -192,7 +192,7 @@ def test_a_transaction(bootstrap: str, topic: str) -> None:
 
 
 def begun(bootstrap: str, transactional_id: str, topic: str, value: str) -> Producer:
-    """A producer of librdkafka with one record in its open transaction."""
+    """Start a producer of librdkafka with one record in its open transaction."""
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id})
     producer.init_transactions(WAIT_SECONDS)
     producer.begin_transaction()

@@ -1,4 +1,4 @@
-"""Redis's own server, where one is installed: TLS ports of its own, and what it makes of a torn append-only file."""
+"""Redis's own server, if installed: its TLS ports, and its handling of a torn append-only file."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ LOCAL = "127.0.0.1"
 
 @pytest.fixture(autouse=True)
 def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """What `new_redis` starts."""
+    """Return the program for `new_redis`."""
     program = tool("redis-server", "apt install redis-server")
     if "Redis" not in subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout:
         pytest.skip(f"{program} is not Redis: install Redis itself")
@@ -39,7 +39,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 def tls(authority: Authority, *more: str) -> tuple[int, list[str]]:
-    """A port for TLS, beside the plain one for the test, and what the server needs for it."""
+    """Return the options of a TLS port beside the plain one of the test."""
     port, own = services.free_port(), str(authority.issue(LOCAL))
     given = {"--tls-cert-file": own, "--tls-key-file": own, "--tls-ca-cert-file": str(authority.trusted)}
     words = [word for pair in given.items() for word in pair]
@@ -73,7 +73,7 @@ def test_a_tls_port_that_asks_for_certificates(new_redis: NewRedis, authority: A
     assert_counts(of_sums(server), keys, 1)
 
 
-def test_a_cluster_that_speaks_tls_alone_among_its_nodes(new_redis: NewRedis, authority: Authority) -> None:
+def test_a_cluster_with_tls_between_nodes(new_redis: NewRedis, authority: Authority) -> None:
     ports = []
 
     def with_tls(*, arguments: list[str]) -> RedisProcess:
@@ -119,7 +119,7 @@ def test_sentinels_behind_tls_and_a_failover(
 
 
 def within_a_script(written: bytes, begin: int) -> int:
-    """In the middle of the second HINCRBY of the first script that has some."""
+    """Return a position within the second HINCRBY of the first script that has some."""
     first = written.index(b"HINCRBY", begin)
     cut = written.index(b"HINCRBY", first + 1) + 3
     assert written.rfind(b"MULTI", begin, first) > written.rfind(b"EXEC", 0, cut)
@@ -127,7 +127,7 @@ def within_a_script(written: bytes, begin: int) -> int:
 
 
 class Torn:
-    """A server of which a power cut took all from the middle of a script of batch 1 on; batches 1 and 2 come again."""
+    """Start a server that lost everything from the middle of a script of batch 1 on; batches 1 and 2 are repeated."""
 
     def __init__(self, server: RedisProcess) -> None:
         self.server, self.keys = server, new_keys()
@@ -146,23 +146,23 @@ class Torn:
         return self.file.read_bytes()
 
     def start_twice(self) -> None:
-        """Batches 1 and 2 again after the first start."""
+        """Repeat batches 1 and 2 after the first start."""
         self.server.start()
         run(Driver(self.server.url, self.keys), 1, 2)
         self.server.kill()
         self.server.start()
 
 
-def test_the_begin_of_a_torn_script_is_counted_by_the_start_after_next(new_redis: NewRedis) -> None:
-    """What docs/exactly-once.md says of `aof-load-truncated yes`. With a Redis that does better, mend page and sink."""
+def test_a_torn_script_is_partly_counted(new_redis: NewRedis) -> None:
+    """See docs/exactly-once.md on `aof-load-truncated yes`. If a Redis does better, fix page and sink."""
     torn = Torn(new_redis())
     torn.start_twice()
     counted = of_sums(torn.server).hgetall(torn.keys.increments[0].key).values()
     assert sum(map(int, counted)) > sum(expected_counts(3)["count"].values())
-    run(Driver(torn.server.url, torn.keys), 2, 3)  # No marker tells.
+    run(Driver(torn.server.url, torn.keys), 2, 3)  # No marker shows it.
 
 
-def test_a_torn_script_is_cut_off_where_redis_does_not_start_with_it(new_redis: NewRedis) -> None:
+def test_a_torn_script_is_truncated(new_redis: NewRedis) -> None:
     torn = Torn(new_redis(arguments=["--aof-load-truncated", "no"]))
     torn.server.start(wait=False)
     log = torn.server.directory / "server.log"
@@ -175,7 +175,7 @@ def test_a_torn_script_is_cut_off_where_redis_does_not_start_with_it(new_redis: 
     assert_counts(of_sums(torn.server), torn.keys, 3)
 
 
-def test_a_rewrite_before_anything_is_written_takes_a_torn_script_away(new_redis: NewRedis) -> None:
+def test_a_rewrite_removes_a_torn_script(new_redis: NewRedis) -> None:
     torn = Torn(new_redis())
     torn.server.start()
     client = of_sums(torn.server)

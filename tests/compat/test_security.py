@@ -1,4 +1,4 @@
-"""The source, the Kafka sink and the client behind TLS and SASL, on an Apache Kafka that asks for them."""
+"""The source, the Kafka sink and the client with TLS and SASL, on an Apache Kafka that requires them."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka.KafkaProcess]:
-    """A Kafka with a plain listener, one of TLS that asks for certificates, and two of SASL with and without TLS."""
+    """Start a Kafka with listeners: plain, TLS with client certificates, SASL with and without TLS."""
     tool("java", "apt install default-jdk-headless")
     store = java_key(authority.issue("127.0.0.1"))
     settings = {
@@ -71,7 +71,7 @@ def quoted(password: str = PASSWORD) -> str:
 
 
 def java_key(store: Path) -> Path:
-    """The file with its key as PKCS#8, the one form that Java reads."""
+    """Return the file with its key as PKCS#8, the only form that Java reads."""
     text = store.read_text()
     key, begin, chain = text.partition("-----BEGIN CERTIFICATE-----")
     loaded = load_pem_private_key(key.encode(), None)
@@ -81,7 +81,7 @@ def java_key(store: Path) -> Path:
 
 
 def read_through(running: kafka.KafkaProcess, protocol: str, topic: str = "guarded", **settings: str) -> list[bytes]:
-    """What the source's planner and its tasks read with these of Kafka's settings."""
+    """Return the records that the source's planner and its tasks read with these Kafka settings."""
     options = {
         "kafka.bootstrap.servers": f"127.0.0.1:{running.listeners[protocol]}",
         "subscribe": topic,
@@ -119,17 +119,17 @@ def test_a_name_and_a_password(
         Cluster(f"127.0.0.1:{guarded.listeners[protocol]}", security=security).topics()
 
 
-def test_a_user_that_is_not_there(guarded: kafka.KafkaProcess) -> None:
+def test_an_unknown_user(guarded: kafka.KafkaProcess) -> None:
     other = {"sasl.mechanism": "PLAIN", "sasl.jaas.config": f'{LOGIN.format("plain.Plain")} username="a" password="b";'}
     security = read_security({"security.protocol": "SASL_PLAINTEXT", **other})
     with pytest.raises(AuthenticationFailed, match="refuses user 'a' with PLAIN: Authentication failed: Invalid user"):
         Cluster(f"127.0.0.1:{guarded.listeners['SASL_PLAINTEXT']}", security=security).topics()
 
 
-def test_a_batch_of_the_sink_is_there_once(
+def test_the_sink_writes_a_batch_once(
     guarded: kafka.KafkaProcess, authority: Authority, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
-    """The executors, which ask what topic the column names, and the driver, which sends, both get what `kafka` says."""
+    """The executors, which look up the column's topic, and the driver, which sends, both use the `kafka` options."""
     settings = {
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "SCRAM-SHA-512",
@@ -152,10 +152,10 @@ def test_a_batch_of_the_sink_is_there_once(
         refused.open(spark)
 
 
-def test_one_command_of_each_kind_with_a_name_and_a_password_in_a_file(
+def test_commands_with_credentials_in_a_file(
     guarded: kafka.KafkaProcess, authority: Authority, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
-    """Clients of ours, librdkafka's producer and consumer, and Spark with executors all get what the file says."""
+    """Onceflow's clients, librdkafka's producer and consumer, and Spark with executors all use the file."""
     file = tmp_path / "client.properties"
     login = f'{LOGIN.format("scram.Scram")} username="ada" password="{quoted()}";'
     settings = {

@@ -1,4 +1,4 @@
-"""Our client and source on an Apache Kafka of two brokers: each partition's leader is asked, one that dies replaced."""
+"""Onceflow's client and source on an Apache Kafka of two brokers: requests to each partition's leader, and failover."""
 
 import re
 from collections import Counter
@@ -41,7 +41,7 @@ REPLICATED = {
 
 @dataclass(frozen=True)
 class Two:
-    """The first is the controller as well, so that the second may die."""
+    """Start two; the first is the controller as well, so that the second may die."""
 
     first: kafka.KafkaProcess
     second: kafka.KafkaProcess
@@ -74,7 +74,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 
 def values_of(cluster: Cluster, topic: str) -> Counter[bytes | None]:
-    """All committed records of a topic, by value."""
+    """Return all committed records of a topic, by value."""
     begins, ends = (
         {partition: at.offset for partition, at in cluster.list_offsets(topic, dict.fromkeys(PARTITIONS, time)).items()}
         for time in (EARLIEST, LATEST)
@@ -83,14 +83,14 @@ def values_of(cluster: Cluster, topic: str) -> Counter[bytes | None]:
 
 
 def send(producer: Producer, topic: str, text: str) -> Counter[bytes | None]:
-    """60 messages, some for each partition."""
+    """Return 60 messages, some for each partition."""
     messages = [f"{text} {number}" for number in range(60)]
     producer.send([KeyedMessage(topic, message, key=message) for message in messages])
     return Counter(message.encode() for message in messages)
 
 
 def transact(producer: TransactionalProducer, topic: str, text: str) -> Counter[bytes | None]:
-    """One message in each partition, committed together."""
+    """Commit one message in each partition together."""
     producer.begin()
     for partition in PARTITIONS:
         producer.send(topic, f"{text} {partition}".encode(), partition=partition)
@@ -100,7 +100,7 @@ def transact(producer: TransactionalProducer, topic: str, text: str) -> Counter[
 
 
 def is_refused_as_not_leading(consumer: SimpleConsumer, cluster: Cluster) -> bool:
-    """False while the broker has not heard of the topic. A follower would answer consumers (KIP-392)."""
+    """Return whether the broker knows the topic. A follower would serve consumers, too (KIP-392)."""
     leaders = cluster.require_topic("without-followers").partitions
     elsewhere = next(partition for partition, leader in leaders.items() if leader == 2)
     try:
@@ -113,7 +113,7 @@ def is_refused_as_not_leading(consumer: SimpleConsumer, cluster: Cluster) -> boo
 
 
 @pytest.mark.timeout(300)
-def test_streams_and_transactions_span_brokers_and_outlive_one(two: Two) -> None:
+def test_streams_and_transactions_survive_a_broker(two: Two) -> None:
     """Mission C3 (a stream may span brokers) and C10 (clients rediscover a coordinator that moved)."""
     with (
         Cluster(two.bootstrap) as cluster,
@@ -160,8 +160,8 @@ def values_in(batches: Iterable[pyarrow.RecordBatch]) -> Counter[bytes | None]:
 
 
 @pytest.mark.timeout(300)
-def test_a_batch_whose_leader_dies_after_it_was_planned_is_read_once(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a worker that is in the middle of it, and by a new one whose first address is the dead broker's."""
+def test_leader_failure_after_planning(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker in the middle of it reads it, and so does a new one with the dead broker as its first address."""
     bootstrap = f"{two.second.bootstrap},{two.first.bootstrap}"
     with (
         Cluster(two.bootstrap) as cluster,

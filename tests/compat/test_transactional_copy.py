@@ -1,4 +1,4 @@
-"""Kafka's test of transactions with its own copier: whatever is bounced, the output is the input, once, in order."""
+"""Kafka's test of transactions with its own copier: the output is the input, once and in order, despite bounces."""
 
 import itertools
 from pathlib import Path
@@ -17,14 +17,14 @@ CELLS = [
     )
 ]
 ZOMBIE_CELLS = [Cell(True, "zombies", False, group_metadata) for group_metadata in (True, False)]
-"""Copiers that are held up while others take their place, and then go on: not in the original."""
+"""Copiers that are stopped while others replace them, and then continue: not in the original."""
 GROUP_CELLS = [Cell(True, bounced, False, True, group_mode=True) for bounced in ("broker", "clients")]
 CELLS_ON_KAFKA = [cell for cell in CELLS if cell.hard and cell.group_metadata and not cell.ordered]
 SMALL_CELLS = [
     Cell(True, "broker", False, True, messages=6000, transaction_size=100),
     Cell(True, "clients", True, False, messages=6000, transaction_size=100),
 ]
-"""One for each version of the Java client."""
+"""Versions of the Java client."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_the_whole_copy(cell: Cell, jars: Path, tmp_path: Path) -> None:
     figures = copy(cell, jars, tmp_path)
     print(figures)
     bounces = len(BROKER_BOUNCES_AT) if cell.bounced == "broker" else CLIENT_BOUNCES * cell.copiers
-    # A copier of a group may have nothing to do; where a zombie waits for max.block.ms its successor gets to the end.
+    # A copier of a group may have nothing to do; while a zombie waits for max.block.ms its successor may finish.
     least = 1 if cell.group_mode else cell.copiers if cell.bounced == "zombies" else bounces
     assert figures.aborted > 0 and least <= figures.bounces <= bounces, figures
 
@@ -62,6 +62,6 @@ def test_the_whole_copy(cell: Cell, jars: Path, tmp_path: Path) -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize("cell", CELLS_ON_KAFKA, ids=str)
 def test_the_whole_copy_on_apache_kafka(cell: Cell, jars: Path, tmp_path: Path) -> None:
-    """What is asked of ours is not more than what Kafka does."""
+    """Onceflow need not do more than Kafka does."""
     with kafka.KafkaProcess(tmp_path / "kafka", jars, SOONER) as broker:
         print("Apache Kafka:", Copy(cell, broker, jars, tmp_path).run())

@@ -1,8 +1,8 @@
 """Kafka's own test of transactions: a topic is copied in transactions while the broker or the copiers are bounced.
 
-Rules: tests/kafkatest/tests/core/transactions_test.py and group_mode_transactions_test.py of Apache Kafka. Two things
-are asked beyond them: every transaction is seen whole or not at all, and what was read uncommitted once is read so
-again at the same offset. The original has three brokers; one is bounced here as often as they all are, and oftener.
+Rules: tests/kafkatest/tests/core/transactions_test.py and group_mode_transactions_test.py of Apache Kafka. Two checks
+are added: every transaction is visible as a whole or not at all, and a record read uncommitted is read again at the
+same offset. The original has three brokers; the one here is bounced at least as often as all of them.
 """
 
 import random
@@ -26,7 +26,7 @@ INPUT = "input"
 OUTPUT = "output"
 GROUP = "copiers"
 SOONER = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000"}
-"""A broker's setting: copiers that were killed in a transaction cost their time-out and no ten seconds more."""
+"""A broker's setting: copiers killed in a transaction cost their timeout, and not ten seconds more."""
 BROKER_BOUNCES_AT = (0.15, 0.3, 0.45, 0.6, 0.75)
 CLIENT_BOUNCES = 3
 CLIENT_BOUNCES_AT = 0.2
@@ -34,12 +34,12 @@ WITHIN_A_TRANSACTION_SECONDS = 0.1
 PROGRESS_SECONDS = 90
 DONE_SECONDS = 180
 COPY_SECONDS_OF_CLIENT_BOUNCES = 10
-"""The transaction time-out where copiers are killed: what they left pending holds their successors up as long."""
+"""Transaction timeout of killed copiers: their pending offsets delay their successors by as much."""
 COPY_SECONDS_OF_BROKER_BOUNCES = 40
 
 
 class Bounceable(Protocol):
-    """A broker that comes back with its data at its address."""
+    """A broker that restarts with its data at its address."""
 
     @property
     def bootstrap(self) -> str: ...
@@ -53,7 +53,7 @@ class Bounceable(Protocol):
 
 @dataclass(frozen=True)
 class Cell:
-    """One way to bounce and to check."""
+    """One way to bounce, and its checks."""
 
     hard: bool
     bounced: str
@@ -70,7 +70,7 @@ class Cell:
 
     @property
     def partitions(self) -> int:
-        """In the original 1, 2 and 9."""
+        """Number of partitions; in the original 1, 2 and 9."""
         return 1 if self.ordered else 9 if self.group_mode else 2
 
     @property
@@ -84,7 +84,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run was."""
+    """Figures of a run."""
 
     cell: Cell
     committed: int
@@ -109,7 +109,7 @@ def until(condition: Callable[[], bool], seconds: float, what: Callable[[], obje
 
 
 def seed(bootstrap: str, cell: Cell) -> dict[int, list[int]]:
-    """The numbers from 0 in turn to every input partition; both topics."""
+    """Write numbers from 0 in turn to every input partition; create both topics."""
     topics = [NewTopic(name, cell.partitions, 1) for name in (INPUT, OUTPUT)]
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.create_topics(topics).values():
@@ -117,8 +117,8 @@ def seed(bootstrap: str, cell: Cell) -> dict[int, list[int]]:
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5})
     outcomes: Counter[KafkaError | None] = Counter()
     for number in range(cell.messages):
-        told = lambda error, _message: outcomes.update([error])  # noqa: E731
-        producer.produce(INPUT, str(number), partition=number % cell.partitions, on_delivery=told)
+        count_outcome = lambda error, _message: outcomes.update([error])  # noqa: E731
+        producer.produce(INPUT, str(number), partition=number % cell.partitions, on_delivery=count_outcome)
         producer.poll(0)
     assert producer.flush(60) == 0
     assert outcomes == {None: cell.messages}
@@ -126,7 +126,7 @@ def seed(bootstrap: str, cell: Cell) -> dict[int, list[int]]:
 
 
 def copiers_of(cell: Cell, bootstrap: str, jars: Path, directory: Path) -> list[Copier]:
-    """One for each partition, or three that share them."""
+    """Return a copier for each partition, or three that share them."""
     timeout_seconds = COPY_SECONDS_OF_BROKER_BOUNCES if cell.bounced == "broker" else COPY_SECONDS_OF_CLIENT_BOUNCES
     options = {
         "--broker-list": bootstrap,
@@ -195,7 +195,7 @@ class Copy:
         return copier.name, copier.code, copier.progress, copier.log
 
     def _wait_for(self, copier: Copier, share: float, moments: random.Random) -> None:
-        """Until it has done this share or all; then some moment within a transaction, or while its records arrive."""
+        """Wait for this share or the end; then for a moment within a transaction, or while its records arrive."""
 
         def far_enough() -> bool:
             return copier.is_done or ((progress := copier.progress) is not None and progress.share >= share)
@@ -223,7 +223,7 @@ class Copy:
             self.bounces = sum(pool.map(self._bounce_copier, self._copiers))
 
     def _bounce_copier(self, copier: Copier) -> int:
-        """How often it was bounced; a copier of a group may have nothing to do."""
+        """Bounce, and return how often; a copier of a group may have nothing to do."""
         moments = random.Random(copier.name + str(self.cell))
         for bounces in range(CLIENT_BOUNCES):
             self._wait_for(copier, CLIENT_BOUNCES_AT, moments)
@@ -236,7 +236,7 @@ class Copy:
         return CLIENT_BOUNCES
 
     def _succeed(self, copier: Copier, moments: random.Random) -> None:
-        """Hold it up, let another with its transactional id go on in its place, and see it fenced when it wakes up."""
+        """Stop it, let another with its transactional id replace it, and check that it is fenced when it continues."""
         copier.send(signal.SIGSTOP)
         copier.start()
         self._wait_for(copier, CLIENT_BOUNCES_AT / 2, moments)
@@ -244,7 +244,7 @@ class Copy:
         assert code == 1 and re.search("ProducerFenced|InvalidProducerEpoch|claimed by another", said), (code, said)
 
     def _compare(self, source: dict[int, list[int]], output: Read) -> None:
-        """The output is the input: nothing twice, nothing else, each partition in its order."""
+        """Check that the output is the input: nothing twice, nothing else, each partition in order."""
         more_than_once, values = twice(output), {value for _, value in output}
         assert not more_than_once, f"{len(more_than_once)} messages more than once, {more_than_once[:5]} among them"
         missing = [value for value in range(self.cell.messages) if value not in values]
@@ -252,7 +252,7 @@ class Copy:
         assert by_partition(output) == source, "a partition's messages are not those of the input in their order"
 
     def _compare_offsets(self, source: dict[int, list[int]]) -> None:
-        """The group's offsets moved with the transactions: they are at the input's end."""
+        """Check that the group's offsets, moved by the transactions, are at the input's end."""
         consumer = Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": GROUP})
         asked = [TopicPartition(INPUT, partition) for partition in source]
         committed = {partition.partition: partition.offset for partition in consumer.committed(asked, timeout=30)}
@@ -262,9 +262,9 @@ class Copy:
 
 
 def transactions(everything: Read, committed: Read, ends: dict[int, int]) -> tuple[int, int]:
-    """(committed, aborted) markers, having seen that between two of them all records or none are committed.
+    """Return the (committed, aborted) markers, after a check that all or no records between two of them are committed.
 
-    An offset without a record is a marker. One writer has a partition at a time, so what lies between two markers is
+    An offset without a record is a marker. One writer has a partition at a time, so the records between two markers are
     one transaction; in group mode a transaction has a marker in each of its partitions.
     """
     visible = {position for position, _ in committed}

@@ -27,7 +27,7 @@ FIGURES = pytest.StashKey[Figures]()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Skip the tests of this folder except under `make conformance`."""
+    """Mark the tests of this folder: only `make conformance` runs them."""
     if item.path.is_relative_to(Path(__file__).parent):
         item.add_marker(pytest.mark.conformance)
 

@@ -1,6 +1,6 @@
-"""The sink's modes without transaction: what each code and each lost answer leaves in the topic."""
+"""The sink's modes without transaction: the topic's content after each code and each lost response."""
 
 from tests.spark.kafka.test_plain import *  # noqa: F403
 
-# It kills and starts a broker process of ours.
+# It kills and starts a process of Onceflow's broker.
 del test_none_goes_on_where_nobody_listens  # noqa: F821

@@ -1,6 +1,6 @@
-"""The lag of a running query, in a real Spark and by events of the shape that Spark sends."""
+"""The lag of a running query, in a real Spark and from events of the same form."""
 
 from tests.spark.test_lag_listener import *  # noqa: F403
 
-# It asks no broker.
+# It uses no broker.
 del test_a_cluster_that_does_not_answer_is_a_warning  # noqa: F821

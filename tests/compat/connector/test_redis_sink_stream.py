@@ -1,5 +1,5 @@
-"""Source, Spark and the Redis sink together: what Spark repeats after a crash is counted once."""
+"""Source, Spark and the Redis sink together: batches that Spark repeats after a crash are counted once."""
 
 from tests.spark.test_redis_sink_stream import job, test_batches_that_spark_repeats_are_counted_once  # noqa: F401
 
-# The others differ in what Redis and the checkpoint hold, whichever broker has the log.
+# The others differ in the content of Redis and the checkpoint, not in the broker.

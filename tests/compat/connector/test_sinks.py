@@ -1,4 +1,4 @@
-"""`onceflow sink`: every test of it that asks a broker."""
+"""`onceflow sink`: every test of it that uses a broker."""
 
 from tests.cli.sinks.test_group import (  # noqa: F401
     output,

@@ -1,3 +1,3 @@
-"""The source in a real Spark: what is read, once each, whatever happens between."""
+"""The source in a real Spark: every record is read once, despite restarts."""
 
 from tests.spark.test_source import *  # noqa: F403

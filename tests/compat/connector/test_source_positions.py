@@ -1,3 +1,3 @@
-"""The source's positions: what start and end options mean, how often the broker is asked."""
+"""The source's positions: the meaning of start and end options, and the number of requests."""
 
 from tests.spark.reader.test_positions import *  # noqa: F403

@@ -1,6 +1,6 @@
-"""The reading half of the source: exact ranges as Arrow, and what is gone from the log."""
+"""The reading half of the source: exact ranges as Arrow, and records deleted from the log."""
 
 from tests.spark.reader.test_read_task import *  # noqa: F403
 
-# It asks no broker.
+# It uses no broker.
 del test_reading_goes_on_after_what_is_gone  # noqa: F821

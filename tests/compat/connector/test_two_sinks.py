@@ -1,4 +1,4 @@
-"""A Kafka sink and a Redis sink of one micro-batch, a driver killed between them included."""
+"""A Kafka sink and a Redis sink of one micro-batch, also with a driver killed between them."""
 
 from tests.spark.test_sinks import (  # noqa: F401
     batch,

@@ -1,4 +1,4 @@
-// Command compat BOOTSTRAP TOPIC CASE [CODEC]: what franz-go sees of a broker, one JSON object a line.
+// Command compat BOOTSTRAP TOPIC CASE [CODEC]: franz-go's view of a broker, one JSON object a line.
 package main
 
 import (
@@ -29,7 +29,7 @@ var (
 
 type fields map[string]any
 
-func answer(all fields) {
+func printLine(all fields) {
 	line, err := json.Marshal(all)
 	check(err)
 	fmt.Println(string(line))
@@ -43,15 +43,15 @@ func check(err error) {
 }
 
 func client(options ...kgo.Opt) *kgo.Client {
-	made, err := kgo.NewClient(append(options, kgo.SeedBrokers(bootstrap))...)
+	created, err := kgo.NewClient(append(options, kgo.SeedBrokers(bootstrap))...)
 	check(err)
-	return made
+	return created
 }
 
 func create(partitions int32, topics ...string) {
-	made, err := admin.CreateTopics(ctx, partitions, 1, nil, topics...)
+	response, err := admin.CreateTopics(ctx, partitions, 1, nil, topics...)
 	check(err)
-	check(made.Error())
+	check(response.Error())
 }
 
 func text(bytes []byte) any {
@@ -109,7 +109,7 @@ func roundTrip() {
 	consumer := client(kgo.ConsumerGroup(topic), kgo.ConsumeTopics(topic),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 	for _, each := range read(consumer, records) {
-		answer(fields{"partition": each.Partition, "offset": each.Offset, "key": text(each.Key),
+		printLine(fields{"partition": each.Partition, "offset": each.Offset, "key": text(each.Key),
 			"value": text(each.Value), "number": text(each.Headers[0].Value), "nothing": text(each.Headers[1].Value)})
 	}
 	check(consumer.CommitUncommittedOffsets(ctx))
@@ -118,10 +118,10 @@ func roundTrip() {
 	check(err)
 	sum := int64(0)
 	committed.Each(func(each kadm.OffsetResponse) { sum += each.At })
-	answer(fields{"committed": sum})
+	printLine(fields{"committed": sum})
 }
 
-// A member of the group, and what it has read since it last said so: partition and number.
+// A member of the group, with the records read since its last report: partition and number.
 type member struct {
 	*kgo.Client
 	Read [][]int
@@ -142,7 +142,7 @@ func (m *member) poll() {
 	})
 }
 
-// What the group says that it holds.
+// Partitions that the member holds.
 func (m *member) held(described kadm.DescribedGroup) []int {
 	held := []int{}
 	id, generation := m.GroupMetadata()
@@ -159,7 +159,7 @@ func (m *member) held(described kadm.DescribedGroup) []int {
 	return held
 }
 
-// Polls until the group is stable and each of its members holds an equal share; returns what each holds.
+// Polls until the group is stable and its members hold equal shares; returns their partitions.
 func settle(members ...*member) [][]int {
 	for {
 		described, err := admin.DescribeGroups(ctx, topic)
@@ -177,10 +177,10 @@ func settle(members ...*member) [][]int {
 	}
 }
 
-// Polls until each member has read the last record of what it holds, and once more, which is how it says that it is
-// done with them; says all of it.
+// Polls until each member has read the last record of its partitions, and once more, which marks them as processed;
+// prints all records.
 func step(name string, last int, held [][]int, members ...*member) {
-	told := []fields{}
+	outputs := []fields{}
 	for place, each := range members {
 		for _, partition := range held[place] {
 			for !slices.ContainsFunc(each.Read, func(read []int) bool { return slices.Equal(read, []int{partition, last}) }) {
@@ -189,13 +189,13 @@ func step(name string, last int, held [][]int, members ...*member) {
 			}
 		}
 		each.poll()
-		told = append(told, fields{"held": held[place], "read": each.Read})
+		outputs = append(outputs, fields{"held": held[place], "read": each.Read})
 		each.Read = nil
 	}
-	answer(fields{"step": name, "members": told})
+	printLine(fields{"step": name, "members": outputs})
 }
 
-// As tests/compat/group_steps.py has it.
+// The steps of tests/compat/group_steps.py.
 func group() {
 	create(partitions, topic)
 	plain := client(kgo.RecordPartitioner(kgo.ManualPartitioner()))
@@ -228,7 +228,7 @@ func group() {
 		at, _ := offsets.Lookup(topic, partition)
 		committed = append(committed, at.At)
 	}
-	answer(fields{"committed": committed})
+	printLine(fields{"committed": committed})
 }
 
 func transactions() {
@@ -259,7 +259,7 @@ func transactions() {
 		offsets, err := admin.FetchOffsets(ctx, topic)
 		check(err)
 		at, found := offsets.Lookup(topic, 0)
-		answer(fields{"committed": committed, "found": found, "offset": at.At})
+		printLine(fields{"committed": committed, "found": found, "offset": at.At})
 	}
 	session.Close()
 	for _, isolation := range []kgo.IsolationLevel{kgo.ReadCommitted(), kgo.ReadUncommitted()} {
@@ -269,7 +269,7 @@ func transactions() {
 		}
 		reader := client(kgo.ConsumeTopics(output), kgo.FetchIsolationLevel(isolation),
 			kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
-		answer(fields{"values": values(read(reader, count))})
+		printLine(fields{"values": values(read(reader, count))})
 		reader.Close()
 	}
 }
@@ -278,14 +278,14 @@ func administer() {
 	create(2, topic)
 	listed, err := admin.ListTopics(ctx)
 	check(err)
-	answer(fields{"listed": listed.Has(topic), "partitions": len(listed[topic].Partitions)})
+	printLine(fields{"listed": listed.Has(topic), "partitions": len(listed[topic].Partitions)})
 	grown, err := admin.CreatePartitions(ctx, 1, topic)
 	check(err)
 	check(grown.Error())
 	plain := client(kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	now := time.Now()
 	for number := 0; number < 3; number++ {
-		// Of records of one millisecond the first would be the newest.
+		// The first record of a millisecond would count as the newest.
 		dated := now.Add(time.Duration(number) * time.Second)
 		check(plain.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: []byte("value"), Timestamp: dated}).FirstErr())
 	}
@@ -298,7 +298,7 @@ func administer() {
 	latest, err := admin.ListMaxTimestampOffsets(ctx, topic)
 	check(err)
 	newest, _ := latest.Lookup(topic, 0)
-	answer(fields{"topicPartitions": len(ends[topic]), "end": end.Offset, "after": first.Offset, "newest": newest.Offset})
+	printLine(fields{"topicPartitions": len(ends[topic]), "end": end.Offset, "after": first.Offset, "newest": newest.Offset})
 	value := "123456"
 	_, err = admin.AlterTopicConfigs(ctx, []kadm.AlterConfig{{Name: "retention.ms", Value: &value}}, topic)
 	check(err)
@@ -306,7 +306,7 @@ func administer() {
 	check(err)
 	for _, each := range configs[0].Configs {
 		if each.Key == "retention.ms" {
-			answer(fields{"retention": each.MaybeValue(), "source": each.Source.String()})
+			printLine(fields{"retention": each.MaybeValue(), "source": each.Source.String()})
 		}
 	}
 	until := kadm.Offsets{}
@@ -314,11 +314,11 @@ func administer() {
 	deleted, err := admin.DeleteRecords(ctx, until)
 	check(err)
 	low, _ := deleted.Lookup(topic, 0)
-	answer(fields{"low": low.LowWatermark})
+	printLine(fields{"low": low.LowWatermark})
 	check(admin.CommitAllOffsets(ctx, topic, until))
 	lag, err := admin.Lag(ctx, topic)
 	check(err)
-	answer(fields{"lag": lag[topic].Lag.Total(), "state": lag[topic].State})
+	printLine(fields{"lag": lag[topic].Lag.Total(), "state": lag[topic].State})
 	dropped, err := admin.DeleteGroups(ctx, topic)
 	check(err)
 	check(dropped.Error())
@@ -326,13 +326,13 @@ func administer() {
 	check(err)
 	dirs, err := admin.DescribeAllLogDirs(ctx, nil)
 	check(err)
-	answer(fields{"brokers": len(metadata.Brokers), "controller": metadata.Controller, "dirs": len(dirs)})
-	gone, err := admin.DeleteTopics(ctx, topic)
+	printLine(fields{"brokers": len(metadata.Brokers), "controller": metadata.Controller, "dirs": len(dirs)})
+	deleted, err := admin.DeleteTopics(ctx, topic)
 	check(err)
-	check(gone.Error())
+	check(deleted.Error())
 	left, err := kadm.NewClient(client()).ListTopics(ctx) // the other one remembers
 	check(err)
-	answer(fields{"listed": left.Has(topic)})
+	printLine(fields{"listed": left.Has(topic)})
 }
 
 func main() {

@@ -54,22 +54,22 @@ public final class AdminCalls {
     }
 
     private static String create(NewTopic wanted) {
-        return Answer.error(() -> admin.createTopics(List.of(wanted)).all().get());
+        return Output.error(() -> admin.createTopics(List.of(wanted)).all().get());
     }
 
     private static void topics() throws Exception {
         NewTopic wanted = new NewTopic(topic, 3, (short) 1).configs(Map.of("retention.ms", "1234567"));
         CreateTopicsResult dry = admin.createTopics(List.of(wanted), new CreateTopicsOptions().validateOnly(true));
-        Answer.line("dryRun", dry.numPartitions(topic).get(), "exists", admin.listTopics().names().get().contains(topic));
+        Output.line("dryRun", dry.numPartitions(topic).get(), "exists", admin.listTopics().names().get().contains(topic));
         CreateTopicsResult created = admin.createTopics(List.of(wanted));
-        Answer.line("partitions", created.numPartitions(topic).get(), "replicas", created.replicationFactor(topic).get(),
+        Output.line("partitions", created.numPartitions(topic).get(), "replicas", created.replicationFactor(topic).get(),
             "retention", created.config(topic).get().get("retention.ms").value());
-        Answer.line("listed", admin.listTopics().names().get().contains(topic));
+        Output.line("listed", admin.listTopics().names().get().contains(topic));
         TopicDescription described = admin.describeTopics(List.of(topic)).allTopicNames().get().get(topic);
         boolean sameId = described.topicId().equals(created.topicId(topic).get());
         String byId = admin.describeTopics(org.apache.kafka.common.TopicCollection.ofTopicIds(
             List.of(described.topicId()))).allTopicIds().get().get(described.topicId()).name();
-        Answer.line("described", described.partitions().size(), "sameId", sameId, "byId", byId.equals(topic),
+        Output.line("described", described.partitions().size(), "sameId", sameId, "byId", byId.equals(topic),
             "internal", described.isInternal(), "leaders", described.partitions().stream().map(
                 each -> each.leader() != null && each.isr().size() == 1 && each.replicas().size() == 1).toList());
         Map<String, String> errors = new TreeMap<>();
@@ -81,30 +81,30 @@ public final class AdminCalls {
         errors.put("wrong name", create(new NewTopic("no/such", 1, (short) 1)));
         errors.put("other broker", create(new NewTopic(topic + "-2", Map.of(0, List.of(999)))));
         errors.put("fewer partitions", grow(2));
-        errors.put("unknown topic", Answer.error(() -> admin.createPartitions(
+        errors.put("unknown topic", Output.error(() -> admin.createPartitions(
             Map.of(topic + "-2", NewPartitions.increaseTo(2))).all().get()));
-        Answer.line("grown", grow(5), "partitions",
+        Output.line("grown", grow(5), "partitions",
             admin.describeTopics(List.of(topic)).allTopicNames().get().get(topic).partitions().size());
-        Answer.line("deleted", Answer.error(() -> admin.deleteTopics(List.of(topic)).all().get()),
+        Output.line("deleted", Output.error(() -> admin.deleteTopics(List.of(topic)).all().get()),
             "listed", admin.listTopics().names().get().contains(topic));
-        errors.put("delete again", Answer.error(() -> admin.deleteTopics(List.of(topic)).all().get()));
-        errors.put("describe deleted", Answer.error(() -> admin.describeTopics(List.of(topic)).allTopicNames().get()));
-        Answer.line("errors", errors);
+        errors.put("delete again", Output.error(() -> admin.deleteTopics(List.of(topic)).all().get()));
+        errors.put("describe deleted", Output.error(() -> admin.describeTopics(List.of(topic)).allTopicNames().get()));
+        Output.line("errors", errors);
         create(wanted);
         org.apache.kafka.common.Uuid id =
             admin.describeTopics(List.of(topic)).allTopicNames().get().get(topic).topicId();
         admin.deleteTopics(org.apache.kafka.common.TopicCollection.ofTopicIds(List.of(id))).all().get();
-        Answer.line("newId", !id.equals(described.topicId()), "listed", admin.listTopics().names().get().contains(topic));
+        Output.line("newId", !id.equals(described.topicId()), "listed", admin.listTopics().names().get().contains(topic));
     }
 
     private static String grow(int partitions) {
-        return Answer.error(() -> admin.createPartitions(Map.of(topic, NewPartitions.increaseTo(partitions))).all().get());
+        return Output.error(() -> admin.createPartitions(Map.of(topic, NewPartitions.increaseTo(partitions))).all().get());
     }
 
     private static String alter(AlterConfigOp.OpType operation, String name, String value) {
         ConfigResource resource = new ConfigResource(ConfigResource.Type.TOPIC, topic);
         Collection<AlterConfigOp> operations = List.of(new AlterConfigOp(new ConfigEntry(name, value), operation));
-        return Answer.error(() -> admin.incrementalAlterConfigs(Map.of(resource, operations)).all().get());
+        return Output.error(() -> admin.incrementalAlterConfigs(Map.of(resource, operations)).all().get());
     }
 
     private static void config(String step, String name) throws Exception {
@@ -112,7 +112,7 @@ public final class AdminCalls {
         DescribeConfigsOptions options = new DescribeConfigsOptions().includeSynonyms(true).includeDocumentation(true);
         Config config = admin.describeConfigs(List.of(resource), options).all().get().get(resource);
         ConfigEntry entry = config.get(name);
-        Answer.line("step", step, "value", entry.value(), "source", entry.source().toString(),
+        Output.line("step", step, "value", entry.value(), "source", entry.source().toString(),
             "type", entry.type().toString(), "readOnly", entry.isReadOnly(), "sensitive", entry.isSensitive(),
             "synonyms", entry.synonyms().stream().map(each -> each.name() + "=" + each.value()).toList());
     }
@@ -120,25 +120,25 @@ public final class AdminCalls {
     private static void configs() throws Exception {
         Clients.create(bootstrap, 1, topic);
         config("default", "cleanup.policy");
-        Answer.line("error", alter(AlterConfigOp.OpType.APPEND, "cleanup.policy", "compact"));
+        Output.line("error", alter(AlterConfigOp.OpType.APPEND, "cleanup.policy", "compact"));
         config("appended", "cleanup.policy");
-        Answer.line("error", alter(AlterConfigOp.OpType.SUBTRACT, "cleanup.policy", "delete"));
+        Output.line("error", alter(AlterConfigOp.OpType.SUBTRACT, "cleanup.policy", "delete"));
         config("subtracted", "cleanup.policy");
-        Answer.line("error", alter(AlterConfigOp.OpType.SET, "segment.bytes", "2000000"));
+        Output.line("error", alter(AlterConfigOp.OpType.SET, "segment.bytes", "2000000"));
         config("set", "segment.bytes");
-        Answer.line("error", alter(AlterConfigOp.OpType.DELETE, "segment.bytes", ""));
+        Output.line("error", alter(AlterConfigOp.OpType.DELETE, "segment.bytes", ""));
         config("deleted", "segment.bytes");
         Map<String, String> errors = new TreeMap<>();
         errors.put("unknown", alter(AlterConfigOp.OpType.SET, "no.such", "1"));
         errors.put("wrong", alter(AlterConfigOp.OpType.SET, "segment.bytes", "x"));
         errors.put("append to a number", alter(AlterConfigOp.OpType.APPEND, "segment.bytes", "1"));
         ConfigResource none = new ConfigResource(ConfigResource.Type.TOPIC, topic + "-none");
-        errors.put("unknown topic", Answer.error(() -> admin.describeConfigs(List.of(none)).all().get()));
-        Answer.line("errors", errors);
+        errors.put("unknown topic", Output.error(() -> admin.describeConfigs(List.of(none)).all().get()));
+        Output.line("errors", errors);
         String node = admin.describeCluster().nodes().get().iterator().next().idString();
         ConfigResource broker = new ConfigResource(ConfigResource.Type.BROKER, node);
         Config settings = admin.describeConfigs(List.of(broker)).all().get().get(broker);
-        Answer.line("broker", settings.get("message.max.bytes").value(), "retention",
+        Output.line("broker", settings.get("message.max.bytes").value(), "retention",
             settings.get("log.retention.hours").value());
     }
 
@@ -154,19 +154,19 @@ public final class AdminCalls {
         list("max timestamp", OffsetSpec.maxTimestamp());
         list("timestamp", OffsetSpec.forTimestamp(BEGIN_MS + 2));
         list("later", OffsetSpec.forTimestamp(BEGIN_MS + 10));
-        Answer.line("low", admin.deleteRecords(Map.of(first, RecordsToDelete.beforeOffset(2)))
+        Output.line("low", admin.deleteRecords(Map.of(first, RecordsToDelete.beforeOffset(2)))
             .lowWatermarks().get(first).get().lowWatermark());
         list("earliest", OffsetSpec.earliest());
-        Answer.line("beyond", Answer.error(
+        Output.line("beyond", Output.error(
             () -> admin.deleteRecords(Map.of(first, RecordsToDelete.beforeOffset(4))).all().get()));
-        Answer.line("low", admin.deleteRecords(Map.of(first, RecordsToDelete.beforeOffset(-1)))
+        Output.line("low", admin.deleteRecords(Map.of(first, RecordsToDelete.beforeOffset(-1)))
             .lowWatermarks().get(first).get().lowWatermark());
         list("earliest", OffsetSpec.earliest());
     }
 
     private static void list(String name, OffsetSpec spec) throws Exception {
         ListOffsetsResultInfo found = admin.listOffsets(Map.of(first, spec)).partitionResult(first).get();
-        Answer.line("spec", name, "offset", found.offset(),
+        Output.line("spec", name, "offset", found.offset(),
             "timestamp", found.timestamp() < 0 ? found.timestamp() : found.timestamp() - BEGIN_MS);
     }
 
@@ -181,9 +181,9 @@ public final class AdminCalls {
             consumer.commitSync(Map.of(first, new OffsetAndMetadata(3, "three"),
                 new TopicPartition(topic, 1), new OffsetAndMetadata(4)));
             group();
-            Answer.line("delete", Answer.error(() -> admin.deleteConsumerGroups(List.of(topic)).all().get()),
+            Output.line("delete", Output.error(() -> admin.deleteConsumerGroups(List.of(topic)).all().get()),
                 "deleteOffsets", offsetsError(),
-                "alterOffsets", Answer.error(() -> admin.alterConsumerGroupOffsets(
+                "alterOffsets", Output.error(() -> admin.alterConsumerGroupOffsets(
                     topic, Map.of(first, new OffsetAndMetadata(1))).all().get()));
         }
         admin.removeMembersFromConsumerGroup(topic,
@@ -191,16 +191,16 @@ public final class AdminCalls {
         group();
         admin.alterConsumerGroupOffsets(topic, Map.of(first, new OffsetAndMetadata(1, "set"))).all().get();
         committed();
-        Answer.line("deleteOffsets", offsetsError());
+        Output.line("deleteOffsets", offsetsError());
         committed();
-        Answer.line("delete", Answer.error(() -> admin.deleteConsumerGroups(List.of(topic)).all().get()),
+        Output.line("delete", Output.error(() -> admin.deleteConsumerGroups(List.of(topic)).all().get()),
             "listed", listed());
-        Answer.line("again", Answer.error(() -> admin.deleteConsumerGroups(List.of(topic)).all().get()),
-            "describe", Answer.error(() -> admin.describeConsumerGroups(List.of(topic)).all().get()));
+        Output.line("again", Output.error(() -> admin.deleteConsumerGroups(List.of(topic)).all().get()),
+            "describe", Output.error(() -> admin.describeConsumerGroups(List.of(topic)).all().get()));
     }
 
     private static String offsetsError() {
-        return Answer.error(
+        return Output.error(
             () -> admin.deleteConsumerGroupOffsets(topic, java.util.Set.of(first)).partitionResult(first).get());
     }
 
@@ -212,10 +212,10 @@ public final class AdminCalls {
 
     private static void group() throws Exception {
         ConsumerGroupDescription group = admin.describeConsumerGroups(List.of(topic)).all().get().get(topic);
-        Answer.line("state", group.state().toString(), "assignor", group.partitionAssignor(),
+        Output.line("state", group.state().toString(), "assignor", group.partitionAssignor(),
             "coordinator", group.coordinator().id(), "listed", listed(),
             "members", group.members().stream().map(each -> Arrays.asList(each.clientId(), each.host(),
-                each.groupInstanceId().orElse(null), Answer.names(each.assignment().topicPartitions()))).toList());
+                each.groupInstanceId().orElse(null), Output.names(each.assignment().topicPartitions()))).toList());
         committed();
     }
 
@@ -223,7 +223,7 @@ public final class AdminCalls {
         Map<String, String> found = new TreeMap<>();
         admin.listConsumerGroupOffsets(topic).partitionsToOffsetAndMetadata().get().forEach((partition, offset) ->
             found.put(partition.toString(), offset == null ? null : offset.offset() + " " + offset.metadata()));
-        Answer.line("committed", found);
+        Output.line("committed", found);
     }
 
     private static void cluster() throws Exception {
@@ -233,16 +233,16 @@ public final class AdminCalls {
         }
         DescribeClusterResult cluster = admin.describeCluster();
         int node = cluster.nodes().get().iterator().next().id();
-        Answer.line("nodes", cluster.nodes().get().size(), "controller", cluster.controller().get().id() == node,
+        Output.line("nodes", cluster.nodes().get().size(), "controller", cluster.controller().get().id() == node,
             "id", cluster.clusterId().get() != null, "address",
             cluster.nodes().get().iterator().next().host() + ":" + cluster.nodes().get().iterator().next().port());
         LogDirDescription directory =
             admin.describeLogDirs(List.of(node)).allDescriptions().get().get(node).values().iterator().next();
         ReplicaInfo replica = directory.replicaInfos().get(first);
-        Answer.line("error", directory.error() == null, "partition", directory.replicaInfos().containsKey(first),
+        Output.line("error", directory.error() == null, "partition", directory.replicaInfos().containsKey(first),
             "large", replica.size() > 1000 && replica.size() < 1200, "lag", replica.offsetLag(),
             "future", replica.isFuture(), "volume", directory.totalBytes().orElse(0) > directory.usableBytes().orElse(0));
-        Answer.line("reassignments", admin.listPartitionReassignments().reassignments().get().size(),
+        Output.line("reassignments", admin.listPartitionReassignments().reassignments().get().size(),
             "elect", admin.electLeaders(ElectionType.PREFERRED, java.util.Set.of(first)).partitions().get()
                 .get(first).map(error -> error.getClass().getSimpleName()).orElse("none"));
     }

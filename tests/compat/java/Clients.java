@@ -11,7 +11,7 @@ import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.common.TopicPartition;
 
-/** Clients with the settings that every program wants; `settings` are NAME=VALUE. */
+/** Clients with the settings of every program; `settings` are NAME=VALUE. */
 final class Clients {
     static final Duration POLL = Duration.ofMillis(100);
     private static final long WAIT_MS = 30_000;
@@ -48,7 +48,7 @@ final class Clients {
         return Admin.create(properties(bootstrap));
     }
 
-    /** Creates topics that keep records of any age, and waits until every partition can be listed: on a cluster that takes a moment. */
+    /** Creates topics that keep records of any age, and waits until every partition can be listed. */
     static void create(String bootstrap, int partitions, String... topics) throws Exception {
         try (Admin admin = admin(bootstrap)) {
             List<NewTopic> wanted = new ArrayList<>();
@@ -72,7 +72,7 @@ final class Clients {
         return all;
     }
 
-    /** Everything from the first offset up to the end as the isolation level has it. */
+    /** Returns all records up to the end of the isolation level. */
     static List<ConsumerRecord<byte[], byte[]>> readAll(
             String bootstrap, Collection<TopicPartition> partitions, String isolation) {
         List<ConsumerRecord<byte[], byte[]>> records = new ArrayList<>();
@@ -91,7 +91,7 @@ final class Clients {
 
     static List<String> values(Iterable<ConsumerRecord<byte[], byte[]>> records) {
         List<String> values = new ArrayList<>();
-        records.forEach(record -> values.add(Answer.text(record.value())));
+        records.forEach(record -> values.add(Output.text(record.value())));
         return values;
     }
 

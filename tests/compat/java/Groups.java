@@ -41,7 +41,7 @@ public final class Groups {
         }
     }
 
-    /** A member that notes what it is given, what is taken, and what it read; it commits what it gives away. */
+    /** A member that records its assigned, revoked and read partitions; it commits before it gives partitions up. */
     private static final class Member implements ConsumerRebalanceListener {
         final String name;
         final KafkaConsumer<byte[], byte[]> consumer;
@@ -75,7 +75,7 @@ public final class Groups {
         }
 
         void turn() {
-            consumer.poll(TURN).forEach(record -> read.add(Answer.text(record.value())));
+            consumer.poll(TURN).forEach(record -> read.add(Output.text(record.value())));
         }
 
         void leave() {
@@ -84,7 +84,7 @@ public final class Groups {
         }
     }
 
-    /** Turns until every member holds its share of `total` partitions, and says who holds which. */
+    /** Polls until every member holds its share of `total` partitions, and prints the assignment. */
     private static void settle(String step, List<Member> members, int total) throws Exception {
         long deadline = System.currentTimeMillis() + WAIT_MS;
         int floor = total / members.size();
@@ -99,11 +99,11 @@ public final class Groups {
         Map<String, Object> held = new LinkedHashMap<>();
         Map<String, Object> revoked = new LinkedHashMap<>();
         for (Member each : members) {
-            held.put(each.name, Answer.names(each.consumer.assignment()));
+            held.put(each.name, Output.names(each.consumer.assignment()));
             revoked.put(each.name, each.revoked);
             each.revoked = 0;
         }
-        Answer.line("step", step, "held", held, "revoked", revoked,
+        Output.line("step", step, "held", held, "revoked", revoked,
             "lost", members.stream().mapToInt(each -> each.lost).sum());
     }
 
@@ -134,7 +134,7 @@ public final class Groups {
         members.forEach(Member::leave);
         read.sort(null);
         sent.sort(null);
-        Answer.line("sent", sent.size(), "same", read.equals(sent));
+        Output.line("sent", sent.size(), "same", read.equals(sent));
     }
 
     private static void produce(String prefix, List<String> sent, String... topics) {
@@ -149,7 +149,7 @@ public final class Groups {
         }
     }
 
-    /** A static member that comes back within its session keeps its partitions, and nobody else notices. */
+    /** A static member that returns within its session keeps its partitions, unnoticed by the others. */
     private static void staticMembers() throws Exception {
         Clients.create(bootstrap, 4, topic);
         List<String> read = new ArrayList<>();
@@ -165,12 +165,12 @@ public final class Groups {
         two = new Member("two", read, "group.instance.id=two");
         two.consumer.subscribe(List.of(topic), two);
         settle("back", List.of(one, two), 4);
-        Answer.line("sameGeneration", one.consumer.groupMetadata().generationId() == generation,
+        Output.line("sameGeneration", one.consumer.groupMetadata().generationId() == generation,
             "noticed", one.assignments);
         Member twin = new Member("twin", read, "group.instance.id=two");
         twin.consumer.subscribe(List.of(topic), twin);
         Member fenced = two;
-        Answer.line("fenced", Answer.error(() -> {
+        Output.line("fenced", Output.error(() -> {
             long deadline = System.currentTimeMillis() + WAIT_MS;
             while (System.currentTimeMillis() < deadline) {
                 twin.turn();
@@ -206,7 +206,7 @@ public final class Groups {
                 OffsetAndTimestamp found = consumer.offsetsForTimes(Map.of(first, BEGIN_MS + ahead)).get(first);
                 times.put("" + ahead, found == null ? null : List.of(found.offset(), found.timestamp() - BEGIN_MS));
             }
-            Answer.line("times", times,
+            Output.line("times", times,
                 "empty", consumer.offsetsForTimes(Map.of(second, BEGIN_MS)).get(second) == null,
                 "begin", consumer.beginningOffsets(List.of(first)).get(first),
                 "end", consumer.endOffsets(List.of(first)).get(first));
@@ -219,16 +219,16 @@ public final class Groups {
             consumer.pause(List.of(first));
             int paused = consumer.poll(Duration.ofMillis(300)).count();
             consumer.resume(List.of(first));
-            Answer.line("sought", sought, "end", end, "begun", begun, "paused", paused, "resumed", next(consumer),
+            Output.line("sought", sought, "end", end, "begun", begun, "paused", paused, "resumed", next(consumer),
                 "lag", consumer.currentLag(first).orElse(-1));
             consumer.commitSync(Map.of(first, new OffsetAndMetadata(7, "seven")));
             OffsetAndMetadata committed = consumer.committed(java.util.Set.of(first)).get(first);
             boolean none = consumer.committed(java.util.Set.of(second)).get(second) == null;
-            Answer.line("committed", committed.offset(), "metadata", committed.metadata(), "none", none);
+            Output.line("committed", committed.offset(), "metadata", committed.metadata(), "none", none);
         }
         try (KafkaConsumer<byte[], byte[]> consumer = Clients.consumer(bootstrap, "group.id=" + topic)) {
             consumer.assign(List.of(first));
-            Answer.line("continued", next(consumer), "topics", consumer.listTopics().get(topic).size());
+            Output.line("continued", next(consumer), "topics", consumer.listTopics().get(topic).size());
         }
     }
 
@@ -237,13 +237,13 @@ public final class Groups {
         while (System.currentTimeMillis() < deadline) {
             var records = consumer.poll(Clients.POLL);
             if (!records.isEmpty()) {
-                return Answer.text(records.iterator().next().value());
+                return Output.text(records.iterator().next().value());
             }
         }
         return "nothing";
     }
 
-    /** A topic that is made later and fits the pattern joins the assignment. */
+    /** A topic that is created later and matches the pattern joins the assignment. */
     private static void pattern() throws Exception {
         Clients.create(bootstrap, 1, topic + "-1");
         List<String> read = new ArrayList<>();
@@ -255,7 +255,7 @@ public final class Groups {
         member.consumer.close();
     }
 
-    /** Without a reset policy the consumer is told that it has no offset, or one that is gone. */
+    /** Without a reset policy the consumer gets an error if its offset is missing or deleted. */
     private static void reset() throws Exception {
         Clients.create(bootstrap, 1, topic);
         TopicPartition first = new TopicPartition(topic, 0);
@@ -266,17 +266,17 @@ public final class Groups {
         try (KafkaConsumer<byte[], byte[]> consumer =
                 Clients.consumer(bootstrap, "group.id=" + topic, "auto.offset.reset=none")) {
             consumer.assign(List.of(first));
-            Answer.line("without", Answer.error(() -> consumer.poll(Duration.ofSeconds(20))));
+            Output.line("without", Output.error(() -> consumer.poll(Duration.ofSeconds(20))));
             consumer.seek(first, 2);
-            Answer.line("gone", Answer.error(() -> consumer.poll(Duration.ofSeconds(20))));
+            Output.line("gone", Output.error(() -> consumer.poll(Duration.ofSeconds(20))));
             consumer.seek(first, 4);
-            Answer.line("next", next(consumer));
+            Output.line("next", next(consumer));
         }
         for (String policy : List.of("earliest", "latest")) {
             try (KafkaConsumer<byte[], byte[]> consumer =
                     Clients.consumer(bootstrap, "group.id=" + topic, "auto.offset.reset=" + policy)) {
                 consumer.assign(List.of(first));
-                Answer.line("policy", policy, "position", consumer.position(first));
+                Output.line("policy", policy, "position", consumer.position(first));
             }
         }
     }
@@ -289,7 +289,7 @@ public final class Groups {
         }
     }
 
-    /** A member that does not poll leaves by itself, and may come back. */
+    /** A member that does not poll leaves the group, and may return. */
     private static void evicted() throws Exception {
         Clients.create(bootstrap, 2, topic);
         List<String> read = new ArrayList<>();
@@ -300,10 +300,10 @@ public final class Groups {
         }
         settle("both", List.of(slow, other), 2);
         settle("slow gone", List.of(other), 2);
-        Answer.line("commit", Answer.error(() -> slow.consumer.commitSync(
+        Output.line("commit", Output.error(() -> slow.consumer.commitSync(
             Map.of(new TopicPartition(topic, 0), new OffsetAndMetadata(0)))));
         settle("slow back", List.of(slow, other), 2);
-        Answer.line("lost", slow.lost);
+        Output.line("lost", slow.lost);
         slow.consumer.close();
         other.consumer.close();
     }
@@ -313,7 +313,7 @@ public final class Groups {
         try (KafkaConsumer<byte[], byte[]> consumer =
                 Clients.consumer(bootstrap, "group.id=" + topic, "group.protocol=consumer")) {
             consumer.subscribe(List.of(topic));
-            Answer.line("error", Answer.error(() -> {
+            Output.line("error", Output.error(() -> {
                 for (int turn = 0; turn < 50; turn++) {
                     consumer.poll(Clients.POLL);
                 }

@@ -43,14 +43,14 @@ public final class Produce {
         Clients.create(bootstrap, 3, topic);
         List<Future<RecordMetadata>> sent = new ArrayList<>();
         try (KafkaProducer<byte[], byte[]> producer = Clients.producer(bootstrap, settings)) {
-            Answer.line("partitionsFor", producer.partitionsFor(topic).size());
+            Output.line("partitionsFor", producer.partitionsFor(topic).size());
             for (int i = 0; i < RECORDS; i++) {
                 sent.add(producer.send(wanted(topic, i)));
             }
         }
         for (Future<RecordMetadata> each : sent) {
             RecordMetadata metadata = each.get();
-            Answer.line("partition", metadata.partition(), "offset", metadata.offset(),
+            Output.line("partition", metadata.partition(), "offset", metadata.offset(),
                 "timestamp", metadata.timestamp());
         }
     }
@@ -67,20 +67,20 @@ public final class Produce {
         }
         List<ConsumerRecord<byte[], byte[]>> read =
             Clients.readAll(bootstrap, Clients.partitions(topic, 1), "read_uncommitted");
-        Answer.line("same", read.stream().filter(each -> java.util.Arrays.equals(each.value(), value)).count());
+        Output.line("same", read.stream().filter(each -> java.util.Arrays.equals(each.value(), value)).count());
     }
 
     private static void tooLarge(String bootstrap, String topic) throws Exception {
         try (KafkaProducer<byte[], byte[]> producer = Clients.producer(bootstrap, "max.request.size=5000000")) {
             byte[] value = new byte[2_000_000];
-            Answer.line("error", Answer.error(() -> producer.send(new ProducerRecord<>(topic, value)).get()));
+            Output.line("error", Output.error(() -> producer.send(new ProducerRecord<>(topic, value)).get()));
         }
     }
 
     private static void read(String bootstrap, String topic, int partitions) throws Exception {
         for (ConsumerRecord<byte[], byte[]> record :
                 Clients.readAll(bootstrap, Clients.partitions(topic, partitions), "read_uncommitted")) {
-            Answer.record(record);
+            Output.record(record);
         }
     }
 }

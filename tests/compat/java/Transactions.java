@@ -79,10 +79,10 @@ public final class Transactions {
             producer.commitTransaction();
             producer.beginTransaction();
             send(producer, "c", 4);
-            Answer.line("when", "open", "committed", read("read_committed"), "all", read("read_uncommitted"),
+            Output.line("when", "open", "committed", read("read_committed"), "all", read("read_uncommitted"),
                 "stableEnd", end("read_committed"), "end", end("read_uncommitted"));
             producer.commitTransaction();
-            Answer.line("when", "closed", "committed", read("read_committed"), "all", read("read_uncommitted"),
+            Output.line("when", "closed", "committed", read("read_committed"), "all", read("read_uncommitted"),
                 "stableEnd", end("read_committed"), "end", end("read_uncommitted"));
         }
     }
@@ -105,7 +105,7 @@ public final class Transactions {
             for (boolean commit : new boolean[] {false, true}) {
                 producer.beginTransaction();
                 for (ConsumerRecord<byte[], byte[]> record : records) {
-                    producer.send(new ProducerRecord<>(output, ("out of " + Answer.text(record.value())).getBytes()));
+                    producer.send(new ProducerRecord<>(output, ("out of " + Output.text(record.value())).getBytes()));
                 }
                 Map<TopicPartition, OffsetAndMetadata> done = Map.of(
                     first, new OffsetAndMetadata(5, "half"), new TopicPartition(topic, 1), new OffsetAndMetadata(5));
@@ -116,17 +116,17 @@ public final class Transactions {
                     producer.abortTransaction();
                 }
                 OffsetAndMetadata committed = committed();
-                Answer.line("commit", commit, "offset", committed == null ? null : committed.offset(),
+                Output.line("commit", commit, "offset", committed == null ? null : committed.offset(),
                     "metadata", committed == null ? null : committed.metadata());
             }
         }
         List<String> values =
             Clients.values(Clients.readAll(bootstrap, Clients.partitions(output, 1), "read_committed"));
         values.sort(null);
-        Answer.line("output", values);
+        Output.line("output", values);
     }
 
-    /** A member of no group: require_stable waits for the transaction's marker. */
+    /** A consumer outside the group: require_stable waits for the transaction's marker. */
     private static OffsetAndMetadata committed() throws Exception {
         try (Admin admin = Clients.admin(bootstrap)) {
             return admin.listConsumerGroupOffsets(topic,
@@ -142,24 +142,24 @@ public final class Transactions {
             old.beginTransaction();
             send(old, "old", 4);
             next.initTransactions();
-            Answer.line("afterInit", read("read_committed"), "commit", Answer.error(old::commitTransaction),
-                "begin", Answer.error(old::beginTransaction));
+            Output.line("afterInit", read("read_committed"), "commit", Output.error(old::commitTransaction),
+                "begin", Output.error(old::beginTransaction));
             next.beginTransaction();
             send(next, "next", 4);
             next.commitTransaction();
-            Answer.line("committed", read("read_committed"));
+            Output.line("committed", read("read_committed"));
         }
         try (KafkaProducer<byte[], byte[]> old = producer(); KafkaProducer<byte[], byte[]> next = producer()) {
             old.initTransactions();
             next.initTransactions();
             old.beginTransaction();
-            Answer.line("send", Answer.error(
+            Output.line("send", Output.error(
                 () -> old.send(new ProducerRecord<>(topic, 0, null, "late".getBytes())).get()));
         }
-        Answer.line("committed", read("read_committed"));
+        Output.line("committed", read("read_committed"));
     }
 
-    /** Offsets of a member whose generation is over are refused, and the transaction can only be aborted. */
+    /** Offsets of an earlier generation are refused, and the transaction can only be aborted. */
     private static void staleGroup() throws Exception {
         try (KafkaProducer<byte[], byte[]> producer = producer();
                 KafkaConsumer<byte[], byte[]> consumer = Clients.consumer(bootstrap, "group.id=" + topic)) {
@@ -174,17 +174,17 @@ public final class Transactions {
             producer.beginTransaction();
             send(producer, "stale", 4);
             Map<TopicPartition, OffsetAndMetadata> done = Map.of(first, new OffsetAndMetadata(1));
-            Answer.line("error", Answer.error(() -> producer.sendOffsetsToTransaction(done, stale)));
+            Output.line("error", Output.error(() -> producer.sendOffsetsToTransaction(done, stale)));
             producer.abortTransaction();
             producer.beginTransaction();
             send(producer, "right", 4);
             producer.sendOffsetsToTransaction(done, member);
             producer.commitTransaction();
-            Answer.line("committed", read("read_committed"), "offset", committed().offset());
+            Output.line("committed", read("read_committed"), "offset", committed().offset());
         }
     }
 
-    /** The broker aborts what its producer left, so that readers are not held up. */
+    /** The broker aborts an abandoned transaction, so that readers are not delayed. */
     private static void timedOut() throws Exception {
         try (KafkaProducer<byte[], byte[]> producer = producer("transaction.timeout.ms=1000")) {
             producer.initTransactions();
@@ -194,8 +194,8 @@ public final class Transactions {
             while (end("read_committed") < end("read_uncommitted") && System.currentTimeMillis() < deadline) {
                 Thread.sleep(100);
             }
-            Answer.line("committed", read("read_committed"), "stable",
-                end("read_committed") == end("read_uncommitted"), "commit", Answer.error(producer::commitTransaction));
+            Output.line("committed", read("read_committed"), "stable",
+                end("read_committed") == end("read_uncommitted"), "commit", Output.error(producer::commitTransaction));
         }
     }
 
@@ -207,18 +207,18 @@ public final class Transactions {
             send(producer, "open", 4);
             describe(admin);
             ProducerState state = producers(admin);
-            Answer.line("sequence", state.lastSequence(), "epoch", state.producerEpoch(),
+            Output.line("sequence", state.lastSequence(), "epoch", state.producerEpoch(),
                 "start", state.currentTransactionStartOffset().orElse(-1),
                 "recent", System.currentTimeMillis() - state.lastTimestamp() < 60_000);
             admin.abortTransaction(new AbortTransactionSpec(
                 first, state.producerId(), (short) state.producerEpoch(), state.coordinatorEpoch().orElse(0)))
                 .all().get();
-            Answer.line("start", producers(admin).currentTransactionStartOffset().orElse(-1),
+            Output.line("start", producers(admin).currentTransactionStartOffset().orElse(-1),
                 "stable", end("read_committed"));
-            Answer.line("fence", Answer.error(() -> admin.fenceProducers(List.of(topic)).all().get()));
-            Answer.line("commit", Answer.error(producer::commitTransaction), "committed", read("read_committed"));
-            Answer.line("unknown",
-                Answer.error(() -> admin.describeTransactions(List.of(topic + "-none")).all().get()));
+            Output.line("fence", Output.error(() -> admin.fenceProducers(List.of(topic)).all().get()));
+            Output.line("commit", Output.error(producer::commitTransaction), "committed", read("read_committed"));
+            Output.line("unknown",
+                Output.error(() -> admin.describeTransactions(List.of(topic + "-none")).all().get()));
         }
     }
 
@@ -233,12 +233,12 @@ public final class Transactions {
                 new ListTransactionsOptions().filterProducerIds(List.of(described.producerId()))).all().get()) {
             listed.add(each.transactionalId() + " " + each.state());
         }
-        Answer.line("state", described.state().toString(), "timeout", described.transactionTimeoutMs(),
+        Output.line("state", described.state().toString(), "timeout", described.transactionTimeoutMs(),
             "epoch", described.producerEpoch(), "begun", described.transactionStartTimeMs().isPresent(),
-            "partitions", Answer.names(described.topicPartitions()), "listed", listed);
+            "partitions", Output.names(described.topicPartitions()), "listed", listed);
     }
 
-    /** 200 transactions of two producers, every third aborted; a reader of the committed alone follows meanwhile. */
+    /** 200 transactions of two producers, every third aborted; a reader of committed records follows meanwhile. */
     private static void many() throws Exception {
         List<String> seen = new ArrayList<>();
         try (KafkaProducer<byte[], byte[]> one = producer();
@@ -262,13 +262,13 @@ public final class Transactions {
                     one.commitTransaction();
                 }
                 two.commitTransaction();
-                reader.poll(Duration.ZERO).forEach(record -> seen.add(Answer.text(record.value())));
+                reader.poll(Duration.ZERO).forEach(record -> seen.add(Output.text(record.value())));
             }
             long deadline = System.currentTimeMillis() + 30_000;
             while (seen.size() < wanted && System.currentTimeMillis() < deadline) {
-                reader.poll(Clients.POLL).forEach(record -> seen.add(Answer.text(record.value())));
+                reader.poll(Clients.POLL).forEach(record -> seen.add(Output.text(record.value())));
             }
-            Answer.line("values", seen);
+            Output.line("values", seen);
         }
     }
 }

@@ -3,7 +3,7 @@ const { CompressionCodecs, CompressionTypes, Kafka, ConfigResourceTypes, logLeve
 const LZ4 = require("kafkajs-lz4");
 const { ZstdCodec } = require("zstd-codec");
 
-// As kafkajs's documentation has them: a codec for each type that the client does not bring along.
+// Codecs of kafkajs's documentation for each type that the client does not include.
 CompressionCodecs[CompressionTypes.Snappy] = require("kafkajs-snappy");
 CompressionCodecs[CompressionTypes.LZ4] = new LZ4().codec;
 CompressionCodecs[CompressionTypes.ZSTD] = () => ({
@@ -21,7 +21,7 @@ const [bootstrap, topic, name, codec] = process.argv.slice(2);
 const kafka = new Kafka({ clientId: "kafkajs", brokers: [bootstrap], logLevel: logLevel.ERROR });
 const admin = kafka.admin();
 
-const answer = (fields) => console.log(JSON.stringify(fields));
+const print = (fields) => console.log(JSON.stringify(fields));
 const text = (bytes) => (bytes === null || bytes === undefined ? null : bytes.toString());
 const create = (wanted, numPartitions) => admin.createTopics({ topics: [{ topic: wanted, numPartitions }] });
 
@@ -65,7 +65,7 @@ const cases = {
     const reader = await consumer([topic]);
     await until(() => reader.seen.length >= RECORDS, "all records");
     for (const each of reader.seen) {
-      answer({
+      print({
         partition: each.partition,
         offset: Number(each.offset),
         key: text(each.key),
@@ -77,7 +77,7 @@ const cases = {
     await reader.disconnect();
   },
 
-  // As tests/compat/group_steps.py has it.
+  // The steps of tests/compat/group_steps.py.
   async group() {
     await create(topic, PARTITIONS);
     const producer = kafka.producer();
@@ -96,7 +96,7 @@ const cases = {
     const read = (member) => member.seen.splice(0).map((each) => [each.partition, Number(text(each.value))]);
     const step = async (name, ...members) => {
       await until(async () => "" + (await committed()) === "" + ends, "all of it committed in step " + name);
-      answer({ step: name, members: members.map((each) => ({ held: held(each), read: read(each) })) });
+      print({ step: name, members: members.map((each) => ({ held: held(each), read: read(each) })) });
     };
     const every = [...ends.keys()];
     await send(every);
@@ -114,7 +114,7 @@ const cases = {
     await step("one left", second);
     await second.disconnect();
     await producer.disconnect();
-    answer({ committed: await committed() });
+    print({ committed: await committed() });
   },
 
   async transactions() {
@@ -130,31 +130,31 @@ const cases = {
       await transaction.sendOffsets(offsets);
       await transaction[outcome]();
       const [found] = await admin.fetchOffsets({ groupId: topic, topics: [topic] });
-      answer({ outcome, offset: found.partitions[0].offset });
+      print({ outcome, offset: found.partitions[0].offset });
     }
     await producer.disconnect();
     for (const readUncommitted of [false, true]) {
       const reader = await consumer([output], { groupId: topic + readUncommitted, readUncommitted });
       const count = readUncommitted ? 4 : 2;
       await until(() => reader.seen.length >= count, count + " records");
-      answer({ readUncommitted, values: reader.seen.map((each) => text(each.value)) });
+      print({ readUncommitted, values: reader.seen.map((each) => text(each.value)) });
       await reader.disconnect();
     }
   },
 
   async admin() {
-    answer({ created: await create(topic, 2), again: await create(topic, 2) });
-    answer({ listed: (await admin.listTopics()).includes(topic) });
+    print({ created: await create(topic, 2), again: await create(topic, 2) });
+    print({ listed: (await admin.listTopics()).includes(topic) });
     await admin.createPartitions({ topicPartitions: [{ topic, count: 3 }] });
     const metadata = await admin.fetchTopicMetadata({ topics: [topic] });
-    answer({ partitions: metadata.topics[0].partitions.map((each) => [each.partitionId, each.leader]).sort() });
+    print({ partitions: metadata.topics[0].partitions.map((each) => [each.partitionId, each.leader]).sort() });
     const producer = kafka.producer();
     await producer.connect();
     await producer.send({ topic, messages: [1, 2, 3].map((n) => ({ value: "" + n, partition: 0, timestamp: "" + (Date.now() + n) })) });
     await producer.disconnect();
     const at = (all, wanted) => all.find((each) => each.partition === wanted);
-    answer({ ends: at(await admin.fetchTopicOffsets(topic), 0) });
-    answer({ byTime: at(await admin.fetchTopicOffsetsByTimestamp(topic, 1), 0).offset });
+    print({ ends: at(await admin.fetchTopicOffsets(topic), 0) });
+    print({ byTime: at(await admin.fetchTopicOffsetsByTimestamp(topic, 1), 0).offset });
     const resource = { type: ConfigResourceTypes.TOPIC, name: topic };
     await admin.alterConfigs({
       validateOnly: false,
@@ -164,20 +164,20 @@ const cases = {
       includeSynonyms: false,
       resources: [{ ...resource, configNames: ["retention.ms"] }],
     });
-    answer({ config: described.resources[0].configEntries.map((each) => [each.configName, each.configValue]) });
+    print({ config: described.resources[0].configEntries.map((each) => [each.configName, each.configValue]) });
     await admin.deleteTopicRecords({ topic, partitions: [{ partition: 0, offset: "2" }] });
-    answer({ low: at(await admin.fetchTopicOffsets(topic), 0).low });
+    print({ low: at(await admin.fetchTopicOffsets(topic), 0).low });
     await admin.setOffsets({ groupId: topic, topic, partitions: [{ partition: 0, offset: "3" }] });
     const [committed] = await admin.fetchOffsets({ groupId: topic, topics: [topic] });
-    answer({ committed: at(committed.partitions, 0).offset });
+    print({ committed: at(committed.partitions, 0).offset });
     const { groups } = await admin.listGroups();
     const { groups: states } = await admin.describeGroups([topic]);
-    answer({ group: groups.filter((each) => each.groupId === topic), state: states[0].state });
-    answer({ deleted: await admin.deleteGroups([topic]) });
+    print({ group: groups.filter((each) => each.groupId === topic), state: states[0].state });
+    print({ deleted: await admin.deleteGroups([topic]) });
     const cluster = await admin.describeCluster();
-    answer({ brokers: cluster.brokers.length, controller: cluster.controller });
+    print({ brokers: cluster.brokers.length, controller: cluster.controller });
     await admin.deleteTopics({ topics: [topic] });
-    answer({ listed: (await admin.listTopics()).includes(topic) });
+    print({ listed: (await admin.listTopics()).includes(topic) });
   },
 };
 

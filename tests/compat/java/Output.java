@@ -9,15 +9,15 @@ import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.header.Header;
 
-/** What a program tells the test: one JSON object a line. */
-final class Answer {
+/** Output of a program: one JSON object a line. */
+final class Output {
     private static final ObjectMapper MAPPER = new ObjectMapper();
 
     interface Call {
         void run() throws Exception;
     }
 
-    private Answer() {}
+    private Output() {}
 
     static void line(Object... namesAndValues) throws Exception {
         Map<String, Object> fields = new LinkedHashMap<>();
@@ -27,7 +27,7 @@ final class Answer {
         System.out.println(MAPPER.writeValueAsString(fields));
     }
 
-    /** The name of the exception's class that a call ends with, or "none". */
+    /** Returns the class name of the call's exception, or "none". */
     static String error(Call call) {
         try {
             call.run();
