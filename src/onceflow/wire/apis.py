@@ -114,50 +114,53 @@ APIS: Mapping[int, Api] = MappingProxyType(
 )
 
 _PAGE = """\
-# The protocol that the broker speaks
+# Protocol
 
 <!-- Written by `python -m onceflow.wire.apis > docs/protocol.md`; a test compares. -->
 
-Kafka's own, as a plain broker of the 3.x series speaks it. librdkafka (confluent-kafka, kcat), kafka-python, aiokafka
-and the Java clients up to 4.x choose the highest version that both sides know, so they need no settings.
+Kafka's own protocol, in the versions of a plain 3.x broker. librdkafka (confluent-kafka, kcat), kafka-python, aiokafka
+and the Java clients up to 4.x choose the highest version that both sides support, so they need no settings.
 
 ## APIs and versions
 
-`advertised` is what ApiVersions answers, `served` what is answered; `flexible from` is the first version in the
-compact encoding with tagged fields (KIP-482).
+`advertised` are the versions in the ApiVersions response, `supported` those that get a response. `flexible from` is the
+first version in the compact encoding with tagged fields (KIP-482).
 
-| key | API | advertised | served | flexible from |
+| key | API | advertised | supported | flexible from |
 |---:|---|---|---|---:|
 {rows}
 
-- Produce is advertised from 0 and served from 3: librdkafka before 2.11 sends gzip, snappy and lz4 batches
-  uncompressed to a broker whose Produce does not begin at 0. Apache Kafka 4 does the same.
-- Produce ends at 9 and Fetch at 12: the later versions name topics by id and carry what only a cluster fills.
+- Produce is advertised from 0 and supported from 3: librdkafka before 2.11 sends gzip, snappy and lz4 batches
+  uncompressed to a broker whose Produce does not start at 0. Apache Kafka 4 does the same.
+- Produce ends at 9 and Fetch at 12: later versions name topics by id and have fields for clusters only.
 - No API has a version above Apache Kafka 4.1's: a client that infers the broker's release from the versions must not
-  take it for a later one. kafka-python infers 4.0, from ListOffsets 10.
-- ListOffsets begins at 0, which Apache Kafka 4 no longer serves: it alone tells where a partition's segments begin.
-- Every Fetch answer has session id 0: there are no fetch sessions (KIP-227), each request names its partitions.
-- An ApiVersions request above the highest version is answered in version 0 with error 35 and the versions of
-  ApiVersions (KIP-511), and the client asks again. Any other request of an API or version that is not in the table
-  closes its connection, as in Kafka.
+  mistake it for a later one. kafka-python infers 4.0, from ListOffsets 10.
+- ListOffsets starts at 0, which Apache Kafka 4 no longer supports: only this version returns where a partition's
+  segments start.
+- Every Fetch response has session id 0: there are no fetch sessions (KIP-227), each request names its partitions.
+- An ApiVersions request above the highest version gets a response in version 0 with error 35 and the versions of
+  ApiVersions (KIP-511), and the client retries. Any other request with an API or version outside the table closes its
+  connection, as in Kafka.
 
 ## Frames
 
 A frame is its size (int32, not counting itself), a header and a body. A request's header is API key, version,
-correlation id and client id, a flexible one has a section of tagged fields behind them; a response's header is the
-correlation id and, if flexible, a section of tagged fields, except that ApiVersions has none there in any version.
+correlation id and client id, followed by tagged fields in a flexible version. A response's header is the correlation
+id, followed by tagged fields in a flexible version, except that ApiVersions has none there in any version.
 
-Unknown tagged fields are skipped. Each length and each count is compared with the bytes that are left in the frame
-before anything is allocated. A frame that ends too early, has null where none may be or text that is not UTF-8 is
-malformed, and its connection is closed. Bytes behind a request's end are left alone, as in Kafka.
+Unknown tagged fields are skipped. Each length and each count is compared with the remaining bytes of the frame before
+anything is allocated. A frame that ends too early, has null where it is not allowed or text that is not UTF-8 is
+malformed, and its connection is closed. Bytes after a request's end are ignored, as in Kafka.
 
 ## Record batches
 
-Format 2 alone (magic 2), as clients have sent it since Kafka 0.11. The broker reads a batch's header of 61 bytes and
-checks its length, record count and CRC-32C; it writes base offset and leader epoch into it, both outside the CRC. The
-records stay as they came. Clients here read all five codecs: none, gzip, snappy (in xerial's framing as Java
-writes it, and raw as librdkafka does), lz4 and zstd, each with a limit on what a batch may unpack to; what they
-write is lz4 with independent blocks and xerial-framed snappy, since Java reads no other.
+Only format 2 (magic 2), which clients have sent since Kafka 0.11. The broker reads a batch's header of 61 bytes and
+checks its length, record count and CRC-32C. It writes base offset and leader epoch into the header, both outside the
+CRC. The records are stored unchanged.
+
+Onceflow's own clients read all five codecs: none, gzip, snappy (with Java's xerial framing, and raw like librdkafka's),
+lz4 and zstd, each with a limit on a batch's decompressed size. They write lz4 with independent blocks and xerial-framed
+snappy, since Java reads no other.
 """
 
 
