@@ -74,7 +74,7 @@ class KafkaTools:
         text = re.sub(r"[ \t]+", " ", text)
         for ours, either in OF_A_CLUSTER:
             text = text.replace(ours, either)
-        text = re.sub(r"(?<=Configs: )\S+", lambda item: ",".join(sorted(item[0].split(","))), text)
+        text = re.sub(r"(?<=Configs: )\S+", lambda match: ",".join(sorted(match[0].split(","))), text)
         return [line.strip() for line in text.splitlines() if line.strip()]
 
 

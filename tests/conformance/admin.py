@@ -171,7 +171,7 @@ def describing_lists(side: Side) -> None:
 
 def settings_of_the_broker(side: Side) -> None:
     """Describe the settings that both have; Kafka's are listed in tests/broker/settings/kafka_settings.txt."""
-    kafkas = (Path(__file__).parents[1] / "broker" / "kafka_settings.txt").read_text().split()
+    kafkas = (Path(__file__).parents[1] / "broker" / "settings" / "kafka_settings.txt").read_text().split()
     own = {*SETTINGS, *FIXED}
     side.ask(apis.DESCRIBE_CONFIGS, 4, **describing(BROKER, "1", *(name for name in kafkas if name in own)))
 

@@ -21,7 +21,7 @@ SETTINGS = {
 """Settings of both."""
 
 KAFKAS = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
-"""Settings of Onceflow's broker only."""
+"""Settings of Kafka only; Onceflow's broker always has them."""
 
 FIGURES = pytest.StashKey[Figures]()
 

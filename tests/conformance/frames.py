@@ -29,8 +29,8 @@ def sent(*frames: bytes) -> Callable[[Side], None]:
     """Send each frame alone, and then check whether the connection still responds."""
 
     def case(side: Side) -> None:
-        for frame in frames:
-            _exchange(side, frame)
+        for content in frames:
+            _exchange(side, content)
             _exchange(side, frame(apis.HEARTBEAT, 0, CLIENT + MEMBER, 8))
             side.leave()
 

@@ -269,8 +269,8 @@ def deleted(client: RawClient, topic: str, partition: int, offset: int) -> tuple
     response = client.ask(
         apis.DELETE_RECORDS, 2, topics=[{"name": topic, "partitions": partitions}], timeout=milliseconds(5000)
     )
-    (partition,) = response.topics[0].partitions
-    return partition.low_watermark, ErrorCode(partition.error_code)
+    (result,) = response.topics[0].partitions
+    return result.low_watermark, ErrorCode(result.error_code)
 
 
 def test_valid_offsets_for_deletion(client: RawClient, topic: str) -> None:

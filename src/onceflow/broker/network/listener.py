@@ -50,7 +50,7 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
 
     def start(self, handle: Handle, decode: Decode, deferred: DeferredCalls) -> None:
-        """Accept connections; `handle`, or what `decode` returns, serves each request and defers work by `turn`."""
+        """Accept connections; `handle`, or what `decode` returns, serves each request and defers work by `deferred`."""
         self._handle = handle
         self._decode = decode
         self._deferred = deferred
