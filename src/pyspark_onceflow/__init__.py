@@ -1,4 +1,4 @@
-"""Spark imports every top-level package named pyspark_* and takes its `DefaultSource`: `format("onceflow")`."""
+"""Registration of `format("onceflow")`: Spark loads `DefaultSource` of each top-level package pyspark_*."""
 
 from onceflow.spark.source import OnceflowDataSource as DefaultSource
 

@@ -1,1 +1,1 @@
-"""Tests of the room clicks."""
+"""Tests of the package clicks."""

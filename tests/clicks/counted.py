@@ -1,4 +1,4 @@
-"""A topic with events, and Redis as the pipeline would have left it, without Spark."""
+"""A topic with events, and counts in Redis as the pipeline writes them, without Spark."""
 
 import json
 from collections import Counter
@@ -33,7 +33,7 @@ GOOD_AND_BAD: Values = {
 
 
 def write(bootstrap: str, topic: str, values: Values, partitions: int = 2) -> None:
-    """Make the topic if need be and write every value to its partition."""
+    """Create the topic if it is missing and write every value to its partition."""
     with Cluster(bootstrap) as cluster:
         if topic not in cluster.topics(topic):
             cluster.create_topic(topic, partitions)
@@ -44,7 +44,7 @@ def write(bootstrap: str, topic: str, values: Values, partitions: int = 2) -> No
 
 
 def count(redis_url: str, hash_key: str, topic: str, values: Values, **marker: Any) -> None:
-    """Leave in Redis what the pipeline leaves after it has counted `values` from the topic's start."""
+    """Write to Redis what the pipeline writes for `values` from the topic's start."""
     keys = Keys(hash_key)
     by_user: Counter[str] = Counter()
     by_os: Counter[str] = Counter()

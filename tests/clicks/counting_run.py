@@ -1,4 +1,4 @@
-"""One replayed topic, its checkpoint and its counts in Redis: what a test of the whole pipeline needs."""
+"""One replayed topic, its checkpoint and its counts in Redis, for tests of the whole pipeline."""
 
 import json
 import threading
@@ -17,7 +17,7 @@ from tests.conftest import RedisProcess
 
 
 class CountingRun:
-    """Replays files, counts in the test's Spark session, verifies."""
+    """Replay of files, counting in the test's Spark session, and verification."""
 
     def __init__(self, bootstrap: str, topic: str, server: RedisProcess, directory: Path) -> None:
         self.bootstrap, self.topic, self.url = bootstrap, topic, server.url
@@ -26,13 +26,13 @@ class CountingRun:
         self.keys = Keys(self.hash_key)
 
     def replay(self, *arguments: object, partitions: int = 4) -> dict[str, Any]:
-        """`onceflow replay --json`."""
+        """Run `onceflow replay --json`."""
         where = ["--bootstrap", self.bootstrap, "--topic", self.topic, "--partitions", str(partitions)]
         rejects = ["--rejects", str(self.directory / "rejects.jsonl")]
         return self._json("replay", *map(str, arguments), *where, *rejects)
 
     def count(self, spark: SparkSession, **options: Any) -> None:
-        """Count what is there, as `onceflow run --trigger available-now` does."""
+        """Count all events, as `onceflow run --trigger available-now` does."""
         pipeline = ClickPipeline(
             bootstrap=self.bootstrap,
             topic=self.topic,
@@ -46,7 +46,7 @@ class CountingRun:
         assert pipeline.count_with_restarts(spark, threading.Event(), Restarts(pipeline.restarts))
 
     def verify(self, code: int = 0) -> dict[str, Any]:
-        """`onceflow verify --json`."""
+        """Run `onceflow verify --json`."""
         where = ["--bootstrap", self.bootstrap, "--topic", self.topic, "--redis", self.url, "--hash-key", self.hash_key]
         return self._json("verify", *where, code=code)
 
@@ -54,7 +54,7 @@ class CountingRun:
         return redis.Redis.from_url(self.url)
 
     def by_user(self) -> dict[str, int]:
-        """The hash as the article's reader sees it."""
+        """Return the hash as the article's reader sees it."""
         with self.redis() as client:
             return {uid.decode(): int(clicks) for uid, clicks in client.hscan_iter(self.hash_key, count=5000)}
 

@@ -1,4 +1,4 @@
-"""Data loss in the log: it stops the run, and the message's own remedies bring the counting on."""
+"""Data loss in the log: it stops the run, and counting continues after the remedies of its message."""
 
 import re
 import shlex
@@ -65,8 +65,8 @@ def follow(run: CountingRun, spark: SparkSession, message: str, monkeypatch: pyt
 
 
 def losses(run: CountingRun, code: int = 0) -> list[tuple[Any, ...]]:
-    found = run.verify(code)["accepted_losses"]
-    return [(loss["kind"], loss["partition"], loss["begin"], loss["end"], loss["option"]) for loss in found]
+    losses = run.verify(code)["accepted_losses"]
+    return [(loss["kind"], loss["partition"], loss["begin"], loss["end"], loss["option"]) for loss in losses]
 
 
 def inconclusive(run: CountingRun) -> str:
@@ -77,7 +77,7 @@ def inconclusive(run: CountingRun) -> str:
 
 
 def test_trimmed_before_the_first_batch(run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left can be recounted, so verify is sure of it and reports the loss."""
+    """The rest can be recounted, so verify compares it and reports the loss."""
     with Cluster(run.bootstrap) as cluster:
         cluster.create_topic(run.topic, 1)
     run.count(spark)
@@ -85,13 +85,13 @@ def test_trimmed_before_the_first_batch(run: CountingRun, spark: SparkSession, m
     trim(run, -1)
     write(run.bootstrap, run.topic, events("new"))
     message = refusal(run, spark)
-    assert "[0, 2) is gone from the log: the partition now begins at 2" in message
+    assert "[0, 2) is missing from the log: the partition now starts at 2" in message
     assert "it was deleted before the query read it" in message
     follow(run, spark, message, monkeypatch)
     assert run.by_user() == {"new": 1}
     assert losses(run) == [("trimmed", 0, 0, 2, "accept_data_loss")]
     write(run.bootstrap, run.topic, events("new"))
-    run.count(spark)  # The option was for that run.
+    run.count(spark)  # The option applies to one run.
     assert run.by_user() == {"new": 2}
     assert len(losses(run)) == 1
 
@@ -102,12 +102,12 @@ def test_trimmed_while_stopped(run: CountingRun, spark: SparkSession, monkeypatc
     write(run.bootstrap, run.topic, events("lost", "lost", "b"))
     trim(run, 3)
     message = refusal(run, spark)
-    assert f"{run.topic}-0 [1, 3) is gone from the log: the partition now begins at 3" in message
+    assert f"{run.topic}-0 [1, 3) is missing from the log: the partition now starts at 3" in message
     follow(run, spark, message, monkeypatch)
     assert run.by_user() == {"a": 1, "b": 1}
-    # What was counted before is not in the log any more.
-    said = inconclusive(run)
-    assert f"{run.topic}-0 [1, 3) trimmed, accepted in batch" in said
+    # The events counted before are no longer in the log.
+    reason = inconclusive(run)
+    assert f"{run.topic}-0 [1, 3) trimmed, accepted in batch" in reason
 
 
 def test_recreated_topic_beside_old_counts(
@@ -149,12 +149,12 @@ def test_recreated_topic_alone(run: CountingRun, spark: SparkSession) -> None:
 def test_planned_batch_of_a_recreated_topic(
     run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch was planned on the old topic, and none of it was read."""
+    """The batch was planned with the old topic, and none of it was read."""
     write(run.bootstrap, run.topic, events("a"))
     run.count(spark)
     write(run.bootstrap, run.topic, events("lost"))
     with run.redis() as client:
-        client.hset(run.hash_key, "lost", "x")  # Stops the batch after it was planned.
+        client.hset(run.hash_key, "lost", "x")  # Stops the batch after its planning.
         with pytest.raises(Exception, match="field 'lost'"):
             run.count(spark)
         client.hdel(run.hash_key, "lost")
@@ -162,8 +162,8 @@ def test_planned_batch_of_a_recreated_topic(
     write(run.bootstrap, run.topic, events("b"))
     follow(run, spark, refusal(run, spark), monkeypatch)
     assert run.by_user() == {"a": 1, "b": 1}
-    said = inconclusive(run)
-    assert f"{run.topic}-0 [1, 2) recreated" in said and f"{run.topic}-0 [2, …) recreated" in said
+    reason = inconclusive(run)
+    assert f"{run.topic}-0 [1, 2) recreated" in reason and f"{run.topic}-0 [2, …) recreated" in reason
 
 
 def trimmed(run: CountingRun) -> None:
@@ -177,7 +177,7 @@ def missing(run: CountingRun) -> None:
 
 
 def truncated(run: CountingRun) -> None:
-    """Checkpoint and marker are where a log that lost its last five records leaves them."""
+    """Set checkpoint and marker as after a loss of the log's last five records."""
     folder = run.directory / "checkpoint" / "offsets"
     for path in folder.iterdir():
         if path.name.isdecimal():
@@ -202,14 +202,14 @@ LOSSES: dict[LossKind, Callable[[CountingRun], None]] = {
 def test_remedy_of_each_loss(
     run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, kind: LossKind
 ) -> None:
-    """A kind of loss without a way to follow its remedy fails here."""
+    """Each kind of loss has a remedy that works."""
     write(run.bootstrap, run.topic, events("a"))
     run.count(spark)
     LOSSES[kind](run)
     with monkeypatch.context() as unchecked:
-        unchecked.setattr(ClickPipeline, "check", lambda self: None)  # It would find the missing topic before.
+        unchecked.setattr(ClickPipeline, "check", lambda self: None)  # It would notice the missing topic earlier.
         message = refusal(run, spark)
-    assert "is gone from the log" in message
+    assert "is missing from the log" in message
     remedies.find(Remedy.ACCEPT_DATA_LOSS, message)
     if kind is LossKind.MISSING:
         assert "or create the topic and accept" in message
@@ -217,7 +217,7 @@ def test_remedy_of_each_loss(
             cluster.create_topic(run.topic, 1)
     write(run.bootstrap, run.topic, events("b"))
     follow(run, spark, message, monkeypatch)
-    # Where the log was cut is not known, so what came since then is not counted either.
+    # The truncation offset is unknown, so records written since then are not counted either.
     left = {"a": 1} if kind is LossKind.TRUNCATED else {"a": 1, "b": 1}
     assert run.by_user() == left
     assert "accepted in batch" in inconclusive(run)
@@ -231,7 +231,7 @@ def test_remedy_of_each_loss(
 def test_brokers_that_lack_the_topic(
     run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, remedy: str
 ) -> None:
-    """Either the wrong brokers were named, or the topic is to be there."""
+    """Remedies: name the right brokers, or create the topic."""
     write(run.bootstrap, run.topic, events("a"))
     run.count(spark)
     right = run.bootstrap

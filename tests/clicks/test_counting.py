@@ -1,4 +1,4 @@
-"""What a Spark task makes of its events, without Spark."""
+"""Counting of a task's events, without Spark."""
 
 import functools
 import pickle
@@ -62,12 +62,12 @@ def test_sums_totals_reasons_and_pointers() -> None:
     ]
 
 
-def test_no_events_make_no_rows() -> None:
+def test_no_events_give_no_rows() -> None:
     assert counted([]) == []
     assert counted([arrow([])]) == []
 
 
-def test_only_the_newest_pointers_are_handed_on() -> None:
+def test_only_newest_pointers_are_emitted() -> None:
     rows = counted([arrow([b"bad"] * 7, first_offset=7 * number) for number in range(10)], dead_length=5)
     assert [field for target, field, _ in rows if target == "dead"] == [
         b"0:%d:not-json" % offset for offset in range(65, 70)
@@ -75,7 +75,7 @@ def test_only_the_newest_pointers_are_handed_on() -> None:
     assert ("bad", b"not-json", 70) in rows
 
 
-def test_a_task_with_many_users_makes_room_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_users_are_emitted_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "USERS_MAX", 10)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -89,14 +89,14 @@ def test_a_task_with_many_users_makes_room_and_loses_nothing(monkeypatch: pytest
     assert sum(amount for (target, _), amount in sums.items() if target == "count") == 72
 
 
-def test_vast_counts_are_bad_events() -> None:
-    """112 events of 2^53 once made a sum of 19 digits, which stopped the stream."""
+def test_large_counts_are_bad_events() -> None:
+    """112 events of 2^53 once had a sum of 19 digits, which stopped the stream."""
     values = [b'{"uid":"u","click_count":9007199254740992}'] * 112 + [b'{"uid":"u","click_count":10000}'] * 112
     sums = summed(counted([arrow(values)]))
     assert (sums["totals", b"clicks"], sums["bad", b"count-too-large"]) == (112 * 10_000, 112)
 
 
-def test_a_wild_timestamp_of_a_bad_event_does_not_stop_the_count() -> None:
+def test_extreme_timestamp_of_a_bad_event() -> None:
     batch = arrow([b"not json"], first_offset=10**18)
     assert ("dead", b"0:1000000000000000000:not-json", 10**18 + 1_000_000) in counted([batch])
 

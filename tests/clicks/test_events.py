@@ -1,4 +1,4 @@
-"""The rules of docs/events.md, one row each, for the pipeline's code and for verify's own."""
+"""The rules of docs/events.md, one row each, for the pipeline's code and for that of verify."""
 
 import json
 from pathlib import Path
@@ -161,10 +161,13 @@ VALUES: list[tuple[bytes | None, Click | Reason]] = [
 
 CASES: list[tuple[bytes | None, Click | Reason]] = [
     *(
-        (with_count(text), found if isinstance(found, Reason) else Click("u", found, "unknown"))
-        for text, found in COUNTS
+        (with_count(text), expected if isinstance(expected, Reason) else Click("u", expected, "unknown"))
+        for text, expected in COUNTS
     ),
-    *((with_uid(text), found if isinstance(found, Reason) else Click(found, 1, "unknown")) for text, found in UIDS),
+    *(
+        (with_uid(text), expected if isinstance(expected, Reason) else Click(expected, 1, "unknown"))
+        for text, expected in UIDS
+    ),
     *VALUES,
 ]
 
@@ -174,25 +177,25 @@ def recounted(value: bytes | None, key_field: str = "uid", value_field: str | No
     return Reason(judged.reason) if judged.reason else Click(judged.uid, judged.clicks, judged.os_type)
 
 
-@pytest.mark.parametrize(("value", "found"), CASES, ids=lambda part: repr(part)[:60])
-def test_each_rule(value: bytes | None, found: Click | Reason) -> None:
+@pytest.mark.parametrize(("value", "expected"), CASES, ids=lambda part: repr(part)[:60])
+def test_each_rule(value: bytes | None, expected: Click | Reason) -> None:
     verdict = Rules().judge(value)
-    assert verdict == found
-    assert type(verdict) is type(found)
+    assert verdict == expected
+    assert type(verdict) is type(expected)
 
 
-@pytest.mark.parametrize(("value", "found"), CASES, ids=lambda part: repr(part)[:60])
-def test_each_rule_in_the_recount(value: bytes | None, found: Click | Reason) -> None:
-    assert recounted(value) == found
+@pytest.mark.parametrize(("value", "expected"), CASES, ids=lambda part: repr(part)[:60])
+def test_each_rule_in_the_recount(value: bytes | None, expected: Click | Reason) -> None:
+    assert recounted(value) == expected
 
 
-def test_every_reason_has_a_case_and_a_line_in_the_docs() -> None:
-    assert {found for _, found in CASES if isinstance(found, Reason)} == set(Reason)
+def test_every_reason_is_tested_and_documented() -> None:
+    assert {expected for _, expected in CASES if isinstance(expected, Reason)} == set(Reason)
     page = PAGE.read_text()
     assert [reason for reason in Reason if f"`{reason}`" not in page] == []
 
 
-def test_without_a_count_field_every_event_counts_one() -> None:
+def test_without_count_field_events_count_one() -> None:
     rules = Rules("user", None)
     assert rules.judge(b'{"user":"u","click_count":"six"}') == Click("u", 1, "unknown")
     assert rules.judge(b'{"uid":"u"}') is Reason.NO_UID
@@ -206,11 +209,11 @@ def test_other_field_names() -> None:
 
 @pytest.mark.parametrize("names", [("uid", "uid"), ("", "n"), ("os_type", "n"), ("uid", "")])
 def test_field_names_that_cannot_be(names: tuple[str, str]) -> None:
-    with pytest.raises(WrongField, match="must be different names"):
+    with pytest.raises(WrongField, match="must have different names"):
         Rules(*names)
 
 
-# The same judgement from both, whatever comes.
+# Both implementations agree on any input.
 
 json_texts = st.recursive(
     st.sampled_from(
@@ -236,7 +239,7 @@ events = st.lists(
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """An event with one place replaced, cut or doubled."""
+    """Return an event with one part replaced, cut or doubled."""
     value = draw(events)
     begin = draw(st.integers(0, len(value)))
     end = draw(st.integers(begin, min(len(value), begin + 3)))
@@ -264,7 +267,7 @@ VAST = "9" * 19
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("0." + "0" * 100_001 + "1e" + VAST, Reason.COUNT_TOO_LARGE),
         ("1" + "0" * 100_001 + "e-" + VAST, Reason.COUNT_FRACTIONAL),
@@ -278,15 +281,15 @@ VAST = "9" * 19
     ],
     ids=lambda part: repr(part)[:20] + repr(part)[-10:],
 )
-def test_vast_exponents_are_judged_alike(text: str, found: int | Reason) -> None:
-    verdict = found if isinstance(found, Reason) else Click("u", found, "unknown")
+def test_extreme_exponents(text: str, expected: int | Reason) -> None:
+    verdict = expected if isinstance(expected, Reason) else Click("u", expected, "unknown")
     assert Rules().judge(with_count(text)) == verdict
     assert recounted(with_count(text)) == verdict
 
 
 @st.composite
 def numbers_around_the_cap(draw: st.DrawFn) -> str:
-    """A number near the largest count, or near 2^53, in one of JSON's notations."""
+    """Return a number near the largest count or 2^53, in one of JSON's notations."""
     count = draw(st.one_of(st.integers(COUNT_MAX - 3, COUNT_MAX + 3), st.integers(2**53 - 2, 2**53 + 2)))
     places = draw(st.integers(0, 4))
     whole, fraction = divmod(count, 10**places)
@@ -299,7 +302,7 @@ def numbers_around_the_cap(draw: st.DrawFn) -> str:
 @settings(max_examples=300, deadline=None)
 @given(numbers_around_the_cap())
 def test_all_judge_the_cap_alike(text: str) -> None:
-    """The pipeline's rules, the recount of `verify`, and the mapping of `replay`."""
+    """Return the results of the pipeline, of `verify` and of `replay`."""
     verdict = Rules().judge(with_count(text))
     assert recounted(with_count(text)) == Rules().judge(with_count(json.dumps(text))) == verdict
     count = verdict.clicks if isinstance(verdict, Click) else verdict
@@ -308,7 +311,7 @@ def test_all_judge_the_cap_alike(text: str) -> None:
 
 
 def mapped_count(text: str) -> int | str:
-    """The count that `replay` sends, or the reason why it does not."""
+    """Return the count that `replay` sends, or the reason why it sends none."""
     try:
         event = Mapper(FieldMapping().for_format(InputFormat.CSV)).event_of({"uid": "u", "click_count": text})
     except Unmappable as error:
@@ -321,12 +324,12 @@ def test_code_and_page_name_one_cap() -> None:
     assert f"the count is above {COUNT_MAX:,} |" in PAGE.read_text()
 
 
-def test_years_of_full_speed_stay_within_18_digits() -> None:
+def test_sum_of_years_stays_below_limit() -> None:
     events_per_year = 1_000_000 * 365 * 24 * 3600
     assert 3 * events_per_year * COUNT_MAX < 10**18
 
 
 @given(st.integers(1, COUNT_MAX), st.integers(0, 5))
-def test_a_count_is_exact_however_it_is_written(count: int, zeros: int) -> None:
+def test_counts_are_exact_in_any_notation(count: int, zeros: int) -> None:
     assert count_of_text(f"{count}{'0' * zeros}e-{zeros}") == count
     assert count_of_text(f"{count}.{'0' * (zeros + 1)}") == count

@@ -1,4 +1,4 @@
-"""The article's events and the crowd's: who, how many, when, and when to stop."""
+"""The article's events and the crowd's: users, counts, times and limits."""
 
 import itertools
 import json
@@ -41,12 +41,12 @@ def first(events: Iterator[generator.Event], count: int) -> list[dict[str, Any]]
 
 def records(bootstrap: str, topic: str) -> list[tuple[int, Record]]:
     with Cluster(bootstrap) as cluster:
-        found = []
+        records = []
         for partition, end in cluster.list_offsets(
             topic, dict.fromkeys(cluster.topics(topic)[topic].partitions, -1)
         ).items():
-            found += [(partition, record) for record in read_records(cluster, topic, partition, 0, end.offset)]
-    return found
+            records += [(partition, record) for record in read_records(cluster, topic, partition, 0, end.offset)]
+    return records
 
 
 def test_the_articles_events() -> None:
@@ -80,7 +80,7 @@ def test_one_seed_is_one_sequence(make: Any) -> None:
     assert once != other
 
 
-def test_the_crowd_is_skewed_has_systems_and_keys() -> None:
+def test_crowd_is_skewed_with_systems_and_keys() -> None:
     events = list(itertools.islice(generator.crowd_events(5, 1000), 5000))
     parsed = [json.loads(event.value) for event in events]
     assert all(event.key == row["uid"].encode() for event, row in zip(events, parsed, strict=True))
@@ -100,7 +100,7 @@ def test_due_times_are_even_or_swell() -> None:
 
 
 class Sink:
-    """A writer that remembers; a clock that only sleeping moves."""
+    """A writer that keeps its events, and a clock that only waits advance."""
 
     def __init__(self) -> None:
         self.values: list[bytes] = []
@@ -119,15 +119,15 @@ class Sink:
     def send(self, limits: generator.Limits, interval_ms: float = 200) -> int:
         events = (generator.Event(None, b"x" * 100) for _ in itertools.count())
         due_s = generator.due_times_s(interval_ms, waves=False)
-        told: list[bytes] = []
+        printed: list[bytes] = []
         written = generator.send(
-            events, self, due_s, limits, wait=self.wait, sent=told.append, monotonic=lambda: self.now_s
+            events, self, due_s, limits, wait=self.wait, sent=printed.append, monotonic=lambda: self.now_s
         )
-        assert told == self.values
+        assert printed == self.values
         return written
 
 
-def test_stops_at_the_count_and_keeps_the_interval() -> None:
+def test_generator_keeps_count_and_interval() -> None:
     sink = Sink()
     assert sink.send(generator.Limits(count=5)) == 5
     assert sink.pauses[1:5] == pytest.approx([0.2] * 4)
@@ -153,7 +153,7 @@ def test_a_long_pause_is_not_caught_up() -> None:
     assert sink.pauses[3:6] == pytest.approx([0.2] * 3)
 
 
-def test_the_command_makes_the_topic_and_prints_what_it_sends(bootstrap: str, topic: str) -> None:
+def test_command_creates_topic_and_prints_events(bootstrap: str, topic: str) -> None:
     arguments = ["generate", "--bootstrap", bootstrap, "--topic", topic, "--interval-ms", "1", "--count", "25"]
     done = CliRunner().invoke(onceflow, arguments)
     assert done.exit_code == 0, done.output
@@ -165,7 +165,7 @@ def test_the_command_makes_the_topic_and_prints_what_it_sends(bootstrap: str, to
     assert "25 events acknowledged" in done.stderr
 
 
-def test_the_crowds_keys_lie_where_javas_client_puts_them(bootstrap: str, topic: str) -> None:
+def test_keys_are_partitioned_like_javas_client(bootstrap: str, topic: str) -> None:
     arguments = ["--topic", topic, "--partitions", "3", "--users", "50", "--interval-ms", "0", "--count", "200"]
     done = CliRunner().invoke(onceflow, ["generate", "--bootstrap", bootstrap, *arguments])
     assert (done.exit_code, done.stdout) == (0, "")
@@ -180,7 +180,7 @@ def test_the_result_as_json(bootstrap: str, topic: str) -> None:
     assert json.loads(done.output) == {"topic": topic, "sent": 7, "complete": True}
 
 
-def test_a_reader_that_has_had_enough_ends_it(bootstrap: str, topic: str) -> None:
+def test_closed_output_ends_the_command(bootstrap: str, topic: str) -> None:
     command = (
         f"{sys.executable} -m onceflow generate --bootstrap {bootstrap} --topic {topic} --interval-ms 1 | head -n 2"
     )
@@ -205,14 +205,14 @@ def test_a_signal_ends_it_with_everything_acknowledged(
     bootstrap: str, topic: str, tmp_path: Path, number: signal.Signals, options: list[str], code: int
 ) -> None:
     command = [sys.executable, "-m", "onceflow", "generate", "--bootstrap", bootstrap, "--topic", topic]
-    printed, told = tmp_path / "printed", tmp_path / "told"
-    with printed.open("wb") as output, told.open("wb") as errors:
+    printed, errors_file = tmp_path / "printed", tmp_path / "errors"
+    with printed.open("wb") as output, errors_file.open("wb") as errors:
         process = subprocess.Popen([*command, "--interval-ms", "5", *options], stdout=output, stderr=errors)
     deadline = time.monotonic() + 30
     while printed.read_bytes().count(b"\n") < 3:
-        assert process.poll() is None, told.read_text()
+        assert process.poll() is None, errors_file.read_text()
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(number)
-    assert process.wait(timeout=30) == code, told.read_text()
+    assert process.wait(timeout=30) == code, errors_file.read_text()
     assert len(records(bootstrap, topic)) == len(printed.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""The pipeline in real Spark on seeded data with the oddities of real logs; the twin of test_real_data, always run."""
+"""The pipeline in real Spark on seeded data that is as irregular as real logs."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from onceflow.cli import onceflow
 from onceflow.cli.clicks.pipeline import checkpoint_of
 from onceflow.clicks import pipeline, results
-from onceflow.clicks.pipeline import ClickPipeline, sentence_of
+from onceflow.clicks.pipeline import ClickPipeline, message_of
 from onceflow.clicks.results import NothingCounted, Results
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
@@ -46,7 +46,7 @@ def run(bootstrap: str, topic: str, redis_server: RedisProcess, tmp_path: Path) 
 
 
 def write_sessions(path: Path, sessions: int) -> Counter[str]:
-    """Clicks grouped by session, so out of order; integer columns; some rows twice. Returns clicks by user."""
+    """Write clicks grouped by session (unordered), with integer columns and duplicate rows; return clicks by user."""
     chance = random.Random(SEED)
     by_user: Counter[str] = Counter()
     with path.open("w", newline="") as file:
@@ -65,7 +65,7 @@ def write_sessions(path: Path, sessions: int) -> Counter[str]:
 def test_every_users_sum_is_exact_over_restarts(run: CountingRun, spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "clicks.csv"
     expected = write_sessions(path, sessions=12_000)
-    assert len(expected) > 5_000  # More than one script takes.
+    assert len(expected) > 5_000  # More than one script call writes.
     mapping = ["--field", "uid=user_id", "--field", "event_time=click_timestamp", "--field", "os_type=click_os"]
     assert run.replay(path, *mapping, "--const", "click_count=1")["sent"] == expected.total()
     run.count(spark)
@@ -75,7 +75,7 @@ def test_every_users_sum_is_exact_over_restarts(run: CountingRun, spark: SparkSe
 
     write(run.bootstrap, run.topic, GOOD_AND_BAD)
     assert run.verify()["not_yet_counted"] == 9
-    for _ in range(2):  # The second time there is nothing new.
+    for _ in range(2):  # The second run has no new events.
         run.count(spark)
         verdict = run.verify()
         assert (verdict["events"], verdict["bad"]) == (expected.total() + 9, 4)
@@ -93,9 +93,7 @@ def assert_not_restarted(caplog: pytest.LogCaptureFixture) -> None:
     assert not [message for message in caplog.messages if "restart " in message]
 
 
-def test_counts_that_went_back_are_counted_again_from_the_log(
-    run: CountingRun, spark: SparkSession, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lost_counts_are_counted_again(run: CountingRun, spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     with run.redis() as client:
         write(run.bootstrap, run.topic, GOOD_AND_BAD)
         run.count(spark)
@@ -114,7 +112,7 @@ def test_counts_that_went_back_are_counted_again_from_the_log(
             client.restore(key, 0, value, replace=True)  # type: ignore[arg-type]
         with Cluster(run.bootstrap) as cluster:
             Admin(cluster).delete_records(run.topic, {0: 5})
-        with pytest.raises(RepairFailed, match=r"\[4, 5\) is gone from the log: the partition now begins at 5"):
+        with pytest.raises(RepairFailed, match=r"\[4, 5\) is missing from the log: the partition now starts at 5"):
             run.count(spark)
         assert run.by_user() == {"ada": 3, "bob": 8, "eve": 0}
     assert_not_restarted(caplog)
@@ -129,13 +127,13 @@ def test_counts_events_by_any_field(run: CountingRun, spark: SparkSession) -> No
 
 
 def stopped_as_it_failed(query: StreamingQuery, _: RedisSink, stop: threading.Event) -> None:
-    """A Ctrl-C in the very moment in which the query fails."""
+    """A Ctrl-C at the moment the query fails."""
     while query.isActive:
         time.sleep(0.02)
     stop.set()
 
 
-def test_a_stop_ends_the_wait_for_another_driver(run: CountingRun, spark: SparkSession, tmp_path: Path) -> None:
+def test_stop_ends_wait_for_other_driver(run: CountingRun, spark: SparkSession, tmp_path: Path) -> None:
     write(run.bootstrap, run.topic, GOOD_AND_BAD)
     stop = threading.Event()
     threading.Timer(0.3, stop.set).start()
@@ -147,7 +145,7 @@ def test_a_stop_ends_the_wait_for_another_driver(run: CountingRun, spark: SparkS
     assert run.by_user() == {}
 
 
-def test_what_stops_the_query_is_one_sentence(
+def test_query_failure_is_one_line(
     run: CountingRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(UnknownTopic):
@@ -172,7 +170,7 @@ def test_what_stops_the_query_is_one_sentence(
 
 
 @pytest.mark.remedy(Remedy.START_RUN)
-def test_a_hash_key_under_which_nothing_is_counted(run: CountingRun, spark: SparkSession) -> None:
+def test_hash_key_without_counts(run: CountingRun, spark: SparkSession) -> None:
     write(run.bootstrap, run.topic, GOOD_AND_BAD)
     with Results(run.url, run.hash_key) as results:
         with pytest.raises(NothingCounted) as raised:
@@ -182,31 +180,29 @@ def test_a_hash_key_under_which_nothing_is_counted(run: CountingRun, spark: Spar
         assert results.require_marker().complete
 
 
-def reset_as_told(sentence: str) -> None:
-    """Run the command of a message."""
-    remedy = re.search(r"'(onceflow sink reset redis .*?)' and count", sentence)
-    assert remedy is not None, sentence
+def run_reset(message: str) -> None:
+    """Run the reset command in a message."""
+    remedy = re.search(r"'(onceflow sink reset redis .*?)' and count", message)
+    assert remedy is not None, message
     done = CliRunner().invoke(onceflow, shlex.split(remedy[1])[1:])
     assert done.exit_code == 0, done.output
 
 
-def test_the_remedy_for_lost_counts_can_be_copied(
-    run: CountingRun, spark: SparkSession, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_remedy_for_lost_counts_works(run: CountingRun, spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     write(run.bootstrap, run.topic, GOOD_AND_BAD)
     run.count(spark)
     with run.redis() as client:
         client.delete(*client.keys(f"*{run.hash_key}*"))
     with pytest.raises(MarkerRefused, match="another hash key") as raised:
         run.count(spark)
-    reset_as_told(str(raised.value))
+    run_reset(str(raised.value))
     assert_not_restarted(caplog)
     run.count(spark)
     assert run.verify()["events"] == 9
 
 
 def test_a_full_sum_names_offsets_and_remedy(run: CountingRun, spark: SparkSession) -> None:
-    """112 events of 2^53, which a former version counted, made a sum of 19 digits."""
+    """112 events of 2^53, valid in a former version, have a sum of 19 digits."""
     write(run.bootstrap, run.topic, {0: [b'{"uid":"u","click_count":9007199254740992}'] * 112})
     run.count(spark)
     assert run.verify()["bad_by_reason"] == {"count-too-large": 112}
@@ -216,21 +212,21 @@ def test_a_full_sum_names_offsets_and_remedy(run: CountingRun, spark: SparkSessi
     with pytest.raises(DataMisfit, match=r"'clicks' of .* has reached 1008806316530991104") as raised:
         run.count(spark)
     assert f"{run.topic}-0 offsets 112 to 113" in str(raised.value)
-    reset_as_told(str(raised.value))
+    run_reset(str(raised.value))
     run.count(spark)
     assert (run.verify()["events"], run.verify()["clicks"]) == (113, 6)
 
 
 def test_sparks_many_lines_become_one() -> None:
-    text = "[STREAM_FAILED] Query terminated\n  File y\nonceflow.spark.data_loss.DataLost: t-0 is gone; do\n\tat z"
-    assert sentence_of(ValueError(text)) == "t-0 is gone; do"
-    assert sentence_of(ValueError("java.lang.X\n at y")) == "Spark stopped the query (ValueError): java.lang.X"
+    text = "[STREAM_FAILED] Query terminated\n  File y\nonceflow.spark.data_loss.DataLost: t-0 is lost; do\n\tat z"
+    assert message_of(ValueError(text)) == "t-0 is lost; do"
+    assert message_of(ValueError("java.lang.X\n at y")) == "Spark stopped the query (ValueError): java.lang.X"
     inner = "[STREAM_FAILED] Query\nTraceback\n  File y\nKeyError: 'x'\n=== Streaming Query ==="
-    assert sentence_of(ValueError(inner)) == "Spark stopped the query (ValueError): KeyError: 'x'"
-    assert "gave no reason" in sentence_of(ValueError(""))
+    assert message_of(ValueError(inner)) == "Spark stopped the query (ValueError): KeyError: 'x'"
+    assert "no reason given" in message_of(ValueError(""))
 
 
-def test_the_plan_names_what_is_counted() -> None:
+def test_plan_names_the_counted_fields() -> None:
     plan = ClickPipeline("b:1", "t", "c", key_field="page", value_field=None).plan
     assert json.loads(plan) == {
         "counts": "clicks",
@@ -240,17 +236,15 @@ def test_the_plan_names_what_is_counted() -> None:
     }
 
 
-def test_the_default_checkpoint_belongs_to_topic_and_hash_key() -> None:
+def test_default_checkpoint_per_topic_and_key() -> None:
     keys = ["app::users::click", "app/users/click", "", "ü" * 300]
-    found = [checkpoint_of("user_events", key) for key in keys]
-    assert found[0] == Path(".onceflow/checkpoints/user_events.app-users-click.651a8a8b")
-    assert len({*found, checkpoint_of("visits", keys[0])}) == 5
-    assert all(path.parent == found[0].parent and len(path.name) < 100 for path in found)
+    paths = [checkpoint_of("user_events", key) for key in keys]
+    assert paths[0] == Path(".onceflow/checkpoints/user_events.app-users-click.651a8a8b")
+    assert len({*paths, checkpoint_of("visits", keys[0])}) == 5
+    assert all(path.parent == paths[0].parent and len(path.name) < 100 for path in paths)
 
 
-def test_the_stream_runs_until_a_signal_and_verify_works_meanwhile(
-    run: CountingRun, java_home: str, tmp_path: Path
-) -> None:
+def test_verify_while_the_stream_runs(run: CountingRun, java_home: str, tmp_path: Path) -> None:
     write(run.bootstrap, run.topic, GOOD_AND_BAD)
     where = ["--bootstrap", run.bootstrap, "--topic", run.topic, "--redis", run.url, "--hash-key", run.hash_key]
     command = [sys.executable, "-m", "onceflow", "run", *where, "--checkpoint", str(tmp_path / "checkpoint")]

@@ -1,4 +1,4 @@
-"""Real click logs, replayed and counted, against plain counts made here and answers made by another tool."""
+"""Real click logs, replayed and counted, against plain counts of this module and results of another tool."""
 
 import csv
 import gzip
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from onceflow.clicks import results
 from tests.clicks.counting_run import CountingRun
 from tests.conftest import RedisProcess
 
@@ -24,10 +23,10 @@ def run(bootstrap: str, topic: str, redis_server: RedisProcess, tmp_path: Path) 
 
 
 def oracle(name: str) -> dict[str, Any]:
-    answers = json.loads((DATA / "oracle.json").read_text())
-    found = answers[next(key for key in answers if key.startswith(name))]
-    assert isinstance(found, dict)
-    return found
+    results = json.loads((DATA / "oracle.json").read_text())
+    expected = results[next(key for key in results if key.startswith(name))]
+    assert isinstance(expected, dict)
+    return expected
 
 
 def test_a_news_portals_clicks(run: CountingRun, spark: SparkSession) -> None:
@@ -38,11 +37,11 @@ def test_a_news_portals_clicks(run: CountingRun, spark: SparkSession) -> None:
     run.count(spark)
     with gzip.open(path, "rt") as file:
         assert run.by_user() == Counter(row["user_id"] for row in csv.DictReader(file))
-    answers = oracle("globo")
+    results = oracle("globo")
     snapshot = results.snapshot(run.url, run.hash_key)
-    assert (snapshot.events, snapshot.users) == (answers["rows"], answers["users"])
-    assert [list(entry) for entry in snapshot.top] == answers["top10_users"]
-    assert snapshot.by_os == answers["per_os"]
+    assert (snapshot.events, snapshot.users) == (results["rows"], results["users"])
+    assert [list(entry) for entry in snapshot.top] == results["top10_users"]
+    assert snapshot.by_os == results["per_os"]
     assert run.verify()["clicks"] == 437_746
     with run.redis() as client:
         client.hincrby(run.hash_key, "5890", -1)
@@ -57,11 +56,11 @@ def test_a_shops_events(run: CountingRun, spark: SparkSession) -> None:
     )
     assert (replayed["sent"], replayed["rejected"]) == (1000, 0)
     run.count(spark)
-    answers = oracle("taobao")
+    results = oracle("taobao")
     snapshot = results.snapshot(run.url, run.hash_key, top=1000)
-    assert (snapshot.events, snapshot.users) == (answers["rows"], answers["users"])
-    assert [list(entry) for entry in snapshot.top[:10]] == answers["top10_users"]
-    assert snapshot.by_os == answers[next(name for name in answers if name.startswith("per_"))]
+    assert (snapshot.events, snapshot.users) == (results["rows"], results["users"])
+    assert [list(entry) for entry in snapshot.top[:10]] == results["top10_users"]
+    assert snapshot.by_os == results[next(name for name in results if name.startswith("per_"))]
     assert run.verify()["events"] == 1000
 
 
@@ -70,10 +69,10 @@ def test_a_web_servers_log_by_ip(run: CountingRun, spark: SparkSession) -> None:
     replayed = run.replay(path, "--order", "time")
     assert (replayed["sent"], replayed["rejected"]) == (9_999, 1)
     (rejected,) = [json.loads(line) for line in Path(replayed["rejects_file"]).read_text().splitlines()]
-    assert (rejected["line"], rejected["reason"]) == (8899, "not a line of Apache's combined log, or cut short")
+    assert (rejected["line"], rejected["reason"]) == (8899, "not a line of Apache's combined log, or truncated")
     run.count(spark)
     with gzip.open(path, "rt") as file:
         lines = [line for number, line in enumerate(file, start=1) if number != 8899]
-    assert len(lines) - len(set(lines)) == 19  # Lines that are there twice are two clicks.
+    assert len(lines) - len(set(lines)) == 19  # Duplicate lines are two clicks.
     assert run.by_user() == Counter(line.split()[0] for line in lines)
     assert run.verify()["clicks"] == 9_999

@@ -1,4 +1,4 @@
-"""Which failures of a query are restarted, and how often."""
+"""Restarts of a query: the failures that cause one, and their limits."""
 
 import logging
 import threading
@@ -10,7 +10,7 @@ import redis
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from onceflow.clicks import restarts
-from onceflow.clicks.restarts import QueryFailed, RestartLimits, Restarts, curable
+from onceflow.clicks.restarts import QueryFailed, RestartLimits, Restarts, restart_reason
 from onceflow.client.addresses import Address
 from onceflow.client.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut, UnknownTopic
 from onceflow.redis.errors import failed
@@ -34,7 +34,7 @@ def of_redis(error: redis.RedisError) -> Exception:
 
 
 def in_spark(name: str, message: str = "it failed; do this") -> Exception:
-    """Return what the driver gets of an error in a worker."""
+    """Return the driver's error for an error in a worker."""
     return ValueError(IN_SPARK.format(name=name, message=message))
 
 
@@ -48,17 +48,17 @@ def carried(error: Exception, carrier: type[Exception]) -> Exception:
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (UNREACHABLE, restarts.BROKER_AWAY),
-        (ConnectionLost("x"), restarts.BROKER_AWAY),
-        (RequestTimedOut("x"), restarts.BROKER_AWAY),
-        (in_spark("onceflow.client.errors.BrokerUnreachable"), restarts.BROKER_AWAY),
-        (carried(in_spark("onceflow.client.errors.ConnectionLost"), QueryFailed), restarts.BROKER_AWAY),
-        (carried(in_spark("onceflow.client.errors.ConnectionLost"), SinkStopped), restarts.BROKER_AWAY),
-        (carried(UNREACHABLE, RepairFailed), restarts.BROKER_AWAY),
-        (of_redis(redis.ConnectionError("refused")), "Redis is away"),
-        (of_redis(redis.TimeoutError("slow")), "Redis is away"),
-        (of_redis(redis.exceptions.BusyLoadingError("loading")), "Redis is away"),
-        (in_spark("onceflow.redis.errors.RedisAway"), "Redis is away"),
+        (UNREACHABLE, restarts.BROKER_UNREACHABLE),
+        (ConnectionLost("x"), restarts.BROKER_UNREACHABLE),
+        (RequestTimedOut("x"), restarts.BROKER_UNREACHABLE),
+        (in_spark("onceflow.client.errors.BrokerUnreachable"), restarts.BROKER_UNREACHABLE),
+        (carried(in_spark("onceflow.client.errors.ConnectionLost"), QueryFailed), restarts.BROKER_UNREACHABLE),
+        (carried(in_spark("onceflow.client.errors.ConnectionLost"), SinkStopped), restarts.BROKER_UNREACHABLE),
+        (carried(UNREACHABLE, RepairFailed), restarts.BROKER_UNREACHABLE),
+        (of_redis(redis.ConnectionError("refused")), "Redis is unreachable"),
+        (of_redis(redis.TimeoutError("slow")), "Redis is unreachable"),
+        (of_redis(redis.exceptions.BusyLoadingError("loading")), "Redis is unreachable"),
+        (in_spark("onceflow.redis.errors.RedisAway"), "Redis is unreachable"),
         (
             carried(in_spark("org.apache.spark.SparkException", "Python worker failed to connect back."), QueryFailed),
             "a Python worker of Spark started too slowly",
@@ -67,7 +67,7 @@ def carried(error: Exception, carrier: type[Exception]) -> Exception:
     ids=lambda value: f"{type(value).__name__}" if isinstance(value, Exception) else "",
 )
 def test_a_failure_that_passes_is_restarted(error: Exception, reason: str) -> None:
-    assert curable(error) == reason
+    assert restart_reason(error) == reason
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_any_other_failure_stops_the_run(error: Exception) -> None:
 
 
 class Pauses(threading.Event):
-    """A stop that is not set; its waits pass at once on a clock of their own."""
+    """A stop that is never set; its waits return at once and advance a simulated clock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def test_restarts_end_at_their_number(caplog: pytest.LogCaptureFixture) -> None:
         fail_until_it_stops(pauses, RestartLimits(restarts_max=7), [3] * 8)
     assert pauses.pauses == [1, 2, 4, 8, 16, 30, 30]
     assert [message.partition(" of the")[0] for message in caplog.messages] == [
-        f"the broker is away: restart {number} of at most 7" for number in range(1, 8)
+        f"the broker is unreachable: restart {number} of at most 7" for number in range(1, 8)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The read model as its readers see it: in Python, and by `onceflow clicks` and `onceflow dead`."""
+"""The read model, read in Python and with `onceflow clicks` and `onceflow dead`."""
 
 import base64
 import csv
@@ -15,7 +15,7 @@ from onceflow.clicks import results
 from onceflow.clicks.results import (
     DeadPointer,
     HistoryEntry,
-    NeverStill,
+    NoConsistentSnapshot,
     NothingCounted,
     RedisUnreachable,
     Results,
@@ -80,7 +80,7 @@ def test_all_keys_share_the_hashs_slot(key: str, names: list[str]) -> None:
     assert [keys.marker, keys.top] == names
 
 
-def test_redis_down_or_wrong_is_one_sentence(new_redis: Callable[..., RedisProcess], hash_key: str) -> None:
+def test_unusable_redis_is_one_line(new_redis: Callable[..., RedisProcess], hash_key: str) -> None:
     with pytest.raises(RedisUnreachable, match="start Redis, or use the address of a running one"):
         results.snapshot(f"redis://127.0.0.1:{free_port()}/1", hash_key)
     with pytest.raises(RedisAddressInvalid, match="'localhost:6379' is not valid"):
@@ -93,23 +93,21 @@ def test_redis_down_or_wrong_is_one_sentence(new_redis: Callable[..., RedisProce
 
 
 @pytest.mark.parametrize("fields", [{"batch": "one"}, {"batch": "1", "offsets": "[]"}, {"batch": "1", "since": "{"}])
-def test_what_is_no_marker(fields: dict[str, str]) -> None:
+def test_invalid_markers(fields: dict[str, str]) -> None:
     with pytest.raises(RedisUnreachable, match="is not one of onceflow's"):
         results.parse_marker(fields)
 
 
-def test_lag_counts_messages_and_the_age_of_the_oldest(
-    bootstrap: str, topic: str, redis_server: RedisProcess, hash_key: str
-) -> None:
+def test_lag_in_messages_and_seconds(bootstrap: str, topic: str, redis_server: RedisProcess, hash_key: str) -> None:
     write(bootstrap, topic, GOOD_AND_BAD, partitions=3)
     count(redis_server.url, hash_key, topic, GOOD_AND_BAD)
     with Cluster(bootstrap) as cluster, Results(redis_server.url, hash_key) as reading:
         marker = reading.require_marker()
         assert results.lag(cluster, marker) == Lag(0, 0.0)
         write(bootstrap, topic, {0: [b"late"], 2: [b"new", b"partition"]})
-        found = results.lag(cluster, marker)
-        assert found.messages == 3
-        assert 0 <= found.seconds < 60
+        lag = results.lag(cluster, marker)
+        assert lag.messages == 3
+        assert 0 <= lag.seconds < 60
         later = results.lag(cluster, marker, now_ms=4_000_000_000_000)
         assert later.seconds > 1_000_000
 
@@ -117,32 +115,34 @@ def test_lag_counts_messages_and_the_age_of_the_oldest(
 def test_clicks_for_people_and_programs(redis_server: RedisProcess, hash_key: str) -> None:
     count(redis_server.url, hash_key, "t", GOOD_AND_BAD)
     where = ["--redis", redis_server.url, "--hash-key", hash_key]
-    told = run("clicks", *where, "--top", "2").stdout
-    assert told.splitlines()[0] == "9 events · 11 clicks · 3 users · 4 bad · micro-batch 1"
-    assert [line.split() for line in told.splitlines()[-2:]] == [["bob", "8"], ["ada", "3"]]
+    printed = run("clicks", *where, "--top", "2").stdout
+    assert printed.splitlines()[0] == "9 events · 11 clicks · 3 users · 4 bad · micro-batch 1"
+    assert [line.split() for line in printed.splitlines()[-2:]] == [["bob", "8"], ["ada", "3"]]
     assert json.loads(run("clicks", *where, "--json").stdout)["clicks"] == 11
     one = run("clicks", "eve", *where)
     assert (one.stdout, one.exit_code) == ("0\n", 0)
-    nobody = run("clicks", "mallory", *where)
-    assert ("has no counted event" in nobody.stdout, nobody.exit_code) == (True, 1)
+    unknown = run("clicks", "mallory", *where)
+    assert ("has no counted event" in unknown.stdout, unknown.exit_code) == (True, 1)
     assert json.loads(run("clicks", "mallory", "--json", *where).stdout) == {"uid": "mallory", "clicks": None}
     nothing = run("clicks", "--redis", redis_server.url, "--hash-key", "none").stdout
     assert nothing == f"nothing counted yet in none at {redis_server.url}\n"
 
 
-def test_counts_of_another_job_are_not_told_as_no_clicks(redis_server: RedisProcess, hash_key: str) -> None:
+def test_counts_of_another_job_are_refused(redis_server: RedisProcess, hash_key: str) -> None:
     with redis.Redis.from_url(redis_server.url) as client:
         client.hset(hash_key, mapping={"a": 1, "b": 2})
         client.hset(f"{{{hash_key}}}:onceflow", mapping={"plan": "visits", "batch": "3", "complete": "1"})
-    told = run("clicks", "--redis", redis_server.url, "--hash-key", hash_key).output
-    assert told.startswith(f"2 fields in {hash_key}, but the marker {{{hash_key}}}:onceflow was written by another job")
-    assert "(its plan is 'visits')" in told
+    printed = run("clicks", "--redis", redis_server.url, "--hash-key", hash_key).output
+    assert printed.startswith(
+        f"2 fields in {hash_key}, but the marker {{{hash_key}}}:onceflow was written by another job"
+    )
+    assert "(its plan is 'visits')" in printed
     dead = run("dead", "--redis", redis_server.url, "--hash-key", hash_key)
     assert "'dead' knows only the events that 'onceflow run' refuses" in str(dead.exception)
 
 
-def test_every_user_goes_into_a_file(redis_server: RedisProcess, hash_key: str) -> None:
-    """Mission A7: exported for offline statistics."""
+def test_export_of_every_user(redis_server: RedisProcess, hash_key: str) -> None:
+    """Export for offline statistics (mission A7)."""
     count(redis_server.url, hash_key, "t", GOOD_AND_BAD)
     where = ["--redis", redis_server.url, "--hash-key", hash_key]
     with redis.Redis.from_url(redis_server.url) as client:
@@ -163,10 +163,10 @@ def test_every_user_goes_into_a_file(redis_server: RedisProcess, hash_key: str) 
 def test_a_file_is_of_one_micro_batch(
     redis_server: RedisProcess, hash_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "STANDSTILL_PAUSE_S", 0)
+    monkeypatch.setattr(results, "SNAPSHOT_PAUSE_S", 0)
     count(redis_server.url, hash_key, "t", GOOD_AND_BAD, complete="0")
     with Results(redis_server.url, hash_key) as reading, redis.Redis.from_url(redis_server.url) as client:
-        with pytest.raises(NeverStill, match="no micro-batch stood complete") as raised:
+        with pytest.raises(NoConsistentSnapshot, match="no micro-batch was complete") as raised:
             reading.users()
         remedies.find(Remedy.START_STREAM, raised.value)
         remedies.find(Remedy.LONGER_TRIGGER, raised.value)
@@ -190,45 +190,43 @@ def test_dead_reads_the_events_from_the_log(
     write(bootstrap, topic, GOOD_AND_BAD)
     count(redis_server.url, hash_key, topic, GOOD_AND_BAD)
     where = ["--redis", redis_server.url, "--hash-key", hash_key, "--bootstrap", bootstrap]
-    found = [json.loads(line) for line in run("dead", *where, "--json").stdout.splitlines()]
-    assert [(row["partition"], row["offset"], row["reason"]) for row in found] == [
+    rows = [json.loads(line) for line in run("dead", *where, "--json").stdout.splitlines()]
+    assert [(row["partition"], row["offset"], row["reason"]) for row in rows] == [
         (1, 4, "not-utf8"),
         (1, 2, "no-value"),
         (1, 1, "uid-empty"),
         (0, 2, "not-json"),
     ]
-    assert (base64.b64decode(found[0]["value"]), found[0]["value_base64"]) == (b"\xff", True)
-    assert (found[1]["value"], found[3]["value"]) == (None, "nonsense")
-    told = run("dead", *where, "--count", "4").stdout.splitlines()
-    assert told[3] == f'{topic}-0 offset 2  not-json  "nonsense"'
+    assert (base64.b64decode(rows[0]["value"]), rows[0]["value_base64"]) == (b"\xff", True)
+    assert (rows[1]["value"], rows[3]["value"]) == (None, "nonsense")
+    printed = run("dead", *where, "--count", "4").stdout.splitlines()
+    assert printed[3] == f'{topic}-0 offset 2  not-json  "nonsense"'
     assert len(run("dead", *where, "--count", "1").stdout.splitlines()) == 1
 
 
-def test_dead_says_when_the_log_no_longer_has_it(
-    bootstrap: str, topic: str, redis_server: RedisProcess, hash_key: str
-) -> None:
+def test_dead_of_deleted_records(bootstrap: str, topic: str, redis_server: RedisProcess, hash_key: str) -> None:
     write(bootstrap, topic, {0: [b"only"]}, partitions=1)
     count(redis_server.url, hash_key, topic, {0: [b"only"]})
     with redis.Redis.from_url(redis_server.url) as client:
         client.lpush(results.Keys(hash_key).dead, "0:7:not-json", "5:0:not-json")
     with Results(redis_server.url, hash_key) as reading:
         assert reading.dead_pointers(1) == [DeadPointer(5, 0, "not-json")]
-    told = run("dead", "--redis", redis_server.url, "--hash-key", hash_key, "--bootstrap", bootstrap).stdout
-    assert [line.endswith("(the log no longer has it)") for line in told.splitlines()] == [True, True, False]
+    printed = run("dead", "--redis", redis_server.url, "--hash-key", hash_key, "--bootstrap", bootstrap).stdout
+    assert [line.endswith("(the log no longer has it)") for line in printed.splitlines()] == [True, True, False]
 
 
-def test_an_address_that_is_no_redis_is_wrong_usage() -> None:
+def test_invalid_redis_address_is_wrong_usage() -> None:
     for command in (["clicks"], ["verify"], ["run"], ["dead"], ["sink", "reset", "redis"]):
         done = CliRunner().invoke(onceflow, [*command, "--redis", "http://127.0.0.1:6379/1"])
         assert (done.exit_code, "begins with none of redis://" in done.output) == (2, True), command
 
 
-def test_a_list_of_commands_has_whole_sentences() -> None:
+def test_command_list_shows_complete_help() -> None:
     words = " ".join(run("sink", "reset", "--help").output.split())
     assert "redis Delete a Redis sink's counts and marker, and its query's checkpoint, to count the log again." in words
 
 
-def test_a_mistyped_command_is_told_the_nearest() -> None:
+def test_mistyped_command_suggests_the_nearest() -> None:
     done = CliRunner().invoke(onceflow, ["clikcs"])
     assert (done.exit_code, "No such command 'clikcs'. Did you mean 'clicks'?" in done.output) == (2, True)
     assert "Commands: broker, topic, " in CliRunner().invoke(onceflow, ["xyz"]).output

@@ -1,4 +1,4 @@
-"""verify against a real broker and Redis: equal, different in every way, and the cases where it cannot say."""
+"""verify against a real broker and Redis: equal, different in every way, and inconclusive."""
 
 import copy
 import itertools
@@ -25,7 +25,7 @@ from tests.conftest import RedisProcess
 
 
 class Place:
-    """One test's topic and hash key, written and counted."""
+    """One test's topic and hash key, with counted events."""
 
     def __init__(self, bootstrap: str, topic: str, server: RedisProcess) -> None:
         self.bootstrap, self.topic, self.url = bootstrap, topic, server.url
@@ -55,7 +55,7 @@ def written(bootstrap: str, redis_server: RedisProcess) -> Place:
 
 @pytest.fixture
 def place(written: Place) -> Place:
-    """One topic for all tests that leave it as it is; Redis is put right before each."""
+    """One topic for all tests that do not change it; Redis is reset before each."""
     written.count()
     return copy.copy(written)
 
@@ -77,58 +77,58 @@ def test_equal(own_place: Place) -> None:
         "bad": 4,
         "not_yet_counted": 3,
     }
-    told = own_place.command().stdout
-    assert "differences                   0" in told
-    assert "not yet counted               3" in told
+    printed = own_place.command().stdout
+    assert "differences                   0" in printed
+    assert "not yet counted               3" in printed
 
 
 CHANGES: list[tuple[str, Callable[[Any, Keys], Any], str]] = [
-    ("count", lambda r, keys: r.hincrby(keys.count, "ada", 1), "ada: the log says 3, Redis says 4"),
-    ("count", lambda r, keys: r.hset(keys.count, "ada", "3.0"), "ada: the log says 3, Redis says 3.0"),
-    ("count", lambda r, keys: r.hdel(keys.count, "eve"), "eve: the log says 0, Redis says nothing"),
-    ("count", lambda r, keys: r.hset(keys.count, "mallory", 1), "mallory: the log says nothing, Redis says 1"),
-    ("top", lambda r, keys: r.zincrby(keys.top, 1, "bob"), "bob: the log says 8, Redis says 9"),
-    ("top", lambda r, keys: r.zrem(keys.top, "eve"), "eve: the log says 0, Redis says nothing"),
-    ("os", lambda r, keys: r.hincrby(keys.os, "iOS", -1), "iOS: the log says 3, Redis says 2"),
-    ("totals", lambda r, keys: r.hincrby(keys.totals, "events", 1), "events: the log says 9, Redis says 10"),
-    ("bad", lambda r, keys: r.hincrby(keys.bad, "not-json", 1), "not-json: the log says 1, Redis says 2"),
-    ("dead", lambda r, keys: r.lpop(keys.dead), "length: the log says 4, Redis says 3"),
-    ("dead", lambda r, keys: r.lset(keys.dead, 0, "0:0:not-json"), "0:0:not-json: the log says nothing"),
+    ("count", lambda r, keys: r.hincrby(keys.count, "ada", 1), "ada: 3 in the log, 4 in Redis"),
+    ("count", lambda r, keys: r.hset(keys.count, "ada", "3.0"), "ada: 3 in the log, 3.0 in Redis"),
+    ("count", lambda r, keys: r.hdel(keys.count, "eve"), "eve: 0 in the log, nothing in Redis"),
+    ("count", lambda r, keys: r.hset(keys.count, "mallory", 1), "mallory: nothing in the log, 1 in Redis"),
+    ("top", lambda r, keys: r.zincrby(keys.top, 1, "bob"), "bob: 8 in the log, 9 in Redis"),
+    ("top", lambda r, keys: r.zrem(keys.top, "eve"), "eve: 0 in the log, nothing in Redis"),
+    ("os", lambda r, keys: r.hincrby(keys.os, "iOS", -1), "iOS: 3 in the log, 2 in Redis"),
+    ("totals", lambda r, keys: r.hincrby(keys.totals, "events", 1), "events: 9 in the log, 10 in Redis"),
+    ("bad", lambda r, keys: r.hincrby(keys.bad, "not-json", 1), "not-json: 1 in the log, 2 in Redis"),
+    ("dead", lambda r, keys: r.lpop(keys.dead), "length: 4 in the log, 3 in Redis"),
+    ("dead", lambda r, keys: r.lset(keys.dead, 0, "0:0:not-json"), "0:0:not-json: nothing in the log"),
 ]
 
 
-@pytest.mark.parametrize(("key", "change", "sentence"), CHANGES, ids=[sentence for _, _, sentence in CHANGES])
+@pytest.mark.parametrize(("key", "change", "difference"), CHANGES, ids=[difference for _, _, difference in CHANGES])
 def test_one_thing_changed_by_hand_is_found(
-    place: Place, key: str, change: Callable[[Any, Keys], Any], sentence: str
+    place: Place, key: str, change: Callable[[Any, Keys], Any], difference: str
 ) -> None:
     with place.redis() as client:
         change(client, place.keys)
     done = place.command()
     assert done.return_value == 1
     assert "differences                   1" in done.stdout
-    assert f"{getattr(place.keys, key)} {sentence}" in done.stdout
+    assert f"{getattr(place.keys, key)} {difference}" in done.stdout
 
 
-def test_a_pointer_that_is_there_twice_is_a_difference(place: Place) -> None:
+def test_duplicate_pointer_is_a_difference(place: Place) -> None:
     with place.redis() as client:
         first = client.lindex(place.keys.dead, 0)
         assert isinstance(first, bytes)
         client.lset(place.keys.dead, 1, first)
     done = place.command()
     assert done.return_value == 1
-    assert f"{place.keys.dead} {first.decode()}: the log says once, Redis says 2 times" in done.stdout
+    assert f"{place.keys.dead} {first.decode()}: once in the log, 2 times in Redis" in done.stdout
 
 
-def test_many_differences_are_counted_and_twenty_are_shown(place: Place) -> None:
+def test_twenty_of_many_differences_are_shown(place: Place) -> None:
     with place.redis() as client:
         client.hset(place.keys.count, mapping={f"user-{number}": 1 for number in range(30)})
-    told = place.command().stdout
-    assert "differences                  30" in told
-    assert "and 10 more" in told
+    printed = place.command().stdout
+    assert "differences                  30" in printed
+    assert "and 10 more" in printed
     assert len(json.loads(place.command("--json").stdout)["differences"]) == 30
 
 
-def cannot_say(place: Place) -> str:
+def inconclusive(place: Place) -> str:
     done = place.command()
     assert done.return_value == 2
     assert done.stdout == ""
@@ -138,14 +138,14 @@ def cannot_say(place: Place) -> str:
 def test_no_marker(place: Place) -> None:
     with place.redis() as client:
         client.delete(place.keys.marker)
-    assert "inconclusive: there is no marker" in cannot_say(place)
+    assert "inconclusive: there is no marker" in inconclusive(place)
 
 
 @pytest.mark.remedy(Remedy.NAME_COUNTED_TOPIC)
 def test_another_topic(place: Place) -> None:
     right, place.topic = place.topic, "another"
-    message = cannot_say(place)
-    assert "counts no topic 'another'" in message
+    message = inconclusive(place)
+    assert "has no topic 'another'" in message
     remedies.find(Remedy.NAME_COUNTED_TOPIC, message)
     place.topic = right
     assert place.verify().is_equal
@@ -153,37 +153,37 @@ def test_another_topic(place: Place) -> None:
 
 def test_another_jobs_plan(place: Place) -> None:
     place.count(plan="sums of something")
-    assert "was written by another job" in cannot_say(place)
+    assert "was written by another job" in inconclusive(place)
 
 
-def test_the_topic_is_gone(own_place: Place) -> None:
+def test_deleted_topic(own_place: Place) -> None:
     with Cluster(own_place.bootstrap) as cluster:
         cluster.delete_topic(own_place.topic)
-    assert "has no topic" in cannot_say(own_place)
+    assert "has no topic" in inconclusive(own_place)
 
 
-def test_the_topic_was_made_anew(own_place: Place) -> None:
+def test_recreated_topic(own_place: Place) -> None:
     with Cluster(own_place.bootstrap) as cluster:
         cluster.delete_topic(own_place.topic)
         cluster.create_topic(own_place.topic, 2)
-    assert "was counted up to offset 4 and the log ends at 0" in cannot_say(own_place)
+    assert "was counted up to offset 4 and the log ends at 0" in inconclusive(own_place)
 
 
 def test_redis_or_broker_down(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onceflow.clicks.verify.RESPONSE_WAIT_S", 0.5)
     url, place.url = place.url, f"redis://127.0.0.1:{free_port()}/1"
-    assert "did not serve" in cannot_say(place)
+    assert "failed to read" in inconclusive(place)
     place.url, place.bootstrap = url, f"127.0.0.1:{free_port()}"
-    assert "gave no answer" in cannot_say(place)
+    assert "from the broker" in inconclusive(place)
 
 
 @pytest.mark.parametrize("option", ["decode_responses=true", "foo=bar"])
-def test_a_redis_url_with_options_that_cannot_be(place: Place, option: str) -> None:
+def test_redis_url_with_invalid_options(place: Place, option: str) -> None:
     place.url += f"?{option}"
     assert "is none of db, password" in str(place.command().exception)
 
 
-def test_a_redis_url_with_a_database_that_cannot_be(place: Place) -> None:
+def test_redis_url_with_invalid_database(place: Place) -> None:
     place.url += "?db=x"
     assert "Invalid value for 'db'" in str(place.command().exception)
 
@@ -193,21 +193,21 @@ def test_an_unexpected_failure_is_no_difference(place: Place, monkeypatch: pytes
         raise KeyError("surprise")
 
     monkeypatch.setattr(verifying, "compare", fail)
-    assert "inconclusive: verify itself failed (KeyError: 'surprise')" in cannot_say(place)
+    assert "inconclusive: verify itself failed (KeyError: 'surprise')" in inconclusive(place)
 
 
-def test_without_the_packages_it_says_what_to_install(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_name_the_extra(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onceflow.clicks.verify", None)
     monkeypatch.delattr("onceflow.clicks.verify")
-    assert f"pip install '{installed_from()}[client,dashboard]'" in cannot_say(place)
+    assert f"pip install '{installed_from()}[client,dashboard]'" in inconclusive(place)
 
 
 @pytest.mark.remedy(Remedy.START_STREAM, Remedy.LONGER_TRIGGER)
 def test_a_batch_that_stays_half_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onceflow.clicks.verify.STANDSTILL_PAUSE_S", 0.001)
+    monkeypatch.setattr("onceflow.clicks.verify.SNAPSHOT_PAUSE_S", 0.001)
     place.count(complete="0")
-    message = cannot_say(place)
-    assert "no batch stood complete" in message
+    message = inconclusive(place)
+    assert "no batch was complete" in message
     remedies.find(Remedy.START_STREAM, message)
     place.count()
     assert place.verify().is_equal
@@ -218,13 +218,13 @@ def test_a_batch_that_stays_half_written(place: Place, monkeypatch: pytest.Monke
     def written_meanwhile(client: Any, keys: Keys, marker: Any) -> Any:
         counts = counted(client, keys, marker)
         number = next(batches)
-        if number < 2 + verifying.STANDSTILL_ATTEMPTS:
+        if number < 2 + verifying.SNAPSHOT_ATTEMPTS:
             client.hset(keys.marker, "batch", number)
         return counts
 
     monkeypatch.setattr(verifying, "_counts", written_meanwhile)
-    remedies.find(Remedy.LONGER_TRIGGER, cannot_say(place))
-    assert place.verify().is_equal  # No batch comes between the two looks any more.
+    remedies.find(Remedy.LONGER_TRIGGER, inconclusive(place))
+    assert place.verify().is_equal  # No batch is written between the two reads any more.
 
 
 def test_a_batch_that_is_completed_meanwhile(place: Place) -> None:
@@ -235,7 +235,7 @@ def test_a_batch_that_is_completed_meanwhile(place: Place) -> None:
     timer.join()
 
 
-def test_a_batch_that_is_written_while_redis_is_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_written_while_redis_is_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     read = verifying._counts
 
     def read_torn(client: Any, keys: Keys, marker: Any) -> Any:
@@ -253,5 +253,5 @@ def test_a_batch_that_is_written_while_redis_is_read(place: Place, monkeypatch: 
 def test_counts_only_from_since(place: Place) -> None:
     place.count(since=json.dumps({place.topic: {"0": 1, "1": 0}}))
     differences = [str(one) for one in place.verify().differences]
-    assert f"{place.keys.count} ada: the log says 0, Redis says 3" in differences
+    assert f"{place.keys.count} ada: 0 in the log, 3 in Redis" in differences
     assert place.verify().recount.events == 8

@@ -31,15 +31,15 @@ CHROMIUM_ARGUMENTS = [
     "--disable-sync",
 ]
 
-NOBODY = "127.0.0.1:1"
-"""An address where nothing answers, and a connection is refused at once."""
+UNREACHABLE = "127.0.0.1:1"
+"""An address without a listener, which refuses connections at once."""
 
 ALIVE_S = 10.0
-"""So long an answer waits for what Redis and the broker say; a page takes a server that is silent for 12 s for lost."""
+"""Maximum wait of a response for Redis and the broker; a page treats a server silent for 12 s as lost."""
 
 
 class Counted:
-    """Writes micro-batches into Redis under one hash key, each in one transaction, as the sink does."""
+    """Writer of micro-batches under one hash key, each in one transaction as in the sink."""
 
     def __init__(self, redis_url: str, hash_key: str, topic: str = "user_events") -> None:
         self.redis_url = redis_url
@@ -50,8 +50,8 @@ class Counted:
         self.offsets: dict[str, int] = {}
         self.plan = json.dumps({"counts": "clicks", "key_field": "uid", "value_field": "click_count"})
 
-    def addresses(self, bootstrap: str = NOBODY) -> Addresses:
-        """What the page is told; by default with a broker that is not there."""
+    def addresses(self, bootstrap: str = UNREACHABLE) -> Addresses:
+        """Return the addresses for the page, by default with an unreachable broker."""
         return Addresses(self.redis_url, self.hash_key, bootstrap, self.topic)
 
     def micro_batch(
@@ -64,7 +64,7 @@ class Counted:
         duration_ms: int = 840,
         offsets: Mapping[int, int] | None = None,
     ) -> None:
-        """Count clicks of (uid, os) and bad events by reason; `offsets` is where each partition then ends."""
+        """Count clicks of (uid, os) and bad events by reason; `offsets` is the new end of each partition."""
         self.batch += 1
         bad = bad or {}
         events = len(clicks) + sum(bad.values()) if events is None else events
@@ -105,7 +105,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class RunningPage:
-    """A page server in a thread of this process, with its feed to look into."""
+    """A page server in a thread of this process, with access to its feed."""
 
     url: str
     feed: Feed
@@ -132,7 +132,7 @@ def running_page(
 
 @pytest.fixture
 def counted(redis_server: RedisProcess, topic: str) -> Counted:
-    """A hash key of the test's own in the shared Redis, empty so far."""
+    """A new hash key in the shared Redis."""
     return Counted(redis_server.url, f"clicks::{topic}", topic)
 
 
@@ -145,8 +145,8 @@ def serve_page() -> Iterator[Callable[..., RunningPage]]:
 
 @pytest.fixture(scope="session")
 def still_page(redis_server: RedisProcess) -> Iterator[str]:
-    """The address of one page server for all tests that do not look at numbers."""
-    with running_page(Addresses(redis_server.url, "still", bootstrap=NOBODY)) as running:
+    """The address of one page server for all tests that do not read numbers."""
+    with running_page(Addresses(redis_server.url, "still", bootstrap=UNREACHABLE)) as running:
         yield running.url
 
 
@@ -167,7 +167,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A fresh tab; the test fails if its scripts do, or if the content security policy stops anything."""
+    """A fresh tab; the test fails if a script fails or the content security policy blocks anything."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, locale="en-GB")
     tab = context.new_page()
     errors: list[str] = []

@@ -1,4 +1,4 @@
-"""The server's answers over HTTP, with a real Redis behind them."""
+"""The server's HTTP responses, with a real Redis."""
 
 import contextlib
 import errno
@@ -29,7 +29,7 @@ from onceflow.remedies import Remedy
 from onceflow.services import free_port
 from tests import remedies
 from tests.conftest import WITHIN_S
-from tests.dashboard.conftest import NOBODY, Counted, RunningPage, wait_until
+from tests.dashboard.conftest import UNREACHABLE, Counted, RunningPage, wait_until
 
 ServePage = Callable[..., RunningPage]
 
@@ -40,8 +40,8 @@ def get(base: str, path: str, headers: dict[str, str] | None = None) -> tuple[in
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=WITHIN_S)
     with contextlib.closing(connection):
         connection.request("GET", path, headers=headers or {})
-        answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        response = connection.getresponse()
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
 
 
 def get_json(base: str, path: str) -> Any:
@@ -52,16 +52,16 @@ def get_json(base: str, path: str) -> Any:
 
 @contextlib.contextmanager
 def events(base: str) -> Iterator[Iterator[tuple[str, Any]]]:
-    """Open the feed; yields (event, data) pairs as they come."""
+    """Open the feed and return an iterator of (event, data)."""
     address = urlsplit(base)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=WITHIN_S)
     connection.request("GET", "/events")
-    answer = connection.getresponse()
-    assert answer.getheader("content-type", "").startswith("text/event-stream")
+    response = connection.getresponse()
+    assert response.getheader("content-type", "").startswith("text/event-stream")
 
     def parsed() -> Iterator[tuple[str, Any]]:
         name = ""
-        while line := answer.readline().decode():
+        while line := response.readline().decode():
             field, _, value = line.rstrip("\n").partition(": ")
             if field == "event":
                 name = value
@@ -71,14 +71,14 @@ def events(base: str) -> Iterator[Iterator[tuple[str, Any]]]:
     try:
         yield parsed()
     finally:
-        answer.close()
+        response.close()
         connection.close()
 
 
 # Numbers
 
 
-def test_the_snapshot_is_what_redis_holds(serve_page: ServePage, counted: Counted) -> None:
+def test_snapshot_matches_redis(serve_page: ServePage, counted: Counted) -> None:
     counted.micro_batch({("ann", "iOS"): 6, ("bob", "Android"): 0}, bad={"not JSON": 2})
     counted.micro_batch({("ann", "Android"): 3})
     snapshot = get_json(serve_page(counted.addresses()).url, "/api/snapshot")
@@ -93,9 +93,7 @@ def test_the_snapshot_is_what_redis_holds(serve_page: ServePage, counted: Counte
     assert snapshot["lag"] is None
 
 
-def test_lag_is_what_the_log_holds_beyond_the_counted_offsets(
-    serve_page: ServePage, counted: Counted, bootstrap: str
-) -> None:
+def test_lag_after_the_counted_offsets(serve_page: ServePage, counted: Counted, bootstrap: str) -> None:
     with Cluster(bootstrap) as cluster:
         cluster.create_topic(counted.topic, 2)
     sent_ms = int(time.time() * 1_000) - 30_000
@@ -117,9 +115,7 @@ def test_lag_is_what_the_log_holds_beyond_the_counted_offsets(
     assert get_json(page.url, "/health")["ok"] is True
 
 
-def test_before_anything_is_counted_the_whole_topic_waits(
-    serve_page: ServePage, counted: Counted, bootstrap: str
-) -> None:
+def test_lag_before_the_first_count(serve_page: ServePage, counted: Counted, bootstrap: str) -> None:
     page = serve_page(counted.addresses(bootstrap))
     snapshot = get_json(page.url, "/api/snapshot")
     assert snapshot["counted"] is False
@@ -144,7 +140,7 @@ def test_one_user(serve_page: ServePage, counted: Counted) -> None:
 
 
 @pytest.mark.remedy(Remedy.OTHER_COUNTS)
-def test_something_else_under_the_hash_key_is_told_and_not_fatal(serve_page: ServePage, counted: Counted) -> None:
+def test_foreign_data_under_the_hash_key(serve_page: ServePage, counted: Counted) -> None:
     with redis.Redis.from_url(counted.redis_url) as client:
         client.hset(counted.keys.totals, "events", "many")
     page = serve_page(counted.addresses())
@@ -160,8 +156,8 @@ def test_something_else_under_the_hash_key_is_told_and_not_fatal(serve_page: Ser
     assert get_json(page.url, "/api/snapshot")["services"]["redis"]["state"] == "up"
 
 
-def test_health_is_503_and_names_who_is_away(serve_page: ServePage) -> None:
-    page = serve_page(Addresses("redis://:secret@127.0.0.1:1/1", bootstrap=NOBODY))
+def test_health_503_names_the_unreachable_service(serve_page: ServePage) -> None:
+    page = serve_page(Addresses("redis://:secret@127.0.0.1:1/1", bootstrap=UNREACHABLE))
     status, _, body = get(page.url, "/health")
     health = json.loads(body)
     assert status == 503
@@ -173,7 +169,7 @@ def test_health_is_503_and_names_who_is_away(serve_page: ServePage) -> None:
 
 
 def test_counts_of_another_job_are_not_shown(serve_page: ServePage, counted: Counted) -> None:
-    """Where they come under the hash key while the page is open."""
+    """They appear under the hash key while the page is open."""
     counted.plan = '{"counts": "sums"}'
     page = serve_page(counted.addresses())
     assert json.loads(get(page.url, "/api/snapshot")[2])["services"]["redis"]["state"] == "up"
@@ -187,7 +183,7 @@ def test_counts_of_another_job_are_not_shown(serve_page: ServePage, counted: Cou
 
 @pytest.mark.remedy(Remedy.NAME_HASH_KEY)
 def test_dashboard_refuses_another_jobs_hash_key(counted: Counted) -> None:
-    """With the sentence of 'onceflow clicks' and 'onceflow dead'."""
+    """The message is that of 'onceflow clicks' and 'onceflow dead'."""
     counted.plan = "sums"
     counted.micro_batch({("ann", "iOS"): 1})
     where = ["--redis", counted.redis_url, "--hash-key", counted.hash_key]
@@ -204,22 +200,18 @@ def test_dashboard_refuses_another_jobs_hash_key(counted: Counted) -> None:
 # The feed
 
 
-def test_events_come_when_something_changed_and_signs_of_life_in_between(
-    serve_page: ServePage, counted: Counted
-) -> None:
+def test_events_on_change_and_keep_alives(serve_page: ServePage, counted: Counted) -> None:
     counted.micro_batch({("ann", "iOS"): 1}, finished_ms=int(time.time() * 1_000) - 3_600_000)
     with events(serve_page(counted.addresses(), alive_s=0.3).url) as stream:
         clicks = (data["totals"]["clicks"] for name, data in stream if name == "snapshot")
         assert next(clicks) == 1
         assert "alive" in (name for name, _ in stream)
         counted.micro_batch({("ann", "iOS"): 4})
-        # A snapshot before it says the same again: the chart moves on every five seconds.
+        # An earlier snapshot may repeat the count: the chart advances every five seconds.
         assert next(count for count in clicks if count != 1) == 5
 
 
-def test_one_poller_serves_all_pages_and_rests_when_the_last_one_leaves(
-    serve_page: ServePage, counted: Counted
-) -> None:
+def test_one_poller_serves_all_pages(serve_page: ServePage, counted: Counted) -> None:
     page = serve_page(counted.addresses())
     with redis.Redis.from_url(counted.redis_url) as client:
 
@@ -235,11 +227,11 @@ def test_one_poller_serves_all_pages_and_rests_when_the_last_one_leaves(
             wait_until(lambda: commands() >= polls + 5, "five polls")
             # Two pages, one poll each 100 ms: twice as many would show two pollers.
             assert commands() - polls <= (time.monotonic() - begin) / 0.1 + 2
-        wait_until(lambda: not page.feed.polling, "both pages to be noticed as gone")
+        wait_until(lambda: not page.feed.polling, "both pages to be noticed as closed")
         assert page.feed.listeners == 0
         polls = commands()
         time.sleep(0.3)
-        assert commands() <= polls + 1  # one may have been under way
+        assert commands() <= polls + 1  # One may have been running.
         with events(page.url) as third:
             assert next(third)[0] == "snapshot"
 
@@ -253,25 +245,25 @@ def test_too_many_pages_are_refused(serve_page: ServePage, counted: Counted, mon
         status, _, body = get(page.url, "/events")
         assert status == 503
         remedies.find(Remedy.CLOSE_PAGES, body.decode())
-    wait_until(lambda: not page.feed.listeners, "the page to be noticed as gone")
+    wait_until(lambda: not page.feed.listeners, "the page to be noticed as closed")
     with events(page.url) as another:
         assert next(another)[0] == "snapshot"
 
 
-# Who may ask
+# Host headers
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.", ""])
-def test_a_request_that_names_another_host_is_refused(still_page: str, host: str) -> None:
+def test_foreign_host_header_is_refused(still_page: str, host: str) -> None:
     assert get(still_page, "/api/snapshot", {"Host": host})[0] == 400
 
 
-def test_a_request_that_names_this_machine_is_served(still_page: str) -> None:
+def test_local_host_header_is_accepted(still_page: str) -> None:
     for host in ("127.0.0.1:1234", "localhost:8080", "LOCALHOST", "[::1]:8080"):
         assert get(still_page, "/", {"Host": host})[0] == 200
 
 
-def test_every_answer_carries_the_policy(still_page: str) -> None:
+def test_every_response_has_the_policy(still_page: str) -> None:
     for path in ("/", "/static/page.js", "/api/snapshot", "/no-such-page", "/static/../app.py"):
         _, headers, _ = get(still_page, path)
         for name, value in app.HEADERS.items():
@@ -294,7 +286,7 @@ def test_the_vendored_files_are_the_published_ones() -> None:
         assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == digest, name
 
 
-def test_our_own_scripts_set_text_and_never_markup() -> None:
+def test_scripts_set_text_and_never_markup() -> None:
     for script in app.STATIC.glob("*.js"):
         text = script.read_text()
         for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
@@ -305,10 +297,10 @@ def test_our_own_scripts_set_text_and_never_markup() -> None:
 
 
 @pytest.mark.remedy(Remedy.STOP_LISTENER, Remedy.OTHER_PAGE_PORT)
-def test_a_port_that_is_taken_is_told_with_the_remedy() -> None:
-    with listen("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(CannotListen, match=rf"port {port} of 127\.0\.0\.1 is taken") as raised:
+def test_port_in_use() -> None:
+    with listen("127.0.0.1", 0) as used:
+        port = used.getsockname()[1]
+        with pytest.raises(CannotListen, match=rf"port {port} of 127\.0\.0\.1 is in use") as raised:
             listen("127.0.0.1", port)
         remedies.find(Remedy.OTHER_PAGE_PORT, raised.value)
         listen("127.0.0.1", 0).close()
@@ -317,8 +309,8 @@ def test_a_port_that_is_taken_is_told_with_the_remedy() -> None:
 
 
 @pytest.mark.remedy(Remedy.HIGHER_PORT)
-def test_a_port_for_root_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes for a user who may not, as these tests may be run by root."""
+def test_privileged_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a user without permission, as these tests may run as root."""
     create = socket.create_server
 
     def not_allowed(address: tuple[str, int], **options: Any) -> socket.socket:
@@ -334,7 +326,7 @@ def test_a_port_for_root_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.remedy(Remedy.THIS_MACHINE)
-def test_a_host_that_is_none() -> None:
+def test_invalid_host() -> None:
     with pytest.raises(CannotListen) as raised:
         listen("no host", 0)
     remedies.find(Remedy.THIS_MACHINE, raised.value)
@@ -342,7 +334,7 @@ def test_a_host_that_is_none() -> None:
 
 
 @pytest.mark.remedy(Remedy.THIS_MACHINE, Remedy.FREE_PORT)
-def test_an_address_of_another_machine_is_told() -> None:
+def test_address_of_another_machine() -> None:
     with pytest.raises(CannotListen) as raised:
         listen("203.0.113.7", 0)
     remedies.find(Remedy.THIS_MACHINE, raised.value)
@@ -371,8 +363,8 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_the_command_prints_its_address_first_and_stops_with_pages_open(counted: Counted) -> None:
-    where = ["--redis", counted.redis_url, "--hash-key", counted.hash_key, "--bootstrap", NOBODY, "--port", "0"]
+def test_command_prints_address_and_stops(counted: Counted) -> None:
+    where = ["--redis", counted.redis_url, "--hash-key", counted.hash_key, "--bootstrap", UNREACHABLE, "--port", "0"]
     with start(*where) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -384,18 +376,18 @@ def test_the_command_prints_its_address_first_and_stops_with_pages_open(counted:
         assert process.communicate() == ("", "")
 
 
-def test_the_command_warns_on_an_address_that_others_reach_and_fails_on_a_taken_port() -> None:
-    with socket.create_server(("0.0.0.0", 0)) as taken:
-        port = str(taken.getsockname()[1])
+def test_command_warns_of_public_address() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as used:
+        port = str(used.getsockname()[1])
         with start("--host", "0.0.0.0", "--port", port) as process:
             output, errors = process.communicate(timeout=WITHIN_S)
     assert (process.returncode, output) == (1, "")
-    assert errors.startswith(f"onceflow: port {port} of 0.0.0.0 is taken")
+    assert errors.startswith(f"onceflow: port {port} of 0.0.0.0 is in use")
     with start("--host", "0.0.0.0", "--port", "0") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         base = process.stdout.readline().split()[-1]
-        assert "password" in process.stderr.readline()
+        assert "authentication" in process.stderr.readline()
         assert get(base, "/", {"Host": "my-machine.example"})[0] == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(WITHIN_S) == 0

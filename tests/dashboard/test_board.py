@@ -1,10 +1,10 @@
-"""The document that the page gets, from answers made by hand."""
+"""The document that the page gets, from given results."""
 
 import pytest
 
 from onceflow.clicks.results import HistoryEntry, Snapshot, parse_marker
 from onceflow.dashboard.board import Board, exact, largest
-from onceflow.dashboard.sources import Addresses, NotOurs, Waiting
+from onceflow.dashboard.sources import Addresses, Backlog, NotOurs
 
 NOW_MS = 1_700_000_000_000
 
@@ -24,11 +24,11 @@ def counts(*, finished_ms: int = NOW_MS - 2_000, complete: int = 1, batch: int =
     return Snapshot("h", 42, 2**60, 1, 2, [("ann", 2**60), ("bob", 5)], {"iOS": 3}, {"not JSON": 1}, marker, history)
 
 
-def board_with(waiting: Waiting | None = None, **options: int) -> Board:
+def board_with(backlog: Backlog | None = None, **options: int) -> Board:
     board = Board(Addresses(topic="named"))
-    board.counts_arrived(counts(**options), NOW_MS)
-    if waiting is not None:
-        board.waiting_arrived(waiting, NOW_MS)
+    board.set_counts(counts(**options), NOW_MS)
+    if backlog is not None:
+        board.set_backlog(backlog, NOW_MS)
     return board
 
 
@@ -40,8 +40,8 @@ def test_before_anything_is_known() -> None:
     assert document["services"]["redis"]["state"] == "unknown"
 
 
-def test_what_is_counted_is_shown_with_the_topic_that_the_marker_names() -> None:
-    document = board_with(Waiting(0, None)).document(NOW_MS)
+def test_counts_with_topic_of_the_marker() -> None:
+    document = board_with(Backlog(0, None)).document(NOW_MS)
     assert document["topic"] == "events"
     assert document["batch"] == {"number": 3, "events": 7, "duration_ms": 700, "finished_ms": NOW_MS - 2_000}
     assert document["lag"] == {"messages": 0, "seconds": 0.0, "oldest_ms": None, "topic_exists": True}
@@ -49,29 +49,29 @@ def test_what_is_counted_is_shown_with_the_topic_that_the_marker_names() -> None
     assert document["top"][0] == {"uid": "ann", "clicks": str(2**60)}
 
 
-def test_the_duration_of_another_batch_is_not_shown_as_the_last_ones() -> None:
+def test_duration_belongs_to_the_last_batch() -> None:
     assert board_with(complete=0).document(NOW_MS)["batch"]["duration_ms"] is None
     assert board_with(batch=4).document(NOW_MS)["batch"]["duration_ms"] is None
 
 
-def test_lag_is_the_age_of_the_oldest_message_that_waits() -> None:
-    document = board_with(Waiting(9, NOW_MS - 4_500)).document(NOW_MS + 500)
+def test_lag_is_age_of_oldest_message() -> None:
+    document = board_with(Backlog(9, NOW_MS - 4_500)).document(NOW_MS + 500)
     assert document["lag"]["seconds"] == 5.0
 
 
 @pytest.mark.parametrize(
     ("messages", "idle_ms", "stopped"),
     [(1, 60_000, True), (0, 60_000, False), (1, 14_000, False), (1, 17_000, False), (1, 18_000, True)],
-    ids=["messages wait", "all is counted", "within 15 s", "within three gaps and durations", "beyond them"],
+    ids=["backlog", "no backlog", "within 15 s", "within three gaps and durations", "beyond them"],
 )
-def test_a_stream_is_stopped_when_messages_wait_and_no_batch_comes(messages: int, idle_ms: int, stopped: bool) -> None:
+def test_stopped_stream(messages: int, idle_ms: int, stopped: bool) -> None:
     # Batches come every 5 s here and take 0.8 s.
-    board = board_with(Waiting(messages, NOW_MS), finished_ms=NOW_MS - idle_ms, duration_ms=800)
+    board = board_with(Backlog(messages, NOW_MS), finished_ms=NOW_MS - idle_ms, duration_ms=800)
     assert board.document(NOW_MS)["stopped_since_ms"] == (NOW_MS - idle_ms if stopped else None)
 
 
-def test_counts_outlive_redis_and_say_since_when_it_is_away() -> None:
-    board = board_with(Waiting(0, None))
+def test_counts_while_redis_is_unreachable() -> None:
+    board = board_with(Backlog(0, None))
     board.redis.failed(NotOurs("first."), NOW_MS + 1_000)
     board.redis.failed(NotOurs("second."), NOW_MS + 2_000)
     document = board.document(NOW_MS + 2_000)
@@ -82,17 +82,17 @@ def test_counts_outlive_redis_and_say_since_when_it_is_away() -> None:
         "other_job": False,
     }
     assert document["totals"]["events"] == 42
-    board.counts_arrived(counts(), NOW_MS + 3_000)
+    board.set_counts(counts(), NOW_MS + 3_000)
     assert board.document(NOW_MS)["services"]["redis"]["state"] == "up"
 
 
 def test_a_lag_does_not_outlive_the_broker() -> None:
-    board = board_with(Waiting(5, NOW_MS))
+    board = board_with(Backlog(5, NOW_MS))
     board.broker_failed(NotOurs("away"), NOW_MS)
     assert board.document(NOW_MS)["lag"] is None
 
 
-def test_counts_beyond_what_a_browser_holds_are_text() -> None:
+def test_large_counts_are_text() -> None:
     assert exact(2**53 - 1) == 2**53 - 1
     assert exact(2**53) == "9007199254740992"
 

@@ -1,4 +1,4 @@
-"""The page in a real chromium, with a real Redis and broker behind it."""
+"""The page in a real chromium, with a real Redis and broker."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from tests.dashboard.conftest import Counted, RunningPage, running_page, wait_un
 
 ServePage = Callable[[Addresses], RunningPage]
 HOUR_MS = 3_600_000
-"""Ages in whole hours read the same for as long as a test may take."""
+"""Ages in whole hours do not change during a test."""
 
 
 def now_ms() -> int:
@@ -75,18 +75,16 @@ def test_an_update_arrives_without_a_reload(serve_page: ServePage, counted: Coun
     assert page.evaluate("window.sameDocument === document.querySelector('#top tr')")
 
 
-def test_nothing_counted_yet_says_what_to_type_and_fills_in_by_itself(
-    serve_page: ServePage, counted: Counted, page: Page, bootstrap: str
-) -> None:
+def test_page_before_the_first_count(serve_page: ServePage, counted: Counted, page: Page, bootstrap: str) -> None:
     page.goto(serve_page(counted.addresses(bootstrap)).url)
     body_is(page, "view", "start")
-    expect(page.locator("h1:visible")).to_have_text("Nothing counted yet")
+    expect(page.locator("h1:visible")).to_have_text("No counts yet")
     assert text_of(page, "#command-events") == f"onceflow generate --bootstrap {bootstrap} --topic {counted.topic}"
     assert text_of(page, "#command-count") == (
         f"onceflow run --bootstrap {bootstrap} --topic {counted.topic} --redis {counted.redis_url} "
         f"--hash-key {counted.hash_key}"
     )
-    expect(page.locator("#step-events-note")).to_contain_text("is not there yet")
+    expect(page.locator("#step-events-note")).to_contain_text("does not exist yet")
     counted.micro_batch({("ann", "iOS"): 7})
     expect(page.locator("#clicks")).to_have_text("7")
     expect(page.locator("h1:visible")).to_have_count(1)
@@ -120,39 +118,37 @@ def test_hostile_names_stay_text(serve_page: ServePage, counted: Counted, page: 
     assert page.evaluate("window.hacked") is None
 
 
-def test_one_user_is_found_and_kept_up_to_date(serve_page: ServePage, counted: Counted, page: Page) -> None:
+def test_user_search_is_kept_current(serve_page: ServePage, counted: Counted, page: Page) -> None:
     counted.micro_batch({(f"user{number}", "iOS"): number for number in range(30)})
     page.goto(serve_page(counted.addresses()).url)
-    search = page.get_by_label("Find one user")
+    search = page.get_by_label("Find a user")
     search.fill("user3")
     search.press("Enter")
     expect(page.locator("#found-clicks")).to_have_text("3 clicks")
     counted.micro_batch({("user3", "iOS"): 2**53})
     expect(page.locator("#found-clicks")).to_have_text("9,007,199,254,740,995 clicks")
-    search.fill("nobody")
+    search.fill("zoe")
     search.press("Enter")
     expect(page.locator("#found-clicks")).to_have_text("no such user")
     search.fill("")
     expect(page.locator("#found")).to_be_hidden()
 
 
-def test_an_answer_to_a_search_that_was_cleared_meanwhile_is_not_shown(
-    serve_page: ServePage, counted: Counted, page: Page
-) -> None:
+def test_response_to_cleared_search_is_ignored(serve_page: ServePage, counted: Counted, page: Page) -> None:
     counted.micro_batch({("ann", "iOS"): 1})
     page.add_init_script("""
         const ask = window.fetch;
         window.fetch = async (...words) => {
-          const answer = await ask(...words), read = answer.json.bind(answer);
-          answer.json = () => new Promise((done) => { window.handOver = () => done(read()); });
-          return answer;
+          const response = await ask(...words), read = response.json.bind(response);
+          response.json = () => new Promise((done) => { window.handOver = () => done(read()); });
+          return response;
         };
     """)
     page.goto(serve_page(counted.addresses()).url)
-    search = page.get_by_label("Find one user")
+    search = page.get_by_label("Find a user")
     search.fill("ann")
     search.press("Enter")
-    wait_until(lambda: page.evaluate("Boolean(window.handOver)"), "the answer to come")
+    wait_until(lambda: page.evaluate("Boolean(window.handOver)"), "the response to arrive")
     search.fill("")
     assert page.evaluate("window.handOver(); new Promise((done) => setTimeout(done)).then(() => found.hidden)")
 
@@ -169,9 +165,7 @@ def test_no_request_leaves_this_server(serve_page: ServePage, counted: Counted, 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_everything_without_scrolling_sideways(
-    serve_page: ServePage, counted: Counted, page: Page, scheme: str
-) -> None:
+def test_phone_needs_no_sideways_scrolling(serve_page: ServePage, counted: Counted, page: Page, scheme: str) -> None:
     counted.micro_batch({("x" * 1_024, "o" * 300): 2**53, ("ann", "iOS"): 5}, bad={"r" * 300: 2**31})
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.set_viewport_size({"width": 360, "height": 740})
@@ -200,7 +194,7 @@ CONTRAST = """() => {
   }
   return poor;
 }"""
-"""Every visible text against its background: WCAG's 4.5 to 1."""
+"""Contrast of every visible text with its background: at least 4.5 to 1 (WCAG)."""
 
 
 def test_redis_killed_and_back(
@@ -212,10 +206,10 @@ def test_redis_killed_and_back(
     page.goto(serve_page(counted.addresses()).url)
     expect(page.locator("#clicks")).to_have_text("41")
     server.kill()
-    expect(page.locator(".banner.bad strong")).to_contain_text("Redis is down, seen since")
+    expect(page.locator(".banner.bad strong")).to_contain_text("Redis has been down since")
     expect(page.locator("#clicks")).to_have_text("41")
     body_is(page, "stale", "counts lag")
-    # The server rests while nobody looks, and still has the last numbers.
+    # Without pages the server does not poll, and keeps the last numbers.
     page.reload()
     expect(page.locator("#clicks")).to_have_text("41")
     server.start()
@@ -224,14 +218,14 @@ def test_redis_killed_and_back(
     expect(page.locator("#clicks")).to_have_text("42")
 
 
-def test_redis_down_from_the_start_is_not_called_nothing_counted(serve_page: ServePage, page: Page) -> None:
+def test_redis_down_from_the_start(serve_page: ServePage, page: Page) -> None:
     page.goto(serve_page(Addresses("redis://127.0.0.1:1/1", bootstrap="127.0.0.1:1")).url)
     expect(page.locator("h1:visible")).to_have_text("Waiting for Redis")
     expect(page.locator(".banner")).to_have_count(2)
     expect(page.locator("#steps")).to_be_hidden()
 
 
-def test_lag_a_stopped_stream_and_the_broker_killed_and_back(
+def test_lag_stopped_stream_and_broker_restart(
     serve_page: ServePage, counted: Counted, page: Page, tmp_path: Path
 ) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
@@ -241,21 +235,21 @@ def test_lag_a_stopped_stream_and_the_broker_killed_and_back(
             writer.write(None, b"{}", now_ms() - 36 * HOUR_MS)
         counted.micro_batch({("ann", "iOS"): 1}, offsets={0: 1}, finished_ms=now_ms() - HOUR_MS)
         page.goto(serve_page(counted.addresses(broker.bootstrap)).url)
-        expect(page.locator("#lag-note")).to_have_text("everything is counted")
+        expect(page.locator("#lag-note")).to_have_text("all messages counted")
         expect(page.locator(".banner")).to_have_count(0)
         with EventWriter(broker.bootstrap, counted.topic) as writer:
             writer.write(None, b"{}", now_ms() - 36 * HOUR_MS)
-        expect(page.locator("#lag-note")).to_have_text("1 message waits")
+        expect(page.locator("#lag-note")).to_have_text("1 message not counted yet")
         assert text_of(page, "#lag") == "1 d 12 h"
         expect(page.locator(".banner strong")).to_have_text("No micro-batch for 1 h.")
-        expect(page.locator(".banner")).to_contain_text("has stopped or is starting again")
+        expect(page.locator(".banner")).to_contain_text("has stopped or is restarting")
         broker.kill()
-        expect(page.locator(".banner strong")).to_contain_text("The broker is down, seen since")
+        expect(page.locator(".banner strong")).to_contain_text("The broker has been down since")
         expect(page.locator("#lag")).to_have_text("\N{EN DASH}")
         counted.micro_batch({("ann", "iOS"): 1}, offsets={0: 2})
         expect(page.locator("#clicks")).to_have_text("2")
         broker.start()
-        expect(page.locator("#lag-note")).to_have_text("everything is counted")
+        expect(page.locator("#lag-note")).to_have_text("all messages counted")
         expect(page.locator(".banner")).to_have_count(0)
 
 
@@ -264,14 +258,14 @@ def test_the_page_finds_its_server_again(counted: Counted, page: Page) -> None:
     with running_page(counted.addresses()) as first:
         page.goto(first.url)
         expect(page.locator("#clicks")).to_have_text("1")
-    expect(page.locator(".banner strong")).to_have_text("This page lost its server.")
+    expect(page.locator(".banner strong")).to_have_text("Connection to the server lost.")
     body_is(page, "stale", "counts lag")
     counted.micro_batch({("ann", "iOS"): 1})
     with running_page(counted.addresses(), port=int(first.url.rsplit(":", 1)[1])) as second:
         expect(page.locator("#clicks")).to_have_text("2")
         expect(page.locator(".banner.bad")).to_have_count(0)
         page.close()
-        wait_until(lambda: not second.feed.polling, "the closed page to be freed")
+        wait_until(lambda: not second.feed.polling, "the closed page to be noticed")
 
 
 def test_a_page_that_is_refused_tries_again(
@@ -280,7 +274,7 @@ def test_a_page_that_is_refused_tries_again(
     counted.micro_batch({("ann", "iOS"): 1})
     monkeypatch.setattr(feed, "PAGES_MAX", 0)
     page.goto(serve_page(counted.addresses()).url)
-    # A browser does not reconnect by itself after an answer that is not a stream.
-    expect(page.locator("#pulse-text")).to_contain_text("does not answer yet")
+    # A browser does not reconnect by itself after a response that is not a stream.
+    expect(page.locator("#pulse-text")).to_contain_text("Connecting to the server")
     monkeypatch.setattr(feed, "PAGES_MAX", 1)
     expect(page.locator("#clicks")).to_have_text("1")

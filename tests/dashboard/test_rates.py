@@ -11,7 +11,7 @@ from onceflow.dashboard.rates import CLOSING_MS, SHOWN_MS_MAX, STEP_MS, Rates, r
 
 NOON_MS = 1_700_000_000_000
 HISTORY = 4
-"""Batches that the history keeps in the property test."""
+"""Number of batches in the history of the property test."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ def steady(count: int, *, gap_ms: int = 5_000, events: int = 50, end_ms: int = N
 
 
 def closed(batches: Sequence[Batch], end_ms: int = NOON_MS) -> Rates:
-    """The rates at the moment at which the bucket before `end_ms` closes."""
+    """Return the rates at the moment when the bucket before `end_ms` closes."""
     return rates(batches, end_ms + CLOSING_MS)
 
 
@@ -69,7 +69,7 @@ def test_ten_minutes_are_shown_at_most() -> None:
 
 
 def test_bucket_that_left_the_history_is_unknown() -> None:
-    """Some of its batches are not in the history any more, so its sum would be too low."""
+    """Some of its batches have left the history, so its sum would be too low."""
     batches = steady(7)
     whole = rates(batches, NOON_MS + CLOSING_MS)
     cut = rates(batches, NOON_MS + CLOSING_MS, is_whole=False)
@@ -84,7 +84,7 @@ def test_usual_gap_is_the_median() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 10**9)), min_size=1, max_size=120))
 def test_a_shown_bucket_never_changes(steps: list[tuple[int, int]]) -> None:
-    """At each look, a second after each batch and in silences, what was shown before is there again, or is gone."""
+    """Each later reading, after a batch or a pause, repeats or drops the values shown before."""
     shown: dict[int, float] = {}
     batches: list[Batch] = []
     now_ms = NOON_MS
@@ -100,7 +100,7 @@ def test_a_shown_bucket_never_changes(steps: list[tuple[int, int]]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 20_000), st.integers(0, 10**9)), min_size=1, max_size=25))
-def test_no_event_is_lost_or_made_up(steps: list[tuple[int, int]]) -> None:
+def test_rates_conserve_events(steps: list[tuple[int, int]]) -> None:
     finished_ms = NOON_MS
     batches = []
     for gap_ms, events in steps:

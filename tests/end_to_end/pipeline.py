@@ -1,4 +1,4 @@
-"""One pipeline of real processes that a test may kill: its broker, its Redis, its Spark driver."""
+"""A pipeline of real processes that tests may kill: broker, Redis and Spark driver."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ TOPIC = "user_events"
 
 
 class Pipeline:
-    """Broker, Redis and `onceflow run`; every process is started by the test and ended by its own id."""
+    """Broker, Redis and `onceflow run`, each started by the test and ended by its pid."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class Pipeline:
 
     @property
     def log(self) -> Path:
-        """What the driver printed, over all its starts."""
+        """Output of the driver in all its starts."""
         return self.directory / "driver.log"
 
     def where(self) -> list[str]:
-        """The options that name topic and Redis."""
+        """Options for topic and Redis."""
         return ["--bootstrap", self.broker.bootstrap, "--topic", TOPIC, "--redis", self.redis.url]
 
     def onceflow(
@@ -80,31 +80,31 @@ class Pipeline:
             )
 
     def kill_driver(self, *, only_python: bool = False) -> None:
-        """SIGKILL the driver: with its JVM and workers, or its Python alone so that the JVM lives on for a moment."""
+        """SIGKILL the driver with its JVM and workers, or only its Python, so that the JVM survives for a moment."""
         if self.driver is None:
             return
         if only_python:
             self.driver.kill()
         else:
-            # A driver that stopped by itself has left nobody in its group.
+            # A driver that stopped by itself has no process left in its group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.driver.pid, signal.SIGKILL)
         self.driver.wait(timeout=WITHIN_S)
         self.driver = None
 
     def drain(self, *options: str, code: int | None = 0) -> "subprocess.CompletedProcess[str]":
-        """Count everything that is in the log, in one available-now run."""
+        """Count all events in the log, in one available-now run."""
         arguments = ["run", *self.where(), "--checkpoint", str(self.checkpoint), "--trigger", "available-now", *options]
         return self.onceflow(*arguments, code=code)
 
     def verify(self, code: int = 0) -> dict[str, Any]:
-        """`onceflow verify --json`, with the exit code that is expected."""
+        """Run `onceflow verify --json` and check its exit code."""
         document = json.loads(self.onceflow("verify", *self.where(), "--json", code=code).stdout)
         assert isinstance(document, dict)
         return document
 
     def marker(self) -> dict[str, str]:
-        """The marker as it stands in Redis."""
+        """Return the marker in Redis."""
         import redis
 
         with redis.Redis.from_url(self.redis.url, decode_responses=True) as client:
@@ -113,7 +113,7 @@ class Pipeline:
         return marker
 
     def batch(self) -> int:
-        """The last complete micro-batch's number; -1 where there is none."""
+        """Return the number of the last complete micro-batch, or -1."""
         marker = self.marker()
         return int(marker["batch"]) if marker.get("complete") == "1" else -1
 

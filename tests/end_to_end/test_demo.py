@@ -1,4 +1,4 @@
-"""`onceflow demo` as a person runs it: it counts, refuses a second one, leaves nothing behind, goes on afterwards."""
+"""`onceflow demo` as a user runs it: it counts, refuses a second one, cleans up, and resumes."""
 
 import json
 import os
@@ -29,13 +29,13 @@ def eventually(what: Callable[[], bool], within_s: float = WITHIN_S) -> None:
 
 
 def retention_ms(port: int) -> str | None:
-    """How long the demo's broker keeps its events."""
+    """Return the retention time of the demo's topic."""
     with Cluster(f"127.0.0.1:{port}") as cluster:
         return Admin(cluster).describe_topic_configs("user_events")["retention.ms"].value
 
 
-def lose_the_jvm(mark: str, data: Path) -> None:
-    """Kill Spark's JVM; the query is restarted and counts on."""
+def kill_jvm(mark: str, data: Path) -> None:
+    """Kill Spark's JVM; the query is restarted and continues to count."""
     ports = json.loads((data / "demo.json").read_text())["ports"]
     url = f"redis://127.0.0.1:{ports['redis']}/1"
     (jvm,) = jvms_of(mark)
@@ -45,7 +45,7 @@ def lose_the_jvm(mark: str, data: Path) -> None:
     eventually(lambda: snapshot(url).events > before)
 
 
-def test_ctrl_c_stops_all_that_has_started_and_a_taken_port_is_said(tmp_path: Path) -> None:
+def test_interrupt_stops_all_and_reports_port(tmp_path: Path) -> None:
     mark = f"demo-{uuid.uuid4()}"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -67,7 +67,7 @@ def test_ctrl_c_stops_all_that_has_started_and_a_taken_port_is_said(tmp_path: Pa
 
 
 @pytest.mark.timeout(900)
-def test_the_demo_counts_stops_with_all_its_children_and_goes_on(tmp_path: Path) -> None:
+def test_demo_counts_stops_and_resumes(tmp_path: Path) -> None:
     mark = f"demo-{uuid.uuid4()}"
     environment = {**os.environ, MARK: mark}
     demo = [*ONCEFLOW, "demo", "--data", str(tmp_path / "data"), "--port", "0", "--lively"]
@@ -77,15 +77,15 @@ def test_the_demo_counts_stops_with_all_its_children_and_goes_on(tmp_path: Path)
     try:
         eventually(lambda: "first micro-batch committed" in printed.read_text() or first.poll() is not None)
         assert first.poll() is None, printed.read_text()
-        lose_the_jvm(mark, tmp_path / "data")
+        kill_jvm(mark, tmp_path / "data")
         second = subprocess.run(demo, capture_output=True, text=True, env=environment, check=False, timeout=30)
         assert (second.returncode, f"pid {first.pid}" in second.stderr) == (1, True)
-        said = printed.read_text()
+        output = printed.read_text()
         ports = json.loads((tmp_path / "data" / "demo.json").read_text())["ports"]
-        assert f"redis-cli -p {ports['redis']} -n 1 HGETALL app::users::click" in said
-        assert f"dashboard  http://127.0.0.1:{ports['page']}" in said
-        assert "/logs/{broker,redis,generator,page,spark,jvm}.log" in said
-        assert "WARN" not in said, "Spark's own noise goes into its log"
+        assert f"redis-cli -p {ports['redis']} -n 1 HGETALL app::users::click" in output
+        assert f"dashboard  http://127.0.0.1:{ports['page']}" in output
+        assert "/logs/{broker,redis,generator,page,spark,jvm}.log" in output
+        assert "WARN" not in output, "Spark's output belongs in its log"
         assert retention_ms(json.loads((tmp_path / "data" / "demo.json").read_text())["ports"]["broker"]) == "-1"
     finally:
         first.send_signal(signal.SIGKILL)

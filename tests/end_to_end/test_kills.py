@@ -1,4 +1,4 @@
-"""Broker, Spark driver and Redis are killed at random moments while events are counted: the difference stays zero."""
+"""Broker, Spark driver and Redis killed at random moments while events are counted: the difference stays zero."""
 
 import json
 import random
@@ -17,7 +17,7 @@ VICTIMS = (("broker",), ("redis",), ("driver",), ("driver's python",), ("redis",
 
 
 class Writer(threading.Thread):
-    """Writes seeded events until it is told to stop; a killed broker only delays it."""
+    """Writer of seeded events until it is stopped; a killed broker only delays it."""
 
     def __init__(self, bootstrap: str, seed: int) -> None:
         super().__init__(daemon=True)
@@ -56,7 +56,7 @@ def kill_and_restart(pipeline: Pipeline, victims: Sequence[str], pause_s: float)
 
 
 def keep_driver(pipeline: Pipeline) -> None:
-    """A driver that was killed, or that stopped with its sentence when it lost broker or Redis, goes on."""
+    """Start the driver again if it was killed or stopped because of a lost broker or Redis."""
     if pipeline.driver is None or pipeline.driver.poll() is not None:
         pipeline.kill_driver()
         pipeline.start_driver()
@@ -101,12 +101,12 @@ def count_through_kills(directory: Path, java_home: str, rounds: Sequence[tuple[
 
 
 @pytest.mark.timeout(300)
-def test_the_difference_is_zero_after_each_part_was_killed(tmp_path: Path, java_home: str) -> None:
+def test_no_difference_after_kills(tmp_path: Path, java_home: str) -> None:
     count_through_kills(tmp_path, java_home, [("driver's python", "redis"), ("broker",)], seed=7)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(3))
 def test_the_difference_is_zero_after_ten_kills(tmp_path: Path, java_home: str, seed: int) -> None:
-    rounds = random.Random(seed).sample(VICTIMS * 2, 10)  # So that each part is killed at least twice.
+    rounds = random.Random(seed).sample(VICTIMS * 2, 10)  # Each part is killed at least twice.
     count_through_kills(tmp_path, java_home, rounds, seed)

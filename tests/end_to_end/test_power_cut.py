@@ -1,7 +1,7 @@
-"""The power is cut at each step of a micro-batch: unsynced parts of the checkpoint are gone, Redis is as it was.
+"""Power cuts at each step of a micro-batch: unsynced parts of the checkpoint are lost, Redis keeps its state.
 
-Spark syncs nothing of its checkpoint; the sink syncs what a batch rests on before it writes any of it. So after each
-cut the run must go on from what is left, and the recount must find no difference.
+Spark syncs nothing of its checkpoint; the sink syncs the files that a batch depends on before it writes. So after each
+cut the run must resume from the remaining files, and the recount must show no difference.
 """
 
 import fcntl
@@ -40,11 +40,11 @@ STEPS = [
     "after the syncs of batch 1",
     "after script whole",
 ]
-"""The moments at which something of the checkpoint or of Redis had changed."""
+"""Moments at which the checkpoint or Redis had changed."""
 
 
 class SyncedDirectory:
-    """What a power cut would leave of a directory: files as they were last synced, under names that were synced.
+    """State of a directory after a power cut: files with their last synced content, under synced names.
 
     It believes the system call alone, not what the sink says of itself.
     """
@@ -68,7 +68,7 @@ class SyncedDirectory:
             self._contents[path] = path.read_bytes()
 
     def survivors(self) -> dict[str, bytes]:
-        """Relative path → content of all that a power cut leaves."""
+        """Return relative path → content of all files that survive a power cut."""
         return {
             str(path.relative_to(self.root)): content
             for path, content in self._contents.items()
@@ -76,7 +76,7 @@ class SyncedDirectory:
         }
 
     def present(self) -> dict[str, bytes]:
-        """Relative path → content of all that is there while the power is on, but for files still being written."""
+        """Return relative path → content of all files except those being written."""
         files = [path for path in self.root.rglob("*") if path.is_file() and path.suffix not in (".tmp", ".lock")]
         return {str(path.relative_to(self.root)): path.read_bytes() for path in files}
 
@@ -86,7 +86,7 @@ class SyncedDirectory:
 
 @dataclass(frozen=True)
 class Cut:
-    """The moment of one power cut: what is left of the checkpoint, and Redis with `appendfsync always`."""
+    """One power cut: the remaining checkpoint files, and Redis with `appendfsync always`."""
 
     step: str
     checkpoint: dict[str, bytes]
@@ -94,13 +94,13 @@ class Cut:
     keys: dict[bytes, bytes]
 
     def some_of_it(self, chance: random.Random) -> dict[str, bytes]:
-        """What is synced, and of each other file, by itself: nothing, its empty name, or all of it."""
+        """Return the synced files and, of each other file independently, nothing, its empty name or all of it."""
         left = {name: content for name, content in self.unsynced.items() if chance.random() < 2 / 3}
         return self.checkpoint | {name: content if chance.random() < 0.5 else b"" for name, content in left.items()}
 
 
 def path_of(descriptor: int) -> Path:
-    """The file that a descriptor is open on."""
+    """Return the path of an open descriptor."""
     if sys.platform == "darwin":
         return Path(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0").decode())
     return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
@@ -111,7 +111,7 @@ def dump(client: Any) -> dict[bytes, bytes]:
 
 
 class PowerCuts:
-    """Takes a Cut before and after each step that the sink makes."""
+    """Recorder of a Cut before and after each step of the sink."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, checkpoint: Path, client: Any) -> None:
         self.cuts: list[Cut] = []
@@ -126,9 +126,9 @@ class PowerCuts:
 
         def watched_run(client: Any, name: str, keys: Any, arguments: Any) -> list[str]:
             self._take(f"before script {name}")
-            answer = run(client, name, keys, arguments)
+            reply = run(client, name, keys, arguments)
             self._take(f"after script {name}")
-            return answer
+            return reply
 
         monkeypatch.setattr(LocalCheckpoint, "prepare", watched_prepare)
         monkeypatch.setattr(redis_batch.redis_scripts, "run", watched_run)
@@ -159,7 +159,7 @@ CutAtEachStep = Callable[[Survivors], int]
 def cut_at_each_step(
     spark: SparkSession, bootstrap: str, topic: str, database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> CutAtEachStep:
-    """Counts, cutting the power at each step; then goes on from what each cut has left, and recounts; how many cuts."""
+    """Count with a power cut at each step, resume from each cut and recount; return the number of cuts."""
 
     def check(survivors: Survivors) -> int:
         return watched_run(spark, bootstrap, topic, database, tmp_path, monkeypatch, survivors)
@@ -167,16 +167,16 @@ def cut_at_each_step(
     return check
 
 
-def test_the_run_goes_on_after_a_power_cut_at_each_step(cut_at_each_step: CutAtEachStep) -> None:
+def test_run_resumes_after_power_cuts(cut_at_each_step: CutAtEachStep) -> None:
     cut_at_each_step(lambda cut: cut.checkpoint)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(20))
-def test_the_run_goes_on_whichever_unsynced_files_survive(
+def test_run_resumes_with_any_unsynced_files(
     cut_at_each_step: CutAtEachStep, seed: int, record_property: RecordProperty
 ) -> None:
-    """The power is cut at each step of a micro-batch, any unsynced files of the checkpoint survive: nothing is lost."""
+    """No event is lost after power cuts at each step, whichever unsynced files survive."""
     chance = random.Random(seed)
     cuts = cut_at_each_step(lambda cut: cut.some_of_it(chance))
     tell(record_property, range(seed, seed + 1), {"power cuts, 0 differences after each": cuts})

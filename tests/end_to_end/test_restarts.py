@@ -1,4 +1,4 @@
-"""`onceflow run` restarts its query after failures that a restart cures, in one process, and counts exactly once."""
+"""`onceflow run` restarts its query after transient failures, in one process, and counts exactly once."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from tests.processes import MARK, jvms_of
 
 WITHIN_S = 180
 SLOW_START_S = 15
-"""Longer than the 10 s that Spark gives a worker of a streaming source."""
+"""Longer than the 10 s that Spark allows a worker of a streaming source."""
 
 SLOW_ONCE = """#!/bin/sh
 # The first worker of the streaming source starts slowly.
@@ -37,13 +37,13 @@ def wait_for(done: Callable[[], bool], pipeline: Pipeline) -> None:
 
 
 def restarts(pipeline: Pipeline) -> list[str]:
-    """The reason of each restart in the log."""
+    """Return the reason of each restart in the log."""
     return re.findall(r"([^:\n]+): restart \d+ of at most \d+ of the query in ", pipeline.log.read_text())
 
 
 @pytest.mark.timeout(600)
-def test_the_query_outlives_its_jvm_redis_and_broker(tmp_path: Path, java_home: str) -> None:
-    """Each part is away until the query has failed of it; the driver's process stays the same."""
+def test_query_survives_jvm_redis_and_broker(tmp_path: Path, java_home: str) -> None:
+    """Each part is down until the query has failed because of it; the driver process is never restarted."""
     mark = f"restarts-{uuid.uuid4()}"
     with Pipeline(tmp_path, java_home, environment={MARK: mark}) as pipeline:
         pipeline.onceflow("topic", "create", TOPIC, "--partitions", "4", "--bootstrap", pipeline.broker.bootstrap)
@@ -59,13 +59,13 @@ def test_the_query_outlives_its_jvm_redis_and_broker(tmp_path: Path, java_home: 
         wait_for(lambda: pipeline.batch() > before, pipeline)
 
         pipeline.redis.kill()
-        wait_for(lambda: "Redis is away" in restarts(pipeline), pipeline)
+        wait_for(lambda: "Redis is unreachable" in restarts(pipeline), pipeline)
         pipeline.redis.start()
         before = pipeline.batch()
         wait_for(lambda: pipeline.batch() > before, pipeline)
 
         pipeline.broker.kill()
-        wait_for(lambda: "the broker is away" in restarts(pipeline), pipeline)
+        wait_for(lambda: "the broker is unreachable" in restarts(pipeline), pipeline)
         pipeline.broker.start()
         writer.stopping.set()
         writer.join(timeout=90)
@@ -75,7 +75,7 @@ def test_the_query_outlives_its_jvm_redis_and_broker(tmp_path: Path, java_home: 
         assert (verified["events"], verified["clicks"]) == (writer.events, sum(writer.clicks.values()))
 
 
-def test_a_worker_that_starts_too_slowly_is_started_again(tmp_path: Path, java_home: str) -> None:
+def test_slow_worker_is_restarted(tmp_path: Path, java_home: str) -> None:
     python = tmp_path / "python"
     python.write_text(SLOW_ONCE.format(once=tmp_path / "once", pause_s=SLOW_START_S, python=sys.executable))
     python.chmod(python.stat().st_mode | stat.S_IXUSR)

@@ -1,4 +1,4 @@
-"""Mission A5 and A9: the entry file on a Spark Standalone cluster, in Pythons that have us from the wheel alone."""
+"""The entry file on a Spark Standalone cluster, in Pythons with only the wheel (mission A5 and A9)."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ UP_WITHIN_S = 60
 
 
 def wheel(directory: Path) -> Path:
-    """The wheel, under the name that Spark hands on to the executors' Python."""
+    """Build the wheel, with the file name that Spark passes to the executors' Python."""
     command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(directory), str(ROOT)]
     subprocess.run([sys.executable, *command], check=True, timeout=120)
     (built,) = directory.glob("onceflow-*.whl")
@@ -34,7 +34,7 @@ def wheel(directory: Path) -> Path:
 
 
 def python_without_onceflow(directory: Path) -> Path:
-    """This Python with all that the wheel needs. With -S it does not read the `.pth` file that leads to src/."""
+    """Return this Python with the wheel's dependencies. With -S it ignores the `.pth` file with the path of src/."""
     path = f'PYTHONPATH="$PYTHONPATH:{sysconfig.get_path("purelib")}"'
     program = directory / "python"
     program.write_text(f'#!/bin/sh\nexport {path}\nexec {sys.executable} -S "$@"\n')
@@ -52,7 +52,7 @@ def python_without_onceflow(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def daemon(java_home: str, name: str, log: Path, *arguments: str) -> Iterator[int]:
-    """One of Spark's own daemons, up when its port answers."""
+    """Run one of Spark's own daemons, and wait for its port."""
     port = services.free_port()
     spark_class = (SPARK_HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{name}")
     command = [*spark_class, "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0", *arguments]
@@ -73,9 +73,7 @@ def daemon(java_home: str, name: str, log: Path, *arguments: str) -> Iterator[in
 
 @pytest.mark.campaign
 @pytest.mark.timeout(400)
-def test_the_articles_spark_submit_runs_the_wheel_on_a_standalone_cluster(
-    tmp_path: Path, java_home: str, record_property: RecordProperty
-) -> None:
+def test_spark_submit_on_standalone_cluster(tmp_path: Path, java_home: str, record_property: RecordProperty) -> None:
     archive, python = wheel(tmp_path), python_without_onceflow(tmp_path)
     environment = {
         **os.environ,

@@ -10,13 +10,13 @@ MUTANTS = (
         "spark/pushdown/aggregate.py",
         '"sum" if measure.function == "count" else measure.function)',
         "measure.function)",
-        _AGGREGATE + "test_sums_are_those_of_one_record_after_another",
+        _AGGREGATE + "test_sums_equal_a_record_by_record_count",
     ),
     Mutant(
         "spark/pushdown/aggregate.py",
         "            decoded = decoded.filter(pc.invert(bad))\n",
         "",
-        _AGGREGATE + "test_rejected_records_are_handed_on_one_by_one",
+        _AGGREGATE + "test_rejected_records_are_passed_through",
     ),
     Mutant(
         "spark/pushdown/aggregate.py",
@@ -28,7 +28,7 @@ MUTANTS = (
         "spark/pushdown/aggregate.py",
         "        groups, self._groups = self._groups, None\n",
         "        groups = self._groups\n",
-        _AGGREGATE + "test_a_task_with_many_groups_makes_room_and_loses_nothing",
+        _AGGREGATE + "test_many_groups_are_emitted_early",
     ),
     Mutant(
         "spark/pushdown/aggregate.py",

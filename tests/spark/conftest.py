@@ -1,4 +1,4 @@
-"""What the tests of the source and the sinks write to and read from."""
+"""Fixtures of the tests of the source and the sinks."""
 
 import shutil
 import tempfile
@@ -41,18 +41,18 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that can be: what is synced is noted by the tests, which need no disk to wait for."""
+    """A directory in memory where possible: the tests record syncs themselves and need no disk."""
     if not MEMORY.is_dir():
         yield tmp_path
         return
-    made = Path(tempfile.mkdtemp(prefix="onceflow-", dir=MEMORY))
-    yield made
-    shutil.rmtree(made)
+    created = Path(tempfile.mkdtemp(prefix="onceflow-", dir=MEMORY))
+    yield created
+    shutil.rmtree(created)
 
 
 @pytest.fixture
 def new_query(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
-    """Makes queries of both sinks without Spark, whose chunks begin at 40 rows."""
+    """Return a factory of queries of both sinks without Spark; chunks start at 40 rows."""
     simulated_spark.stand_in(monkeypatch)
     monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 40)
     monkeypatch.setattr(redis_rows, "COLLECTED_PER_WRITTEN", 1)

@@ -7,7 +7,7 @@ the first micro-batch, so a sink that serves one start has not been called yet.
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-from onceflow.clicks.restarts import CURED_IN_SPARK
+from onceflow.clicks.restarts import TRANSIENT_IN_SPARK
 
 STARTS_MAX = 10
 WITHIN_S = 300
@@ -30,4 +30,4 @@ def finish(writer: DataStreamWriter, within_s: float = WITHIN_S) -> StreamingQue
 
 def is_too_slow(error: object) -> bool:
     """Return whether Spark stopped a query only because its worker started too slowly."""
-    return any(text in str(error) for text in CURED_IN_SPARK)
+    return any(text in str(error) for text in TRANSIENT_IN_SPARK)

@@ -1,4 +1,4 @@
-"""Rejected records of both push-downs become dead letters, each once, with a real Spark."""
+"""Rejected records of both push-downs written as dead letters exactly once, with a real Spark."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -48,13 +48,13 @@ def rows(reader: Any, bootstrap: str, topic: str, **options: str) -> DataFrame:
     return frame
 
 
-def run(spark: SparkSession, stream: DataFrame, each: Callable[[DataFrame, int], None], checkpoint: Path) -> None:
-    writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
+def run(spark: SparkSession, stream: DataFrame, write: Callable[[DataFrame, int], None], checkpoint: Path) -> None:
+    writer = stream.writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint))
     finish(writer)
 
 
 def forget_last_commit(checkpoint: Path) -> None:
-    """As after a crash between the sinks' commits and Spark's."""
+    """Delete Spark's last commit, to simulate a crash after the sinks' commits."""
     commits = checkpoint / "commits"
     (commits / str(max(int(path.name) for path in commits.iterdir() if path.name.isdecimal()))).unlink()
 
@@ -64,7 +64,7 @@ def letters(cluster: Cluster, target: str) -> list[Record]:
     return list(read_records(cluster, target, 0, 0, end))
 
 
-def told(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, bytes | None]:
+def named(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, bytes | None]:
     return {name.removeprefix(HEADER_PREFIX): value for name, value in headers}
 
 
@@ -74,7 +74,7 @@ def expected(topic: str, offset: int) -> dict[str, bytes]:
     return where | {"stage": b"VALUE_CONVERTER", "exception.message": reason}
 
 
-def test_the_original_record_is_kept_once_with_where_and_why(
+def test_dead_letter_is_the_original_record(
     spark: SparkSession, bootstrap: str, cluster: Cluster, rejecting: str, checkpoint: Path
 ) -> None:
     target = f"{rejecting}-dead"
@@ -89,23 +89,25 @@ def test_the_original_record_is_kept_once_with_where_and_why(
             dead.close()
 
     keep()
-    found = letters(cluster, target)
-    assert [(record.key, record.value, record.timestamp_ms) for record in found] == ORIGINALS
-    assert [told(record.headers) for record in found] == [{"a": b"own"} | expected(rejecting, offset) for offset in BAD]
+    records = letters(cluster, target)
+    assert [(record.key, record.value, record.timestamp_ms) for record in records] == ORIGINALS
+    assert [named(record.headers) for record in records] == [
+        {"a": b"own"} | expected(rejecting, offset) for offset in BAD
+    ]
     assert Admin(cluster).describe_topic_configs(target)["retention.ms"].value == "-1"
     forget_last_commit(checkpoint)
     keep()
-    assert letters(cluster, target) == found
+    assert letters(cluster, target) == records
 
 
-def test_beside_another_sink_each_gets_its_own(
+def test_two_sinks_get_their_own_rows(
     spark: SparkSession, bootstrap: str, cluster: Cluster, rejecting: str, checkpoint: Path, redis_server: RedisProcess
 ) -> None:
     target = f"{rejecting}-dead"
     stream = rows(spark.readStream, bootstrap, rejecting, aggregate="sum(n) AS n", groupBy="uid")
 
-    def sums(found: DataFrame) -> DataFrame:
-        return found.where("rejected IS NULL").selectExpr("'n' AS target", "binary(uid) AS field", "n AS amount")
+    def sums(rows: DataFrame) -> DataFrame:
+        return rows.where("rejected IS NULL").selectExpr("'n' AS target", "binary(uid) AS field", "n AS amount")
 
     def count_and_keep() -> None:
         counts = redis_sink(
@@ -116,7 +118,7 @@ def test_beside_another_sink_each_gets_its_own(
         )
         dead = dead_letter_sink(bootstrap, topic=target, checkpoint=str(checkpoint))
         try:
-            run(spark, stream, lambda found, number: sinks(found, number, (counts, sums), dead), checkpoint)
+            run(spark, stream, lambda rows, number: sinks(rows, number, (counts, sums), dead), checkpoint)
         finally:
             counts.close()
             dead.close()
@@ -124,22 +126,22 @@ def test_beside_another_sink_each_gets_its_own(
     count_and_keep()
     forget_last_commit(checkpoint)
     count_and_keep()
-    found = letters(cluster, target)
-    assert [(record.key, record.value, record.timestamp_ms) for record in found] == ORIGINALS
-    assert [told(record.headers) for record in found] == [expected(rejecting, offset) for offset in BAD]
+    records = letters(cluster, target)
+    assert [(record.key, record.value, record.timestamp_ms) for record in records] == ORIGINALS
+    assert [named(record.headers) for record in records] == [expected(rejecting, offset) for offset in BAD]
     with redis.Redis.from_url(redis_server.url) as client:
         assert client.hgetall(rejecting) == {b"ada": b"1"}
 
 
 def test_rows_that_lack_the_record_are_refused(spark: SparkSession) -> None:
     kept = spark.createDataFrame([], "uid string, _corrupt_reason string, topic string, partition int, offset long")
-    with pytest.raises(WrongOption, match=r"no key, value, so .* columns='key, value, topic, partition, offset, times"):
+    with pytest.raises(WrongOption, match=r"no key, value, which .* columns='key, value, topic, partition, offset,"):
         dead_letters(kept)
     with pytest.raises(WrongOption, match="neither rejected nor _corrupt_reason"):
         dead_letters(spark.createDataFrame([], "value binary"))
 
 
 @pytest.mark.parametrize("mode", ["at-least-once", "none", "exactly-once"])
-def test_a_mode_is_refused_with_what_to_do(mode: str) -> None:
-    with pytest.raises(WrongOption, match=f"mode '{mode}': dead letters are always exactly-once, so leave mode out"):
+def test_mode_is_refused(mode: str) -> None:
+    with pytest.raises(WrongOption, match=f"mode '{mode}': dead letters are always exactly-once; omit mode"):
         dead_letter_sink("127.0.0.1:1", topic="dead", checkpoint="/nowhere", mode=mode)

@@ -1,9 +1,9 @@
-"""What happens to a query besides a crash: each goes on rightly, or stops with a sentence that says why and what to do.
+"""Failures of a query other than crashes: it continues correctly, or stops with a reason and a remedy.
 
-Here without Spark (`simulated_query`). Elsewhere, with it or closer to one step: a stateful query in
-test_kafka_sink.py and test_redis_sink_stream.py; two drivers in test_kafka_transaction.py, test_redis_sink.py,
-test_checkpoint_lock.py and at each point in test_crash_points.py; input whose records are gone in
-test_source_planning.py; 32,766 epochs in test_kafka_sink_campaign.py.
+These tests run without Spark (`simulated_query`). Tested elsewhere: a stateful query in test_kafka_sink.py and
+test_redis_sink_stream.py; two drivers in kafka/test_transaction.py, test_redis_sink.py,
+exactly_once/test_checkpoint_lock.py and at each point in test_crash_points.py; deleted input records in
+reader/test_stream.py; 32,766 epochs in kafka/test_campaign.py.
 """
 
 import random
@@ -46,18 +46,18 @@ def only(sink: str) -> dict[str, bool]:
 
 
 def refused(query: Query) -> str:
-    """Why one start of the query stops; nothing of the outputs changes by that."""
+    """Return why one start of the query stops; the outputs must not change."""
     before = query.written(), query.counted()
-    with pytest.raises(OnceflowError) as told:
+    with pytest.raises(OnceflowError) as raised:
         query.start_once(query.committed + 1)
     assert (query.written(), query.counted()) == before
-    return str(told.value)
+    return str(raised.value)
 
 
 @pytest.mark.remedy(Remedy.PUT_CHECKPOINT_BACK)
 @one_sink
 @pytest.mark.parametrize("batches", [1, 3])
-def test_a_checkpoint_restored_from_an_old_copy(
+def test_checkpoint_restored_from_old_copy(
     running: Services, chance: random.Random, new_query: Started, tmp_path: Path, sink: str, batches: int
 ) -> None:
     query = new_query(running, chance, batches=4, **only(sink))
@@ -65,11 +65,11 @@ def test_a_checkpoint_restored_from_an_old_copy(
     query.run(batches)
     shutil.copytree(query.checkpoint, tmp_path / "newer")
     replace_with(query.checkpoint, tmp_path / "old")
-    query.arrivals = (7,)  # What is planned anew is not what was planned before.
-    sentence = refused(query)
-    assert "checkpoint is older than" in sentence or "the checkpoint plans it as" in sentence
-    assert "onceflow sink reset " in sentence
-    remedies.find(Remedy.PUT_CHECKPOINT_BACK, sentence)
+    query.arrivals = (7,)  # The new plan differs from the old one.
+    message = refused(query)
+    assert "checkpoint is older than" in message or "the checkpoint plans it as" in message
+    assert "onceflow sink reset " in message
+    remedies.find(Remedy.PUT_CHECKPOINT_BACK, message)
     replace_with(query.checkpoint, tmp_path / "newer")
     query.run(2)
     query.check()
@@ -81,7 +81,7 @@ def replace_with(directory: Path, copy: Path) -> None:
 
 
 @one_sink
-def test_a_checkpoint_that_was_deleted(
+def test_deleted_checkpoint(
     running: Services, chance: random.Random, new_query: Started, tmp_path: Path, sink: str
 ) -> None:
     query = new_query(running, chance, batches=4, **only(sink))
@@ -89,15 +89,15 @@ def test_a_checkpoint_that_was_deleted(
     shutil.rmtree(query.checkpoint)
     query.checkpoint.mkdir()
     query.query_id = "00000000-0000-4000-8000-00000000000b"
-    sentence = refused(query)
-    assert "00000000-0000-4000-8000-000000000000" in sentence and "onceflow sink reset" in sentence
+    message = refused(query)
+    assert "00000000-0000-4000-8000-000000000000" in message and "onceflow sink reset" in message
     replace_with(query.checkpoint, tmp_path / "gone")
     query.run(2)
     query.check()
 
 
 @one_sink
-def test_a_second_query_on_the_same_sink(
+def test_second_query_on_the_same_sink(
     running: Services, chance: random.Random, new_query: Started, tmp_path: Path, sink: str
 ) -> None:
     query = new_query(running, chance, batches=4, **only(sink))
@@ -110,10 +110,8 @@ def test_a_second_query_on_the_same_sink(
     query.check()
 
 
-def test_a_query_that_was_paused_until_its_groups_offsets_expired(
-    directory: Path, chance: random.Random, new_query: Started
-) -> None:
-    """The one copy of Kafka's marker is gone then, and the record is proof enough."""
+def test_expired_group_offsets(directory: Path, chance: random.Random, new_query: Started) -> None:
+    """One copy of Kafka's marker is then deleted; the other one, a record, is sufficient proof."""
     clock = ManualClock(time.time_ns() // 1_000_000)
     settings = {"offsets.retention.check.interval.ms": 1000, "log.retention.ms": -1}
     with services(directory, chance, clock=clock, settings=settings) as running:
@@ -135,17 +133,17 @@ def test_a_query_that_was_paused_until_its_groups_offsets_expired(
         assert not query.stops
 
 
-def test_markers_that_are_gone_altogether(running: Services, chance: random.Random, new_query: Started) -> None:
+def test_deleted_markers(running: Services, chance: random.Random, new_query: Started) -> None:
     query = new_query(running, chance, batches=3, with_redis=False)
     name = f"onceflow-{query.query_id}-kafka"
     with Cluster(running.broker.bootstrap) as cluster:
         Admin(cluster).delete_group(name)
         cluster.delete_topic("onceflow-markers")
-    sentence = refused(query)
-    assert "there is no marker" in sentence and "write anew" in sentence
+    message = refused(query)
+    assert "there is no marker" in message and "write anew" in message
 
 
-def test_a_transaction_that_times_out_in_the_middle_of_a_batch(
+def test_transaction_timeout_within_a_batch(
     directory: Path, chance: random.Random, new_query: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 20}

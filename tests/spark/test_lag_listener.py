@@ -1,4 +1,4 @@
-"""The lag of a running query, in a real Spark and by events of the shape that Spark sends."""
+"""The lag of a running query, in a real Spark and from simulated events."""
 
 import json
 import time
@@ -19,7 +19,7 @@ Send = Callable[..., None]
 
 
 def progress(*offsets: Any, query: str = "q", batch: int = 3) -> SimpleNamespace:
-    sources = [SimpleNamespace(endOffset=None if each is None else json.dumps(each)) for each in offsets]
+    sources = [SimpleNamespace(endOffset=None if end is None else json.dumps(end)) for end in offsets]
     return SimpleNamespace(progress=SimpleNamespace(id=query, name="clicks", batchId=batch, sources=sources))
 
 
@@ -33,34 +33,34 @@ def test_messages_and_the_age_of_the_oldest(bootstrap: str, cluster: Cluster, to
     now_ms = time.time_ns() // 1_000_000
     send(["a"], timestamp=now_ms - 3_600_000)
     send(["b", "c"], timestamp=now_ms - 60_000)
-    told: list[QueryLag] = []
-    listener = LagListener(bootstrap, told.append)
+    reported: list[QueryLag] = []
+    listener = LagListener(bootstrap, reported.append)
     listener.onQueryProgress(progress(None, 17, {topic: {"0": 1, "1": 0}}))
-    (found,) = told
-    assert (found.query, found.name, found.batch, found.lag.messages) == ("q", "clicks", 3, 2)
-    assert 60 <= found.lag.seconds < 3_600
+    (lag,) = reported
+    assert (lag.query, lag.name, lag.batch, lag.lag.messages) == ("q", "clicks", 3, 2)
+    assert 60 <= lag.lag.seconds < 3_600
     send(["d"], partition=1)
     listener.onQueryIdle(SimpleNamespace(id="q"))
-    assert told[-1].lag.messages == 3
+    assert reported[-1].lag.messages == 3
     listener.onQueryProgress(progress({topic: {"0": 3, "1": 1}}))
-    assert told[-1].lag == Lag(0, 0.0)
+    assert reported[-1].lag == Lag(0, 0.0)
     listener.onQueryTerminated(SimpleNamespace(id="q"))
     listener.onQueryIdle(SimpleNamespace(id="q"))
-    assert len(told) == 3
+    assert len(reported) == 3
 
 
-def test_a_cluster_that_does_not_answer_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_unreachable_cluster_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     LagListener("127.0.0.1:1", pytest.fail).onQueryProgress(progress({"t": {"0": 1}}))
     assert "the lag of query q is not known: no Kafka broker answers at 127.0.0.1:1" in caplog.text
 
 
-def test_a_running_query_tells_its_lag(
+def test_lag_of_a_running_query(
     spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, send: Send, tmp_path: Path
 ) -> None:
     cluster.create_topic(topic, 1)
     send(["a", "b", "c"])
-    told: list[QueryLag] = []
-    listener = LagListener(bootstrap, told.append)
+    reported: list[QueryLag] = []
+    listener = LagListener(bootstrap, reported.append)
     spark.streams.addListener(listener)
     try:
         events = (
@@ -75,8 +75,8 @@ def test_a_running_query_tells_its_lag(
         query = finish(writer)
 
         def lags() -> list[int]:
-            # What Spark has still to tell of the session's earlier queries comes too.
-            return [each.lag.messages for each in told if each.query == query.id]
+            # Late events of the session's earlier queries arrive too.
+            return [lag.lag.messages for lag in reported if lag.query == query.id]
 
         deadline = time.monotonic() + 60
         while lags()[-1:] != [0] and time.monotonic() < deadline:
@@ -84,7 +84,7 @@ def test_a_running_query_tells_its_lag(
     finally:
         spark.streams.removeListener(listener)
     assert lags() == [3, 1, 0]
-    sources = [each.sources[0] for each in query.recentProgress]
-    assert [offset_in(each.endOffset, topic) for each in sources] == [0, 2, 3]
-    assert [offset_in(each.latestOffset, topic) for each in sources] == [3, 3, 3], "the log's end, as it is known"
-    assert [each.metrics for each in sources] == [{}, {}, {}]
+    sources = [progress.sources[0] for progress in query.recentProgress]
+    assert [offset_in(source.endOffset, topic) for source in sources] == [0, 2, 3]
+    assert [offset_in(source.latestOffset, topic) for source in sources] == [3, 3, 3], "the log's end, as it is known"
+    assert [source.metrics for source in sources] == [{}, {}, {}]

@@ -1,4 +1,4 @@
-"""Offset arithmetic: pure, so a table says it all."""
+"""Offset arithmetic, mostly as tables of cases."""
 
 import json
 
@@ -12,14 +12,14 @@ from onceflow.spark.offsets import MalformedOffsets, OffsetRange, Offsets
 ID_A, ID_B = "5e1b2d3c-0000-0000-0000-00000000000a", "5e1b2d3c-0000-0000-0000-00000000000b"
 
 
-def test_the_text_in_the_checkpoint_is_stable_and_readable() -> None:
+def test_checkpoint_text_is_stable() -> None:
     value = Offsets({"orders": {10: 5, 2: 7}, "clicks": {0: 23}}, {"orders": ID_B, "clicks": ID_A})
     assert json.dumps(value.as_json()) == (
         f'{{"clicks": {{"0": 23}}, "orders": {{"2": 7, "10": 5}}, "@ids": {{"clicks": "{ID_A}", "orders": "{ID_B}"}}}}'
     )
 
 
-def test_without_topic_ids_it_is_the_shape_of_sparks_own_source() -> None:
+def test_shape_without_topic_ids() -> None:
     assert Offsets({"clicks": {0: 23, 1: 7}}).as_json() == {"clicks": {"0": 23, "1": 7}}
 
 
@@ -29,7 +29,7 @@ def test_without_topic_ids_it_is_the_shape_of_sparks_own_source() -> None:
         st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1)),
     )
 )
-def test_what_is_written_is_read_again(by_topic: dict[str, dict[int, int]]) -> None:
+def test_parse_reads_written_text(by_topic: dict[str, dict[int, int]]) -> None:
     value = Offsets(by_topic, dict.fromkeys(by_topic, ID_A))
     text = json.dumps(value.as_json())
     assert offsets.parse(text) == value
@@ -37,7 +37,7 @@ def test_what_is_written_is_read_again(by_topic: dict[str, dict[int, int]]) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("latest?", "are not JSON"),
         ("[1]", "are not a JSON object"),
@@ -49,8 +49,8 @@ def test_what_is_written_is_read_again(by_topic: dict[str, dict[int, int]]) -> N
         ('{"clicks": {"0": 5}, "@ids": 3}', "@ids 3"),
     ],
 )
-def test_text_that_is_not_offsets_is_refused(text: str, sentence: str) -> None:
-    with pytest.raises(MalformedOffsets, match=sentence):
+def test_text_that_is_not_offsets_is_refused(text: str, message: str) -> None:
+    with pytest.raises(MalformedOffsets, match=message):
         offsets.parse(text)
 
 
@@ -77,41 +77,41 @@ def test_ranges(
     assert offsets.ranges(begin, Offsets(end)) == [OffsetRange(*row) for row in expected]
 
 
-def test_a_topic_made_again_has_no_rows_in_the_batch_where_it_enters() -> None:
+def test_recreated_topic_enters_without_rows() -> None:
     start, end = Offsets({"t": {0: 5}}, {"t": ID_A}), Offsets({"t": {0: 9}}, {"t": ID_B})
     assert offsets.ranges(start, end) == [OffsetRange("t", 0, 9, 9)]
 
 
-def test_following_goes_to_the_ends_and_lets_new_partitions_enter_at_their_begin() -> None:
+def test_following_starts_new_partitions_at_begin() -> None:
     start, ends = Offsets({"t": {0: 5}}, {"t": ID_A}), Offsets({"t": {0: 9, 1: 30}, "u": {0: 8}}, {"t": ID_A})
     assert offsets.entering(start, ends) == {"t": [1], "u": [0]}
-    found = offsets.following(start, ends, {"t": {1: 20}, "u": {0: 0}})
-    assert found == Offsets({"t": {0: 9, 1: 20}, "u": {0: 0}}, {"t": ID_A})
+    batch_end = offsets.following(start, ends, {"t": {1: 20}, "u": {0: 0}})
+    assert batch_end == Offsets({"t": {0: 9, 1: 20}, "u": {0: 0}}, {"t": ID_A})
 
 
-def test_a_topic_made_again_enters_anew_in_all_partitions() -> None:
+def test_recreated_topic_enters_in_all_partitions() -> None:
     start, ends = Offsets({"t": {0: 5, 1: 5, 2: 5}}, {"t": ID_A}), Offsets({"t": {0: 9, 1: 9}}, {"t": ID_B})
     assert offsets.entering(start, ends) == {"t": [0, 1]}
     assert offsets.following(start, ends, {"t": {0: 0, 1: 2}}) == Offsets({"t": {0: 0, 1: 2}}, {"t": ID_B})
 
 
-def test_a_topic_made_again_with_fewer_partitions_keeps_none_of_the_others() -> None:
+def test_recreated_topic_with_fewer_partitions() -> None:
     start, ends = Offsets({"t": {0: 5, 1: 5}}, {"t": ID_A}), Offsets({"t": {0: 9}}, {"t": ID_B})
     assert offsets.following(start, ends, {"t": {0: 0}}) == Offsets({"t": {0: 0}}, {"t": ID_B})
 
 
-def test_a_topic_whose_id_one_side_does_not_know_is_the_same() -> None:
+def test_unknown_topic_id_matches() -> None:
     start, end = Offsets({"t": {0: 5}}), Offsets({"t": {0: 9}}, {"t": ID_A})
     assert offsets.ranges(start, end) == [OffsetRange("t", 0, 5, 9)]
     assert offsets.entering(start, end) == {}
 
 
-def test_a_topic_that_is_gone_keeps_its_place() -> None:
+def test_missing_topic_keeps_its_offsets() -> None:
     start, ends = Offsets({"t": {0: 5}, "u": {0: 1}}, {"t": ID_A}), Offsets({"u": {0: 2}})
     assert offsets.following(start, ends, {}) == Offsets({"t": {0: 5}, "u": {0: 2}}, {"t": ID_A})
 
 
-def test_an_end_that_an_available_now_run_has_fixed_is_not_passed_by_a_begin_that_moved() -> None:
+def test_start_does_not_pass_fixed_end() -> None:
     ends = Offsets({"t": {0: 9}})
     assert offsets.following(Offsets({}), ends, {"t": {0: 12}}) == ends
 
@@ -119,40 +119,40 @@ def test_an_end_that_an_available_now_run_has_fixed_is_not_passed_by_a_begin_tha
 LOSSES = [
     ("nothing", {"t": {0: 5}}, {"t": ID_A}, {"t": {0: 5}}, {"t": ID_A}, []),
     ("ids unknown", {"t": {0: 5}}, {}, {"t": {0: 5}}, {"t": ID_A}, []),
-    ("topic gone", {"t": {0: 5}}, {}, {}, {}, ["topic t"]),
-    ("made again", {"t": {0: 5}}, {"t": ID_A}, {"t": {0: 9}}, {"t": ID_B}, ["topic t"]),
-    ("end went back", {"t": {0: 5}}, {}, {"t": {0: 4}}, {}, ["t-0 [4, 5)"]),
-    ("partition gone", {"t": {0: 5, 1: 5}}, {}, {"t": {0: 5}}, {}, ["t-1"]),
+    ("topic missing", {"t": {0: 5}}, {}, {}, {}, ["topic t"]),
+    ("recreated", {"t": {0: 5}}, {"t": ID_A}, {"t": {0: 9}}, {"t": ID_B}, ["topic t"]),
+    ("end moved back", {"t": {0: 5}}, {}, {"t": {0: 4}}, {}, ["t-0 [4, 5)"]),
+    ("partition missing", {"t": {0: 5, 1: 5}}, {}, {"t": {0: 5}}, {}, ["t-1"]),
 ]
 
 
 @pytest.mark.parametrize(
-    ("start", "start_ids", "ends", "end_ids", "gone"), [row[1:] for row in LOSSES], ids=[row[0] for row in LOSSES]
+    ("start", "start_ids", "ends", "end_ids", "lost"), [row[1:] for row in LOSSES], ids=[row[0] for row in LOSSES]
 )
 def test_losses(
     start: dict[str, dict[int, int]],
     start_ids: dict[str, str],
     ends: dict[str, dict[int, int]],
     end_ids: dict[str, str],
-    gone: list[str],
+    lost: list[str],
 ) -> None:
-    assert [loss.gone for loss in offsets.losses(Offsets(start, start_ids), Offsets(ends, end_ids))] == gone
+    assert [loss.place for loss in offsets.losses(Offsets(start, start_ids), Offsets(ends, end_ids))] == lost
 
 
-def test_the_limit_is_shared_out_in_proportion() -> None:
+def test_limit_is_proportional() -> None:
     start, end = Offsets({"t": {0: 0, 1: 100, 2: 7}}), Offsets({"t": {0: 300, 1: 200, 2: 7}})
     assert offsets.limit(start, end, 100).by_topic == {"t": {0: 75, 1: 125, 2: 7}}
     assert offsets.limit(start, end, 400) == end
 
 
-def test_under_a_limit_a_small_partition_moves_on_beside_a_large_one() -> None:
+def test_limited_small_partition_advances() -> None:
     start, end = Offsets({"t": {0: 0, 1: 0}}), Offsets({"t": {0: 1_000_000, 1: 1}})
     assert offsets.limit(start, end, 10).by_topic == {"t": {0: 9, 1: 1}}
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.integers(0, 9), st.integers(0, 200), min_size=1), st.integers(1, 500))
-def test_under_a_limit_everything_is_read_in_the_end(backlog: dict[int, int], most: int) -> None:
+def test_limited_batches_read_everything(backlog: dict[int, int], most: int) -> None:
     position, end = Offsets({"t": dict.fromkeys(backlog, 0)}), Offsets({"t": backlog})
     for _ in range(max(backlog.values())):
         following = offsets.limit(position, end, most)
@@ -162,7 +162,7 @@ def test_under_a_limit_everything_is_read_in_the_end(backlog: dict[int, int], mo
     assert position == end
 
 
-def test_each_range_has_a_task_of_its_own_where_there_is_much_and_shares_one_where_there_is_little() -> None:
+def test_small_ranges_share_a_task() -> None:
     parts = [OffsetRange("t", number, 0, size) for number, size in enumerate([500, 20, 0, 10])]
     assert offsets.share_out(parts, 100) == [[parts[0]], [parts[1]], [parts[3]]]
     assert offsets.share_out(parts, 1000) == [[parts[0], parts[1], parts[3]]]
@@ -177,7 +177,7 @@ def test_each_range_has_a_task_of_its_own_where_there_is_much_and_shares_one_whe
     st.none() | st.integers(1, 40),
     st.none() | st.integers(1, 300),
 )
-def test_every_offset_is_read_by_exactly_one_task(
+def test_each_offset_has_exactly_one_task(
     sizes: list[int], least: int, tasks_min: int | None, most: int | None
 ) -> None:
     parts = [OffsetRange("t", number, 5, 5 + size) for number, size in enumerate(sizes)]
@@ -186,7 +186,7 @@ def test_every_offset_is_read_by_exactly_one_task(
     assert read == [(part.partition, offset) for part in parts for offset in range(part.begin, part.end)]
     in_order = [(part.partition, offset) for task in tasks for part in task for offset in range(part.begin, part.end)]
     for partition in range(len(sizes)):
-        of_one = [offset for each, offset in in_order if each == partition]
+        of_one = [offset for number, offset in in_order if number == partition]
         assert of_one == sorted(of_one), "taken task by task, a partition's records are in order"
     assert all(part.size for task in tasks for part in task)
     assert all(tasks)
@@ -196,7 +196,7 @@ def test_every_offset_is_read_by_exactly_one_task(
         assert sorted(part for task in tasks for part in task) == [part for part in parts if part.size]
 
 
-def test_a_range_is_cut_in_proportion_to_what_each_has() -> None:
+def test_ranges_are_split_in_proportion() -> None:
     parts = [OffsetRange("t", 0, 0, 300), OffsetRange("t", 1, 0, 100)]
     tasks = offsets.share_out(parts, 10_000, tasks_min=4)
     assert sorted(part for task in tasks for part in task) == [

@@ -1,4 +1,4 @@
-"""Mission A2: the source beside a TCP socket and files in one query; union and join are plain DataFrames."""
+"""Mission A2: the source beside a TCP socket and files in one query; union and join of plain DataFrames."""
 
 import contextlib
 import socket
@@ -18,7 +18,7 @@ WITHIN_S = 240
 
 @contextlib.contextmanager
 def lines_over_tcp(*lines: str) -> Iterator[int]:
-    """A port where whoever connects gets the lines and then waits."""
+    """Serve a port that sends the lines to each client and then waits."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         connected: list[socket.socket] = []
 
@@ -35,11 +35,11 @@ def lines_over_tcp(*lines: str) -> Iterator[int]:
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join(10)
-            for each in connected:
-                each.close()
+            for connection in connected:
+                connection.close()
 
 
-def test_union_with_a_socket_and_files_and_a_join_with_a_table(
+def test_union_and_join_with_other_sources(
     spark: SparkSession,
     bootstrap: str,
     cluster: Cluster,
@@ -55,12 +55,12 @@ def test_union_with_a_socket_and_files_and_a_join_with_a_table(
     (files / "one.txt").write_text("ada\neve\n")
     names = spark.createDataFrame([("ada", "Ada Lovelace"), ("bob", "Bob")], "uid string, name string")
     seen: list[tuple[str, str | None]] = []
-    all_there = threading.Event()
+    is_complete = threading.Event()
 
     def keep(frame: DataFrame, batch_id: int) -> None:
         seen.extend((row.uid, row.name) for row in frame.collect())
         if len(seen) >= 5:
-            all_there.set()
+            is_complete.set()
 
     with lines_over_tcp("ada") as port:
         reader = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
@@ -74,7 +74,7 @@ def test_union_with_a_socket_and_files_and_a_join_with_a_table(
         query = writer.trigger(processingTime="100 milliseconds").start()
         try:
             deadline = time.monotonic() + WITHIN_S
-            while not all_there.wait(1):
+            while not is_complete.wait(1):
                 assert time.monotonic() < deadline, (seen, query.exception())
                 if is_too_slow(query.exception()):
                     query = writer.trigger(processingTime="100 milliseconds").start()

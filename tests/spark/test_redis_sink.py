@@ -479,7 +479,7 @@ def test_a_redis_that_goes_back_while_a_batch_is_written_is_repaired_in_that_bat
 
 def test_what_cannot_be_repaired_stops_the_query(sinks: Sinks, redis_client: Any) -> None:
     def gone(missing: MissingRanges) -> DataFrame:
-        raise DataLost(f"{missing.ranges[0]} is gone from the log")
+        raise DataLost(f"{missing.ranges[0]} is missing from the log")
 
     sink = sinks.start()
     sinks.run(sink, 0, 1)

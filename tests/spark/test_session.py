@@ -1,4 +1,4 @@
-"""The session: its settings, its addresses, an interrupted start, and the sentence in Spark's errors."""
+"""The session: settings, addresses, an interrupted start, and the message in Spark's errors."""
 
 import os
 import signal
@@ -32,16 +32,16 @@ def test_one_machine_is_tuned_by_its_threads(master: str, partitions: str) -> No
 
 
 @pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "local-cluster[2,1,1024]"])
-def test_a_cluster_keeps_its_own_file_system_and_addresses(master: str) -> None:
+def test_cluster_keeps_file_system_and_addresses(master: str) -> None:
     assert not session.session_conf(master).keys() & session.ON_ONE_MACHINE.keys()
 
 
-def test_sparks_own_pages_are_off_unless_asked_for() -> None:
+def test_web_ui_is_off_by_default() -> None:
     assert session.session_conf("local")["spark.ui.enabled"] == "false"
     assert session.session_conf("local", ui_port=0)["spark.ui.port"] == "0"
 
 
-def test_the_log_settings_are_there() -> None:
+def test_log_settings_file_exists() -> None:
     option = session.EVERYWHERE["spark.driver.extraJavaOptions"]
     assert Path(option.strip('"').partition("file://")[2]).is_file()
 
@@ -54,25 +54,25 @@ def test_the_log_settings_are_there() -> None:
             "no such; look",
         ),
         (
-            "onceflow.wire.errors.CorruptBatch: 1st\nonceflow.spark.data_loss.DataLost: it is gone SQLSTATE: 1\n\tat x",
-            "it is gone",
+            "onceflow.wire.errors.CorruptBatch: 1st\nonceflow.spark.data_loss.DataLost: it is lost SQLSTATE: 1\n\tat x",
+            "it is lost",
         ),
         ("[SOMETHING] of Spark's own.\n\tat org.apache", "[SOMETHING] of Spark's own."),
         ("", "ValueError"),
     ],
 )
-def test_the_sentence_of_a_failed_query(text: str, expected: str) -> None:
+def test_message_of_a_failed_query(text: str, expected: str) -> None:
     assert sentence(ValueError(text)) == expected
 
 
-def test_an_interrupt_while_the_jvm_starts_leaves_no_jvm(java_home: str, tmp_path: Path) -> None:
+def test_interrupted_start_leaves_no_jvm(java_home: str, tmp_path: Path) -> None:
     mark, log = f"session-{uuid.uuid4()}", tmp_path / "spark.log"
     program = f"""
 import pathlib, time
 from onceflow.spark.session import build_session
 print("starting", flush=True)
 build_session("interrupted", java_home={java_home!r}, log_file=pathlib.Path({str(log)!r}))
-time.sleep(300)  # Where the interrupt comes late, it comes here.
+time.sleep(300)  # A late interrupt arrives here.
 """
     environment = {**os.environ, MARK: mark}
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as driver:
@@ -90,7 +90,7 @@ time.sleep(300)  # Where the interrupt comes late, it comes here.
 
 @pytest.mark.parametrize("moment", ["context", "session"])
 def test_an_interrupt_waits_for_the_session(java_home: str, tmp_path: Path, moment: str) -> None:
-    """Not in the middle of a call to the JVM: Spark's own handler calls the JVM, too, and both calls fail."""
+    """An interrupt must not hit a call to the JVM: Spark's own handler calls the JVM too, and both calls fail."""
     program = f"""
 import os, pathlib, signal, traceback
 from py4j.clientserver import ClientServerConnection
@@ -100,7 +100,7 @@ from onceflow.spark.session import build_session
 send_command, sent = ClientServerConnection.send_command, []
 def interrupted(connection, command):
     context = SparkContext._active_spark_context
-    is_due = {moment == "context"} or any("sql/session.py" in each.filename for each in traceback.extract_stack())
+    is_due = {moment == "context"} or any("sql/session.py" in frame.filename for frame in traceback.extract_stack())
     if not sent and context is not None and is_due:
         sent.append(command)
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""The source in a real Spark, against a real broker: what is read, once each, whatever happens between."""
+"""The source in a real Spark against a real broker: each record is read exactly once."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from onceflow.spark.exactly_once.failure import sentence
 from tests.spark.slow_workers import finish
 
 Batches = dict[int, list[str]]
-"""What each micro-batch saw: values, sorted."""
+"""Values of each micro-batch, sorted."""
 Drain = Callable[..., Batches]
 Send = Callable[..., None]
 
@@ -35,7 +35,7 @@ def read(spark: SparkSession, bootstrap: str, topic: str) -> Callable[..., DataF
 
 @pytest.fixture
 def drain(spark: SparkSession, bootstrap: str, topic: str, checkpoint: Path) -> Drain:
-    """Runs the query on the test's checkpoint until it has everything; gives back what each micro-batch saw."""
+    """Run the query on the test's checkpoint until it has read everything; return the values of each micro-batch."""
 
     def run(**options: str) -> Batches:
         seen: Batches = {}
@@ -57,11 +57,11 @@ def offsets_of(checkpoint: Path, batch_id: int) -> Mapping[str, Mapping[str, int
 
 
 def forget_commit(checkpoint: Path, batch_id: int) -> None:
-    """As after a crash at the end of a batch: its offsets are written and its commit is not."""
+    """Simulate a crash at the end of a batch: its offsets are written, its commit is not."""
     (checkpoint / "commits" / str(batch_id)).unlink()
 
 
-def test_a_batch_read_shows_sparks_own_columns(
+def test_batch_read_has_sparks_columns(
     read: Callable[..., DataFrame], cluster: Cluster, topic: str, send: Send
 ) -> None:
     cluster.create_topic(topic, 2)
@@ -77,9 +77,7 @@ def test_a_batch_read_shows_sparks_own_columns(
     assert all(row.timestamp is not None for row in rows)
 
 
-def test_a_batch_read_goes_from_its_start_to_its_end_exactly(
-    read: Callable[..., DataFrame], cluster: Cluster, topic: str, send: Send
-) -> None:
+def test_batch_read_is_exact(read: Callable[..., DataFrame], cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 2)
     send([f"v{number}" for number in range(100)], partition=0)
     send(["other"], partition=1)
@@ -89,7 +87,7 @@ def test_a_batch_read_goes_from_its_start_to_its_end_exactly(
     assert sorted(row.offset for row in frame.collect()) == list(range(13, 42))
 
 
-def test_a_batch_read_between_two_moments_or_from_what_a_group_committed(
+def test_batch_read_by_timestamps_and_group(
     read: Callable[..., DataFrame], cluster: Cluster, topic: str, send: Send
 ) -> None:
     cluster.create_topic(topic, 2)
@@ -104,11 +102,11 @@ def test_a_batch_read_between_two_moments_or_from_what_a_group_committed(
         return sorted(row.value.decode() for row in read(**options).collect())
 
     def at(*moments: int) -> str:
-        """Of each partition; -1 is its latest offset."""
+        """Return times for each partition; -1 is its latest offset."""
         given = {str(number): ms if ms < 0 else base_ms + ms for number, ms in enumerate(moments)}
         return json.dumps({topic: given})
 
-    # The first record that is dated so, or later, is the first one left out; where there is none, nothing is.
+    # The first record at or after the time is the first one left out; without one, all are read.
     assert values(endingTimestamp=str(base_ms + 2000)) == ["early", "v0", "v1"]
     assert values(endingTimestamp=str(base_ms + 1)) == ["v0"]
     assert values(endingOffsetsByTimestamp=at(3500, 500)) == ["v0", "v1", "v2", "v3"]
@@ -121,7 +119,7 @@ def test_a_batch_read_between_two_moments_or_from_what_a_group_committed(
     assert values(groupId=group, endingTimestamp=str(base_ms + 4000)) == ["v3"]
 
 
-def test_a_batch_read_of_an_empty_topic_is_empty(read: Callable[..., DataFrame], cluster: Cluster, topic: str) -> None:
+def test_batch_read_of_empty_topic(read: Callable[..., DataFrame], cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1)
     assert read().collect() == []
 
@@ -133,38 +131,36 @@ def test_a_batch_read_of_an_empty_topic_is_empty(read: Callable[..., DataFrame],
         ("subscribe", "nowhere", "topic 'nowhere' does not exist"),
     ],
 )
-def test_what_cannot_be_read_is_told_in_one_sentence(
-    read: Callable[..., DataFrame], name: str, value: str, expected: str
-) -> None:
+def test_batch_read_error_is_one_line(read: Callable[..., DataFrame], name: str, value: str, expected: str) -> None:
     with pytest.raises(PySparkException) as caught:
         read(**{name: value}).collect()
     assert expected in sentence(caught.value)
     assert "\n" not in sentence(caught.value)
 
 
-def test_what_a_stream_cannot_do_is_told_in_one_sentence(drain: Drain, cluster: Cluster, topic: str) -> None:
+def test_stream_option_error_is_one_line(drain: Drain, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1)
     with pytest.raises(PySparkException) as caught:
         drain(endingOffsets="latest")
-    assert sentence(caught.value) == "option endingOffsets means nothing in a stream read; take it out"
+    assert sentence(caught.value) == "option endingOffsets has no effect in a stream read; remove it"
     assert "UnboundLocalError" not in str(caught.value)
 
 
-def test_who_would_write_with_the_source_is_told_of_the_sinks(
+def test_write_error_names_the_sinks(
     spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path
 ) -> None:
     cluster.create_topic(topic, 1)
     with pytest.raises(PySparkException) as caught:
         spark.sql("SELECT 'a' AS value").write.format("onceflow").mode("append").save()
-    assert re.search(r"reads alone: .*kafka_sink\(…\)", sentence(caught.value))
+    assert re.search(r"is read-only; .*kafka_sink\(…\)", sentence(caught.value))
     reader = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
     writer = reader.option("subscribe", topic).load().writeStream.format("onceflow")
     with pytest.raises(PySparkException) as caught:
         writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination(60)
-    assert re.search(r"reads alone: .*kafka_sink\(…\).*redis_sink\(…\)", sentence(caught.value))
+    assert re.search(r"is read-only; .*kafka_sink\(…\).*redis_sink\(…\)", sentence(caught.value))
 
 
-def test_batch_0_writes_the_start_and_each_later_batch_reads_what_its_offsets_say(
+def test_batches_read_the_offsets_in_checkpoint(
     drain: Drain, cluster: Cluster, topic: str, send: Send, checkpoint: Path
 ) -> None:
     cluster.create_topic(topic, 2)
@@ -180,7 +176,7 @@ def test_batch_0_writes_the_start_and_each_later_batch_reads_what_its_offsets_sa
     assert offsets_of(checkpoint, 2) == {topic: {"0": 3, "1": 1}, "@ids": {topic: topic_id}}
 
 
-def test_available_now_restarted_counts_what_is_there_in_that_same_run(
+def test_restarted_available_now_reads_new_records(
     drain: Drain, cluster: Cluster, topic: str, send: Send, checkpoint: Path
 ) -> None:
     cluster.create_topic(topic, 1)
@@ -190,13 +186,13 @@ def test_available_now_restarted_counts_what_is_there_in_that_same_run(
     assert drain(startingOffsets="earliest") == {2: ["b", "c"]}
     forget_commit(checkpoint, 2)
     send(["d"])
-    assert drain(startingOffsets="latest") == {2: ["b", "c"], 3: ["d"]}, "the checkpoint wins over the option"
+    assert drain(startingOffsets="latest") == {2: ["b", "c"], 3: ["d"]}, "the checkpoint overrides the option"
 
 
-def test_last_processed_3_so_4_is_in_the_checkpoint_is_committed_and_comes_next(
+def test_restart_continues_at_next_offset(
     drain: Drain, cluster: Cluster, topic: str, send: Send, checkpoint: Path
 ) -> None:
-    """Mission B1, the article's case; the restart has nothing but the checkpoint to start from."""
+    """The article's case (mission B1): a restart has only the checkpoint."""
     cluster.create_topic(topic, 1)
     group = f"of-{topic}"
     send(["0", "1", "2", "3"])
@@ -225,9 +221,7 @@ def everything(batches: Batches) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_each_start_mode_is_for_a_fresh_query_and_a_checkpoint_wins(
-    mode: str, drain: Drain, cluster: Cluster, topic: str, send: Send
-) -> None:
+def test_checkpoint_overrides_start_mode(mode: str, drain: Drain, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 1)
     base_ms = time.time_ns() // 1_000_000
     for number in range(4):
@@ -239,14 +233,14 @@ def test_each_start_mode_is_for_a_fresh_query_and_a_checkpoint_wins(
     options = {name: pattern.sub(lambda word: words[word[0]], value) for name, value in given.items()}
     assert everything(drain(**options)) == first
     send(["new"], timestamp=base_ms + 4)
-    # Whatever the options say by now: a group that went back, a time or an offset that is another.
+    # The options have changed since: the group was reset, the time or offset differs.
     cluster.commit_offsets(f"of-{topic}", topic, {0: 0})
     assert everything(drain(**{"startingOffsets": "earliest"} if mode == "latest" else options)) == ["new"]
     committed = cluster.committed_offsets(f"of-{topic}", topic)
     assert committed == ({0: 5} if mode == "committed" else {0: 0}), "the last batch of available-now too"
 
 
-def test_a_driver_killed_in_batch_0_loses_nothing(
+def test_driver_killed_in_batch_0(
     drain: Drain, cluster: Cluster, bootstrap: str, topic: str, send: Send, checkpoint: Path, java_home: str
 ) -> None:
     cluster.create_topic(topic, 1)
@@ -256,7 +250,7 @@ def test_a_driver_killed_in_batch_0_loses_nothing(
     command = [sys.executable, script, bootstrap, topic, checkpoint, log_file, java_home]
     driver = subprocess.run(command, start_new_session=True, capture_output=True, timeout=150, check=False)
     assert driver.returncode == -signal.SIGKILL, log_file.read_text()
-    assert driver.stdout + driver.stderr == b"", "Spark's noise belongs in the log file"
+    assert driver.stdout + driver.stderr == b"", "Spark's output belongs in the log file"
     assert not os.listdir(checkpoint / "commits")
     send(["after"])
-    assert drain() == {0: [], 1: ["after"]}, "though latest lies beyond it by now"
+    assert drain() == {0: [], 1: ["after"]}, "though latest is later by now"

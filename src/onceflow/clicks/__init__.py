@@ -1,5 +1,5 @@
-"""The application: click events, where they come from, how they are counted, and whether the count is right.
+"""The application: producing, counting and verifying click events.
 
-`events` has the rules, `generator` and `replay` make events, `counting` and `pipeline` count them in Spark into Redis,
-`results` reads the counts, `verify` recounts the log with code of its own (`recount`) and compares.
+`events` has the rules, `generator` and `replay` produce events, `counting` and `pipeline` count them in Spark into
+Redis. `results` reads the counts. `verify` recounts the log with independent code (`recount`) and compares.
 """

@@ -1,15 +1,14 @@
-"""What a Spark task does with click events: judge each, sum per user, and hand on sums instead of events.
+"""Counting of click events in a Spark task: validate each event and emit sums per user.
 
-This runs in Spark's Python workers, on Arrow batches with the columns `value` (binary), `partition`, `offset` and
-`timestamp`; it needs onceflow, msgspec and pyarrow there and nothing of the driver. What comes out are the rows of the
-Redis sink: `target string, field binary, amount long`:
+It runs in Spark's Python workers, on Arrow batches with the columns `value` (binary), `partition`, `offset` and
+`timestamp`. The workers need onceflow, msgspec and pyarrow, and nothing of the driver. The output is the rows of the
+Redis sink, `target string, field binary, amount long`:
 
-    count    uid → clicks                  totals   events, clicks, bad → how many
-    os       os_type → clicks              bad      reason → how many
+    count    uid → clicks                  totals   events, clicks, bad → number
+    os       os_type → clicks              bad      reason → number
     dead     partition:offset:reason, ordered by the record's timestamp in microseconds
 
-Sums of the same field may come in several rows, from several tasks or from one that had to make room: adding is what
-the sink does with them.
+A field may have several rows, from several tasks or from one that reached USERS_MAX; the sink adds them.
 """
 
 from collections.abc import Iterator
@@ -27,13 +26,13 @@ EVENTS, CLICKS, BAD_EVENTS = "events", "clicks", "bad"
 
 ROWS_SCHEMA = pa.schema([("target", pa.string()), ("field", pa.binary()), ("amount", pa.int64())])
 USERS_MAX = 200_000
-"""Users whose sums one task keeps before it hands them on."""
+"""Users whose sums one task keeps before it emits them."""
 
 
 def count_events(
     batches: Iterator[pa.RecordBatch], *, key_field: str, value_field: str | None, dead_length: int
 ) -> Iterator[pa.RecordBatch]:
-    """Turn a task's events into the sink's rows; for `DataFrame.mapInArrow`."""
+    """Convert a task's events to the sink's rows, for `DataFrame.mapInArrow`."""
     rules = Rules(key_field, value_field)
     sums = Sums(dead_length)
     for batch in batches:
@@ -45,7 +44,7 @@ def count_events(
 
 
 class Sums:
-    """One task's sums so far."""
+    """Sums of one task."""
 
     def __init__(self, dead_length: int) -> None:
         self.by_user: dict[str, int] = {}
@@ -56,7 +55,7 @@ class Sums:
         self._dead_length = dead_length
 
     def add(self, rules: Rules, batch: pa.RecordBatch) -> None:
-        """Judge every event of one Arrow batch."""
+        """Add every event of one Arrow batch."""
         judge = rules.judge
         bad: list[tuple[int, Reason]] = []
         by_user, by_os = self.by_user, self.by_os
@@ -86,7 +85,7 @@ class Sums:
         self.dead = sorted(self.dead)[-self._dead_length :]
 
     def rows(self) -> pa.RecordBatch:
-        """Return everything as the sink's rows."""
+        """Return all sums as the sink's rows."""
         self._keep_newest_dead()
         totals = {EVENTS: self.events, CLICKS: sum(self.by_user.values()), BAD_EVENTS: sum(self.by_reason.values())}
         rows = [(TOTALS, name, amount) for name, amount in totals.items() if self.events]

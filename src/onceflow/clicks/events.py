@@ -1,19 +1,19 @@
-"""What counts as a click event, and what does not: THE rules, once. docs/events.md tells them to readers.
+"""The rules that decide whether a record is a valid click event; see also docs/events.md.
 
 An event is the value of one record, the article's JSON:
 
     {"uid":"068b746ed4620d25e26055a9f804385f","event_time":"1430204612405","os_type":"Android","click_count":6}
 
-The names of the uid and the count are the caller's; without a count field every event counts 1. A record is judged
-in this order, and the first rule that it breaks is its one reason:
+The caller names the fields of the uid and the count; without a count field every event counts 1. A record is checked
+in this order, and the first rule that it breaks is its reason:
 
-    value      no-value            the record has no value at all (a tombstone)
+    value      no-value            the record has no value (a tombstone)
                not-utf8            the value is not UTF-8
                not-json            it is not RFC 8259 JSON, or nested deeper than 200. NaN, Infinity, a byte order mark,
                                    comments, trailing commas and half a surrogate pair ("\\ud800") are not JSON
                not-object          it is JSON, but not an object
     uid        no-uid              the field is absent or null
-               uid-not-text        it is neither a string nor an integer. An integer is the text it is written as
+               uid-not-text        it is neither a string nor an integer. An integer's uid is its text
                uid-empty           it is ""
                uid-too-long        it is longer than 1,024 bytes of UTF-8
     count      no-count            the field is absent
@@ -21,15 +21,15 @@ in this order, and the first rule that it breaks is its one reason:
                count-not-a-number  it is neither a number nor a string that is exactly a JSON number: "6", "6.0" and
                                    "6e0" are numbers; true, " 6", "+6", "06", "" and "six" are not
                count-negative      it is below 0 (-0 is 0)
-               count-fractional    it is not whole, taken exactly as written: 6.5, but also 6.0000000000000000001
+               count-fractional    it is not a whole number, without rounding: 6.5, but also 6.0000000000000000001
                count-too-large     it is above 10,000
 
-So 6, 6.0, 6e0, 60e-1, "6" and 0 are counts. Only fields of the outermost object are looked at; of a field that is
-there twice the last one counts. `os_type` never makes an event bad: a string of 1 to 1,024 bytes or an integer is
-itself, anything else is "unknown". Other fields may hold what they like, as long as the whole is JSON.
+So 6, 6.0, 6e0, 60e-1, "6" and 0 are counts. Only fields of the outermost object count; of a duplicate field the last
+one counts. `os_type` never makes an event bad: a string of 1 to 1,024 bytes or an integer is kept, anything else is
+"unknown". Other fields may hold any JSON.
 
-The parser is msgspec, which was compared with the standard library's json on all of this by property tests;
-`onceflow.clicks.verify` has these rules a second time, on purpose.
+The parser is msgspec; property tests compare it with the standard library's json. `onceflow.clicks.recount` implements
+these rules a second time, on purpose.
 """
 
 import re
@@ -50,14 +50,14 @@ TIME_FIELD = "event_time"
 UID_BYTES_MAX = 1024
 OS_BYTES_MAX = 1024
 COUNT_MAX = 10_000
-"""docs/events.md shows why: the sum of a stream whose every event has so much needs years to reach 10^18."""
+"""A stream in which every event has this count needs years to reach a sum of 10^18 (docs/events.md)."""
 OS_UNKNOWN = "unknown"
 
 _INTEGER = re.compile(rb"-?[0-9]+")
 
 
 class Reason(StrEnum):
-    """Why an event is not counted; the text is the field in Redis. The module's docstring defines each."""
+    """Reason why an event is not counted, and its field in Redis. The module's docstring defines each."""
 
     NO_VALUE = json_text.NO_VALUE
     NOT_UTF8 = json_text.NOT_UTF8
@@ -76,11 +76,11 @@ class Reason(StrEnum):
 
 
 class WrongField(OnceflowError):
-    """A field name that cannot be one."""
+    """Invalid field name."""
 
 
 class Click(NamedTuple):
-    """One event that counts: whose, how many clicks, and on which system."""
+    """One valid event: its user, its clicks and its operating system."""
 
     uid: str
     clicks: int
@@ -88,20 +88,20 @@ class Click(NamedTuple):
 
 
 class Rules:
-    """Judges events by the rules above, for one choice of field names."""
+    """The rules above, for one choice of field names."""
 
     def __init__(
         self, key_field: str = KEY_FIELD, value_field: str | None = VALUE_FIELD, os_field: str = OS_FIELD
     ) -> None:
         names = {"uid": key_field, "os_type": os_field} | ({} if value_field is None else {"clicks": value_field})
         if "" in names.values() or len(set(names.values())) < len(names):
-            raise WrongField(f"the event's fields {', '.join(map(repr, names.values()))} must be different names")
+            raise WrongField(f"the event's fields {', '.join(map(repr, names.values()))} must have different names")
         self._counts_events = value_field is None
         self._decode = msgspec.json.Decoder(_event_class(names, object)).decode
         self._decode_raw = msgspec.json.Decoder(_event_class(names, msgspec.Raw)).decode
 
     def judge(self, value: bytes | None) -> Click | Reason:
-        """Return what one record's value counts, or the reason why it does not."""
+        """Return the click in one record's value, or the reason why it is not valid."""
         if value is None:
             return Reason.NO_VALUE
         try:
@@ -113,7 +113,7 @@ class Rules:
         return self._judge_common(text) or self._judge_raw(text)
 
     def _judge_common(self, text: str) -> Click | None:
-        """Judge the events that nearly all are, with short strings and a whole number; None for any other."""
+        """Return the click of a common event, with short strings and a whole number; None for any other."""
         try:
             event = self._decode(text)
         except msgspec.DecodeError:
@@ -126,7 +126,7 @@ class Rules:
         return None
 
     def _judge_raw(self, text: str) -> Click | Reason:
-        """Judge any event by the fields' JSON text, where no number has been rounded yet."""
+        """Apply the rules to the fields' JSON text, in which no number is rounded."""
         try:
             event = self._decode_raw(text)
         except msgspec.ValidationError:
@@ -141,7 +141,7 @@ class Rules:
 
 
 def uid_of(raw: bytes) -> str | Reason:
-    """Return the uid that the field's JSON text means; empty text is an absent field."""
+    """Return the uid in the field's JSON text; empty text is an absent field."""
     if raw in (b"", b"null"):
         return Reason.NO_UID
     text = _text_of(raw)
@@ -153,13 +153,13 @@ def uid_of(raw: bytes) -> str | Reason:
 
 
 def os_of(raw: bytes) -> str:
-    """Return the system that the field's JSON text means, "unknown" for what is none."""
+    """Return the operating system in the field's JSON text, or "unknown"."""
     text = _text_of(raw) if raw else None
     return text if text and len(text.encode()) <= OS_BYTES_MAX else OS_UNKNOWN
 
 
 def count_of(raw: bytes) -> int | Reason:
-    """Return the clicks that the field's JSON text means; empty text is an absent field."""
+    """Return the clicks in the field's JSON text; empty text is an absent field."""
     if not raw:
         return Reason.NO_COUNT
     if raw == b"null":
@@ -168,7 +168,7 @@ def count_of(raw: bytes) -> int | Reason:
 
 
 def count_of_text(text: str) -> int | Reason:
-    """Return the clicks that a number's text means; never through a float: no digit is lost."""
+    """Return the clicks of a number's text. No float is involved, so no digit is lost."""
     number = parse_number(text)
     if number is None:
         return Reason.COUNT_NOT_A_NUMBER
@@ -192,6 +192,6 @@ def _text_of(raw: bytes) -> str | None:
 
 
 def _event_class(names: dict[str, str], kind: Any) -> type[Any]:
-    """Make the struct that msgspec decodes the named fields into; `kind` Raw keeps each field's JSON text."""
+    """Return the struct into which msgspec decodes the named fields; `kind` Raw keeps their JSON text."""
     absent = msgspec.Raw() if kind is msgspec.Raw else None
     return msgspec.defstruct("Event", [(attribute, kind, absent) for attribute in names], rename=names, gc=False)

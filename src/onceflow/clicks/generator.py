@@ -1,8 +1,8 @@
-"""Makes click events: the article's, or a livelier seeded crowd.
+"""Generator of click events: the article's, or those of a seeded crowd.
 
 The article's: its ten users in turn, `os_type` Android, `click_count` uniform from 0 to 9, no key, one event every
-200 ms. The crowd: thousands of users of whom few click often (Zipf), several systems, more clicks now and fewer then
-(one wave a minute); the key is the uid. One seed gives the same events, except for `event_time`, which is now.
+200 ms. The crowd: thousands of users with Zipf-distributed activity, several systems, and a rate that rises and falls
+once a minute; the key is the uid. One seed gives the same events, except for `event_time`, the current time.
 """
 
 import itertools
@@ -36,35 +36,35 @@ USERS = (
 PARTITIONS = 2
 INTERVAL_MS = 200.0
 SYSTEMS = {"Android": 46, "iOS": 27, "Windows": 16, "macOS": 6, "Linux": 3, "HarmonyOS": 2}
-"""The crowd's systems with their share in percent."""
+"""Operating systems of the crowd and their share in percent."""
 
 WAVE_S = 60.0
 WAVE_HEIGHT = 0.6
 BEHIND_S_MAX = 1.0
-"""A generator that fell behind its plan by more (a sleeping laptop) starts the plan anew and does not catch up."""
+"""A generator that is later than this (a suspended laptop) restarts its schedule and does not catch up."""
 
 _encode = msgspec.json.encode
 
 
 class Event(NamedTuple):
-    """What is sent: a record's key and value."""
+    """Key and value of a record to send."""
 
     key: bytes | None
     value: bytes
 
 
 class Writer(Protocol):
-    """Where events go; `onceflow.client.producer.EventWriter` is one."""
+    """Destination of events, such as `onceflow.client.producer.EventWriter`."""
 
     def write(self, key: bytes | None, value: bytes | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to stop by itself: after `count` events, or when the topic holds about `size_bytes_max` of values.
+    """Limits at which to stop: after `count` events, or at about `size_bytes_max` of values in the topic.
 
-    The protocol does not tell a topic's size, so it is estimated: the records that the topic had before
-    (`records_before`) are taken to be as large as those written now are on average.
+    The protocol has no request for a topic's size, so it is estimated: earlier records (`records_before`) are assumed
+    to have the average size of those written now.
     """
 
     count: int | None = None
@@ -72,7 +72,7 @@ class Limits:
     records_before: int = 0
 
     def reached(self, written: int, written_bytes: int, next_bytes: int) -> bool:
-        """Say whether the next event, of `next_bytes`, is not to be written any more."""
+        """Return whether the next event, of `next_bytes`, exceeds a limit."""
         if self.count is not None and written >= self.count:
             return True
         if self.size_bytes_max is None:
@@ -87,18 +87,18 @@ def now_ms() -> int:
 
 
 def article_events(seed: int, clock_ms: Callable[[], int] = now_ms) -> Iterator[Event]:
-    """Yield the article's events for ever."""
+    """Yield the article's events indefinitely."""
     chance = random.Random(seed)
     for uid in itertools.cycle(USERS):
         yield Event(None, _event(uid, clock_ms(), "Android", chance.randrange(10)))
 
 
 def crowd_events(seed: int, users: int, clock_ms: Callable[[], int] = now_ms) -> Iterator[Event]:
-    """Yield the events of `users` seeded users for ever; the n-th busiest clicks about 1/n as often as the first."""
+    """Yield the events of `users` seeded users indefinitely; the n-th clicks about 1/n as often as the first."""
     chance = random.Random(seed)
     uids = [f"{chance.getrandbits(128):032x}" for _ in range(users)]
     weights = list(itertools.accumulate(1 / rank for rank in range(1, users + 1)))
-    # A user has one system, so the breakdown by system follows the users who click.
+    # Each user has one system, so the sums by system follow those of the users.
     systems = chance.choices(list(SYSTEMS), list(SYSTEMS.values()), k=users)
     while True:
         user = chance.choices(range(users), cum_weights=weights)[0]
@@ -112,7 +112,7 @@ def _event(uid: str, event_time_ms: int, os_type: str, click_count: int) -> byte
 
 
 def due_times_s(interval_ms: float, *, waves: bool) -> Iterator[float]:
-    """Yield when each event is due, in seconds after the start; with waves the pause between two swells and shrinks."""
+    """Yield when each event is due, in seconds after the start; with waves the pauses grow and shrink."""
     due_s = 0.0
     while True:
         yield due_s
@@ -130,7 +130,7 @@ def send(
     sent: Callable[[bytes], None],
     monotonic: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Write each event when it is due, until a limit is reached or `wait` (seconds) says True; return how many."""
+    """Write each event when it is due until a limit is reached or `wait(seconds)` is true; return their number."""
     started = monotonic()
     written = written_bytes = 0
     for event, due in zip(events, due_s, strict=False):
@@ -147,18 +147,18 @@ def send(
 
 
 def ensure_topic(bootstrap: str, topic: str, partitions: int, security: Security = PLAINTEXT) -> None:
-    """Create the topic with so many partitions where it is absent; one that is there keeps its own number."""
+    """Create a missing topic with this number of partitions; an existing one is not changed."""
     with Cluster(bootstrap, security=security) as cluster:
         if topic in cluster.topics(topic):
             return
         try:
             cluster.create_topic(topic, partitions)
         except TopicExists:
-            return  # Another producer was quicker, which is as good.
+            return  # Another producer created it first.
 
 
 def records_in(bootstrap: str, topic: str, security: Security = PLAINTEXT) -> int:
-    """Return how many records the topic holds: the sum over partitions of end minus start."""
+    """Return the number of records in the topic: the sum over partitions of end minus start."""
     with Cluster(bootstrap, security=security) as cluster:
         partitions = cluster.require_topic(topic).partitions
         starts = cluster.list_offsets(topic, dict.fromkeys(partitions, EARLIEST))

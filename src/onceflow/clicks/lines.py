@@ -1,4 +1,4 @@
-"""Lines of a file, plain or gzip, as a stream: one line is held in memory, and none is longer than 1 MiB."""
+"""Lines of a file, plain or gzip, as a stream: one line of at most 1 MiB is in memory at a time."""
 
 import gzip
 import io
@@ -18,12 +18,12 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class FileUnreadable(OnceflowError):
-    """A file to be replayed is not there, or is damaged."""
+    """File to replay that is missing, unreadable or damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A row that cannot become an event: where it begins, why, and (at most 4,096 characters of) its text."""
+    """Row that cannot be mapped to an event: its start, the reason, and at most 4,096 characters of its text."""
 
     file: str
     line: int
@@ -32,16 +32,15 @@ class Rejected:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading bytes; what begins as gzip is unpacked. Raises `FileUnreadable`.
+    """Open a file for reading bytes and decompress gzip. Raises `FileUnreadable`.
 
-    A replay reads the beginning more than once, and a pipe would lose what was read before; so pipes are refused.
+    Pipes are refused: a replay reads the start of the file more than once.
     """
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise FileUnreadable(
-                f"{path} is no regular file and may be readable only once, replay reads it more often: "
-                f"{Remedy.WRITE_TO_FILE}"
+                f"{path} is not a regular file, and replay reads its input more than once: {Remedy.WRITE_TO_FILE}"
             )
         file = path.open("rb")
         magic = file.peek(2)[:2]
@@ -53,7 +52,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 class _OwningGzip(gzip.GzipFile):
-    """A gzip stream that closes the file below it too, which GzipFile leaves open."""
+    """Gzip stream that also closes the underlying file, which GzipFile leaves open."""
 
     def __init__(self, fileobj: io.BufferedReader) -> None:
         self._below = fileobj
@@ -67,8 +66,8 @@ class _OwningGzip(gzip.GzipFile):
 def lines_of(path: Path) -> Iterator[tuple[int, str] | Rejected]:
     """Yield (number from 1, text without its line end) of each line; `Rejected` for one too long or not UTF-8.
 
-    A byte order mark at the start is no part of the first line. Raises `FileUnreadable` where the file ends in the
-    middle of its gzip stream or is damaged: every line before that place has been handed out.
+    A byte order mark at the start is dropped. If the file is damaged or its gzip stream is truncated, all lines before
+    that place are yielded, and `FileUnreadable` is raised.
     """
     with open_file(path) as file:
         number = 0
@@ -86,7 +85,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str] | Rejected]:
 
 
 def _pieces(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """Yield each line; of one that is too long only its first part, of `LINE_BYTES_MAX` + 1 bytes."""
+    """Yield each line, cut after `LINE_BYTES_MAX` + 1 bytes."""
     number = 0
     try:
         while line := file.readline(LINE_BYTES_MAX + 1):
@@ -102,7 +101,7 @@ def _pieces(path: Path, file: BinaryIO) -> Iterator[bytes]:
 
 
 def excerpt(text: bytes | str) -> str:
-    """Return as much of a rejected row as the rejects file keeps; bytes that are not UTF-8 as backslash escapes."""
+    """Return the part of a rejected row that the rejects file keeps; invalid UTF-8 becomes backslash escapes."""
     if isinstance(text, bytes):
         text = text[: REJECT_CHARACTERS_MAX * 4].decode(errors="backslashreplace")
     return text[:REJECT_CHARACTERS_MAX].rstrip("\r\n")

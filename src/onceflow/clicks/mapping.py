@@ -1,8 +1,8 @@
-"""Which field of a file becomes which field of the event, and how times are read.
+"""Mapping of a file's fields to the event's fields, and parsing of times.
 
-A mapped row is the article's JSON, `{"uid": text, "event_time": ms as text, "os_type": text, "click_count": number}`,
-and must be an event that counts by the rules of `onceflow.clicks.events`: anything else is rejected with its reason
-before it is sent. Further fields may be named; they are passed on as text.
+A mapped row is the article's JSON, `{"uid": text, "event_time": ms as text, "os_type": text, "click_count": number}`.
+It must be valid by the rules of `onceflow.clicks.events`; other rows are rejected with a reason before they are sent.
+Additional fields may be mapped; they are passed on as text.
 """
 
 import difflib
@@ -38,15 +38,15 @@ _MS_MAX = 253_402_300_799_999
 
 
 class WrongMapping(OnceflowError):
-    """An option of the mapping that cannot be meant: an unknown field, a name twice, an impossible time format."""
+    """Invalid mapping: an unknown field, a duplicate name or an invalid time format."""
 
 
 class Unmappable(OnceflowError):
-    """One row that cannot become an event; the message is its reason."""
+    """Row that cannot be mapped to an event; the message is the reason."""
 
 
 class MappedEvent(NamedTuple):
-    """One event ready to be sent: its time in ms since 1970 (None where none was mapped), its key, its JSON."""
+    """Event to send: its time in ms since 1970 (None if no time is mapped), its key and its JSON."""
 
     time_ms: int | None
     key: bytes
@@ -55,9 +55,9 @@ class MappedEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class FieldMapping:
-    """The user's choice: event field → file field, event field → constant, and how the time is written.
+    """The user's mapping: event field → file field, event field → constant, and the format of times.
 
-    A source in `optional` is used in the rows that have it.
+    A source in `optional` may be missing in a row.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -66,17 +66,17 @@ class FieldMapping:
     optional: frozenset[str] = frozenset()
 
     def for_format(self, input_format: InputFormat) -> "FieldMapping":
-        """Fill in what was not said: for a combined log each line is one click of its ip, else the same names.
+        """Add the defaults: in a combined log each line is one click of its ip; else the file has the event's names.
 
-        event_time and os_type under their own names are optional; uid and click_count are not.
+        event_time and os_type under their own names are optional; uid and click_count are required.
         """
         sources = {name: name for name in EVENT_FIELDS}
         constants: dict[str, str] = {}
         if input_format is InputFormat.COMBINED:
             sources, constants = {KEY_FIELD: "ip", TIME_FIELD: "time"}, {VALUE_FIELD: "1"}
-        said = {**self.sources, **self.constants}
-        sources = {name: source for name, source in sources.items() if name not in said}
-        constants = {name: text for name, text in constants.items() if name not in said}
+        given = {**self.sources, **self.constants}
+        sources = {name: source for name, source in sources.items() if name not in given}
+        constants = {name: text for name, text in constants.items() if name not in given}
         return FieldMapping(
             {**self.sources, **sources},
             {**self.constants, **constants},
@@ -85,7 +85,7 @@ class FieldMapping:
         )
 
     def check(self) -> None:
-        """Raise `WrongMapping` for what no file could satisfy."""
+        """Raise `WrongMapping` for a mapping that is invalid for every file."""
         twice = sorted(self.sources.keys() & self.constants.keys())
         if twice:
             raise WrongMapping(f"'{twice[0]}' is given by --field and by --const: choose one")
@@ -99,21 +99,21 @@ class FieldMapping:
             _check_pattern(self.time_format)
 
     def _refuse_typos(self) -> None:
-        """A further field may have any name, but not nearly that of an event's field that is not given."""
+        """Raise `WrongMapping` for an additional field whose name resembles that of a missing event field."""
         given = self.sources.keys() | self.constants.keys()
         for name in sorted(given - set(EVENT_FIELDS)):
             near = difflib.get_close_matches(name, [field for field in EVENT_FIELDS if field not in given], 1, 0.8)
             if near:
                 option = "--field" if name in self.sources else "--const"
-                meant = f"{near[0]}={self.sources.get(name, self.constants.get(name))}"
+                correct = f"{near[0]}={self.sources.get(name, self.constants.get(name))}"
                 raise WrongMapping(
-                    f"'{name}' is none of {', '.join(EVENT_FIELDS)}: {option} {meant} is meant, or give {near[0]} as "
-                    "well if the event shall have both"
+                    f"'{name}' is not one of {', '.join(EVENT_FIELDS)}: did you mean {option} {correct}? To send both, "
+                    f"give {near[0]} too"
                 )
 
 
 def _check_pattern(pattern: str) -> None:
-    """Raise `WrongMapping` for a pattern that cannot read even what it wrote itself."""
+    """Raise `WrongMapping` for a pattern that cannot parse its own output."""
     if "%" not in pattern:
         raise WrongMapping(
             f"--time-format {pattern!r} is neither {', '.join(TIME_FORMATS)} nor a pattern like '%m/%d/%Y %H:%M'"
@@ -122,20 +122,20 @@ def _check_pattern(pattern: str) -> None:
         datetime.strptime(datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC).strftime(pattern), pattern)
     except (ValueError, re.error) as error:
         raise WrongMapping(
-            f"--time-format {pattern!r} can read no time ({error}): a pattern like '%m/%d/%Y %H:%M' is meant, with "
-            "each part once"
+            f"--time-format {pattern!r} cannot parse times ({error}): give a pattern like '%m/%d/%Y %H:%M', with each "
+            "part once"
         ) from error
 
 
 class Mapper:
-    """Turns the rows of one file into events."""
+    """Mapper from the rows of one file to events."""
 
     def __init__(self, mapping: FieldMapping) -> None:
         mapping.check()
         self._sources = mapping.sources
         self._constants = mapping.constants
         self._optional = mapping.optional
-        # Counts recur all the time and log lines share their seconds, so what a text means is remembered.
+        # Counts recur and log lines share their seconds, so results are cached by text.
         self._count_of_text = lru_cache(maxsize=4_096)(count_of_text)
         self._read_time = lru_cache(maxsize=65_536)(time_reader(mapping.time_format or "ms"))
         names = dict.fromkeys([*mapping.sources, *mapping.constants])
@@ -143,14 +143,14 @@ class Mapper:
         self._has_time = TIME_FIELD in names
 
     def check_columns(self, file: str, columns: Iterable[str]) -> None:
-        """Raise `WrongMapping` naming the nearest column where the file has not every source."""
+        """Raise `WrongMapping`, with the nearest column, if the file lacks a source."""
         known = list(columns)
         for name, source in self._sources.items():
             if source not in known and name not in self._optional:
                 near = difflib.get_close_matches(source, known, 1, 0.5)
-                meant = f"did you mean '{near[0]}'" if near else f"it has {', '.join(known[:20])}"
+                hint = f"did you mean '{near[0]}'" if near else f"it has {', '.join(known[:20])}"
                 raise WrongMapping(
-                    f"{file} has no field '{source}' for the event's {name} ({meant}): name the right one with "
+                    f"{file} has no field '{source}' for the event's {name} ({hint}): name the right one with "
                     f"--field {name}={near[0] if near else 'FIELD'}, or give a constant with --const {name}=VALUE"
                 )
 
@@ -172,11 +172,11 @@ class Mapper:
         event[VALUE_FIELD] = self._count(fields)
         value = msgspec.json.encode(event)
         if len(value) > EVENT_BYTES_MAX:
-            raise Unmappable(f"the event would be {len(value):,} bytes long, {EVENT_BYTES_MAX:,} are allowed")
+            raise Unmappable(f"the event has {len(value):,} bytes, more than {EVENT_BYTES_MAX:,}")
         return MappedEvent(time_ms, key, value)
 
     def _text(self, fields: Mapping[str, str], name: str) -> str | None:
-        """Return the field's text; None for an optional one that the row has not."""
+        """Return the field's text; None for an optional field that the row lacks."""
         source = self._sources.get(name)
         if source is None:
             return self._constants[name]
@@ -194,12 +194,12 @@ class Mapper:
 
 
 def columns_of(input_format: InputFormat, first: Mapping[str, str]) -> Iterable[str]:
-    """Return the field names that a file offers, told by its first row."""
+    """Return the field names of a file, from its first row."""
     return COMBINED_FIELDS if input_format is InputFormat.COMBINED else first.keys()
 
 
 def time_reader(time_format: str) -> Callable[[str], int]:
-    """Return the function from a time's text to ms since 1970; times without a zone are UTC. It raises Unmappable."""
+    """Return a function from a time's text to ms since 1970; times without a zone are UTC. It raises Unmappable."""
     readers: dict[str, Callable[[str], int]] = {"ms": _whole_ms, "s": _seconds, "iso": _iso}
     read = readers.get(time_format, partial(_strptime, time_format=time_format))
 

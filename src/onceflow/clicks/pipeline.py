@@ -1,10 +1,10 @@
-"""The pipeline: events from any Kafka, judged and summed in Spark, added to Redis exactly once.
+"""The pipeline: events from any Kafka, validated and summed in Spark, added to Redis exactly once.
 
     format("onceflow") → mapInArrow(count_events) → foreachBatch(RedisSink)
 
-A micro-batch's counts and the marker that says so become visible in the same atomic step; docs/exactly-once.md tells
-how. What is counted is named by the plan (field names and the version of the rules): a checkpoint and a hash key keep
-to one plan, so a count is never half one thing and half another.
+A micro-batch's counts and their marker become visible in the same atomic step (docs/exactly-once.md). The plan defines
+what is counted: the field names and the version of the rules. A checkpoint and a hash key are bound to one plan, so
+that a sum never mixes two definitions.
 """
 
 import contextlib
@@ -35,21 +35,21 @@ from onceflow.spark.redis_sink import Append, Increment, MissingRanges, RedisSin
 from onceflow.spark.session import build_session, is_jvm_lost
 
 PLAN_VERSION = 2
-"""Goes up with every change of `onceflow.clicks.events` that makes another count of the same event."""
+"""Incremented with each change of `onceflow.clicks.events` that changes the count of an event."""
 
 EVENTS_PER_BATCH_MAX = 2_000_000
-"""A long backlog is counted in steps of so many offsets, so that results move and a batch's repeat stays short."""
+"""A long backlog is counted in steps of this number of offsets, so that results advance and a repeat is short."""
 
 POLL_S = 1
 CHECK_S = 30
-"""How often an idle query looks whether Redis still holds what it acknowledged."""
+"""Interval at which an idle query checks that Redis still holds the acknowledged counts."""
 
 AVAILABLE_NOW = "available-now"
 
 
 @dataclass(frozen=True)
 class ClickPipeline:
-    """Everything a run needs to know; `master` None takes the session that spark-submit configured."""
+    """Settings of a run; without a `master` the session configured by spark-submit is used."""
 
     bootstrap: str
     topic: str
@@ -69,12 +69,12 @@ class ClickPipeline:
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     """TLS and SASL by Kafka's names."""
     accept_data_loss: bool = False
-    """Whether this run counts on where the log lacks records."""
+    """Whether this run continues where the log lacks records."""
     restarts: RestartLimits = field(default_factory=RestartLimits)
 
     @property
     def plan(self) -> str:
-        """What is counted, as the marker keeps it."""
+        """The plan, in the form stored in the marker."""
         return json.dumps(
             {
                 "counts": "clicks",
@@ -88,20 +88,20 @@ class ClickPipeline:
     def run(self) -> None:
         """Count until SIGINT or SIGTERM, or until everything available is counted. Main thread only; `check` first.
 
-        Restart the query after a failure that a restart cures. Raises the sentence of what stopped the query:
-        `QueryFailed`, or the source's and the sink's own errors.
+        Restart the query after a failure that a restart fixes. Raises `QueryFailed` or the error of the source or the
+        sink that stopped the query.
         """
         restarts, is_over = Restarts(self.restarts), False
         try:
             while not is_over:
-                # Spark puts its own handler for SIGINT in place when its context starts, so ours comes after it.
+                # Spark installs its own handler for SIGINT when its context starts, so ours is installed later.
                 with self._session() as spark, stop_on_signals() as stop:
                     is_over = self.count_with_restarts(spark, stop, restarts)
         except (PySparkException, Py4JError, OSError) as error:
-            raise QueryFailed(sentence_of(error)) from error
+            raise QueryFailed(message_of(error)) from error
 
     def check(self) -> None:
-        """Raise at once for what would only fail minutes later in Spark: field names, Redis, the broker, the topic."""
+        """Check field names, Redis, the broker and the topic, which would otherwise fail minutes later in Spark."""
         Rules(self.key_field, self.value_field)
         with Results(self.redis_url, self.hash_key) as results:
             results.marker()
@@ -109,7 +109,7 @@ class ClickPipeline:
             cluster.require_topic(self.topic)
 
     def count(self, spark: SparkSession, stop: threading.Event) -> None:
-        """Count in a session that is there, until `stop` is set or everything available is counted."""
+        """Count in an existing session until `stop` is set or everything available is counted."""
         self._count_into(self._sink(spark), spark, stop)
 
     def count_with_restarts(self, spark: SparkSession, stop: threading.Event, restarts: Restarts) -> bool:
@@ -139,7 +139,7 @@ class ClickPipeline:
         if self.master is None:
             spark = SparkSession.builder.appName("onceflow clicks").getOrCreate()
             if "spark.sql.shuffle.partitions" not in dict(spark.sparkContext.getConf().getAll()):
-                # Spark's own default is 200, and each costs a task in every micro-batch.
+                # Spark's default is 200, and each costs a task in every micro-batch.
                 spark.conf.set("spark.sql.shuffle.partitions", spark.sparkContext.defaultParallelism)
         else:
             spark = build_session(
@@ -154,7 +154,7 @@ class ClickPipeline:
                 self.on_session(spark)
             yield spark
         finally:
-            with contextlib.suppress(Py4JError, ConnectionError):  # The JVM may be what has died.
+            with contextlib.suppress(Py4JError, ConnectionError):  # The JVM may have ended.
                 spark.stop()
 
     def _start(self, spark: SparkSession, sink: RedisSink) -> StreamingQuery:
@@ -180,7 +180,7 @@ class ClickPipeline:
         return self._counted(events)
 
     def rows_again(self, spark: SparkSession, missing: MissingRanges) -> DataFrame:
-        """Return the sink's rows of offsets that were counted before and that Redis has lost."""
+        """Return the sink's rows of offsets whose counts Redis has lost."""
         return self._counted(read_again(spark, self._source, missing))
 
     @property
@@ -224,7 +224,7 @@ class ClickPipeline:
         )
 
     def _wait(self, query: StreamingQuery, sink: RedisSink, stop: threading.Event) -> None:
-        """Wait for the query's end or for `stop`, then end it. Raises what it failed with, also while it is stopped."""
+        """Wait for the query's end or for `stop`, then stop it. Raises its failure, also one during the stop."""
         failure: Exception | None = None
         try:
             _watch(query, sink, stop)
@@ -237,13 +237,13 @@ class ClickPipeline:
                 query.stop()
         if failed_in_sink is not None:
             raise failed_in_sink from failure
-        # That the JVM went away is part of a stop; a sentence of ours is a failure all the same.
-        if failure is not None and (not stop.is_set() or _own_sentences(str(failure))):
-            raise QueryFailed(sentence_of(failure)) from failure
+        # A stop may end the JVM, which is not a failure; an error of Onceflow's own is one.
+        if failure is not None and (not stop.is_set() or _own_messages(str(failure))):
+            raise QueryFailed(message_of(failure)) from failure
 
 
 class _Stopped(Exception):
-    """The stop came while another driver's end was waited for."""
+    """A stop during the wait for another driver's end."""
 
 
 def _sleep(stop: threading.Event, seconds: float) -> None:
@@ -262,17 +262,17 @@ def _watch(query: StreamingQuery, sink: RedisSink, stop: threading.Event) -> Non
         sink.check()
 
 
-def _own_sentences(text: str) -> list[str]:
+def _own_messages(text: str) -> list[str]:
     return re.findall(r"onceflow\.[\w.]+: (.+)", text)
 
 
-def sentence_of(error: BaseException) -> str:
-    """Find our own sentence in Spark's many lines, else the innermost error that they tell of."""
+def message_of(error: BaseException) -> str:
+    """Return Onceflow's own message in Spark's error, or else the innermost error in its text."""
     text = str(error)
-    ours = _own_sentences(text)
+    ours = _own_messages(text)
     if ours:
         return ours[-1]
     causes = re.findall(r"^(?:Caused by: )?([\w.]*(?:Error|Exception): .+)$", text, re.MULTILINE)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    reason = causes[-1] if causes else lines[0] if lines else "it gave no reason"
+    reason = causes[-1] if causes else lines[0] if lines else "no reason given"
     return f"Spark stopped the query ({type(error).__name__}): {reason[:300]}"

@@ -1,12 +1,12 @@
-"""Rows of real log files: CSV, JSON lines and Apache's combined log, each as a stream of named texts.
+"""Rows of log files (CSV, JSON lines, Apache's combined log) as streams of named texts.
 
     csv       the first line names the columns; quotes as in RFC 4180, a quoted field may span lines
-    jsonl     one JSON object a line; empty lines are passed over
+    jsonl     one JSON object per line; empty lines are skipped
     combined  Apache's combined log: ip, time, method, path, status, bytes, referrer, agent. The whole line must
-              match, closing quotes included, so a line that was cut short is rejected. "-" stays "-"; of a request
-              that is not "METHOD path HTTP/x" the path is the whole request and the method "-"
+              match, closing quotes included, so a truncated line is rejected. "-" stays "-". If a request is not
+              "METHOD path HTTP/x", the path is the whole request and the method "-"
 
-Rows come in the file's order. What is no row comes as `Rejected`, and nothing stops for it.
+Rows are in the file's order. An invalid row is yielded as `Rejected`.
 """
 
 import csv
@@ -33,7 +33,7 @@ _SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jso
 
 
 class InputFormat(StrEnum):
-    """What a file to be replayed holds."""
+    """Format of a file to replay."""
 
     CSV = "csv"
     JSONL = "jsonl"
@@ -41,11 +41,11 @@ class InputFormat(StrEnum):
 
 
 class FormatUnknown(OnceflowError):
-    """Neither the file's name nor its first line tells what it holds, or its header cannot be one."""
+    """File whose name and first line do not show its format, or with an invalid header."""
 
 
 class Row(NamedTuple):
-    """One row: where it begins, its text for a rejection, and what it says by field name."""
+    """One row: its start, its text for a rejection, and its fields by name."""
 
     file: str
     line: int
@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
 
 def guess_format(path: Path) -> InputFormat:
-    """Tell the format by the name's ending (.gz aside), else by the first line. Raises `FormatUnknown`."""
+    """Return the format by the file name's extension (without .gz), or by the first line. Raises `FormatUnknown`."""
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     if suffixes and suffixes[-1] in _SUFFIXES:
         return InputFormat(_SUFFIXES[suffixes[-1]])
@@ -66,7 +66,7 @@ def guess_format(path: Path) -> InputFormat:
     if "," in first:
         return InputFormat.CSV
     raise FormatUnknown(
-        f"cannot tell what {path} holds, its first line is {first[:80]!r}: {Remedy.NAME_FORMAT} {'|'.join(InputFormat)}"
+        f"unknown format of {path}, whose first line is {first[:80]!r}: {Remedy.NAME_FORMAT} {'|'.join(InputFormat)}"
     )
 
 
@@ -94,7 +94,7 @@ def _json_rows(path: Path) -> Iterator[Row | Rejected]:
 
 
 class _Texts(Mapping[str, str]):
-    """A JSON object's strings and numbers as texts, made when they are asked for; the others are as if absent."""
+    """Texts of a JSON object's strings and numbers, decoded on access; other values count as absent."""
 
     def __init__(self, raws: dict[str, msgspec.Raw]) -> None:
         self._raws = raws
@@ -120,11 +120,11 @@ def _combined_rows(path: Path) -> Iterator[Row | Rejected]:
             yield line
             continue
         number, text = line
-        found = _COMBINED.fullmatch(text)
-        if found is None:
-            yield Rejected(str(path), number, "not a line of Apache's combined log, or cut short", excerpt(text))
+        match = _COMBINED.fullmatch(text)
+        if match is None:
+            yield Rejected(str(path), number, "not a line of Apache's combined log, or truncated", excerpt(text))
             continue
-        ip, time, request, status, size, referrer, agent = found.groups()
+        ip, time, request, status, size, referrer, agent = match.groups()
         parts = _REQUEST.fullmatch(request)
         method, target = parts.groups() if parts else ("-", request)
         values = (ip, time, method, target, status, size, referrer, agent)
@@ -148,7 +148,7 @@ def _csv_rows(path: Path) -> Iterator[Row | Rejected]:
             continue
         yield from lines.take_rejects()
         if lines.is_damaged:
-            yield lines.reject_row("a line inside its quotes is not readable")
+            yield lines.reject_row("a line inside its quotes is too long or not UTF-8")
         elif header is None:
             header = _checked_header(path, values)
         elif len(values) == len(header):
@@ -165,10 +165,10 @@ def _checked_header(path: Path, names: list[str]) -> list[str]:
 
 
 class _CsvLines:
-    """Feeds `csv.reader` line by line and remembers the lines of the row being read.
+    """Input lines of `csv.reader`, with the lines of the current row.
 
-    A quote that never closes makes the reader swallow lines until a field exceeds its limit of 131,072 characters.
-    Then only the row's first line is at fault: the others are pushed back and read again as rows of their own.
+    After a quote that never closes, the reader consumes lines until a field exceeds its limit of 131,072 characters.
+    Then only the row's first line is rejected: the others are pushed back and read again as rows.
     """
 
     def __init__(self, path: Path) -> None:

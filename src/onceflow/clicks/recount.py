@@ -1,8 +1,8 @@
-"""The rules of docs/events.md a second time, on purpose: what `verify` counts must not share a mistake.
+"""Second implementation of the rules of docs/events.md for `verify`, so that both do not share a mistake.
 
-Nothing here comes from `onceflow.clicks.events`, `counting` or `pipeline`. The parser is the standard library's json
-where the pipeline has msgspec, numbers are `Decimal` where the pipeline works on digits, and there is no fast path.
-If the two ever judge an event differently, a property test fails, and `verify` shows a difference.
+Nothing here is imported from `onceflow.clicks.events`, `counting` or `pipeline`. The parser is the standard library's
+json instead of msgspec, numbers are `Decimal` instead of digits, and there is no fast path. Where the two differ on an
+event, a property test fails and `verify` shows a difference.
 """
 
 import json
@@ -15,14 +15,14 @@ DEPTH_MAX = 200
 
 
 class Number(NamedTuple):
-    """A JSON number as it is written, not rounded."""
+    """Text of a JSON number, not rounded."""
 
     text: str
     is_integer: bool
 
 
 class Judged(NamedTuple):
-    """One event: the reason why it does not count ("" if it does), and what it counts."""
+    """One event: the reason why it is not valid ("" if it is), its user, clicks and operating system."""
 
     reason: str
     uid: str = ""
@@ -31,9 +31,9 @@ class Judged(NamedTuple):
 
 
 class Recount:
-    """Sums over events that are handed in one by one, in any order.
+    """Sums over events that are added one by one, in any order.
 
-    `pointers` are the bad events that Redis keeps, as partition:offset:reason; each that is met is taken out.
+    `pointers` are the bad events that Redis keeps, as partition:offset:reason; each one that is read is removed.
     """
 
     def __init__(self, key_field: str, value_field: str | None, pointers: set[str] | None = None) -> None:
@@ -62,7 +62,7 @@ class Recount:
 
 
 def judge(value: bytes | None, key_field: str, value_field: str | None) -> Judged:
-    """Say what one record's value counts, or why not."""
+    """Return the event in one record's value."""
     if value is None:
         return Judged("no-value")
     try:
@@ -88,14 +88,14 @@ def _parse(text: str) -> Any:
         raise ValueError("nested too deep")
     event = json.loads(text, parse_int=_integer, parse_float=_fraction, parse_constant=_no_constant)
     if "\\ud" in text or "\\uD" in text:
-        # Every string counts, that of a field that is there twice too; so the pairs are kept as pairs here.
+        # Check the strings of duplicate fields too: a list of pairs keeps them.
         pairs = json.loads(text, parse_int=str, parse_float=str, object_pairs_hook=list)
         json.dumps(pairs, ensure_ascii=False).encode("utf-8")
     return event
 
 
 def _depth(text: str) -> int:
-    """Return how deep brackets nest outside of strings."""
+    """Return the nesting depth of brackets outside strings."""
     deepest = depth = 0
     if text.count("{") + text.count("[") <= DEPTH_MAX:
         return deepest
@@ -157,7 +157,7 @@ def _clicks(field: Any) -> tuple[int, str]:
     try:
         exact = Decimal(number.text)
     except InvalidOperation:
-        return 0, _reason_of_vast(number.text)
+        return 0, _reason_of_extreme(number.text)
     if exact < 0:
         return 0, "count-negative"
     if exact != exact.to_integral_value():
@@ -165,11 +165,11 @@ def _clicks(field: Any) -> tuple[int, str]:
     return (int(exact), "") if exact <= COUNT_MAX else (0, "count-too-large")
 
 
-def _reason_of_vast(text: str) -> str:
-    """Judge a number whose exponent is beyond Decimal's 18 digits.
+def _reason_of_extreme(text: str) -> str:
+    """Return the reason for a number whose exponent exceeds Decimal's 18 digits.
 
-    No text has as many digits as such an exponent counts, so its sign alone says where the point ends up: left of
-    every digit or right of all. Only a mantissa of zeros stays what it is.
+    No text has that number of digits, so the exponent's sign decides: the number is fractional or too large. Only a
+    mantissa of zeros is still zero.
     """
     mantissa, _, exponent = text.lower().partition("e")
     exact = Decimal(mantissa)
@@ -181,7 +181,7 @@ def _reason_of_vast(text: str) -> str:
 
 
 def _number_in(text: str) -> Any:
-    """Return the number that a string is, exactly and with nothing around it."""
+    """Return the number if the string is exactly one, without surrounding space."""
     if text != text.strip():
         return None
     try:

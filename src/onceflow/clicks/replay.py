@@ -1,9 +1,9 @@
-"""Replays real log files into a topic as click events: rows → mapped events → in order → paced → sent.
+"""Replay of log files into a topic as click events: rows → mapped events → sorted → paced → sent.
 
-Everything is a stream; memory is bounded however large the files are. A row that cannot become an event goes into the
-rejects file (JSON lines: file, line, reason, text) and stops nothing. `--skip N` passes over the first N events of the
-order in which they are sent (rejected rows are none), so an interrupted replay goes on where it stopped.
-Replaying a file twice counts it twice: the log cannot know that two events are one.
+Everything is streamed, so memory is bounded for files of any size. A row that cannot be mapped goes into the rejects
+file (JSON lines: file, line, reason, text), and the replay continues. `--skip N` skips the first N events in sending
+order (rejected rows are not events), to resume an interrupted replay. A file replayed twice is counted twice: the log
+does not detect duplicates.
 """
 
 import contextlib
@@ -24,19 +24,18 @@ from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 
 FLUSH_EVENTS = 100_000
-"""Every so many events all are waited for, so that a failure knows from where to go on."""
-
+"""Number of events after which all acknowledgements are awaited, so that a failure has a resume position."""
 
 FIRST_ROWS = 100
-"""A mistyped field is told at once where none of so many first JSON lines has it."""
+"""Number of first JSON lines; a field that none of them has is reported at once."""
 
 
 class ReplayFailed(OnceflowError):
-    """Events were not acknowledged; the message says from where to go on."""
+    """Failure to send events; the message names the resume position."""
 
 
 class Writer(Protocol):
-    """Where events go; `onceflow.client.producer.EventWriter` is one."""
+    """Destination of events, such as `onceflow.client.producer.EventWriter`."""
 
     def write(self, key: bytes | None, value: bytes | None) -> None: ...
 
@@ -45,7 +44,7 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Replay:
-    """What is replayed and how; `speed` None is as fast as possible, else how many times as fast as it happened."""
+    """Settings of a replay; `speed` is relative to event time, None as fast as possible."""
 
     files: Sequence[Path]
     mapping: FieldMapping = field(default_factory=FieldMapping)
@@ -55,7 +54,7 @@ class Replay:
     skip: int = 0
 
     def check(self) -> None:
-        """Raise for files and options that cannot be meant, before a topic is made or a row is sent."""
+        """Raise for invalid files and options, before a topic is created or a row is sent."""
         self.mapping.check()
         for path in self.files:
             input_format = self._format(path)
@@ -64,9 +63,9 @@ class Replay:
                 Mapper(self.mapping.for_format(input_format)).check_columns(str(path), columns)
 
     def events(self, rejects: "Rejects") -> Iterator[MappedEvent]:
-        """Yield every event in the order of sending, skipped ones included.
+        """Yield every event in sending order, skipped ones included.
 
-        Raises `ReplayFailed` at once where the rejects file is one of the files to be read.
+        Raises `ReplayFailed` at once if the rejects file is one of the input files.
         """
         rejects.check_is_none_of(self.files)
         events = (event for path in self.files for event in self._events_of(path, rejects))
@@ -89,22 +88,22 @@ class Replay:
 
     def _mapper(self, input_format: InputFormat, first: Row) -> Mapper:
         mapper = Mapper(self.mapping.for_format(input_format))
-        # Lines of JSON need not have the same fields: one that lacks a field is a rejected row like any other.
+        # Lines of JSON need not have the same fields: one that lacks a field is rejected like any other bad row.
         if input_format is not InputFormat.JSONL:
             mapper.check_columns(first.file, columns_of(input_format, first.fields))
         return mapper
 
 
 def _first_columns(path: Path, input_format: InputFormat) -> list[str]:
-    """The field names that the first rows offer: of JSON lines a hundred, which need not have the same fields."""
+    """Return the field names of the first row, or of a hundred JSON lines, which need not have the same fields."""
     rows = rows_of(path, input_format)
     first = [next(rows, None)]
     if input_format is InputFormat.JSONL:
-        # Damage further on is told when it is reached, after the rows before it are sent.
+        # Later damage is reported when it is reached, after the rows before it are sent.
         with contextlib.suppress(FileUnreadable):
             first.extend(itertools.islice(rows, FIRST_ROWS))
-    found = [columns_of(input_format, row.fields) for row in first if isinstance(row, Row)]
-    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+    columns = [columns_of(input_format, row.fields) for row in first if isinstance(row, Row)]
+    return list(dict.fromkeys(itertools.chain.from_iterable(columns)))
 
 
 def _mapped(mapper: Mapper, row: Row, rejects: "Rejects") -> MappedEvent | None:
@@ -116,7 +115,7 @@ def _mapped(mapper: Mapper, row: Row, rejects: "Rejects") -> MappedEvent | None:
 
 
 class Rejects(AbstractContextManager["Rejects"]):
-    """The rejects file, made anew when the first row is rejected; `count` tells how many were."""
+    """The rejects file, overwritten when the first row is rejected; `count` is the number of rejected rows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -124,16 +123,16 @@ class Rejects(AbstractContextManager["Rejects"]):
         self._file: IO[str] | None = None
 
     def check_is_none_of(self, files: Sequence[Path]) -> None:
-        """Raise `ReplayFailed` where the first rejected row would empty a file that is being read."""
+        """Raise `ReplayFailed` if the first rejected row would overwrite an input file."""
         for path in files:
             if self.path.exists() and path.exists() and self.path.samefile(path):
                 raise ReplayFailed(
-                    f"{path} is to be read and is the rejects file {self.path} too, which is made anew: "
+                    f"{path} is an input file and the rejects file {self.path}, which is overwritten: "
                     f"{Remedy.OTHER_REJECTS}"
                 )
 
     def add(self, rejected: Rejected) -> None:
-        """Write one row. Raises `ReplayFailed` where the file cannot be written."""
+        """Write one row. Raises `ReplayFailed` if the file cannot be written."""
         document = {
             "file": rejected.file,
             "line": rejected.line,
@@ -157,7 +156,7 @@ class Rejects(AbstractContextManager["Rejects"]):
 
 @dataclass(slots=True)
 class Progress:
-    """How far a replay came; `position` counts skipped and sent events, `acknowledged` the ones surely in the log."""
+    """Progress of a replay; `position` counts skipped and sent events, `acknowledged` those certainly in the log."""
 
     skipped: int = 0
     sent: int = 0
@@ -172,10 +171,10 @@ class Progress:
 def send(
     replay: Replay, events: Iterator[MappedEvent], writer: Writer, progress: Progress, wait: Callable[[float], bool]
 ) -> None:
-    """Send events until they end or `wait` (seconds, 0 to just ask) says stop; `progress` always tells how far.
+    """Send events until they end or `wait(seconds)` (0 to only ask) is true; update `progress` all the time.
 
-    Raises `ReplayFailed` with the place to go on from when the writer fails, and, once all that was sent is
-    acknowledged, when the files cannot be read further.
+    Raises `ReplayFailed` with the resume position if the writer fails. If the files become unreadable, it is raised
+    after all sent events are acknowledged.
     """
     try:
         unread = _send_each(_due(replay, events, progress), writer, progress, wait)
@@ -185,12 +184,12 @@ def send(
             raise
         raise ReplayFailed(
             f"{error}; {Remedy.SKIP_SENT.format(position=progress.skipped + progress.acknowledged)} without a gap, "
-            f"but up to {progress.sent - progress.acknowledged} events may then be counted twice"
+            f"but up to {progress.sent - progress.acknowledged} events may be counted twice"
         ) from error
     progress.acknowledged = progress.sent
     if unread is not None and progress.sent:
         raise ReplayFailed(
-            f"{unread}; the {progress.sent:,} events before it are sent and acknowledged, and once it is mended "
+            f"{unread}; the {progress.sent:,} events before it are sent and acknowledged; once the file is repaired, "
             f"{Remedy.SKIP_SENT.format(position=progress.position)} with the next"
         ) from unread
     if unread is not None:
@@ -198,7 +197,7 @@ def send(
 
 
 def _due(replay: Replay, events: Iterator[MappedEvent], progress: Progress) -> Iterator[tuple[float, MappedEvent]]:
-    """Pass over what is skipped; yield the others with the seconds to wait before each."""
+    """Drop the skipped events; yield the others with the seconds to wait before each."""
     pace = Pace(replay.speed)
     for event in events:
         if progress.skipped < replay.skip:
@@ -210,7 +209,7 @@ def _due(replay: Replay, events: Iterator[MappedEvent], progress: Progress) -> I
 def _send_each(
     due: Iterator[tuple[float, MappedEvent]], writer: Writer, progress: Progress, wait: Callable[[float], bool]
 ) -> OnceflowError | None:
-    """Send until the end or a stop. Returns what the reading failed with, and raises what the writer fails with."""
+    """Send until the end or a stop. Return a failure of reading; raise a failure of the writer."""
     while True:
         try:
             item = next(due, None)
@@ -230,23 +229,21 @@ def _send_each(
 
 
 class Pace:
-    """Says how long to wait before an event, so that time runs `speed` times as fast as it did."""
+    """Pauses before events, for a replay at `speed` relative to event time."""
 
     def __init__(self, speed: float | None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._speed = speed
         self._monotonic = monotonic
-        self._began: tuple[float, int] | None = None
+        self._started: tuple[float, int] | None = None
 
     def pause_s(self, event: MappedEvent) -> float:
-        """Return the seconds until the event is due; 0.0 for one that lies before the latest (an unordered file)."""
+        """Return the seconds until the event is due; 0.0 for one before the latest (an unordered file)."""
         if self._speed is None:
             return 0.0
         if event.time_ms is None:
-            raise WrongMapping(
-                f"--speed needs to know the time of each event: {Remedy.NAME_TIME}, or send with --speed max"
-            )
-        if self._began is None:
-            self._began = (self._monotonic(), event.time_ms)
-        began_s, first_ms = self._began
-        due_s = began_s + (event.time_ms - first_ms) / 1000 / self._speed
+            raise WrongMapping(f"--speed requires the time of each event: {Remedy.NAME_TIME}, or send with --speed max")
+        if self._started is None:
+            self._started = (self._monotonic(), event.time_ms)
+        started_s, first_ms = self._started
+        due_s = started_s + (event.time_ms - first_ms) / 1000 / self._speed
         return max(0.0, due_s - self._monotonic())

@@ -1,11 +1,11 @@
-"""Failures that a restart of the query cures, and the limits of the restarts.
+"""Failures after which the query is restarted, and the limits of the restarts.
 
 | failure | recognized by | restarted |
 |---|---|---|
-| a Python worker of Spark started too slowly | `CURED_IN_SPARK` | yes |
-| the JVM ended | an error of py4j's, and the end of its process | yes, with a new JVM |
-| the broker is away | the class: `CURED` | yes |
-| Redis is away | the class: `CURED` | yes |
+| a Python worker of Spark started too slowly | `TRANSIENT_IN_SPARK` | yes |
+| the JVM ended | an error of py4j, and the end of its process | yes, with a new JVM |
+| the broker is unreachable | the class: `TRANSIENT` | yes |
+| Redis is unreachable | the class: `TRANSIENT` | yes |
 | any other | | no: its message ends the run |
 
 A failure in a worker reaches the driver as text in an error of Spark's, with the class's name in it.
@@ -39,55 +39,55 @@ RESTARTS_MAX = 20
 SECONDS_MAX = 600
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 30.0
-"""The pause doubles with each restart, up to this."""
+"""Maximum pause; the pause doubles with each restart."""
 DOUBLINGS_MAX = 5
 
 
 class QueryFailed(OnceflowError):
-    """The streaming query stopped by itself."""
+    """Failure of the streaming query."""
 
 
-BROKER_AWAY = "the broker is away"
-CURED: dict[type[BaseException], str] = {
-    BrokerUnreachable: BROKER_AWAY,
-    ConnectionLost: BROKER_AWAY,
-    RequestTimedOut: BROKER_AWAY,
-    LeaderUnavailable: BROKER_AWAY,
-    CoordinatorUnavailable: BROKER_AWAY,
-    RedisAway: "Redis is away",
+BROKER_UNREACHABLE = "the broker is unreachable"
+TRANSIENT: dict[type[BaseException], str] = {
+    BrokerUnreachable: BROKER_UNREACHABLE,
+    ConnectionLost: BROKER_UNREACHABLE,
+    RequestTimedOut: BROKER_UNREACHABLE,
+    LeaderUnavailable: BROKER_UNREACHABLE,
+    CoordinatorUnavailable: BROKER_UNREACHABLE,
+    RedisAway: "Redis is unreachable",
 }
-CURED_IN_SPARK = {"Python worker failed to connect back": "a Python worker of Spark started too slowly"}
-"""Spark gives a worker of a streaming source 10 s and has no setting for that."""
+TRANSIENT_IN_SPARK = {"Python worker failed to connect back": "a Python worker of Spark started too slowly"}
+"""Spark allows a worker of a streaming source 10 s to start and has no setting for it."""
 JVM_LOST = "Spark's JVM ended"
 JVM_END_WAIT_S = 5
 """A JVM that is killed closes its connections shortly before its process ends."""
 
 _CARRIERS = (QueryFailed, SinkStopped, RepairFailed)
-"""Errors that carry another one, which decides."""
-_BY_NAME = {f"{kind.__module__}.{kind.__qualname__}": reason for kind, reason in CURED.items()}
+"""Errors whose cause decides."""
+_BY_NAME = {f"{kind.__module__}.{kind.__qualname__}": reason for kind, reason in TRANSIENT.items()}
 
 
-def curable(error: BaseException) -> str | None:
-    """Return the reason to restart the query after `error`; None if a restart does not cure it."""
+def restart_reason(error: BaseException) -> str | None:
+    """Return the reason to restart the query after `error`; None if a restart does not help."""
     while type(error) in _CARRIERS and error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError):
         return JVM_LOST if is_jvm_lost(within_s=JVM_END_WAIT_S) else None
     if isinstance(error, OnceflowError):
-        return CURED.get(type(error))
+        return TRANSIENT.get(type(error))
     name = failure.own_class(error)
     if name is not None:
         return _BY_NAME.get(name)
-    return next((reason for text, reason in CURED_IN_SPARK.items() if text in str(error)), None)
+    return next((reason for text, reason in TRANSIENT_IN_SPARK.items() if text in str(error)), None)
 
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """Limits of restarts in a row, between which no micro-batch was completed."""
+    """Limits of consecutive restarts without a completed micro-batch in between."""
 
     restarts_max: int = RESTARTS_MAX
     seconds_max: float = SECONDS_MAX
-    """From the first failure in a row."""
+    """Time since the first of the consecutive failures."""
 
 
 class Restarts:
@@ -103,9 +103,9 @@ class Restarts:
     def wait(self, error: Exception, batch_done: int, stop: threading.Event) -> None:
         """Wait until the query may be restarted, or until `stop`. Raise `error` if it may not.
 
-        A micro-batch that was completed since the last failure starts a new row of restarts.
+        A micro-batch completed since the last failure resets the limits.
         """
-        reason = curable(error)
+        reason = restart_reason(error)
         if reason is None:
             raise error
         now_s = self._monotonic()

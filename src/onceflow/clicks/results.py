@@ -1,19 +1,19 @@
-"""The read model: what the pipeline has counted, as any reader of Redis sees it.
+"""The read model: the pipeline's counts as a reader of Redis sees them.
 
-With the hash key H (by default `app::users::click`, database 1) the pipeline keeps these keys, all of them moved by
-the same atomic scripts as the marker, so they never disagree with it at a complete batch:
+With the hash key H (by default `app::users::click`, database 1) the pipeline keeps these keys. The atomic scripts that
+write the marker also write them, so they always match it at a complete batch:
 
     H              hash   uid → sum of clicks
     {H}:top        zset   uid → the same sum, for the ranking
     {H}:os         hash   os_type → clicks
-    {H}:totals     hash   events (all that were read), clicks (their sum), bad (events that are not counts)
+    {H}:totals     hash   events (all that were read), clicks (their sum), bad (events that are not valid)
     {H}:bad        hash   reason → bad events
     {H}:dead       list   the newest 10,000 bad events as partition:offset:reason, newest first
     {H}:history    list   the newest 600 micro-batches as JSON, newest first
     {H}:onceflow   hash   the marker (written and described by `onceflow.spark.redis.marker`)
 
-This module reads and never writes. It imports redis and nothing of Spark, so the page and the command line start
-quickly; the log is only touched where a `Cluster` is handed in.
+This module only reads. It imports redis and nothing of Spark, so that the dashboard and the command line start
+quickly. Only functions that take a `Cluster` read the log.
 """
 
 import json
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from onceflow.errors import OnceflowError
-from onceflow.redis import errors as redis_answers
+from onceflow.redis import errors as redis_errors
 from onceflow.redis.address import shown
 from onceflow.redis.route import open_client
 from onceflow.remedies import Remedy
@@ -42,30 +42,30 @@ HISTORY_LENGTH = 600
 DEAD_LENGTH = 10_000
 SOCKET_TIMEOUT_S = 5.0
 SCAN_FIELDS = 5_000
-STANDSTILL_ATTEMPTS = 100
-STANDSTILL_PAUSE_S = 0.1
-"""A broker sends a first batch that is larger all the same."""
+SNAPSHOT_ATTEMPTS = 100
+SNAPSHOT_PAUSE_S = 0.1
+"""Pause between attempts to read while no batch is being written."""
 
 
 class RedisUnreachable(OnceflowError):
-    """Redis did not answer, or not as Redis does."""
+    """Redis that does not respond, or not as Redis does."""
 
 
 class NothingCounted(OnceflowError):
-    """There is no marker: no pipeline has written under this hash key."""
+    """Hash key without a marker: no pipeline has written there."""
 
 
 class OtherJob(OnceflowError):
-    """The counts under this hash key are not those of 'onceflow run'."""
+    """Counts under this hash key that are not those of 'onceflow run'."""
 
 
-class NeverStill(OnceflowError):
-    """No micro-batch stood complete for as long as it took to read what it had counted."""
+class NoConsistentSnapshot(OnceflowError):
+    """No micro-batch stayed complete while its counts were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The names of the keys that belong to one hash key; all share its slot in a cluster."""
+    """Names of the keys of one hash key; all share its slot in a cluster."""
 
     count: str
 
@@ -108,7 +108,7 @@ PartitionOffsets = dict[str, dict[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class MarkerView:
-    """What a reader needs of the marker; offsets are where the complete batch ends, exclusive."""
+    """The marker's fields that a reader needs; offsets are the exclusive ends of the complete batch."""
 
     query: str
     batch: int
@@ -120,13 +120,13 @@ class MarkerView:
     finished_ms: int
     duration_ms: int | None
     losses: tuple[AcceptedLoss, ...]
-    """Data loss that was accepted, oldest first."""
+    """Accepted data loss, oldest first."""
     fields: Mapping[str, str]
-    """Every field as it stands in Redis, to see whether the marker moved."""
+    """All fields in Redis, to detect changes of the marker."""
 
     @property
     def counted_fields(self) -> tuple[str, str | None] | None:
-        """The event's fields that 'onceflow run' counts by and sums up; None where another job wrote the marker."""
+        """The fields of the key and the sum of 'onceflow run'; None if another job wrote the marker."""
         try:
             plan = json.loads(self.plan)
             return plan["key_field"], plan["value_field"]
@@ -136,7 +136,7 @@ class MarkerView:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One complete micro-batch: its number, when it finished, its events and where it ended."""
+    """One complete micro-batch: its number, its finish time, its events and its end offsets."""
 
     batch: int
     finished_ms: int
@@ -146,7 +146,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole read model at one instant (one MULTI), without the users beyond the top ones."""
+    """The read model at one instant (one MULTI), with only the top users."""
 
     hash_key: str
     events: int
@@ -161,7 +161,7 @@ class Snapshot:
 
     @property
     def batch(self) -> int:
-        """The last micro-batch that the marker knows, complete or not; -1 before the first."""
+        """The last micro-batch in the marker, complete or not; -1 before the first."""
         return -1 if self.marker is None else self.marker.batch
 
     def as_json(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class DeadPointer:
-    """Where a bad event lies in the log, and why it was not counted."""
+    """Position of a bad event in the log, and why it was not counted."""
 
     partition: int
     offset: int
@@ -195,10 +195,10 @@ class DeadPointer:
 
 
 class Results:
-    """Reads one hash key's results from one Redis; use as a context manager or call `close`.
+    """Reader of one hash key's results; use it as a context manager or call `close`.
 
-    Every method raises `RedisUnreachable` when Redis is down, slow beyond five seconds, still loading, or when a
-    key has another type than the pipeline gives it.
+    Every method raises `RedisUnreachable` if Redis is down, still loading or slower than five seconds, or if a key does
+    not have the type that the pipeline gives it.
     """
 
     def __init__(self, redis_url: str = REDIS_URL, hash_key: str = HASH_KEY) -> None:
@@ -216,11 +216,11 @@ class Results:
         self.close()
 
     def close(self) -> None:
-        """Give the connection back to the system."""
+        """Close the connection."""
         self._redis.close()
 
     def snapshot(self, *, top: int = 10, history: int = HISTORY_LENGTH) -> Snapshot:
-        """Read everything but the single users in one MULTI, so the parts belong together."""
+        """Read everything except the single users in one MULTI, so that the parts are consistent."""
         keys = self.keys
         pipe = self._redis.pipeline(transaction=True)
         pipe.hgetall(keys.marker)
@@ -245,11 +245,11 @@ class Results:
         )
 
     def marker(self) -> MarkerView | None:
-        """Read the marker alone; None where no pipeline has written yet."""
+        """Read only the marker; None if no pipeline has written yet."""
         return parse_marker(_texts(self._ask(self._redis.hgetall, self.keys.marker)))
 
     def require_marker(self) -> MarkerView:
-        """Read the marker, or raise `NothingCounted` with what to do."""
+        """Read the marker, or raise `NothingCounted`."""
         marker = self.marker()
         if marker is None:
             raise NothingCounted(
@@ -259,26 +259,26 @@ class Results:
         return marker
 
     def clicks_of(self, uid: str) -> int | None:
-        """Return one user's sum, or None for a user without any event."""
+        """Return one user's sum, or None for a user without events."""
         value = self._ask(self._redis.hget, self.hash_key, uid)
         return None if value is None else int(value)
 
     def users(self) -> tuple[MarkerView, dict[str, int]]:
         """Return every user's sum as of one complete micro-batch, and that batch's marker; all of it is in memory.
 
-        Read in parts, so that Redis serves others meanwhile, between two looks at the marker that found the same batch.
-        Raises NothingCounted, NeverStill.
+        The sums are read in parts, so that Redis can serve other clients, between two reads of the same marker.
+        Raises NothingCounted, NoConsistentSnapshot.
         """
-        for _ in range(STANDSTILL_ATTEMPTS):
+        for _ in range(SNAPSHOT_ATTEMPTS):
             before = self.require_marker()
             if before.complete:
-                found = self._ask(lambda: dict(self._redis.hscan_iter(self.hash_key, count=SCAN_FIELDS)))
+                sums = self._ask(lambda: dict(self._redis.hscan_iter(self.hash_key, count=SCAN_FIELDS)))
                 after = self.require_marker()
                 if (after.query, after.batch, after.complete) == (before.query, before.batch, True):
-                    return before, {_text(uid): int(clicks) for uid, clicks in found.items()}
-            time.sleep(STANDSTILL_PAUSE_S)
-        raise NeverStill(
-            f"no micro-batch stood complete while '{self.hash_key}' was read, in {STANDSTILL_ATTEMPTS} attempts: "
+                    return before, {_text(uid): int(clicks) for uid, clicks in sums.items()}
+            time.sleep(SNAPSHOT_PAUSE_S)
+        raise NoConsistentSnapshot(
+            f"no micro-batch was complete while '{self.hash_key}' was read, in {SNAPSHOT_ATTEMPTS} attempts: "
             f"{Remedy.START_STREAM}, {Remedy.LONGER_TRIGGER}"
         )
 
@@ -292,19 +292,19 @@ class Results:
             return ask(*arguments)
         except redis.RedisError as error:
             raise RedisUnreachable(
-                f"Redis at {shown(self.redis_url)} did not serve '{self.hash_key}' ({error}): "
-                f"{redis_answers.remedy_for(error)}"
+                f"failed to read '{self.hash_key}' from Redis at {shown(self.redis_url)} ({error}): "
+                f"{redis_errors.remedy_for(error)}"
             ) from error
 
 
 def snapshot(redis_url: str = REDIS_URL, hash_key: str = HASH_KEY, *, top: int = 10) -> Snapshot:
-    """Read the results once, over a connection of its own."""
+    """Read the results once, over a new connection."""
     with Results(redis_url, hash_key) as results:
         return results.snapshot(top=top)
 
 
 def parse_marker(fields: Mapping[str, str]) -> MarkerView | None:
-    """Read the marker's fields (an empty mapping is None). Raises `RedisUnreachable` for what is not a marker."""
+    """Parse the marker's fields; an empty mapping is None. Raises `RedisUnreachable` if they are not a marker."""
     if not fields:
         return None
     try:
@@ -326,7 +326,7 @@ def parse_marker(fields: Mapping[str, str]) -> MarkerView | None:
 
 
 def by_another_job(hash_key: str, marker: MarkerView) -> str:
-    """The sentence about counts whose meaning only their own job knows."""
+    """Return the message about counts of another job, whose meaning is unknown here."""
     return (
         f"the marker {Keys(hash_key).marker} was written by another job than 'onceflow run' (its plan is "
         f"{marker.plan!r})"
@@ -334,13 +334,13 @@ def by_another_job(hash_key: str, marker: MarkerView) -> str:
 
 
 def refuse_other_job(hash_key: str, marker: MarkerView | None, why: str) -> None:
-    """Raise OtherJob where another job than 'onceflow run' wrote the marker; `why` ends the message."""
+    """Raise OtherJob if another job than 'onceflow run' wrote the marker; `why` ends the message."""
     if marker is not None and marker.counted_fields is None:
         raise OtherJob(f"{by_another_job(hash_key, marker)}: {why}")
 
 
 def lag(cluster: "Cluster", marker: MarkerView, *, now_ms: int | None = None) -> "Lag":
-    """Return what the log holds beyond the marker's offsets; partitions the marker does not know count whole."""
+    """Return the lag of the marker's offsets; partitions that the marker lacks count completely."""
     from onceflow.client.lag import lag_behind
 
     reached = {
@@ -373,7 +373,7 @@ def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def _text(value: bytes) -> str:
-    # The pipeline writes UTF-8 only; another writer's bytes must not take the page down.
+    # The pipeline writes only UTF-8; another writer's bytes must not break the dashboard.
     return value.decode("utf-8", "replace")
 
 

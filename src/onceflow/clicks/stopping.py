@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a flag, so that a loop ends between two events and knows exactly how far it came."""
+"""Ctrl-C and SIGTERM as a flag, so that a loop ends between two events at a known position."""
 
 import contextlib
 import signal
@@ -10,14 +10,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop(threading.Event):
-    """Set by the first signal; `signal_number` tells which one it was."""
+    """Event set by the first signal, with the number of that signal."""
 
     signal_number: int | None = None
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[Stop]:
-    """Give a flag that the first SIGINT or SIGTERM sets; the second one acts as it did before. Main thread only."""
+    """Return a flag that the first SIGINT or SIGTERM sets; the second one has its former effect. Main thread only."""
     stop = Stop()
     previous = {number: signal.getsignal(number) for number in SIGNALS}
 

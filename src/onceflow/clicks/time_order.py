@@ -1,8 +1,8 @@
-"""Events in the order of their time, however many: an external merge sort in bounded memory.
+"""External merge sort of any number of events by time, in bounded memory.
 
 Events are collected until they fill one run (64 MiB), sorted, and written to a temporary file; the runs are then
-merged. The sort is stable: events of the same millisecond keep the order in which they came. Where there are 64 runs,
-they are merged into one before more is read, so the number of open files is bounded too.
+merged. The sort is stable: events of the same millisecond keep their input order. When there are 64 runs, they are
+merged into one before more is read, so the number of open files is bounded too.
 """
 
 import heapq
@@ -19,23 +19,23 @@ from onceflow.remedies import Remedy
 RUN_BYTES_MAX = 64 << 20
 RUNS_MAX = 64
 _EVENT_OVERHEAD_BYTES = 250
-"""What one event takes in memory beyond its key and value: a tuple, an int and two bytes objects."""
+"""Memory of one event beside its key and value: a tuple, an int and two bytes objects."""
 _FRAME = struct.Struct("<qII")
 _by_time = attrgetter("time_ms")
 
 
 class NoTime(OnceflowError):
-    """Events without a time cannot be put in order of time."""
+    """Event without a time, which cannot be sorted by time."""
 
 
 class SortFailed(OnceflowError):
-    """The temporary files of the sort could not be written or read."""
+    """Failure to write or read the temporary files of the sort."""
 
 
 def in_time_order(
     events: Iterable[MappedEvent], *, run_bytes_max: int = RUN_BYTES_MAX, runs_max: int = RUNS_MAX
 ) -> Iterator[MappedEvent]:
-    """Yield all events sorted by time. Raises `NoTime` for one without, `SortFailed` where the disk is full."""
+    """Yield all events sorted by time. Raises `NoTime` for one without a time, `SortFailed` if the disk is full."""
     with tempfile.TemporaryDirectory(prefix="onceflow-sort-") as directory:
         try:
             runs: list[Path] = []
@@ -46,7 +46,7 @@ def in_time_order(
             yield from heapq.merge(*map(_read_run, runs), key=_by_time)
         except OSError as error:
             raise SortFailed(
-                f"sorting by time needs room for all events in {tempfile.gettempdir()} ({error}): "
+                f"sorting by time needs space for all events in {tempfile.gettempdir()} ({error}): "
                 f"{Remedy.MAKE_ROOM}, or {Remedy.OTHER_TMPDIR}"
             ) from error
 
@@ -56,7 +56,7 @@ def _runs(events: Iterable[MappedEvent], run_bytes_max: int) -> Iterator[list[Ma
     size_bytes = 0
     for event in events:
         if event.time_ms is None:
-            raise NoTime(f"--order time needs to know the time of each event: {Remedy.NAME_TIME}")
+            raise NoTime(f"--order time requires the time of each event: {Remedy.NAME_TIME}")
         run.append(event)
         size_bytes += len(event.key) + len(event.value) + _EVENT_OVERHEAD_BYTES
         if size_bytes >= run_bytes_max:
@@ -67,7 +67,7 @@ def _runs(events: Iterable[MappedEvent], run_bytes_max: int) -> Iterator[list[Ma
 
 
 def _write_run(directory: Path, events: Iterable[MappedEvent], merged: list[Path]) -> Path:
-    """Write events to a new file and remove the files that they came from."""
+    """Write events to a new file and remove the merged files."""
     with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
         for time_ms, key, value in events:
             assert time_ms is not None

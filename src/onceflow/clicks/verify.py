@@ -1,9 +1,9 @@
-"""Is what Redis says what the log says? Recounts the log and compares, field by field.
+"""Verification: recount the log and compare it with the counts in Redis, field by field.
 
-It counts from the marker's `since` to exactly the marker's offsets, with code that shares nothing with the pipeline:
-librdkafka reads (as a read_committed consumer that never joins a group or commits), the standard library's json
-parses, and the rules are `onceflow.clicks.recount`'s own. The counts are taken while the marker stands still at a
-complete batch, so this works while the stream runs; what the log holds beyond the marker is told as not yet counted.
+It counts from the marker's `since` to exactly the marker's offsets, with code independent of the pipeline: librdkafka
+reads (a read_committed consumer that never joins a group or commits), the standard library's json parses, and
+`onceflow.clicks.recount` has its own rules. The counts are read between two reads of the same complete marker, so this
+works while the stream runs. Events after the marker are reported as not yet counted.
 """
 
 import logging
@@ -21,30 +21,30 @@ from onceflow.clicks.results import DEAD_LENGTH, Keys, MarkerView, by_another_jo
 from onceflow.client.librdkafka import librdkafka_settings
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
-from onceflow.redis import errors as redis_answers
+from onceflow.redis import errors as redis_errors
 from onceflow.redis.address import shown
 from onceflow.redis.route import open_client
 from onceflow.remedies import Remedy
 from onceflow.spark.offsets import LossKind
 
-STANDSTILL_ATTEMPTS = 100
-STANDSTILL_PAUSE_S = 0.1
+SNAPSHOT_ATTEMPTS = 100
+SNAPSHOT_PAUSE_S = 0.1
 SCAN_FIELDS = 5_000
 RESPONSE_WAIT_S = 30.0
 READ_EVENTS = 10_000
 READ_WAIT_S = 0.05
-"""librdkafka waits so long for as many events, however many it has."""
+"""librdkafka always waits this long for READ_EVENTS events, even if it already has some."""
 
 _log = logging.getLogger(__name__)
 
 
-class CannotSay(OnceflowError):
-    """Neither equal nor different: something that is needed to tell is not there."""
+class VerifyInconclusive(OnceflowError):
+    """Neither equal nor different: something that the comparison needs is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field that the log and Redis disagree about; None where one of them has no such field."""
+    """Field that differs between the log and Redis; None if one of them lacks it."""
 
     key: str
     field: str
@@ -53,12 +53,12 @@ class Difference:
 
     def __str__(self) -> str:
         log, stored = (_or_nothing(self.in_log), _or_nothing(self.in_redis))
-        return f"{self.key} {self.field}: the log says {log}, Redis says {stored}"
+        return f"{self.key} {self.field}: {log} in the log, {stored} in Redis"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the recount found, and every difference to Redis (none: equal)."""
+    """Result of the recount, with every difference to Redis (none: equal)."""
 
     topic: str
     hash_key: str
@@ -98,7 +98,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Counts:
-    """Everything that Redis holds under one hash key at one complete batch."""
+    """All counts in Redis under one hash key at one complete batch."""
 
     marker: MarkerView
     hashes: dict[str, dict[bytes, bytes]]
@@ -107,15 +107,15 @@ class Counts:
 
 
 def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: Security = PLAINTEXT) -> Verdict:
-    """Recount and compare. Raises `CannotSay` with the reason where that is impossible."""
+    """Recount and compare. Raises `VerifyInconclusive` with the reason if that is impossible."""
     keys = Keys(hash_key)
     counts = read_counts(redis_url, keys)
     marker = counts.marker
     ends = marker.offsets.get(topic, {})
     if not ends:
         known = ", ".join(marker.offsets) or "none, no batch is complete yet"
-        raise CannotSay(
-            f"the marker {keys.marker} counts no topic '{topic}' (it counts {known}): {Remedy.NAME_COUNTED_TOPIC}"
+        raise VerifyInconclusive(
+            f"the marker {keys.marker} has no topic '{topic}' (it has {known}): {Remedy.NAME_COUNTED_TOPIC}"
         )
     key_field, value_field = _plan(marker, keys)
     begins = _begins(marker, topic)
@@ -126,14 +126,16 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: 
 
 def _plan(marker: MarkerView, keys: Keys) -> tuple[str, str | None]:
     if marker.counted_fields is None:
-        raise CannotSay(f"{by_another_job(keys.count, marker)}: verify knows only what that counts")
+        raise VerifyInconclusive(
+            f"{by_another_job(keys.count, marker)}: verify supports only the counts of 'onceflow run'"
+        )
     return marker.counted_fields
 
 
 def _begins(marker: MarkerView, topic: str) -> dict[int, int]:
-    """Return where the recount begins in each partition: after records that were deleted before they were counted.
+    """Return where the recount starts in each partition: after records that were deleted before they were counted.
 
-    Raises `CannotSay` where counted records are gone by an accepted loss.
+    Raises `VerifyInconclusive` if counted records are lost by an accepted loss.
     """
     begins = dict(marker.since.get(topic, {}))
     for loss in marker.losses:
@@ -142,7 +144,7 @@ def _begins(marker: MarkerView, topic: str) -> dict[int, int]:
         begin = begins.get(loss.partition, loss.begin)
         if loss.kind != LossKind.TRIMMED or loss.end is None or begin < loss.begin:
             known = "; ".join(map(str, marker.losses))
-            raise CannotSay(f"what was counted before an accepted loss cannot be counted again: {known}")
+            raise VerifyInconclusive(f"events counted before an accepted loss cannot be counted again: {known}")
         begins[loss.partition] = max(begin, loss.end)
     return begins
 
@@ -151,23 +153,24 @@ def _begins(marker: MarkerView, topic: str) -> dict[int, int]:
 
 
 def read_counts(redis_url: str, keys: Keys) -> Counts:
-    """Read everything between two looks at the marker that found the same complete batch. Raises `CannotSay`."""
+    """Read all counts between two reads of the same complete marker. Raises `VerifyInconclusive`."""
     try:
         with open_client(redis_url, keys.count, socket_timeout=RESPONSE_WAIT_S) as client:
-            for _ in range(STANDSTILL_ATTEMPTS):
+            for _ in range(SNAPSHOT_ATTEMPTS):
                 before = _marker(client, keys)
                 if before.complete:
                     counts = _counts(client, keys, before)
                     after = _marker(client, keys)
                     if (after.query, after.batch, after.complete) == (before.query, before.batch, True):
                         return counts
-                time.sleep(STANDSTILL_PAUSE_S)
+                time.sleep(SNAPSHOT_PAUSE_S)
     except redis.RedisError as error:
-        raise CannotSay(
-            f"Redis at {shown(redis_url)} did not serve '{keys.count}' ({error}): {redis_answers.remedy_for(error)}"
+        raise VerifyInconclusive(
+            f"failed to read '{keys.count}' from Redis at {shown(redis_url)} ({error}): "
+            f"{redis_errors.remedy_for(error)}"
         ) from error
-    raise CannotSay(
-        f"no batch stood complete while {keys.count} was read, in {STANDSTILL_ATTEMPTS} attempts: "
+    raise VerifyInconclusive(
+        f"no batch was complete while {keys.count} was read, in {SNAPSHOT_ATTEMPTS} attempts: "
         f"{Remedy.START_STREAM}, {Remedy.LONGER_TRIGGER}"
     )
 
@@ -176,8 +179,8 @@ def _marker(client: Any, keys: Keys) -> MarkerView:
     fields = client.hgetall(keys.marker)
     marker = parse_marker({name.decode(): value.decode() for name, value in fields.items()})
     if marker is None:
-        raise CannotSay(
-            f"there is no marker {keys.marker}: nothing was counted under --hash-key {keys.count} in this Redis"
+        raise VerifyInconclusive(
+            f"there is no marker {keys.marker}: nothing is counted under --hash-key {keys.count} in this Redis"
         )
     return marker
 
@@ -203,7 +206,7 @@ def _read_log(
     recount: Recount,
     security: Security,
 ) -> int:
-    """Feed the events of every [begin, end) into the recount; return how many offsets lie beyond the ends."""
+    """Add the events of every [begin, end) to the recount; return the number of offsets after the ends."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -223,27 +226,33 @@ def _read_log(
         consumer.assign([TopicPartition(topic, partition, begins.get(partition, 0)) for partition in wanted])
         _consume(consumer, topic, wanted, recount)
     except KafkaException as error:
-        raise CannotSay(f"the broker at {bootstrap} gave no answer for '{topic}' ({error.args[0].str()})") from error
+        raise VerifyInconclusive(
+            f"failed to read '{topic}' from the broker at {bootstrap} ({error.args[0].str()})"
+        ) from error
     finally:
         consumer.close()
     return beyond
 
 
 def _check_log(consumer: Any, bootstrap: str, topic: str, begins: Mapping[int, int], ends: Mapping[int, int]) -> int:
-    """Check that the log still has every event that was counted; return how many offsets lie beyond the ends."""
+    """Check that the log still has every counted event; return the number of offsets after the ends."""
     metadata = consumer.list_topics(topic, timeout=RESPONSE_WAIT_S).topics[topic]
     if metadata.error is not None or not metadata.partitions:
-        raise CannotSay(f"{bootstrap} has no topic '{topic}': what was counted from it cannot be counted again")
+        raise VerifyInconclusive(f"{bootstrap} has no topic '{topic}': its events cannot be counted again")
     beyond = 0
     for partition in sorted(metadata.partitions.keys() | ends.keys()):
         if partition not in metadata.partitions:
-            raise CannotSay(f"{topic}-{partition} was counted and is not there any more: the topic is another one now")
+            raise VerifyInconclusive(f"{topic}-{partition} was counted and no longer exists: the topic was recreated")
         start, log_end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=RESPONSE_WAIT_S)
         begin, end = begins.get(partition, start), ends.get(partition, start)
         if start > begin and begin < end:
-            raise CannotSay(f"{topic}-{partition} was counted since offset {begin} and the log now begins at {start}")
+            raise VerifyInconclusive(
+                f"{topic}-{partition} was counted from offset {begin} and the log now starts at {start}"
+            )
         if log_end < end:
-            raise CannotSay(f"{topic}-{partition} was counted up to offset {end} and the log ends at {log_end}")
+            raise VerifyInconclusive(
+                f"{topic}-{partition} was counted up to offset {end} and the log ends at {log_end}"
+            )
         beyond += log_end - end
     return beyond
 
@@ -257,21 +266,23 @@ def _consume(consumer: Any, topic: str, ends: Mapping[int, int], recount: Recoun
             deadline = time.monotonic() + RESPONSE_WAIT_S
         elif time.monotonic() > deadline:
             missing = ", ".join(f"{topic}-{partition} up to {end}" for partition, end in sorted(waiting.items()))
-            raise CannotSay(f"no event came for {RESPONSE_WAIT_S:.0f} s, {missing} is still to be read")
+            raise VerifyInconclusive(f"no event arrived for {RESPONSE_WAIT_S:.0f} s; still to be read: {missing}")
         _count_messages(messages, topic, waiting, recount)
 
 
 def _count_messages(messages: Iterable[Any], topic: str, waiting: dict[int, int], recount: Recount) -> None:
-    """Count what lies before each partition's end and take out of `waiting` the partitions that reached it."""
+    """Count the events before each partition's end and remove from `waiting` the partitions that reached it."""
     for message in messages:
         partition, offset, error = message.partition(), message.offset(), message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            raise CannotSay(f"{topic}-{partition} cannot be read at offset {offset}: {error.str()}")
+            raise VerifyInconclusive(f"{topic}-{partition} cannot be read at offset {offset}: {error.str()}")
         end = waiting.get(partition)
         if end is None:
             continue
         if error is not None and offset < end:
-            raise CannotSay(f"{topic}-{partition} was counted up to {end} and its committed events end at {offset}")
+            raise VerifyInconclusive(
+                f"{topic}-{partition} was counted up to {end} and its committed events end at {offset}"
+            )
         if error is None and offset < end:
             recount.add(partition, offset, message.value())
         if error is not None or offset >= end - 1:

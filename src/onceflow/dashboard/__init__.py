@@ -1,5 +1,5 @@
-"""The live page: one ASGI app that shows what is counted, as it is counted.
+"""The dashboard: one ASGI app that shows the counts live.
 
-`sources` asks Redis and the log, `board` keeps what they last said, `rates` turns finished micro-batches into a rate,
-`feed` polls for all open pages at once, `app` answers HTTP, `server` listens. The page itself lies in `static/`.
+`sources` reads Redis and the log, `board` keeps the last results, `rates` computes rates from finished micro-batches,
+`feed` polls for all open pages, `app` serves HTTP, `server` listens. The page itself is in `static/`.
 """

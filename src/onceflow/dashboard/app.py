@@ -1,9 +1,8 @@
 """The ASGI app: the page, its files, the live feed, the same numbers as JSON, and a health check.
 
-Nothing is loaded from elsewhere: the content security policy lets the browser fetch from this server alone and run
-no script that is not one of its files, so that a uid that is markup stays a text. There is no authentication; where
-the server listens on this machine only, a request must also name this machine, or a page of another site could read
-the numbers after pointing its own name here (DNS rebinding).
+The content security policy allows only files and scripts of this server, so that markup in a uid remains text. There is
+no authentication. If the server listens only on this machine, a request's Host header must name this machine.
+Otherwise a page of another site could point its own name here and read the numbers (DNS rebinding).
 """
 
 import contextlib
@@ -29,7 +28,7 @@ from onceflow.remedies import Remedy
 
 STATIC = Path(__file__).parent / "static"
 UID_BYTES_MAX = 1_024
-"""The longest uid that counts; nothing longer is asked for."""
+"""Maximum size of a valid uid; longer ones are refused."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -37,13 +36,13 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # A browser asks each time and gets 304 for a file it has: a new release shows at once.
+    # A browser revalidates each time and gets 304 for an unchanged file: a new release shows at once.
     "Cache-Control": "no-cache",
 }
 
 
 class SafeHeaders:
-    """Adds HEADERS to every answer, errors included."""
+    """Middleware that adds HEADERS to every response, errors included."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -58,7 +57,7 @@ class SafeHeaders:
 
 
 class EventStream:
-    """`GET /events`: server-sent events until the page leaves or the server stops."""
+    """`GET /events`: server-sent events until the page closes or the server stops."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -68,22 +67,22 @@ class EventStream:
             refusal = PlainTextResponse(f"too many pages are open: {Remedy.CLOSE_PAGES}", 503)
             await refusal(scope, receive, send)
             return
-        # The response is cancelled when the page leaves; closing the generator here ends the listening at once.
+        # The response is cancelled when the page closes; closing the generator here ends its subscription at once.
         async with contextlib.aclosing(self._feed.listen()) as documents:
             events = (as_event(document) async for document in documents)
             await StreamingResponse(events, media_type="text/event-stream")(scope, receive, send)
 
 
 def as_event(document: Document | None) -> bytes:
-    """Return one server-sent event: a snapshot, or a sign of life."""
+    """Return one server-sent event: a snapshot, or a keep-alive."""
     if document is None:
         return b"event: alive\ndata: {}\n\n"
-    # JSON has no raw line ends, so one data line holds it whatever the events contain.
+    # JSON text has no line breaks, so one data line is enough for any content.
     return b"retry: 1000\nevent: snapshot\ndata: " + json.dumps(document).encode() + b"\n\n"
 
 
 def create_app(feed: Feed, host: str = "127.0.0.1") -> Starlette:
-    """Return the app. `host` is the address that the server listens on: it decides which names requests may use."""
+    """Return the app. `host` is the address that the server listens on; it decides which Host headers are accepted."""
 
     async def page(_: Request) -> Response:
         return FileResponse(STATIC / "index.html")
@@ -122,7 +121,7 @@ def create_app(feed: Feed, host: str = "127.0.0.1") -> Starlette:
 
 async def _user(feed: Feed, uid: str) -> Response:
     if not 0 < len(uid.encode()) <= UID_BYTES_MAX:
-        return JSONResponse({"error": f"uid has to be 1 to {UID_BYTES_MAX:,} bytes long"}, 400)
+        return JSONResponse({"error": f"uid must have 1 to {UID_BYTES_MAX:,} bytes"}, 400)
     try:
         clicks = await feed.clicks_of(uid)
     except OnceflowError as error:
@@ -131,7 +130,7 @@ async def _user(feed: Feed, uid: str) -> Response:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine alone."""
+    """Return whether an address to listen on is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,19 +1,19 @@
-"""What the page shows, as one JSON document made from what Redis and the broker last said.
+"""The page's content as one JSON document, from the last results of Redis and the broker.
 
-    taken_ms          when the document was made, by this machine's clock
-    topic, bootstrap, redis, hash_key   where the numbers come from (no password)
+    taken_ms          time of the document, by this machine's clock
+    topic, bootstrap, redis, hash_key   sources of the numbers (no password)
     services          {"redis" | "broker": {"state": "unknown" | "up" | "down", "since_ms", "error", "other_job"}}
-    counted           whether anything was ever counted under the hash key
+    counted           whether anything was counted under the hash key
     totals            {"events", "clicks", "bad", "users"}
     top               [{"uid", "clicks"}], the ten largest
     os                [{"name", "clicks"}], the eight largest and the sum of the others
     bad               [{"reason", "events"}], likewise
     batch             {"number", "events", "duration_ms", "finished_ms"} of the last complete micro-batch, or null
     rate              {"begin_ms", "step_ms", "per_second", "last_minute"}, of closed buckets, see `rates`
-    lag               {"messages", "seconds", "oldest_ms", "topic_exists"}, or null where it is unknown
-    stopped_since_ms  when the last micro-batch gave a sign of life, if messages wait and it is overdue; else null
+    lag               {"messages", "seconds", "oldest_ms", "topic_exists"}, or null if it is unknown
+    stopped_since_ms  time of the last micro-batch, if there is a lag and the next batch is overdue; else null
 
-Counts are JSON numbers, and decimal text beyond 2^53 - 1, which a browser's numbers cannot hold.
+Counts are JSON numbers, or decimal text above 2^53 - 1, the largest exact integer of a browser.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,33 +22,33 @@ from typing import Any
 
 from onceflow.clicks.results import HISTORY_LENGTH, HistoryEntry, OtherJob, Snapshot
 from onceflow.dashboard.rates import Rates, rates, usual_gap_ms
-from onceflow.dashboard.sources import Addresses, Waiting
+from onceflow.dashboard.sources import Addresses, Backlog
 
 SAFE_INTEGER_MAX = 2**53 - 1
 BARS_MAX = 8
 OVERDUE_MS_MIN = 15_000
-"""A stream is not called stopped before this, nor before three of its usual gaps."""
+"""Minimum time after which a stream counts as stopped; it is also at least three usual gaps."""
 
 Document = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Health:
-    """Whether one of the two services answers, and since when it does not."""
+    """State of one of the two services."""
 
     state: str = "unknown"
     since_ms: int | None = None
     error: str | None = None
     other_job: bool = False
-    """Whether the service answers, with counts of another job."""
+    """Whether the service responds with counts of another job."""
 
-    def answered(self, now_ms: int) -> None:
-        """Note an answer."""
+    def responded(self, now_ms: int) -> None:
+        """Record a response."""
         if self.state != "up":
             self.state, self.since_ms, self.error, self.other_job = "up", now_ms, None, False
 
     def failed(self, error: Exception, now_ms: int) -> None:
-        """Note a failure; the time of the first one in a row stays."""
+        """Record a failure, with the time of the first of consecutive ones."""
         if self.state != "down":
             self.state, self.since_ms = "down", now_ms
         self.error, self.other_job = str(error).rstrip("."), isinstance(error, OtherJob)
@@ -56,32 +56,32 @@ class Health:
 
 @dataclass(slots=True)
 class Board:
-    """The last answers of Redis and of the broker. The counts outlive a Redis that is down; the lag does not."""
+    """Last results of Redis and the broker. The counts are kept while Redis is down; the lag is not."""
 
     addresses: Addresses
     redis: Health = field(default_factory=Health)
     broker: Health = field(default_factory=Health)
     counts: Snapshot | None = None
-    waiting: Waiting | None = None
+    backlog: Backlog | None = None
 
-    def counts_arrived(self, counts: Snapshot, now_ms: int) -> None:
-        """Keep what Redis said."""
-        self.redis.answered(now_ms)
+    def set_counts(self, counts: Snapshot, now_ms: int) -> None:
+        """Keep the counts that Redis returned."""
+        self.redis.responded(now_ms)
         self.counts = counts
 
-    def waiting_arrived(self, waiting: Waiting, now_ms: int) -> None:
-        """Keep what the broker said."""
-        self.broker.answered(now_ms)
-        self.waiting = waiting
+    def set_backlog(self, backlog: Backlog, now_ms: int) -> None:
+        """Keep the backlog that the broker returned."""
+        self.broker.responded(now_ms)
+        self.backlog = backlog
 
     def broker_failed(self, error: Exception, now_ms: int) -> None:
-        """Note that the broker is away: a lag of a moment ago says nothing about now."""
+        """Record that the broker is unreachable; the old lag is dropped."""
         self.broker.failed(error, now_ms)
-        self.waiting = None
+        self.backlog = None
 
-    def forget_health(self) -> None:
-        """Before polling starts again: the numbers are kept, whether anybody answers is not known."""
-        self.redis, self.broker, self.waiting = Health(), Health(), None
+    def reset_health(self) -> None:
+        """Reset the states before polling starts again, and keep the counts."""
+        self.redis, self.broker, self.backlog = Health(), Health(), None
 
     def document(self, now_ms: int) -> Document:
         """Return the document described above."""
@@ -106,15 +106,15 @@ class Board:
         }
 
     def _lag(self, now_ms: int) -> Document | None:
-        waiting = self.waiting
-        if waiting is None:
+        backlog = self.backlog
+        if backlog is None:
             return None
-        oldest_ms = waiting.oldest_ms
+        oldest_ms = backlog.oldest_ms
         seconds = 0.0 if oldest_ms is None else max(0, now_ms - oldest_ms) / 1_000
-        return {"seconds": seconds, **asdict(waiting)}
+        return {"seconds": seconds, **asdict(backlog)}
 
     def _stopped_since_ms(self, now_ms: int) -> int | None:
-        if self.counts is None or self.counts.marker is None or not self.waiting or not self.waiting.messages:
+        if self.counts is None or self.counts.marker is None or not self.backlog or not self.backlog.messages:
             return None
         marker = self.counts.marker
         alive_ms = max(marker.finished_ms, marker.started_ms)
@@ -124,12 +124,12 @@ class Board:
 
 
 def exact(count: int) -> int | str:
-    """Return a count as a browser can hold it exactly."""
+    """Return a count in a form that a browser reads exactly."""
     return count if count <= SAFE_INTEGER_MAX else str(count)
 
 
 def largest(counts: Mapping[str, int]) -> list[tuple[str, int | str]]:
-    """Return the largest counts first, and all beyond the eighth as one: names come from events and may be many."""
+    """Return the eight largest counts and the sum of the others: names come from events and may be many."""
     ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     shown, others = ordered[:BARS_MAX], ordered[BARS_MAX:]
     if others:

@@ -1,7 +1,7 @@
-"""One poller for all open pages: it runs while somebody looks and rests when nobody does.
+"""One poller for all open pages; it runs only while a page is open.
 
-Redis and the broker are each asked once a second in a thread of their own, so that a broker that hangs does not hold
-up the counts. A page waits for a version newer than the one it has; it can fall behind, but never makes a queue.
+Redis and the broker are each polled once a second in their own thread, so that a hanging broker does not delay the
+counts. A page waits for a version newer than its own; a slow page skips versions instead of queueing them.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from onceflow.errors import OnceflowError
 
 POLL_S = 1.0
 ALIVE_S = 5.0
-"""A page hears at least this often that its server lives."""
+"""Maximum time between two events of a page, which then gets a keep-alive."""
 PAGES_MAX = 200
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class Feed:
-    """Polls both sources for whoever listens. All methods belong to one event loop."""
+    """Poller of both sources for all listeners. All methods belong to one event loop."""
 
     def __init__(self, addresses: Addresses, *, poll_s: float = POLL_S, alive_s: float = ALIVE_S) -> None:
         self._board = Board(addresses)
@@ -32,7 +32,7 @@ class Feed:
         self._log = LogSource(addresses)
         self._poll_s = poll_s
         self._alive_s = alive_s
-        # One thread per source keeps its calls in order, and a third looks up single users.
+        # One thread per source keeps its calls in order; a third one reads single users.
         self._threads = {name: ThreadPoolExecutor(1, name) for name in ("counts", "log", "user")}
         self._pollers: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
@@ -43,20 +43,20 @@ class Feed:
 
     @property
     def polling(self) -> bool:
-        """Whether Redis and the broker are being asked."""
+        """Whether Redis and the broker are being polled."""
         return bool(self._pollers)
 
     @property
     def full(self) -> bool:
-        """Whether as many pages are open as one server serves."""
+        """Whether the maximum number of pages is open."""
         return self.listeners >= PAGES_MAX
 
     # For the pages
 
     async def listen(self) -> AsyncGenerator[Document | None, None]:
-        """Yield a document at once and then each time it changed; None when nothing did for a while.
+        """Yield a document at once and after each change; None after `alive_s` without a change.
 
-        Ends when the feed is closed; raises what ended a poller. Close it (`contextlib.aclosing`) to stop listening.
+        It ends when the feed is closed, and raises the failure of a poller. Close it (`contextlib.aclosing`) to stop.
         """
         self._start()
         self.listeners += 1
@@ -72,7 +72,7 @@ class Feed:
                 self._stop()
 
     async def document(self) -> Document:
-        """Return the state of this moment, as soon as both sources answered or were given the time to."""
+        """Return the current document as soon as both sources have responded, or after `alive_s`."""
         async with contextlib.aclosing(self.listen()) as documents:
             async for document in documents:
                 if document is None or _both_known(document):
@@ -84,13 +84,13 @@ class Feed:
         return await self._in_thread("user", self._counts.clicks_of, uid)
 
     def end(self) -> None:
-        """End all listeners and the pollers; nobody can listen any more."""
+        """Stop all listeners and the pollers for good."""
         self._closed = True
         self._stop()
         self._wake()
 
     async def close(self) -> None:
-        """End everything, wait for the calls that are under way, close the connections."""
+        """Stop everything, wait for running calls, and close the connections."""
         self.end()
         for threads in self._threads.values():
             await asyncio.to_thread(threads.shutdown)
@@ -102,27 +102,27 @@ class Feed:
     def _start(self) -> None:
         if self._pollers or self._closed:
             return
-        self._board.forget_health()
+        self._board.reset_health()
         self._version = 0
         self._pollers = [asyncio.create_task(self._poll(ask)) for ask in (self._ask_counts, self._ask_log)]
         for poller in self._pollers:
-            # A poller that ended by a fault of ours must not leave its listeners waiting.
+            # A poller that failed must not leave its listeners waiting.
             poller.add_done_callback(lambda _: self._wake())
 
     def _stop(self) -> None:
         for poller in self._pollers:
             poller.cancel()
         if self._pollers and not self._closed:
-            # A connection that rests may be closed by the broker, which would then look as if it were down.
+            # The broker may close an idle connection and would then appear to be down.
             self._threads["log"].submit(self._log.close)
         self._pollers = []
 
     async def _poll(self, ask: Callable[[], Awaitable[None]]) -> None:
         while True:
-            begin = time.monotonic()
+            started = time.monotonic()
             await ask()
-            self._tell()
-            await asyncio.sleep(max(0.0, begin + self._poll_s - time.monotonic()))
+            self._publish()
+            await asyncio.sleep(max(0.0, started + self._poll_s - time.monotonic()))
 
     async def _ask_counts(self) -> None:
         try:
@@ -130,21 +130,21 @@ class Feed:
         except OnceflowError as error:
             self._board.redis.failed(error, _now_ms())
         else:
-            self._board.counts_arrived(counts, _now_ms())
+            self._board.set_counts(counts, _now_ms())
 
     async def _ask_log(self) -> None:
         while self._board.redis.state == "unknown":
-            # What waits is what lies beyond the counted offsets: Redis comes first.
+            # The backlog starts at the counted offsets, which Redis has.
             await self._news.wait()
         marker = self._board.counts.marker if self._board.counts else None
         try:
-            waiting = await self._in_thread("log", self._log.read, marker, _now_ms())
+            backlog = await self._in_thread("log", self._log.read, marker, _now_ms())
         except OnceflowError as error:
             self._board.broker_failed(error, _now_ms())
         else:
-            self._board.waiting_arrived(waiting, _now_ms())
+            self._board.set_backlog(backlog, _now_ms())
 
-    async def _in_thread(self, name: str, call: Callable[..., Answer], *arguments: object) -> Answer:
+    async def _in_thread(self, name: str, call: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads[name], call, *arguments)
 
     # Versions
@@ -152,8 +152,8 @@ class Feed:
     def _document(self) -> Document:
         return self._board.document(_now_ms())
 
-    def _tell(self) -> None:
-        """Count a new version if anything but the passing of time changed."""
+    def _publish(self) -> None:
+        """Publish a new version if anything except the time changed."""
         shown = _timeless(self._document())
         if self._version == 0 or shown != self._shown:
             self._shown = shown
@@ -165,7 +165,7 @@ class Feed:
         news.set()
 
     async def _newer_than(self, seen: int) -> bool:
-        """Wait for a version after `seen`; False after `alive_s` without one. Raises what ended a poller."""
+        """Wait for a version after `seen`; return False after `alive_s` without one. Raises the failure of a poller."""
         deadline = asyncio.get_running_loop().time() + self._alive_s
         while self._version <= seen and not self._closed:
             for poller in self._pollers:

@@ -1,8 +1,8 @@
-"""Events counted per second, in buckets of ten seconds: arithmetic alone.
+"""Events counted per second, in buckets of ten seconds; no I/O.
 
-A micro-batch's events count in the bucket in which it finished. A bucket is shown once it is closed, and never changes
-after that: it is closed CLOSING_MS after its end, when every batch that finished in it has been read. A bucket before
-the oldest batch, or one of which older batches may have left the history, is unknown (None); one without a batch is 0.
+A micro-batch's events belong to the bucket in which it finished. A bucket is shown after it closes and does not change
+then: it closes CLOSING_MS after its end, when every batch that finished in it has been read. A bucket is unknown (None)
+before the oldest batch, or if older batches of it may have left the history. A bucket without a batch is 0.
 """
 
 from collections import Counter
@@ -14,16 +14,16 @@ from typing import Protocol
 
 STEP_MS = 10_000
 CLOSING_MS = 3_000
-"""A batch is read within a second of its end."""
+"""A batch is read within a second after its end."""
 SHOWN_MS_MAX = 600_000
 SHOWN_MS_MIN = 120_000
 AVERAGE_MS = 60_000
 GAP_MS_DEFAULT = 5_000
-"""The default trigger, for one lone batch."""
+"""Default trigger interval, used when there is only one batch."""
 
 
 class FinishedBatch(Protocol):
-    """What `onceflow.clicks.results.HistoryEntry` offers."""
+    """Part of `onceflow.clicks.results.HistoryEntry` used here."""
 
     @property
     def finished_ms(self) -> int: ...
@@ -33,7 +33,7 @@ class FinishedBatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Events per second, one value each `step_ms` from `begin_ms` on, and the mean of the last minute of them."""
+    """Events per second, one value per `step_ms` starting at `begin_ms`, and the mean of the last minute."""
 
     begin_ms: int
     step_ms: int
@@ -42,15 +42,15 @@ class Rates:
 
 
 def usual_gap_ms(finishes_ms: Sequence[int]) -> int:
-    """Return the median time between one finish and the next, oldest first."""
+    """Return the median time between consecutive finish times; they are given oldest first."""
     gaps = [later - earlier for earlier, later in pairwise(finishes_ms) if later > earlier]
     return max(1, round(median(gaps))) if gaps else GAP_MS_DEFAULT
 
 
 def rates(batches: Sequence[FinishedBatch], now_ms: int, *, is_whole: bool = True) -> Rates:
-    """Return the rates of the last two to ten minutes, as far back as the batches tell.
+    """Return the rates of the last two to ten minutes, as far back as the batches reach.
 
-    `is_whole` says that no batch before the oldest of them is missing.
+    `is_whole` is true if no earlier batch is missing.
     """
     end_ms = _bucket_ms(now_ms - CLOSING_MS)
     known_ms = _known_begin_ms(batches, is_whole=is_whole)

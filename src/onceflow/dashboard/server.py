@@ -1,4 +1,4 @@
-"""Listens and serves the page with uvicorn until SIGTERM or SIGINT."""
+"""HTTP server of the dashboard: uvicorn, until SIGTERM or SIGINT."""
 
 import asyncio
 import contextlib
@@ -19,11 +19,11 @@ from onceflow.remedies import Remedy
 
 
 class CannotListen(OnceflowError):
-    """The address is taken, not this machine's, or not allowed."""
+    """Address that is in use, not this machine's, or not permitted."""
 
 
 class PageServer(uvicorn.Server):
-    """A server that ends the pages' open streams first: uvicorn would wait for them for ever."""
+    """Server that first ends the pages' open streams, for which uvicorn would wait indefinitely."""
 
     def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
         super().__init__(config)
@@ -31,7 +31,7 @@ class PageServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take the signals that stop a server; uvicorn would raise them again afterwards, which ends the command."""
+        """Handle the signals that stop the server; uvicorn would raise them again, which aborts the command."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -46,7 +46,7 @@ class PageServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the streams, then do what uvicorn does."""
+        """End the streams, then shut down as uvicorn does."""
         self._feed.end()
         await super().shutdown(sockets)
 
@@ -54,12 +54,12 @@ class PageServer(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 is any free one. Raises `CannotListen`."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise CannotListen(
-            f"'{host}' is no address of this machine ({error.strerror}): {Remedy.THIS_MACHINE}"
+            f"'{host}' is not an address of this machine ({error.strerror}): {Remedy.THIS_MACHINE}"
         ) from error
-    family, _, _, _, address = found[0]
+    family, _, _, _, address = addresses[0]
     try:
         return socket.create_server(address[:2], family=family, backlog=128)
     except OSError as error:
@@ -68,14 +68,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _why_not(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is taken: {Remedy.STOP_LISTENER}, or {Remedy.OTHER_PAGE_PORT}"
+        return f"port {port} of {host} is in use: {Remedy.STOP_LISTENER}, or {Remedy.OTHER_PAGE_PORT}"
     if error.errno == errno.EACCES:
-        return f"port {port} of {host} is not allowed to this user: {Remedy.HIGHER_PORT}"
+        return f"this user has no permission for port {port} of {host}: {Remedy.HIGHER_PORT}"
     return f"cannot listen on port {port} of {host} ({error.strerror}): {Remedy.THIS_MACHINE} {Remedy.FREE_PORT}"
 
 
 def url(listening: socket.socket) -> str:
-    """Return the page's address; an address that means every interface is shown as this machine's own."""
+    """Return the page's URL; a wildcard address is shown as the loopback address."""
     host, port = listening.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
@@ -86,19 +86,19 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
-    say: Callable[[str], None] = print,
+    announce: Callable[[str], None] = print,
     warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> None:
-    """Serve the page until told to stop. `say` gets the address first, `warn` what the user should know.
+    """Serve the page until a signal. `announce` receives the address, `warn` a warning.
 
-    Raises CannotListen, and OtherJob where the counts are not those of 'onceflow run'.
+    Raises CannotListen, and OtherJob if the counts are not those of 'onceflow run'.
     """
     with contextlib.closing(CountsSource(addresses)) as counts:
         counts.refuse_other_job()
     with listen(host, port) as listening:
-        say(f"dashboard on {url(listening)}")
+        announce(f"dashboard on {url(listening)}")
         if not is_loopback(host):
-            warn(f"warning: {host} is reached from other machines, and the page asks nobody for a password")
+            warn(f"warning: {host} is reachable from other machines, and the page has no authentication")
         asyncio.run(_serve(addresses, host, listening))
 
 

@@ -1,4 +1,4 @@
-"""What the page asks: Redis for the counts, the broker for what is not counted yet. Blocking; called from threads."""
+"""Sources of the page: the counts in Redis, and the backlog at the broker. Blocking; called from threads."""
 
 import contextlib
 import json
@@ -17,12 +17,12 @@ PAGE = f"the page shows only what 'onceflow run' counts; {Remedy.NAME_HASH_KEY}"
 
 
 class NotOurs(OnceflowError):
-    """Redis holds, under a key of the read model, something that the pipeline does not write."""
+    """Data under a key of the read model that the pipeline did not write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where everything is: what the command's options say."""
+    """Addresses and names from the command's options."""
 
     redis_url: str = results.REDIS_URL
     hash_key: str = results.HASH_KEY
@@ -32,15 +32,15 @@ class Addresses:
 
     @property
     def redis_shown(self) -> str:
-        """The Redis address without its password, fit for a page."""
+        """The Redis address without its password."""
         return shown(self.redis_url)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """What the log holds that is not counted yet.
+class Backlog:
+    """Messages in the log that are not counted yet.
 
-    `oldest_ms` is the timestamp of the oldest such message, None where there is none or the topic is absent.
+    `oldest_ms` is the timestamp of the oldest one; None if there is none or the topic does not exist.
     """
 
     messages: int
@@ -49,14 +49,14 @@ class Waiting:
 
 
 class CountsSource:
-    """Reads the read model. Every method raises an `OnceflowError` whose text may be shown on the page."""
+    """Reader of the read model. Every method raises an `OnceflowError` whose text may be shown on the page."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
         self._results = results.Results(addresses.redis_url, addresses.hash_key)
 
     def read(self) -> results.Snapshot:
-        """Return everything the page shows, read in one MULTI."""
+        """Return all counts of the page, read in one MULTI."""
         try:
             snapshot = self._results.snapshot(top=TOP_USERS)
             results.refuse_other_job(self._addresses.hash_key, snapshot.marker, PAGE)
@@ -67,7 +67,7 @@ class CountsSource:
             raise self._not_ours(error) from error
 
     def clicks_of(self, uid: str) -> int | None:
-        """Return one user's clicks, None for a user without any event."""
+        """Return one user's clicks; None for a user without events."""
         try:
             return self._results.clicks_of(uid)
         except OnceflowError as error:
@@ -76,12 +76,12 @@ class CountsSource:
             raise self._not_ours(error) from error
 
     def refuse_other_job(self) -> None:
-        """Raise OtherJob where another job's counts are under the hash key; a Redis that is away may come back."""
+        """Raise OtherJob if another job's counts are under the hash key; an unreachable Redis may come back."""
         with contextlib.suppress(results.RedisUnreachable):
             results.refuse_other_job(self._addresses.hash_key, self._results.marker(), PAGE)
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._results.close()
 
     def _shown(self, error: Exception) -> str:
@@ -89,20 +89,20 @@ class CountsSource:
 
     def _not_ours(self, error: Exception) -> NotOurs:
         return NotOurs(
-            f"Redis at {self._addresses.redis_shown} holds something under '{self._addresses.hash_key}' that onceflow "
-            f"did not write ({error}): {Remedy.OTHER_COUNTS}"
+            f"onceflow did not write the data under '{self._addresses.hash_key}' in Redis at "
+            f"{self._addresses.redis_shown} ({error}): {Remedy.OTHER_COUNTS}"
         )
 
 
 class LogSource:
-    """Asks the broker how much lies beyond the counted offsets; connects when first asked, and again after an error."""
+    """Reader of the backlog after the counted offsets; it connects on first use, and again after an error."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
         self._cluster: Cluster | None = None
 
-    def read(self, marker: results.MarkerView | None, now_ms: int) -> Waiting:
-        """Return what waits. Without a marker the whole topic does. Raises an `OnceflowError` if the broker is away."""
+    def read(self, marker: results.MarkerView | None, now_ms: int) -> Backlog:
+        """Return the backlog; without a marker the whole topic. Raises an `OnceflowError` if the broker is down."""
         counted = marker or _nothing_counted(self._addresses.topic)
         try:
             if self._cluster is None:
@@ -110,15 +110,15 @@ class LogSource:
                     self._addresses.bootstrap, timeout_ms=BROKER_TIMEOUT_MS, security=self._addresses.security
                 )
             if len(self._cluster.topics(*counted.offsets)) < len(counted.offsets):
-                return Waiting(0, None, topic_exists=False)
+                return Backlog(0, None, topic_exists=False)
             lag = results.lag(self._cluster, counted, now_ms=now_ms)
         except OnceflowError:
             self.close()
             raise
-        return Waiting(lag.messages, now_ms - round(lag.seconds * 1_000) if lag.messages else None)
+        return Backlog(lag.messages, now_ms - round(lag.seconds * 1_000) if lag.messages else None)
 
     def close(self) -> None:
-        """Close the connections; the next `read` makes new ones."""
+        """Close the connections; the next `read` opens new ones."""
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None

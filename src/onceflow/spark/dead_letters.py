@@ -1,17 +1,16 @@
-"""Rejected records into a topic of their own, for those who need them longer than the log keeps them.
+"""Rejected records in a topic of their own, to keep them longer than the log does.
 
     dead = dead_letter_sink("host:9092", topic="clicks-dead", checkpoint=checkpoint)
     foreachBatch(lambda rows, batch_id: sinks(rows, batch_id, counts, dead))
 
-A dead letter is the original record: key, value, headers and timestamp as they were, and these headers behind its own.
-They are those of Kafka Connect's dead letter queue (org.apache.kafka.connect.runtime.errors.DeadLetterQueueReporter,
-KIP-298), so that what reads one reads the other; a record that was in such a queue before has them twice, the last
-ones being ours.
+A dead letter is the original record (key, value, headers, timestamp) with these headers after its own. They are those
+of Kafka Connect's dead letter queue (org.apache.kafka.connect.runtime.errors.DeadLetterQueueReporter, KIP-298), so its
+readers work here too. A record that was in such a queue before has them twice; the last ones are ours.
 
-| header | what, as UTF-8 text |
+| header | UTF-8 text |
 |---|---|
-| `__connect.errors.topic`, `.partition`, `.offset` | where the record is in the log |
-| `__connect.errors.stage` | `VALUE_CONVERTER`, Connect's word for reading a value |
+| `__connect.errors.topic`, `.partition`, `.offset` | the record's position in the log |
+| `__connect.errors.stage` | `VALUE_CONVERTER`, Connect's name for decoding a value |
 | `__connect.errors.exception.message` | why it was rejected, a reason of docs/pushdown.md |
 """
 
@@ -40,41 +39,41 @@ _NEEDED = ("key", "value", "topic", "partition", "offset")
 
 
 def dead_letters(rows: DataFrame) -> DataFrame:
-    """The rejected of a micro-batch's rows as records to write, out of what `decode` or `aggregate` gave.
+    """Return the rejected records of a micro-batch, as rows to write; `rows` come from `decode` or `aggregate`.
 
-    Raises WrongOption where the rows lack what is to be written.
+    Raises WrongOption if the rows lack columns.
     """
     if REJECTED in rows.columns:
-        found = rows.where(F.col(REJECTED).isNotNull()).select(f"{REJECTED}.*")
-        return _letters(found, F.col("reason"))
+        rejected = rows.where(F.col(REJECTED).isNotNull()).select(f"{REJECTED}.*")
+        return _letters(rejected, F.col("reason"))
     if CORRUPT_REASON not in rows.columns:
         raise WrongOption(
-            f"the rows have columns {', '.join(rows.columns)} and neither {REJECTED} nor {CORRUPT_REASON}: hand on the "
-            "rows of a source with option decode as they are"
+            f"the rows have columns {', '.join(rows.columns)} and neither {REJECTED} nor {CORRUPT_REASON}; pass the "
+            "unchanged rows of a source with option decode"
         )
     missing = [name for name in _NEEDED if name not in rows.columns]
     if missing:
         raise WrongOption(
-            f"the rows have no {', '.join(missing)}, so a dead letter cannot be the record as it was: give the source "
+            f"the rows have no {', '.join(missing)}, which a dead letter needs; give the source "
             f"option columns='{', '.join(_NEEDED)}, timestamp'"
         )
     return _letters(rows.where(F.col(CORRUPT_REASON).isNotNull()), F.col(CORRUPT_REASON))
 
 
-def _letters(found: DataFrame, reason: Column) -> DataFrame:
-    told = {
+def _letters(rejected: DataFrame, reason: Column) -> DataFrame:
+    values = {
         "topic": F.col("topic"),
         "partition": F.col("partition"),
         "offset": F.col("offset"),
         "stage": F.lit(STAGE),
         "exception.message": reason,
     }
-    headers = F.array(*(_header(HEADER_PREFIX + name, value) for name, value in told.items()))
-    if HEADERS.name in found.columns:
+    headers = F.array(*(_header(HEADER_PREFIX + name, value) for name, value in values.items()))
+    if HEADERS.name in rejected.columns:
         own = F.coalesce(F.col(HEADERS.name), F.array().cast(HEADERS.dataType))
         headers = F.concat(own, headers)
-    kept = [name for name in ("key", "value", "timestamp") if name in found.columns]
-    return found.select(*kept, headers.alias(HEADERS.name))
+    kept = [name for name in ("key", "value", "timestamp") if name in rejected.columns]
+    return rejected.select(*kept, headers.alias(HEADERS.name))
 
 
 def _header(name: str, value: Column) -> Column:
@@ -84,61 +83,60 @@ def _header(name: str, value: Column) -> Column:
 def dead_letter_sink(
     bootstrap: str, *, topic: str, checkpoint: str, name: str = "dead-letters", **options: Any
 ) -> "DeadLetterSink":
-    """What `foreachBatch` or `sinks` gets to write the rejected of each micro-batch to `topic`, each exactly once.
+    """Return a sink for `foreachBatch` or `sinks` that writes the rejected records to `topic`, each exactly once.
 
-    `topic` is made where it is missing: one partition, and records that are kept for ever, since they have the time
-    of the original and would be deleted by it. `checkpoint` is the query's own; other options are those of
-    `kafka_sink`, such as `kafka` and `compression`, but `mode`: dead letters are always exactly-once. Raises
-    WrongOption.
+    A missing `topic` is created with one partition and without a retention time: dead letters keep the original's
+    timestamp, by which retention would delete them. `checkpoint` is the query's own. Other options are those of
+    `kafka_sink`, such as `kafka` and `compression`, except `mode`. Raises WrongOption.
     """
     if "mode" in options:
         raise WrongOption(
-            f"mode {options['mode']!r}: dead letters are always exactly-once, so leave mode out; kafka_sink writes "
-            "dead_letters(rows) in the other modes"
+            f"mode {options['mode']!r}: dead letters are always exactly-once; omit mode, or write dead_letters(rows) "
+            "with kafka_sink in another mode"
         )
     sink = kafka_sink(bootstrap, topic=topic, checkpoint=checkpoint, name=name, **options)
     return DeadLetterSink(sink, bootstrap, topic, options.get("kafka", {}))
 
 
 class DeadLetterSink:
-    """Made by `dead_letter_sink`; opened, closed and asked for its failure as a KafkaSink."""
+    """Sink returned by `dead_letter_sink`; `open`, `close` and `failure` work as those of a KafkaSink."""
 
     def __init__(self, sink: KafkaSink | PlainKafkaSink, bootstrap: str, topic: str, kafka: Any) -> None:
         self._sink = sink
         self._bootstrap = bootstrap
         self._topic = topic
         self._security = read_security(kafka)
-        self._topic_is_there = False
+        self._topic_exists = False
 
     @property
     def failure(self) -> OnceflowError | None:
-        """Why the query stopped, if this sink stopped it."""
+        """The reason why this sink stopped the query, if it did."""
         return self._sink.failure
 
     def open(self, session: Any, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Makes the topic where it is missing, and opens the sink. The first batch calls it, too."""
-        self._make_topic()
+        """Create the topic if it is missing, and open the sink. The first batch does this too."""
+        self._create_topic()
         self._sink.open(session, sleep=sleep)
 
     def close(self) -> None:
-        """Gives the checkpoint and the connections back; the query must have ended."""
+        """Release the checkpoint and the connections; the query must have ended."""
         self._sink.close()
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Writes the rejected of one micro-batch, or finds that they are written."""
-        self._make_topic()
+        """Write the rejected records of one micro-batch unless they are already written."""
+        self._create_topic()
         self._sink(dead_letters(rows), batch_id)
 
     def process(self, rows: DataFrame, batch_id: int) -> bool:
-        """As a call, for `sinks`; false where the rows were not read, because their rejected are written."""
-        self._make_topic()
+        """Do the same for `sinks`; return False if the rejected records were already written."""
+        self._create_topic()
         return self._sink.process(dead_letters(rows), batch_id)
 
-    def _make_topic(self) -> None:
-        if self._topic_is_there:
+    def _create_topic(self) -> None:
+        if self._topic_exists:
             return
         with Cluster(self._bootstrap, security=self._security) as cluster:
             if self._topic not in cluster.topics(self._topic):
-                with contextlib.suppress(TopicExists):  # Another driver was quicker, which is as good.
+                with contextlib.suppress(TopicExists):  # Another driver created it first.
                     cluster.create_topic(self._topic, 1, configs=TOPIC_CONFIGS)
-        self._topic_is_there = True
+        self._topic_exists = True

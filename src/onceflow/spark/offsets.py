@@ -1,20 +1,20 @@
-"""Where a query stands in the log: the offsets that Spark keeps in its checkpoint, and arithmetic on them.
+"""A query's position in the log: the offsets that Spark keeps in its checkpoint, and arithmetic on them.
 
-This docstring is the format. One line of `offsets/N` in the checkpoint, and the strings that Spark hands to the
-source, are one JSON object:
+This docstring defines the format. One line of `offsets/N` in the checkpoint, and each string that Spark passes to the
+source, is one JSON object:
 
     {"clicks": {"0": 23, "1": 7}, "@ids": {"clicks": "5e1b2d3c-…"}}
 
-- A key that is a topic's name maps partition number (a string, as JSON wants it) to the offset of the next record
-  to be read: the end, exclusive, of the batch that wrote this line. It is the shape of Spark's own Kafka source.
-- `@ids` maps topic to topic id, a UUID in its hyphened text form. "@" is not allowed in a topic's name, so the key
-  cannot meet a topic. A topic of a broker that tells no ids (Metadata below version 10) is not listed there.
-- Topics are written sorted, partitions in the order of their numbers, `@ids` last and only when it is not empty.
-  Spark compares the text, so equal offsets must be equal text.
+- A topic's name maps partition number (a string, as JSON requires) to the offset of the next record to read. That is
+  the exclusive end of the batch that wrote this line. The shape is that of Spark's own Kafka source.
+- `@ids` maps topic to topic id, a UUID in its hyphenated text form. "@" is not allowed in a topic's name, so the key
+  cannot collide with a topic. A topic whose broker sends no ids (Metadata below version 10) is not listed there.
+- Topics are sorted by name, partitions by number; `@ids` comes last and only when it is not empty. Spark compares
+  the text, so equal offsets must be equal text.
 
-A topic that was deleted and made again has another id and is another topic: offsets of one say nothing about the
-other. Batch k covers `ranges(offsets/k-1, offsets/k)`; batch 0 covers `ranges(None, offsets/0)`, which has no rows
-in it: `offsets/0` says where the query starts.
+A topic that was deleted and recreated has another id and is another topic: offsets of one do not apply to the other.
+Batch k covers `ranges(offsets/k-1, offsets/k)`. Batch 0 covers `ranges(None, offsets/0)`, which has no rows:
+`offsets/0` is the query's start.
 """
 
 import heapq
@@ -31,18 +31,18 @@ IDS_KEY = "@ids"
 
 
 class MalformedOffsets(OnceflowError):
-    """Text that should be offsets of this source, from a checkpoint or from an option, is not."""
+    """Text in a checkpoint or an option that does not hold offsets of this source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Next offset per topic and partition, and the id of each topic that has one."""
+    """Next offset per topic and partition, and the known topic ids."""
 
     by_topic: Mapping[str, Mapping[int, int]]
     topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON object of the module's docstring, in its one order."""
+        """Return the JSON object that the module's docstring defines, in its order."""
         document: dict[str, Any] = {
             topic: {str(partition): offset for partition, offset in sorted(self.by_topic[topic].items())}
             for topic in sorted(self.by_topic)
@@ -52,14 +52,14 @@ class Offsets:
         return document
 
     def same_topic(self, other: "Offsets", topic: str) -> bool:
-        """False where both know the topic's id and the ids differ."""
+        """Return False if both know the topic's id and the ids differ."""
         mine, theirs = self.topic_ids.get(topic), other.topic_ids.get(topic)
         return mine is None or theirs is None or mine == theirs
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """Records `begin` to `end`, exclusive, of one partition; `begin == end` holds none."""
+    """Offsets `begin` to `end`, exclusive, of one partition; empty if they are equal."""
 
     topic: str
     partition: int
@@ -68,7 +68,7 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
-        """Number of offsets; the records can be fewer, for markers and compaction leave gaps."""
+        """Number of offsets. There can be fewer records: markers and compaction leave gaps."""
         return self.end - self.begin
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class OffsetRange:
 
 
 def parse(document: str | Mapping[str, Any]) -> Offsets:
-    """Offsets from their JSON text or from the object it holds. Raises MalformedOffsets."""
+    """Parse offsets from JSON text or a JSON object. Raises MalformedOffsets."""
     if isinstance(document, str):
         try:
             document = json.loads(document)
@@ -110,11 +110,10 @@ def _parse_partitions(topic: str, partitions: Any) -> dict[int, int]:
 
 
 def ranges(start: Offsets | None, end: Offsets) -> list[OffsetRange]:
-    """What lies between two offsets: one range for each partition of `end`, sorted, empty ones too.
+    """Return the ranges between two offsets: one for each partition of `end`, sorted, empty ones included.
 
-    A partition that `start` does not have, or has under another topic id, enters at its offset in `end` without
-    rows. So does one whose start lies behind its end: Spark asks for that when it repeats batch 0, because it asks
-    the source again where a fresh query would begin.
+    A partition that `start` lacks, or has under another topic id, enters at its offset in `end` without rows. So does
+    one whose start is after its end: when Spark repeats batch 0, it asks the source again where a fresh query starts.
     """
     result = []
     for topic in sorted(end.by_topic):
@@ -126,21 +125,21 @@ def ranges(start: Offsets | None, end: Offsets) -> list[OffsetRange]:
 
 
 def entering(start: Offsets, ends: Offsets) -> dict[str, list[int]]:
-    """Partitions that `start` does not know: new ones, and all of a topic that was deleted and made again."""
-    found = {}
+    """Return the partitions that `start` lacks: new ones, and all of a recreated topic."""
+    entering = {}
     for topic, partitions in ends.by_topic.items():
         known = start.by_topic.get(topic, {}) if ends.same_topic(start, topic) else {}
         unknown = sorted(set(partitions) - set(known))
         if unknown:
-            found[topic] = unknown
-    return found
+            entering[topic] = unknown
+    return entering
 
 
 def following(start: Offsets, ends: Offsets, begins: Mapping[str, Mapping[int, int]]) -> Offsets:
-    """Where a batch after `start` may end: the ends of the log, and the begin of each partition that enters.
+    """Return where a batch after `start` may end: the log's ends, and the start of each entering partition.
 
-    `begins` has the first offset of each `entering(start, ends)`. A partition or topic that `ends` lacks stays where
-    `start` has it, so that nothing is read twice should it come back. One whose end went back follows it.
+    `begins` has the first offset of each of `entering(start, ends)`. A partition or topic that `ends` lacks keeps its
+    offset in `start`, so that nothing is read twice if it reappears. An end that moved back is taken as it is.
     """
     by_topic = {topic: dict(partitions) for topic, partitions in start.by_topic.items()}
     for topic, partitions in ends.by_topic.items():
@@ -153,12 +152,12 @@ def following(start: Offsets, ends: Offsets, begins: Mapping[str, Mapping[int, i
 
 
 class LossKind(StrEnum):
-    """How a log came to lack what a query was to read."""
+    """Reason why the log lacks offsets that a query had to read."""
 
     TRIMMED = "trimmed"
-    """Deleted by retention or on request: the partition begins later."""
+    """Deleted by retention or on request: the partition starts later."""
     TRUNCATED = "truncated"
-    """The partition ends earlier: offsets that were read come again, with other records."""
+    """The partition ends earlier: offsets that were read are assigned again, to other records."""
     RECREATED = "recreated"
     """The topic was deleted and created again."""
     MISSING = "missing"
@@ -167,9 +166,9 @@ class LossKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Offsets `begin` to `end`, exclusive, that a query was to read and that the log no longer has.
+    """Offsets `begin` to `end`, exclusive, that a query had to read and that the log no longer has.
 
-    Without partition the whole topic; without end all that came after `begin`.
+    Without a partition it is the whole topic; without an end everything after `begin`.
     """
 
     kind: LossKind
@@ -180,74 +179,74 @@ class Loss:
     reason: str = field(default="", compare=False)
 
     @property
-    def gone(self) -> str:
-        """What is gone, for a message."""
+    def place(self) -> str:
+        """The lost topic, partition or offsets, for a message."""
         if self.partition is None:
             return f"topic {self.topic}"
-        place = f"{self.topic}-{self.partition}"
+        partition = f"{self.topic}-{self.partition}"
         if self.begin is None:
-            return place
-        return f"{place} [{self.begin}, {'…' if self.end is None else self.end})"
+            return partition
+        return f"{partition} [{self.begin}, {'…' if self.end is None else self.end})"
 
 
 def losses(start: Offsets, ends: Offsets) -> list[Loss]:
-    """What a query that stands at `start` can no longer read, as far as the ends of the log tell."""
-    found = []
+    """Return what a query at `start` can no longer read, as far as the log's ends show."""
+    lost = []
     for topic, partitions in start.by_topic.items():
         if topic not in ends.by_topic:
-            found.append(Loss(LossKind.MISSING, topic, reason="no such topic is there now"))
+            lost.append(Loss(LossKind.MISSING, topic, reason="the topic does not exist"))
         elif not ends.same_topic(start, topic):
             reason = f"it was deleted and created again, id {start.topic_ids[topic]} is now {ends.topic_ids[topic]}"
-            found.append(Loss(LossKind.RECREATED, topic, reason=reason))
+            lost.append(Loss(LossKind.RECREATED, topic, reason=reason))
         else:
-            found += _losses_in(topic, partitions, ends.by_topic[topic])
-    return found
+            lost += _losses_in(topic, partitions, ends.by_topic[topic])
+    return lost
 
 
 def lacking(start: Offsets, ends: Offsets) -> bool:
-    """Whether the ends lack a topic or a partition that `start` has."""
+    """Return whether the ends lack a topic or a partition that `start` has."""
     return any(set(partitions) - set(ends.by_topic.get(topic, {})) for topic, partitions in start.by_topic.items())
 
 
 def _losses_in(topic: str, partitions: Mapping[int, int], ends: Mapping[int, int]) -> list[Loss]:
-    found = []
+    lost = []
     for partition, offset in partitions.items():
         if partition not in ends:
-            reason = f"the topic has {len(ends)} partitions now"
-            found.append(Loss(LossKind.MISSING, topic, partition, reason=reason))
+            reason = f"the topic now has {len(ends)} partitions"
+            lost.append(Loss(LossKind.MISSING, topic, partition, reason=reason))
         elif ends[partition] < offset:
-            reason = f"the partition now ends at {ends[partition]}, before offset {offset}, which comes next"
-            found.append(Loss(LossKind.TRUNCATED, topic, partition, ends[partition], offset, reason))
-    return found
+            reason = f"the partition now ends at {ends[partition]}, before the next offset to read, {offset}"
+            lost.append(Loss(LossKind.TRUNCATED, topic, partition, ends[partition], offset, reason))
+    return lost
 
 
 def restarts(start: Offsets, end: Offsets) -> list[Loss]:
-    """Return where a batch from `start` to `end` does not continue what was read before, for each partition."""
-    found: list[Loss] = []
+    """Return, for each partition, where a batch from `start` to `end` does not continue the previous one."""
+    lost: list[Loss] = []
     for loss in losses(start, end):
         if loss.kind is LossKind.RECREATED:
             known = start.by_topic[loss.topic]
-            found += [Loss(loss.kind, loss.topic, partition, known[partition]) for partition in sorted(known)]
+            lost += [Loss(loss.kind, loss.topic, partition, known[partition]) for partition in sorted(known)]
         elif loss.kind is LossKind.TRUNCATED:
-            found.append(loss)
-    return found
+            lost.append(loss)
+    return lost
 
 
 def losses_of_range(part: OffsetRange, log: OffsetRange) -> list[Loss]:
-    """Return what of `part` lies outside of what the log has of the partition."""
-    found = []
+    """Return the offsets of `part` that lie outside the partition's log."""
+    lost = []
     if part.begin < log.begin:
-        found.append(Loss(LossKind.TRIMMED, part.topic, part.partition, part.begin, min(log.begin, part.end)))
+        lost.append(Loss(LossKind.TRIMMED, part.topic, part.partition, part.begin, min(log.begin, part.end)))
     if log.end < part.end:
-        found.append(Loss(LossKind.TRUNCATED, part.topic, part.partition, max(part.begin, log.end), part.end))
-    return found
+        lost.append(Loss(LossKind.TRUNCATED, part.topic, part.partition, max(part.begin, log.end), part.end))
+    return lost
 
 
 def limit(start: Offsets, end: Offsets, offsets_max: int) -> Offsets:
-    """`end`, or less: about `offsets_max` offsets beyond `start`, shared out in proportion to what each has.
+    """Return `end`, or about `offsets_max` offsets after `start` if that is less, in proportion to each backlog.
 
-    As in Spark's Kafka source a partition that has something gets at least one, so that a small one beside a large
-    one moves on; the sum can therefore exceed `offsets_max` by less than the number of partitions.
+    As in Spark's Kafka source, a partition with a backlog gets at least one offset, so that a small one beside a large
+    one advances. The sum can therefore exceed `offsets_max` by less than the number of partitions.
     """
     backlog = ranges(start, end)
     total = sum(part.size for part in backlog)
@@ -267,11 +266,11 @@ def share_out(
     tasks_min: int | None = None,
     offsets_per_task_max: int | None = None,
 ) -> list[list[OffsetRange]]:
-    """One list of ranges per read task. Empty ranges get none.
+    """Return one list of ranges per read task, without the empty ranges.
 
-    As many tasks as ranges where each has much to read; where there is little, one task reads several, since a
-    task costs some 30 ms however little it does. A range is cut where there shall be at least `tasks_min` tasks, in
-    proportion to what each has, or no task may have more than `offsets_per_task_max` offsets.
+    Large ranges get a task each. Small ones share a task, since a task costs some 30 ms however little it reads.
+    Ranges are split in proportion to their size to reach `tasks_min` tasks, and so that no task has more than
+    `offsets_per_task_max` offsets.
     """
     present = [part for part in parts if part.size]
     pieces = _cut(present, tasks_min or 1, offsets_per_task_max)
@@ -296,8 +295,10 @@ def share_out(
 
 
 def _in_order(pieces: list[OffsetRange], tasks_min: int, offsets_max: int) -> list[list[OffsetRange]]:
-    """One task for each piece, or for several small neighbours: whoever takes the tasks' rows in the order of the tasks
-    has those of a partition in the order of their offsets, although it was cut."""
+    """Return one task for each piece, or for several small neighbours.
+
+    Read in the order of the tasks, a partition's rows are in offset order although the partition was split.
+    """
     tasks: list[list[OffsetRange]] = []
     joins_left = len(pieces) - tasks_min
     size = 0

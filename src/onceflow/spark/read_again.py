@@ -2,8 +2,8 @@
 
     RedisSink(…, rebuild=lambda missing: counted(read_again(spark, options, missing)))
 
-What the log no longer holds as it was must not be counted as if nothing were missing: offsets that retention took, a
-topic that was deleted and made again, a compacted topic, which may have fewer records now than then.
+The read fails if the log no longer holds the records as they were: retention deleted offsets, the topic was
+recreated, or it is compacted and may have fewer records now.
 """
 
 import json
@@ -26,14 +26,14 @@ from onceflow.spark.reader.position_options import (
     STARTING_OFFSETS,
     STARTING_STRATEGY,
 )
-from onceflow.spark.reader.subscription import ASSIGN, WAYS
+from onceflow.spark.reader.subscription import ASSIGN, OPTIONS
 from onceflow.spark.redis.repair import MissingRanges
 
 CLEANUP_POLICY = "cleanup.policy"
 _REPLACED = {
     name.lower()
     for name in (
-        *WAYS,
+        *OPTIONS,
         *STARTING,
         *ENDING,
         STARTING_STRATEGY,
@@ -43,18 +43,18 @@ _REPLACED = {
         *STREAM_ONLY,
     )
 }
-"""Options that say what a stream reads; the ranges say that here."""
+"""Options that select what a stream reads; here the ranges do."""
 
 
 class InputCompacted(OnceflowError):
-    """The topic's records may have been compacted since they were counted."""
+    """Topic whose records may have been compacted since they were counted."""
 
 
 def read_again(spark: SparkSession, options: Mapping[str, str], missing: MissingRanges) -> DataFrame:
-    """The records of these ranges, with the stream's own columns; `options` are the stream's.
+    """Return the records of these ranges with the stream's columns; `options` are the stream's.
 
-    Raises InputCompacted and the client's errors at once. An action on it fails where offsets are gone (DataLost,
-    WrongOption) or the topic is another one.
+    Raises InputCompacted and the client's errors at once. An action on the result fails if offsets were deleted
+    (DataLost, WrongOption) or the topic was recreated.
     """
     wanted = _options(options, missing)
     _refuse_compacted(read_options(wanted, "batch"), {part.topic for part in missing.ranges})
@@ -84,13 +84,13 @@ def _options(options: Mapping[str, str], missing: MissingRanges) -> dict[str, st
 
 
 def _refuse_compacted(options: SourceOptions, topics: set[str]) -> None:
-    # A cluster of its own: connections belong to one thread, and a sink's check may come from any.
+    # Not a shared connection: those belong to one thread, and a sink may check from any.
     with Cluster(options.bootstrap, client_id="onceflow-spark", security=options.security) as cluster:
         for topic in sorted(topics):
             policy = Admin(cluster).describe_topic_configs(topic).get(CLEANUP_POLICY)
             if policy is None or "compact" in (policy.value or ""):
-                found = "unknown" if policy is None else repr(policy.value)
+                value = "unknown" if policy is None else repr(policy.value)
                 raise InputCompacted(
-                    f"topic {topic} has {CLEANUP_POLICY} {found}, so records may be gone that were counted: what is "
-                    "missing cannot be read again as it was"
+                    f"topic {topic} has {CLEANUP_POLICY} {value}: counted records may have been compacted, so the "
+                    "missing ones cannot be read again"
                 )

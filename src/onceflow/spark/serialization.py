@@ -271,7 +271,7 @@ class StringSerializer:
     def serialize(self, row: Row) -> bytes | None:
         """Return the text. Raises ValueError for more than one column."""
         if len(row) != 1:
-            raise ValueError(f"a text is made of one column, not of {', '.join(row)}; specify columns=")
+            raise ValueError(f"a text has one column, not {', '.join(row)}; specify columns=")
         (value,) = row.values()
         return None if value is None else str(value).encode()
 

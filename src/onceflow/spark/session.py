@@ -1,12 +1,12 @@
-"""A Spark session that is quiet and tuned for small micro-batches on one machine.
+"""A quiet Spark session, tuned for small micro-batches on one machine.
 
-Each setting has its measurement, milliseconds per micro-batch on two cores:
+Measured effect of the settings, per micro-batch on two cores:
 
 - The default checkpoint manager forks `readlink` and `chmod` for every file, some 20 processes a batch: 68 ms.
   `FileSystemBasedCheckpointFileManager` with `RawLocalFileSystem` (no `.crc` files) takes 11 ms. The raw file system
-  does not work with the RocksDB state store: use `extra_conf` to set `spark.hadoop.fs.file.impl` back there.
-- Unix domain sockets between JVM and Python workers: 40 ms less, which a loopback TCP connection waits.
-- 200 shuffle partitions, Spark's default: 6 s a batch, against 0.1 s with two.
+  does not work with the RocksDB state store: reset `spark.hadoop.fs.file.impl` with `extra_conf` there.
+- Unix domain sockets between JVM and Python workers save 40 ms, the delay of a loopback TCP connection.
+- 200 shuffle partitions, Spark's default, take 6 s a batch; two take 0.1 s.
 """
 
 import contextlib
@@ -52,11 +52,11 @@ def build_session(
     ui_port: int | None = None,
     extra_conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The process's one Spark session; `extra_conf` has the last word.
+    """Return the process's one Spark session; `extra_conf` overrides the other settings.
 
-    `log_file` takes what Spark, its JVM and its Python workers print; without it that goes to standard error.
-    `ui_port` turns Spark's own pages on, on 127.0.0.1 alone; 0 is any free port. `java_home` and the addresses are
-    handed over in this process's environment, the only way that Spark's launcher knows.
+    `log_file` receives the output of Spark, its JVM and its Python workers; the default is standard error. `ui_port`
+    enables Spark's own web UI, on 127.0.0.1 only; 0 picks a free port. `java_home` and the addresses are set in this
+    process's environment, the only place where Spark's launcher reads them.
     """
     if is_jvm_lost():
         _forget_jvm()
@@ -71,15 +71,15 @@ def build_session(
         if SparkContext._gateway is None:
             _launch(conf, log_file)
         SparkContext.getOrCreate(conf)
-    # The context brings a handler of its own, which must not be called inside a call to the JVM.
+    # The context installs its own handler, which must not run inside a call to the JVM.
     with _first_interrupt_held():
         return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
 def is_jvm_lost(*, within_s: float = 0) -> bool:
-    """Return whether the JVM that this process started has ended, or ends `within_s`."""
+    """Return whether the JVM that this process started has ended, or ends `within_s` seconds."""
     process = getattr(SparkContext._gateway, "proc", None)
-    if process is None:  # None was started, or spark-submit has started it.
+    if process is None:  # There is no JVM, or spark-submit started it.
         return False
     try:
         process.wait(within_s)
@@ -89,7 +89,7 @@ def is_jvm_lost(*, within_s: float = 0) -> bool:
 
 
 def _forget_jvm() -> None:
-    """Drop what pyspark keeps of a JVM that has ended: `stop` of its session fails halfway."""
+    """Drop pyspark's state of a JVM that has ended: `stop` of its session fails halfway."""
     context, gateway = SparkContext._active_spark_context, SparkContext._gateway
     if context is not None and context._accumulatorServer is not None:
         context._accumulatorServer.shutdown()
@@ -101,7 +101,7 @@ def _forget_jvm() -> None:
 
 
 def session_conf(master: str, *, ui_port: int | None = None) -> dict[str, str]:
-    """The settings alone, for those who start Spark themselves (spark-submit, spark-defaults.conf)."""
+    """Return the settings, to start Spark in another way (spark-submit, spark-defaults.conf)."""
     conf = EVERYWHERE | {"spark.master": master, "spark.ui.enabled": str(ui_port is not None).lower()}
     if ui_port is not None:
         conf["spark.ui.port"] = str(ui_port)
@@ -112,7 +112,7 @@ def session_conf(master: str, *, ui_port: int | None = None) -> dict[str, str]:
 
 
 def on_one_machine(master: str) -> bool:
-    """True for `local`, `local[2]`, `local[*]`, `local[2,3]`; not for `local-cluster`, which is several processes."""
+    """Return True for `local`, `local[2]`, `local[*]`, `local[2,3]`; not for `local-cluster`, several processes."""
     return re.fullmatch(r"local(\[.+\])?", master) is not None
 
 
@@ -124,7 +124,7 @@ def _threads(master: str) -> int:
 
 
 def _launch(conf: SparkConf, log_file: Path | None) -> None:
-    """Starts the JVM with its output in `log_file`; it ends by itself when this process ends."""
+    """Start the JVM with its output in `log_file`; it exits when this process ends."""
     with contextlib.ExitStack() as files:
         output = None
         if log_file is not None:
@@ -136,11 +136,11 @@ def _launch(conf: SparkConf, log_file: Path | None) -> None:
 
 @contextlib.contextmanager
 def _first_interrupt_held() -> Iterator[None]:
-    """Holds the first Ctrl-C back until the block has ended; a second one goes through.
+    """Delay the first Ctrl-C until the block has ended; a second one takes effect at once.
 
-    An interrupted `launch_gateway` takes away the folder in which the JVM is about to say where it listens. Such a JVM
-    never gets to watching for this process's end, and stays for ever. An interrupted call to the JVM ends in several
-    tracebacks of py4j's.
+    An interrupted `launch_gateway` deletes the directory in which the JVM is about to write its port. Such a JVM never
+    starts to watch for this process's end, and runs indefinitely. An interrupted call to the JVM prints several
+    tracebacks of py4j.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():

@@ -1,7 +1,7 @@
-"""`spark.readStream.format("onceflow")` and `spark.read.format("onceflow")`: any Kafka as a Spark source.
+"""`spark.readStream.format("onceflow")` and `spark.read.format("onceflow")`: a Spark source for any Kafka cluster.
 
-Spark finds it by itself through the package `pyspark_onceflow`. Options and columns are those of Spark's own Kafka
-source; the one default that differs is isolation.level, read_committed here.
+Spark finds it through the package `pyspark_onceflow`. Options and columns are those of Spark's own Kafka source. One
+default differs: isolation.level is read_committed here.
 """
 
 from collections.abc import Iterator
@@ -23,91 +23,91 @@ if TYPE_CHECKING:
 
 
 class WrongSchema(OnceflowError):
-    """The user gave a schema; the source has one of its own."""
+    """The schema that the user gave differs from the source's own."""
 
 
 class NoWriter(OnceflowError):
-    """Rows were to be written with `format("onceflow")`, which reads alone."""
+    """A write with `format("onceflow")`, which is read-only."""
 
 
 class OnceflowDataSource(DataSource):
-    """What Spark makes from `format("onceflow")`. Its readers are imported when they are asked for: they load numpy."""
+    """The data source `format("onceflow")`. Its readers are imported on first use: they load numpy."""
 
     @classmethod
     def name(cls) -> str:
-        """The short name."""
+        """Return the short name."""
         return "onceflow"
 
     def schema(self) -> StructType:
-        """The columns. Spark asks this first, so wrong options are told at `load()`."""
+        """Return the columns. Spark calls this first, so wrong options are reported by `load()`."""
         return columns(read_options(self.options))
 
     def reader(self, schema: StructType) -> "BatchReader":
-        """For `spark.read`."""
+        """Return the reader for `spark.read`."""
         options = read_options(self.options, "batch")
         _require_schema(options, schema)
         return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> "StreamReader | RefusedReader":  # noqa: N802 - Spark's name
-        """For `spark.readStream`."""
+        """Return the reader for `spark.readStream`."""
         try:
             from onceflow.spark.reader.stream import StreamReader
 
             options = read_options(self.options, "stream")
             _require_schema(options, schema)
-        except Exception as error:  # noqa: BLE001 - whatever it is, Spark would tell of another
+        except Exception as error:  # noqa: BLE001 - Spark would report a different error
             return RefusedReader(error)
         return StreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """For `write`. Raises NoWriter."""
+        """Raise NoWriter for `write`."""
         raise NoWriter(
-            "format('onceflow') reads alone: write a batch with Spark's own format('kafka') and its jar, or let a "
-            "query write it exactly once with writeStream.foreachBatch(kafka_sink(…)), from onceflow.spark.kafka_sink"
+            "format('onceflow') is read-only; write a batch with Spark's own format('kafka') and its jar, or write "
+            "exactly once from a query with writeStream.foreachBatch(kafka_sink(…)), from onceflow.spark.kafka_sink"
         )
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
-        """For `writeStream`. Raises NoWriter."""
+        """Raise NoWriter for `writeStream`."""
         raise NoWriter(
-            "format('onceflow') reads alone: write exactly once with writeStream.foreachBatch(kafka_sink(…)), from "
+            "format('onceflow') is read-only; write exactly once with writeStream.foreachBatch(kafka_sink(…)), from "
             "onceflow.spark.kafka_sink, or redis_sink(…), from onceflow.spark.redis_sink"
         )
 
 
 class RefusedReader(DataSourceStreamReader):
-    """Stands for a reader that cannot be made, and says why when Spark asks it for anything.
+    """Placeholder for a reader that could not be created; every method raises the reason.
 
-    Of an error in `streamReader` itself Spark (4.2) tells nothing at the end: it stops the reader that it has not got.
+    Spark 4.2 hides an error raised in `streamReader` itself: it then fails while stopping the missing reader.
     """
 
     def __init__(self, error: Exception) -> None:
         self._error = error
 
     def initialOffset(self) -> NoReturn:  # noqa: N802 - Spark's name
-        """Of a fresh query."""
+        """Raise the error in a fresh query."""
         raise self._error
 
     def latestOffset(self) -> NoReturn:  # type: ignore[override]  # noqa: N802
-        """Of any query."""
+        """Raise the error in any query."""
         raise self._error
 
     def partitions(self, start: Any, end: Any) -> NoReturn:
-        """Of a batch that was planned."""
+        """Raise the error for a planned batch."""
         raise self._error
 
     def read(self, partition: Any) -> NoReturn:
-        """Is not asked, for there are no partitions."""
+        """Raise the error; Spark never calls this, since there are no partitions."""
         raise self._error
 
 
 class BatchReader(DataSourceReader):
-    """Reads from one position to another; both are looked up anew for each action."""
+    """Reader from one position to another; both are resolved again for each action."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def partitions(self) -> "list[ReadTask]":
-        """The read tasks; none where there are no records, which Spark turns into one task without a plan."""
+        """Return the read tasks; without records none, for which Spark starts one task without a plan."""
         from onceflow.spark.connections import connect
         from onceflow.spark.offsets import ranges
         from onceflow.spark.reader import read_task
@@ -120,14 +120,14 @@ class BatchReader(DataSourceReader):
         return read_task.plan(ranges(start, end), end.topic_ids, self._options)
 
     def read(self, partition: Any) -> "Iterator[pyarrow.RecordBatch]":
-        """Runs in Spark's workers, on a copy of this reader."""
+        """Read one task's records; runs in Spark's workers, on a copy of this reader."""
         from onceflow.spark.reader import read_task
 
         return read_task.read(self._options, partition) if isinstance(partition, read_task.ReadTask) else iter(())
 
 
 def columns(options: SourceOptions) -> StructType:
-    """The columns that these options ask for."""
+    """Return the columns that these options select."""
     if options.pushdown is not None:
         return options.pushdown.schema()
     return StructType([*SCHEMA.fields, HEADERS]) if options.include_headers else SCHEMA
@@ -137,5 +137,5 @@ def _require_schema(options: SourceOptions, schema: StructType) -> None:
     own = columns(options)
     if schema != own:
         raise WrongSchema(
-            f"source onceflow has the columns {own.simpleString()}, not {schema.simpleString()}; take .schema(…) out"
+            f"source onceflow has the columns {own.simpleString()}, not {schema.simpleString()}; remove .schema(…)"
         )

@@ -1,7 +1,7 @@
-"""The one error of options that cannot be meant."""
+"""The error for a wrong option."""
 
 from onceflow.errors import OnceflowError
 
 
 class WrongOption(OnceflowError):
-    """An option is missing, unknown, or has a value that means nothing; the sentence says what would be right."""
+    """Option that is missing, unknown or has an invalid value; the message says what is valid."""

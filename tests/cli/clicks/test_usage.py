@@ -27,8 +27,8 @@ def test_invalid_redis_addresses_are_wrong_usage(command: str, url: str) -> None
         (["run", "foo"], "'foo' is not a valid master"),
         (["run", "local[2]", "--master", "local[1]"], "the master is given twice: local[2] and --master local[1]"),
         (["run", "--trigger", "5"], "'5' is not a valid trigger; expected available-now or a pause like '5 seconds'"),
-        (["run", "--key-field", ""], "must be different names"),
-        (["run", "--value-field", "uid"], "must be different names"),
+        (["run", "--key-field", ""], "must have different names"),
+        (["run", "--value-field", "uid"], "must have different names"),
         (["run", "--hash-key", ""], "the name must not be empty"),
         (["sink", "reset", "redis", "--hash-key", ""], "the name must not be empty"),
         (["demo", "--json"], "it needs --seconds"),
@@ -38,9 +38,9 @@ def test_invalid_redis_addresses_are_wrong_usage(command: str, url: str) -> None
         (["replay", "f.csv", *FIELDS, "--const", "uid=1"], "'uid' is given by --field and by --const"),
         (["replay", "f.csv", *FIELDS, "--const", "click_count=x"], "is not a count"),
         (["replay", "f.csv", *FIELDS, "--time-format", "foo"], "nor a pattern like"),
-        (["replay", "f.csv", "--field", "uuid=user"], "--field uid=user is meant"),
-        (["replay", "f.csv", *FIELDS, "--field", "event_tme=at"], "--field event_time=at is meant"),
-        (["replay", "f.csv", *FIELDS, "--const", "click_counts=1"], "--const click_count=1 is meant"),
+        (["replay", "f.csv", "--field", "uuid=user"], "did you mean --field uid=user?"),
+        (["replay", "f.csv", *FIELDS, "--field", "event_tme=at"], "did you mean --field event_time=at?"),
+        (["replay", "f.csv", *FIELDS, "--const", "click_counts=1"], "did you mean --const click_count=1?"),
     ],
 )
 def test_invalid_options_are_wrong_usage(arguments: list[str], message: str) -> None:

@@ -3,6 +3,6 @@
 from tests.spark.test_dead_letters import *  # noqa: F403
 
 # They use no broker.
-del test_rows_that_lack_the_record_are_refused, test_a_mode_is_refused_with_what_to_do  # noqa: F821
+del test_rows_that_lack_the_record_are_refused, test_mode_is_refused  # noqa: F821
 # It differs only in the use of Redis.
-del test_beside_another_sink_each_gets_its_own  # noqa: F821
+del test_two_sinks_get_their_own_rows  # noqa: F821

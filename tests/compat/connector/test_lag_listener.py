@@ -3,4 +3,4 @@
 from tests.spark.test_lag_listener import *  # noqa: F403
 
 # It uses no broker.
-del test_a_cluster_that_does_not_answer_is_a_warning  # noqa: F821
+del test_unreachable_cluster_is_a_warning  # noqa: F821

@@ -3,4 +3,4 @@
 from tests.spark.reader.test_read_task import *  # noqa: F403
 
 # It uses no broker.
-del test_reading_goes_on_after_what_is_gone  # noqa: F821
+del test_reading_continues_after_deleted_offsets  # noqa: F821

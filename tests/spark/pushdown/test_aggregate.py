@@ -1,4 +1,4 @@
-"""`aggregate` without Spark: against sums made one record after another, exact at the edges of each type."""
+"""`aggregate` without Spark: compared with sums of one record after another, exact at the edges of each type."""
 
 import datetime
 from collections import defaultdict
@@ -90,7 +90,7 @@ def test_windows_are_sparks_tumbling_ones() -> None:
     assert lengths == {datetime.timedelta(minutes=1)}
 
 
-def test_rejected_records_are_handed_on_one_by_one() -> None:
+def test_rejected_records_are_passed_through() -> None:
     wanted = pushdown("sum(n) AS total", "uid, window(at, '1 hour')", "uid STRING NOT NULL, n INT, at TIMESTAMP")
     good = record(uid='"a"', n="1", at="0")
     values = [
@@ -104,24 +104,24 @@ def test_rejected_records_are_handed_on_one_by_one() -> None:
     ]
     sums, rejected = aggregated(wanted, [good], values)
     assert [row["total"] for row in sums] == [3]
-    assert [tuple(each[name] for name in ("topic", "partition", "offset", "reason", "value")) for each in rejected] == [
+    assert [tuple(row[name] for name in ("topic", "partition", "offset", "reason", "value")) for row in rejected] == [
         ("clicks", 1, 1, "not-json", values[1]),
         ("clicks", 1, 2, "wrong-type n", values[2]),
         ("clicks", 1, 3, "no-value", None),
         ("clicks", 1, 4, "no-time at", values[4]),
         ("clicks", 1, 5, "missing uid", values[5]),
     ]
-    assert [each["timestamp"].microsecond for each in rejected] == [1000, 2000, 3000, 4000, 5000]
+    assert [row["timestamp"].microsecond for row in rejected] == [1000, 2000, 3000, 4000, 5000]
 
 
-def test_without_keys_there_is_one_group_and_none_without_records() -> None:
+def test_without_keys_all_records_are_one_group() -> None:
     wanted = pushdown("sum(n), count(*)")
     assert aggregated(wanted, [record(n="1"), record(n="2")], [record(n="4")]) == ([{"sum(n)": 7, "count(1)": 3}], [])
     assert aggregated(wanted) == ([], [])
     assert aggregated(wanted, [], [b"bad"])[0] == []
 
 
-def test_columns_that_are_kept_can_be_keys() -> None:
+def test_kept_columns_can_be_keys() -> None:
     wanted = pushdown(
         "max(offset) AS last", "partition, window(timestamp, '1 second')", columns="partition, timestamp, offset"
     )
@@ -140,7 +140,7 @@ def test_columns_that_are_kept_can_be_keys() -> None:
         ("q", [10**38 - 1, 10**38 - 1, 1 - 10**38], Decimal(10**38 - 1)),
     ],
 )
-def test_sums_are_exact_to_the_last_number_that_fits(
+def test_sums_are_exact_up_to_the_limits(
     measure: str, values: list[int], total: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = pushdown(f"sum({measure}) AS total")
@@ -151,27 +151,27 @@ def test_sums_are_exact_to_the_last_number_that_fits(
 
 
 @pytest.mark.parametrize(
-    ("measure", "values", "sentence"),
+    ("measure", "values", "message"),
     [
         (
             "n",
             [LONG_MAX, 1],
-            r"sum\(n\) of \{'uid': 'a'\} in one read task is 9223372036854775808, which BIGINT does not",
+            r"sum\(n\) of \{'uid': 'a'\} in one read task is 9223372036854775808, which does not fit",
         ),
-        ("n", [-(2**63), -1], r"is -9223372036854775809, which BIGINT does not hold"),
+        ("n", [-(2**63), -1], r"is -9223372036854775809, which does not fit BIGINT"),
         ("n", [LONG_MAX] * 5, r"is 46116860184273879035, which"),
-        ("q", [10**38 - 1, 1], r"is 1(0{38}), which DECIMAL\(38,0\) does not hold"),
+        ("q", [10**38 - 1, 1], r"is 1(0{38}), which does not fit DECIMAL\(38,0\)"),
     ],
 )
-def test_a_sum_that_does_not_fit_is_an_error(measure: str, values: list[int], sentence: str) -> None:
+def test_sum_overflow(measure: str, values: list[int], message: str) -> None:
     wanted = pushdown(f"sum({measure})", "uid")
     batches = [[record(uid='"a"', **{measure: str(value)}), record(uid='"b"', **{measure: "1"})] for value in values]
-    with pytest.raises(SumOverflow, match=sentence):
+    with pytest.raises(SumOverflow, match=message):
         aggregated(wanted, *batches)
 
 
 @pytest.mark.remedy(Remedy.MORE_DIGITS, Remedy.FIND_RECORD)
-def test_a_sum_with_more_digits() -> None:
+def test_sum_with_more_digits() -> None:
     """Or without the record, which was a mistake."""
     values = [[record(uid='"a"', n=str(LONG_MAX))], [record(uid='"a"', n="5")]]
     with pytest.raises(SumOverflow) as raised:
@@ -180,11 +180,11 @@ def test_a_sum_with_more_digits() -> None:
     wanted = pushdown("sum(n) AS total", "uid", schema=SCHEMA.replace("n BIGINT", "n DECIMAL(30, 0)"))
     assert aggregated(wanted, *values) == ([{"uid": "a", "total": Decimal(LONG_MAX + 5)}], [])
     remedies.find(Remedy.FIND_RECORD, raised.value)
-    right = [each for each in values if str(LONG_MAX).encode() not in each[0]]
+    right = [batch for batch in values if str(LONG_MAX).encode() not in batch[0]]
     assert aggregated(pushdown("sum(n) AS total", "uid"), *right) == ([{"uid": "a", "total": 5}], [])
 
 
-def test_a_task_with_many_groups_makes_room_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_groups_are_emitted_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregate, "ROWS_PER_GROUPING", 5)
     monkeypatch.setattr(aggregate, "GROUPS_MAX", 20)
     wanted = pushdown("count(*) AS events, sum(n) AS total", "uid")
@@ -212,7 +212,7 @@ ROWS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(ROWS, st.integers(1, 20), st.sampled_from([["uid"], ["uid", "flag"], ["flag"], []]))
-def test_sums_are_those_of_one_record_after_another(rows: list[Row], size: int, keys: list[str]) -> None:
+def test_sums_equal_a_record_by_record_count(rows: list[Row], size: int, keys: list[str]) -> None:
     measures = "count(*) AS events, count(n) AS numbers, sum(n) AS total, min(n) AS least, max(n) AS most"
     wanted = pushdown(measures, ",".join(keys) or None)
     values = [record(**{name: text_of(value) for name, value in row.items()}) for row in rows]
@@ -222,11 +222,11 @@ def test_sums_are_those_of_one_record_after_another(rows: list[Row], size: int, 
     finally:
         aggregate.ROWS_PER_GROUPING = before
     assert not rejected
-    found = by_key(sums, keys)
-    assert set(found) == {key_of(row, keys) for row in rows}
-    for name, row in found.items():
-        events = [each for each in rows if key_of(each, keys) == name]
-        numbers = [each["n"] for each in events if "n" in each]
+    groups = by_key(sums, keys)
+    assert set(groups) == {key_of(row, keys) for row in rows}
+    for name, row in groups.items():
+        events = [event for event in rows if key_of(event, keys) == name]
+        numbers = [event["n"] for event in events if "n" in event]
         assert (row["events"], row["numbers"]) == (len(events), len(numbers))
         assert row["total"] == (sum(numbers) if numbers else None)
         assert (row["least"], row["most"]) == (min(numbers, default=None), max(numbers, default=None))
@@ -241,9 +241,9 @@ def key_of(row: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any, ...]:
 
 
 def by_key(sums: Iterable[Row], keys: Sequence[str]) -> dict[tuple[Any, ...], Row]:
-    found = {key_of(row, keys): row for row in sums}
-    assert len(found) == len(list(sums))
-    return found
+    groups = {key_of(row, keys): row for row in sums}
+    assert len(groups) == len(list(sums))
+    return groups
 
 
 def recount(rows: Iterable[Row], keys: Sequence[str]) -> dict[tuple[Any, ...], Row]:
@@ -260,7 +260,7 @@ def merged(rows: Iterable[Row], keys: Sequence[str]) -> dict[tuple[Any, ...], Ro
     return dict(groups)
 
 
-def test_batches_are_taken_as_they_come() -> None:
+def test_batches_are_processed_lazily() -> None:
     """A read task hands on its rejected records before the next batch is fetched."""
     taken: list[int] = []
 

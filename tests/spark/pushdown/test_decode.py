@@ -1,4 +1,4 @@
-"""`decode` without Spark: each rule of docs/pushdown.md, and that the quick way is the converters' way."""
+"""`decode` without Spark: each rule of docs/pushdown.md, and that the fast path equals the converters."""
 
 import functools
 import json
@@ -202,7 +202,7 @@ def test_numbers_of_a_unit_are_times(unit: str, text: str, wanted: int | None) -
     assert fields("a TIMESTAMP", f'{{"a":{text}}}'.encode(), unit)[0] == wanted
 
 
-def test_a_bad_record_keeps_its_good_fields_and_its_text() -> None:
+def test_bad_record_keeps_good_fields_and_text() -> None:
     good, bad, not_text, nothing = b'{"a":1,"b":"x"}', b'{"a":"x","b":"y","c":2}', b'{"a":1\xff', None
     rows = decoded("a INT, b STRING NOT NULL, c DATE", [good, bad, not_text, nothing])
     assert rows == [
@@ -214,11 +214,11 @@ def test_a_bad_record_keeps_its_good_fields_and_its_text() -> None:
 
 
 @pytest.mark.parametrize("text", [b"{}", b'{"a":null}'])
-def test_a_field_that_must_be_there(text: bytes) -> None:
+def test_required_field(text: bytes) -> None:
     assert fields("a STRING NOT NULL, b INT", text) == (None, None, "missing a")
 
 
-def test_columns_that_are_kept_stay_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_columns_stay_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "SLICE_ROWS", 3)
     values = [b'{"a":%d}' % number if number % 4 else b"bad" for number in range(11)]
     batch = Decoder(parse_schema("a INT"), ("value", "offset")).columns(source_batch(values, offset_begin=7))
@@ -228,7 +228,7 @@ def test_columns_that_are_kept_stay_with_their_rows(monkeypatch: pytest.MonkeyPa
     assert batch.column("offset").to_pylist() == list(range(7, 18))
 
 
-def test_no_records_have_the_same_columns() -> None:
+def test_empty_batch_has_the_same_columns() -> None:
     decoder = Decoder(parse_schema("a INT, b DECIMAL(3, 1), c TIMESTAMP, d DATE, e FLOAT, f BOOLEAN"), ("topic",))
     assert decoder.columns(source_batch([])).schema == decoder.columns(source_batch([b"{}"])).schema
 
@@ -269,26 +269,26 @@ VALUES = st.one_of(
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=80, deadline=None)
 @given(st.lists(VALUES, max_size=5), st.sampled_from([None, "seconds", "milliseconds"]))
-def test_the_quick_way_is_the_converters_way(kind: str, values: list[bytes | None], unit: str | None) -> None:
-    decoder, field, reader = made_for(kind, unit)
+def test_fast_path_equals_converters(kind: str, values: list[bytes | None], unit: str | None) -> None:
+    decoder, field, reader = readers_of(kind, unit)
     quick = decoder.columns(source_batch(values))
     slow = [reader.read(value) for value in values]
     wanted = decode._array([record.values[0] for record in slow], field)
-    # NaN does not come out of JSON, so equal means equal; 0.0 and -0.0 are told apart by their text.
+    # NaN does not come out of JSON, so equal means equal; 0.0 and -0.0 differ in their text.
     assert quick.column("x").equals(wanted) and str(quick.column("x")) == str(wanted)
     assert quick.column("_corrupt_record").to_pylist() == [record.corrupt for record in slow]
     assert quick.column("_corrupt_reason").to_pylist() == [record.reason for record in slow]
 
 
 @functools.cache
-def made_for(kind: str, unit: str | None) -> tuple[Decoder, Field, RecordReader]:
+def readers_of(kind: str, unit: str | None) -> tuple[Decoder, Field, RecordReader]:
     fields = parse_schema(f"x {kind}")
     return Decoder(fields, (), unit), fields[0], RecordReader(fields, unit)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet='{}[]",:ab\\u0123d8. eE+-truefalsn\n', max_size=12), st.booleans())
-def test_what_is_json_is_what_the_standard_library_says(text: str, inside: bool) -> None:
+def test_json_validity_equals_standard_library(text: str, inside: bool) -> None:
     value = '{"b":' + text + "}" if inside else text
     try:
         meant = json.loads(value, parse_constant=lambda name: (_ for _ in ()).throw(ValueError(name)))
@@ -316,23 +316,23 @@ def test_schemas_as_in_sql() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("", "'' is not a field like click_count INT"),
         ("uid", "'uid' is not a field like"),
         ("uid STRING,", "'' is not a field"),
-        ("uid STRNG", "type STRNG, which is not decoded; did you mean STRING"),
-        ("uid BINARY", "type BINARY, which is not decoded; .*STRING"),
-        ("uid VARCHAR(5)", "type VARCHAR, which is not decoded"),
+        ("uid STRNG", "type STRNG, which is not supported; did you mean STRING"),
+        ("uid BINARY", "type BINARY, which is not supported; .*STRING"),
+        ("uid VARCHAR(5)", "type VARCHAR, which is not supported"),
         ("uid INT(5)", "INT takes no brackets"),
-        ("a ARRAY<INT>", "array, a struct or a map, .*take it as a STRING"),
+        ("a ARRAY<INT>", "array, a struct or a map, .*decode it as a STRING"),
         ("a STRUCT<b: INT, c: INT>", "array, a struct or a map"),
-        ("p DECIMAL(39)", r"DECIMAL\(39\); it takes at most 38 digits"),
-        ("p DECIMAL(2, 3)", r"DECIMAL\(2, 3\); it takes at most 38 digits"),
+        ("p DECIMAL(39)", r"DECIMAL\(39\); it takes the number of digits, at most 38"),
+        ("p DECIMAL(2, 3)", r"DECIMAL\(2, 3\); it takes the number of digits, at most 38"),
         ('`a"b` INT', "has a quote, a backslash or a control character in its name"),
-        ("uid STRING, UID INT", "the fields 'uid' and 'UID', which Spark cannot tell apart"),
+        ("uid STRING, UID INT", "the fields 'uid' and 'UID', which are equal to Spark; rename one"),
     ],
 )
-def test_wrong_schemas_are_refused(text: str, sentence: str) -> None:
-    with pytest.raises(WrongOption, match=sentence):
+def test_wrong_schemas_are_refused(text: str, message: str) -> None:
+    with pytest.raises(WrongOption, match=message):
         parse_schema(text)

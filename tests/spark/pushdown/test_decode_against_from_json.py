@@ -1,4 +1,4 @@
-"""`decode` and Spark's own from_json on the same records: equal, but for each row of the table in docs/pushdown.md."""
+"""`decode` and Spark's own from_json on the same records: equal, except for the table in docs/pushdown.md."""
 
 import json
 import random
@@ -24,7 +24,7 @@ SCHEMA = (
 )
 BAD = "bad"
 
-# The first part of a row names the row of the page; then the record, from_json's value of the field and ours.
+# Row of the page, field, record, from_json's value of the field, and ours.
 DIFFERENCES: list[tuple[str, str, str | bytes | None, Any, Any]] = [
     ("`6.0`, `6e0`", "i", '{"i":6.0}', BAD, 6),
     ("`6.0`, `6e0`", "i", '{"i":6e0}', BAD, 6),
@@ -66,12 +66,12 @@ DIFFERENCES: list[tuple[str, str, str | bytes | None, Any, Any]] = [
     ("a number of more than 1,000", "i", '{"n":' + "9" * 1001 + ',"i":1}', BAD, 1),
 ]
 ELSEWHERE = ('`"1430204612405"`', "null or nothing in a NOT NULL")
-"""Rows about options that from_json does not have; tests/spark/pushdown/test_decode.py holds them."""
+"""Rows about options that from_json does not have; tests/spark/pushdown/test_decode.py tests them."""
 
 
 @pytest.fixture(scope="module")
 def records() -> list[bytes | None]:
-    """Those of the table, then generated ones on which both must agree."""
+    """Records of the table, then generated ones on which both must agree."""
     chance = random.Random(SEED)
     table = [value.encode() if isinstance(value, str) else value for _, _, value, _, _ in DIFFERENCES]
     return table + [record(chance).encode() for _ in range(RECORDS)]
@@ -79,7 +79,7 @@ def records() -> list[bytes | None]:
 
 @pytest.fixture(scope="module")
 def theirs(spark: SparkSession, records: list[bytes | None]) -> pa.Table:
-    """What from_json makes of all records, in one job."""
+    """All records read by from_json, in one job."""
     table = pa.table({"n": list(range(len(records))), "value": pa.array(records, pa.binary())})
     parsed = F.from_json(F.col("value").cast("string"), SCHEMA + ", _corrupt_record STRING")
     frame = spark.createDataFrame(table).select("n", parsed.alias("j")).orderBy("n").select("j.*")
@@ -93,9 +93,7 @@ def ours(records: list[bytes | None]) -> pa.Table:
     return pa.table({name: plain(batch.column(name)) for name in batch.schema.names})
 
 
-def test_where_the_rules_agree_the_rows_are_equal(
-    records: list[bytes | None], theirs: pa.Table, ours: pa.Table
-) -> None:
+def test_rows_equal_from_json(records: list[bytes | None], theirs: pa.Table, ours: pa.Table) -> None:
     begin = len(DIFFERENCES)
     assert theirs.column_names == ours.column_names[:-1]
     wrong = [
@@ -115,7 +113,7 @@ def test_where_the_rules_agree_the_rows_are_equal(
 
 
 @pytest.mark.parametrize("index", range(len(DIFFERENCES)))
-def test_each_difference_is_as_the_page_says(index: int, theirs: pa.Table, ours: pa.Table) -> None:
+def test_documented_difference(index: int, theirs: pa.Table, ours: pa.Table) -> None:
     _, name, _, their_value, our_value = DIFFERENCES[index]
     their = (theirs[name][index].as_py(), theirs["_corrupt_record"][index].as_py())
     if their_value is any:
@@ -129,13 +127,13 @@ def test_each_difference_is_as_the_page_says(index: int, theirs: pa.Table, ours:
 
 
 def both(wanted: Any) -> tuple[Any, str | None]:
-    """(the field's value, whether the record is bad)."""
+    """Return (the field's value, whether the record is bad)."""
     if isinstance(wanted, tuple):
         return wanted
     return (None, BAD) if wanted == BAD else (wanted, None)
 
 
-def test_the_page_and_this_table_have_the_same_rows() -> None:
+def test_page_lists_the_same_differences() -> None:
     page = (Path(__file__).parents[3] / "docs" / "pushdown.md").read_text()
     table = page.split("| record or field | from_json | decode |\n|---|---|---|\n")[1].split("\n\n")[0]
     rows = [re.sub(r"^\| ", "", line) for line in table.splitlines()]
@@ -148,7 +146,7 @@ Token = Callable[[random.Random], str]
 
 
 def record(chance: random.Random) -> str:
-    """One record: mostly an object with a few of the fields, now and then something else."""
+    """Return one record: mostly an object with a few of the fields, sometimes other text."""
     names = chance.sample(list(GENERATORS), chance.randint(0, 6))
     parts = [f"{quoted(name, chance)}{blank(chance)}:{blank(chance)}{token(name, chance)}" for name in names]
     if chance.random() < 0.1 and "b" not in names:
@@ -184,7 +182,7 @@ def blank(chance: random.Random) -> str:
 
 
 def quoted(text: str, chance: random.Random) -> str:
-    """As JSON, the characters escaped or not."""
+    """Return JSON text with some characters escaped."""
     return "".join(['"', *(escaped(character, chance) for character in text), '"'])
 
 

@@ -20,7 +20,7 @@ def parse(**values: str) -> Pushdown:
     return parsed
 
 
-def test_without_decode_there_is_none() -> None:
+def test_no_pushdown_without_decode() -> None:
     assert parse_pushdown({}) is None
 
 
@@ -73,21 +73,21 @@ def test_widths_of_windows(text: str, width_us: int) -> None:
 
 WRONG = [
     ({"decode": "uid STRNG"}, "did you mean STRING"),
-    ({"decode": "topic STRING"}, "a field 'topic', which is a column of the source too; say in option columns"),
-    ({"decode": "_Corrupt_Record STRING"}, "a column that is always there"),
+    ({"decode": "topic STRING"}, "a field 'topic', which is also a column of the source; list in option columns"),
+    ({"decode": "_Corrupt_Record STRING"}, "which is always a column; remove it"),
     ({"columns": "topc"}, "'topc' is not one of the source's own columns; did you mean topic"),
     ({"columns": "topic,,offset"}, "'' is not one of the source's own columns"),
     ({"columns": "headers"}, "'headers' is not one of the source's own columns"),
     ({"columns": "topic, Topic"}, "names a column twice"),
-    ({"timestampunit": "millis"}, "timestampUnit='millis' is no unit of time here; did you mean milliseconds"),
+    ({"timestampunit": "millis"}, "timestampUnit='millis' is not a valid unit; did you mean milliseconds"),
     ({"timestampunit": "fortnights"}, "it takes seconds, milliseconds, microseconds"),
-    ({"decode": "n INT", "timestampunit": "seconds"}, "of use with a TIMESTAMP field"),
-    ({"groupby": "uid"}, "option groupBy needs option aggregate"),
-    ({"aggregate": ""}, "something is missing before, between or behind commas"),
-    ({"aggregate": "sum(n),"}, "something is missing"),
+    ({"decode": "n INT", "timestampunit": "seconds"}, "requires a TIMESTAMP field"),
+    ({"groupby": "uid"}, "option groupBy requires option aggregate"),
+    ({"aggregate": ""}, "an item before, between or after commas is empty"),
+    ({"aggregate": "sum(n),"}, "commas is empty"),
     ({"aggregate": "n"}, "'n' is not like sum"),
     ({"aggregate": "summ(n)"}, "did you mean sum"),
-    ({"aggregate": "avg(n)"}, "no function that can be summed up in parts; the functions are sum, count, min, max"),
+    ({"aggregate": "avg(n)"}, "no function that supports partial results; the functions are sum, count, min, max"),
     ({"aggregate": "sum(m)"}, "there is no column 'm'"),
     ({"aggregate": "sum(*)"}, r"there is no column '\*'"),
     ({"aggregate": "count()"}, "there is no column ''"),
@@ -96,47 +96,47 @@ WRONG = [
     ({"aggregate": "max(uid)"}, "max takes whole numbers and DECIMAL, TIMESTAMP and DATE"),
     ({"aggregate": "sum(x)"}, "'x' is DOUBLE, and a sum of floats depends on their order"),
     ({"aggregate": "max(x)"}, "'x' is DOUBLE"),
-    ({"aggregate": "sum(n), sum(N)"}, r"make two columns 'sum\(n\)'; give one another name with AS"),
-    ({"aggregate": "sum(n) AS uid", "groupby": "uid"}, "make two columns 'uid'"),
-    ({"aggregate": "sum(n) AS Rejected"}, "which has the rejected records"),
-    ({"aggregate": "sum(n)", "groupby": ""}, "something is missing"),
+    ({"aggregate": "sum(n), sum(N)"}, r"result in two columns 'sum\(n\)'; rename one with AS"),
+    ({"aggregate": "sum(n) AS uid", "groupby": "uid"}, "result in two columns 'uid'"),
+    ({"aggregate": "sum(n) AS Rejected"}, "the name of the rejected records; rename"),
+    ({"aggregate": "sum(n)", "groupby": ""}, "commas is empty"),
     ({"aggregate": "sum(n)", "groupby": "os_type"}, "option groupBy: there is no column 'os_type'"),
-    ({"aggregate": "sum(n)", "groupby": "x"}, "'x' is DOUBLE, which is no key"),
+    ({"aggregate": "sum(n)", "groupby": "x"}, "'x' is DOUBLE, which cannot be a key"),
     ({"aggregate": "sum(n)", "groupby": "timestamp"}, "there is no column 'timestamp'"),
     ({"aggregate": "sum(n)", "groupby": "hour(at)"}, r"'hour\(at\)' is neither a column nor like window"),
     ({"aggregate": "sum(n)", "groupby": "window(at)"}, "is not like window"),
     ({"aggregate": "sum(n)", "groupby": "window(at, '2 minutes', '1 minute')"}, "windows that slide"),
-    ({"aggregate": "sum(n)", "groupby": "window(uid, '1 minute')"}, "'uid' is STRING, and a window needs a TIMESTAMP"),
-    ({"aggregate": "sum(n)", "groupby": "window(at, 1 minute)"}, "has no time like '1 minute'"),
+    ({"aggregate": "sum(n)", "groupby": "window(uid, '1 minute')"}, "'uid' is STRING; a window requires a TIMESTAMP"),
+    ({"aggregate": "sum(n)", "groupby": "window(at, 1 minute)"}, "has no duration like '1 minute'"),
     ({"aggregate": "sum(n)", "groupby": "window(at, '1 month')"}, "the units are microsecond, .* week"),
-    ({"aggregate": "sum(n)", "groupby": "window(at, '0 seconds')"}, "has no time like '1 minute'"),
-    ({"aggregate": "sum(n)", "groupby": "window(at, '1 minute and more')"}, "has no time like '1 minute'"),
+    ({"aggregate": "sum(n)", "groupby": "window(at, '0 seconds')"}, "has no duration like '1 minute'"),
+    ({"aggregate": "sum(n)", "groupby": "window(at, '1 minute and more')"}, "has no duration like '1 minute'"),
     ({"aggregate": "sum(n)", "groupby": "window(at, '1 day'), window(at, '1 hour') AS b"}, "has two windows"),
 ]
 
 
-@pytest.mark.parametrize(("values", "sentence"), WRONG)
-def test_wrong_options_are_refused(values: dict[str, str], sentence: str) -> None:
-    with pytest.raises(WrongOption, match=sentence):
+@pytest.mark.parametrize(("values", "message"), WRONG)
+def test_wrong_options_are_refused(values: dict[str, str], message: str) -> None:
+    with pytest.raises(WrongOption, match=message):
         parse_pushdown(DECODE | values)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "decode"])
-def test_the_others_need_decode(name: str) -> None:
-    with pytest.raises(WrongOption, match=f"option {name} needs option decode"):
+def test_other_options_require_decode(name: str) -> None:
+    with pytest.raises(WrongOption, match=f"option {name} requires option decode"):
         parse_pushdown({name.lower(): ""})
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
-    [({"columns": "topic"}, "leaves the headers out"), ({"aggregate": "count(*)"}, "sums have no headers")],
+    ("values", "message"),
+    [({"columns": "topic"}, "lacks headers; add it"), ({"aggregate": "count(*)"}, "sums have no headers")],
 )
-def test_headers_are_not_asked_for_in_vain(values: dict[str, str], sentence: str) -> None:
-    with pytest.raises(WrongOption, match=sentence):
+def test_unused_headers_are_refused(values: dict[str, str], message: str) -> None:
+    with pytest.raises(WrongOption, match=message):
         parse_pushdown(DECODE | values, include_headers=True)
 
 
-def test_required_fields_are_told_by_the_schema() -> None:
+def test_required_fields_in_the_schema() -> None:
     wanted = parse_pushdown({"decode": "uid STRING NOT NULL, n INT"})
     assert wanted is not None
     assert wanted.fields == (Field("uid", "STRING", required=True), Field("n", "INT"))

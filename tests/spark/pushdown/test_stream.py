@@ -61,7 +61,7 @@ def rows(frame: DataFrame) -> list[str]:
     return sorted(map(str, frame.selectExpr("uid", "slot", "total", "cost", "least", "most", "events").collect()))
 
 
-def test_decode_and_aggregate_are_the_same_sql_over_from_json(
+def test_results_equal_sql_over_from_json(
     spark: SparkSession, bootstrap: str, topic: str, values: list[str | None], checkpoint: Path
 ) -> None:
     aggregate = {
@@ -113,17 +113,17 @@ def test_decode_and_aggregate_are_the_same_sql_over_from_json(
     assert sorted(seen) == want
 
 
-def test_a_sum_that_does_not_fit_stops_the_query_with_a_sentence(
+def test_sum_overflow_stops_the_query(
     spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, send: Send
 ) -> None:
     cluster.create_topic(topic, partitions=1)
     send(['{"n":9223372036854775807}', '{"n":1}'])
     with pytest.raises(PySparkException) as raised:
         source(spark, bootstrap, topic, decode="n BIGINT", aggregate="sum(n)").collect()
-    assert "is 9223372036854775808, which BIGINT does not hold" in sentence(raised.value)
+    assert "is 9223372036854775808, which does not fit BIGINT" in sentence(raised.value)
 
 
-def test_the_pages_example_is_taken(spark: SparkSession, bootstrap: str) -> None:
+def test_example_of_the_page(spark: SparkSession, bootstrap: str) -> None:
     page = (Path(__file__).parents[3] / "docs" / "pushdown.md").read_text()
     code = page.split("```python\n")[1].split("```")[0]
     names = {"spark": spark}
@@ -131,7 +131,7 @@ def test_the_pages_example_is_taken(spark: SparkSession, bootstrap: str) -> None
     assert names["sums"].columns == ["uid", "minute", "sum(clicks)", "sum(events)"]
 
 
-def test_wrong_options_are_told_at_load(spark: SparkSession, bootstrap: str, topic: str) -> None:
+def test_wrong_options_fail_at_load(spark: SparkSession, bootstrap: str, topic: str) -> None:
     with pytest.raises(PySparkException) as raised:
         source(spark, bootstrap, topic, decode="uid STRING, n INT", aggregate="sum(m)")
     assert "there is no column 'm'" in sentence(raised.value)

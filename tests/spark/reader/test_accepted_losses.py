@@ -1,4 +1,4 @@
-"""Accepted data loss without Spark: what a batch lacks, what the proof keeps of it, and what is refused without it."""
+"""Accepted data loss without Spark: missing offsets, their record in the proof, and refusals."""
 
 import json
 from dataclasses import replace
@@ -41,9 +41,9 @@ def loss(kind: LossKind, topic: str, begin: int, end: int | None, number: int = 
 @pytest.fixture
 def planned(cluster: Cluster, topic: str, send: Any) -> Batch:
     """Batch 1, offsets 0 to 6 of a topic that has them."""
-    found = cluster.create_topic(topic, 1)
+    created = cluster.create_topic(topic, 1)
     send(["x"] * 6)
-    return Batch("query-1", 1, (OffsetRange(topic, 0, 0, 6),), "table", 1, {topic: str(found.topic_id)})
+    return Batch("query-1", 1, (OffsetRange(topic, 0, 0, 6),), "table", 1, {topic: str(created.topic_id)})
 
 
 def test_nothing_is_missing(planned: Batch, bootstrap: str, topic: str) -> None:
@@ -68,13 +68,13 @@ def test_missing_and_recreated_topic(planned: Batch, cluster: Cluster, bootstrap
     assert accept(planned).accepted == (loss(LossKind.RECREATED, topic, 0, 6),)
 
 
-def test_stream_that_stops_at_a_loss_is_refused(bootstrap: str) -> None:
+def test_strict_stream_is_refused(bootstrap: str) -> None:
     with pytest.raises(WrongOption, match="failOnDataLoss=false; give both"):
         AcceptDataLoss({"kafka.bootstrap.servers": bootstrap, "subscribe": "t"})
 
 
 def test_records_deleted_while_they_are_read(planned: Batch, cluster: Cluster, bootstrap: str, topic: str) -> None:
-    """The attempt ends, and the proof of the next one has what was deleted."""
+    """The attempt fails, and the proof of the next one lists the deleted offsets."""
 
     class Trimming(TableSink):
         def write(self, rows: Any) -> None:
@@ -94,7 +94,7 @@ def test_records_deleted_while_they_are_read(planned: Batch, cluster: Cluster, b
 
 @pytest.fixture
 def recreated(files: SparkFiles) -> tuple[Proof, Batch]:
-    """The proof of batch 1, and batch 2, which finds another topic of that name with one partition fewer."""
+    """The proof of batch 1, and batch 2 of a recreated topic with one partition fewer."""
     files.plan(0, {"clicks": {"0": 0, "1": 0}, "@ids": {"clicks": "old"}})
     files.plan(1, {"clicks": {"0": 20, "1": 5}, "@ids": {"clicks": "old"}})
     files.plan(2, {"clicks": {"0": 3}, "@ids": {"clicks": "new"}})
@@ -104,21 +104,21 @@ def recreated(files: SparkFiles) -> tuple[Proof, Batch]:
 
 
 def test_recreated_topic_needs_acceptance(recreated: tuple[Proof, Batch]) -> None:
-    found, batch = recreated
-    refusal = decide(found, batch, "s", WORDS)
+    proof, batch = recreated
+    refusal = decide(proof, batch, "s", WORDS)
     assert isinstance(refusal, Refuse)
     assert "topic clicks was deleted and created again" in refusal.sentence
     assert "onceflow run --accept-data-loss" in refusal.sentence
 
 
 def test_accepted_new_topic_resets_the_ends(recreated: tuple[Proof, Batch]) -> None:
-    found, batch = recreated
+    proof, batch = recreated
     accepted = replace(batch, accepted=(loss(LossKind.RECREATED, "clicks", 20, None, 2),))
-    assert decide(found, accepted, "s", WORDS) == Write(1)
-    after = proof_of(accepted, "s", found)
+    assert decide(proof, accepted, "s", WORDS) == Write(1)
+    after = proof_of(accepted, "s", proof)
     assert (after.offsets, after.since) == ({"clicks": {"0": 3}}, {"clicks": {"0": 3}})
     assert Proof.parse("here", after.text()) == after
-    assert "losses" not in json.loads(found.text())
+    assert "losses" not in json.loads(proof.text())
 
 
 def test_earlier_end_needs_acceptance(files: SparkFiles) -> None:
@@ -128,25 +128,25 @@ def test_earlier_end_needs_acceptance(files: SparkFiles) -> None:
     checkpoint = LocalCheckpoint(files.directory)
     first, second = (checkpoint.batch(number, plan="p", plan_version=1) for number in (1, 2))
     assert second.restarts == (Loss(LossKind.TRUNCATED, "clicks", 0, 15, 20),)
-    found = proof_of(first, "s", None)
-    refusal = decide(found, second, "s", WORDS)
+    proof = proof_of(first, "s", None)
+    refusal = decide(proof, second, "s", WORDS)
     assert isinstance(refusal, Refuse) and "clicks-0 lost offsets from 15 on" in refusal.sentence
-    assert decide(found, replace(second, accepted=()), "s", WORDS) == Write(1)
+    assert decide(proof, replace(second, accepted=()), "s", WORDS) == Write(1)
 
 
 def test_losses_of_the_redis_marker(recreated: tuple[Proof, Batch]) -> None:
-    found, batch = recreated
+    proof, batch = recreated
     accepted = replace(batch, accepted=(loss(LossKind.RECREATED, "clicks", 20, None, 2),))
-    fields = redis_marker.first_fields(accepted) | redis_marker.begun_fields(found, accepted, chunks=0, started_ms=1)
+    fields = redis_marker.first_fields(accepted) | redis_marker.begun_fields(proof, accepted, chunks=0, started_ms=1)
     assert "losses" not in fields
-    marker = redis_marker.parse("m", fields | redis_marker.loss_fields(found, accepted))
+    marker = redis_marker.parse("m", fields | redis_marker.loss_fields(proof, accepted))
     assert marker is not None and marker.losses == accepted.accepted
 
 
 def test_losses_have_a_bound(recreated: tuple[Proof, Batch], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proofs, "LOSSES_MAX", 2)
-    found, batch = recreated
+    proof, batch = recreated
     many = tuple(loss(LossKind.TRIMMED, "clicks", begin, begin + 1, 2) for begin in range(3))
-    proof_of(replace(batch, accepted=many[:2]), "s", found)
+    proof_of(replace(batch, accepted=many[:2]), "s", proof)
     with pytest.raises(MarkerRefused, match="more are refused"):
-        proof_of(replace(batch, accepted=many), "s", found)
+        proof_of(replace(batch, accepted=many), "s", proof)

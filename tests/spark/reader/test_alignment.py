@@ -1,4 +1,4 @@
-"""Event-time alignment of partitions, planned against a real broker, and what it does to Spark's watermark."""
+"""Event-time alignment of partitions, against a real broker, and its effect on Spark's watermark."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name it has everywhere
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from onceflow.client.admin import Admin
@@ -38,48 +38,48 @@ def write(send: Send, partition: int, times: list[int]) -> None:
 
 @pytest.fixture
 def kept(cluster: Cluster, topic: str) -> str:
-    """A topic of three partitions from which nothing is deleted, however old it says it is."""
+    """A topic of three partitions without a retention time."""
     cluster.create_topic(topic, 3, configs={"retention.ms": "-1"})
     return topic
 
 
 def wait_for_end(cluster: Cluster, topic: str, offset: int) -> None:
-    """Until readers of committed records may read partition 0 to there: Apache Kafka writes its markers late."""
+    """Wait until committed records of partition 0 end at `offset`: Apache Kafka writes its markers late."""
     eventually(lambda: cluster.list_offsets(topic, {0: LATEST})[0].offset == offset)
     assert cluster.list_offsets(topic, {0: LATEST})[0].offset == offset
 
 
 def batches(bootstrap: str, topic: str, skew_ms: int | None) -> list[dict[int, tuple[int, int]]]:
-    """The ranges that each micro-batch reads, empty ones left out, until everything is read."""
+    """Return the non-empty ranges that each micro-batch reads, until everything is read."""
     reader = StreamReader(SourceOptions(bootstrap, subscribed(topic), "earliest", event_time_skew_ms=skew_ms))
     start = reader.initialOffset()
     reader.partitions(start, start)
-    found = []
+    read = []
     for _ in range(200):
         end = reader.latestOffset(start, ReadAllAvailable())
         if end == start:
-            return found
-        pairs = {int(each): (start[topic][each], end[topic][each]) for each in end[topic]}
-        found.append({each: pair for each, pair in pairs.items() if pair[0] < pair[1]})
+            return read
+        pairs = {int(partition): (start[topic][partition], end[topic][partition]) for partition in end[topic]}
+        read.append({partition: pair for partition, pair in pairs.items() if pair[0] < pair[1]})
         start = end
-    raise AssertionError("it never comes to an end")
+    raise AssertionError("the batches never end")
 
 
-def test_no_partition_runs_ahead_and_an_idle_one_holds_nobody_back(bootstrap: str, kept: str, send: Send) -> None:
+def test_partitions_are_read_side_by_side(bootstrap: str, kept: str, send: Send) -> None:
     write(send, 0, [0, 1000, 2000, 3000])
     write(send, 1, [1500, 2500])
     assert batches(bootstrap, kept, None) == [{0: (0, 4), 1: (0, 2)}]
     assert batches(bootstrap, kept, 1000) == [{0: (0, 2)}, {0: (2, 3), 1: (0, 2)}, {0: (3, 4)}]
 
 
-def test_records_out_of_order_within_a_partition_hold_nobody_up_for_ever(bootstrap: str, kept: str, send: Send) -> None:
+def test_unordered_records_do_not_block_the_rest(bootstrap: str, kept: str, send: Send) -> None:
     write(send, 0, [9000, 0, 100, 9500, 50])
     write(send, 1, [200])
     assert batches(bootstrap, kept, 10) == [{1: (0, 1)}, {0: (0, 3)}, {0: (3, 5)}]
 
 
-def test_a_record_read_before_and_dated_later_is_not_found_again(cluster: Cluster, kept: str, send: Send) -> None:
-    """The broker looks for a time from the log's beginning, where such a record hides all that follow."""
+def test_search_skips_later_records_already_read(cluster: Cluster, kept: str, send: Send) -> None:
+    """The broker searches for a time from the log's start, where such a record hides all later ones."""
     write(send, 0, [9000, 0, 30, 40, 9500])
     write(send, 1, [35, 60])
     alignment = Alignment(cluster, 10, read_committed=True)
@@ -91,30 +91,30 @@ def test_a_record_read_before_and_dated_later_is_not_found_again(cluster: Cluste
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=6), min_size=3, max_size=3), st.integers(0, 20))
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-def test_everything_is_read_and_what_is_in_order_is_never_late(
+def test_ordered_records_are_never_late(
     bootstrap: str, cluster: Cluster, topic: str, times: list[list[int]], skew_ms: int
 ) -> None:
     name = f"{topic}-{abs(hash((str(times), skew_ms)))}"
     cluster.create_topic(name, 3, configs={"retention.ms": "-1"})
-    in_order = [sorted(each) for each in times]
+    in_order = [sorted(part) for part in times]
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
-    for partition, each in enumerate(in_order):
-        for time_ms in each:
+    for partition, part in enumerate(in_order):
+        for time_ms in part:
             producer.produce(name, b"x", partition=partition, timestamp=BASE_MS + time_ms)
     assert producer.flush(20) == 0
     latest, read = -1, [0, 0, 0]
     for batch in batches(bootstrap, name, skew_ms):
-        rows = [time_ms for each, (begin, end) in batch.items() for time_ms in in_order[each][begin:end]]
+        rows = [time_ms for partition, (begin, end) in batch.items() for time_ms in in_order[partition][begin:end]]
         assert all(time_ms >= latest - skew_ms for time_ms in rows), "late by a watermark with this delay"
         latest = max(latest, *rows)
-        for each, (begin, end) in batch.items():
-            assert begin == read[each]
-            read[each] = end
-    assert read == [len(each) for each in times]
+        for partition, (begin, end) in batch.items():
+            assert begin == read[partition]
+            read[partition] = end
+    assert read == [len(part) for part in times]
     cluster.delete_topic(name)
 
 
-def test_markers_that_are_dated_later_hold_nobody_up_for_ever(bootstrap: str, cluster: Cluster, kept: str) -> None:
+def test_later_markers_do_not_block_reading(bootstrap: str, cluster: Cluster, kept: str) -> None:
     with TransactionalProducer(bootstrap, f"of-{kept}") as producer:
         for number in range(4):
             producer.begin()
@@ -127,10 +127,8 @@ def test_markers_that_are_dated_later_hold_nobody_up_for_ever(bootstrap: str, cl
     assert read[-1][0][1] == 8
 
 
-def test_an_open_transaction_that_has_the_latest_time_takes_nothing_back(
-    bootstrap: str, cluster: Cluster, kept: str
-) -> None:
-    """The latest time is then not told; a batch must not begin to end before its own start."""
+def test_open_transaction_does_not_move_end_back(bootstrap: str, cluster: Cluster, kept: str) -> None:
+    """The broker then does not know the latest time; a batch must still not end before its start."""
     with (
         TransactionalProducer(bootstrap, f"of-{kept}") as done,
         TransactionalProducer(bootstrap, f"open-{kept}") as own,
@@ -145,13 +143,13 @@ def test_an_open_transaction_that_has_the_latest_time_takes_nothing_back(
         done.begin()
         done.send(kept, b"x", partition=0, timestamp_ms=BASE_MS + 9000)
         done.commit()
-        known, found = Offsets({kept: {0: 2}}), Offsets({kept: {0: 4}})
-        end = Alignment(cluster, 10, read_committed=True).limit(known, found).by_topic[kept][0]
+        known, ends = Offsets({kept: {0: 2}}), Offsets({kept: {0: 4}})
+        end = Alignment(cluster, 10, read_committed=True).limit(known, ends).by_topic[kept][0]
         assert 2 < end <= 4
         own.abort()
 
 
-def test_a_partition_that_has_shown_no_record_yet_holds_the_others_back(
+def test_search_in_one_partition_delays_others(
     cluster: Cluster, bootstrap: str, kept: str, send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alignment, "FETCHES_MAX", 1)
@@ -170,7 +168,7 @@ def test_a_partition_that_has_shown_no_record_yet_holds_the_others_back(
     assert read[-1] == {1: (0, 1)}
 
 
-def test_what_is_gone_from_the_log_is_the_read_tasks_business(cluster: Cluster, kept: str, send: Send) -> None:
+def test_deleted_records_are_left_to_read_task(cluster: Cluster, kept: str, send: Send) -> None:
     write(send, 0, [0, 1000, 2000])
     Admin(cluster).delete_records(kept, {0: 2})
     limited = Alignment(cluster, 10, read_committed=True).limit(Offsets({kept: {0: 0}}), Offsets({kept: {0: 3}}))
@@ -178,22 +176,20 @@ def test_what_is_gone_from_the_log_is_the_read_tasks_business(cluster: Cluster, 
 
 
 @pytest.mark.remedy(Remedy.CREATE_TIME)
-def test_times_of_writing_are_refused(bootstrap: str, cluster: Cluster, topic: str, send: Send) -> None:
+def test_log_append_time_is_refused(bootstrap: str, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 1, configs={"message.timestamp.type": "LogAppendTime"})
     send(["a"])
-    with pytest.raises(
-        WrongOption, match="maxEventTimeSkew needs timestamps that say when an event was, and topic"
-    ) as raised:
+    with pytest.raises(WrongOption, match="maxEventTimeSkew needs event times, and the timestamps of topic") as raised:
         Alignment(cluster, 10, read_committed=True).limit(Offsets({topic: {0: 0}}), Offsets({topic: {0: 1}}))
     remedies.find(Remedy.CREATE_TIME, raised.value)
     Admin(cluster).alter_topic_configs(topic, set={"message.timestamp.type": "CreateTime"})
     send(["b"])
-    # The record of before is read without the option.
+    # The earlier record is read without the option.
     limited = Alignment(cluster, 10, read_committed=True).limit(Offsets({topic: {0: 1}}), Offsets({topic: {0: 2}}))
     assert limited.by_topic[topic] == {0: 2}
 
 
-def test_a_partition_that_is_an_hour_behind_loses_its_rows_without_and_keeps_them_with_alignment(
+def test_slow_partition_keeps_rows_with_alignment(
     spark: SparkSession, bootstrap: str, kept: str, send: Send, tmp_path: Path
 ) -> None:
     """Three partitions, one idle, one an hour behind; the delay of the watermark is the skew."""
@@ -201,7 +197,7 @@ def test_a_partition_that_is_an_hour_behind_loses_its_rows_without_and_keeps_the
     write(send, 1, [0, 1000, 60_000, 61_000])
 
     def counts(name: str, **options: str) -> dict[int, int]:
-        """Rows in each window of ten seconds, by the second at which it begins."""
+        """Return the rows in each window of ten seconds, by the second at which it starts."""
         events = (
             spark.readStream.format("onceflow")
             .option("kafka.bootstrap.servers", bootstrap)
@@ -213,24 +209,24 @@ def test_a_partition_that_is_an_hour_behind_loses_its_rows_without_and_keeps_the
             .withWatermark("timestamp", "10 seconds")
         )
         windows = events.groupBy(F.window("timestamp", "10 seconds")).count()
-        found: dict[int, int] = {}
+        counted: dict[int, int] = {}
 
         def keep(frame: DataFrame, _: int) -> None:
             seconds = frame.select(F.col("window.start").cast("long"), "count").collect()
-            found.update({second - BASE_MS // 1000: count for second, count in seconds})
+            counted.update({second - BASE_MS // 1000: count for second, count in seconds})
 
         writer = windows.writeStream.outputMode("update").foreachBatch(keep)
         finish(writer.option("checkpointLocation", str(tmp_path / name)))
-        return found
+        return counted
 
     assert counts("with", maxEventTimeSkew="10s") == {0: 2, 60: 2, 3600: 2, 3720: 2}
     assert counts("without") == {0: 2, 3600: 2, 3720: 2}, "seconds 60 and 61 were late"
 
 
-def test_a_watermark_that_punctuations_alone_move(
+def test_watermark_moved_by_punctuations_only(
     spark: SparkSession, bootstrap: str, kept: str, send: Send, tmp_path: Path
 ) -> None:
-    """The recipe of docs/spark.md: what is before a punctuation and comes after it is late, whatever else was read."""
+    """The recipe of docs/spark.md: a row earlier than a punctuation and read after it is late."""
     for value, second in [("a", 50), ("p", 20), ("b", 90), ("c", 21), ("p", 70), ("d", 95), ("e", 2), ("p", 200)]:
         send([value], timestamp=BASE_MS + second * 1000)
     settings = {
@@ -254,16 +250,16 @@ def test_a_watermark_that_punctuations_alone_move(
             .withWatermark("clock", "0 seconds")
             .withWatermark("timestamp", "36500 days")
         )
-        counted = clocked.groupBy(F.window("timestamp", "10 seconds")).agg(F.count_if(~is_punctuation).alias("count"))
-        found: dict[int, int] = {}
+        windows = clocked.groupBy(F.window("timestamp", "10 seconds")).agg(F.count_if(~is_punctuation).alias("count"))
+        counted: dict[int, int] = {}
 
         def keep(frame: DataFrame, _: int) -> None:
             seconds = frame.select(F.col("window.start").cast("long"), "count").collect()
-            found.update({second - BASE_MS // 1000: count for second, count in seconds})
+            counted.update({second - BASE_MS // 1000: count for second, count in seconds})
 
-        writer = counted.writeStream.outputMode("append").foreachBatch(keep)
+        writer = windows.writeStream.outputMode("append").foreachBatch(keep)
         finish(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
     finally:
         for name in settings:
             spark.conf.unset(name)
-    assert found == {20: 1, 50: 1, 70: 0, 90: 2}, "second 2 came after the punctuation of second 70"
+    assert counted == {20: 1, 50: 1, 70: 0, 90: 2}, "second 2 came after the punctuation of second 70"

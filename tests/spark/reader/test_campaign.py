@@ -1,4 +1,4 @@
-"""A driver killed at random, again and again: every record in exactly one batch, and a repeated batch is the same."""
+"""A driver killed at random many times: each record is in exactly one batch, and a repeated batch is equal."""
 
 import os
 import random
@@ -19,7 +19,7 @@ PARTITIONS = 3
 
 
 class Driver:
-    """The script beside this file, with its JVM in one process group."""
+    """Process of the script driver_that_keeps_batches.py, with its JVM in one process group."""
 
     def __init__(self, *arguments: str | Path) -> None:
         script = Path(__file__).parents[1] / "driver_that_keeps_batches.py"
@@ -32,7 +32,7 @@ class Driver:
 
 
 def kept(directory: Path) -> list[str]:
-    """All rows of all batches, `partition offset value`."""
+    """Return all rows of all batches, `partition offset value`."""
     return [line for path in directory.glob("batch-*[0-9]") for line in path.read_text().splitlines()]
 
 
@@ -45,7 +45,7 @@ def wait_until(what: Callable[[], bool], directory: Path, seconds: float = 180) 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1800)
-def test_a_driver_killed_at_random_reads_each_record_once(
+def test_killed_driver_reads_each_record_once(
     cluster: Cluster, bootstrap: str, topic: str, send: Callable[..., None], tmp_path: Path, java_home: str
 ) -> None:
     seed = random.SystemRandom().randrange(2**32)
@@ -74,7 +74,7 @@ def test_a_driver_killed_at_random_reads_each_record_once(
 
 
 def expected_rows() -> list[str]:
-    first = {0: 0, 1: 1, 2: 0}  # "before" lies in partition 1, and the query began at latest.
+    first = {0: 0, 1: 1, 2: 0}  # "before" is in partition 1, and the query started at latest.
     return [
         f"{partition} {first[partition] + round_number * RECORDS_PER_ROUND + number} {round_number}-{number}"
         for partition in range(PARTITIONS)

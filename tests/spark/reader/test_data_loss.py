@@ -1,4 +1,4 @@
-"""Offsets without a row: aborted and open transactions, their markers, and what a compaction took out."""
+"""Offsets without a row: aborted and open transactions, markers, and records removed by compaction."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -29,41 +29,41 @@ CLEANER_MS = 15_000
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(positions, "ENDS_AGE_MS_MAX", 0)
     monkeypatch.setattr(read_task, "STALL_SECONDS_MAX", 10)
 
 
 @pytest.fixture
 def still_open(bootstrap: str, cluster: Cluster, topic: str, send: Send) -> Iterator[TransactionalProducer]:
-    """Offset 0 is in no transaction, 1 is committed by 2, 3 is aborted by 4, 5 is this one's, 6 is committed by 7."""
+    """Offset 0 has no transaction, 1 is committed by 2, 3 aborted by 4, 5 in this open one, 6 committed by 7."""
     cluster.create_topic(topic, 1)
     send(["plain"])
     with (
         TransactionalProducer(bootstrap, f"done-{topic}") as done,
         TransactionalProducer(bootstrap, f"open-{topic}") as own,
     ):
-        begin_with(done, topic, b"committed")
+        begin_and_send(done, topic, b"committed")
         done.commit()
-        begin_with(done, topic, b"aborted")
+        begin_and_send(done, topic, b"aborted")
         done.abort()
-        # Kafka answers before the marker is there.
+        # Kafka responds before it has written the marker.
         wait_for_end(cluster, topic, 5)
-        begin_with(own, topic, b"open")
-        begin_with(done, topic, b"behind it")
+        begin_and_send(own, topic, b"open")
+        begin_and_send(done, topic, b"behind it")
         done.commit()
         wait_for_end(cluster, topic, 8)
         yield own
 
 
 def wait_for_end(cluster: Cluster, topic: str, end: int) -> None:
-    def ends_there() -> bool:
+    def is_reached() -> bool:
         return cluster.list_offsets(topic, {0: LATEST}, read_committed=False)[0].offset == end
 
-    eventually(ends_there, f"the log ends at {end}")
+    eventually(is_reached, f"the log ends at {end}")
 
 
-def begin_with(producer: TransactionalProducer, topic: str, value: bytes) -> None:
+def begin_and_send(producer: TransactionalProducer, topic: str, value: bytes) -> None:
     producer.begin()
     producer.send(topic, value, partition=0)
     producer.flush()
@@ -104,11 +104,11 @@ LEVELS = pytest.mark.parametrize(
 
 @LEVELS
 @pytest.mark.usefixtures("still_open")
-def test_what_a_query_sees_of_transactions(
+def test_visible_records_of_transactions(
     bootstrap: str, topic: str, given: dict[str, str], end: int, rows: Rows
 ) -> None:
-    of_a_stream = read_options(options_of(bootstrap, topic, **given), "stream")
-    reached, seen = next_batch(*begun(of_a_stream), topic)
+    stream_options = read_options(options_of(bootstrap, topic, **given), "stream")
+    reached, seen = next_batch(*begun(stream_options), topic)
     assert (reached[topic], seen) == ({"0": end}, rows)
     reader = BatchReader(read_options(options_of(bootstrap, topic, **given), "batch"))
     (task,) = reader.partitions()
@@ -116,7 +116,7 @@ def test_what_a_query_sees_of_transactions(
     assert rows_in(reader.read(task)) == rows
 
 
-def test_the_batch_after_a_transaction_ended_goes_on_where_it_began(
+def test_next_batch_continues_at_ended_transaction(
     bootstrap: str, cluster: Cluster, topic: str, still_open: TransactionalProducer
 ) -> None:
     reader, start = begun(read_options(options_of(bootstrap, topic), "stream"))
@@ -131,7 +131,7 @@ def test_the_batch_after_a_transaction_ended_goes_on_where_it_began(
 
 @LEVELS
 @pytest.mark.usefixtures("still_open")
-def test_a_range_is_read_to_its_end_wherever_the_markers_lie(
+def test_range_with_markers_is_read_completely(
     bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], end: int, rows: Rows
 ) -> None:
     options = read_options(options_of(bootstrap, topic, **given), "stream")
@@ -143,7 +143,7 @@ def test_a_range_is_read_to_its_end_wherever_the_markers_lie(
         assert rows_in(read_task.read(options, task)) == expected, (least_bytes, begin, last)
 
 
-def test_a_compacted_log_is_read_across_its_gaps(tmp_path: Path) -> None:
+def test_compacted_log_is_read_across_gaps(tmp_path: Path) -> None:
     with (
         DrivenBroker(tmp_path / "data", log=LogConfig(segment_bytes=400)) as broker,
         connected(broker.bootstrap) as client,

@@ -1,4 +1,4 @@
-"""Options: Spark's names, read at once; what is not understood is refused with the way out."""
+"""Options of the source: Spark's names, and errors for unknown or invalid options."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 import pyspark_onceflow
 from onceflow.spark.offsets import Offsets
 from onceflow.spark.pushdown.source_columns import SCHEMA
-from onceflow.spark.reader.options import NAMES, WITHOUT_MEANING, Mode, SourceOptions, read_options
+from onceflow.spark.reader.options import NAMES, WITHOUT_EFFECT, Mode, SourceOptions, read_options
 from onceflow.spark.reader.position_options import AtCommitted, AtTimestamp, Position
 from onceflow.spark.reader.subscription import subscribed
 from onceflow.spark.source import OnceflowDataSource, RefusedReader, WrongSchema
@@ -18,28 +18,28 @@ from onceflow.spark.wrong_option import WrongOption
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "clicks"}
 
 
-def test_the_defaults_are_sparks_but_for_the_isolation_level() -> None:
+def test_defaults_match_spark_except_isolation_level() -> None:
     assert read_options(LEAST, "stream") == SourceOptions("127.0.0.1:9092", subscribed("clicks"), "latest")
     assert read_options(LEAST, "batch").starting == "earliest"
     assert read_options(LEAST).read_committed
 
 
-def test_the_page_has_every_option_and_no_other() -> None:
+def test_page_lists_every_option() -> None:
     page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
     assert tuple(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)) == NAMES
 
 
-def test_the_page_of_those_who_come_from_sparks_source_has_every_option_that_is_refused() -> None:
+def test_page_lists_every_refused_spark_option() -> None:
     page = (Path(__file__).parents[3] / "docs" / "from-spark-kafka.md").read_text()
     refused = page[page.index("## What is refused") : page.index("## What else differs")]
     named = re.findall(r"^\| `([^`]+)` \|", refused, re.MULTILINE)
-    assert [name.lower() for name in named] == list(WITHOUT_MEANING)
+    assert [name.lower() for name in named] == list(WITHOUT_EFFECT)
     for name in named:
-        with pytest.raises(WrongOption, match=rf"^option {name} means nothing to source onceflow, take it out: "):
+        with pytest.raises(WrongOption, match=rf"^option {name} has no effect on source onceflow, remove it: "):
             read_options(LEAST | {name: "5"}, "stream")
 
 
-def test_every_option_of_a_stream_is_read_in_any_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     given = {
         "KAFKA.BOOTSTRAP.SERVERS": "a:1, [::1]:2",
         "Subscribe": "clicks, orders",
@@ -97,7 +97,7 @@ STARTS: list[tuple[dict[str, str], Position]] = [
 
 
 @pytest.mark.parametrize(("given", "starting"), STARTS)
-def test_where_a_fresh_query_begins(given: dict[str, str], starting: Position) -> None:
+def test_start_of_fresh_query(given: dict[str, str], starting: Position) -> None:
     assert read_options(LEAST | given, "stream").starting == starting
 
 
@@ -107,10 +107,10 @@ def test_where_a_fresh_query_begins(given: dict[str, str], starting: Position) -
         ({}, False),
         ({"failOnDataLoss": "true"}, False),
         ({"startingOffsets": "latest"}, True),
-        *((each, True) for each, _ in STARTS),
+        *((given, True) for given, _ in STARTS),
     ],
 )
-def test_whether_an_option_says_where_a_fresh_query_begins(given: dict[str, str], is_given: bool) -> None:
+def test_start_given(given: dict[str, str], is_given: bool) -> None:
     assert read_options(LEAST | given, "stream").start_given is is_given
 
 
@@ -125,29 +125,34 @@ def test_whether_an_option_says_where_a_fresh_query_begins(given: dict[str, str]
         ),
     ],
 )
-def test_where_a_batch_read_ends(given: dict[str, str], ending: Position) -> None:
+def test_end_of_batch_read(given: dict[str, str], ending: Position) -> None:
     assert read_options(LEAST | given, "batch").ending == ending
 
 
-def test_what_is_read_is_named_listed_or_matched() -> None:
+def test_topics_by_name_list_or_pattern() -> None:
     pattern = read_options(LEAST | PATTERN).subscription
     assert [pattern.covers(topic, 5) for topic in ("a", "abc", "ba")] == [True, True, False]
     assigned = read_options(LEAST | ASSIGNED).subscription
-    assert [assigned.covers(*each) for each in (("a", 0), ("a", 1), ("b", 1), ("c", 0))] == [True, False, True, False]
+    assert [assigned.covers(*partition) for partition in (("a", 0), ("a", 1), ("b", 1), ("c", 0))] == [
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
-def test_a_batch_read_commits_nothing_and_a_stream_may_be_told_not_to() -> None:
+def test_commits_can_be_disabled() -> None:
     assert read_options(LEAST | GROUP, "batch").commits_to is None
     assert read_options(LEAST | GROUP | {"commitOffsets": "false"}, "stream").commits_to is None
 
 
-def test_a_group_that_nobody_would_use_is_refused() -> None:
+def test_unused_group_is_refused() -> None:
     elsewhere = LEAST | GROUP | {"startingOffsets": "earliest"}
     assert read_options(elsewhere, "stream").commits_to == "g"
     read_options(elsewhere)  # The mode is not known yet.
-    with pytest.raises(WrongOption, match=r"groupId means nothing here: .* a batch read commits nothing; take it out"):
+    with pytest.raises(WrongOption, match=r"groupId has no effect here: .* a batch read commits nothing; remove it"):
         read_options(elsewhere, "batch")
-    with pytest.raises(WrongOption, match=r"groupId means nothing here: .* commitOffsets is false; take it out"):
+    with pytest.raises(WrongOption, match=r"groupId has no effect here: .* commitOffsets is false; remove it"):
         read_options(elsewhere | {"commitOffsets": "false"}, "stream")
 
 
@@ -155,8 +160,8 @@ WRONG: list[tuple[Mode, dict[str, str], str]] = [
     ("stream", {"subscribe": ""}, "option subscribe .* is missing"),
     ("stream", {"kafka.bootstrap.servers": ""}, "option kafka.bootstrap.servers .* is missing"),
     ("stream", {"kafka.bootstrap.servers": "localhost"}, "kafka.bootstrap.servers='localhost': .*HOST:PORT"),
-    ("stream", {"subscribe": "a,,b"}, "subscribe='a,,b': '' is not a topic's name"),
-    ("stream", {"subscribe": "a b"}, "'a b' is not a topic's name"),
+    ("stream", {"subscribe": "a,,b"}, "subscribe='a,,b': '' is not a valid topic name"),
+    ("stream", {"subscribe": "a b"}, "'a b' is not a valid topic name"),
     ("stream", {"subscribe": "a,a"}, "names a topic twice"),
     ("stream", {"startingOffset": "latest"}, "unknown option startingOffset .*did you mean startingOffsets"),
     ("stream", {"maxOffsetPerTrigger": "5"}, "did you mean maxOffsetsPerTrigger"),
@@ -166,47 +171,47 @@ WRONG: list[tuple[Mode, dict[str, str], str]] = [
     (
         "stream",
         {"kafka.isolation.level": "read_committed", "isolation.level": "read_uncommitted"},
-        "isolation.level='read_uncommitted' was given as 'read_committed' under its other name",
+        "isolation.level='read_uncommitted' is also given as 'read_committed' under its other name",
     ),
     (
         "stream",
         {"kafka.group.id": "g"},
-        "kafka.group.id means nothing to source onceflow, take it out: .*groupId names the group",
+        "kafka.group.id has no effect on source onceflow, remove it: .*groupId names the group",
     ),
-    ("stream", {"fetchOffset.numRetries": "3"}, "fetchOffset.numRetries means nothing"),
+    ("stream", {"fetchOffset.numRetries": "3"}, "fetchOffset.numRetries has no effect"),
     (
         "stream",
         {"kafka.max.poll.records": "5"},
-        "means nothing .*, take it out: maxOffsetsPerTrigger bounds a micro-batch",
+        "has no effect .*, remove it: maxOffsetsPerTrigger limits a micro-batch",
     ),
     (
         "stream",
         {"kafka.fetch.min.bytes": "5"},
-        "means nothing .*, take it out: .* it has kafka.bootstrap.servers, kafka.is",
+        "has no effect .*, remove it: .* it supports kafka.bootstrap.servers, kafka.is",
     ),
-    ("stream", {"kafka.session.timeout.ms": "5"}, "session.timeout.ms means nothing to source onceflow, take it out"),
+    ("stream", {"kafka.session.timeout.ms": "5"}, "session.timeout.ms has no effect on source onceflow, remove it"),
     ("stream", {"kafka.ssl.keystore.password": "x"}, "did you mean kafka.ssl.key.password"),
-    ("stream", {"subscribePattern": "a.*"}, "options subscribe and subscribePattern both say what to read"),
-    ("stream", PATTERN | {"subscribePattern": "a("}, "subscribePattern='a\\(' is no regular expression"),
+    ("stream", {"subscribePattern": "a.*"}, "options subscribe and subscribePattern both select what to read"),
+    ("stream", PATTERN | {"subscribePattern": "a("}, "subscribePattern='a\\(' is not a valid regular expression"),
     ("stream", ASSIGNED | {"assign": "a"}, "assign='a' is not partitions by topic"),
     ("stream", ASSIGNED | {"assign": "{}"}, "is not partitions by topic, like"),
     ("stream", ASSIGNED | {"assign": '{"a": [-1]}'}, "is not partitions by topic"),
     ("stream", ASSIGNED | {"assign": '{"a": [1, 1]}'}, "names a partition of a twice"),
-    ("stream", ASSIGNED | {"assign": '{"a b": [1]}'}, "'a b' is not a topic's name"),
-    ("stream", {"startingOffsets": "committed"}, "startingOffsets=committed needs option groupId"),
-    ("stream", {"startingOffsetsIfNoneCommitted": "fail"}, "is of use where the read begins at committed"),
+    ("stream", ASSIGNED | {"assign": '{"a b": [1]}'}, "'a b' is not a valid topic name"),
+    ("stream", {"startingOffsets": "committed"}, "startingOffsets=committed requires option groupId"),
+    ("stream", {"startingOffsetsIfNoneCommitted": "fail"}, "requires a read that starts at committed"),
     ("stream", GROUP | {"startingOffsetsIfNoneCommitted": "x"}, "='x' is neither earliest nor latest nor fail"),
     ("stream", {"groupId": ""}, "option groupId is empty"),
-    ("stream", {"commitOffsets": "true"}, "commitOffsets needs option groupId"),
+    ("stream", {"commitOffsets": "true"}, "commitOffsets requires option groupId"),
     (
         "stream",
         {"startingOffsets": "earliest", "startingTimestamp": "5"},
-        "options startingOffsets and startingTimestamp both say where the read begins",
+        "options startingOffsets and startingTimestamp both set where the read starts",
     ),
     ("stream", {"startingTimestamp": "yesterday"}, "'yesterday' is not a time in milliseconds"),
-    ("stream", {"startingOffsetsByTimestamp": "5"}, "startingOffsetsByTimestamp='5' is no times by partition"),
-    ("stream", {"startingOffsetsByTimestamp": '{"clicks": {"0": -5}}'}, "time -5 of clicks-0 lies before 1970"),
-    ("stream", {"startingOffsetsByTimestampStrategy": "error"}, "is of use with startingTimestamp or"),
+    ("stream", {"startingOffsetsByTimestamp": "5"}, "startingOffsetsByTimestamp='5' is not times by partition"),
+    ("stream", {"startingOffsetsByTimestamp": '{"clicks": {"0": -5}}'}, "time -5 of clicks-0 is before 1970"),
+    ("stream", {"startingOffsetsByTimestampStrategy": "error"}, "requires startingTimestamp or"),
     (
         "stream",
         {"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "x"},
@@ -217,9 +222,9 @@ WRONG: list[tuple[Mode, dict[str, str], str]] = [
         {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
         "minOffsetsPerTrigger=9 is more than maxOffsetsPerTrigger=8",
     ),
-    ("stream", {"maxTriggerDelay": "5m"}, "maxTriggerDelay is of use with minOffsetsPerTrigger"),
+    ("stream", {"maxTriggerDelay": "5m"}, "maxTriggerDelay requires option minOffsetsPerTrigger"),
     ("stream", {"minOffsetsPerTrigger": "9", "maxTriggerDelay": "soon"}, "'soon' is not a time like 500ms"),
-    ("batch", {"endingTimestamp": "5", "endingOffsets": "latest"}, "both say where the read ends"),
+    ("batch", {"endingTimestamp": "5", "endingOffsets": "latest"}, "both set where the read ends"),
     ("stream", {"kafka.security.protocol": "TLS"}, "option kafka.security.protocol='TLS' is none of PLAINTEXT, SSL"),
     ("stream", {"kafka.ssl.key.pasword": "x"}, "did you mean kafka.ssl.key.password"),
     ("stream", {"xyz": "1"}, "unknown option xyz .*the options are kafka.bootstrap.servers, subscribe"),
@@ -231,25 +236,25 @@ WRONG: list[tuple[Mode, dict[str, str], str]] = [
     ("stream", {"maxOffsetsPerTrigger": "1e3"}, "maxOffsetsPerTrigger='1e3'"),
     ("stream", {"failOnDataLoss": "yes"}, "failOnDataLoss='yes' is neither true nor false"),
     ("stream", {"isolation.level": "serializable"}, "neither read_committed nor read_uncommitted"),
-    ("stream", {"endingOffsets": "latest"}, "endingOffsets means nothing in a stream read"),
-    ("batch", {"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger means nothing in a batch read"),
+    ("stream", {"endingOffsets": "latest"}, "endingOffsets has no effect in a stream read"),
+    ("batch", {"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger has no effect in a batch read"),
     ("batch", {"startingOffsets": "latest"}, "startingOffsets is latest in a batch read"),
     ("batch", {"startingOffsets": '{"clicks": {"0": -1}}'}, "startingOffsets is latest in a batch read"),
     ("batch", {"endingOffsets": "earliest"}, "endingOffsets is earliest in a batch read"),
 ]
 
 
-@pytest.mark.parametrize(("mode", "given", "sentence"), WRONG)
-def test_wrong_options_are_refused(mode: Mode, given: dict[str, str], sentence: str) -> None:
-    with pytest.raises(WrongOption, match=sentence):
+@pytest.mark.parametrize(("mode", "given", "message"), WRONG)
+def test_wrong_options_are_refused(mode: Mode, given: dict[str, str], message: str) -> None:
+    with pytest.raises(WrongOption, match=message):
         read_options(LEAST | given, mode)
 
 
-def test_before_the_mode_is_known_options_of_both_are_let_through() -> None:
+def test_without_mode_all_options_are_accepted() -> None:
     read_options(LEAST | {"endingOffsets": "latest", "maxOffsetsPerTrigger": "5"})
 
 
-def test_headers_are_a_column_where_they_are_asked_for() -> None:
+def test_include_headers_adds_a_column() -> None:
     with_headers = OnceflowDataSource(LEAST | {"includeHeaders": "true"}).schema()
     assert with_headers.simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
@@ -257,13 +262,13 @@ def test_headers_are_a_column_where_they_are_asked_for() -> None:
     )
 
 
-def test_a_schema_of_the_users_own_is_refused() -> None:
+def test_user_schema_is_refused() -> None:
     source = OnceflowDataSource(LEAST)
     assert source.schema() == SCHEMA
     own = StructType([StructField("uid", StringType())])
     with pytest.raises(WrongSchema, match=r"has the columns struct<key:binary.* not struct<uid:string>"):
         source.reader(own)
-    # A stream's reader is there to be stopped, and says it at the first question, whichever that is.
+    # Spark gets a reader that it can stop; every method of it raises the error.
     refused = source.streamReader(own)
     assert isinstance(refused, RefusedReader)
     for asked in (refused.initialOffset, refused.latestOffset, lambda: refused.partitions({}, {})):
@@ -272,6 +277,6 @@ def test_a_schema_of_the_users_own_is_refused() -> None:
     refused.stop()
 
 
-def test_spark_finds_the_source_by_the_name_of_a_package() -> None:
+def test_spark_loads_source_by_package_name() -> None:
     assert pyspark_onceflow.DefaultSource is OnceflowDataSource
     assert OnceflowDataSource.name() == "onceflow"

@@ -1,4 +1,4 @@
-"""Positions against a real broker, without Spark: what start and end options mean, how often the broker is asked."""
+"""Positions against a real broker, without Spark: start and end options, and the number of requests."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ NO_ID = "00000000-0000-0000-0000-000000000000"
 
 
 class Watch:
-    """Seconds that pass only when a test says so."""
+    """Clock that only tests advance, in seconds."""
 
     now = 1000.0
 
@@ -55,31 +55,31 @@ def test_earliest_latest_and_exact_offsets(positions: LogPositions, topic: str, 
     assert resolved(positions, topic, Offsets({topic: {0: 0, 1: -1}})) == {0: 0, 1: 3}
 
 
-def test_an_end_fixed_earlier_is_what_latest_means(positions: LogPositions, topic: str, send: Send) -> None:
+def test_latest_is_a_given_fixed_end(positions: LogPositions, topic: str, send: Send) -> None:
     fixed = positions.ends()
     send(["late"])
     assert positions.resolve("startingOffsets", "latest", fixed) == fixed
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "message"),
     [
-        ({0: 2, 1: 0}, "option startingOffsets: offset 2 of .*-0 lies beyond its end, 1"),
-        ({0: 9, 1: 0}, "option startingOffsets: offset 9 of .*-0 lies beyond its end, 1"),
+        ({0: 2, 1: 0}, "option startingOffsets: offset 2 of .*-0 is after its end, 1"),
+        ({0: 9, 1: 0}, "option startingOffsets: offset 9 of .*-0 is after its end, 1"),
         ({0: 0}, "-1 is not given; name each partition, -2 is earliest, -1 latest"),
         ({0: 0, 1: 0, 2: 0}, "-2 does not exist; name each partition"),
     ],
 )
-def test_offsets_that_the_topic_does_not_have_are_refused(
-    positions: LogPositions, topic: str, send: Send, given: dict[int, int], sentence: str
+def test_offsets_outside_the_topic_are_refused(
+    positions: LogPositions, topic: str, send: Send, given: dict[int, int], message: str
 ) -> None:
     send(["a"])
-    with pytest.raises(WrongOption, match=sentence):
+    with pytest.raises(WrongOption, match=message):
         positions.resolve("startingOffsets", Offsets({topic: given}))
 
 
-def test_offsets_of_another_topic_of_that_name_are_refused(positions: LogPositions, topic: str) -> None:
-    with pytest.raises(WrongOption, match=f"with id {NO_ID}, which was deleted and made again"):
+def test_offsets_of_recreated_topic_are_refused(positions: LogPositions, topic: str) -> None:
+    with pytest.raises(WrongOption, match=f"with id {NO_ID}, which was deleted and recreated"):
         positions.resolve("startingOffsets", Offsets({topic: {0: 0, 1: 0}}, {topic: NO_ID}))
 
 
@@ -93,7 +93,7 @@ def test_an_idle_query_asks_the_broker_seldom(positions: LogPositions, topic: st
     assert positions.ends(fresh=True).by_topic[topic] == {0: 2, 1: 0}
 
 
-def test_a_topic_that_goes_or_comes_is_seen_after_a_while(
+def test_deleted_and_new_topics_are_noticed(
     positions: LogPositions, cluster: Cluster, topic: str, watch: Watch
 ) -> None:
     assert topic in positions.ends().by_topic
@@ -105,17 +105,17 @@ def test_a_topic_that_goes_or_comes_is_seen_after_a_while(
     assert positions.ends().by_topic == {topic: {0: 0}}
 
 
-def test_a_start_that_is_gone_from_the_log_follows_fail_on_data_loss(
+def test_deleted_start_follows_fail_on_data_loss(
     positions: LogPositions, cluster: Cluster, bootstrap: str, topic: str
 ) -> None:
     assert positions._resolve_offset("startingOffsets", topic, 0, 7, begin=7, end=9) == 7
-    with pytest.raises(DataLost, match=r"-0 \[5, 7\) is gone from the log: the partition now begins at 7"):
+    with pytest.raises(DataLost, match=r"-0 \[5, 7\) is missing from the log: the partition now starts at 7"):
         positions._resolve_offset("startingOffsets", topic, 0, 5, begin=7, end=9)
     lenient = LogPositions(cluster, SourceOptions(bootstrap, subscribed(topic), "latest", fail_on_data_loss=False))
     assert lenient._resolve_offset("startingOffsets", topic, 0, 5, begin=7, end=9) == 7
 
 
-def test_a_partition_that_is_assigned_and_not_there_is_refused(
+def test_missing_assigned_partition_is_refused(
     positions: LogPositions, cluster: Cluster, bootstrap: str, topic: str
 ) -> None:
     wanted = read_subscription({"assign": json.dumps({topic: [0, 5]})})
@@ -124,9 +124,9 @@ def test_a_partition_that_is_assigned_and_not_there_is_refused(
 
 
 @pytest.mark.remedy(Remedy.LIST_TOPICS)
-def test_a_pattern_that_nothing_matches_is_told(cluster: Cluster, bootstrap: str, topic: str) -> None:
+def test_pattern_without_match_is_refused(cluster: Cluster, bootstrap: str, topic: str) -> None:
     wanted = read_subscription({"subscribepattern": f"{topic}-.*"})
-    with pytest.raises(UnknownTopic, match=r"no topic at .* has such a name") as raised:
+    with pytest.raises(UnknownTopic, match=r"matches no topic at ") as raised:
         LogPositions(cluster, SourceOptions(bootstrap, wanted, "latest")).resolve("startingOffsets", "latest")
     remedies.find(Remedy.LIST_TOPICS, raised.value)
     cluster.create_topic(topic, 1)
@@ -141,14 +141,14 @@ def test_a_pattern_finds_no_internal_topic(cluster: Cluster, bootstrap: str, top
     everything = LogPositions(
         cluster, SourceOptions(bootstrap, read_subscription({"subscribepattern": ".*"}), "latest")
     )
-    found = everything.ends().by_topic
-    assert topic in found
-    assert not [name for name in found if name.startswith("__")]
+    topics = everything.ends().by_topic
+    assert topic in topics
+    assert not [name for name in topics if name.startswith("__")]
 
 
 @pytest.fixture
 def dated(positions: LogPositions, topic: str, send: Send) -> LogPositions:
-    """Partition 0 has records of second 10, 20 and 30, partition 1 of second 10 alone."""
+    """Partition 0 has records of second 10, 20 and 30; partition 1 only of second 10."""
     for seconds in (10, 20, 30):
         send(["x"], timestamp=seconds * 1000)
     send(["x"], partition=1, timestamp=10_000)
@@ -159,7 +159,7 @@ def at(topic: str, *, times: dict[int, int] | None = None, everywhere: int | Non
     return AtTimestamp("startingTimestamp", everywhere, {topic: times} if times else {}, fails)
 
 
-def test_times_are_the_first_records_dated_then_or_later(dated: LogPositions, topic: str) -> None:
+def test_timestamps_resolve_to_first_later_records(dated: LogPositions, topic: str) -> None:
     assert resolved(dated, topic, at(topic, everywhere=5_000, fails=True)) == {0: 0, 1: 0}
     assert resolved(dated, topic, at(topic, times={0: 20_000, 1: 10_000}, fails=True)) == {0: 1, 1: 0}
     assert resolved(dated, topic, at(topic, everywhere=10_001, fails=False)) == {0: 1, 1: 1}, "partition 1's end"
@@ -169,7 +169,7 @@ def test_times_are_the_first_records_dated_then_or_later(dated: LogPositions, to
         dated.resolve("startingTimestamp", at(topic, times={0: 5}, fails=False))
 
 
-def test_a_time_beyond_a_fixed_end_is_that_end(positions: LogPositions, topic: str, send: Send) -> None:
+def test_timestamp_after_fixed_end_resolves_to_end(positions: LogPositions, topic: str, send: Send) -> None:
     send(["x"], timestamp=10_000)
     fixed = positions.ends(fresh=True)
     send(["late"], timestamp=15_000)
@@ -178,15 +178,15 @@ def test_a_time_beyond_a_fixed_end_is_that_end(positions: LogPositions, topic: s
     assert dict(positions.resolve("startingTimestamp", asked, fixed).by_topic[topic]) == {0: 1, 1: 0}
 
 
-def test_a_group_stands_where_it_committed(positions: LogPositions, cluster: Cluster, topic: str, send: Send) -> None:
+def test_committed_offsets_of_a_group(positions: LogPositions, cluster: Cluster, topic: str, send: Send) -> None:
     send(["a", "b", "c"], partition=0)
     send(["a", "b"], partition=1)
     group = f"of-{topic}"
     cluster.commit_offsets(group, topic, {0: 2})
     assert resolved(positions, topic, AtCommitted(group, "earliest")) == {0: 2, 1: 0}
     assert resolved(positions, topic, AtCommitted(group, "latest")) == {0: 2, 1: 2}
-    with pytest.raises(WrongOption, match=f"group {group} has committed no offset of {topic}-1; option"):
+    with pytest.raises(WrongOption, match=f"group {group} has committed no offset of {topic}-1; set option"):
         positions.resolve("startingOffsets", AtCommitted(group, "fail"))
     cluster.commit_offsets(group, topic, {0: 4})
-    with pytest.raises(WrongOption, match=f"group {group}: offset 4 of {topic}-0 lies beyond its end, 3"):
+    with pytest.raises(WrongOption, match=f"group {group}: offset 4 of {topic}-0 is after its end, 3"):
         positions.resolve("startingOffsets", AtCommitted(group, "latest"))

@@ -1,4 +1,4 @@
-"""The reading half against a real broker, without Spark: exact ranges as Arrow, and what is gone from the log."""
+"""Read tasks against a real broker, without Spark: exact ranges as Arrow, and missing offsets."""
 
 import re
 from collections.abc import Callable
@@ -35,18 +35,14 @@ def rows_of(options: SourceOptions, *parts: OffsetRange) -> list[dict[str, Any]]
     return pyarrow.Table.from_batches(batches).to_pylist() if batches else []
 
 
-def test_the_arrow_schema_is_exactly_what_spark_expects(
-    options: SourceOptions, cluster: Cluster, topic: str, send: Send
-) -> None:
+def test_arrow_schema_matches_spark(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 1)
     send(["a"])
     (batch,) = read_task.read(options, ReadTask((OffsetRange(topic, 0, 0, 1),), {}))
     assert batch.schema.equals(to_arrow_schema(SCHEMA, timezone="UTC"))
 
 
-def test_headers_come_along_where_they_are_asked_for(
-    options: SourceOptions, cluster: Cluster, topic: str, send: Send
-) -> None:
+def test_headers_are_read(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 1)
     send(["a"], headers=[("h", b"1"), ("h", None)])
     send(["b"])
@@ -57,7 +53,7 @@ def test_headers_come_along_where_they_are_asked_for(
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_a_range_is_read_exactly_whatever_batches_it_cuts(
+def test_range_across_batches_is_read_exactly(
     options: SourceOptions, cluster: Cluster, bootstrap: str, topic: str, codec: str
 ) -> None:
     cluster.create_topic(topic, 1)
@@ -71,9 +67,7 @@ def test_a_range_is_read_exactly_whatever_batches_it_cuts(
         assert [row["value"] for row in rows] == [f"v{number}".encode() for number in range(begin, end)]
 
 
-def test_one_task_reads_several_ranges_each_in_order(
-    options: SourceOptions, cluster: Cluster, topic: str, send: Send
-) -> None:
+def test_one_task_reads_several_ranges(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 2)
     send(["a", "b"], partition=0)
     send(["c", "d"], partition=1)
@@ -85,7 +79,7 @@ def test_one_task_reads_several_ranges_each_in_order(
     ]
 
 
-def test_a_record_larger_than_a_fetch_is_read(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
+def test_record_larger_than_a_fetch(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 1)
     large = "x" * (read_task.FETCH_BYTES_MIN * 4)
     send(["small", large, "last"])
@@ -93,51 +87,49 @@ def test_a_record_larger_than_a_fetch_is_read(options: SourceOptions, cluster: C
     assert [row["value"] for row in rows] == [large.encode(), b"last"]
 
 
-def test_a_range_that_the_log_does_not_have_is_data_loss_or_skipped(
+def test_range_after_log_end_fails_or_skips(
     options: SourceOptions, cluster: Cluster, topic: str, send: Send, bootstrap: str
 ) -> None:
     cluster.create_topic(topic, 1)
     send(["a", "b"])
     beyond = OffsetRange(topic, 0, 5, 9)
     with pytest.raises(
-        DataLost, match=r"-0 \[5, 9\) is gone from the log: .* begins at 0 and ends at 2; .*failOnDataLoss"
+        DataLost, match=r"-0 \[5, 9\) is missing from the log: .* starts at 0 and ends at 2; .*failOnDataLoss"
     ):
         rows_of(options, beyond)
     lenient = SourceOptions(bootstrap, subscribed(topic), "latest", fail_on_data_loss=False)
     assert [row["value"] for row in rows_of(lenient, beyond, OffsetRange(topic, 0, 1, 2))] == [b"b"]
 
 
-def test_records_that_were_trimmed_are_data_loss_or_skipped(
+def test_trimmed_records_fail_or_are_skipped(
     options: SourceOptions, cluster: Cluster, topic: str, send: Send, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.create_topic(topic, 1)
     send(["0", "1", "2", "3", "4", "5"])
     assert Admin(cluster).delete_records(topic, {0: 3}) == {0: 3}
     planned = OffsetRange(topic, 0, 1, 6)
-    gone = rf"{topic}-0 \[1, 3\) is gone from the log: the partition now begins at 3 and ends at 6; "
-    with pytest.raises(DataLost, match=gone + "it was deleted before the query read it: .*failOnDataLoss=false"):
+    lost = rf"{topic}-0 \[1, 3\) is missing from the log: the partition now starts at 3 and ends at 6; "
+    with pytest.raises(DataLost, match=lost + "it was deleted before the query read it: .*failOnDataLoss=false"):
         rows_of(options, planned)
     assert not caplog.records
     rows = rows_of(replace(options, fail_on_data_loss=False), planned)
     assert [(row["offset"], row["value"]) for row in rows] == [(3, b"3"), (4, b"4"), (5, b"5")]
-    (told,) = [record.message for record in caplog.records]
-    assert re.fullmatch(gone + "the query continues without it", told)
+    (message,) = [record.message for record in caplog.records]
+    assert re.fullmatch(lost + "the query continues without it", message)
 
 
 @pytest.mark.parametrize(
-    ("offset", "log_start", "log_end", "goes_on_at"),
+    ("offset", "log_start", "log_end", "next_offset"),
     [(5, 7, 20, 7), (5, 15, 20, 10), (5, 0, 3, 10)],
-    ids=["the first are gone", "all are gone", "the log went back"],
+    ids=["first deleted", "all deleted", "log truncated"],
 )
-def test_reading_goes_on_after_what_is_gone(offset: int, log_start: int, log_end: int, goes_on_at: int) -> None:
+def test_reading_continues_after_deleted_offsets(offset: int, log_start: int, log_end: int, next_offset: int) -> None:
     options = SourceOptions("127.0.0.1:9092", subscribed("t"), "latest", fail_on_data_loss=False)
     error = OffsetOutOfRange("t", 0, offset, log_start, log_end)
-    assert read_task._skip_gone(options, OffsetRange("t", 0, 5, 10), error) == goes_on_at
+    assert read_task._skip_deleted(options, OffsetRange("t", 0, 5, 10), error) == next_offset
 
 
-def test_a_topic_made_again_while_it_is_read_ends_the_task(
-    options: SourceOptions, cluster: Cluster, topic: str, send: Send
-) -> None:
+def test_recreated_topic_ends_the_task(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
     before = str(cluster.create_topic(topic, 1).topic_id)
     cluster.delete_topic(topic)
     cluster.create_topic(topic, 1)

@@ -1,4 +1,4 @@
-"""The planning half against a real broker, called in the order in which Spark calls it, without Spark."""
+"""Planning against a real broker, with calls in Spark's order, without Spark."""
 
 import json
 from collections.abc import Callable
@@ -26,8 +26,8 @@ EVERYTHING = ReadAllAvailable()
 
 
 @pytest.fixture(autouse=True)
-def _each_question_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the few milliseconds for which ends are kept, which would hide a wrong second question."""
+def _without_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable the cache of ends, which would hide a wrong second request."""
     monkeypatch.setattr(positions, "ENDS_AGE_MS_MAX", 0)
     monkeypatch.setattr(stream, "LOSS_PAUSES_MS", (1, 1, 1))
 
@@ -38,7 +38,7 @@ def options(bootstrap: str, topic: str) -> SourceOptions:
 
 
 def begin(options: SourceOptions) -> tuple[StreamReader, Start]:
-    """A query whose batch 0 is done: its reader, and where it stands."""
+    """Return the reader of a query after batch 0, and its offsets."""
     reader = StreamReader(options)
     start = reader.initialOffset()
     assert reader.partitions(start, start) == []
@@ -46,15 +46,13 @@ def begin(options: SourceOptions) -> tuple[StreamReader, Start]:
 
 
 def batch(reader: StreamReader, start: Start) -> tuple[Start, list[bytes]]:
-    """The next batch: where it ends, and the values in it."""
+    """Return the end of the next batch, and its values."""
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     tasks = reader.partitions(start, end)
     return end, [value for task in tasks for rows in reader.read(task) for value in rows["value"].to_pylist()]
 
 
-def test_the_order_of_sparks_calls_for_a_fresh_query_and_for_batch_0_repeated(
-    options: SourceOptions, cluster: Cluster, topic: str, send: Send
-) -> None:
+def test_call_order_of_batch_0(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 1)
     options = replace(options, starting="latest")
     fresh = StreamReader(options)
@@ -73,7 +71,7 @@ def test_the_order_of_sparks_calls_for_a_fresh_query_and_for_batch_0_repeated(
     assert task.ranges == (OffsetRange(topic, 0, 0, 1),)
 
 
-def test_batch_0_has_no_rows_although_a_group_commits_between_its_two_questions(
+def test_batch_0_is_empty_despite_group_commit(
     options: SourceOptions, cluster: Cluster, topic: str, send: Send
 ) -> None:
     cluster.create_topic(topic, 1)
@@ -104,14 +102,14 @@ def given_options(bootstrap: str, topic: str, given: dict[str, str]) -> SourceOp
     return read_options(where | {name: value.replace("TOPIC", topic) for name, value in given.items()}, "stream")
 
 
-def told_by_the_reader(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged_by_reader(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.name == stream.__name__]
 
 
 @pytest.mark.parametrize(
     ("given", "lines"), [*((given, 1) for given in STARTS.values()), ({}, 0)], ids=[*STARTS, "no start option"]
 )
-def test_that_a_checkpoint_wins_over_a_start_option_is_told_once(
+def test_ignored_start_option_is_logged_once(
     bootstrap: str,
     cluster: Cluster,
     topic: str,
@@ -129,27 +127,25 @@ def test_that_a_checkpoint_wins_over_a_start_option_is_told_once(
     assert fresh.partitions(fresh.initialOffset(), start) == []
     send(["c"])
     end, _ = batch(fresh, start)
-    assert told_by_the_reader(caplog) == []
+    assert logged_by_reader(caplog) == []
 
     begun = StreamReader(options)
     begun.partitions(start, end)
     assert batch(begun, end) == (end, [])
-    assert len(told_by_the_reader(caplog)) == lines
+    assert len(logged_by_reader(caplog)) == lines
     idle = StreamReader(options)
     assert batch(idle, end) == (end, [])
-    assert len(told_by_the_reader(caplog)) == 2 * lines
+    assert len(logged_by_reader(caplog)) == 2 * lines
     batch_0_repeated = StreamReader(options)
     assert batch_0_repeated.partitions(batch_0_repeated.initialOffset(), start) == []
     assert batch(batch_0_repeated, end) == (end, [])
-    told = told_by_the_reader(caplog)
-    assert told == ["the query goes on where its checkpoint says; what the options say is where a fresh one begins"] * (
+    messages = logged_by_reader(caplog)
+    assert messages == ["starting offsets in the options are ignored: the query resumes from its checkpoint"] * (
         3 * lines
     )
 
 
-def test_nothing_new_gives_back_the_same_text_and_no_tasks(
-    options: SourceOptions, cluster: Cluster, topic: str
-) -> None:
+def test_no_new_records_plan_no_tasks(options: SourceOptions, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 12)
     reader = StreamReader(options)
     start = reader.initialOffset()
@@ -159,13 +155,13 @@ def test_nothing_new_gives_back_the_same_text_and_no_tasks(
     assert reader.partitions(start, following) == []
 
 
-def test_the_limit_of_a_trigger_is_what_spark_is_told(options: SourceOptions, bootstrap: str) -> None:
+def test_default_read_limit(options: SourceOptions, bootstrap: str) -> None:
     assert StreamReader(options).getDefaultReadLimit() == ReadAllAvailable()
     limited = SourceOptions(bootstrap, subscribed("t"), "latest", offsets_per_trigger_max=7)
     assert StreamReader(limited).getDefaultReadLimit() == ReadMaxRows(7)
 
 
-def test_a_partition_that_is_made_while_the_query_runs_is_read_from_its_first_record(
+def test_new_partition_is_read_from_start(
     options: SourceOptions, cluster: Cluster, topic: str, send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(positions, "TOPICS_AGE_MS_MAX", 0)
@@ -180,7 +176,7 @@ def test_a_partition_that_is_made_while_the_query_runs_is_read_from_its_first_re
     assert (end[topic], values) == ({"0": 1, "1": 2}, [b"new", b"newer"])
 
 
-def test_a_topic_made_again_is_another_topic(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
+def test_recreated_topic_is_another_topic(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 1)
     send(["a"])
     start, values = batch(*begin(options))
@@ -188,7 +184,7 @@ def test_a_topic_made_again_is_another_topic(options: SourceOptions, cluster: Cl
     cluster.delete_topic(topic)
     new_id = str(cluster.create_topic(topic, 1).topic_id)
     send(["first", "second"])
-    with pytest.raises(DataLost, match=f"topic {topic} is gone from the log: it was deleted and created again"):
+    with pytest.raises(DataLost, match=f"topic {topic} is missing from the log: it was deleted and created again"):
         StreamReader(options).latestOffset(start, EVERYTHING)
 
     lenient = StreamReader(replace(options, fail_on_data_loss=False))
@@ -197,9 +193,7 @@ def test_a_topic_made_again_is_another_topic(options: SourceOptions, cluster: Cl
     assert batch(lenient, end)[1] == [b"first", b"second"]
 
 
-def test_a_batch_of_a_topic_that_was_made_again_since_is_not_read_from_the_new_one(
-    options: SourceOptions, cluster: Cluster, topic: str, send: Send
-) -> None:
+def test_planned_batch_skips_recreated_topic(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 1)
     send(["a"])
     reader, start = begin(options)
@@ -212,23 +206,21 @@ def test_a_batch_of_a_topic_that_was_made_again_since_is_not_read_from_the_new_o
     assert StreamReader(replace(options, fail_on_data_loss=False)).partitions(start, end) == []
 
 
-def test_a_topic_that_is_gone_stops_the_query_or_stays_where_it_was(
-    options: SourceOptions, cluster: Cluster, topic: str, send: Send
-) -> None:
+def test_deleted_topic_fails_or_keeps_offsets(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 1)
     send(["a"])
     start, _ = batch(*begin(options))
     cluster.delete_topic(topic)
-    with pytest.raises(DataLost, match=f"topic {topic} is gone from the log: no such topic"):
+    with pytest.raises(DataLost, match=f"topic {topic} is missing from the log: the topic does not exist"):
         StreamReader(options).latestOffset(start, EVERYTHING)
     assert StreamReader(replace(options, fail_on_data_loss=False)).latestOffset(start, EVERYTHING) == start
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_topic_that_one_answer_lacks_is_not_gone(
+def test_topic_missing_once_is_requested_again(
     options: SourceOptions, cluster: Cluster, topic: str, send: Send, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """As of a broker that has just started; what was planned would be dropped with failOnDataLoss=false."""
+    """A broker that has just started may lack a topic; failOnDataLoss=false would drop its records."""
     cluster.create_topic(topic, 1)
     monkeypatch.setattr(positions, "TOPICS_AGE_MS_MAX", 0)
     reader, start = begin(replace(options, fail_on_data_loss=fails))
@@ -248,13 +240,11 @@ def test_a_topic_that_one_answer_lacks_is_not_gone(
     assert [value for rows in reader.read(task) for value in rows["value"].to_pylist()] == [b"a"] and not lacking
 
 
-@pytest.mark.parametrize(
-    ("before", "left"), [(3, [b"3", b"4", b"5"]), (-1, [])], ids=["the next are gone", "all are gone"]
-)
-def test_records_that_were_trimmed_before_a_query_read_them_stop_it_or_are_left_out(
+@pytest.mark.parametrize(("before", "left"), [(3, [b"3", b"4", b"5"]), (-1, [])], ids=["next deleted", "all deleted"])
+def test_records_trimmed_before_read(
     options: SourceOptions, cluster: Cluster, topic: str, send: Send, before: int, left: list[bytes]
 ) -> None:
-    """As when it was paused until they expired: the plan has them, and who reads them finds them gone."""
+    """A query paused until its records expire plans them, and its read task finds them deleted."""
     cluster.create_topic(topic, 1)
     send(["0", "1", "2", "3", "4", "5"])
     reader, start = begin(options)
@@ -264,7 +254,9 @@ def test_records_that_were_trimmed_before_a_query_read_them_stop_it_or_are_left_
     end = strict.latestOffset(start, EVERYTHING)
     (task,) = strict.partitions(start, end)
     assert task.ranges == (OffsetRange(topic, 0, 1, 6),)
-    with pytest.raises(DataLost, match=rf"{topic}-0 \[1, {log_start}\) is gone from the log: .*failOnDataLoss=false"):
+    with pytest.raises(
+        DataLost, match=rf"{topic}-0 \[1, {log_start}\) is missing from the log: .*failOnDataLoss=false"
+    ):
         list(strict.read(task))
 
     lenient = StreamReader(replace(options, fail_on_data_loss=False))
@@ -272,7 +264,7 @@ def test_records_that_were_trimmed_before_a_query_read_them_stop_it_or_are_left_
     assert batch(lenient, end) == (end, [])
 
 
-def test_a_loss_is_told_once_and_not_at_every_poll(
+def test_loss_is_logged_once(
     options: SourceOptions, cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.create_topic(topic, 1)
@@ -280,14 +272,14 @@ def test_a_loss_is_told_once_and_not_at_every_poll(
     start[topic]["0"] = 7
     for _ in range(3):
         start = reader.latestOffset(start, EVERYTHING) | {topic: {"0": 7}}
-    (told,) = [record.message for record in caplog.records]
-    assert told.startswith(f"{topic}-0 [0, 7) is gone from the log: the partition now ends at 0, before offset 7")
+    (message,) = [record.message for record in caplog.records]
+    assert message.startswith(
+        f"{topic}-0 [0, 7) is missing from the log: the partition now ends at 0, before the next offset to read, 7"
+    )
 
 
 @pytest.mark.remedy(Remedy.NAME_TOPIC, Remedy.NEW_CHECKPOINT)
-def test_a_topic_that_is_no_longer_subscribed_stops_the_query(
-    options: SourceOptions, cluster: Cluster, topic: str
-) -> None:
+def test_unsubscribed_topic_stops_the_query(options: SourceOptions, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1)
     _, start = begin(options)
     reader = StreamReader(replace(options, subscription=subscribed("other")))
@@ -302,9 +294,7 @@ def test_a_topic_that_is_no_longer_subscribed_stops_the_query(
     assert reader.latestOffset(fresh, EVERYTHING) == fresh
 
 
-def test_an_available_now_run_reads_to_the_ends_of_its_first_moment(
-    options: SourceOptions, cluster: Cluster, topic: str, send: Send
-) -> None:
+def test_available_now_reads_to_initial_ends(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 1)
     send(["a", "b"])
     reader = StreamReader(options)
@@ -318,7 +308,7 @@ def test_an_available_now_run_reads_to_the_ends_of_its_first_moment(
     assert batch(reader, end) == (end, [])
 
 
-def test_little_data_makes_one_task_and_much_makes_one_for_each_partition(options: SourceOptions) -> None:
+def test_number_of_tasks_follows_data_size(options: SourceOptions) -> None:
     little = [OffsetRange("t", number, 0, 100) for number in range(4)]
     much = [OffsetRange("t", number, 0, 100_000) for number in range(4)]
     assert [len(task.ranges) for task in read_task.plan(little, {"t": "id"}, options)] == [4]
@@ -332,7 +322,7 @@ def test_little_data_makes_one_task_and_much_makes_one_for_each_partition(option
     assert [sum(part.size for part in task.ranges) for task in read_task.plan(little, {}, small)] == [100] * 4
 
 
-def test_a_pattern_finds_topics_that_appear_while_the_query_runs(
+def test_pattern_matches_topics_created_later(
     bootstrap: str, cluster: Cluster, topic: str, send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(positions, "TOPICS_AGE_MS_MAX", 0)
@@ -349,7 +339,7 @@ def test_a_pattern_finds_topics_that_appear_while_the_query_runs(
     assert (set(end), values) == ({topic, f"{topic}-later", IDS_KEY}, [b"first"])
 
 
-def test_assigned_partitions_alone_are_read(bootstrap: str, cluster: Cluster, topic: str, send: Send) -> None:
+def test_only_assigned_partitions_are_read(bootstrap: str, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 3)
     for partition in range(3):
         send([f"of {partition}"], partition=partition)
@@ -362,9 +352,7 @@ def test_assigned_partitions_alone_are_read(bootstrap: str, cluster: Cluster, to
         StreamReader(SourceOptions(bootstrap, fewer, "earliest")).latestOffset(end, EVERYTHING)
 
 
-def test_a_batch_waits_for_enough_offsets_but_not_for_ever(
-    options: SourceOptions, cluster: Cluster, topic: str, send: Send
-) -> None:
+def test_batch_waits_for_min_offsets(options: SourceOptions, cluster: Cluster, topic: str, send: Send) -> None:
     cluster.create_topic(topic, 1)
     now = [100.0]
     patient = replace(options, offsets_per_trigger_min=3, trigger_delay_max_ms=60_000)
@@ -375,7 +363,7 @@ def test_a_batch_waits_for_enough_offsets_but_not_for_ever(
     assert batch(reader, start) == (start, [])
     send(["a"])
     end, values = batch(reader, start)
-    assert values == [b"a"], "the first batch waits for nothing, as in Spark's own source"
+    assert values == [b"a"], "the first batch does not wait, as in Spark's own source"
     send(["b", "c"])
     assert batch(reader, end) == (end, [])
     send(["d"])
@@ -388,13 +376,13 @@ def test_a_batch_waits_for_enough_offsets_but_not_for_ever(
     assert values == [b"e"]
     send(["f"])
     reader.prepareForTriggerAvailableNow()
-    assert batch(reader, end)[1] == [b"f"], "an available-now run reads what is there"
+    assert batch(reader, end)[1] == [b"f"], "an available-now run does not wait"
 
 
-def test_a_group_follows_the_query_and_shows_what_is_complete(
+def test_group_commits_follow_complete_batches(
     options: SourceOptions, cluster: Cluster, topic: str, send: Send
 ) -> None:
-    """Mission B2: what the last complete batch reached, never the current position."""
+    """Commits are the end of the last complete batch, never the current position (mission B2)."""
     cluster.create_topic(topic, 1)
     send(["0", "1", "2", "3"])
     group = f"of-{topic}"
@@ -415,16 +403,18 @@ def test_a_group_follows_the_query_and_shows_what_is_complete(
     assert cluster.committed_offsets(group, topic) == {0: 5}
 
 
-def test_a_commit_that_fails_is_a_warning_and_not_tried_at_every_poll(
+def test_failed_commit_is_logged_once(
     options: SourceOptions, cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.create_topic(topic, 1)
     now = [100.0]
-    # A group whose name no broker takes.
+    # Brokers refuse a group name of this length.
     reader = StreamReader(replace(options, commits_to="g" * 40_000), lambda: now[0])
     start = reader.initialOffset()
     reader.partitions(start, start)
     for _ in range(3):
         assert reader.latestOffset(start, EVERYTHING) == start
-    told = [record.message for record in caplog.records if "does not show where the query stands" in record.message]
-    assert len(told) == 1
+    warnings = [
+        record.message for record in caplog.records if "offsets could not be committed to group" in record.message
+    ]
+    assert len(warnings) == 1

@@ -161,7 +161,7 @@ def test_without_rebuild_the_remedy_works(sinks: Sinks, redis_client: Any) -> No
 
 def test_nothing_is_deleted_where_the_log_lacks_records(sinks: Sinks, redis_client: Any) -> None:
     def trimmed(missing: MissingRanges) -> DataFrame:
-        raise DataLost(f"{missing.ranges[0]} is gone from the log")
+        raise DataLost(f"{missing.ranges[0]} is missing from the log")
 
     sinks.run(sinks.start(), 0, 1, 2)
     redis_client.unlink("{counts}:os")

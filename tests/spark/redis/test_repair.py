@@ -196,12 +196,12 @@ def test_exactly_the_missing_ranges_are_read_and_only_of_the_same_topic(
 
     same = str(cluster.require_topic(topic).topic_id)
     assert planned_of(same, *wanted) == list(wanted)
-    with pytest.raises(WrongOption, match="deleted and made again"):
+    with pytest.raises(WrongOption, match="deleted and recreated"):
         planned_of(str(uuid.uuid4()), *wanted)
-    with pytest.raises(WrongOption, match=r"offset 5 of .*-0 lies beyond its end, 4"):
+    with pytest.raises(WrongOption, match=r"offset 5 of .*-0 is after its end, 4"):
         planned_of(same, OffsetRange(topic, 0, 1, 5))
     Admin(cluster).delete_records(topic, {0: 2})
-    with pytest.raises(DataLost, match=r"-0 \[1, 2\) is gone from the log"):
+    with pytest.raises(DataLost, match=r"-0 \[1, 2\) is missing from the log"):
         planned_of(same, *wanted)
 
 

@@ -35,4 +35,4 @@ def dashboard(redis_url: str, hash_key: str, bootstrap: str, topic: str, host: s
     from onceflow.dashboard.sources import Addresses
 
     addresses = Addresses(redis_url, hash_key, bootstrap, topic, security())
-    serve(addresses, host=host, port=port, say=click.echo, warn=lambda text: click.echo(text, err=True))
+    serve(addresses, host=host, port=port, announce=click.echo, warn=lambda text: click.echo(text, err=True))

@@ -1,4 +1,4 @@
-// The chart of events counted per second: one bar for each closed bucket, drawn by uPlot with the colours of the style sheet.
+// Chart of events counted per second: one bar for each closed bucket, drawn by uPlot in the colours of the style sheet.
 
 import { rate, clock } from "./words.js";
 
@@ -14,7 +14,7 @@ export class RateChart {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
-  /** Values per second from `begin_ms` on, one each `step_ms`; null where nothing is known. */
+  /** Shows values per second, one per `step_ms` starting at `begin_ms`; null is unknown. */
   show({ begin_ms, step_ms, per_second }) {
     const at = per_second.map((_, index) => (begin_ms + (index + 0.5) * step_ms) / 1_000);
     this.data = [at, per_second];
@@ -22,7 +22,7 @@ export class RateChart {
     const known = per_second.filter((value) => value !== null);
     const peak = known.length ? Math.max(...known) : null;
     this.peak = peak === null ? "" : `peak ${rate(peak)}`;
-    const summary = peak === null ? "nothing known yet" : `last ${rate(known.at(-1))}, ${this.peak}`;
+    const summary = peak === null ? "no data yet" : `last ${rate(known.at(-1))}, ${this.peak}`;
     this.element.setAttribute("aria-label", `Events counted per second over the last ten minutes: ${summary}`);
     if (this.plot) this.plot.setData(this.data); else this.draw();
     if (this.plot && this.plot.cursor.idx == null) this.readout.textContent = this.peak;

@@ -1,10 +1,10 @@
-// The connection to the server: snapshots as they change, a sign of life in between, and reconnection without end.
+// Connection to the server: snapshots on change, keep-alives in between, and reconnection without limit.
 
 const SILENCE_MS = 12_000; // The server sends something at least every 5 seconds.
 const RETRY_MS = 2_000;
 
 export class Feed {
-  /** `onSnapshot(snapshot)` for each one; `onLink(connected)` when the server is lost and found. */
+  /** Calls `onSnapshot(snapshot)` for each snapshot and `onLink(connected)` when the connection changes. */
   constructor(address, onSnapshot, onLink) {
     this.address = address;
     this.onSnapshot = onSnapshot;
@@ -21,7 +21,7 @@ export class Feed {
     const source = new EventSource(this.address);
     source.addEventListener("snapshot", (event) => { this.heard(); this.onSnapshot(JSON.parse(event.data)); });
     source.addEventListener("alive", () => this.heard());
-    // The browser reconnects by itself, except after an answer that is not a stream: `watch` does that.
+    // The browser reconnects by itself, except after a response that is not a stream; then `watch` does.
     source.addEventListener("error", () => this.onLink(false));
     this.source = source;
     this.openedAt = performance.now();

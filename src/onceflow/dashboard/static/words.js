@@ -1,4 +1,4 @@
-// Numbers, times and durations as text. Counts come as JSON numbers, or as decimal text beyond 2^53.
+// Numbers, times and durations as text. Counts are JSON numbers, or decimal text above 2^53.
 
 const whole = new Intl.NumberFormat("en");
 const oneDigit = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
@@ -12,10 +12,10 @@ export const percent = (part, all) => (all > 0 ? `${alwaysOneDigit.format((100 *
 
 export const plural = (value, one, many) => `${count(value)} ${String(value) === "1" ? one : many}`;
 
-/** An error of the server as a sentence of its own. */
-export const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
+/** An error of the server with a capital letter and a full stop. */
+export const capitalized = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
-/** Time of day here, with the day in front when it is not today's. */
+/** Local time of day, after the date if it is not today. */
 export function clock(at_ms, seconds = true) {
   const at = new Date(at_ms);
   const options = { hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...(seconds && { second: "2-digit" }) };
@@ -24,7 +24,7 @@ export function clock(at_ms, seconds = true) {
   return `${at.toLocaleDateString("en-GB", { day: "numeric", month: "short" })}, ${time}`;
 }
 
-/** A duration in the two units that matter: 0.8 s, 42 s, 3 min 05 s, 2 h 10 min, 3 d 4 h. */
+/** A duration in its two largest units: 0.8 s, 42 s, 3 min 05 s, 2 h 10 min, 3 d 4 h. */
 export function duration(ms) {
   if (ms < 950) return `${Math.max(0, Math.round(ms))} ms`;
   if (ms < 9_950) return `${(ms / 1_000).toFixed(1)} s`;
@@ -35,7 +35,7 @@ export function duration(ms) {
   return `${Math.floor(seconds / 86_400)} d ${Math.floor((seconds % 86_400) / 3_600)} h`;
 }
 
-/** Whole units only, for what is told again every second: "12 s", "3 min". */
+/** A duration in whole units, for texts that change every second: "12 s", "3 min". */
 export function age(ms) {
   const seconds = Math.max(0, Math.floor(ms / 1_000));
   if (seconds < 60) return `${seconds} s`;
@@ -44,7 +44,7 @@ export function age(ms) {
   return `${Math.floor(seconds / 86_400)} d`;
 }
 
-/** A text from an event with what would hide or turn around its letters (control and direction characters) spelt out. */
+/** Text from an event with control and direction characters, which could hide or reorder letters, escaped. */
 export function visible(text) {
   return text.replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
     (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`);

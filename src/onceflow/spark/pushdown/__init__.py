@@ -1,1 +1,1 @@
-"""Push-downs: JSON values decoded to typed columns, and aggregated, in the read tasks."""
+"""Push-downs: decoding of JSON values to typed columns, and their aggregation, in the read tasks."""

@@ -1,8 +1,8 @@
-"""Sums of decoded records inside a read task, exact: what `aggregate` hands on instead of the records.
+"""Exact sums of decoded records inside a read task, the output of option `aggregate`.
 
-Whole numbers and decimals are summed as decimals so wide that no task can overflow them, and put into their SQL type
-at the end: one that does not fit is an error, never a wrong number. What comes out are partial sums: a group may come
-several times, from several tasks or from one that had to make room. Rejected records come out as they are met.
+Whole numbers and decimals are summed as decimals so wide that no task can overflow them, and converted to their SQL
+type at the end: a sum that does not fit is an error, never a wrong number. The output are partial sums: a group may
+appear several times, from several tasks or from one that reached GROUPS_MAX. Rejected records are passed through.
 """
 
 from collections.abc import Iterator
@@ -25,10 +25,10 @@ NO_TIME = "no-time"
 ROWS_PER_GROUPING = 65_536
 """Grouping has a fixed cost of about a millisecond, so rows are collected for it."""
 GROUPS_MAX = 200_000
-"""Groups that one task keeps before it hands them on."""
+"""Groups that one task keeps before it emits them."""
 
 _NARROW_DIGITS_MAX = 28
-"""Numbers of so many digits sum up to 38 after ten thousand million of them at the earliest."""
+"""A sum of numbers with 28 digits has at most 38 digits for up to ten thousand million of them."""
 _TIME = pa.timestamp("us", tz="UTC")
 _WINDOW = pa.struct([("start", _TIME), ("end", _TIME)])
 _REJECTED = pa.struct(
@@ -46,11 +46,11 @@ _ONE_GROUP = "all"
 
 
 class SumOverflow(OnceflowError):
-    """A sum that its type does not hold."""
+    """Sum that does not fit into its type."""
 
 
 class Partial:
-    """One read task's groups so far."""
+    """Groups of one read task."""
 
     def __init__(self, plan: Aggregation, decoder: Decoder) -> None:
         self._plan = plan
@@ -61,7 +61,7 @@ class Partial:
         self._groups: Any = None  # pyarrow.Table, in the columns of _keys and of _grouped
 
     def add(self, batch: Any) -> Iterator[Any]:
-        """Take a RecordBatch of the source's columns; the rejected of its records, and groups when there are too many.
+        """Add a RecordBatch of the source's columns; yield its rejected records, and the groups if there are too many.
 
         Raises SumOverflow.
         """
@@ -78,7 +78,7 @@ class Partial:
                 yield from self.result()
 
     def result(self) -> Iterator[Any]:
-        """The groups, which are forgotten then; nothing when there are none. Raises SumOverflow."""
+        """Yield the groups, if any, and forget them. Raises SumOverflow."""
         self._group()
         groups, self._groups = self._groups, None
         if groups is None or not groups.num_rows:
@@ -89,7 +89,7 @@ class Partial:
         yield self._rows(arrays, pa.nulls(groups.num_rows, _REJECTED))
 
     def _reasons(self, decoded: Any) -> Any:
-        """Why each record is rejected, null for those that count."""
+        """Return why each record is rejected; null for the valid ones."""
         reasons = decoded.column(CORRUPT_REASON)
         if self._time is None:
             return reasons
@@ -100,7 +100,7 @@ class Partial:
         return pc.if_else(has_time, reasons, pc.coalesce(reasons, pa.scalar(f"{NO_TIME} {self._time}")))
 
     def _columns(self, decoded: Any) -> Any:
-        """A Table with a column for each key and for each measure that has one."""
+        """Return a Table with a column for each key and for each measure that has one."""
         columns = {name: self._key_column(key, decoded) for key, name in zip(self._plan.keys, self._keys, strict=False)}
         if not self._plan.keys:
             columns[_ONE_GROUP] = pa.nulls(decoded.num_rows, pa.bool_())
@@ -118,7 +118,7 @@ class Partial:
         return pa.array(times - times % np.int64(key.width_us))
 
     def _group(self) -> None:
-        """Fold what is pending into the groups."""
+        """Merge the pending rows into the groups."""
         pending, self._pending = self._pending, []
         rows = pa.concat_tables(pending) if pending else None
         if rows is None or not rows.num_rows:
@@ -126,8 +126,8 @@ class Partial:
         grouped = _aggregate(rows, self._keys, _first_functions(self._plan))
         if self._groups is not None:
             both = pa.concat_tables([self._groups, grouped])
-            again = _aggregate(both, self._keys, _later_functions(self._plan))
-            grouped = again.rename_columns(grouped.column_names)
+            merged = _aggregate(both, self._keys, _later_functions(self._plan))
+            grouped = merged.rename_columns(grouped.column_names)
         self._groups = grouped
 
     def _key_array(self, key: Key | TimeBucket, column: Any) -> Any:
@@ -153,7 +153,7 @@ class Partial:
         where = {key.name: str(self._key_array(key, groups[name])[worst]) for key, name in keys}
         return (
             f"sum({measure.column}) of {where or 'all records'} in one read task is {column[worst].as_py()}, which "
-            f"{measure.type.simpleString().upper()} does not hold: "
+            f"does not fit {measure.type.simpleString().upper()}: "
             f"{Remedy.MORE_DIGITS.format(column=measure.column)}, or {Remedy.FIND_RECORD}"
         )
 
@@ -169,7 +169,7 @@ class Partial:
 
 
 def _names(plan: Aggregation) -> list[str]:
-    """The column of the groups that has each measure."""
+    """Return the column of the groups that holds each measure."""
     return [
         "count_all" if measure.column is None else f"measure{number}_{measure.function}"
         for number, measure in enumerate(plan.measures)
@@ -183,7 +183,7 @@ _NULL_WITHOUT_VALUES = pc.ScalarAggregateOptions(min_count=1)
 
 
 def _first_functions(plan: Aggregation) -> Functions:
-    """What makes groups of rows; every count(*) is the same one."""
+    """Return the functions that group rows; all count(*) share one column."""
     functions: Functions = [
         _function(f"measure{number}", measure.function)
         for number, measure in enumerate(plan.measures)
@@ -193,7 +193,7 @@ def _first_functions(plan: Aggregation) -> Functions:
 
 
 def _later_functions(plan: Aggregation) -> Functions:
-    """What makes groups of groups, in the same order."""
+    """Return the functions that merge groups, in the same order."""
     functions: Functions = [
         _function(f"measure{number}_{measure.function}", "sum" if measure.function == "count" else measure.function)
         for number, measure in enumerate(plan.measures)
@@ -207,12 +207,12 @@ def _function(column: str, function: str) -> tuple[Any, ...]:
 
 
 def _aggregate(rows: Any, keys: list[str], functions: Functions) -> Any:
-    """On this thread alone: Spark gives each task one core."""
+    """Aggregate on this thread only: Spark gives each task one core."""
     return pa.TableGroupBy(rows, keys, use_threads=False).aggregate(functions)
 
 
 def _wide(column: Any) -> Any:
-    """The type to sum a column in."""
+    """Return the type in which a column is summed."""
     if not pa.types.is_decimal(column):
         return pa.decimal128(38, 0)
     return (

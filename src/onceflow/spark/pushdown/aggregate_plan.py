@@ -19,7 +19,7 @@ Function = Literal["sum", "count", "min", "max"]
 FUNCTIONS: dict[str, Function] = {"sum": "sum", "count": "count", "min": "min", "max": "max"}
 
 SUM_DIGITS_MORE = 10
-"""How many digits the sum of a DECIMAL has more, as in SQL."""
+"""Additional digits of the sum of a DECIMAL, as in SQL."""
 
 _ITEM = re.compile(r"(?P<what>.+?)(?:\s+AS\s+(?P<alias>`(?:[^`]|``)+`|\w+))?", re.IGNORECASE | re.DOTALL)
 _CALL = re.compile(r"(?P<name>\w+)\s*\(\s*(?P<arguments>.*?)\s*\)", re.DOTALL)
@@ -42,7 +42,7 @@ _TIMES = (types.TimestampType, types.DateType)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A column to group by, and its name in the result."""
+    """Column to group by, and its name in the result."""
 
     column: str
     name: str
@@ -51,7 +51,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class TimeBucket:
-    """A tumbling window over a TIMESTAMP column."""
+    """Tumbling window over a TIMESTAMP column."""
 
     column: str
     name: str
@@ -59,14 +59,14 @@ class TimeBucket:
 
     @property
     def type(self) -> types.DataType:
-        """As Spark's window has it."""
+        """Type of Spark's own window column."""
         time = types.TimestampType()
         return types.StructType([types.StructField("start", time), types.StructField("end", time)])
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What is computed for each group; the column is None for count(*)."""
+    """Value computed for each group; the column is None for count(*)."""
 
     function: Function
     column: str | None
@@ -76,23 +76,23 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """Both options, understood. At most one of the keys is a TimeBucket."""
+    """Parsed form of both options. At most one of the keys is a TimeBucket."""
 
     keys: tuple[Key | TimeBucket, ...]
     measures: tuple[Measure, ...]
 
 
 Columns = Mapping[str, types.DataType]
-"""The columns of the decoded table that can be named."""
+"""Columns of the decoded table, by name."""
 
 
 def parse_aggregation(measures: str, keys: str | None, columns: Columns) -> Aggregation:
-    """Read both options. Raises WrongOption, with what would be right."""
+    """Parse both options. Raises WrongOption."""
     by_key = tuple(_parse_key(part, columns) for part in split_list(keys)) if keys is not None else ()
     if sum(isinstance(key, TimeBucket) for key in by_key) > 1:
-        raise WrongOption(f"option {GROUP_BY}={keys!r} has two windows; one is possible, as in Spark")
+        raise WrongOption(f"option {GROUP_BY}={keys!r} has two windows; at most one is supported, as in Spark")
     plan = Aggregation(by_key, tuple(_parse_measure(part, columns) for part in split_list(measures)))
-    _require_different([each.name for each in (*plan.keys, *plan.measures)])
+    _require_different([column.name for column in (*plan.keys, *plan.measures)])
     return plan
 
 
@@ -101,10 +101,10 @@ def _require_different(names: Iterable[str]) -> None:
     for name in names:
         if name.lower() in seen:
             raise WrongOption(
-                f"options {AGGREGATE} and {GROUP_BY} make two columns {name!r}; give one another name with AS"
+                f"options {AGGREGATE} and {GROUP_BY} result in two columns {name!r}; rename one with AS"
                 if name.lower() != REJECTED
-                else f"options {AGGREGATE} and {GROUP_BY} make a column {name!r}, which has the rejected records; give "
-                "it another name with AS"
+                else f"options {AGGREGATE} and {GROUP_BY} result in a column {name!r}, the name of the rejected "
+                "records; rename it with AS"
             )
         seen.add(name.lower())
 
@@ -118,7 +118,7 @@ def _parse_measure(part: str, columns: Columns) -> Measure:
     if function is None:
         nearest = difflib.get_close_matches(call["name"].lower(), FUNCTIONS, n=1, cutoff=0.5)
         remedy = f"did you mean {nearest[0]}?" if nearest else f"the functions are {', '.join(FUNCTIONS)}"
-        raise WrongOption(f"option {AGGREGATE}: {part!r} has no function that can be summed up in parts; {remedy}")
+        raise WrongOption(f"option {AGGREGATE}: {part!r} has no function that supports partial results; {remedy}")
     if function == "count" and call["arguments"] in ("*", "1"):
         return Measure("count", None, alias or "count(1)", types.LongType())
     column = _column(AGGREGATE, call["arguments"], columns)
@@ -130,8 +130,8 @@ def _type_of(function: Function, column: str, given: types.DataType) -> types.Da
         return types.LongType()
     if isinstance(given, _FLOATS):
         raise WrongOption(
-            f"option {AGGREGATE}: {column!r} is {_sql(given)}, and a sum of floats depends on their order, which a "
-            f"batch that is run again does not keep; decode it as DECIMAL, or leave {function} to Spark"
+            f"option {AGGREGATE}: {column!r} is {_sql(given)}, and a sum of floats depends on their order, which "
+            f"differs when a batch runs again; decode it as DECIMAL, or use Spark's own {function}"
         )
     if isinstance(given, types.DecimalType) and function == "sum":
         return types.DecimalType(min(given.precision + SUM_DIGITS_MORE, DECIMAL_DIGITS_MAX), given.scale)
@@ -157,7 +157,7 @@ def _parse_key(part: str, columns: Columns) -> Key | TimeBucket:
     given = columns[column]
     if isinstance(given, (*_FLOATS, types.ArrayType)):
         raise WrongOption(
-            f"option {GROUP_BY}: {column!r} is {_sql(given)}, which is no key; decode it as DECIMAL or STRING"
+            f"option {GROUP_BY}: {column!r} is {_sql(given)}, which cannot be a key; decode it as DECIMAL or STRING"
         )
     return Key(column, alias or column, given)
 
@@ -168,38 +168,38 @@ def _parse_window(part: str, call: re.Match[str], alias: str | None, columns: Co
     arguments = split_list(call["arguments"])
     if len(arguments) != 2:
         raise WrongOption(
-            f"option {GROUP_BY}: {part!r} is not like window(event_time, '1 minute'); windows that slide or begin at "
-            "another time are for Spark, over shorter ones of this kind"
+            f"option {GROUP_BY}: {part!r} is not like window(event_time, '1 minute'); compute windows that slide or "
+            "have another start time in Spark, from shorter windows of this kind"
         )
     column = _column(GROUP_BY, arguments[0], columns)
     if not isinstance(columns[column], types.TimestampType):
-        raise WrongOption(f"option {GROUP_BY}: {column!r} is {_sql(columns[column])}, and a window needs a TIMESTAMP")
+        raise WrongOption(f"option {GROUP_BY}: {column!r} is {_sql(columns[column])}; a window requires a TIMESTAMP")
     return TimeBucket(column, alias or "window", _width_us(part, arguments[1]))
 
 
 def _width_us(part: str, text: str) -> int:
-    found = _DURATION.fullmatch(text)
-    words = found["text"].lower() if found else ""
+    duration = _DURATION.fullmatch(text)
+    words = duration["text"].lower() if duration else ""
     pieces = _DURATION_PART.findall(words)
     units = [_UNIT_US.get(unit.removesuffix("s")) for _, unit in pieces]
     width_us = sum(int(number) * (unit or 0) for (number, _), unit in zip(pieces, units, strict=True))
     if not words or _DURATION_PART.sub("", words).strip() or None in units or not 0 < width_us < 2**62:
         raise WrongOption(
-            f"option {GROUP_BY}: {part!r} has no time like '1 minute' or '1 hour 30 minutes'; the units are "
+            f"option {GROUP_BY}: {part!r} has no duration like '1 minute' or '1 hour 30 minutes'; the units are "
             f"{', '.join(_UNIT_US)}"
         )
     return width_us
 
 
 def _split_alias(part: str) -> tuple[str, str | None]:
-    found = _ITEM.fullmatch(part)
-    if found is None:
-        raise WrongOption(f"options {AGGREGATE} and {GROUP_BY}: something is missing before, between or behind commas")
-    return found["what"].strip(), None if found["alias"] is None else _unquoted(found["alias"])
+    item = _ITEM.fullmatch(part)
+    if item is None:
+        raise WrongOption(f"options {AGGREGATE} and {GROUP_BY}: an item before, between or after commas is empty")
+    return item["what"].strip(), None if item["alias"] is None else _unquoted(item["alias"])
 
 
 def _column(option: str, given: str, columns: Columns) -> str:
-    """The column that is meant: in any case, as everywhere in Spark."""
+    """Return the column of that name, case-insensitive as everywhere in Spark."""
     name = _unquoted(given)
     by_lower = {known.lower(): known for known in columns}
     if name.lower() in by_lower:

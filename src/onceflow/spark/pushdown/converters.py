@@ -1,8 +1,8 @@
-"""A field's JSON text to its value, one converter for each type: THE rules of `decode`, docs/pushdown.md tells them.
+"""Converters from a field's JSON text to its value, one for each type. They define `decode`; see docs/pushdown.md.
 
-A converter is given the JSON text of a field that is there and not null, and gives the value or the code of the rule
-that the text breaks. `decode` takes the same records through msgspec and Arrow, many at once, where it is sure that
-the outcome is this one. Values are those that Arrow takes: a TIMESTAMP is microseconds since 1970, a DATE days.
+A converter takes the JSON text of a field that is present and not null. It returns the value, or the code of the rule
+that the text breaks. `decode` reads many records at once with msgspec and Arrow where the result is certain to be the
+same. Values are in Arrow's form: a TIMESTAMP is microseconds since 1970, a DATE days.
 """
 
 import decimal
@@ -23,7 +23,7 @@ MISSING = "missing"
 
 
 class Broken(StrEnum):
-    """Which rule a field breaks."""
+    """Rule that a field breaks."""
 
     WRONG_TYPE = "wrong-type"
     FRACTIONAL = "fractional"
@@ -31,7 +31,7 @@ class Broken(StrEnum):
 
 
 Converter = Callable[[bytes], Any]
-"""JSON text → the value, or Broken."""
+"""Function from JSON text to the value or Broken."""
 
 MICROSECONDS = {"seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}
 """The units of option timestampUnit."""
@@ -50,7 +50,7 @@ _TIMESTAMP = re.compile(
 
 
 def converter_of(field: Field, timestamp_unit: str | None) -> Converter:
-    """The converter of a field's type."""
+    """Return the converter for a field's type."""
     if field.kind in BITS:
         return _whole_number(BITS[field.kind])
     match field.kind:
@@ -79,7 +79,7 @@ def _unquoted(raw: bytes) -> str:
 
 
 def _number(raw: bytes) -> Number | None:
-    """What a number means, or a string that is exactly one."""
+    """Parse a number, or a string that is exactly one."""
     return parse_number(_string(raw))
 
 
@@ -102,7 +102,7 @@ def _whole_number(bits: int) -> Converter:
 
 
 def _int_of(number: Number) -> int:
-    """The whole number; its power is neither negative nor large."""
+    """Return the whole number; its power is neither negative nor large."""
     value: int = int(number.digits or "0") * 10**number.power
     return -value if number.negative else value
 
@@ -130,7 +130,7 @@ def _double(raw: bytes) -> float | Broken:
     text = _string(raw)
     if parse_number(text) is None:
         return Broken.WRONG_TYPE
-    # As Spark has it: -0 is a whole number, which has no negative zero, and -0.0 is one that has.
+    # As in Spark, -0 is a whole number, which has no negative zero; -0.0 has one.
     value = 0.0 if text == "-0" else float(text)
     return Broken.OUT_OF_RANGE if math.isinf(value) else value
 
@@ -151,11 +151,11 @@ def _boolean(raw: bytes) -> bool | Broken:
 
 
 def _date(raw: bytes) -> int | Broken:
-    found = _DATE.fullmatch(_unquoted(raw)) if raw.startswith(b'"') else None
-    if found is None:
+    match = _DATE.fullmatch(_unquoted(raw)) if raw.startswith(b'"') else None
+    if match is None:
         return Broken.WRONG_TYPE
     try:
-        return (date(*map(int, found.groups())) - date(1970, 1, 1)).days
+        return (date(*map(int, match.groups())) - date(1970, 1, 1)).days
     except ValueError:
         return Broken.OUT_OF_RANGE
 
@@ -164,9 +164,9 @@ def _timestamp(unit: str | None) -> Converter:
     def convert(raw: bytes) -> int | Broken:
         text = _string(raw)
         quoted = raw.startswith(b'"')
-        found = _TIMESTAMP.fullmatch(text) if quoted else None
-        if found is not None:
-            return _instant(*found.groups())
+        match = _TIMESTAMP.fullmatch(text) if quoted else None
+        if match is not None:
+            return _instant(*match.groups())
         number = parse_number(text) if unit is not None or not quoted else None
         if number is None:
             return Broken.WRONG_TYPE
@@ -178,7 +178,7 @@ def _timestamp(unit: str | None) -> Converter:
 
 
 def _microseconds(number: Number, unit_us: int) -> int | Broken:
-    """The number of a unit, in microseconds."""
+    """Convert a number of a unit to microseconds."""
     power = number.power + len(str(unit_us)) - 1
     if number.digits and power < 0:
         return Broken.FRACTIONAL
@@ -198,7 +198,7 @@ def _instant(
     fraction: str | None,
     zone: str | None,
 ) -> int | Broken:
-    """The microseconds since 1970 that the parts of a timestamp's text mean; what is not there is 0, or UTC."""
+    """Return the microseconds since 1970 of a timestamp's parts; a missing part is 0, a missing zone UTC."""
     offset_minutes = 0
     if zone is not None and zone != "Z":
         if int(zone[4:]) > 59 or (offset_minutes := int(zone[1:3]) * 60 + int(zone[4:])) > OFFSET_MINUTES_MAX:

@@ -1,8 +1,8 @@
-"""The JSON in `value` to typed Arrow columns, by the rules of `converters` (docs/pushdown.md tells them).
+"""Decoding of the JSON in `value` to typed Arrow columns, by the rules of `converters` (docs/pushdown.md).
 
-Nearly every record of a topic is a good one with plain values: msgspec reads it straight into the fields' types, and
-Arrow makes columns of many at once. Whatever either of them refuses, or takes by wider rules than ours, is read a
-second time by the converters, field by field from its JSON text; they alone say what a record that is not plain means.
+Nearly all records are valid and have plain values: msgspec reads them directly into the fields' types, and Arrow builds
+columns of many at once. A record that either refuses, or accepts by wider rules than ours, is read a second time by the
+converters, field by field from its JSON text. Only they define the result for a record that is not plain.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,11 +28,11 @@ from onceflow.spark.pushdown.json_text import (
 from onceflow.spark.pushdown.plain_columns import arrow_type, plain_column, plain_type
 
 SLICE_ROWS = 8192
-"""Parsed records are Python objects for a moment; so many of them still lie in the processor's cache."""
+"""Parsed records are Python objects for a moment; this number of them fits into the processor's cache."""
 
 
 class Decoder:
-    """Turns batches of the source's columns into decoded ones; made once for a read task."""
+    """Decoder of batches of the source's columns, created once for each read task."""
 
     def __init__(self, fields: Sequence[Field], kept: Sequence[str] = (), timestamp_unit: str | None = None) -> None:
         self._fields = fields
@@ -51,7 +51,7 @@ class Decoder:
         self._decode = msgspec.json.Decoder(event).decode
 
     def columns(self, batch: Any) -> Any:
-        """The fields, `_corrupt_record`, `_corrupt_reason` and the kept columns of a RecordBatch, row by row."""
+        """Return the fields, `_corrupt_record`, `_corrupt_reason` and the kept columns of a RecordBatch, row by row."""
         parts = [self._columns(batch.slice(begin, SLICE_ROWS)) for begin in range(0, batch.num_rows, SLICE_ROWS)]
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts or [self._columns(batch)])
 
@@ -72,7 +72,7 @@ class Decoder:
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
     def _parse(self, values: Any) -> tuple[list[Any], set[int]]:
-        """The records as structs, one without fields where msgspec refused; and the rows where it did."""
+        """Return the records as structs and the rows that msgspec refused; their structs are empty."""
         texts = iter(_texts(values))
         longest = pc.max(pc.binary_length(values)).as_py() or 0
         decode = self._decode if longest < DEEP_CHARACTERS_MIN else self._decode_if_shallow
@@ -80,7 +80,7 @@ class Decoder:
         unsure: set[int] = set()
         while True:
             try:
-                # What comes before a refused record stays in the list, and the loop goes on behind it.
+                # Records before a refused one stay in the list; the loop continues after it.
                 events.extend(map(decode, texts))
                 return events, unsure
             except msgspec.DecodeError:
@@ -93,7 +93,7 @@ class Decoder:
         return self._decode(text)
 
     def _settle(self, values: Any, columns: list[Any], rows: list[int]) -> list[Any]:
-        """Put what the converters say of some rows in its place: all fields' arrays, the corrupt texts, the reasons."""
+        """Return the fields' arrays, corrupt texts and reasons, with the converters' results in `rows`."""
         if not rows:
             nulls = pa.nulls(len(values), pa.string())
             return [*columns, nulls, nulls]
@@ -112,7 +112,7 @@ class Decoder:
 
 
 class ReadRecord(NamedTuple):
-    """One record as the converters see it; `corrupt` is the text of one that is bad."""
+    """One record read by the converters; `corrupt` is the text of a bad one."""
 
     values: list[Any]
     corrupt: str | None = None
@@ -120,7 +120,7 @@ class ReadRecord(NamedTuple):
 
 
 class RecordReader:
-    """Reads one record by the rules themselves: slowly, and wholly."""
+    """Reader of single records with the converters: slow and complete."""
 
     def __init__(self, fields: Sequence[Field], timestamp_unit: str | None) -> None:
         self._fields = [
@@ -135,7 +135,7 @@ class RecordReader:
         self._decode = msgspec.json.Decoder(event).decode
 
     def read(self, value: bytes | None) -> ReadRecord:
-        """The fields' values in the schema's order, and why the record is bad if it is."""
+        """Return the fields' values in the schema's order, and the reason if the record is bad."""
         if value is None:
             return self._bad(None, NO_VALUE)
         try:
@@ -170,7 +170,7 @@ class RecordReader:
 
 
 def _texts(values: Any) -> Iterable[str]:
-    """Each value as text; "", which is no JSON, for those that are none."""
+    """Return each value as text; "", which is not valid JSON, for a null or invalid UTF-8."""
     try:
         texts = values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -186,7 +186,7 @@ def _text(value: bytes | None) -> str:
 
 
 def _array(values: list[Any], field: Field) -> Any:
-    """Values as the converters give them."""
+    """Return an Arrow array of values from a converter."""
     if field.kind == "TIMESTAMP":
         return pa.array(values, pa.int64()).cast(arrow_type(field))
     if field.kind == "DATE":

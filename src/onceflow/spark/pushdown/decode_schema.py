@@ -1,4 +1,4 @@
-"""The schema of option `decode`, as in SQL: `uid STRING NOT NULL, click_count INT, price DECIMAL(10, 2)`."""
+"""Schema of option `decode`, as in SQL: `uid STRING NOT NULL, click_count INT, price DECIMAL(10, 2)`."""
 
 import difflib
 import re
@@ -18,7 +18,7 @@ Kind = Literal[
 ]
 
 BITS: dict[Kind, int] = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
-"""The types of whole numbers, and their size."""
+"""Whole number types and their sizes."""
 
 KINDS: dict[str, Kind] = {
     "STRING": "STRING",
@@ -41,7 +41,7 @@ KINDS: dict[str, Kind] = {
     "TIMESTAMP": "TIMESTAMP",
     "TIMESTAMP_LTZ": "TIMESTAMP",
 }
-"""Names that Spark's SQL has for the types."""
+"""Names of the types in Spark SQL."""
 
 DECIMAL_DIGITS_MAX = 38
 
@@ -64,12 +64,12 @@ _FIELD = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _NAME = re.compile(r'[^"\\\x00-\x1f]+')
-"""What msgspec can look for."""
+"""Field names that msgspec supports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of the schema; precision and scale are a DECIMAL's."""
+    """One field of the schema; only a DECIMAL has precision and scale."""
 
     name: str
     kind: Kind
@@ -79,12 +79,12 @@ class Field:
 
     @property
     def spark_type(self) -> types.DataType:
-        """The column's type."""
+        """Type of the column."""
         return types.DecimalType(self.precision, self.scale) if self.kind == "DECIMAL" else _SPARK_TYPES[self.kind]
 
 
 def split_list(text: str) -> list[str]:
-    """Cut at the commas outside of brackets and backticks; each part without the blanks around it."""
+    """Split at the commas outside brackets and quotes; each part is stripped."""
     parts: list[str] = []
     begin = depth = 0
     quote = ""
@@ -104,43 +104,43 @@ def split_list(text: str) -> list[str]:
 
 
 def parse_schema(text: str) -> tuple[Field, ...]:
-    """Read the schema. Raises WrongOption, with what would be right."""
+    """Parse the schema. Raises WrongOption."""
     fields = tuple(_parse_field(part) for part in split_list(text))
     seen: dict[str, str] = {}
     for field in fields:
         first = seen.setdefault(field.name.lower(), field.name)
         if first is not field.name:
             raise WrongOption(
-                f"option {DECODE} has the fields {first!r} and {field.name!r}, which Spark cannot tell apart"
+                f"option {DECODE} has the fields {first!r} and {field.name!r}, which are equal to Spark; rename one"
             )
     return fields
 
 
 def _parse_field(part: str) -> Field:
-    found = _FIELD.fullmatch(part)
-    if found is None:
+    field = _FIELD.fullmatch(part)
+    if field is None:
         name = part.split()[0].strip(":") if part else ""
         _refuse_nested(name, part)
         raise WrongOption(
             f"option {DECODE}: {part!r} is not a field like click_count INT, `a name` STRING or price DECIMAL(10, 2)"
         )
-    name = found["plain"] or found["quoted"].replace("``", "`")
+    name = field["plain"] or field["quoted"].replace("``", "`")
     if not _NAME.fullmatch(name):
         raise WrongOption(
             f"option {DECODE}: field {name!r} has a quote, a backslash or a control character in its name"
         )
-    kind = _kind(name, found["type"])
-    precision, scale = _digits(name, found["arguments"]) if kind == "DECIMAL" else (0, 0)
-    if kind != "DECIMAL" and found["arguments"] is not None:
+    kind = _kind(name, field["type"])
+    precision, scale = _digits(name, field["arguments"]) if kind == "DECIMAL" else (0, 0)
+    if kind != "DECIMAL" and field["arguments"] is not None:
         raise WrongOption(f"option {DECODE}: field {name!r} has {part!r}, and {kind} takes no brackets")
-    return Field(name, kind, precision, scale, found["required"] is not None)
+    return Field(name, kind, precision, scale, field["required"] is not None)
 
 
 def _refuse_nested(name: str, part: str) -> None:
     if "<" in part:
         raise WrongOption(
-            f"option {DECODE}: field {name!r} is an array, a struct or a map, which are not decoded; take it as "
-            f"{name} STRING, which has its JSON text, for Spark's own from_json"
+            f"option {DECODE}: field {name!r} is an array, a struct or a map, which are not supported; decode it as "
+            f"{name} STRING, its JSON text, and apply Spark's own from_json"
         )
 
 
@@ -150,11 +150,11 @@ def _kind(name: str, given: str) -> Kind:
         return kind
     nearest = difflib.get_close_matches(given.upper(), KINDS, n=1, cutoff=0.6)
     remedy = f"did you mean {nearest[0]}?" if nearest else f"the types are {', '.join(dict.fromkeys(KINDS.values()))}"
-    raise WrongOption(f"option {DECODE}: field {name!r} has the type {given}, which is not decoded; {remedy}")
+    raise WrongOption(f"option {DECODE}: field {name!r} has the type {given}, which is not supported; {remedy}")
 
 
 def _digits(name: str, arguments: str | None) -> tuple[int, int]:
-    """Precision and scale; DECIMAL alone is DECIMAL(10, 0), as in SQL."""
+    """Return precision and scale; plain DECIMAL is DECIMAL(10, 0), as in SQL."""
     if arguments is None:
         return 10, 0
     numbers = [part.strip() for part in arguments.split(",")]
@@ -163,6 +163,6 @@ def _digits(name: str, arguments: str | None) -> tuple[int, int]:
         if 0 < precision <= DECIMAL_DIGITS_MAX and scale <= precision:
             return precision, scale
     raise WrongOption(
-        f"option {DECODE}: field {name!r} has DECIMAL({arguments}); it takes at most {DECIMAL_DIGITS_MAX} digits, and "
-        "how many of them stand behind the point, as in DECIMAL(10, 2)"
+        f"option {DECODE}: field {name!r} has DECIMAL({arguments}); it takes the number of digits, at most "
+        f"{DECIMAL_DIGITS_MAX}, and how many of them are after the point, as in DECIMAL(10, 2)"
     )

@@ -1,6 +1,6 @@
-"""JSON text looked at before it becomes values: how deep it nests, what a number means exactly as it is written.
+"""Checks of JSON text before it is decoded: nesting depth, and the exact value of a number.
 
-RFC 8259 is the rule; msgspec is the parser. It needs nothing but msgspec: clicks.events judges events with it too.
+RFC 8259 is the rule, msgspec the parser. Only msgspec is imported, since clicks.events uses this module too.
 """
 
 import re
@@ -15,16 +15,16 @@ NOT_OBJECT = "not-object"
 
 DEPTH_MAX = 200
 DEEP_CHARACTERS_MIN = 2 * (DEPTH_MAX + 1)
-"""JSON that is too deep has so many characters, in brackets alone; of a shorter text the parser may decide."""
+"""Minimum number of characters, all brackets, of JSON that is too deep; shorter text needs no check."""
 POWER_MAX = 10**18
-"""An exponent of more than 18 digits is out of all reach, whatever it is exactly."""
+"""Stand-in for an exponent of more than 18 digits: its exact value does not matter."""
 
 _NUMBER = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?")
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 
 
 class Number(NamedTuple):
-    """A JSON number, exact: its digits times 10^power. They neither begin nor end with 0; those of zero are empty."""
+    """Exact JSON number: digits times 10^power. The digits neither start nor end with 0; those of zero are empty."""
 
     negative: bool
     digits: str
@@ -32,12 +32,12 @@ class Number(NamedTuple):
 
     @property
     def places(self) -> int:
-        """How many digits stand before the decimal point, 0 or less for a number below 1."""
+        """Number of digits before the decimal point, 0 or less for a number below 1."""
         return len(self.digits) + self.power
 
 
 def parse_number(text: str) -> Number | None:
-    """Read text that is exactly a JSON number; None for any other. Never through a float, so 2^53 + 1 is not 2^53."""
+    """Parse text that is exactly a JSON number; return None for other text. Without floats, 2^53 + 1 stays exact."""
     number = _NUMBER.fullmatch(text)
     if number is None:
         return None
@@ -59,7 +59,7 @@ def _power(exponent: str | None) -> int:
 
 
 def is_too_deep(text: str) -> bool:
-    """Say whether brackets outside of strings nest deeper than `DEPTH_MAX`, counted up to any syntax error."""
+    """Return whether brackets outside strings nest deeper than `DEPTH_MAX`, counted up to any syntax error."""
     if text.count("[") + text.count("{") <= DEPTH_MAX:
         return False
     depth = 0
@@ -75,7 +75,7 @@ def is_too_deep(text: str) -> bool:
 
 
 def is_json(text: str) -> bool:
-    """Say whether the text is one JSON text of any kind; it must not be too deep."""
+    """Return whether the text is valid JSON of any kind; it must not be too deep."""
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except msgspec.DecodeError:

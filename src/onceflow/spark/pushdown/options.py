@@ -1,4 +1,4 @@
-"""The options of the push-downs, `decode` and `aggregate`; docs/pushdown.md is their page."""
+"""Options of the push-downs, `decode` and `aggregate`; see docs/pushdown.md."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ TIMESTAMP_UNIT = "timestampUnit"
 NAMES = (DECODE, COLUMNS, TIMESTAMP_UNIT, AGGREGATE, GROUP_BY)
 
 KEPT = ("topic", "partition", "offset")
-"""What stays beside the decoded fields unless option columns says otherwise."""
+"""Columns kept beside the decoded fields by default (option columns)."""
 
 CORRUPT = (StructField(CORRUPT_RECORD, types.StringType()), StructField(CORRUPT_REASON, types.StringType()))
 
@@ -31,7 +31,7 @@ REJECTED_FIELDS = ("topic", "partition", "offset", "timestamp", "reason", "key",
 
 @dataclass(frozen=True, slots=True)
 class Pushdown:
-    """What the source does with its records before it hands them on."""
+    """Processing of the source's records before they leave the read task."""
 
     fields: tuple[Field, ...]
     kept: tuple[str, ...] = KEPT
@@ -39,7 +39,7 @@ class Pushdown:
     aggregation: Aggregation | None = None
 
     def schema(self) -> StructType:
-        """The columns that come out."""
+        """Return the resulting columns."""
         if self.aggregation is None:
             fields = [StructField(field.name, field.spark_type) for field in self.fields]
             return StructType([*fields, *CORRUPT, *(_SOURCE[name] for name in self.kept)])
@@ -47,7 +47,7 @@ class Pushdown:
         return StructType([*(StructField(part.name, part.type) for part in parts), StructField(REJECTED, _REJECTED)])
 
     def apply(self, batches: "Iterable[pyarrow.RecordBatch]") -> "Iterator[pyarrow.RecordBatch]":
-        """Runs in a read task: what comes out for the batches of the source's own columns."""
+        """Yield the result for batches of the source's own columns; runs in a read task."""
         from onceflow.spark.pushdown.decode import Decoder
 
         if self.aggregation is None:
@@ -68,12 +68,14 @@ _REJECTED = StructType(
 
 
 def parse_pushdown(values: Mapping[str, str], *, include_headers: bool = False) -> Pushdown | None:
-    """What the options, by their names in lower case, ask for; None without `decode`. Raises WrongOption."""
+    """Parse the options by lower-case name; return None without `decode`. Raises WrongOption."""
     schema = values.get(DECODE.lower())
     if schema is None:
         for name in NAMES:
             if name.lower() in values:
-                raise WrongOption(f"option {name} needs option {DECODE}, a schema like 'uid STRING, click_count INT'")
+                raise WrongOption(
+                    f"option {name} requires option {DECODE}, a schema like 'uid STRING, click_count INT'"
+                )
         return None
     fields = parse_schema(schema)
     kept = _kept(values, include_headers)
@@ -98,7 +100,7 @@ def _kept(values: Mapping[str, str], include_headers: bool) -> tuple[str, ...]:
     if len(set(kept)) < len(kept):
         raise WrongOption(f"option {COLUMNS}={given!r} names a column twice")
     if include_headers and HEADERS.name not in kept:
-        raise WrongOption(f"option includeHeaders is true, and option {COLUMNS}={given!r} leaves the headers out")
+        raise WrongOption(f"option includeHeaders is true, and option {COLUMNS}={given!r} lacks headers; add it")
     return kept
 
 
@@ -107,11 +109,11 @@ def _require_different(fields: Iterable[Field], kept: tuple[str, ...]) -> None:
     for field in fields:
         if field.name.lower() in own:
             raise WrongOption(
-                f"option {DECODE} has a field {field.name!r}, which is a column of the source too; say in option "
-                f"{COLUMNS} which of those stay, {', '.join(kept)} do now ('' is none)"
+                f"option {DECODE} has a field {field.name!r}, which is also a column of the source; list in option "
+                f"{COLUMNS} which of those to keep, now {', '.join(kept)} ('' keeps none)"
             )
-        if field.name.lower() in {each.name for each in CORRUPT}:
-            raise WrongOption(f"option {DECODE} has a field {field.name!r}, a column that is always there; take it out")
+        if field.name.lower() in {column.name for column in CORRUPT}:
+            raise WrongOption(f"option {DECODE} has a field {field.name!r}, which is always a column; remove it")
 
 
 def _unit(values: Mapping[str, str], fields: Iterable[Field]) -> str | None:
@@ -121,9 +123,9 @@ def _unit(values: Mapping[str, str], fields: Iterable[Field]) -> str | None:
     if unit.lower() not in MICROSECONDS:
         nearest = difflib.get_close_matches(unit.lower(), MICROSECONDS, n=1, cutoff=0.5)
         remedy = f"did you mean {nearest[0]}?" if nearest else f"it takes {', '.join(MICROSECONDS)}"
-        raise WrongOption(f"option {TIMESTAMP_UNIT}={unit!r} is no unit of time here; {remedy}")
+        raise WrongOption(f"option {TIMESTAMP_UNIT}={unit!r} is not a valid unit; {remedy}")
     if not any(field.kind == "TIMESTAMP" for field in fields):
-        raise WrongOption(f"option {TIMESTAMP_UNIT} is of use with a TIMESTAMP field in option {DECODE}")
+        raise WrongOption(f"option {TIMESTAMP_UNIT} requires a TIMESTAMP field in option {DECODE}")
     return unit.lower()
 
 
@@ -134,10 +136,10 @@ def _aggregation(
     if measures is None:
         if keys is not None:
             raise WrongOption(
-                f"option {GROUP_BY} needs option {AGGREGATE}, like 'sum(click_count) AS clicks, count(*)'"
+                f"option {GROUP_BY} requires option {AGGREGATE}, like 'sum(click_count) AS clicks, count(*)'"
             )
         return None
     if include_headers:
-        raise WrongOption(f"option includeHeaders means nothing with option {AGGREGATE}: sums have no headers")
+        raise WrongOption(f"option includeHeaders has no effect with option {AGGREGATE}: sums have no headers")
     columns = {field.name: field.spark_type for field in fields}
     return parse_aggregation(measures, keys, columns | {name: _SOURCE[name].dataType for name in kept})

@@ -1,8 +1,8 @@
-"""Fields as msgspec reads them, made Arrow columns many at once, where that gives what the converters give.
+"""Fast conversion of fields read by msgspec to Arrow columns, where the result is that of the converters.
 
-msgspec and Arrow take some texts that `converters` does not, and the other way round. So each kind of column first says
-of which rows it is sure, by a form that all three read alike; the others are null here and left to the converter. The
-tests hold both ways together.
+msgspec and Arrow accept some texts that `converters` does not, and vice versa. So each kind of column first selects the
+rows that all three certainly read alike. The other rows are null here and left to the converter. The tests compare
+both ways.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _ARROW_TYPES = {
 _TIMESTAMP = _ARROW_TYPES["TIMESTAMP"]
 
 _NUMBER_OF_MICROSECONDS_END = 10**17
-"""Times before it, the year 5138, need no check of their range."""
+"""Earlier times, up to the year 5138, need no range check."""
 _INSTANT_LENGTHS = (
     len("2015-04-28T07:03:32"),
     *range(len("2015-04-28T07:03:32.4"), len("2015-04-28T07:03:32.405000") + 1),
@@ -43,14 +43,14 @@ _POSSIBLE = (
     r"^.{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|"
     r"02-(?:0[1-9]|[12][0-9]))(?:$|[T ](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9])"
 )
-"""Days and times that exist, but for the 29th of February in the wrong years."""
+"""Days and times that exist, except the 29th of February in the wrong years."""
 
 _REFUSED_TOGETHER = 16
-"""A cast that Arrow refuses is tried in halves, down to so many texts."""
+"""Number of texts down to which a cast that Arrow refuses is retried in halves."""
 
 
 class Column(NamedTuple):
-    """A field's values, and which rows are null here because the converter has to look at them (None: no row)."""
+    """A field's values, and which rows are null because they need the converter (None: no row)."""
 
     array: Any  # pyarrow.Array
     unsure: Any = None  # pyarrow.BooleanArray, without nulls
@@ -61,12 +61,12 @@ Cast = Callable[[Any], Any]
 
 
 def arrow_type(field: Field) -> Any:
-    """The Arrow type of a field's column."""
+    """Return the Arrow type of a field's column."""
     return pa.decimal128(field.precision, field.scale) if field.kind == "DECIMAL" else _ARROW_TYPES[field.kind]
 
 
 def plain_type(field: Field) -> tuple[Any, Any]:
-    """What msgspec reads a field as, and what stands for an absent one."""
+    """Return the type as which msgspec reads a field, and the value for an absent one."""
     if field.kind in BITS:
         return _integer(BITS[field.kind]) | str | None, None
     match field.kind:
@@ -89,7 +89,7 @@ def _integer(bits: int) -> Any:
 
 
 def plain_column(field: Field, timestamp_unit: str | None) -> MakeColumn:
-    """What makes a column of one field's values."""
+    """Return the function that converts one field's values to a column."""
     if field.kind in BITS:
         return _whole_numbers(field)
     match field.kind:
@@ -112,7 +112,7 @@ def plain_column(field: Field, timestamp_unit: str | None) -> MakeColumn:
 def _strings(values: list[Any]) -> Column:
     try:
         return Column(pa.array(values, pa.string()))
-    except pa.ArrowTypeError:  # There are numbers: their text is what they are written as, but that of -0.
+    except pa.ArrowTypeError:  # There are numbers: str() gives their text, except that of -0.
         unsure = pa.array([type(value) is int and value == 0 for value in values])
         return _without(
             pa.array([str(value) if type(value) is int else value for value in values], pa.string()), unsure
@@ -135,7 +135,7 @@ def _whole_numbers(field: Field) -> MakeColumn:
 
 
 def _apart(values: list[Any]) -> tuple[Any, list[Any]]:
-    """The strings as an array and the others as a list, each with null in the other's places."""
+    """Return the strings as an array and the others as a list, each with null in the other's places."""
     texts = pa.array([value if type(value) is str else None for value in values], pa.string())
     return texts, [None if type(value) is str else value for value in values]
 
@@ -168,7 +168,7 @@ def _dates(values: list[Any]) -> Column:
 
 
 def _decimals(field: Field) -> MakeColumn:
-    """Numbers without an exponent, in quotes or not, that fit as they are."""
+    """Return the conversion of numbers without exponent, quoted or not, that fit without rounding."""
     whole = field.precision - field.scale
     digits = f"(?:0|[1-9][0-9]{{0,{whole - 1}}})" if whole else "0"
     number = f"^-?{digits}" + (rf"(?:\.[0-9]{{1,{field.scale}}})?$" if field.scale else "$")
@@ -202,14 +202,14 @@ def _timestamps(unit: str | None) -> MakeColumn:
 
 
 def _epochs(numbers: Any, unit_us: int) -> Column:
-    """Numbers of a unit since 1970, those up to the year 5138."""
+    """Convert numbers of a unit since 1970, up to the year 5138."""
     end = _NUMBER_OF_MICROSECONDS_END // unit_us
     sure = _without(numbers, pc.or_(pc.less(numbers, 0), pc.greater_equal(numbers, end)))
     return Column(pc.multiply(sure.array, unit_us).cast(_TIMESTAMP), sure.unsure)
 
 
 def _epoch_texts(texts: Any, unit_us: int) -> Column | None:
-    """The same in quotes; None where no text is such a number."""
+    """Convert the same numbers in quotes; return None if no text is such a number."""
     sure = _are_digits(texts, len(str(_NUMBER_OF_MICROSECONDS_END // unit_us)) - 1)
     if not pc.any(sure).as_py():
         return None
@@ -218,7 +218,7 @@ def _epoch_texts(texts: Any, unit_us: int) -> Column | None:
 
 
 def _instants(texts: Any) -> Column:
-    """Texts with the first one's kind of zone: Z, an offset, none. What else Arrow reads has other lengths."""
+    """Convert texts with the first one's kind of zone: Z, an offset, none. Arrow's other forms have other lengths."""
     present = texts.drop_null()
     first = present[0].as_py() if len(present) else ""
     if first.endswith("Z"):
@@ -236,17 +236,17 @@ def _instants(texts: Any) -> Column:
 
 
 def _have_offsets(texts: Any) -> Any:
-    """Whether the last characters are like +02:00, below 18 hours; Arrow itself refuses what are no minutes."""
+    """Return whether the last characters are like +02:00, below 18 hours; Arrow itself refuses wrong minutes."""
 
-    def end(begin: int, stop: int) -> Any:
-        return pc.utf8_slice_codeunits(texts, begin, stop)
+    def end(start: int, stop: int) -> Any:
+        return pc.utf8_slice_codeunits(texts, start, stop)
 
     signed = pc.and_(pc.is_in(end(-6, -5), pa.array(["+", "-"])), pc.equal(end(-3, -2), ":"))
     return pc.and_(signed, pc.is_in(end(-5, -3), _HOURS))
 
 
 def _without(array: Any, unsure: Any) -> Column:
-    """The column with null where it is not sure."""
+    """Return the column with null in the unsure rows."""
     unsure = pc.fill_null(unsure, False)
     if not pc.any(unsure).as_py():
         return Column(array)
@@ -254,7 +254,7 @@ def _without(array: Any, unsure: Any) -> Column:
 
 
 def _also_unsure(column: Column, unsure: Any) -> Column:
-    """The column with more rows that are not sure."""
+    """Return the column with more unsure rows."""
     more = _without(column.array, unsure)
     if column.unsure is None or more.unsure is None:
         return Column(more.array, more.unsure if column.unsure is None else column.unsure)
@@ -268,7 +268,7 @@ def _cast(texts: Any, sure: Any, cast: Cast) -> Column:
 
 
 def _cast_times(texts: Any, sure: Any, cast: Cast) -> Column:
-    """Cast the sure texts; where a day or a time does not exist, it and at times some around it are unsure."""
+    """Cast the sure texts. A day or time that does not exist is unsure, sometimes with some of its neighbours."""
     try:
         return _cast(texts, sure, cast)
     except pa.ArrowInvalid:

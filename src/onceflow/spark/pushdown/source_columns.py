@@ -1,4 +1,4 @@
-"""The source's own columns: those of Spark's Kafka source."""
+"""Columns of the source, the same as those of Spark's Kafka source."""
 
 from pyspark.sql.types import (
     ArrayType,
@@ -26,4 +26,4 @@ SCHEMA = StructType(
 HEADERS = StructField(
     "headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 )
-"""The column that option includeHeaders adds."""
+"""Column added by option includeHeaders."""

@@ -1,1 +1,1 @@
-"""The source's parts: options, positions, planning of micro-batches and read tasks."""
+"""Parts of the source: options, positions, planning of micro-batches, and read tasks."""

@@ -1,8 +1,8 @@
-"""Accepted data loss: the offsets that a sink went past without their records, measured and kept in its marker.
+"""Accepted data loss: the offsets that a sink skipped without their records, measured and kept in its marker.
 
-A stream reads past deleted records only with `failOnDataLoss=false`, and a sink follows it only with
-`accept_data_loss=`. Then each batch is held against the log before and after it is written, and what is gone becomes a
-part of the proof, in the same atomic step as the batch.
+A stream skips deleted records only with `failOnDataLoss=false`, and a sink accepts that only with `accept_data_loss=`.
+Each batch is then compared with the log before and after it is written. Missing offsets become part of the proof, in
+the same atomic step as the batch.
 """
 
 import time
@@ -21,9 +21,9 @@ OPTION = "accept_data_loss"
 
 
 class AcceptDataLoss:
-    """Adds to a batch what the log lacks of it. `source` are the stream's options.
+    """Callable that adds to a batch the offsets that the log lacks; `source` are the stream's options.
 
-    Raises WrongOption where the stream itself stops at a loss.
+    Raises WrongOption if the stream itself stops at a loss.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class AcceptDataLoss:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return `batch` with all losses that the checkpoint and the log show now."""
-        found = (*batch.restarts, *self._gone(batch))
-        return replace(batch, accepted=tuple(self._accepted(loss, batch.number) for loss in found))
+        losses = (*batch.restarts, *self._missing(batch))
+        return replace(batch, accepted=tuple(self._accepted(loss, batch.number) for loss in losses))
 
     def _accepted(self, loss: Loss, number: int) -> AcceptedLoss:
         assert loss.partition is not None and loss.begin is not None
@@ -47,11 +47,11 @@ class AcceptDataLoss:
             loss.kind, loss.topic, loss.partition, loss.begin, loss.end, batch=number, at_ms=self._at_ms, option=OPTION
         )
 
-    def _gone(self, batch: Batch) -> list[Loss]:
+    def _missing(self, batch: Batch) -> list[Loss]:
         parts = [part for part in batch.ranges if part.size]
         if not parts:
             return []
-        # A cluster of its own: connections belong to one thread, and batches may come from any.
+        # Not a shared connection: those belong to one thread, and batches may come from any.
         with Cluster(self._options.bootstrap, client_id="onceflow-spark", security=self._options.security) as cluster:
             log = LogPositions(cluster, self._options)
             ends = log.ends(fresh=True)

@@ -1,7 +1,6 @@
-"""The offsets of a consumer group follow a query, so that the field's tools show its lag.
+"""Commits of a query's position as a consumer group's offsets, so that Kafka's tools show its lag.
 
-Nothing is read back from there but by option `startingOffsets=committed` at a query's first start: the checkpoint alone
-says where it goes on.
+Only option `startingOffsets=committed` reads them, at a query's first start. Later starts resume from the checkpoint.
 """
 
 import logging
@@ -14,16 +13,16 @@ from onceflow.spark.offsets import Offsets
 
 COMMIT_TIMEOUT_MS = 5_000
 PAUSE_SECONDS = 30
-"""How long nothing is committed after a failure, which must not hold up each batch for the time-out."""
+"""Pause in commits after a failure, so that not every batch waits for the time-out."""
 
 _logger = logging.getLogger(__name__)
 
 
 class GroupCommits:
-    """Commits where a query stands, as far as that changed."""
+    """Commits of one query's position, as far as it changed."""
 
     def __init__(self, cluster: Cluster, group: str, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """`cluster` is best one with a time-out of COMMIT_TIMEOUT_MS."""
+        """Use a `cluster` with a time-out of COMMIT_TIMEOUT_MS."""
         self._cluster = cluster
         self._group = group
         self._monotonic = monotonic
@@ -31,7 +30,7 @@ class GroupCommits:
         self._resumes_at = monotonic()
 
     def commit(self, reached: Offsets) -> None:
-        """Commits the offsets of each topic that moved. A failure is a warning, and tried again after a pause."""
+        """Commit the offsets of each topic that advanced. A failure is logged and retried after a pause."""
         moved = {topic: offsets for topic, offsets in reached.by_topic.items() if offsets != self._committed.get(topic)}
         if not moved or self._monotonic() < self._resumes_at:
             return
@@ -41,8 +40,7 @@ class GroupCommits:
             except ClientError as error:
                 self._resumes_at = self._monotonic() + PAUSE_SECONDS
                 _logger.warning(
-                    "group %s does not show where the query stands, which itself is not concerned: %s; tried again in "
-                    "%d s",
+                    "offsets could not be committed to group %s: %s; the query is not affected; retrying in %d s",
                     self._group,
                     error,
                     PAUSE_SECONDS,

@@ -1,4 +1,4 @@
-"""The source's options: Spark's own names, read once, refused at once when they are not understood."""
+"""The source's options: Spark's own names, parsed once; unknown options are refused."""
 
 import difflib
 import re
@@ -47,11 +47,11 @@ STREAM_ONLY = (
 )
 BATCH_ONLY = positions.ENDING
 KAFKA = "kafka."
-"""Before the names of Kafka's own client settings, as in Spark's connector."""
+"""Prefix of Kafka's own client settings, as in Spark's connector."""
 SECURITY_NAMES = tuple(KAFKA + name for name in security.NAMES)
 NAMES = (
     BOOTSTRAP_SERVERS,
-    *subscription.WAYS,
+    *subscription.OPTIONS,
     *positions.STARTING,
     positions.STARTING_STRATEGY,
     positions.GROUP_ID,
@@ -71,28 +71,28 @@ NAMES = (
     *SECURITY_NAMES,
 )
 _ALIASES = {"kafka.isolation.level": ISOLATION_LEVEL}
-"""Spark's connector hands every option that begins with "kafka." to its consumer; this one means the same here."""
-WITHOUT_MEANING = {
-    "kafka.group.id": f"it shares nothing with other readers; {positions.GROUP_ID} names the group that it commits to",
-    "groupidprefix": f"there are no groups to name; {positions.GROUP_ID} names the group that it commits to",
-    "fetchoffset.numretries": "offsets are asked for until the client's time-out",
-    "fetchoffset.retryintervalms": "offsets are asked for until the client's time-out",
-    "kafkaconsumer.polltimeoutms": "a read ends with an error when a partition gives nothing for 30 s",
-    "kafka.max.poll.records": f"{MAX_OFFSETS_PER_TRIGGER} bounds a micro-batch, {MAX_RECORDS_PER_PARTITION} a task",
-    "kafka.auto.offset.reset": f"{positions.STARTING_OFFSETS} says where a fresh query begins",
-    "kafka.enable.auto.commit": f"{positions.GROUP_ID} and {COMMIT_OFFSETS} say whether a group follows the query",
-    "kafka.key.deserializer": "key is binary; CAST(key AS string) makes text of it",
-    "kafka.value.deserializer": "value is binary; CAST(value AS string) makes text of it, decode columns",
+"""Spark's connector passes each option that starts with "kafka." to its consumer; this one means the same here."""
+WITHOUT_EFFECT = {
+    "kafka.group.id": f"a query is not a group member; {positions.GROUP_ID} names the group to commit to",
+    "groupidprefix": f"a query is not a group member; {positions.GROUP_ID} names the group to commit to",
+    "fetchoffset.numretries": "offset requests are retried until the client's time-out",
+    "fetchoffset.retryintervalms": "offset requests are retried until the client's time-out",
+    "kafkaconsumer.polltimeoutms": "a read fails when a partition returns no records for 30 s",
+    "kafka.max.poll.records": f"{MAX_OFFSETS_PER_TRIGGER} limits a micro-batch, {MAX_RECORDS_PER_PARTITION} a task",
+    "kafka.auto.offset.reset": f"{positions.STARTING_OFFSETS} sets where a fresh query starts",
+    "kafka.enable.auto.commit": f"{positions.GROUP_ID} and {COMMIT_OFFSETS} control commits to a group",
+    "kafka.key.deserializer": "key is binary; CAST(key AS string) converts it to text",
+    "kafka.value.deserializer": "value is binary; CAST(value AS string) converts it to text, decode to columns",
     "kafka.ssl.truststore.password": "a truststore in PEM has none",
 }
-"""Options of Spark's connector that this source has no use for, in lower case, and why."""
-_OF_A_CONSUMER = (
-    f"of the settings of Kafka's consumer it has {BOOTSTRAP_SERVERS}, kafka.{ISOLATION_LEVEL} and those of TLS and "
-    "SASL that docs/spark.md lists"
+"""Options of Spark's connector without effect here, in lower case, and why."""
+_SUPPORTED_OF_CONSUMER = (
+    f"of the settings of Kafka's consumer it supports {BOOTSTRAP_SERVERS}, kafka.{ISOLATION_LEVEL} and those of TLS "
+    "and SASL that docs/spark.md lists"
 )
 _LIKENESS_MIN = 0.5
 _LIKENESS_OF_KAFKAS_MIN = 0.85
-"""Most of the consumer's settings are somewhat like one of ours; a slip of the finger is nearer than that."""
+"""Most of the consumer's settings resemble one of ours; a typing error resembles it more."""
 
 MAX_TRIGGER_DELAY_MS = 15 * 60_000
 """Spark's default."""
@@ -107,16 +107,16 @@ __all__ = ["EARLIEST", "LATEST", "Position", "SourceOptions", "WrongOption", "re
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Every option of a source, understood."""
+    """Parsed options of a source."""
 
     bootstrap: str
     subscription: Subscription
     starting: Position
     ending: Position = "latest"
     start_given: bool = False
-    """Whether an option says where a fresh query begins; `starting` is the default otherwise."""
+    """Whether an option sets where a fresh query starts; `starting` is the default otherwise."""
     commits_to: str | None = None
-    """The group whose offsets follow the query."""
+    """The group to which the query commits its offsets."""
     offsets_per_trigger_max: int | None = None
     offsets_per_trigger_min: int | None = None
     trigger_delay_max_ms: int = MAX_TRIGGER_DELAY_MS
@@ -131,17 +131,17 @@ class SourceOptions:
 
 
 def read_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOptions:
-    """What the user asked for. Names are taken in any case, as everywhere in Spark. Raises WrongOption.
+    """Parse the options. Names are case-insensitive, as everywhere in Spark. Raises WrongOption.
 
-    Without a mode, options of a stream and of a batch are both let through: Spark asks for the schema before it
-    says which of the two it wants.
+    Without a mode, options of a stream and of a batch are both accepted: Spark asks for the schema before it selects
+    one of the two.
     """
     for name in given:
         _require_known(name)
     values = _by_lower_name(given)
     for name in STREAM_ONLY if mode == "batch" else BATCH_ONLY if mode == "stream" else ():
         if name.lower() in values:
-            raise WrongOption(f"option {name} means nothing in a {mode} read; take it out")
+            raise WrongOption(f"option {name} has no effect in a {mode} read; remove it")
     wanted = read_subscription(values)
     options = SourceOptions(
         bootstrap=_servers(_required(values, BOOTSTRAP_SERVERS, "host:port, or several with commas between")),
@@ -175,7 +175,9 @@ def _by_lower_name(given: Mapping[str, str]) -> dict[str, str]:
     for name, value in given.items():
         lower = _ALIASES.get(name.lower(), name).lower()
         if values.setdefault(lower, value.strip()) != value.strip():
-            raise WrongOption(f"option {name}={value.strip()!r} was given as {values[lower]!r} under its other name")
+            raise WrongOption(
+                f"option {name}={value.strip()!r} is also given as {values[lower]!r} under its other name"
+            )
     return values
 
 
@@ -187,12 +189,12 @@ def _require_known(name: str) -> None:
     cutoff = _LIKENESS_OF_KAFKAS_MIN if of_kafka else _LIKENESS_MIN
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     if of_kafka and not nearest:
-        # As much as a name of the source itself, which was thought to be the consumer's.
+        # A name of the source itself, with the consumer's prefix by mistake.
         own = difflib.get_close_matches(name.lower().removeprefix(KAFKA), by_lower, n=1, cutoff=cutoff)
-        nearest = own if name.lower() not in WITHOUT_MEANING else []
-    why = WITHOUT_MEANING.get(name.lower(), _OF_A_CONSUMER if of_kafka and not nearest else None)
+        nearest = own if name.lower() not in WITHOUT_EFFECT else []
+    why = WITHOUT_EFFECT.get(name.lower(), _SUPPORTED_OF_CONSUMER if of_kafka and not nearest else None)
     if why is not None:
-        raise WrongOption(f"option {name} means nothing to source onceflow, take it out: {why}")
+        raise WrongOption(f"option {name} has no effect on source onceflow, remove it: {why}")
     remedy = f"did you mean {by_lower[nearest[0]]}?" if nearest else f"the options are {', '.join(NAMES)}"
     raise WrongOption(f"unknown option {name} of source onceflow; {remedy}")
 
@@ -202,29 +204,25 @@ def _require_sense(options: SourceOptions, values: Mapping[str, str]) -> None:
     if least is not None and most is not None and least > most:
         raise WrongOption(f"option {MIN_OFFSETS_PER_TRIGGER}={least} is more than {MAX_OFFSETS_PER_TRIGGER}={most}")
     if MAX_TRIGGER_DELAY.lower() in values and least is None:
-        raise WrongOption(f"option {MAX_TRIGGER_DELAY} is of use with {MIN_OFFSETS_PER_TRIGGER}")
+        raise WrongOption(f"option {MAX_TRIGGER_DELAY} requires option {MIN_OFFSETS_PER_TRIGGER}")
 
 
 def _require_use_of_group(options: SourceOptions, values: Mapping[str, str], mode: Mode) -> None:
-    """A group that nothing is read from and nothing committed to was meant for something else."""
+    """Raise WrongOption for a group from which nothing is read and to which nothing is committed."""
     if positions.GROUP_ID.lower() not in values or options.commits_to or isinstance(options.starting, AtCommitted):
         return
     why = "a batch read commits nothing" if mode == "batch" else f"{COMMIT_OFFSETS} is false"
     raise WrongOption(
-        f"option {positions.GROUP_ID} means nothing here: the read does not begin at {positions.COMMITTED} offsets and "
-        f"{why}; take it out, or say where to begin with {positions.STARTING_OFFSETS}={positions.COMMITTED}"
+        f"option {positions.GROUP_ID} has no effect here: the read does not start at {positions.COMMITTED} offsets and "
+        f"{why}; remove it, or start there with {positions.STARTING_OFFSETS}={positions.COMMITTED}"
     )
 
 
 def _require_rows(options: SourceOptions) -> None:
     if options.starting == "latest" or _mentions(options.starting, LATEST):
-        raise WrongOption(
-            f"option {positions.STARTING_OFFSETS} is latest in a batch read, where nothing comes after it"
-        )
+        raise WrongOption(f"option {positions.STARTING_OFFSETS} is latest in a batch read, which would have no records")
     if options.ending == "earliest" or _mentions(options.ending, EARLIEST):
-        raise WrongOption(
-            f"option {positions.ENDING_OFFSETS} is earliest in a batch read, where nothing comes before it"
-        )
+        raise WrongOption(f"option {positions.ENDING_OFFSETS} is earliest in a batch read, which would have no records")
 
 
 def _mentions(position: Position, sought: int) -> bool:
@@ -238,7 +236,7 @@ def _group_to_commit_to(values: Mapping[str, str], mode: Mode | None) -> str | N
     if group == "":
         raise WrongOption(f"option {positions.GROUP_ID} is empty; it takes a group's name")
     if group is None and COMMIT_OFFSETS.lower() in values:
-        raise WrongOption(f"option {COMMIT_OFFSETS} needs option {positions.GROUP_ID}: to which group?")
+        raise WrongOption(f"option {COMMIT_OFFSETS} requires option {positions.GROUP_ID}, the group to commit to")
     return group if _flag(values, COMMIT_OFFSETS, default=True) and mode != "batch" else None
 
 
@@ -276,10 +274,10 @@ def _duration_ms(values: Mapping[str, str], name: str, default_ms: _T) -> int | 
     value = values.get(name.lower())
     if value is None:
         return default_ms
-    found = _DURATION.fullmatch(value.lower())
-    if found is None:
+    duration = _DURATION.fullmatch(value.lower())
+    if duration is None:
         raise WrongOption(f"option {name}={value!r} is not a time like 500ms, 30s, 15m, 2h or 1d")
-    return int(found[1]) * _UNIT_MS[found[2] or "ms"]
+    return int(duration[1]) * _UNIT_MS[duration[2] or "ms"]
 
 
 def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:

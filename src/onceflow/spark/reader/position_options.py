@@ -1,10 +1,10 @@
-"""Where a read begins and ends, as the user says it: Spark's options, and `committed` for a group's offsets.
+"""Options for the start and end of a read: Spark's, and `committed` for a group's offsets.
 
     startingOffsets              earliest | latest | committed | {"visits": {"0": 23, "1": -2}}
     startingTimestamp            ms since 1970, for every partition
     startingOffsetsByTimestamp   {"visits": {"0": 1700000000000, "1": 1700000000000}}
 
-and their twins for the end of a batch read. At most one of three is given.
+The end of a batch read has three options like these. At most one of the three may be given.
 """
 
 from collections.abc import Mapping
@@ -29,9 +29,9 @@ STARTING = (STARTING_OFFSETS, STARTING_TIMESTAMP, STARTING_BY_TIMESTAMP)
 ENDING = (ENDING_OFFSETS, ENDING_TIMESTAMP, ENDING_BY_TIMESTAMP)
 
 EARLIEST = -2
-"""In offsets given as JSON: the partition's first record. The number is Kafka's, in ListOffsets."""
+"""The partition's first record, in offsets given as JSON. The number is Kafka's, in ListOffsets."""
 LATEST = -1
-"""In offsets given as JSON: the partition's end."""
+"""The partition's end, in offsets given as JSON."""
 
 COMMITTED = "committed"
 FAIL = "fail"
@@ -39,23 +39,23 @@ FAIL = "fail"
 
 @dataclass(frozen=True, slots=True)
 class AtTimestamp:
-    """The first record of each partition that is dated at a time or later."""
+    """First record of each partition at or after a time."""
 
     option: str
     everywhere_ms: int | None
     by_partition_ms: Mapping[str, Mapping[int, int]]
-    """Topic → partition → ms, where the times differ."""
+    """Topic → partition → ms, if the times differ."""
     fails_beyond: bool
-    """Whether it is an error when no record is so late; the end of the partition is meant otherwise."""
+    """Whether a time after all records is an error; otherwise it selects the end of the partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtCommitted:
-    """Where the group stands."""
+    """Committed offsets of a group."""
 
     group: str
     otherwise: Literal["earliest", "latest", "fail"]
-    """For a partition of which nothing was ever committed."""
+    """Position in a partition without a committed offset."""
 
 
 Position = Literal["earliest", "latest"] | Offsets | AtTimestamp | AtCommitted
@@ -64,11 +64,11 @@ Position = Literal["earliest", "latest"] | Offsets | AtTimestamp | AtCommitted
 def read_starting(
     values: Mapping[str, str], subscription: Subscription, default: Literal["earliest", "latest"]
 ) -> Position:
-    """Where the read begins, from options by their names in lower case. Raises WrongOption."""
+    """Return where the read starts; `values` are the options by lower-case name. Raises WrongOption."""
     name = _only_one(values, STARTING)
     group = values.get(GROUP_ID.lower())
     if STARTING_STRATEGY.lower() in values and name not in (STARTING_TIMESTAMP, STARTING_BY_TIMESTAMP):
-        raise WrongOption(f"option {STARTING_STRATEGY} is of use with {STARTING_TIMESTAMP} or {STARTING_BY_TIMESTAMP}")
+        raise WrongOption(f"option {STARTING_STRATEGY} requires {STARTING_TIMESTAMP} or {STARTING_BY_TIMESTAMP}")
     if name is None:
         position: Position = default if group is None else _committed(values, default)
     elif name == STARTING_OFFSETS and values[name.lower()].lower() == COMMITTED:
@@ -76,17 +76,17 @@ def read_starting(
     else:
         position = _position(values, name, STARTING_OFFSETS, subscription)
     if NONE_COMMITTED.lower() in values and not isinstance(position, AtCommitted):
-        raise WrongOption(f"option {NONE_COMMITTED} is of use where the read begins at {COMMITTED} offsets")
+        raise WrongOption(f"option {NONE_COMMITTED} requires a read that starts at {COMMITTED} offsets")
     return position
 
 
 def is_start_given(values: Mapping[str, str]) -> bool:
-    """Whether an option says where the read begins, from options by their names in lower case; a group's does, too."""
+    """Return whether an option sets where the read starts (a group does too); `values` have lower-case names."""
     return any(name.lower() in values for name in (*STARTING, GROUP_ID))
 
 
 def read_ending(values: Mapping[str, str], subscription: Subscription) -> Position:
-    """Where a batch read ends, from options by their names in lower case. Raises WrongOption."""
+    """Return where a batch read ends; `values` are the options by lower-case name. Raises WrongOption."""
     name = _only_one(values, ENDING)
     return "latest" if name is None else _position(values, name, ENDING_OFFSETS, subscription)
 
@@ -94,17 +94,17 @@ def read_ending(values: Mapping[str, str], subscription: Subscription) -> Positi
 def _only_one(values: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     given = [name for name in names if name.lower() in values]
     if len(given) > 1:
-        raise WrongOption(f"options {' and '.join(given)} both say where the read {_VERB[names]}; give one of them")
+        raise WrongOption(f"options {' and '.join(given)} both set where the read {_VERB[names]}; give one of them")
     return given[0] if given else None
 
 
-_VERB: dict[tuple[str, ...], str] = {STARTING: "begins", ENDING: "ends"}
+_VERB: dict[tuple[str, ...], str] = {STARTING: "starts", ENDING: "ends"}
 
 
 def _committed(values: Mapping[str, str], default: Literal["earliest", "latest"]) -> AtCommitted:
     group = values.get(GROUP_ID.lower())
     if group is None:
-        raise WrongOption(f"option {STARTING_OFFSETS}={COMMITTED} needs option {GROUP_ID}: whose offsets?")
+        raise WrongOption(f"option {STARTING_OFFSETS}={COMMITTED} requires option {GROUP_ID}, the group that committed")
     otherwise = values.get(NONE_COMMITTED.lower(), default).lower()
     if otherwise == "earliest":
         return AtCommitted(group, "earliest")
@@ -128,7 +128,7 @@ def _position(values: Mapping[str, str], name: str, offsets_name: str, subscript
     for topic, partitions in times.by_topic.items():
         for partition, time_ms in partitions.items():
             if time_ms < 0:
-                raise WrongOption(f"option {name}: time {time_ms} of {topic}-{partition} lies before 1970")
+                raise WrongOption(f"option {name}: time {time_ms} of {topic}-{partition} is before 1970")
     return AtTimestamp(name, None, times.by_topic, fails_beyond)
 
 
@@ -159,9 +159,9 @@ def _by_partition(name: str, value: str, subscription: Subscription) -> Offsets:
     try:
         given = parse(value)
     except MalformedOffsets as error:
-        known = f"{words} nor offsets" if name in (STARTING_OFFSETS, ENDING_OFFSETS) else "no times by partition"
-        raise WrongOption(f"option {name}={value!r} is {known}: {error}") from error
-    # What a pattern finds is not known yet.
+        wrong = f"{words} nor offsets" if name in (STARTING_OFFSETS, ENDING_OFFSETS) else "not times by partition"
+        raise WrongOption(f"option {name}={value!r} is {wrong}: {error}") from error
+    # The topics that a pattern matches are not known yet.
     for topic in set(subscription.topics) ^ set(given.by_topic) if subscription.pattern is None else ():
         option = subscription.option
         has, lacks = (option, name) if topic in subscription.topics else (name, option)

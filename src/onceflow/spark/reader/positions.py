@@ -1,4 +1,4 @@
-"""Where the topics that are read begin and end, asked from the cluster no more often than is useful."""
+"""First and end offsets of the subscribed topics, cached for as long as is useful."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -23,9 +23,9 @@ from onceflow.spark.reader.subscription import SUBSCRIBE_PATTERN
 from onceflow.spark.wrong_option import WrongOption
 
 ENDS_AGE_MS_MAX = 25
-"""An idle query asks every 12 ms; a batch takes longer, so what follows a batch is always asked anew."""
+"""An idle query asks every 12 ms. A batch takes longer, so after a batch the ends are always requested again."""
 TOPICS_AGE_MS_MAX = 1000
-"""How late new topics and partitions are seen."""
+"""Maximum delay until new topics and partitions are noticed."""
 
 _NO_OFFSET = -1
 
@@ -34,7 +34,7 @@ ByPartition = Mapping[str, Mapping[int, int]]
 
 
 class LogPositions:
-    """Begins and ends of the partitions that the options name, under the isolation level that they name."""
+    """First and end offsets of the partitions that the options select, under their isolation level."""
 
     def __init__(
         self,
@@ -50,18 +50,18 @@ class LogPositions:
         self._ends = Offsets({})
 
     def ends(self, *, fresh: bool = False) -> Offsets:
-        """The end of every partition; a topic that does not exist is left out."""
+        """Return the end of every partition, without topics that do not exist."""
         if fresh or self._monotonic() >= self._ends_until:
             self._ends = self._ask_ends(self._refresh_topics(fresh=fresh))
             self._ends_until = self._monotonic() + ENDS_AGE_MS_MAX / 1000
         return self._ends
 
     def begins(self, wanted: Mapping[str, Collection[int]]) -> dict[str, dict[int, int]]:
-        """First offset of each wanted partition."""
+        """Return the first offset of each wanted partition."""
         return {topic: self._ask(topic, dict.fromkeys(wanted[topic], EARLIEST)) for topic in wanted}
 
     def resolve(self, name: str, position: Position, ends: Offsets | None = None) -> Offsets:
-        """A position as offsets; `name` is the option that asked for it, `ends` are now's unless given.
+        """Return a position as offsets; `name` is its option, and `ends` defaults to the current ends.
 
         Raises WrongOption, UnknownTopic and DataLost.
         """
@@ -89,8 +89,8 @@ class LogPositions:
             raise WrongOption(f"option {subscription.option} names {missing}, which does not exist")
         if subscription.pattern is not None and not ends.by_topic:
             raise UnknownTopic(
-                f"option {SUBSCRIBE_PATTERN}={subscription.pattern!r}: no topic at {self._options.bootstrap} has such "
-                f"a name; {Remedy.LIST_TOPICS}"
+                f"option {SUBSCRIBE_PATTERN}={subscription.pattern!r} matches no topic at {self._options.bootstrap}; "
+                f"{Remedy.LIST_TOPICS}"
             )
 
     def _resolve_given(self, name: str, given: Offsets, begins: ByPartition, ends: Offsets) -> Offsets:
@@ -99,8 +99,8 @@ class LogPositions:
         for topic, partitions in ends.by_topic.items():
             if not ends.same_topic(given, topic):
                 raise WrongOption(
-                    f"option {name} is of topic {topic} with id {given.topic_ids[topic]}, which was deleted and made "
-                    f"again with id {ends.topic_ids[topic]}; give offsets of the topic that is there"
+                    f"option {name} has offsets of topic {topic} with id {given.topic_ids[topic]}, which was deleted "
+                    f"and recreated with id {ends.topic_ids[topic]}; give offsets of the current topic"
                 )
             _require_same_partitions(name, topic, given.by_topic[topic], partitions)
             resolved[topic] = {
@@ -117,9 +117,9 @@ class LogPositions:
         if offset == LATEST:
             return end
         if offset > end:
-            raise WrongOption(f"{who}: offset {offset} of {topic}-{partition} lies beyond its end, {end}")
+            raise WrongOption(f"{who}: offset {offset} of {topic}-{partition} is after its end, {end}")
         if offset < begin:
-            reason = f"the partition now begins at {begin}"
+            reason = f"the partition now starts at {begin}"
             lost = Loss(LossKind.TRIMMED, topic, partition, offset, begin, reason)
             data_loss.report([lost], fail=self._options.fail_on_data_loss)
         return max(offset, begin)
@@ -134,16 +134,16 @@ class LogPositions:
             else:
                 asked = dict(position.by_partition_ms[topic])
                 _require_same_partitions(position.option, topic, asked, partitions)
-            found = self._ask(topic, asked)
-            for partition, offset in found.items():
+            offsets = self._ask(topic, asked)
+            for partition, offset in offsets.items():
                 if offset == _NO_OFFSET and position.fails_beyond:
                     raise WrongOption(
                         f"option {position.option}: no record of {topic}-{partition} is dated {asked[partition]} ms or "
-                        f"later; {STARTING_STRATEGY}=latest begins at the end then"
+                        f"later; {STARTING_STRATEGY}=latest starts at the end in that case"
                     )
             resolved[topic] = {
                 partition: partitions[partition] if offset == _NO_OFFSET else min(offset, partitions[partition])
-                for partition, offset in found.items()
+                for partition, offset in offsets.items()
             }
         return Offsets(resolved, ends.topic_ids)
 
@@ -171,22 +171,22 @@ class LogPositions:
         return self._topics
 
     def _ask_ends(self, topics: Mapping[str, TopicMetadata]) -> Offsets:
-        wanted = self._options.subscription.found_in(topics)
+        wanted = self._options.subscription.select(topics)
         return Offsets(
             {name: self._ask(name, dict.fromkeys(wanted[name], LATEST)) for name in wanted},
             {name: str(topics[name].topic_id) for name in wanted if topics[name].topic_id is not None},
         )
 
     def _ask(self, topic: str, timestamps: Mapping[int, int]) -> dict[int, int]:
-        found = self._cluster.list_offsets(topic, timestamps, read_committed=self._options.read_committed)
-        return {partition: found[partition].offset for partition in sorted(found)}
+        offsets = self._cluster.list_offsets(topic, timestamps, read_committed=self._options.read_committed)
+        return {partition: offsets[partition].offset for partition in sorted(offsets)}
 
 
 def _otherwise(position: AtCommitted, topic: str, partition: int) -> int:
     if position.otherwise == "fail":
         raise WrongOption(
-            f"group {position.group} has committed no offset of {topic}-{partition}; option {NONE_COMMITTED} takes "
-            "earliest or latest for such a partition"
+            f"group {position.group} has committed no offset of {topic}-{partition}; set option {NONE_COMMITTED} to "
+            "earliest or latest"
         )
     return EARLIEST if position.otherwise == "earliest" else LATEST
 

@@ -1,4 +1,4 @@
-"""What runs in Spark's Python workers: fetch ranges of the log as raw batches, hand them on as Arrow columns."""
+"""Read tasks, which run in Spark's Python workers: fetch ranges of the log and return them as Arrow columns."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,37 +19,37 @@ from onceflow.wire.batch import read_header
 from onceflow.wire.columns import DecodedColumns, decode_columns
 
 OFFSETS_PER_TASK_MIN = 10_000
-"""A task costs some 40 ms however little it reads, about what ten thousand records cost to read and parse."""
+"""A task costs at least some 40 ms, about the time to read and parse ten thousand records."""
 FETCH_BYTES_MAX = 8 * 1024 * 1024
 FETCH_BYTES_MIN = 64 * 1024
 FETCH_BYTES_PER_OFFSET = 1024
-"""A short range in a long log asks for a little, not for 8 MiB to throw away; larger records take more fetches."""
+"""A short range in a long log fetches little, not 8 MiB to discard; larger records take more fetches."""
 FIRST_CONTACT_MS = 30_000
-"""The batch was planned on these addresses a moment ago, so a broker that is away is expected back."""
+"""The batch was planned with these addresses a moment ago, so an unreachable broker is expected to return."""
 STALL_SECONDS_MAX = 30
-"""How long a partition may give nothing below an end that it had when the batch was planned."""
+"""How long a partition may return nothing below the end that it had when the batch was planned."""
 
 _COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 
 class ReadStalled(OnceflowError):
-    """A partition does not give the records that it was seen to have."""
+    """Partition that does not return the records that it had when the batch was planned."""
 
 
 class TopicReplaced(OnceflowError):
-    """The topic was deleted and made again while a task read it."""
+    """Topic that was deleted and recreated while a task read it."""
 
 
 @dataclass(frozen=True)
 class ReadTask(InputPartition):
-    """The ranges that one Spark task reads, and the ids of their topics where the broker tells them."""
+    """Ranges that one Spark task reads, and the known ids of their topics."""
 
     ranges: tuple[OffsetRange, ...]
     topic_ids: Mapping[str, str]
 
 
 def plan(parts: Iterable[OffsetRange], topic_ids: Mapping[str, str], options: SourceOptions) -> list[ReadTask]:
-    """The tasks of one batch; none where no range holds an offset."""
+    """Return the tasks of one batch; none if all ranges are empty."""
     tasks = share_out(
         parts,
         OFFSETS_PER_TASK_MIN,
@@ -63,7 +63,7 @@ def plan(parts: Iterable[OffsetRange], topic_ids: Mapping[str, str], options: So
 
 
 def read(options: SourceOptions, task: ReadTask) -> Iterator[pyarrow.RecordBatch]:
-    """The task's records, or what the push-downs make of them.
+    """Yield the task's records, or the result of the push-downs.
 
     Raises DataLost, ReadStalled, TopicReplaced, SumOverflow and the client's errors.
     """
@@ -72,7 +72,7 @@ def read(options: SourceOptions, task: ReadTask) -> Iterator[pyarrow.RecordBatch
 
 
 def _read_records(options: SourceOptions, task: ReadTask) -> Iterator[pyarrow.RecordBatch]:
-    """Every record of the task's ranges that the isolation level shows, each range in the order of its offsets."""
+    """Yield every record of the task's ranges that the isolation level allows, each range in offset order."""
     cluster = connect(options.bootstrap, options.security, first_contact_ms=FIRST_CONTACT_MS)
     for part in task.ranges:
         yield from _read_range(cluster, options, part)
@@ -85,7 +85,7 @@ def _read_range(cluster: Cluster, options: SourceOptions, part: OffsetRange) -> 
         try:
             fetched = _fetch(cluster, options, part, offset)
         except OffsetOutOfRange as error:
-            offset = _skip_gone(options, part, error)
+            offset = _skip_deleted(options, part, error)
             continue
         decoded = decode_columns(
             fetched.records,
@@ -114,31 +114,31 @@ def _fetch(cluster: Cluster, options: SourceOptions, part: OffsetRange, offset: 
             return fetched
         if time.monotonic() >= deadline:
             raise ReadStalled(
-                f"{part} gave nothing at offset {offset} for {STALL_SECONDS_MAX} s, though it reached its end when "
-                f"the batch was planned; its last stable offset is {fetched.last_stable_offset} now: "
+                f"{part} returned no records at offset {offset} for {STALL_SECONDS_MAX} s, though the log reached its "
+                f"end when the batch was planned; the last stable offset is now {fetched.last_stable_offset}: "
                 f"{Remedy.LOOK_AT_BROKER_LOG}, then {Remedy.START_AGAIN}"
             )
 
 
-def _skip_gone(options: SourceOptions, part: OffsetRange, error: OffsetOutOfRange) -> int:
-    """The offset after those that are gone, if the options allow that."""
+def _skip_deleted(options: SourceOptions, part: OffsetRange, error: OffsetOutOfRange) -> int:
+    """Return the offset after the missing ones, if the options allow that."""
     if error.log_start_offset <= error.offset <= error.offset_end:
         raise error
-    gone_end = min(error.log_start_offset, part.end) if error.offset < error.log_start_offset else part.end
+    deleted_end = min(error.log_start_offset, part.end) if error.offset < error.log_start_offset else part.end
     kind = LossKind.TRIMMED if error.offset < error.log_start_offset else LossKind.TRUNCATED
-    reason = f"the partition now begins at {error.log_start_offset} and ends at {error.offset_end}"
-    loss = Loss(kind, part.topic, part.partition, error.offset, gone_end, reason)
+    reason = f"the partition now starts at {error.log_start_offset} and ends at {error.offset_end}"
+    loss = Loss(kind, part.topic, part.partition, error.offset, deleted_end, reason)
     data_loss.report([loss], fail=options.fail_on_data_loss)
-    return gone_end
+    return deleted_end
 
 
 def _next_offset(part: OffsetRange, offset: int, fetched: Fetched, decoded: DecodedColumns) -> int:
-    """Where to fetch next. A first batch that begins beyond the range says that the rest of the range is a gap."""
+    """Return where to fetch next. If the first batch starts after the range, the rest of the range is a gap."""
     if decoded.next_offset > offset:
         return decoded.next_offset
-    found = read_header(fetched.records).base_offset
-    if found < part.end:
-        raise ReadStalled(f"{part}: a batch at offset {found} was fetched at {offset} and leads no further")
+    base_offset = read_header(fetched.records).base_offset
+    if base_offset < part.end:
+        raise ReadStalled(f"{part}: the batch fetched at offset {offset} ends before it, at base offset {base_offset}")
     return part.end
 
 
@@ -152,7 +152,7 @@ def _with_origin(columns: pyarrow.RecordBatch, part: OffsetRange) -> pyarrow.Rec
 
 
 def _require_same_topics(cluster: Cluster, task: ReadTask) -> None:
-    """Ids are never used twice: the same one before and after means that all that was read is of that topic."""
+    """Raise TopicReplaced if a topic's id changed. Ids are never reused, so an equal id proves one topic was read."""
     for name, topic in cluster.topics(*task.topic_ids).items() if task.topic_ids else ():
         if str(topic.topic_id) != task.topic_ids[name]:
             raise TopicReplaced(

@@ -1,15 +1,14 @@
-"""The streaming reader's planning half: which offsets the next micro-batch covers. One per query, in its own process.
+"""Planning of a stream: the offsets that the next micro-batch covers. One reader per query, in its own process.
 
-Batch 0 is the trap. Spark asks `initialOffset` twice in a first run, and again when it repeats batch 0 after a
-crash, and each time "latest" is somewhere else; records between the two answers would be lost. Its order of calls:
+Batch 0 is special. Spark calls `initialOffset` twice in a first run, and again when it repeats batch 0 after a crash.
+"latest" may differ each time, and records between the two results would be lost. The order of calls:
 
     fresh query          initialOffset, latestOffset, initialOffset, partitions
     batch 0 repeated     initialOffset, partitions, latestOffset
     any other restart    partitions or latestOffset, never initialOffset
 
-So `initialOffset` arms the reader and `partitions` disarms it, and while it is armed `latestOffset` gives back
-`start` itself: batch 0 has no rows and does nothing but write the start into the checkpoint, which alone counts from
-then on.
+So `initialOffset` arms the reader and `partitions` disarms it. While it is armed, `latestOffset` returns `start`:
+batch 0 has no rows and only writes the start into the checkpoint, from which the query then continues.
 """
 
 import logging
@@ -44,15 +43,15 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 LOSS_PAUSES_MS = (100, 200, 400, 800, 1600)
-"""Before a topic or partition of a planned batch is believed to be gone it is looked for again, after each of these."""
+"""Pauses between the checks for a missing topic or partition of a planned batch, before it counts as lost."""
 
 
 class TopicNotSubscribed(OnceflowError):
-    """The checkpoint reads a partition that the options no longer name."""
+    """Partition in the checkpoint that the options no longer select."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets in, offsets out; nothing is remembered that a restart would need."""
+    """Reader of one query; it keeps no state that a restart would need."""
 
     def __init__(
         self,
@@ -68,57 +67,57 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._alignment: Alignment | None = None
         self._armed = False
         self._is_start_settled = False
-        """Whether the query is a fresh one, or it was told that its checkpoint says where it goes on."""
+        """Whether the query is fresh, or the warning about its ignored starting offsets was logged."""
         self._batch_due_at = monotonic()
         self._target: Offsets | None = None
-        self._told: set[Loss] = set()
+        self._reported: set[Loss] = set()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where a fresh query begins."""
+        """Return where a fresh query starts."""
         self._armed = True
         starting = self._log.resolve(STARTING_OFFSETS, self._options.starting, ends=self._target)
         return starting.as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Options maxOffsetsPerTrigger and minOffsetsPerTrigger, as Spark asks for them."""
+        """Return options maxOffsetsPerTrigger and minOffsetsPerTrigger in Spark's form."""
         least, most = self._options.offsets_per_trigger_min, self._options.offsets_per_trigger_max
         if most is not None:
             return ReadMaxRows(most)
         return ReadAllAvailable() if least is None else ReadMinRows(least)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """The ends of this moment are all that this run reads to."""
+        """Fix the current ends of the log as the end of this run."""
         self._target = self._log.ends(fresh=True)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the batch after `start` ends; `start` itself when there is nothing, or too little."""
+        """Return where the batch after `start` ends: `start` itself if there are no new records, or too few."""
         if self._armed:
-            # Batch 0 repeated is planned already: it gets to `partitions` first.
+            # A repeated batch 0 is already planned: Spark calls `partitions` first.
             self._is_start_settled = True
             return start
-        self._tell_that_the_checkpoint_wins()
+        self._warn_of_ignored_start()
         known = offsets.parse(start)
         self._require_subscribed(known)
         self._commit(known)
         ends = self._ends_for(known)
         begins = self._log.begins(offsets.entering(known, ends))
-        found = offsets.following(known, ends, begins)
-        if self._is_held_back(sum(part.size for part in offsets.ranges(known, found))):
+        batch_end = offsets.following(known, ends, begins)
+        if self._is_held_back(sum(part.size for part in offsets.ranges(known, batch_end))):
             return start
-        found = self._aligned(known, found)
+        batch_end = self._aligned(known, batch_end)
         if isinstance(limit, ReadMaxRows):
-            found = offsets.limit(known, found, limit.max_rows)
-        return found.as_json()
+            batch_end = offsets.limit(known, batch_end, limit.max_rows)
+        return batch_end.as_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The ends of the log, which Spark puts beside its own position in each progress report."""
+        """Return the ends of the log, which Spark puts into each progress report."""
         return self._log.ends().as_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[read_task.ReadTask]:
-        """The read tasks of a batch, new or repeated; none where it has no rows."""
-        self._tell_that_the_checkpoint_wins()
+        """Return the read tasks of a batch, new or repeated; none if it has no rows."""
+        self._warn_of_ignored_start()
         if self._armed:
-            # Batch 0, whose start was asked for twice: a group may have committed something else between.
+            # Batch 0, whose start Spark requested twice: a group may have committed other offsets in between.
             self._armed = False
             return []
         batch_end = offsets.parse(end)
@@ -127,11 +126,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         now = self._ends_with(batch_end)
         self._report(offsets.losses(batch_end, now))
-        there = [part for part in parts if part.topic in now.by_topic and now.same_topic(batch_end, part.topic)]
-        return read_task.plan(there, batch_end.topic_ids, self._options)
+        present = [part for part in parts if part.topic in now.by_topic and now.same_topic(batch_end, part.topic)]
+        return read_task.plan(present, batch_end.topic_ids, self._options)
 
     def read(self, partition: Any) -> "Iterator[pyarrow.RecordBatch]":
-        """Runs in Spark's workers, on a copy of this reader."""
+        """Read one task's records; runs in Spark's workers, on a copy of this reader."""
         return read_task.read(self._options, partition)
 
     @property
@@ -141,18 +140,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._positions
 
     def _ends_for(self, known: Offsets) -> Offsets:
-        """The ends that a batch after `known` may reach, after a loss that they show has been reported."""
+        """Return the ends that a batch after `known` may reach. Losses that they show are reported first."""
         ends = self._target or self._log.ends()
-        if self._target is None and set(offsets.losses(known, ends)) - self._told:
+        if self._target is None and set(offsets.losses(known, ends)) - self._reported:
             ends = self._ends_with(known)
         self._report(offsets.losses(known, ends))
         return ends
 
     def _ends_with(self, planned: Offsets) -> Offsets:
-        """The ends of the log, asked for again while they lack what was planned, some seconds in all.
+        """Return the log's ends. Request them again for some seconds while they lack a planned partition.
 
-        A broker that has just started may for a moment not know a topic that is there; with failOnDataLoss=false its
-        rows would be dropped for that.
+        A broker that has just started may for a moment not know an existing topic, and failOnDataLoss=false would drop
+        its rows.
         """
         ends = self._log.ends(fresh=True)
         for pause_ms in LOSS_PAUSES_MS:
@@ -163,9 +162,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def _report(self, lost: list[Loss]) -> None:
-        """Each loss once: an idle query would tell it every 12 ms."""
-        data_loss.report([loss for loss in lost if loss not in self._told], fail=self._options.fail_on_data_loss)
-        self._told.update(lost)
+        """Report each loss once: an idle query would repeat it every 12 ms."""
+        data_loss.report([loss for loss in lost if loss not in self._reported], fail=self._options.fail_on_data_loss)
+        self._reported.update(lost)
 
     def _require_subscribed(self, known: Offsets) -> None:
         subscription = self._options.subscription
@@ -178,7 +177,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
 
     def _commit(self, reached: Offsets) -> None:
-        """Spark asks what follows `reached` only when the batch that ends there is complete, the last one too."""
+        """Commit `reached` to the group: Spark asks for the next batch only when the one before is complete."""
         group = self._options.commits_to
         if group is None:
             return
@@ -187,17 +186,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._commits = GroupCommits(cluster, group, self._monotonic)
         self._commits.commit(reached)
 
-    def _aligned(self, known: Offsets, found: Offsets) -> Offsets:
+    def _aligned(self, known: Offsets, batch_end: Offsets) -> Offsets:
         skew_ms = self._options.event_time_skew_ms
         if skew_ms is None:
-            return found
+            return batch_end
         if self._alignment is None:
             cluster = connect(self._options.bootstrap, self._options.security)
             self._alignment = Alignment(cluster, skew_ms, read_committed=self._options.read_committed)
-        return self._alignment.limit(known, found)
+        return self._alignment.limit(known, batch_end)
 
     def _is_held_back(self, waiting: int) -> bool:
-        """Whether `waiting` offsets are too few for a batch, and not yet overdue (Spark's delayBatch)."""
+        """Return whether `waiting` offsets are too few for a batch and not yet overdue (Spark's delayBatch)."""
         least = self._options.offsets_per_trigger_min
         if least is None or self._target is not None or not waiting:
             return False
@@ -206,9 +205,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_due_at = self._monotonic() + self._options.trigger_delay_max_ms / 1000
         return False
 
-    def _tell_that_the_checkpoint_wins(self) -> None:
+    def _warn_of_ignored_start(self) -> None:
         if not self._is_start_settled and self._options.start_given:
-            _logger.warning(
-                "the query goes on where its checkpoint says; what the options say is where a fresh one begins"
-            )
+            _logger.warning("starting offsets in the options are ignored: the query resumes from its checkpoint")
         self._is_start_settled = True

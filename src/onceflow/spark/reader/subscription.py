@@ -1,6 +1,4 @@
-"""Which topics and partitions a source reads: Spark's options subscribe, subscribePattern and assign, of which one is
-given.
-"""
+"""Topics and partitions that a source reads, by one of Spark's options subscribe, subscribePattern and assign."""
 
 import json
 import re
@@ -13,7 +11,7 @@ from onceflow.spark.wrong_option import WrongOption
 SUBSCRIBE = "subscribe"
 SUBSCRIBE_PATTERN = "subscribePattern"
 ASSIGN = "assign"
-WAYS = (SUBSCRIBE, SUBSCRIBE_PATTERN, ASSIGN)
+OPTIONS = (SUBSCRIBE, SUBSCRIBE_PATTERN, ASSIGN)
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _EXAMPLE = '{"visits": [0, 1]}'
@@ -21,51 +19,51 @@ _EXAMPLE = '{"visits": [0, 1]}'
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What one of the three options asks for."""
+    """Topics or partitions that one of the three options selects."""
 
     option: str
     topics: tuple[str, ...] = ()
-    """The topics that are named; none where a pattern is."""
+    """The named topics; empty for a pattern."""
     pattern: str | None = None
     partitions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The partitions that are named, where they are: topic → ascending."""
+    """The named partitions of each topic, ascending; empty unless option assign is given."""
 
     def covers(self, topic: str, partition: int) -> bool:
-        """Whether the partition is one of those that are asked for."""
+        """Return whether the partition is selected."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in self.topics and partition in self.partitions.get(topic, (partition,))
 
-    def found_in(self, there: Mapping[str, TopicMetadata]) -> dict[str, list[int]]:
-        """The partitions to read among those that are there, ascending. A pattern finds no internal topic."""
-        found = {}
-        for name, topic in sorted(there.items()):
-            partitions = [each for each in sorted(topic.partitions) if self.covers(name, each)]
+    def select(self, existing: Mapping[str, TopicMetadata]) -> dict[str, list[int]]:
+        """Return the existing partitions to read, ascending. A pattern matches no internal topic."""
+        selected = {}
+        for name, topic in sorted(existing.items()):
+            partitions = [partition for partition in sorted(topic.partitions) if self.covers(name, partition)]
             if partitions and not (self.pattern is not None and topic.internal):
-                found[name] = partitions
-        return found
+                selected[name] = partitions
+        return selected
 
-    def missing_from(self, there: Mapping[str, TopicMetadata]) -> str | None:
-        """A partition that is named and is not in a topic that is there; None where all are."""
+    def missing_from(self, existing: Mapping[str, TopicMetadata]) -> str | None:
+        """Return a named partition that its existing topic lacks; None if there is none."""
         for topic, partitions in self.partitions.items():
             for partition in partitions:
-                if topic in there and partition not in there[topic].partitions:
+                if topic in existing and partition not in existing[topic].partitions:
                     return f"{topic}-{partition}"
         return None
 
 
 def subscribed(*topics: str) -> Subscription:
-    """All partitions of these topics."""
+    """Return a subscription to all partitions of these topics."""
     return Subscription(SUBSCRIBE, topics)
 
 
 def read_subscription(values: Mapping[str, str]) -> Subscription:
-    """From options by their names in lower case. Raises WrongOption."""
-    given = [name for name in WAYS if values.get(name.lower())]
+    """Parse the subscription from options by lower-case name. Raises WrongOption."""
+    given = [name for name in OPTIONS if values.get(name.lower())]
     if not given:
         raise WrongOption(f"option {SUBSCRIBE} of source onceflow is missing (or {SUBSCRIBE_PATTERN}, or {ASSIGN})")
     if len(given) > 1:
-        raise WrongOption(f"options {' and '.join(given)} both say what to read; give one of them")
+        raise WrongOption(f"options {' and '.join(given)} both select what to read; give one of them")
     value = values[given[0].lower()]
     if given[0] == SUBSCRIBE:
         return Subscription(SUBSCRIBE, _topics(value))
@@ -87,8 +85,8 @@ def _topics(value: str) -> tuple[str, ...]:
 def _require_topic_name(option: str, value: str, topic: str) -> None:
     if not _TOPIC.fullmatch(topic):
         raise WrongOption(
-            f"option {option}={value!r}: {topic!r} is not a topic's name, which has letters, digits, "
-            "'.', '_' and '-', 249 at most"
+            f"option {option}={value!r}: {topic!r} is not a valid topic name; use letters, digits, '.', '_' and '-', "
+            "at most 249"
         )
 
 
@@ -96,7 +94,7 @@ def _pattern(value: str) -> str:
     try:
         re.compile(value)
     except re.error as error:
-        raise WrongOption(f"option {SUBSCRIBE_PATTERN}={value!r} is no regular expression: {error}") from error
+        raise WrongOption(f"option {SUBSCRIBE_PATTERN}={value!r} is not a valid regular expression: {error}") from error
     return value
 
 
@@ -111,7 +109,11 @@ def _assignment(value: str) -> dict[str, tuple[int, ...]]:
     assignment = {}
     for topic, partitions in document.items():
         _require_topic_name(ASSIGN, value, topic)
-        if not isinstance(partitions, list) or not partitions or not all(_is_partition(each) for each in partitions):
+        if (
+            not isinstance(partitions, list)
+            or not partitions
+            or not all(_is_partition(partition) for partition in partitions)
+        ):
             raise WrongOption(wrong)
         if len(set(partitions)) < len(partitions):
             raise WrongOption(f"option {ASSIGN}={value!r} names a partition of {topic} twice")
