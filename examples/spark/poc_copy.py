@@ -28,7 +28,7 @@ records = (
     .option("startingOffsets", "earliest")
     .load()
 )
-# Any object with `schema` and `deserialize`, and any with `serialize`, may stand here.
+# Any object with `schema` and `deserialize`, or with `serialize`, works here.
 texts = deserialized(records, StringDeserializer(), keep=["key"])
 rows = serialized(texts, StringSerializer())
 

@@ -31,7 +31,7 @@ def test_page_lists_every_option() -> None:
 
 def test_page_lists_every_refused_spark_option() -> None:
     page = (Path(__file__).parents[3] / "docs" / "from-spark-kafka.md").read_text()
-    refused = page[page.index("## What is refused") : page.index("## What else differs")]
+    refused = page[page.index("## Refused options") : page.index("## Other differences")]
     named = re.findall(r"^\| `([^`]+)` \|", refused, re.MULTILINE)
     assert [name.lower() for name in named] == list(WITHOUT_EFFECT)
     for name in named:
