@@ -67,7 +67,7 @@ class RabbitProcess:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
             self._exits.callback(ended, process)
         deadline = time.monotonic() + START_SECONDS_MAX
-        while not services.answers(self.port):
+        while not services.is_listening(self.port):
             if time.monotonic() > deadline or process.poll() is not None:
                 self._exits.close()
                 raise RuntimeError(f"RabbitMQ did not start: {(self.directory / 'server.log').read_text()[-500:]}")

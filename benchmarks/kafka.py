@@ -104,7 +104,7 @@ class KafkaProcess:
         """Start, a second time too after `stop` or `kill`, and wait until it listens."""
         process = self.launch()
         deadline = time.monotonic() + 60
-        while not services.answers(self.port):
+        while not services.is_listening(self.port):
             if time.monotonic() > deadline or process.poll() is not None:
                 process.kill()
                 raise SystemExit(f"Kafka did not start: {self.directory / 'server.log'}")

@@ -239,7 +239,7 @@ def redis_server(directory: Path, policy: str, exits: ExitStack) -> int:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     exits.callback(amqp.ended, process)
     deadline = time.monotonic() + 30
-    while not services.redis_answers(port):
+    while not services.redis_is_ready(port):
         assert time.monotonic() < deadline, f"Redis did not start: {directory / 'server.log'}"
         time.sleep(0.05)
     return port

@@ -180,7 +180,7 @@ class RedisProcess:
     def _wait(self) -> None:
         deadline = time.monotonic() + WITHIN_S
         while time.monotonic() < deadline:
-            if services.redis_answers(self.port):
+            if services.redis_is_ready(self.port):
                 return
             time.sleep(0.02)
         raise AssertionError((self.directory / "server.log").read_text())

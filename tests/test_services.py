@@ -1,4 +1,4 @@
-"""Children end with the command that started them, however it ends."""
+"""Supervised children end with their command; Java, Redis and ports are found."""
 
 import os
 import signal
@@ -45,12 +45,12 @@ def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
         return not (state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] == "Z")
-    except (ProcessLookupError, FileNotFoundError):  # It may go between the two looks.
+    except (ProcessLookupError, FileNotFoundError):  # It may end between the two calls.
         return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_children_and_grandchildren_end_when_the_command_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+def test_descendants_end_with_the_killed_command(tmp_path: Path, number: signal.Signals) -> None:
     log = tmp_path / "child.log"
     program = COMMAND_THAT_STARTS_A_CHILD.format(child=CHILD_WITH_A_CHILD, log=str(log))
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as command:
@@ -64,7 +64,7 @@ def test_children_and_grandchildren_end_when_the_command_is_killed(tmp_path: Pat
     assert eventually(lambda: not alive(child) and not alive(grandchild))
 
 
-def test_children_end_when_the_supervisor_itself_is_killed(tmp_path: Path) -> None:
+def test_children_end_with_the_killed_supervisor(tmp_path: Path) -> None:
     with services.Supervisor() as supervisor:
         child = supervisor.start("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"], tmp_path / "log")
         assert supervisor._process is not None
@@ -74,14 +74,14 @@ def test_children_end_when_the_supervisor_itself_is_killed(tmp_path: Path) -> No
         assert eventually(lambda: not alive(child.pid))
 
 
-def test_a_child_that_ends_by_itself_is_reported_with_its_code_and_its_last_lines(tmp_path: Path) -> None:
+def test_ended_children_have_code_and_log(tmp_path: Path) -> None:
     with services.Supervisor() as supervisor:
         child = supervisor.start("short", [sys.executable, "-c", "print('what went wrong'); exit(3)"], tmp_path / "log")
         assert eventually(lambda: child.code is not None)
     assert (child.code, child.last_lines()) == (3, "what went wrong")
 
 
-def test_a_program_that_does_not_exist_fails_with_its_name(tmp_path: Path) -> None:
+def test_missing_programs_are_named(tmp_path: Path) -> None:
     with services.Supervisor() as supervisor, pytest.raises(services.ChildFailed, match="no-such-program"):
         supervisor.start("missing", ["no-such-program"], tmp_path / "log")
 
@@ -93,7 +93,7 @@ def test_stop_waits_for_the_end(tmp_path: Path) -> None:
         assert not alive(child.pid)
 
 
-def test_children_end_in_the_reverse_order_of_their_start(tmp_path: Path) -> None:
+def test_children_end_in_reverse_order(tmp_path: Path) -> None:
     """A driver is started after its broker, which it needs until its end."""
     program = (
         "import pathlib, signal, sys, time; ended = pathlib.Path(sys.argv[1]); "
@@ -117,7 +117,7 @@ def test_the_packaged_java_runs_behind_its_shim(tmp_path: Path, monkeypatch: pyt
     assert subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
 
-def test_an_old_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_javas_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = tmp_path / "old" / "bin" / "java"
     old.parent.mkdir(parents=True)
     old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
@@ -131,7 +131,7 @@ def test_an_old_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.remedy(Remedy.INSTALL_JAVA)
 @pytest.mark.parametrize("by_pip", [False, True])
 def test_without_a_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_pip: bool) -> None:
-    """The one that is installed afterwards is the packaged one, on PATH or as its package."""
+    """The Java installed afterwards is the packaged one, on PATH or as a package."""
     packaged = services.find_java(tmp_path / "packaged") / "bin" / "java"
     monkeypatch.delenv("JAVA_HOME", raising=False)
     on_path: list[str] = []
@@ -165,7 +165,7 @@ def test_without_a_redis(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         assert Path(services.find_redis_server()).exists()
 
 
-def test_a_taken_port_gives_way_to_a_free_one() -> None:
+def test_used_ports_are_replaced() -> None:
     import socket
 
     with socket.socket() as taken:

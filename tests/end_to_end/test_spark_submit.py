@@ -63,7 +63,7 @@ def daemon(java_home: str, name: str, log: Path, *arguments: str) -> Iterator[in
     ):
         try:
             deadline = time.monotonic() + UP_WITHIN_S
-            while not services.answers(port):
+            while not services.is_listening(port):
                 assert process.poll() is None and time.monotonic() < deadline, log.read_text()
                 time.sleep(0.1)
             yield port

@@ -46,15 +46,15 @@ MUTANTS = (
     ),
     Mutant(
         "services.py",
-        '        _signal_group(process.pid, signal.SIGKILL)\n        _answer({"ended": name, "code": code})',
-        '        _answer({"ended": name, "code": code})',
-        _SERVICES + "test_children_and_grandchildren_end_when_the_command_is_killed",
+        '        _signal_group(process.pid, signal.SIGKILL)\n        _respond({"ended": name, "code": code})',
+        '        _respond({"ended": name, "code": code})',
+        _SERVICES + "test_descendants_end_with_the_killed_command",
     ),
     Mutant(
         "services.py",
         "        for name in reversed(list(self.processes)):",
         "        for name in list(self.processes):",
-        _SERVICES + "test_children_end_in_the_reverse_order_of_their_start",
+        _SERVICES + "test_children_end_in_reverse_order",
     ),
     Mutant(
         "testing/disk.py",

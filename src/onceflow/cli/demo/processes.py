@@ -105,16 +105,16 @@ class Laptop:
             data = str(self.directory / "broker")
             # Without an age limit: verify needs the log from its first record, however old.
             self._onceflow("broker", "broker", "--data", data, "--listen", self.bootstrap, "--log-retention-ms", "-1")
-            self._ready("broker", lambda: services.answers(self.ports["broker"]))
+            self._ready("broker", lambda: services.is_listening(self.ports["broker"]))
         with self._step("redis"):
             self._start_redis()
-            self._ready("redis", lambda: services.redis_answers(self.ports["redis"]))
+            self._ready("redis", lambda: services.redis_is_ready(self.ports["redis"]))
         self.batch_before = _batch(self._snapshot())
         with self._step("generator"):
             self._start_generator()
         with self._step("page"):
             self._onceflow("page", "dashboard", "--port", str(self.ports["page"]), *self._where())
-            self._ready("page", lambda: services.answers(self.ports["page"]))
+            self._ready("page", lambda: services.is_listening(self.ports["page"]))
         with self._step("spark"):
             self._start_spark()
         self._print_next_steps()
