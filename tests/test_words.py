@@ -42,8 +42,6 @@ TEST_NAME_WORDS_MAX = 7
 THIS = Path(__file__)
 
 PENDING: tuple[str, ...] = (
-    "src/onceflow/broker/groups/",
-    "src/onceflow/broker/transactions/",
     "src/onceflow/client/",
     "src/onceflow/redis/",
     "src/onceflow/spark/exactly_once/",
@@ -53,9 +51,7 @@ PENDING: tuple[str, ...] = (
     "src/onceflow/spark/testing/",
     "src/onceflow/testing/",
     "src/onceflow/wire/",
-    "tests/broker/groups/",
     "tests/broker/simulation/",
-    "tests/broker/transactions/",
     "tests/client/",
     "tests/compat/connector/",
     "tests/histories/",
@@ -86,14 +82,12 @@ PENDING: tuple[str, ...] = (
     "docs/campaigns.md",
     "docs/client.md",
     "docs/exactly-once.md",
-    "docs/groups.md",
     "docs/kafka-sink.md",
     "docs/log-format.md",
     "docs/redis.md",
     "docs/sink-kit.md",
     "docs/sinks.md",
     "docs/testing.md",
-    "docs/transactions.md",
 )
 """Beginnings of paths that are not yet rewritten."""
 

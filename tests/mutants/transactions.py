@@ -30,13 +30,13 @@ MUTANTS = (
     ),
     Mutant(
         "broker/transactions/requests.py",
-        "        self._being_added.update((asked.transactional_id, *each) for each in added)\n",
+        "        self._being_added.update((request.transactional_id, *place) for place in added)\n",
         "",
         _REQUESTS + "test_nothing_is_written_before_its_partition_was_added_durably",
     ),
     Mutant(
         "broker/transactions/requests.py",
-        "                self._being_added.difference_update((asked.transactional_id, *each) for each in added)\n",
+        "                self._being_added.difference_update((request.transactional_id, *place) for place in added)\n",
         "                pass\n",
         _REQUESTS + "test_nothing_is_written_before_its_partition_was_added_durably",
     ),
@@ -56,7 +56,7 @@ MUTANTS = (
         "broker/transactions/requests.py",
         " "
         '               logger.error("transaction of %s: a partition cannot be synced", transaction.transactional_id)\n'
-        "                answer(error_code)\n            else:\n                self._prepare(",
+        "                respond(error_code)\n            else:\n                self._prepare(",
         " "
         '               logger.error("transaction of %s: a partition cannot be synced", transaction.transactional_id)\n'
         "            if True:\n                self._prepare(",
@@ -70,7 +70,7 @@ MUTANTS = (
     ),
     Mutant(
         "broker/transactions/requests.py",
-        "            if not completion.is_under_way:\n                self._complete(transactional_id)\n",
+        "            if not completion.is_running:\n                self._complete(transactional_id)\n",
         "            pass\n",
         _REQUESTS + "test_a_marker_that_the_disk_has_no_room_for_is_written_later",
     ),
@@ -82,40 +82,40 @@ MUTANTS = (
     ),
     Mutant(
         "broker/transactions/requests.py",
-        "        self._prepare(transaction.fenced(self.coordinator.clock.now_ms()), answer)",
-        "        self._prepare(transaction.after(Event.ABORT, self.coordinator.clock.now_ms()), answer)",
+        "        self._prepare(transaction.fenced(self.coordinator.clock.now_ms()), respond)",
+        "        self._prepare(transaction.after(Event.ABORT, self.coordinator.clock.now_ms()), respond)",
         _TRAPS + "test_trap_09_after_a_time_out_the_epoch_is_wrong_before_the_state_is",
     ),
     Mutant(
         "broker/transactions/requests.py",
         "            self._group_commit.flush(partition, transaction.transactional_id)\n"
         "            syncs.wait_for(partition, synced)",
-        "            self._group_commit.request(partition)\n            completion.unmarked.discard(at)",
+        "            self._group_commit.request(partition)\n            completion.unmarked.discard(place)",
         "broker/transactions/test_transaction_durability.py::"
         "test_a_topic_with_a_flush_policy_is_synced_for_transactions_all_the_same",
     ),
     Mutant(
         "broker/transactions/requests.py",
         "        self._when_topics_synced(syncs.expect(synced))",
-        "        completion.unmarked.discard(at)",
+        "        completion.unmarked.discard(place)",
         "broker/transactions/test_transaction_durability.py::"
         "test_a_topic_whose_deletion_was_lost_comes_back_without_an_open_transaction",
     ),
     Mutant(
         "broker/transactions/requests.py",
-        "asked.producer_epoch > transaction.producer_epoch:",
-        "asked.producer_epoch > transaction.producer_epoch + 1:",
+        "request.producer_epoch > transaction.producer_epoch:",
+        "request.producer_epoch > transaction.producer_epoch + 1:",
         _REQUESTS + "test_an_admins_marker_cannot_shut_a_producer_out_of_one_partition",
     ),
     Mutant(
         "broker/transactions/coordinator.py",
-        "        if transaction.producer_epoch != asked.producer_epoch or transaction.is_fenced_for_good:",
-        "        if transaction.producer_epoch > asked.producer_epoch or transaction.is_fenced_for_good:",
+        "        if transaction.producer_epoch != request.producer_epoch or transaction.is_permanently_fenced:",
+        "        if transaction.producer_epoch > request.producer_epoch or transaction.is_permanently_fenced:",
         _COORDINATOR + "test_trap_08_the_end_needs_the_very_epoch",
     ),
     Mutant(
         "broker/transactions/coordinator.py",
-        " or transaction.is_fenced_for_good:\n            return ErrorCode.producer_fenced",
+        " or transaction.is_permanently_fenced:\n            return ErrorCode.producer_fenced",
         ":\n            return ErrorCode.producer_fenced",
         _COORDINATOR + "test_trap_10_the_epoch_that_nobody_was_given_lets_nobody_in",
     ),

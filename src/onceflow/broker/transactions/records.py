@@ -1,13 +1,13 @@
-"""Kafka's records in `__transaction_state`: one per transactional id, the last one counts.
+"""Kafka's records in `__transaction_state`: one per transactional id, the last one is current.
 
-Key and value each begin with an int16 version and go on as their schemas say (kafka-transaction-coordinator,
-`common/message/TransactionLogKey.json`, `TransactionLogValue.json`). Keys are of version 0; values are written in
-version 1, the flexible one, as Kafka 4 writes them, and read in 0 and 1. A null value takes the id away. Kafka's
+Key and value each start with an int16 version, followed by the fields of their schemas (kafka-transaction-coordinator,
+`common/message/TransactionLogKey.json`, `TransactionLogValue.json`). Keys have version 0. Values are written in
+version 1, the flexible one, as by Kafka 4, and read in 0 and 1. A null value deletes the id. Kafka's
 `DumpLogSegments --transaction-log-decoder` reads them.
 
-Of the tagged fields 0 is Kafka's previous producer id. `LAST_PRODUCER_EPOCH_TAG` is ours: Kafka keeps the last
-producer epoch in memory alone and, after a restart, fences a producer that repeats an unanswered InitProducerId; its
-readers skip tags that they do not know.
+Tagged field 0 is Kafka's previous producer id. `LAST_PRODUCER_EPOCH_TAG` is Onceflow's: Kafka keeps the last producer
+epoch only in memory, so after a restart it fences a producer that retries an InitProducerId. Kafka's readers skip
+unknown tags.
 """
 
 import struct
@@ -28,21 +28,21 @@ _HEAD = struct.Struct(">hqhib")
 _TIMES = struct.Struct(">qq")
 
 TransactionRecord = Transaction | str
-"""The state of a transactional id, or the id alone: it expired."""
+"""The state of a transactional id, or only the id if it expired."""
 
 
 def encode(record: TransactionRecord) -> tuple[bytes, bytes | None]:
-    """Key and value."""
+    """Return key and value of the record."""
     if isinstance(record, str):
         return _key(record), None
     return _key(record.transactional_id), _value(record)
 
 
 def decode(key: bytes, value: bytes | None) -> TransactionRecord:
-    """The record that `encode` made, or Kafka did; UnknownRecord for any other version."""
+    """Return the record, written by `encode` or by Kafka. Raises UnknownRecord for any other version."""
     version, length = struct.unpack_from(">hh", key)
     if version != KEY_VERSION:
-        raise UnknownRecord(f"no transaction record with key version {version} is known; {Remedy.WRITER_RELEASE}")
+        raise UnknownRecord(f"transaction record with unknown key version {version}; {Remedy.WRITER_RELEASE}")
     transactional_id = key[4 : 4 + length].decode()
     return transactional_id if value is None else _read_value(transactional_id, value)
 
@@ -68,9 +68,9 @@ def _value(transaction: Transaction) -> bytes:
         PREVIOUS_PRODUCER_ID_TAG: _tag(">q", transaction.previous_producer_id, NO_PRODUCER_ID),
         LAST_PRODUCER_EPOCH_TAG: _tag(">h", transaction.last_producer_epoch, NO_PRODUCER_EPOCH),
     }
-    present = {tag: data for tag, data in tags.items() if data}
-    append_uvarint(buffer, len(present))
-    for tag, data in present.items():
+    set_tags = {tag: data for tag, data in tags.items() if data}
+    append_uvarint(buffer, len(set_tags))
+    for tag, data in set_tags.items():
         append_uvarint(buffer, tag)
         append_uvarint(buffer, len(data))
         buffer += data
@@ -102,8 +102,8 @@ def _read_value(transactional_id: str, value: bytes) -> Transaction:
     version, producer_id, producer_epoch, timeout_ms, state_id = _HEAD.unpack_from(value)
     if version not in (0, VALUE_VERSION):
         raise UnknownRecord(
-            f"the record of transactional id {transactional_id} has value version {version}, this release reads 0 and"
-            f" {VALUE_VERSION}; {Remedy.WRITER_RELEASE}"
+            f"record of transactional id {transactional_id}: value version {version}, but only 0 and"
+            f" {VALUE_VERSION} are supported; {Remedy.WRITER_RELEASE}"
         )
     reader = _Reader(memoryview(value), _HEAD.size, is_flexible=version >= 1)
     partitions = frozenset(reader.partitions())
@@ -128,7 +128,7 @@ def _tagged(layout: str, data: bytes | None, default: int) -> int:
 
 
 class _Reader:
-    """Walks over a value of version 0, or 1 where it is flexible."""
+    """Reader of a value of version 0, or of version 1 if flexible."""
 
     def __init__(self, view: memoryview, position: int, *, is_flexible: bool) -> None:
         self._view = view
@@ -145,23 +145,23 @@ class _Reader:
         return value
 
     def _length(self, layout: str) -> int:
-        """Of a string or an array, -1 for null."""
+        """Return the length of a string or an array, -1 for null."""
         return self._uvarint() - 1 if self._is_flexible else self.unpack(layout)[0]
 
     def _bytes(self, size_bytes: int) -> bytes:
-        begin = self._position
+        start = self._position
         self._position += size_bytes
-        return bytes(self._view[begin : self._position])
+        return bytes(self._view[start : self._position])
 
     def tags(self) -> dict[int, bytes]:
-        """The tagged fields at this place, each as its bytes."""
+        """Return the tagged fields at this position, as bytes."""
         count = self._uvarint() if self._is_flexible else 0
         return {self._uvarint(): self._bytes(self._uvarint()) for _ in range(count)}
 
     def partitions(self) -> list[tuple[str, int]]:
-        found = []
+        partitions = []
         for _ in range(self._length(">i")):
             topic = self._bytes(self._length(">h")).decode()
-            found += [(topic, partition) for partition in self.unpack(f">{self._length('>i')}i")]
+            partitions += [(topic, partition) for partition in self.unpack(f">{self._length('>i')}i")]
             self.tags()
-        return found
+        return partitions

@@ -1,20 +1,20 @@
-"""Carries out what the coordinator decides: records, syncs, markers, then answers.
+"""Executes the transaction coordinator's decisions: records, syncs and markers, then responses.
 
-The order of a commit, which a crash may cut anywhere:
+A commit has these steps; a crash may interrupt it anywhere:
 
-1. EndTxn: every partition of the transaction is synced, whatever acks was; meanwhile nothing else happens to the id.
-2. PrepareCommit is recorded. Once it is durable the outcome is decided: start-up finishes it, nothing can undo it.
-3. A marker goes to every partition, and to the groups' offsets.
-4. All markers are durable: the answer is sent, so a reader sees the transaction when its producer knows of it, and
+1. EndTxn: every partition of the transaction is synced, whatever acks was. Other requests for the id wait meanwhile.
+2. PrepareCommit is recorded. Once it is durable, the transaction is committed: a restart completes it.
+3. A marker is written to every partition, and to the groups' offsets.
+4. All markers are durable: the response is sent, so readers see the transaction by the time its producer knows of it.
    CompleteCommit is recorded.
 
-An abort begins at 2 with PrepareAbort. Kafka answers after 2; this broker's clients rarely meet the
-CONCURRENT_TRANSACTIONS that follows from it. A partition whose topic was deleted has nothing left to sync or mark, but
-only once the deletion is durable: a topic that comes back with the next start must not hold an open transaction that
-the coordinator has forgotten.
+An abort starts at 2 with PrepareAbort. Kafka responds after 2; clients of this broker rarely get the
+CONCURRENT_TRANSACTIONS that results from it. A partition of a deleted topic needs no sync and no marker, but only once
+the deletion is durable. Otherwise the next start could restore the topic with an open transaction that the coordinator
+does not know.
 
-A produce request is let in by `check_produce`, on the loop that decides everything else, and only where the record
-that added its partition is durable: after any crash the coordinator knows of every transaction that a log holds.
+`check_produce` admits a produce request on the same loop that decides everything else, and only if the record that
+added its partition is durable. After any crash the coordinator thus knows every transaction in the logs.
 """
 
 import logging
@@ -44,46 +44,46 @@ from onceflow.wire.errors import ErrorCode
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-"""After how long a marker that could not be written is tried again: the disk may have been full."""
+"""Delay before a marker that could not be written is written again: the disk may have been full."""
 ENDED_AT_ONCE = 100
-"""Transactions that time out, or ids that expire, in one turn of the loop; the others follow with the next tick."""
+"""Timed-out transactions, or expired ids, handled in one turn of the loop; the rest follows in the next tick."""
 
-Answer = Callable[[ErrorCode], None]
+Respond = Callable[[ErrorCode], None]
 InitResponse = Callable[[ErrorCode, int, int], None]
-WhenTopicsSynced = Callable[[Answer], None]
+WhenTopicsSynced = Callable[[Respond], None]
 NextProducerId = Callable[[Callable[[ErrorCode, int], None]], None]
 
 
 class GroupOffsets(Protocol):
-    """What is asked of the groups: to end a transaction in their own partition."""
+    """Interface of the groups for transactions that commit offsets."""
 
     @property
     def error_code(self) -> ErrorCode:
-        """`coordinator_not_available`: their log takes nothing more until the next start."""
+        """`coordinator_not_available` if their log cannot be written until the next start."""
         ...
 
     def complete_transaction(self, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
-        """Append the marker, and make the transaction's offsets real or drop them. Raises LogError."""
+        """Append the marker, and commit or drop the transaction's offsets. Raises LogError."""
         ...
 
-    def when_synced(self, settled: Answer) -> None:
-        """Call back once that is durable, or never will be."""
+    def when_synced(self, settled: Respond) -> None:
+        """Call `settled` once that is durable, or with an error if it cannot be."""
         ...
 
 
 class Syncs:
-    """Calls `done` once with the first error, or none, when every partition that it was given is synced.
+    """Calls `done` once, when every partition is synced, with an error if there was one.
 
-    A topic that is deleted meanwhile is no error.
+    The deletion of a topic meanwhile does not count as an error.
     """
 
-    def __init__(self, done: Answer) -> None:
+    def __init__(self, done: Respond) -> None:
         self._done = done
         self._missing = 1
         self._error_code = ErrorCode.none
 
-    def expect(self, settled: Answer) -> Answer:
-        """One thing more to wait for: what is returned has to be called, and calls `settled` first."""
+    def expect(self, settled: Respond) -> Respond:
+        """Wait for one more callback: the returned one must be called, and calls `settled` first."""
         self._missing += 1
 
         def both(error_code: ErrorCode) -> None:
@@ -92,12 +92,12 @@ class Syncs:
 
         return both
 
-    def wait_for(self, partition: Partition, settled: Answer = lambda _code: None) -> None:
-        """Everything that is in the partition's log now."""
+    def wait_for(self, partition: Partition, settled: Respond = lambda _code: None) -> None:
+        """Wait until everything in the partition's log now is durable."""
         partition.when_durable(self.expect(settled))
 
     def settle(self, error_code: ErrorCode = ErrorCode.none) -> None:
-        """One sync less to wait for."""
+        """Count one sync as done."""
         if error_code not in (ErrorCode.none, ErrorCode.unknown_topic_or_partition):
             self._error_code = error_code
         self._missing -= 1
@@ -107,7 +107,7 @@ class Syncs:
 
 @dataclass(frozen=True, slots=True)
 class MarkerRequest:
-    """A marker that an admin wants written (WriteTxnMarkers)."""
+    """A marker that an admin client requests (WriteTxnMarkers)."""
 
     producer_id: int
     producer_epoch: int
@@ -117,21 +117,21 @@ class MarkerRequest:
 
 @dataclass(slots=True)
 class Completion:
-    """A prepared transaction on its way to its end: the partitions whose marker is not durable yet."""
+    """A prepared transaction: the partitions without a durable marker, and the waiting responses."""
 
     unmarked: set[TopicPartition]
-    answers: list[Callable[[], None]] = field(default_factory=list)
-    is_under_way: bool = False
+    responses: list[Callable[[], None]] = field(default_factory=list)
+    is_running: bool = False
 
     def respond(self) -> None:
-        answers, self.answers = self.answers, []
-        for each in answers:
-            each()
+        responses, self.responses = self.responses, []
+        for send in responses:
+            send()
 
 
 @dataclass(slots=True)
 class PeriodicWork:
-    """Something that `tick` does every `interval_seconds`, or in the next tick if `run` says that there is more."""
+    """Work that `tick` does every `interval_seconds`, or in the next tick if `run` returns that there is more."""
 
     run: Callable[[], bool]
     interval_seconds: float
@@ -139,7 +139,7 @@ class PeriodicWork:
 
 
 class Transactions:
-    """The transactional requests of one broker. After a failed sync every answer is an error until restart."""
+    """Transactional requests of one broker. After a failed sync every response is an error until a restart."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Transactions:
         self._next_producer_id = next_producer_id
         self._when_topics_synced = when_topics_synced
         self._being_added: set[tuple[str, str, int]] = set()
-        """Partitions that were added by a record that is in the log and not durable yet, or never will be."""
+        """Partitions added by a record that is not durable yet, or never will be."""
         self._completions: dict[str, Completion] = {}
         self._works = [
             PeriodicWork(self._abort_timed_out, abort_interval_ms / 1000),
@@ -173,18 +173,18 @@ class Transactions:
             assert record.key is not None
             coordinator.replay(transaction_records.decode(record.key, record.value))
 
-    # Records and answers
+    # Records and responses
 
     @property
     def error_code(self) -> ErrorCode:
-        """What every transactional request gets: `none` while the log can be written."""
+        """The error for every transactional request: `none` while the log is writable."""
         failed = self._state_log.partition.log.failure is not None
         return ErrorCode.coordinator_not_available if failed else ErrorCode.none
 
-    def when_synced(self, answer: Answer) -> None:
-        """Tell `answer` once all that the coordinator knows is durable, or that it never will be."""
+    def when_synced(self, respond: Respond) -> None:
+        """Respond once the coordinator's current state is durable, or with an error if it cannot be."""
         self._state_log.when_synced(
-            lambda code: answer(ErrorCode.coordinator_not_available if code else ErrorCode.none)
+            lambda code: respond(ErrorCode.coordinator_not_available if code else ErrorCode.none)
         )
 
     def _record(self, records: Sequence[TransactionRecord], *, from_reserve: bool = False) -> ErrorCode:
@@ -194,7 +194,7 @@ class Transactions:
             entries = [transaction_records.encode(record) for record in records]
             self._state_log.append(entries, from_reserve=from_reserve)
         except StorageFailed:
-            # The log has reported it, once: clients repeat what is refused.
+            # Not logged again: the log has reported it once, and clients retry.
             return ErrorCode.coordinator_not_available
         except LogError as error:
             logger.error("a transaction's record could not be appended: %s", error)
@@ -203,39 +203,39 @@ class Transactions:
             self.coordinator.replay(record)
         return ErrorCode.none
 
-    def _execute(self, decision: Decision, answer: Answer) -> None:
-        """Record the decision; `answer` gets its error code once everything that it reveals is durable."""
+    def _execute(self, decision: Decision, respond: Respond) -> None:
+        """Record the decision; respond with its error code once everything that it reveals is durable."""
         error_code = self._record([decision.record]) if decision.record is not None else self.error_code
         if error_code:
-            answer(error_code)
+            respond(error_code)
         else:
-            self.when_synced(lambda code: answer(code or decision.error_code))
+            self.when_synced(lambda code: respond(code or decision.error_code))
 
     # InitProducerId
 
-    def init(self, asked: InitRequest, answer: InitResponse) -> None:
-        """Give a producer id and epoch; an ongoing transaction is aborted first, and the client asks again."""
-        if not self.coordinator.needs_producer_id(asked):
-            self._init(asked, NO_PRODUCER_ID, answer)
+    def init(self, request: InitRequest, respond: InitResponse) -> None:
+        """Assign a producer id and epoch; an ongoing transaction is aborted first, and the client retries."""
+        if not self.coordinator.needs_producer_id(request):
+            self._init(request, NO_PRODUCER_ID, respond)
             return
 
         def allocated(error_code: ErrorCode, producer_id: int) -> None:
             if error_code:
-                answer(ErrorCode.coordinator_not_available, NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+                respond(ErrorCode.coordinator_not_available, NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
             else:
-                self._init(asked, producer_id, answer)
+                self._init(request, producer_id, respond)
 
         self._next_producer_id(allocated)
 
-    def _init(self, asked: InitRequest, fresh_producer_id: int, answer: InitResponse) -> None:
-        decision = self.coordinator.decide_init(asked, fresh_producer_id)
+    def _init(self, request: InitRequest, fresh_producer_id: int, respond: InitResponse) -> None:
+        decision = self.coordinator.decide_init(request, fresh_producer_id)
         record = decision.record
 
         def settled(error_code: ErrorCode) -> None:
             if error_code or record is None:
-                answer(error_code, NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+                respond(error_code, NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
             else:
-                answer(ErrorCode.none, record.producer_id, record.producer_epoch)
+                respond(ErrorCode.none, record.producer_id, record.producer_epoch)
 
         if record is not None and record.state is TransactionState.PREPARE_ABORT:
             self._prepare(record, lambda code: settled(code or decision.error_code))
@@ -244,59 +244,59 @@ class Transactions:
 
     # Partitions
 
-    def add(self, asked: ProducerRequest, partitions: frozenset[TopicPartition], answer: Answer) -> None:
-        """Let the transaction write to partitions, all of which exist."""
-        decision = self.coordinator.decide_add(asked, partitions)
+    def add(self, request: ProducerRequest, partitions: frozenset[TopicPartition], respond: Respond) -> None:
+        """Add partitions, which must exist, to the transaction."""
+        decision = self.coordinator.decide_add(request, partitions)
         if decision.record is None:
-            self._execute(decision, answer)
+            self._execute(decision, respond)
             return
-        added = partitions - self.coordinator.transactions[asked.transactional_id].partitions
+        added = partitions - self.coordinator.transactions[request.transactional_id].partitions
         error_code = self._record([decision.record])
         if error_code:
-            answer(error_code)
+            respond(error_code)
             return
-        self._being_added.update((asked.transactional_id, *each) for each in added)
+        self._being_added.update((request.transactional_id, *place) for place in added)
 
         def synced(error_code: ErrorCode) -> None:
             if not error_code:
-                self._being_added.difference_update((asked.transactional_id, *each) for each in added)
-            answer(error_code)
+                self._being_added.difference_update((request.transactional_id, *place) for place in added)
+            respond(error_code)
 
         self.when_synced(synced)
 
     def check_produce(
         self, producer_id: int, producer_epoch: int, transactional_id: str | None, topic: str, partition: int
     ) -> ErrorCode:
-        """What a transactional batch for this partition is refused with, or `none`. The hot path."""
+        """Return the error for a transactional batch for this partition, or `none`. The hot path."""
         if self._being_added and (transactional_id, topic, partition) in self._being_added:
             return ErrorCode.not_enough_replicas
         return self.coordinator.write_refusal(transactional_id or "", producer_id, producer_epoch, (topic, partition))
 
     # The end
 
-    def end(self, asked: ProducerRequest, event: Event, answer: Answer) -> None:
-        """EndTxn: `event` is COMMIT or ABORT. Success says that the outcome is decided, durable and visible."""
-        refusal = self.coordinator.end_refusal(asked, event)
+    def end(self, request: ProducerRequest, event: Event, respond: Respond) -> None:
+        """Handle EndTxn: `event` is COMMIT or ABORT. Success means that the outcome is durable and visible."""
+        refusal = self.coordinator.end_refusal(request, event)
         if refusal is not None:
-            self._execute(Decision(refusal), answer)
+            self._execute(Decision(refusal), respond)
             return
-        transaction = self.coordinator.transactions[asked.transactional_id]
+        transaction = self.coordinator.transactions[request.transactional_id]
         if event is Event.ABORT:
-            self._prepare(transaction.after(event, self.coordinator.clock.now_ms()), answer)
+            self._prepare(transaction.after(event, self.coordinator.clock.now_ms()), respond)
         else:
-            self._commit(transaction, answer)
+            self._commit(transaction, respond)
 
-    def _commit(self, transaction: Transaction, answer: Answer) -> None:
-        """Sync what was written, then prepare: a record lost after PrepareCommit would be a hole in the transaction."""
+    def _commit(self, transaction: Transaction, respond: Respond) -> None:
+        """Sync the records, then prepare: a record lost after PrepareCommit would be missing from the transaction."""
         self.coordinator.ending.add(transaction.transactional_id)
 
         def synced(error_code: ErrorCode) -> None:
             self.coordinator.ending.discard(transaction.transactional_id)
             if error_code:
                 logger.error("transaction of %s: a partition cannot be synced", transaction.transactional_id)
-                answer(error_code)
+                respond(error_code)
             else:
-                self._prepare(transaction.after(Event.COMMIT, self.coordinator.clock.now_ms()), answer)
+                self._prepare(transaction.after(Event.COMMIT, self.coordinator.clock.now_ms()), respond)
 
         syncs = Syncs(synced)
         for topic, index in sorted(transaction.partitions):
@@ -308,45 +308,45 @@ class Transactions:
                 syncs.wait_for(partition)
         syncs.settle()
 
-    def _prepare(self, prepared: Transaction, answer: Answer) -> None:
-        """Decide the outcome; `answer` is told when its markers are durable."""
+    def _prepare(self, prepared: Transaction, respond: Respond) -> None:
+        """Decide the outcome; respond when its markers are durable."""
         error_code = self._record([prepared], from_reserve=True)
         if error_code:
-            answer(error_code)
+            respond(error_code)
             return
 
         def decided(error_code: ErrorCode) -> None:
             if error_code:
-                answer(error_code)
+                respond(error_code)
             else:
-                self._complete(prepared.transactional_id, lambda: answer(ErrorCode.none))
+                self._complete(prepared.transactional_id, lambda: respond(ErrorCode.none))
 
         self.when_synced(decided)
 
-    def _complete(self, transactional_id: str, answer: Callable[[], None] | None = None) -> None:
-        """Write the missing markers; `answer` comes even if one cannot be written, for the outcome is decided."""
+    def _complete(self, transactional_id: str, respond: Callable[[], None] | None = None) -> None:
+        """Write the missing markers; respond even if one cannot be written, since the outcome is decided."""
         transaction = self.coordinator.transactions[transactional_id]
         completion = self._completions.get(transactional_id)
         if completion is None:
             completion = self._completions[transactional_id] = Completion(set(transaction.partitions))
-        if answer is not None:
-            completion.answers.append(answer)
-        if completion.is_under_way:
+        if respond is not None:
+            completion.responses.append(respond)
+        if completion.is_running:
             return
-        completion.is_under_way = True
+        completion.is_running = True
         syncs = Syncs(lambda _code: self._marked(transaction, completion))
-        for each in sorted(completion.unmarked):
-            self._mark(transaction, each, completion, syncs)
+        for place in sorted(completion.unmarked):
+            self._mark(transaction, place, completion, syncs)
         syncs.settle()
 
-    def _mark(self, transaction: Transaction, at: TopicPartition, completion: Completion, syncs: Syncs) -> None:
-        partition = self._partitions.get(*at)
+    def _mark(self, transaction: Transaction, place: TopicPartition, completion: Completion, syncs: Syncs) -> None:
+        partition = self._partitions.get(*place)
         if partition is None:
-            self._forget(at, completion, syncs)
+            self._skip_deleted(place, completion, syncs)
             return
-        is_groups = at[0] == GROUP_OFFSETS_TOPIC
+        is_groups = place[0] == GROUP_OFFSETS_TOPIC
         if partition.log.failure or (is_groups and self._groups.error_code is ErrorCode.coordinator_not_available):
-            # It was told when it failed, and takes no marker before the next start.
+            # Logged when it failed; it accepts no marker until the next start.
             return
         producer = transaction.producer_id, transaction.producer_epoch
         try:
@@ -355,42 +355,46 @@ class Transactions:
             else:
                 partition.log.append_marker(*producer, commit=transaction.commits)
         except InvalidProducerEpoch as error:
-            # Only a batch outside transactions, under a stolen id, can have raised the epoch; no data waits for this.
-            logger.warning("%s: no marker of %s: %s", partition, transaction.transactional_id, error)
-            completion.unmarked.discard(at)
+            # Only a batch outside transactions can have raised the epoch; no data waits for this.
+            logger.warning(
+                "%s: the marker of transaction %s cannot be written: %s", partition, transaction.transactional_id, error
+            )
+            completion.unmarked.discard(place)
             return
         except StorageFailed:
-            # The log has reported it, once: the marker is repeated every second.
+            # Not logged again: the log has reported it once, and the marker is retried every second.
             return
         except LogError as error:
-            logger.error("%s: no marker of %s yet: %s", partition, transaction.transactional_id, error)
+            logger.error(
+                "%s: the marker of transaction %s is written later: %s", partition, transaction.transactional_id, error
+            )
             return
 
         def synced(error_code: ErrorCode) -> None:
             if error_code == ErrorCode.none:
-                completion.unmarked.discard(at)
+                completion.unmarked.discard(place)
             elif error_code == ErrorCode.unknown_topic_or_partition:
-                self._forget(at, completion, syncs)
+                self._skip_deleted(place, completion, syncs)
 
         if is_groups:
-            # Not the partition's: while the groups are being loaded, the marker is not in the log yet.
+            # Not the partition's sync: while the groups are loading, the marker is not in the log yet.
             self._groups.when_synced(syncs.expect(synced))
         else:
             self._group_commit.flush(partition, transaction.transactional_id)
             syncs.wait_for(partition, synced)
 
-    def _forget(self, at: TopicPartition, completion: Completion, syncs: Syncs) -> None:
-        """The partition's topic was deleted: it needs no marker once that is durable."""
+    def _skip_deleted(self, place: TopicPartition, completion: Completion, syncs: Syncs) -> None:
+        """Remove a deleted partition from the completion once the deletion is durable."""
 
         def synced(error_code: ErrorCode) -> None:
             if not error_code:
-                completion.unmarked.discard(at)
+                completion.unmarked.discard(place)
 
         self._when_topics_synced(syncs.expect(synced))
 
     def _marked(self, transaction: Transaction, completion: Completion) -> None:
-        """A round of markers is over: record the end, or leave what is missing to `tick` or the next start."""
-        completion.is_under_way = False
+        """Record the end after a round of markers, or leave the missing ones to `tick` or the next start."""
+        completion.is_running = False
         if not completion.unmarked:
             completed = transaction.completed(self.coordinator.clock.now_ms())
             if not self._record([completed], from_reserve=True):
@@ -400,12 +404,12 @@ class Transactions:
     # Time
 
     def resume(self) -> None:
-        """At start-up, when all that was replayed is durable: finish every transaction whose outcome is decided."""
+        """Complete every prepared transaction at start, when all replayed records are durable."""
         for transaction in list(self.coordinator.prepared()):
             self._complete(transaction.transactional_id)
 
     def tick(self) -> None:
-        """Act on the time-outs that are over, and on markers that could not be written; called often."""
+        """Abort timed-out transactions, expire ids, and retry markers; called often."""
         now_seconds = self.coordinator.clock.monotonic()
         for work in () if self.error_code else self._works:
             if now_seconds >= work.due_seconds:
@@ -417,13 +421,13 @@ class Transactions:
         timed_out = list(islice(self.coordinator.timed_out(), ENDED_AT_ONCE))
         failures: list[ErrorCode] = []
         for transaction in timed_out:
-            logger.info("transaction of %s timed out and is aborted", transaction.transactional_id)
+            logger.info("transaction of %s timed out; aborting it", transaction.transactional_id)
             self.abort(transaction, failures.append)
         return len(timed_out) == ENDED_AT_ONCE and not any(failures)
 
     def _retry(self) -> bool:
         for transactional_id, completion in list(self._completions.items()):
-            if not completion.is_under_way:
+            if not completion.is_running:
                 self._complete(transactional_id)
         return False
 
@@ -431,49 +435,49 @@ class Transactions:
         expired = list(islice(self.coordinator.expired(), ENDED_AT_ONCE))
         return bool(expired) and not self._record(expired) and len(expired) == ENDED_AT_ONCE
 
-    # Admins
+    # Admin requests
 
     def unmarked(self, transaction: Transaction) -> Iterable[TopicPartition]:
-        """The transaction's partitions; of a prepared one those that have no durable marker yet."""
+        """Return the transaction's partitions; if it is prepared, those without a durable marker."""
         completion = self._completions.get(transaction.transactional_id)
         return transaction.partitions if completion is None else completion.unmarked
 
-    def write_marker(self, asked: MarkerRequest, at: TopicPartition, answer: Answer) -> None:
-        """End a transaction in one partition for an admin; of one that the coordinator knows, all of it is aborted."""
-        partition = self._partitions.get(*at)
-        if partition is None or at[0] in INTERNAL_TOPICS:
-            answer(ErrorCode.unknown_topic_or_partition)
+    def write_marker(self, request: MarkerRequest, place: TopicPartition, respond: Respond) -> None:
+        """Write an admin's marker to one partition; a transaction known to the coordinator is aborted as a whole."""
+        partition = self._partitions.get(*place)
+        if partition is None or place[0] in INTERNAL_TOPICS:
+            respond(ErrorCode.unknown_topic_or_partition)
             return
-        transaction = self.coordinator.of_producer(asked.producer_id)
-        if transaction is not None and asked.producer_epoch > transaction.producer_epoch:
-            # It would fence a producer in this partition alone of whom the coordinator says that it may write.
-            answer(ErrorCode.invalid_producer_epoch)
-        elif transaction is None or at not in transaction.partitions:
-            self._write_stray_marker(asked, partition, answer)
-        elif asked.producer_epoch < transaction.producer_epoch:
-            answer(ErrorCode.invalid_producer_epoch)
-        elif asked.commit or transaction.transactional_id in self.coordinator.ending:
-            answer(ErrorCode.invalid_txn_state)
+        transaction = self.coordinator.of_producer(request.producer_id)
+        if transaction is not None and request.producer_epoch > transaction.producer_epoch:
+            # It would fence, in this partition only, a producer that may write according to the coordinator.
+            respond(ErrorCode.invalid_producer_epoch)
+        elif transaction is None or place not in transaction.partitions:
+            self._write_single_marker(request, partition, respond)
+        elif request.producer_epoch < transaction.producer_epoch:
+            respond(ErrorCode.invalid_producer_epoch)
+        elif request.commit or transaction.transactional_id in self.coordinator.ending:
+            respond(ErrorCode.invalid_txn_state)
         elif transaction.state is TransactionState.ONGOING:
-            self.abort(transaction, answer)
+            self.abort(transaction, respond)
         else:
-            # It is prepared: its own marker is on the way.
-            self._complete(transaction.transactional_id, lambda: answer(ErrorCode.none))
+            # It is prepared: its own marker is being written.
+            self._complete(transaction.transactional_id, lambda: respond(ErrorCode.none))
 
-    def _write_stray_marker(self, asked: MarkerRequest, partition: Partition, answer: Answer) -> None:
+    def _write_single_marker(self, request: MarkerRequest, partition: Partition, respond: Respond) -> None:
         try:
             partition.log.append_marker(
-                asked.producer_id,
-                asked.producer_epoch,
-                commit=asked.commit,
-                coordinator_epoch=asked.coordinator_epoch,
+                request.producer_id,
+                request.producer_epoch,
+                commit=request.commit,
+                coordinator_epoch=request.coordinator_epoch,
             )
         except LogError as error:
-            answer(error.error_code)
+            respond(error.error_code)
             return
         self._group_commit.flush(partition)
-        partition.when_durable(answer)
+        partition.when_durable(respond)
 
-    def abort(self, transaction: Transaction, answer: Answer) -> None:
-        """Abort an ongoing transaction in its producer's stead, who is fenced."""
-        self._prepare(transaction.fenced(self.coordinator.clock.now_ms()), answer)
+    def abort(self, transaction: Transaction, respond: Respond) -> None:
+        """Abort an ongoing transaction and fence its producer."""
+        self._prepare(transaction.fenced(self.coordinator.clock.now_ms()), respond)

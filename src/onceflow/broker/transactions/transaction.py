@@ -1,7 +1,7 @@
-"""One transactional id: its producer id and epoch, its transaction, and the table of its states.
+"""State of a transactional id: producer id, epoch, transaction, and the state table.
 
-The table is data: `NEXT_STATES` says what happens, `ANSWERS` what a request gets where nothing happens. The picture
-in docs/transactions.md is drawn from it (`python -m onceflow.broker.transactions.page`).
+`NEXT_STATES` has the transitions, `RESPONSES` the error codes of requests without a transition. The diagram in
+docs/transactions.md is generated from them (`python -m onceflow.broker.transactions.page`).
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from onceflow.wire.errors import ErrorCode
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 PRODUCER_EPOCH_MAX = 32766
-"""The last epoch that a producer is given: one more is kept, so that it can always be fenced."""
+"""The last epoch assigned to a producer: one more is reserved, so that the producer can be fenced."""
 
 TopicPartition = tuple[str, int]
 
 
 class TransactionState(Enum):
-    """Kafka's states, with its names; the numbers are those of its records (`STATE_IDS`)."""
+    """Kafka's states, in the order of their numbers in its records (`STATE_IDS`)."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -32,13 +32,13 @@ class TransactionState(Enum):
 
 
 class Event(Enum):
-    """What can happen to a transactional id; the values are the words of the picture."""
+    """Events of a transactional id; the values are the labels of the diagram."""
 
     INIT = "InitProducerId"
     ADD = "AddPartitionsToTxn, AddOffsetsToTxn"
     COMMIT = "EndTxn commit, its partitions are synced"
     ABORT = "EndTxn abort"
-    FENCE = "InitProducerId, time-out or admin's abort: epoch + 1"
+    FENCE = "InitProducerId, timeout or abort by an admin: epoch + 1"
     MARKED = "every marker is durable"
     EXPIRE = "transactional.id.expiration.ms"
 
@@ -65,12 +65,12 @@ NEXT_STATES: Mapping[TransactionState, Mapping[Event, TransactionState]] = Mappi
         TransactionState.DEAD: {},
     }
 )
-"""What each state becomes. DEAD is never stored: a tombstone takes the transactional id away."""
+"""Next state by state and event. DEAD is never stored: a tombstone deletes the transactional id."""
 
 _WAIT = ErrorCode.concurrent_transactions
 _WRONG = ErrorCode.invalid_txn_state
 
-ANSWERS: Mapping[TransactionState, Mapping[Event, ErrorCode]] = MappingProxyType(
+RESPONSES: Mapping[TransactionState, Mapping[Event, ErrorCode]] = MappingProxyType(
     {
         TransactionState.EMPTY: {Event.COMMIT: _WRONG, Event.ABORT: _WRONG},
         TransactionState.PREPARE_COMMIT: {
@@ -89,7 +89,7 @@ ANSWERS: Mapping[TransactionState, Mapping[Event, ErrorCode]] = MappingProxyType
         TransactionState.COMPLETE_ABORT: {Event.COMMIT: _WRONG, Event.ABORT: ErrorCode.none},
     }
 )
-"""What a request gets that changes nothing; `none` is the answer to a repeated EndTxn whose first one was lost."""
+"""Error codes of requests that change nothing; `none` is the response to a repeated EndTxn."""
 
 PREPARED = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
 UNFINISHED = PREPARED | {TransactionState.ONGOING}
@@ -97,10 +97,10 @@ UNFINISHED = PREPARED | {TransactionState.ONGOING}
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """The whole state of one transactional id, which is also what its record holds; a change makes a new one.
+    """Immutable state of one transactional id, as stored in its record.
 
-    `last_producer_epoch` is the epoch that a producer gave when it asked for the present one: with it a repeated
-    request is told from another producer's (KIP-360). `previous_producer_id` is the one before exhaustion.
+    `last_producer_epoch` is the epoch in the request for the current one; it distinguishes a retry from another
+    producer's request (KIP-360). `previous_producer_id` is the one before exhaustion.
     """
 
     transactional_id: str
@@ -116,12 +116,12 @@ class Transaction:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the producer id has no epoch left that a producer may be given."""
+        """Whether the producer id has no epoch left to assign."""
         return self.producer_epoch >= PRODUCER_EPOCH_MAX
 
     @property
-    def is_fenced_for_good(self) -> bool:
-        """Whether the epoch is the one that no producer is given: a next one to fence with does not exist."""
+    def is_permanently_fenced(self) -> bool:
+        """Whether the epoch is the reserved one, which is never assigned and cannot be fenced again."""
         return self.producer_epoch > PRODUCER_EPOCH_MAX
 
     @property
@@ -130,31 +130,31 @@ class Transaction:
         return self.state is TransactionState.PREPARE_COMMIT
 
     def response_to(self, event: Event) -> ErrorCode | None:
-        """What a request for `event` gets without a change; None: `after` says what it becomes."""
-        return ANSWERS.get(self.state, {}).get(event)
+        """Return the response to `event` if it changes nothing; None if `after` applies."""
+        return RESPONSES.get(self.state, {}).get(event)
 
     def after(self, event: Event, now_ms: int) -> "Transaction":
-        """The same id in the state that `event` leads to."""
+        """Return the state after `event`."""
         state = NEXT_STATES[self.state].get(event)
         assert state is not None, f"transactional id {self.transactional_id}: {event.name} in {self.state.value}"
         return replace(self, state=state, updated_ms=now_ms)
 
     def with_partitions(self, added: frozenset[TopicPartition], now_ms: int) -> "Transaction":
-        """Ongoing with these partitions too; a new transaction begins now."""
+        """Return the transaction, ongoing, with `added`; a new one starts now."""
         started_ms = self.started_ms if self.state is TransactionState.ONGOING else now_ms
         partitions = self.partitions | added
         return replace(self.after(Event.ADD, now_ms), partitions=partitions, started_ms=started_ms)
 
     def initialised(self, timeout_ms: int, now_ms: int, **changes: int) -> "Transaction":
-        """Empty, with a producer id and epoch for whoever asked."""
+        """Return the empty state after InitProducerId."""
         empty = self.after(Event.INIT, now_ms)
         return replace(empty, timeout_ms=timeout_ms, partitions=frozenset(), started_ms=-1, **changes)  # type: ignore[arg-type]
 
     def fenced(self, now_ms: int) -> "Transaction":
-        """To be aborted, under an epoch that no producer was given."""
+        """Return the transaction prepared for abort, with an epoch that no producer has."""
         fenced = self.after(Event.FENCE, now_ms)
         return replace(fenced, producer_epoch=self.producer_epoch + 1, last_producer_epoch=NO_PRODUCER_EPOCH)
 
     def completed(self, now_ms: int) -> "Transaction":
-        """All its markers are durable."""
+        """Return the completed state, after all markers are durable."""
         return replace(self.after(Event.MARKED, now_ms), partitions=frozenset())
