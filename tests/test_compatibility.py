@@ -22,7 +22,7 @@ RECORDS, GROUPS, JAVA_TRANSACTIONS = (
     "compat/test_java_transactions.py",
 )
 CODECS = "broker/test_codecs_of_clients.py::test_each_codec_is_read_by_every_client"
-MEMBERS = "broker/groups/test_clients.py::test_each_record_goes_to_one_member_while_members_come_and_go"
+MEMBERS = "broker/groups/test_clients.py::test_each_record_reaches_one_member"
 COMMITTED = "broker/handlers/test_read_committed.py::test_other_clients_read_committed_records"
 TRANSACTIONS = "broker/transactions/test_clients.py"
 ADMIN = "broker/test_admin_clients.py"
@@ -46,7 +46,7 @@ CLIENTS: dict[str, tuple[Cell, ...]] = {
     "confluent-kafka (librdkafka)": (
         ("all", f"{CODECS}[write_with_librdkafka]"),
         ("yes", f"{CODECS}[write_with_librdkafka]"),
-        ("yes", f"{TRANSACTIONS}::test_consume_transform_produce_is_exact_over_killed_brokers"),
+        ("yes", f"{TRANSACTIONS}::test_consume_transform_produce_survives_kills"),
         ("yes", f"{MEMBERS}[librdkafka-cooperative-sticky]"),
         ("yes", f"{COMMITTED}[read_with_librdkafka]"),
         ("yes", f"{ADMIN}::test_librdkafka_configures_a_topic"),

@@ -36,13 +36,13 @@ MUTANTS = (
         "broker/handlers/produce.py",
         "        node.group_commit.flush(partition, pending.requester)\n        if pending.acks:",
         "        node.group_commit.request(partition, pending.requester)\n        if pending.acks:",
-        _TRANSACTION + "test_a_topic_with_a_flush_policy_is_synced_for_transactions_all_the_same",
+        _TRANSACTION + "test_flush_policy_does_not_apply_to_transactions",
     ),
     Mutant(
         "broker/handlers/produce.py",
         "            partition.when_durable(pending.expect(partition, responses, at))",
         "            partition.when_synced(appended.last_offset + 1, pending.expect(partition, responses, at))",
-        _TRANSACTION + "test_a_transactional_record_is_answered_after_its_sync",
+        _TRANSACTION + "test_transactional_record_waits_for_sync",
     ),
     Mutant(
         "broker/handlers/metadata.py",

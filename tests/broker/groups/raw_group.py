@@ -12,8 +12,8 @@ Where = Sequence[tuple[str, Sequence[int]]]
 
 
 def subscription(*topics: str) -> bytes:
-    """What a consumer says in JoinGroup (ConsumerProtocolSubscription, version 0)."""
-    names = b"".join(len(each).to_bytes(2, "big") + each.encode() for each in topics)
+    """Return a consumer's metadata in JoinGroup (ConsumerProtocolSubscription, version 0)."""
+    names = b"".join(len(topic).to_bytes(2, "big") + topic.encode() for topic in topics)
     return b"\0\0" + len(topics).to_bytes(4, "big") + names + b"\xff\xff\xff\xff"
 
 
@@ -95,7 +95,7 @@ class RawGroup:
             group_instance_id=instance,
             protocol_type=protocol_type,
             protocol_name=protocol,
-            assignments=[{"member_id": each, "assignment": data} for each, data in assignments.items()],
+            assignments=[{"member_id": assignment, "assignment": data} for assignment, data in assignments.items()],
         )
 
     def synced(self, *, on: str = "main") -> Any:
@@ -106,7 +106,7 @@ class RawGroup:
         return self.synced(on=on)
 
     def beat(self, generation: int, member_id: str, instance: str | None = None) -> int:
-        answer = self.client().ask(
+        response = self.client().ask(
             apis.HEARTBEAT,
             4,
             group_id=self.group_id,
@@ -114,15 +114,15 @@ class RawGroup:
             member_id=member_id,
             group_instance_id=instance,
         )
-        return int(answer.error_code)
+        return int(response.error_code)
 
     def leave(self, *members: tuple[str, str | None]) -> list[tuple[str, str | None, int]]:
         """Each of (member id, instance id) with its error; that of the whole request alone if it has one."""
-        leaving = [{"member_id": each, "group_instance_id": instance, "reason": "test"} for each, instance in members]
-        answer = self.client().ask(apis.LEAVE_GROUP, 5, group_id=self.group_id, members=leaving)
-        if answer.error_code:
-            return [("", None, int(answer.error_code))]
-        return [(each.member_id, each.group_instance_id, int(each.error_code)) for each in answer.members]
+        leaving = [{"member_id": item, "group_instance_id": instance, "reason": "test"} for item, instance in members]
+        response = self.client().ask(apis.LEAVE_GROUP, 5, group_id=self.group_id, members=leaving)
+        if response.error_code:
+            return [("", None, int(response.error_code))]
+        return [(member.member_id, member.group_instance_id, int(member.error_code)) for member in response.members]
 
     def commit(
         self,
@@ -143,7 +143,7 @@ class RawGroup:
             fields["group_instance_id"] = instance
         if retention_ms is not None:
             fields["retention_time"] = milliseconds(retention_ms)
-        answer = self.client().ask(
+        response = self.client().ask(
             apis.OFFSET_COMMIT,
             version,
             group_id=self.group_id,
@@ -152,45 +152,49 @@ class RawGroup:
             topics=[{"name": topic, "partitions": [place]}],
             **fields,
         )
-        return int(answer.topics[0].partitions[0].error_code)
+        return int(response.topics[0].partitions[0].error_code)
 
     def offsets(self, where: Where | None = None, *, stable: bool = False) -> dict[tuple[str, int], tuple[int, int]]:
         """(topic, partition) → (offset, error code); of all offsets without `where`."""
         topics = None if where is None else [{"name": name, "partition_indexes": indexes} for name, indexes in where]
-        answer = self.client().ask(
+        response = self.client().ask(
             apis.OFFSET_FETCH, 8, groups=[{"group_id": self.group_id, "topics": topics}], require_stable=stable
         )
-        (group,) = answer.groups
+        (group,) = response.groups
         assert group.error_code == 0
         return {
-            (topic.name, each.partition_index): (each.committed_offset, int(each.error_code))
+            (topic.name, partition.partition_index): (partition.committed_offset, int(partition.error_code))
             for topic in group.topics
-            for each in topic.partitions
+            for partition in topic.partitions
         }
 
     def describe(self) -> Any:
-        answer = self.client().ask(apis.DESCRIBE_GROUPS, 5, groups=[self.group_id], include_authorized_operations=False)
-        return answer.groups[0]
+        response = self.client().ask(
+            apis.DESCRIBE_GROUPS, 5, groups=[self.group_id], include_authorized_operations=False
+        )
+        return response.groups[0]
 
     def listed(self, *states: str) -> list[tuple[str, str]]:
         """(protocol type, state) of this group, if it is listed among the groups in those states."""
-        answer = self.client().ask(apis.LIST_GROUPS, 4, states_filter=states)
-        assert answer.error_code == 0
-        return [(each.protocol_type, each.group_state) for each in answer.groups if each.group_id == self.group_id]
+        response = self.client().ask(apis.LIST_GROUPS, 4, states_filter=states)
+        assert response.error_code == 0
+        return [
+            (group.protocol_type, group.group_state) for group in response.groups if group.group_id == self.group_id
+        ]
 
     def delete(self, *others: str) -> dict[str, int]:
-        answer = self.client().ask(apis.DELETE_GROUPS, 2, groups_names=[self.group_id, *others])
-        return {each.group_id: int(each.error_code) for each in answer.results}
+        response = self.client().ask(apis.DELETE_GROUPS, 2, groups_names=[self.group_id, *others])
+        return {result.group_id: int(result.error_code) for result in response.results}
 
     def delete_offsets(self, where: Where) -> tuple[int, dict[tuple[str, int], int]]:
         """The request's error, and those of each partition."""
         topics = [
-            {"name": name, "partitions": [{"partition_index": each} for each in indexes]} for name, indexes in where
+            {"name": name, "partitions": [{"partition_index": index} for index in indexes]} for name, indexes in where
         ]
-        answer = self.client().ask(apis.OFFSET_DELETE, 0, group_id=self.group_id, topics=topics)
-        found = {
-            (topic.name, each.partition_index): int(each.error_code)
-            for topic in answer.topics
-            for each in topic.partitions
+        response = self.client().ask(apis.OFFSET_DELETE, 0, group_id=self.group_id, topics=topics)
+        offsets = {
+            (topic.name, partition.partition_index): int(partition.error_code)
+            for topic in response.topics
+            for partition in topic.partitions
         }
-        return int(answer.error_code), found
+        return int(response.error_code), offsets

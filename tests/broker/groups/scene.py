@@ -1,4 +1,4 @@
-"""A group coordinator alone: requests in, records and answers out, time moved by hand."""
+"""A group coordinator alone: requests in, records and responses out, time moved by hand."""
 
 import itertools
 import uuid
@@ -21,7 +21,7 @@ CONFIG = BrokerConfig(Path("not used"))
 
 
 class Scene:
-    """A coordinator whose outcomes are carried out at once; `answers` by the name that a request was given.
+    """A coordinator whose outcomes are carried out at once; `responses` by the name that a request was given.
 
     The group is always `g`; the name of a member is its client id.
     """
@@ -32,7 +32,7 @@ class Scene:
         numbers = itertools.count(1)
         self.groups = GroupCoordinator(self.clock, self.config, make_uuid=lambda: uuid.UUID(int=next(numbers)))
         self.log: list[tuple[bytes, bytes | None]] = []
-        self.answers: dict[str, JoinResponse | SyncResponse] = {}
+        self.responses: dict[str, JoinResponse | SyncResponse] = {}
 
     @property
     def group(self) -> Group:
@@ -42,8 +42,8 @@ class Scene:
         for record in outcome.records:
             self.log.append(group_records.encode(record))
             self.groups.replay(record)
-        for answer in outcome.responses:
-            answer()
+        for response in outcome.responses:
+            response()
 
     def join(
         self,
@@ -60,36 +60,36 @@ class Scene:
         """`note` makes the member's metadata another."""
         request = JoinRequest(
             "g", member_id, name, "/host", SESSION_MS, rebalance_ms, "consumer",
-            tuple((each, f"{name} {each}{note}".encode()) for each in protocols), known, instance, skip,
+            tuple((protocol, f"{name} {protocol}{note}".encode()) for protocol in protocols), known, instance, skip,
         )  # fmt: skip
-        self.answers.pop(name, None)
-        self.execute(self.groups.join(request, lambda answer: self.answers.__setitem__(name, answer)))
-        answer = self.answers.get(name)
-        assert answer is None or isinstance(answer, JoinResponse)
-        return answer
+        self.responses.pop(name, None)
+        self.execute(self.groups.join(request, lambda response: self.responses.__setitem__(name, response)))
+        response = self.responses.get(name)
+        assert response is None or isinstance(response, JoinResponse)
+        return response
 
     def joined(self, name: str) -> JoinResponse:
-        """The answer that the last JoinGroup has got by now."""
-        answer = self.answers[name]
-        assert isinstance(answer, JoinResponse)
-        return answer
+        """The response that the last JoinGroup has got by now."""
+        response = self.responses[name]
+        assert isinstance(response, JoinResponse)
+        return response
 
     def sync(
         self, name: str, member_id: str, generation: int, instance: str | None = None, **assignments: bytes
     ) -> SyncResponse | None:
-        by_member = {self.member_id(each): assignment for each, assignment in assignments.items()}
+        by_member = {self.member_id(item): assignment for item, assignment in assignments.items()}
         request = SyncRequest("g", generation, member_id, "consumer", None, by_member, instance)
-        self.answers.pop(name, None)
-        self.execute(self.groups.sync(request, lambda answer: self.answers.__setitem__(name, answer)))
-        answer = self.answers.get(name)
-        assert answer is None or isinstance(answer, SyncResponse)
-        return answer
+        self.responses.pop(name, None)
+        self.execute(self.groups.sync(request, lambda response: self.responses.__setitem__(name, response)))
+        response = self.responses.get(name)
+        assert response is None or isinstance(response, SyncResponse)
+        return response
 
     def synced(self, name: str) -> SyncResponse:
-        """The answer that the last SyncGroup has got by now."""
-        answer = self.answers[name]
-        assert isinstance(answer, SyncResponse)
-        return answer
+        """The response that the last SyncGroup has got by now."""
+        response = self.responses[name]
+        assert isinstance(response, SyncResponse)
+        return response
 
     def leave(self, *leaving: Leaving) -> list[ErrorCode]:
         error_codes, outcome = self.groups.leave("g", leaving)
@@ -97,7 +97,7 @@ class Scene:
         return error_codes
 
     def member_id(self, name: str) -> str:
-        return next(each.member_id for each in self.group.members.values() if each.client_id == name)
+        return next(member.member_id for member in self.group.members.values() if member.client_id == name)
 
     def advance(self, duration_ms: int) -> None:
         self.clock.advance_ms(duration_ms)
@@ -119,7 +119,7 @@ class Scene:
         return first, second
 
     def replayed(self) -> GroupCoordinator:
-        """What a restart makes of the log."""
+        """Return the coordinator after a restart, replayed from the log."""
         fresh = GroupCoordinator(self.clock, self.config)
         for key, value in self.log:
             fresh.replay(group_records.decode(key, value))

@@ -60,20 +60,20 @@ class Stored:
         await self.group_commit.close()
 
     async def record(self, *records: GroupRecord) -> ErrorCode:
-        return await self._told(lambda settled: self.requests.record(records, settled))
+        return await self._result(lambda settled: self.requests.record(records, settled))
 
     async def record_transactional(self, producer_id: int, *records: OffsetCommit) -> ErrorCode:
-        return await self._told(lambda settled: self.requests.record_transactional(producer_id, 0, records, settled))
+        return await self._result(lambda settled: self.requests.record_transactional(producer_id, 0, records, settled))
 
     async def complete(self, producer_id: int, *, commit: bool) -> ErrorCode:
         self.requests.complete_transaction(producer_id, 0, commit=commit)
-        return await self._told(self.requests.when_synced)
+        return await self._result(self.requests.when_synced)
 
     @staticmethod
-    async def _told(ask: Callable[[Callable[[ErrorCode], None]], None]) -> ErrorCode:
-        told: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        ask(told.set_result)
-        return await asyncio.wait_for(told, 10)
+    async def _result(ask: Callable[[Callable[[ErrorCode], None]], None]) -> ErrorCode:
+        result: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        ask(result.set_result)
+        return await asyncio.wait_for(result, 10)
 
     @property
     def state(self) -> GroupState:
@@ -81,8 +81,12 @@ class Stored:
 
     def offsets(self, group: str = "g") -> dict[int, int | None]:
         """Partition of topic `t` → committed offset."""
-        found = self.groups.groups.get(group)
-        return {partition: each.offset for (_topic, partition), each in found.offsets.items()} if found else {}
+        stored_group = self.groups.groups.get(group)
+        return (
+            {partition: offset.offset for (_topic, partition), offset in stored_group.offsets.items()}
+            if stored_group
+            else {}
+        )
 
 
 def run(test: Callable[[], Awaitable[Any]]) -> None:

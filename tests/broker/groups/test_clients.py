@@ -96,9 +96,7 @@ CLIENTS = [
 
 
 @pytest.mark.parametrize(("client", "assignor"), CLIENTS, ids=lambda name: name)
-def test_each_record_goes_to_one_member_while_members_come_and_go(
-    bootstrap: str, topic: str, client: str, assignor: str
-) -> None:
+def test_each_record_reaches_one_member(bootstrap: str, topic: str, client: str, assignor: str) -> None:
     create(bootstrap, topic, PARTITIONS)
     handed, flow = Handed(), Flow(bootstrap, topic)
     workers: list[Worker] = []
@@ -122,7 +120,7 @@ def test_each_record_goes_to_one_member_while_members_come_and_go(
     assert handed.times == Counter({b"%d" % number: 1 for number in range(flow.count)})
 
 
-def test_each_record_goes_to_every_group_and_to_one_of_its_members(bootstrap: str, topic: str) -> None:
+def test_each_record_reaches_every_group_once(bootstrap: str, topic: str) -> None:
     """The article's test: group1 has one consumer, group2 three, of three libraries; keys 1, 2 and 3."""
     create(bootstrap, topic, 3)
     groups = {"group1": Handed(), "group2": Handed()}
@@ -186,11 +184,11 @@ class Static:
 
     @property
     def partitions(self) -> set[int]:
-        return {each.partition for each in self.consumer.assignment()}
+        return {item.partition for item in self.consumer.assignment()}
 
 
 class _Quiet:
-    """A logger: librdkafka tells of lost connections and of being fenced."""
+    """A logger: librdkafka logs lost connections and fencing."""
 
     def log(self, *_arguments: object) -> None:
         """Nothing."""
@@ -219,7 +217,7 @@ def test_a_static_member_restarts_without_a_rebalance(bootstrap: str, topic: str
     second.consumer.close()
 
 
-def test_a_static_member_is_fenced_by_its_successor(bootstrap: str, topic: str) -> None:
+def test_successor_fences_static_member(bootstrap: str, topic: str) -> None:
     create(bootstrap, topic, 1)
     first = Static(bootstrap, topic, "a")
     poll_until(lambda: first.partitions, "an assignment", first)
@@ -263,12 +261,12 @@ def test_members_and_offsets_survive_a_killed_broker(tmp_path: Path, topic: str)
         successor = Static(broker.bootstrap, topic, None)
         producer.produce(topic, b"last")
         producer.flush(WAIT_SECONDS)
-        found: list[bytes] = []
+        values: list[bytes] = []
 
         def find() -> bool:
-            found.extend(filter(None, [successor.poll()]))
-            return bool(found)
+            values.extend(filter(None, [successor.poll()]))
+            return bool(values)
 
         wait_until(find, "the next record")
-        assert found == [b"last"]
+        assert values == [b"last"]
         successor.consumer.close()

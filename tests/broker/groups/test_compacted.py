@@ -46,7 +46,7 @@ async def change(stored: Stored, seed: random.Random, open_transactions: set[int
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_restart_after_compaction_finds_the_same_groups(tmp_path: Path, seed: int) -> None:
+def test_groups_survive_compaction_and_restart(tmp_path: Path, seed: int) -> None:
     async def test() -> None:
         chance, open_transactions = random.Random(seed), set[int]()
         stored, removed_bytes = Stored(tmp_path, SMALL), 0

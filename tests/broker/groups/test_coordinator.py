@@ -11,36 +11,41 @@ from tests.broker.groups.scene import REBALANCE_MS, SESSION_MS, Scene
 def test_two_members_get_what_the_leader_assigned() -> None:
     scene = Scene()
     scene.two_members()
-    synced = {name: each.assignment for name, each in scene.answers.items() if isinstance(each, SyncResponse)}
+    synced = {
+        name: response.assignment for name, response in scene.responses.items() if isinstance(response, SyncResponse)
+    }
     assert synced == {"a": b"for a", "b": b"for b"}
     assert scene.groups.groups["g"].state is GroupState.STABLE
 
 
-def test_the_protocol_is_one_that_all_know_and_most_prefer() -> None:
+def test_protocol_is_common_and_preferred() -> None:
     scene = Scene()
     scene.join("a", protocols=("x", "y", "z"))
     scene.join("b", protocols=("y", "x"))
-    answer = scene.join("a", scene.member_id("a"), protocols=("y", "x", "z"))
-    assert answer is not None
-    assert answer.protocol == "y"
-    assert (scene.member_id("b"), None, b"b y") in answer.members
+    response = scene.join("a", scene.member_id("a"), protocols=("y", "x", "z"))
+    assert response is not None
+    assert response.protocol == "y"
+    assert (scene.member_id("b"), None, b"b y") in response.members
     refused = scene.join("c", protocols=("z",))
     assert refused is not None
     assert refused.error_code == ErrorCode.inconsistent_group_protocol
 
 
-def test_a_restart_finds_the_group_as_it_was() -> None:
+def test_restart_restores_the_group() -> None:
     scene = Scene()
     first, second = scene.two_members()
     scene.execute(Outcome(records=[OffsetCommit("g", "t", 0, 5, 0, "note", 1), OffsetCommit("g", "t", 1, 6)]))
     scene.execute(Outcome(records=[OffsetCommit("g", "t", 1, None)]))
     after, before = scene.replayed().groups["g"], scene.groups.groups["g"]
     assert (after.state, after.generation, after.leader) == (GroupState.STABLE, 2, first)
-    assert {each.member_id: each.assignment for each in after.members.values()} == {first: b"for a", second: b"for b"}
+    assert {member.member_id: member.assignment for member in after.members.values()} == {
+        first: b"for a",
+        second: b"for b",
+    }
     assert after.offsets == before.offsets == {("t", 0): OffsetCommit("g", "t", 0, 5, 0, "note", 1)}
 
 
-def test_a_restarted_group_goes_on_with_heartbeats_and_expires_who_sends_none() -> None:
+def test_restarted_group_expires_silent_members() -> None:
     scene = Scene()
     scene.two_members()
     scene.groups = scene.replayed()
@@ -64,13 +69,13 @@ def test_a_silent_leader_is_replaced() -> None:
     assert (joined.leader, joined.generation) == (second, 3)
 
 
-def test_the_longest_of_the_members_rebalance_time_outs_counts() -> None:
+def test_longest_rebalance_timeout_applies() -> None:
     scene = Scene()
     scene.join("a", rebalance_ms=5000)
     scene.sync("a", scene.member_id("a"), 1)
     assert scene.join("b", rebalance_ms=8000) is None
     scene.advance(5000)
-    assert "b" not in scene.answers
+    assert "b" not in scene.responses
     scene.advance(3000)
     assert scene.joined("b").generation == 2
 
@@ -85,7 +90,7 @@ def test_a_commit_keeps_a_member_alive() -> None:
     assert list(scene.group.members) == [first], "one that is refused is none"
 
 
-def test_who_does_not_join_in_time_is_left_behind() -> None:
+def test_member_that_joins_late_is_removed() -> None:
     scene = Scene()
     _first, second = scene.two_members()
     assert scene.join("c") is None
@@ -95,13 +100,13 @@ def test_who_does_not_join_in_time_is_left_behind() -> None:
     assert scene.join("b", second) is None
     scene.advance(5000)
     for name in ("b", "c"):
-        answer = scene.answers[name]
-        assert isinstance(answer, JoinResponse)
-        assert (answer.error_code, answer.generation, answer.leader) == (ErrorCode.none, 3, second)
+        response = scene.responses[name]
+        assert isinstance(response, JoinResponse)
+        assert (response.error_code, response.generation, response.leader) == (ErrorCode.none, 3, second)
 
 
-def test_a_member_that_waits_longer_than_its_session_stays() -> None:
-    """It has asked to join and cannot send heartbeats until it is answered."""
+def test_waiting_member_outlives_its_session() -> None:
+    """It waits for the response to its join and cannot send heartbeats meanwhile."""
     scene = Scene()
     first, second = scene.two_members()
     assert scene.join("c") is None
@@ -109,12 +114,12 @@ def test_a_member_that_waits_longer_than_its_session_stays() -> None:
     for _ in range(3):
         scene.advance(SESSION_MS // 2)
         scene.beat("a")
-    answer = scene.join("a", first)
-    assert answer is not None
-    assert len(answer.members) == 3
+    response = scene.join("a", first)
+    assert response is not None
+    assert len(response.members) == 3
 
 
-def test_a_leader_that_joins_a_stable_group_begins_a_rebalance() -> None:
+def test_join_of_leader_starts_rebalance() -> None:
     scene = Scene()
     first, second = scene.two_members()
     assert scene.join("a", first) is None
@@ -123,7 +128,7 @@ def test_a_leader_that_joins_a_stable_group_begins_a_rebalance() -> None:
     assert scene.joined("a").generation == 3
 
 
-def test_a_rebalance_waits_for_a_member_id_that_was_handed_out_until_it_expires() -> None:
+def test_rebalance_waits_for_pending_member_id() -> None:
     scene = Scene()
     first, second = scene.two_members()
     assert scene.join("c", known=True) is not None
@@ -132,7 +137,7 @@ def test_a_rebalance_waits_for_a_member_id_that_was_handed_out_until_it_expires(
     assert [len(scene.joined(name).members) for name in ("a", "b", "d")] == [3, 0, 0]
 
 
-def test_a_group_with_a_pending_offset_alone_is_not_removed() -> None:
+def test_group_with_pending_offset_is_kept() -> None:
     scene = Scene()
     scene.groups.replay_transactional(7, OffsetCommit("g", "t", 0, 5))
     assert scene.groups.decide_expire(scene.group) == []
@@ -140,7 +145,7 @@ def test_a_group_with_a_pending_offset_alone_is_not_removed() -> None:
     assert scene.groups.decide_expire(scene.group) == [GroupRemoval("g")]
 
 
-def test_a_new_group_takes_no_more_members_than_its_size() -> None:
+def test_new_group_respects_its_maximum_size() -> None:
     scene = Scene(group_members_max=2, group_initial_rebalance_delay_ms=3000)
     assert [scene.join("a"), scene.join("b")] == [None, None]
     refused = scene.join("c")
@@ -148,24 +153,24 @@ def test_a_new_group_takes_no_more_members_than_its_size() -> None:
     assert refused.error_code == ErrorCode.group_max_size_reached
 
 
-def test_who_joins_but_does_not_sync_in_time_is_left_behind() -> None:
+def test_member_that_syncs_late_is_removed() -> None:
     scene = Scene()
     first, second = scene.two_members()
     assert scene.join("a", first) is None
     assert scene.join("b", second) is not None
-    assert scene.join("b", second) is not None, "the generation's answer again, for one that was lost"
+    assert scene.join("b", second) is not None, "the generation's response again, for one that was lost"
     assert scene.sync("b", second, 3) is None
     for _ in range(REBALANCE_MS // 5000):
         scene.advance(5000)
         if first in scene.groups.groups["g"].members:
             scene.beat("a")
-    answer = scene.answers["b"]
-    assert isinstance(answer, SyncResponse)
-    assert answer.error_code == ErrorCode.rebalance_in_progress
+    response = scene.responses["b"]
+    assert isinstance(response, SyncResponse)
+    assert response.error_code == ErrorCode.rebalance_in_progress
     assert list(scene.groups.groups["g"].members) == [second]
 
 
-def test_the_last_member_leaves_an_empty_group_that_anybody_may_commit_to() -> None:
+def test_empty_group_accepts_commits_without_member() -> None:
     scene = Scene()
     first, second = scene.two_members()
     assert scene.groups.commit_error("g", "", -1) == ErrorCode.unknown_member_id
@@ -182,12 +187,12 @@ def test_a_rebalance_refuses_who_waits_for_assignments() -> None:
     scene.join("b", second)
     assert scene.sync("b", second, 3) is None
     scene.join("c")
-    answer = scene.answers["b"]
-    assert isinstance(answer, SyncResponse)
-    assert answer.error_code == ErrorCode.rebalance_in_progress
+    response = scene.responses["b"]
+    assert isinstance(response, SyncResponse)
+    assert response.error_code == ErrorCode.rebalance_in_progress
 
 
-def test_a_member_id_that_is_never_used_is_forgotten_with_its_group() -> None:
+def test_unused_member_id_expires_with_group() -> None:
     scene = Scene()
     required = scene.join("a", known=True)
     assert required is not None
@@ -210,7 +215,7 @@ def test_unused_member_ids_leave_groups_empty() -> None:
     assert scene.groups.commit_error("g", "", -1) == ErrorCode.none
 
 
-def test_a_new_group_that_all_leave_while_it_waits_for_more_is_empty_in_the_end() -> None:
+def test_new_group_that_all_leave_is_empty() -> None:
     scene = Scene(group_initial_rebalance_delay_ms=3000)
     assert scene.join("a") is None
     scene.leave(Leaving(scene.member_id("a")))
@@ -221,7 +226,7 @@ def test_a_new_group_that_all_leave_while_it_waits_for_more_is_empty_in_the_end(
     assert scene.groups.delete_error("g") == ErrorCode.none
 
 
-def test_a_deleted_group_takes_the_member_ids_that_it_handed_out_along() -> None:
+def test_deleted_group_drops_pending_ids() -> None:
     scene = Scene()
     assert scene.join("a", known=True) is not None
     scene.execute(Outcome(records=scene.groups.decide_delete("g")))
@@ -232,7 +237,7 @@ def test_a_deleted_group_takes_the_member_ids_that_it_handed_out_along() -> None
     assert scene.groups.expire() == []
 
 
-def test_a_member_id_that_was_handed_out_cannot_become_a_static_members() -> None:
+def test_pending_id_cannot_become_static() -> None:
     scene = Scene()
     scene.two_members(instance="i")
     required = scene.join("c", known=True)
@@ -244,31 +249,31 @@ def test_a_member_id_that_was_handed_out_cannot_become_a_static_members() -> Non
     assert len(scene.group.members) == 2
 
 
-def test_deleting_a_topic_takes_its_offsets_out_of_every_group() -> None:
+def test_topic_deletion_deletes_offsets_of_groups() -> None:
     scene = Scene()
-    commits: list[GroupRecord] = [OffsetCommit(group, topic, 0, 1) for group in "gh" for topic in ("gone", "kept")]
+    commits: list[GroupRecord] = [OffsetCommit(group, topic, 0, 1) for group in "gh" for topic in ("deleted", "kept")]
     scene.execute(Outcome(records=commits))
-    for records in scene.groups.decide_delete_topic_offsets(lambda topic: topic == "gone"):
+    for records in scene.groups.decide_delete_topic_offsets(lambda topic: topic == "deleted"):
         scene.execute(Outcome(records=records))
     for coordinator in (scene.groups, scene.replayed()):
         assert [list(coordinator.groups[group].offsets) for group in "gh"] == [[("kept", 0)]] * 2
 
 
-def test_a_new_group_waits_for_more_members_and_longer_while_there_come_any() -> None:
+def test_new_group_waits_for_more_members() -> None:
     scene = Scene(group_initial_rebalance_delay_ms=3000)
     assert scene.join("a") is None
     scene.advance(2000)
     assert scene.join("b") is None
     scene.advance(1000)
-    assert "a" not in scene.answers, "b came meanwhile: three seconds more"
+    assert "a" not in scene.responses, "b came meanwhile: three seconds more"
     scene.advance(2999)
-    assert "a" not in scene.answers
+    assert "a" not in scene.responses
     scene.advance(1)
     assert {scene.joined(name).generation for name in "ab"} == {1}
     assert len(scene.joined("a").members) == 2
 
 
-def test_the_wait_of_a_new_group_ends_with_the_rebalance_time_out() -> None:
+def test_rebalance_timeout_ends_initial_wait() -> None:
     scene = Scene(group_initial_rebalance_delay_ms=REBALANCE_MS // 2)
     scene.join("a")
     scene.advance(REBALANCE_MS // 2 - 500)
@@ -276,12 +281,12 @@ def test_the_wait_of_a_new_group_ends_with_the_rebalance_time_out() -> None:
     scene.advance(500)
     scene.advance(REBALANCE_MS // 2 - 500)
     scene.join("c")
-    assert "a" not in scene.answers
+    assert "a" not in scene.responses
     scene.advance(500)
     assert len(scene.joined("a").members) == 3, "the time-out of a minute is over, though c has just come"
 
 
-def test_a_full_group_takes_nobody_in_but_keeps_who_is_there() -> None:
+def test_full_group_refuses_new_members() -> None:
     scene = Scene(group_members_max=2)
     first, second = scene.two_members()
     refused = scene.join("c")
@@ -293,19 +298,19 @@ def test_a_full_group_takes_nobody_in_but_keeps_who_is_there() -> None:
     assert scene.joined("a").generation == 3
 
 
-def test_a_new_member_that_is_never_heard_of_again_is_given_up_after_five_minutes() -> None:
+def test_silent_new_member_expires() -> None:
     scene = Scene()
     scene.two_members()
     assert scene.join("c") is None
     for _ in range(REBALANCE_MS // 5000 - 1):
         scene.advance(5000)
         scene.beat("a", "b")
-    assert "c" not in scene.answers, "longer than its session, but it waits"
+    assert "c" not in scene.responses, "longer than its session, but it waits"
     scene.advance(5000)
     assert scene.joined("c").generation == 3
 
 
-def test_a_member_that_misses_the_sync_of_a_stable_group_is_taken_out() -> None:
+def test_member_without_sync_is_removed() -> None:
     scene = Scene()
     first, second = scene.two_members()
     scene.join("a", first)
@@ -313,19 +318,19 @@ def test_a_member_that_misses_the_sync_of_a_stable_group_is_taken_out() -> None:
     scene.sync("a", first, 3, a=b"x")
     for _ in range(REBALANCE_MS // 5000):
         scene.advance(5000)
-        scene.beat(*(each.client_id for each in scene.group.members.values()))
+        scene.beat(*(member.client_id for member in scene.group.members.values()))
     assert list(scene.group.members) == [first]
 
 
-def test_protocols_that_not_all_have_are_refused_even_to_who_would_change_its_own() -> None:
+def test_uncommon_protocols_are_refused() -> None:
     scene = Scene()
     scene.join("a", protocols=("range",))
-    answer = scene.join("a", scene.member_id("a"), protocols=("sticky",))
-    assert answer is not None
-    assert answer.error_code == ErrorCode.inconsistent_group_protocol
+    response = scene.join("a", scene.member_id("a"), protocols=("sticky",))
+    assert response is not None
+    assert response.error_code == ErrorCode.inconsistent_group_protocol
 
 
-def test_several_who_leave_at_once_make_one_rebalance() -> None:
+def test_simultaneous_leaves_cause_one_rebalance() -> None:
     scene = Scene()
     first, second = scene.two_members()
     assert scene.join("c") is None
@@ -341,10 +346,10 @@ def test_several_who_leave_at_once_make_one_rebalance() -> None:
     assert (joined.generation, len(joined.members)) == (3, 1)
 
 
-def test_what_could_not_be_recorded_is_not_so_and_the_members_join_again() -> None:
+def test_unrecorded_generation_starts_rebalance() -> None:
     scene = Scene()
     scene.join("a")
-    outcome = scene.groups.sync(SyncRequest("g", 1, scene.member_id("a"), None, None, {}), lambda _answer: None)
+    outcome = scene.groups.sync(SyncRequest("g", 1, scene.member_id("a"), None, None, {}), lambda _response: None)
     assert outcome.undo is not None
     assert outcome.undo().records == []
     assert scene.group.state is GroupState.PREPARING_REBALANCE

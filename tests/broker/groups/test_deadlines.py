@@ -1,4 +1,4 @@
-"""Time-outs of groups cost nothing until they are due, and member ids that nobody uses are bounded."""
+"""Group timeouts cost nothing until they are due, and unused member ids are bounded."""
 
 from onceflow.broker.groups.deadlines import PHASE, STALE_ENTRIES_KEPT, Deadlines
 from onceflow.broker.groups.members import JoinResponse
@@ -56,7 +56,7 @@ def test_heartbeats_and_short_visits_leave_nothing() -> None:
 
 def ask_for_id(scene: Scene, group_id: str, name: str) -> str:
     """The member id that a JoinGroup without one gets."""
-    answers: list[JoinResponse] = []
+    responses: list[JoinResponse] = []
     request = JoinRequest(
         group_id,
         "",
@@ -68,9 +68,9 @@ def ask_for_id(scene: Scene, group_id: str, name: str) -> str:
         (("range", b""),),
         requires_known_member_id=True,
     )
-    scene.execute(scene.groups.join(request, answers.append))
-    assert answers[0].error_code == ErrorCode.member_id_required
-    return answers[0].member_id
+    scene.execute(scene.groups.join(request, responses.append))
+    assert responses[0].error_code == ErrorCode.member_id_required
+    return responses[0].member_id
 
 
 def test_a_group_keeps_its_latest_pending_ids() -> None:
@@ -85,7 +85,7 @@ def test_a_group_keeps_its_latest_pending_ids() -> None:
     assert list(scene.group.pending_ids) == ids[2:4]
 
 
-def test_all_groups_together_keep_the_latest_pending_ids() -> None:
+def test_all_groups_keep_latest_pending_ids() -> None:
     """A group of which nothing is left is deleted with its last id."""
     scene = Scene(groups_pending_ids_max=10)
     for number in range(100):
@@ -97,7 +97,7 @@ def test_all_groups_together_keep_the_latest_pending_ids() -> None:
     assert not len(scene.groups.deadlines)
 
 
-def test_a_rebalance_does_not_wait_for_a_withdrawn_id() -> None:
+def test_rebalance_ignores_withdrawn_id() -> None:
     scene = Scene(groups_pending_ids_max=1)
     first = ask_for_id(scene, "g", "a")
     scene.join("a", first)
@@ -123,7 +123,7 @@ def test_members_leave_no_deadlines_behind() -> None:
     assert not len(scene.groups.deadlines)
 
 
-def test_an_empty_generation_is_recorded_until_it_is() -> None:
+def test_record_of_empty_generation_is_retried() -> None:
     """Its append fails twice: the group is looked at again."""
     scene = Scene()
     scene.join("a")

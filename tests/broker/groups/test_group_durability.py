@@ -1,4 +1,4 @@
-"""What a group's requests were answered is so after a power cut, and nothing is revealed that one could take back."""
+"""Group state after power cuts: acknowledged state survives, and no response reveals undurable state."""
 
 import threading
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class Steps:
         return group.offsets()["t", 0][0] == 6
 
     def delete_offset(self, group: RawGroup) -> bool:
-        # Members that are gone subscribe to nothing.
+        # Former members subscribe to nothing.
         if group.leave(("", "a"), ("", "b")) != [("", "a", NONE), ("", "b", NONE)]:
             return False
         return group.delete_offsets([("t", [0])]) == (NONE, {("t", 0): 0})
@@ -80,7 +80,7 @@ class Steps:
     ],
     ids=["commit", "leave", "come back", "delete an offset", "delete"],
 )
-def test_what_was_acknowledged_survives_a_power_cut_at_any_moment(
+def test_acknowledged_state_survives_power_cut(
     powered: PoweredBroker, do: Callable[[Steps, RawGroup], bool], is_done: Callable[[Steps, RawGroup], bool]
 ) -> None:
     with RawGroup(powered.bootstrap, "none") as group:
@@ -102,9 +102,7 @@ def test_what_was_acknowledged_survives_a_power_cut_at_any_moment(
     assert {(True, True), (False, False)} <= outcomes
 
 
-def test_no_answer_reveals_what_a_failed_sync_takes_back(
-    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_response_reveals_unsynced_state(powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     with RawGroup(powered.bootstrap, "g") as group:
         group.client().create_topic("t")
         disk_fails = threading.Event()
@@ -123,22 +121,20 @@ def test_no_answer_reveals_what_a_failed_sync_takes_back(
             member_id="",
             topics=[{"name": "t", "partitions": [place]}],
         )
-        fetch, describe, listing = (group.client(each) for each in ("fetch", "describe", "list"))
+        fetch, describe, listing = (group.client(item) for item in ("fetch", "describe", "list"))
         fetch.send(apis.OFFSET_FETCH, 7, group_id="g", topics=None)
         describe.send(apis.DESCRIBE_GROUPS, 5, groups=["g"], include_authorized_operations=False)
         listing.send(apis.LIST_GROUPS, 4)
         assert group.beat(1, "m") == ErrorCode.unknown_member_id, "the others have been read by now"
         disk_fails.set()
-        gone = ErrorCode.coordinator_not_available
-        assert group.client("commit").receive(apis.OFFSET_COMMIT, 8).topics[0].partitions[0].error_code == gone
-        assert fetch.receive(apis.OFFSET_FETCH, 7).error_code == gone
-        assert describe.receive(apis.DESCRIBE_GROUPS, 5).groups[0].error_code == gone
-        assert listing.receive(apis.LIST_GROUPS, 4).error_code == gone
+        unavailable = ErrorCode.coordinator_not_available
+        assert group.client("commit").receive(apis.OFFSET_COMMIT, 8).topics[0].partitions[0].error_code == unavailable
+        assert fetch.receive(apis.OFFSET_FETCH, 7).error_code == unavailable
+        assert describe.receive(apis.DESCRIBE_GROUPS, 5).groups[0].error_code == unavailable
+        assert listing.receive(apis.LIST_GROUPS, 4).error_code == unavailable
 
 
-def test_an_answer_reveals_nothing_that_was_appended_while_it_waited_for_its_sync(
-    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_response_reveals_nothing_appended_meanwhile(powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     with RawGroup(powered.bootstrap, "late") as group:
         group.client().create_topic("t")
         syncs = [threading.Event(), threading.Event()]
@@ -155,7 +151,7 @@ def test_an_answer_reveals_nothing_that_was_appended_while_it_waited_for_its_syn
             ],
         }
         group.client("early").send(apis.OFFSET_COMMIT, 8, group_id="early", **commit)
-        fetch, describe, listing = (group.client(each) for each in ("fetch", "describe", "list"))
+        fetch, describe, listing = (group.client(entry) for entry in ("fetch", "describe", "list"))
         fetch.send(apis.OFFSET_FETCH, 8, groups=[{"group_id": "late", "topics": None}])
         describe.send(apis.DESCRIBE_GROUPS, 5, groups=["late"], include_authorized_operations=False)
         listing.send(apis.LIST_GROUPS, 4)
@@ -165,14 +161,12 @@ def test_an_answer_reveals_nothing_that_was_appended_while_it_waited_for_its_syn
         syncs[0].set()
         assert fetch.receive(apis.OFFSET_FETCH, 8).groups[0].topics == ()
         assert describe.receive(apis.DESCRIBE_GROUPS, 5).groups[0].group_state == "Dead"
-        assert [each.group_id for each in listing.receive(apis.LIST_GROUPS, 4).groups] == ["early"]
+        assert [item.group_id for item in listing.receive(apis.LIST_GROUPS, 4).groups] == ["early"]
         syncs[1].set()
         assert group.client("commit").receive(apis.OFFSET_COMMIT, 8).topics[0].partitions[0].error_code == NONE
 
 
-def test_that_a_group_is_gone_is_told_when_it_is_durable(
-    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_deletion_is_reported_when_durable(powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     with RawGroup(powered.bootstrap, "g") as group:
         group.client().create_topic("t")
         assert group.commit("t") == NONE
@@ -194,9 +188,7 @@ def test_that_a_group_is_gone_is_told_when_it_is_durable(
             assert result.error_code == ErrorCode.coordinator_not_available
 
 
-def test_while_the_groups_load_the_broker_serves_all_others(
-    powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_requests_served_while_groups_load(powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     loading = ErrorCode.coordinator_load_in_progress
     nodes: list[Node] = []
     with RawGroup(powered.bootstrap, "g") as group:

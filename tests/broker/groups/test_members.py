@@ -17,7 +17,7 @@ KIB = 1024
 
 
 def a_member(name: str, *protocols: str) -> Member:
-    pairs = tuple((each, each.encode()) for each in protocols)
+    pairs = tuple((protocol, protocol.encode()) for protocol in protocols)
     return Member(name, name, "/host", SESSION_MS, REBALANCE_MS, pairs)
 
 
@@ -44,12 +44,12 @@ def test_waiting_joins_are_counted_once() -> None:
     member = a_member("a", "range")
     members.add(member)
     for _ in range(2):
-        members.await_join(member, lambda _answer: None)
+        members.await_join(member, lambda _response: None)
         assert members.joined_count == 1
     assert members.take_join_reply(member) is not None
     assert members.take_join_reply(member) is None
     assert members.joined_count == 0
-    members.await_join(member, lambda _answer: None)
+    members.await_join(member, lambda _response: None)
     members.remove("a")
     assert members.joined_count == 0
 
@@ -77,13 +77,13 @@ def join(
     scene: Scene, group_id: str, size_bytes: int, member_id: str = "", *, requires_known_member_id: bool = False
 ) -> JoinResponse:
     """The response to a member whose subscription has this size, in a group of its own."""
-    answers: list[JoinResponse] = []
+    responses: list[JoinResponse] = []
     request = JoinRequest(
         group_id, member_id, "client", "/host", SESSION_MS, REBALANCE_MS, "consumer", (("range", bytes(size_bytes)),),
         requires_known_member_id=requires_known_member_id,
     )  # fmt: skip
-    scene.execute(scene.groups.join(request, answers.append))
-    return answers[0]
+    scene.execute(scene.groups.join(request, responses.append))
+    return responses[0]
 
 
 def test_a_subscription_has_a_bound() -> None:
@@ -94,7 +94,7 @@ def test_a_subscription_has_a_bound() -> None:
 
 
 def test_all_subscriptions_together_have_a_bound(caplog: pytest.LogCaptureFixture) -> None:
-    """Members that do not fit wait; those that are in may join again, and whoever leaves makes room."""
+    """Members that do not fit wait; existing members may join again, and leaving members free memory."""
     scene = Scene(groups_memory_bytes_max=300 * KIB)
     first, second = (join(scene, f"group {number}", 120 * KIB) for number in range(2))
     assert (first.error_code, second.error_code) == (ErrorCode.none, ErrorCode.none)
@@ -112,7 +112,7 @@ def test_all_subscriptions_together_have_a_bound(caplog: pytest.LogCaptureFixtur
     assert scene.groups.memory.used_bytes == 0
 
 
-def test_the_bounds_hold_for_a_member_that_was_given_its_id_first() -> None:
+def test_limits_apply_to_pending_member() -> None:
     """Its first JoinGroup, which only gets the id, may have asked for less."""
     scene = Scene(group_subscription_bytes_max=200 * KIB, groups_memory_bytes_max=100 * KIB)
     given = join(scene, "g", 0, requires_known_member_id=True)
@@ -126,22 +126,22 @@ def test_the_bounds_hold_for_a_member_that_was_given_its_id_first() -> None:
 def test_assignments_count_too() -> None:
     scene = Scene(groups_memory_bytes_max=100 * KIB)
     scene.join("a")
-    answer = scene.sync("a", scene.member_id("a"), 1, a=bytes(100 * KIB))
-    assert answer is not None
-    assert answer.error_code == ErrorCode.coordinator_not_available
-    answer = scene.sync("a", scene.member_id("a"), 1, a=bytes(50 * KIB))
-    assert answer is not None
-    assert answer.error_code == ErrorCode.none
+    response = scene.sync("a", scene.member_id("a"), 1, a=bytes(100 * KIB))
+    assert response is not None
+    assert response.error_code == ErrorCode.coordinator_not_available
+    response = scene.sync("a", scene.member_id("a"), 1, a=bytes(50 * KIB))
+    assert response is not None
+    assert response.error_code == ErrorCode.none
     assert 50 * KIB < scene.groups.memory.used_bytes < 60 * KIB
     assert scene.replayed().memory.used_bytes == pytest.approx(scene.groups.memory.used_bytes, abs=200)
 
 
-def test_members_by_the_thousand_need_little_memory_each() -> None:
+def test_thousands_of_members_need_little_memory() -> None:
     """The bound over all groups limits their number as well."""
     scene = Scene(groups_memory_bytes_max=200 * KIB)
-    answers = [join(scene, f"group {number}", 0).error_code for number in range(200)]
-    assert 0 < answers.count(ErrorCode.none) < 150
-    assert answers[-1] == ErrorCode.coordinator_not_available
+    responses = [join(scene, f"group {number}", 0).error_code for number in range(200)]
+    assert 0 < responses.count(ErrorCode.none) < 150
+    assert responses[-1] == ErrorCode.coordinator_not_available
 
 
 def test_large_subscriptions_are_not_read() -> None:
@@ -152,7 +152,7 @@ def test_large_subscriptions_are_not_read() -> None:
     assert subscribed_topics(large) is None
 
 
-def test_responses_are_sent_in_slices_and_in_order() -> None:
+def test_responses_are_sent_in_slices() -> None:
     """One that fails takes none of the others with it."""
     sent: list[int] = []
 

@@ -19,7 +19,7 @@ from onceflow.wire.errors import ErrorCode
 from tests.broker.groups.stored import Stored, commits, run
 
 
-def test_a_long_log_is_loaded_in_slices_and_refused_meanwhile(tmp_path: Path) -> None:
+def test_long_log_is_loaded_in_slices(tmp_path: Path) -> None:
     async def test() -> None:
         stored = Stored(tmp_path)
         assert not stored.requests.is_loading, "an empty log is loaded at once"
@@ -69,7 +69,7 @@ def test_sessions_begin_when_the_groups_are_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error", [None, StorageFailed("full"), ZeroDivisionError("unforeseen")], ids=["well", "full", "bug"]
 )
-def test_the_offsets_of_a_deleted_topic_go_some_in_each_turn(
+def test_offsets_are_deleted_in_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     async def test() -> None:
@@ -77,28 +77,28 @@ def test_the_offsets_of_a_deleted_topic_go_some_in_each_turn(
         monkeypatch.setattr(coordinator, "OFFSETS_DELETED_AT_ONCE", 10)
         for number in range(50):
             await stored.record(*commits(1, 2, group=f"g{number}"), OffsetCommit(f"g{number}", "kept", 0, 3))
-        told: list[ErrorCode] = []
-        stored.requests.delete_offsets_of_topics({"t"}, told.append)
+        results: list[ErrorCode] = []
+        stored.requests.delete_offsets_of_topics({"t"}, results.append)
         left = []
-        while not told:
+        while not results:
             left.append(sum(len(group.offsets) > 1 for group in stored.groups.groups.values()))
             await asyncio.sleep(0)
             if error is not None and len(left) == 3:
                 monkeypatch.setattr(StateLog, "append", Mock(side_effect=error))
         if error is None:
             assert left[:6] == [50, 45, 40, 35, 30, 25]
-            assert told == [ErrorCode.none]
+            assert results == [ErrorCode.none]
             await stored.crash()
             assert {place for group in stored.groups.groups.values() for place in group.offsets} == {("kept", 0)}
         else:
-            assert told != [ErrorCode.none]
+            assert results != [ErrorCode.none]
             assert len(left) == 4, "nothing is tried after the error"
         await stored.group_commit.close()
 
     run(test)
 
 
-def test_offsets_that_expire_at_once_go_some_in_each_call(tmp_path: Path) -> None:
+def test_offsets_expire_in_slices(tmp_path: Path) -> None:
     async def test() -> None:
         stored = Stored(tmp_path, offsets_retention_ms=1000)
         for number in range(1000):
@@ -116,9 +116,7 @@ def test_offsets_that_expire_at_once_go_some_in_each_call(tmp_path: Path) -> Non
     run(test)
 
 
-def test_an_answer_that_the_disk_delays_too_long_is_an_error_and_given_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_delayed_response_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         stored = Stored(tmp_path, offsets_commit_timeout_ms=5000)
         disk_responds = threading.Event()
@@ -126,17 +124,17 @@ def test_an_answer_that_the_disk_delays_too_long_is_an_error_and_given_once(
         monkeypatch.setattr(
             "onceflow.testing.disk._FaultyFile.sync_data", lambda file: disk_responds.wait(10) and sync_data(file)
         )
-        told: list[ErrorCode] = []
-        stored.requests.record(commits(1), told.append)
+        results: list[ErrorCode] = []
+        stored.requests.record(commits(1), results.append)
         stored.clock.advance_ms(4999)
         stored.requests.expire()
-        assert told == []
+        assert results == []
         stored.clock.advance_ms(1)
         stored.requests.expire()
-        assert told == [ErrorCode.coordinator_not_available]
+        assert results == [ErrorCode.coordinator_not_available]
         disk_responds.set()
         await stored.synced()
-        assert told == [ErrorCode.coordinator_not_available]
+        assert results == [ErrorCode.coordinator_not_available]
         assert stored.offsets() == {0: 1}
         assert await stored.record(*commits(2)) == ErrorCode.none
         await stored.group_commit.close()
@@ -146,27 +144,27 @@ def test_an_answer_that_the_disk_delays_too_long_is_an_error_and_given_once(
 
 def join(stored: Stored) -> str:
     """One member of group `g`, which leads it; its id."""
-    answers: list[JoinResponse] = []
+    responses: list[JoinResponse] = []
     request = JoinRequest("g", "", "c", "/h", 10_000, 10_000, "consumer", (("range", b""),), False)
-    stored.requests.execute(stored.groups.join(request, answers.append))
+    stored.requests.execute(stored.groups.join(request, responses.append))
     return next(iter(stored.groups.groups["g"].members))
 
 
-def sync(stored: Stored, answers: list[SyncResponse], assignment: bytes = b"") -> None:
+def sync(stored: Stored, responses: list[SyncResponse], assignment: bytes = b"") -> None:
     group = stored.groups.groups["g"]
     member_id = next(iter(group.members))
     request = SyncRequest("g", group.generation, member_id, None, None, {member_id: assignment})
-    stored.requests.execute(stored.groups.sync(request, answers.append))
+    stored.requests.execute(stored.groups.sync(request, responses.append))
 
 
-def test_a_group_larger_than_a_batch_may_be_is_told_an_error_that_nobody_repeats(tmp_path: Path) -> None:
+def test_too_large_group_gets_permanent_error(tmp_path: Path) -> None:
     async def test() -> None:
         stored = Stored(tmp_path, LogConfig(message_bytes_max=1000))
         join(stored)
         await stored.synced()
-        answers: list[SyncResponse] = []
-        sync(stored, answers, b"x" * 1000)
-        assert answers == [SyncResponse(ErrorCode.unknown_server_error)], "as Kafka answers"
+        responses: list[SyncResponse] = []
+        sync(stored, responses, b"x" * 1000)
+        assert responses == [SyncResponse(ErrorCode.unknown_server_error)], "as Kafka responses"
         group = stored.groups.groups["g"]
         assert group.state is GroupState.PREPARING_REBALANCE, "the members are to join again"
         too_long = OffsetCommit("g", "t", 0, 1, 0, "x" * 1000)
@@ -178,18 +176,18 @@ def test_a_group_larger_than_a_batch_may_be_is_told_an_error_that_nobody_repeats
 
 
 def check_expiry(stored: Stored, *, after_ms: int) -> dict[int, int | None]:
-    """What is left of the offsets after that time, and after a look for old ones."""
+    """Return the remaining offsets after this time and a check for expired ones."""
     stored.clock.advance_ms(after_ms)
     stored.requests.expire()
     return stored.offsets()
 
 
 def keeping_for_100_s(directory: Path) -> Stored:
-    """It looks for old offsets every second."""
+    """Return groups that check for expired offsets every second."""
     return Stored(directory, offsets_retention_ms=100_000, offsets_retention_check_interval_ms=1000)
 
 
-def test_offsets_of_a_consumer_that_only_commits_expire_after_their_own_commits(tmp_path: Path) -> None:
+def test_offsets_without_group_expire_after_commit(tmp_path: Path) -> None:
     async def test() -> None:
         stored = keeping_for_100_s(tmp_path)
         begin_ms = stored.clock.now_ms()
@@ -210,7 +208,7 @@ def test_offsets_of_a_consumer_that_only_commits_expire_after_their_own_commits(
     run(test)
 
 
-def test_an_offset_with_a_retention_time_of_its_own_expires_then(tmp_path: Path) -> None:
+def test_offset_with_expiry_time_expires_then(tmp_path: Path) -> None:
     async def test() -> None:
         stored = keeping_for_100_s(tmp_path)
         now_ms = stored.clock.now_ms()
@@ -227,14 +225,14 @@ def test_an_offset_with_a_retention_time_of_its_own_expires_then(tmp_path: Path)
     run(test)
 
 
-def test_offsets_of_a_group_expire_after_its_last_member_not_while_it_has_some(tmp_path: Path) -> None:
+def test_offsets_expire_after_last_member_left(tmp_path: Path) -> None:
     async def test() -> None:
         stored = keeping_for_100_s(tmp_path)
         old_ms = stored.clock.now_ms() - 1_000_000
         join(stored)
         sync(stored, [])
         await stored.record(*commits(1, at_ms=old_ms))
-        # The member's metadata is no subscription: which topics it reads is not known, so all stay.
+        # The member's metadata cannot be decoded as a subscription: its topics are unknown, so all offsets stay.
         stored.groups.groups["g"].members[next(iter(stored.groups.groups["g"].members))].session_timeout_ms = 10**9
         stored.groups.begin()
         assert check_expiry(stored, after_ms=200_000) == {0: 1}
@@ -253,16 +251,16 @@ def test_offsets_of_a_group_expire_after_its_last_member_not_while_it_has_some(t
 
 
 def subscription(*topics: str) -> bytes:
-    names = b"".join(len(each).to_bytes(2, "big") + each.encode() for each in topics)
+    names = b"".join(len(topic).to_bytes(2, "big") + topic.encode() for topic in topics)
     return b"\0\0" + len(topics).to_bytes(4, "big") + names + b"\xff\xff\xff\xff"
 
 
-def test_in_a_stable_group_offsets_of_topics_that_nobody_reads_any_more_expire(tmp_path: Path) -> None:
+def test_offsets_of_unsubscribed_topics_expire(tmp_path: Path) -> None:
     async def test() -> None:
         stored = keeping_for_100_s(tmp_path)
         now_ms = stored.clock.now_ms()
         request = JoinRequest("g", "", "c", "/h", 10**6, 10**6, "consumer", (("range", subscription("read")),), False)
-        stored.requests.execute(stored.groups.join(request, lambda _answer: None))
+        stored.requests.execute(stored.groups.join(request, lambda _response: None))
         sync(stored, [])
         await stored.record(
             OffsetCommit("g", "read", 0, 1, -1, "", now_ms), OffsetCommit("g", "left", 1, 1, -1, "", now_ms)
@@ -277,8 +275,8 @@ def test_in_a_stable_group_offsets_of_topics_that_nobody_reads_any_more_expire(t
     run(test)
 
 
-def test_a_removed_group_is_gone_though_its_last_record_was_a_stable_one(tmp_path: Path) -> None:
-    """As compaction may leave it: the record of the empty group that came between is gone."""
+def test_deleted_stable_group_stays_deleted(tmp_path: Path) -> None:
+    """Compaction may have removed the record of the empty group in between."""
 
     async def test() -> None:
         stored = Stored(tmp_path)

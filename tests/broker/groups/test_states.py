@@ -10,12 +10,12 @@ from onceflow.broker.groups.members import MemberMemory, Members
 from onceflow.broker.groups.states import NEXT_STATES, GroupState
 
 
-def test_the_page_of_groups_is_what_the_table_says() -> None:
+def test_page_is_generated_from_table() -> None:
     written = (Path(__file__).parents[3] / "docs" / "groups.md").read_text()
     assert written == states.page(), "run: .venv/bin/python -m onceflow.broker.groups.states > docs/groups.md"
 
 
-def test_every_state_is_reached_and_has_a_way_to_the_end() -> None:
+def test_every_state_leads_to_dead() -> None:
     reached = {GroupState.EMPTY}
     for _ in GroupState:
         reached |= {following for state in reached for following in NEXT_STATES[state]}
@@ -23,6 +23,6 @@ def test_every_state_is_reached_and_has_a_way_to_the_end() -> None:
     assert [state for state, nexts in NEXT_STATES.items() if not nexts] == [GroupState.DEAD]
 
 
-def test_a_state_that_the_table_does_not_allow_is_refused() -> None:
+def test_invalid_transition_is_refused() -> None:
     with pytest.raises(AssertionError, match="Empty → CompletingRebalance"):
         Group("g", Members(MemberMemory(1))).move(GroupState.COMPLETING_REBALANCE)

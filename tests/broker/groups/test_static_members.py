@@ -7,7 +7,7 @@ from onceflow.wire.errors import ErrorCode
 from tests.broker.groups.scene import REBALANCE_MS, SESSION_MS, Scene
 
 
-def test_a_static_member_comes_back_without_a_rebalance() -> None:
+def test_static_member_returns_without_rebalance() -> None:
     scene = Scene()
     scene.join("a")
     first = scene.member_id("a")
@@ -17,11 +17,16 @@ def test_a_static_member_comes_back_without_a_rebalance() -> None:
     assert old.startswith("i-"), "Kafka names a static member by its instance"
     scene.sync("b", old, 2, "i")
     scene.sync("a", first, 2, a=b"for a", b=b"for b")
-    answer = scene.join("b", instance="i")
-    assert answer is not None
-    new = answer.member_id
+    response = scene.join("b", instance="i")
+    assert response is not None
+    new = response.member_id
     assert new != old
-    assert (answer.error_code, answer.generation, answer.leader, answer.members) == (ErrorCode.none, 2, first, ())
+    assert (response.error_code, response.generation, response.leader, response.members) == (
+        ErrorCode.none,
+        2,
+        first,
+        (),
+    )
     assert scene.group.state is GroupState.STABLE
     synced = scene.sync("b", new, 2, "i")
     assert synced is not None
@@ -29,15 +34,15 @@ def test_a_static_member_comes_back_without_a_rebalance() -> None:
     assert scene.beat("a") == [ErrorCode.none]
 
 
-def test_whoever_uses_the_old_id_of_a_static_member_is_fenced() -> None:
+def test_old_id_of_static_member_is_fenced() -> None:
     scene = Scene()
     old, _second = scene.two_members(instance="i")
-    answer = scene.join("a", instance="i")
-    assert answer is not None
+    response = scene.join("a", instance="i")
+    assert response is not None
     groups = scene.groups
     assert groups.heartbeat("g", old, 2, "i") == ErrorCode.fenced_instance_id
     assert groups.heartbeat("g", old, 2) == ErrorCode.unknown_member_id
-    assert groups.heartbeat("g", answer.member_id, 2, "j") == ErrorCode.unknown_member_id
+    assert groups.heartbeat("g", response.member_id, 2, "j") == ErrorCode.unknown_member_id
     assert groups.commit_error("g", old, 2, "i") == ErrorCode.fenced_instance_id
     assert groups.transactional_commit_error("g", old, 2, "i") == ErrorCode.fenced_instance_id
     synced = scene.sync("old", old, 2, "i")
@@ -49,20 +54,20 @@ def test_whoever_uses_the_old_id_of_a_static_member_is_fenced() -> None:
     assert scene.leave(Leaving(old, "i")) == [ErrorCode.fenced_instance_id]
 
 
-def test_a_leader_that_comes_back_is_told_to_skip_the_assignment_or_not_that_it_leads() -> None:
+def test_returning_leader_skips_assignment() -> None:
     scene = Scene()
     first, _second = scene.two_members(instance="i")
-    answer = scene.join("a", instance="i")
-    assert answer is not None
-    assert (answer.leader, answer.members) == (first, ()), "before version 9: the old id, which nobody has"
-    answer = scene.join("a", instance="i", skip=True)
-    assert answer is not None
-    assert (answer.leader, answer.skip_assignment) == (answer.member_id, True)
-    assert [instance for _member_id, instance, _metadata in answer.members] == [None, "i"]
-    assert scene.group.leader == answer.member_id
+    response = scene.join("a", instance="i")
+    assert response is not None
+    assert (response.leader, response.members) == (first, ()), "before version 9: the old id, which nobody has"
+    response = scene.join("a", instance="i", skip=True)
+    assert response is not None
+    assert (response.leader, response.skip_assignment) == (response.member_id, True)
+    assert [instance for _member_id, instance, _metadata in response.members] == [None, "i"]
+    assert scene.group.leader == response.member_id
 
 
-def test_two_at_once_with_one_instance_id_and_the_first_is_fenced_while_it_waits() -> None:
+def test_second_join_fences_waiting_static_member() -> None:
     scene = Scene()
     scene.two_members()
     assert scene.join("c", instance="i") is None
@@ -71,7 +76,7 @@ def test_two_at_once_with_one_instance_id_and_the_first_is_fenced_while_it_waits
     assert len(scene.group.members) == 3
 
 
-def test_a_static_member_whose_subscription_leads_to_another_assignor_rebalances() -> None:
+def test_changed_assignor_starts_rebalance() -> None:
     scene = Scene()
     scene.join("a", instance="i", protocols=("range", "sticky"))
     scene.sync("a", scene.member_id("a"), 1, "i", a=b"x")
@@ -83,7 +88,7 @@ def test_a_static_member_whose_subscription_leads_to_another_assignor_rebalances
     assert other.generation == 2
 
 
-def test_a_static_member_that_comes_back_before_the_assignment_begins_the_rebalance_anew() -> None:
+def test_return_before_assignment_restarts_rebalance() -> None:
     scene = Scene()
     first, second = scene.two_members(instance="i")
     scene.join("a", first, instance="i")
@@ -95,7 +100,7 @@ def test_a_static_member_that_comes_back_before_the_assignment_begins_the_rebala
     assert scene.joined("a").generation == 4
 
 
-def test_a_static_member_that_does_not_join_stays_until_its_session_is_over() -> None:
+def test_missing_static_member_stays_until_timeout() -> None:
     scene = Scene()
     scene.join("a")
     first = scene.member_id("a")
@@ -107,7 +112,7 @@ def test_a_static_member_that_does_not_join_stays_until_its_session_is_over() ->
     assert scene.join("c") is None
     scene.join("a", first)
     scene.advance(SESSION_MS - 1)
-    assert "a" not in scene.answers, "b is missing and static: everybody waits for it"
+    assert "a" not in scene.responses, "b is missing and static: everybody waits for it"
     scene.advance(1)
     assert len(scene.joined("a").members) == 2, "its session is over"
 
@@ -123,12 +128,12 @@ def test_missing_static_members_alone_make_no_generation() -> None:
         scene.advance(5000)
         assert scene.beat("a") == [ErrorCode.rebalance_in_progress]
     assert (scene.group.generation, scene.group.state) == (1, GroupState.PREPARING_REBALANCE)
-    answer = scene.join("a", first, instance="i")
-    assert answer is not None
-    assert answer.generation == 2
+    response = scene.join("a", first, instance="i")
+    assert response is not None
+    assert response.generation == 2
 
 
-def test_a_static_member_is_removed_by_its_instance_id_alone() -> None:
+def test_static_member_is_removed_by_instance() -> None:
     scene = Scene()
     _first, second = scene.two_members(instance="i")
     assert scene.leave(Leaving("", "i"), Leaving("", "j"), Leaving("", None)) == [
@@ -136,20 +141,20 @@ def test_a_static_member_is_removed_by_its_instance_id_alone() -> None:
         ErrorCode.unknown_member_id,
         ErrorCode.unknown_member_id,
     ]
-    answer = scene.join("b", second)
-    assert isinstance(answer, JoinResponse)
-    assert (answer.leader, len(answer.members)) == (second, 1)
+    response = scene.join("b", second)
+    assert isinstance(response, JoinResponse)
+    assert (response.leader, len(response.members)) == (second, 1)
 
 
-def test_a_restart_knows_the_static_members_and_the_one_that_came_back() -> None:
+def test_restart_restores_static_members() -> None:
     scene = Scene()
     scene.two_members(instance="i")
-    answer = scene.join("a", instance="i")
-    assert answer is not None
+    response = scene.join("a", instance="i")
+    assert response is not None
     scene.groups = scene.replayed()
-    assert scene.group.static_members == {"i": answer.member_id}
-    assert scene.group.leader == answer.member_id
-    assert scene.group.members[answer.member_id].assignment == b"for a"
+    assert scene.group.static_members == {"i": response.member_id}
+    assert scene.group.leader == response.member_id
+    assert scene.group.members[response.member_id].assignment == b"for a"
     again = scene.join("a", instance="i")
     assert again is not None
     assert again.generation == 2, "no rebalance after a restart either"

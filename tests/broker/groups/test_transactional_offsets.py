@@ -1,4 +1,4 @@
-"""Offsets that transactions commit to groups: pending, then real or gone; the same after each restart."""
+"""Offsets that transactions commit to groups: pending, then committed or dropped; the same after each restart."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ P, Q = 1000, 1001
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("commit", [True, False])
-def test_offsets_of_a_transaction_count_once_it_has_committed(tmp_path: Path, commit: bool, restarts: bool) -> None:
+def test_offsets_apply_after_commit(tmp_path: Path, commit: bool, restarts: bool) -> None:
     async def test() -> None:
         stored = Stored(tmp_path)
         assert await stored.record(*commits(1)) == ErrorCode.none
@@ -38,7 +38,7 @@ def test_offsets_of_a_transaction_count_once_it_has_committed(tmp_path: Path, co
     run(test)
 
 
-def test_a_plain_commit_after_a_transactional_one_stands(tmp_path: Path) -> None:
+def test_later_plain_commit_wins(tmp_path: Path) -> None:
     async def test() -> None:
         stored = Stored(tmp_path)
         await stored.record_transactional(P, *commits(7))
@@ -53,7 +53,7 @@ def test_a_plain_commit_after_a_transactional_one_stands(tmp_path: Path) -> None
     run(test)
 
 
-def test_of_two_transactions_the_later_commit_record_wins_whichever_ends_first(tmp_path: Path) -> None:
+def test_later_transactional_commit_wins(tmp_path: Path) -> None:
     async def test() -> None:
         stored = Stored(tmp_path)
         await stored.record_transactional(P, *commits(7))
@@ -70,7 +70,7 @@ def test_of_two_transactions_the_later_commit_record_wins_whichever_ends_first(t
     run(test)
 
 
-def test_a_deleted_group_takes_its_pending_offsets_along(tmp_path: Path) -> None:
+def test_deleted_group_drops_pending_offsets(tmp_path: Path) -> None:
     async def test() -> None:
         stored = Stored(tmp_path)
         await stored.record_transactional(P, *commits(7))
@@ -91,15 +91,15 @@ def test_a_deleted_group_takes_its_pending_offsets_along(tmp_path: Path) -> None
 
 def test_a_deleted_topic_takes_pending_offsets_along() -> None:
     scene = Scene()
-    scene.groups.replay_transactional(P, OffsetCommit("g", "gone", 0, 5))
+    scene.groups.replay_transactional(P, OffsetCommit("g", "deleted", 0, 5))
     scene.groups.replay_transactional(P, OffsetCommit("g", "kept", 0, 6))
-    for records in scene.groups.decide_delete_topic_offsets(lambda topic: topic == "gone"):
+    for records in scene.groups.decide_delete_topic_offsets(lambda topic: topic == "deleted"):
         scene.execute(Outcome(records=records))
     scene.groups.replay_marker(P, commit=True)
     assert list(scene.group.offsets) == [("kept", 0)]
 
 
-def test_a_transaction_that_ends_while_the_groups_load_is_completed_when_they_are_loaded(tmp_path: Path) -> None:
+def test_transaction_end_waits_for_loading(tmp_path: Path) -> None:
     async def test() -> None:
         stored = Stored(tmp_path)
         for _ in range(3000):
@@ -107,14 +107,14 @@ def test_a_transaction_that_ends_while_the_groups_load_is_completed_when_they_ar
         await stored.record_transactional(P, *commits(7))
         await stored.reopen()
         assert stored.requests.is_loading
-        told: list[ErrorCode] = []
+        results: list[ErrorCode] = []
         stored.requests.complete_transaction(P, 0, commit=True)
-        stored.requests.when_synced(told.append)
-        assert told == []
+        stored.requests.when_synced(results.append)
+        assert results == []
         while stored.requests.load_slice():
-            assert told == []
+            assert results == []
         await stored.synced()
-        assert told == [ErrorCode.none]
+        assert results == [ErrorCode.none]
         assert stored.offsets() == {0: 7}
         await stored.reopen()
         while stored.requests.load_slice():
@@ -139,5 +139,5 @@ def test_who_may_commit_in_a_transaction() -> None:
     assert asked("g", "", -1, None) == ErrorCode.none, "versions before 3 name no member, in any state"
     scene.join("a", first, instance="i")
     scene.join("b", second)
-    assert asked("g", second, 3, None) == ErrorCode.none, "while a plain commit is told to join again"
+    assert asked("g", second, 3, None) == ErrorCode.none, "while a plain commit gets REBALANCE_IN_PROGRESS"
     assert scene.groups.commit_error("g", second, 3) == ErrorCode.rebalance_in_progress

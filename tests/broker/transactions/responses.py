@@ -1,6 +1,6 @@
-"""Requests in every state of a transaction, as a list of steps each; Apache Kafka and this broker answer alike.
+"""Scenarios of requests in every state of a transaction; Apache Kafka and this broker respond alike.
 
-A scenario yields what was answered, step by step. tests/broker/handlers/test_transactions.py holds the answers
+A scenario yields the responses, step by step. tests/broker/handlers/test_transactions.py holds the responses
 of Apache Kafka 4.1.1 with `transaction.version=0`.
 """
 
@@ -20,22 +20,22 @@ UNKNOWN_TOPIC = "no-such-topic"
 def epochs(
     producer: TransactionalClient, *, version: int = 4, named: tuple[int, int] = (-1, -1), **options: Any
 ) -> Any:
-    """An InitProducerId's answer, its producer id relative to the present one; `named`: the id and epoch in it."""
+    """An InitProducerId's response, its producer id relative to the present one; `named`: the id and epoch in it."""
     present = producer.producer[0]
     code, producer_id, epoch = producer.init_response(version, producer=named, **options)
     return code if code else ("same id" if producer_id == present else "new id", epoch)
 
 
 def settled_epochs(producer: TransactionalClient, **options: Any) -> Any:
-    """As `epochs`, once nothing is on its way to its end."""
-    answers: list[Any] = []
+    """Return `epochs` once no transaction is being completed."""
+    responses: list[Any] = []
 
     def ask() -> ErrorCode:
-        answers.append(epochs(producer, **options))
-        return answers[-1] if isinstance(answers[-1], ErrorCode) else ErrorCode.none
+        responses.append(epochs(producer, **options))
+        return responses[-1] if isinstance(responses[-1], ErrorCode) else ErrorCode.none
 
     patiently(ask)
-    return answers[-1]
+    return responses[-1]
 
 
 def begun(producer: TransactionalClient, topic: str) -> None:
@@ -295,17 +295,18 @@ def commit_offsets(producer: TransactionalClient, topic: str) -> Said:
 def offset_fetch(producer: TransactionalClient, group: str, topic: str, *, stable: bool) -> tuple[ErrorCode, int]:
     """(error code, offset) of partition 0."""
     groups = [{"group_id": group, "topics": [{"name": topic, "partition_indexes": [0]}]}]
-    answer = producer.client.ask(apis.OFFSET_FETCH, 8, groups=groups, require_stable=stable)
-    partition = answer.groups[0].topics[0].partitions[0]
+    response = producer.client.ask(apis.OFFSET_FETCH, 8, groups=groups, require_stable=stable)
+    partition = response.groups[0].topics[0].partitions[0]
     return ErrorCode(partition.error_code), int(partition.committed_offset)
 
 
 def describe(producer: TransactionalClient, topic: str) -> Said:
     yield ErrorCode(producer.described().error_code)
     begun(producer, topic)
-    found = producer.described()
-    yield found.transaction_state, round(found.transaction_timeout.total_seconds() * 1000), found.producer_epoch
-    yield [(each.topic == topic, tuple(each.partitions)) for each in found.topics]
+    description = producer.described()
+    timeout_ms = round(description.transaction_timeout.total_seconds() * 1000)
+    yield description.transaction_state, timeout_ms, description.producer_epoch
+    yield [(item.topic == topic, tuple(item.partitions)) for item in description.topics]
     (partition,) = (
         producer.client.ask(apis.DESCRIBE_PRODUCERS, 0, topics=[{"name": topic, "partition_indexes": [0]}])
         .topics[0]
@@ -313,8 +314,10 @@ def describe(producer: TransactionalClient, topic: str) -> Said:
     )
     for state in partition.active_producers:
         yield state.producer_epoch, state.last_sequence, state.coordinator_epoch, state.current_txn_start_offset
-    answer = producer.client.ask(apis.DESCRIBE_PRODUCERS, 0, topics=[{"name": UNKNOWN_TOPIC, "partition_indexes": [0]}])
-    yield ErrorCode(answer.topics[0].partitions[0].error_code)
+    response = producer.client.ask(
+        apis.DESCRIBE_PRODUCERS, 0, topics=[{"name": UNKNOWN_TOPIC, "partition_indexes": [0]}]
+    )
+    yield ErrorCode(response.topics[0].partitions[0].error_code)
     yield listed(producer, state_filters=["Ongoing"])
     yield listed(producer, state_filters=["Empty", "Nonsense"])
     yield listed(producer, producer_id_filters=[producer.producer[0]])
@@ -326,10 +329,10 @@ def describe(producer: TransactionalClient, topic: str) -> Said:
 def listed(producer: TransactionalClient, **filters: Any) -> tuple[bool, tuple[str, ...]]:
     """Whether the id is in the list, and the filters that were not known."""
     fields = {"state_filters": (), "producer_id_filters": (), "duration_filter": -1, **filters}
-    answer = producer.client.ask(apis.LIST_TRANSACTIONS, 1, **fields)
-    assert answer.error_code == 0
-    ids = {each.transactional_id for each in answer.transaction_states}
-    return producer.transactional_id in ids, tuple(answer.unknown_state_filters)
+    response = producer.client.ask(apis.LIST_TRANSACTIONS, 1, **fields)
+    assert response.error_code == 0
+    ids = {transaction_state.transactional_id for transaction_state in response.transaction_states}
+    return producer.transactional_id in ids, tuple(response.unknown_state_filters)
 
 
 def write_markers(producer: TransactionalClient, topic: str) -> Said:
@@ -353,8 +356,8 @@ def marker(producer: TransactionalClient, topic: str, *, epoch: int, coordinator
         "topics": [{"name": topic, "partition_indexes": [0]}],
         "coordinator_epoch": coordinator_epoch,
     }
-    answer = producer.client.ask(apis.WRITE_TXN_MARKERS, 1, markers=[marker])
-    return ErrorCode(answer.markers[0].topics[0].partitions[0].error_code)
+    response = producer.client.ask(apis.WRITE_TXN_MARKERS, 1, markers=[marker])
+    return ErrorCode(response.markers[0].topics[0].partitions[0].error_code)
 
 
 SCENARIOS: tuple[Scenario, ...] = (

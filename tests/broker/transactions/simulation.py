@@ -3,7 +3,7 @@
 Between two steps of a producer, which follows the protocol as clients do, there may be a round of syncs, a leap of
 the clock, a killed process, a power cut in the middle of any write, a failed sync, a full disk or a deleted topic.
 Some producers share a transactional id and fence each other. At the end the power is off and on once more; then each
-transaction must be whole or gone, as its producer was told, and nothing may hang.
+transaction must be atomic, with the outcome that its producer received, and nothing may hang.
 """
 
 import random
@@ -51,10 +51,10 @@ PASSING = (
     ErrorCode.not_enough_replicas,
 )
 
-Answer = Callable[[Any], None]
+Respond = Callable[[Any], None]
 Returned = TypeVar("Returned")
 Steps: TypeAlias = Generator[None, None, Returned]
-"""What a producer does, with a yield wherever anything else may happen in between."""
+"""Steps of a producer, with a yield wherever anything else may happen in between."""
 
 
 class Rounds:
@@ -73,7 +73,7 @@ class Rounds:
         self._dirty.pop(partition, None)
 
     def run(self, *, whole: bool = False) -> None:
-        for partition in [each for each in self._dirty if whole or self._seed.random() < 0.7]:
+        for partition in [item for item in self._dirty if whole or self._seed.random() < 0.7]:
             del self._dirty[partition]
             point = partition.log.begin_sync()
             if point is None:
@@ -97,11 +97,11 @@ class Attempt:
     values: dict[tuple[str, int], list[bytes]] = field(default_factory=dict)
     has_offset: bool = False
     asked: Event | None = None
-    was_told: bool = False
+    is_acknowledged: bool = False
 
 
 class World:
-    """The broker's transactions without sockets and loop, and what its producers were told."""
+    """The broker's transactions without sockets and loop, and the responses that its producers received."""
 
     def __init__(self, seed_number: int, root: Path) -> None:
         self.seed = random.Random(seed_number)
@@ -119,7 +119,7 @@ class World:
         self.open()
 
     def open(self) -> None:
-        """Start the broker anew on what the disk holds."""
+        """Restart the broker on the content of the disk."""
         self.generation += 1
         self.rounds = Rounds(self.seed)
         group_commit: Any = self.rounds
@@ -154,9 +154,9 @@ class World:
         rounds: Any = self.rounds
         return StateLog(partition, self.clock, rounds)
 
-    def _next_producer_id(self, answer: Callable[[ErrorCode, int], None]) -> None:
+    def _next_producer_id(self, response: Callable[[ErrorCode, int], None]) -> None:
         self._producer_ids += 1
-        answer(ErrorCode.none, self._producer_ids)
+        response(ErrorCode.none, self._producer_ids)
 
     def crash(self, *, power: bool) -> None:
         """The process is killed, or the machine loses its power; either may happen again while it starts."""
@@ -177,15 +177,17 @@ class World:
             else:
                 return
 
-    def produce(self, who: ProducerRequest, at: tuple[str, int], value: bytes, sequence: int, answer: Answer) -> None:
-        """As the Produce handler does it."""
+    def produce(
+        self, who: ProducerRequest, at: tuple[str, int], value: bytes, sequence: int, response: Respond
+    ) -> None:
+        """Produce like the Produce handler."""
         partition = self.partitions.get(*at)
         if partition is None:
-            answer(ErrorCode.unknown_topic_or_partition)
+            response(ErrorCode.unknown_topic_or_partition)
             return
         code = self.transactions.check_produce(who.producer_id, who.producer_epoch, who.transactional_id, *at)
         if code:
-            answer(code)
+            response(code)
             return
         batch = encode_batch(
             [Record(0, self.clock.now_ms(), None, value)],
@@ -197,21 +199,21 @@ class World:
         try:
             appended = partition.log.append(batch)
         except LogError as error:
-            answer(error.error_code)
+            response(error.error_code)
             return
         self.rounds.request(partition)
-        partition.when_synced(appended.last_offset + 1, answer)
+        partition.when_synced(appended.last_offset + 1, response)
 
-    def commit_offset(self, who: ProducerRequest, offset: int, answer: Answer) -> None:
-        """As the TxnOffsetCommit handler does it; each transactional id has a group of its own."""
+    def commit_offset(self, who: ProducerRequest, offset: int, response: Respond) -> None:
+        """Commit like the TxnOffsetCommit handler; each transactional id has a group of its own."""
         code = self.transactions.check_produce(
             who.producer_id, who.producer_epoch, who.transactional_id, *GROUP_OFFSETS
         )
         if code:
-            answer(code)
+            response(code)
         else:
             records = [OffsetCommit(who.transactional_id, "a", 0, offset)]
-            self.group_requests.record_transactional(who.producer_id, who.producer_epoch, records, answer)
+            self.group_requests.record_transactional(who.producer_id, who.producer_epoch, records, response)
 
     def delete_topic(self) -> None:
         self.deleted.add("doomed")
@@ -230,19 +232,19 @@ class World:
             self.transactions.tick()
 
     def committed(self, at: tuple[str, int]) -> list[bytes]:
-        """What a reader of committed data finds."""
+        """Return what a reader of committed data finds."""
         partition = self.partitions.get(*at)
         assert partition is not None
         log = partition.log
-        found: list[bytes] = []
+        values: list[bytes] = []
         offset = log.log_start_offset
         while (piece := log.read(offset, 10**6, offset_end=log.last_stable_offset)) is not None:
             data = piece.read()
             end = list(batches(data))[-1][1].last_offset + 1
             fetched: Any = type("Fetched", (), {"records": data, "aborted": log.aborted_in(offset, piece)})
-            found += [record.value or b"" for record in committed_records(fetched, offset, end)]
+            values += [record.value or b"" for record in committed_records(fetched, offset, end)]
             offset = end
-        return found
+        return values
 
 
 class Producer:
@@ -253,7 +255,7 @@ class Producer:
         self.name = name
         self.who = ProducerRequest(name, -1, -1)
         self.sequences: Counter[tuple[str, int]] = Counter()
-        self.answer: Any = None
+        self.response: Any = None
 
     def life(self) -> Steps[None]:
         while True:
@@ -263,8 +265,8 @@ class Producer:
                 if not ok:
                     break
 
-    def ask(self, send: Callable[[World, Answer], None]) -> Steps[None]:
-        """Send; the answer is in `self.answer` afterwards, None where a crash lost it."""
+    def ask(self, send: Callable[[World, Respond], None]) -> Steps[None]:
+        """Send; the response is in `self.response` afterwards, None where a crash lost it."""
         world = self.world
         box: list[Any] = []
         generation = world.generation
@@ -275,13 +277,13 @@ class Producer:
             yield
         while not box and world.generation == generation:
             yield
-        self.answer = box[0] if box else None
+        self.response = box[0] if box else None
 
-    def ask_until_told(self, send: Callable[[World, Answer], None]) -> Steps[None]:
-        """Again while the answer is lost or passes by itself, which ends with luck or after some tries."""
+    def ask_until_settled(self, send: Callable[[World, Respond], None]) -> Steps[None]:
+        """Again while the response is lost or passes by itself, which ends with luck or after some tries."""
         for _ in range(12):
             yield from self.ask(send)
-            if self.answer is not None and self.answer not in PASSING:
+            if self.response is not None and self.response not in PASSING:
                 return
             yield
 
@@ -289,9 +291,9 @@ class Producer:
         self.sequences.clear()
         asked = InitRequest(self.name, TIMEOUT_MS)
         while True:
-            yield from self.ask(lambda world, answer: world.transactions.init(asked, lambda *got: answer(got)))
-            if self.answer is not None and not self.answer[0]:
-                _code, producer_id, epoch = self.answer
+            yield from self.ask(lambda world, response: world.transactions.init(asked, lambda *got: response(got)))
+            if self.response is not None and not self.response[0]:
+                _code, producer_id, epoch = self.response
                 self.world.given[self.name, producer_id, epoch] += 1
                 self.who = ProducerRequest(self.name, producer_id, epoch)
                 return
@@ -312,9 +314,11 @@ class Producer:
 
     def add(self, at: tuple[str, int]) -> Steps[bool]:
         who = self.who
-        yield from self.ask_until_told(lambda world, answer: world.transactions.add(who, frozenset({at}), answer))
-        assert self.answer in (None, ErrorCode.none, *FENCED, *PASSING), self.answer
-        return bool(self.answer == ErrorCode.none)
+        yield from self.ask_until_settled(
+            lambda world, response: world.transactions.add(who, frozenset({at}), response)
+        )
+        assert self.response in (None, ErrorCode.none, *FENCED, *PASSING), self.response
+        return bool(self.response == ErrorCode.none)
 
     def send(self, attempt: Attempt, at: tuple[str, int]) -> Steps[bool]:
         if at[0] in self.world.deleted:
@@ -323,23 +327,23 @@ class Producer:
             return False
         who, sequence = self.who, self.sequences[at]
         value = b"%d.%d.%d" % (attempt.number, at[1], sequence)
-        yield from self.ask_until_told(lambda world, answer: world.produce(who, at, value, sequence, answer))
-        if self.answer == ErrorCode.unknown_topic_or_partition:
+        yield from self.ask_until_settled(lambda world, response: world.produce(who, at, value, sequence, response))
+        if self.response == ErrorCode.unknown_topic_or_partition:
             return True
-        # The partition was added, durably: only somebody else's epoch can be in the way, never a forgotten state.
-        assert self.answer in (None, ErrorCode.none, *FENCED, *PASSING), self.answer
-        if self.answer == ErrorCode.none:
+        # The partition was added, durably: only another producer's epoch can prevent it, never a lost state.
+        assert self.response in (None, ErrorCode.none, *FENCED, *PASSING), self.response
+        if self.response == ErrorCode.none:
             self.sequences[at] += 1
             attempt.values.setdefault(at, []).append(value)
-        return bool(self.answer == ErrorCode.none)
+        return bool(self.response == ErrorCode.none)
 
     def send_offset(self, attempt: Attempt) -> Steps[bool]:
         if not (yield from self.add(GROUP_OFFSETS)):
             return False
         who = self.who
-        yield from self.ask_until_told(lambda world, answer: world.commit_offset(who, attempt.number, answer))
-        assert self.answer in (None, ErrorCode.none, *FENCED, *PASSING), self.answer
-        attempt.has_offset = bool(self.answer == ErrorCode.none)
+        yield from self.ask_until_settled(lambda world, response: world.commit_offset(who, attempt.number, response))
+        assert self.response in (None, ErrorCode.none, *FENCED, *PASSING), self.response
+        attempt.has_offset = bool(self.response == ErrorCode.none)
         return attempt.has_offset
 
     def end(self, attempt: Attempt) -> Steps[bool]:
@@ -348,10 +352,10 @@ class Producer:
         who = self.who
         attempt.asked = self.world.seed.choice((Event.COMMIT, Event.COMMIT, Event.ABORT))
         event = attempt.asked
-        yield from self.ask_until_told(lambda world, answer: world.transactions.end(who, event, answer))
-        assert self.answer in (None, ErrorCode.none, *FENCED, *PASSING), self.answer
-        attempt.was_told = bool(self.answer == ErrorCode.none)
-        return attempt.was_told
+        yield from self.ask_until_settled(lambda world, response: world.transactions.end(who, event, response))
+        assert self.response in (None, ErrorCode.none, *FENCED, *PASSING), self.response
+        attempt.is_acknowledged = bool(self.response == ErrorCode.none)
+        return attempt.is_acknowledged
 
 
 def simulate(seed_number: int, root: Path) -> World:
@@ -397,7 +401,7 @@ def step(world: World, seed: random.Random, lives: list[Steps[None]]) -> None:
 
 
 def check(world: World) -> None:
-    """Whole or gone, as told, once, and nothing open."""
+    """Check that every transaction is atomic, with the acknowledged outcome, exactly once, and none is open."""
     assert max(world.given.values(), default=1) == 1, f"an epoch was given twice: {world.given.most_common(1)}"
     committed = {at: world.committed(at) for at in DATA_PARTITIONS if at[0] not in world.deleted}
     for at, values in committed.items():
@@ -431,7 +435,7 @@ def check_attempt(attempt: Attempt, committed: dict[tuple[str, int], list[bytes]
     if attempt.asked is not Event.COMMIT:
         assert not any(seen), f"it was not committed: {attempt}"
         return False
-    if attempt.was_told:
+    if attempt.is_acknowledged:
         assert all(seen), f"it was committed: {attempt}"
         return True
     return seen[0] if seen else None

@@ -28,8 +28,8 @@ def create(bootstrap: str, *topics: str, partitions: int = 1) -> None:
 
 
 SAME_BROKER: dict[str, Any] = {"metadata.recovery.strategy": "none", "reconnect.backoff.max.ms": 100}
-"""For a broker that is killed. By default librdkafka forgets the only broker when it is down and then waits for ever
-in send_offsets_to_transaction for the coordinator that it forgot (confluentinc/librdkafka issue 5511)."""
+"""Options for tests that kill the broker. By default librdkafka drops the only broker when it is down and then waits
+indefinitely in send_offsets_to_transaction for the dropped coordinator (confluentinc/librdkafka issue 5511)."""
 
 
 def transactional(bootstrap: str, transactional_id: str, **config: Any) -> Producer:
@@ -43,7 +43,7 @@ def transactional(bootstrap: str, transactional_id: str, **config: Any) -> Produ
 
 
 class _Quiet:
-    """A logger: librdkafka tells of each lost connection and each fenced producer."""
+    """A logger: librdkafka logs each lost connection and each fenced producer."""
 
     def log(self, *_arguments: object) -> None:
         """Nothing."""
@@ -121,7 +121,7 @@ def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
         yield broker
 
 
-def test_consume_transform_produce_is_exact_over_killed_brokers(own_broker: BrokerProcess) -> None:
+def test_consume_transform_produce_survives_kills(own_broker: BrokerProcess) -> None:
     """librdkafka reads, doubles, writes and commits its offsets in one transaction; the broker dies in between."""
     count, kills = 300, (60, 150, 240)
     bootstrap = own_broker.bootstrap
@@ -268,7 +268,7 @@ def test_kafka_python_commits_aborts_and_is_fenced(bootstrap: str, topic: str) -
     second.close(timeout=WAIT_SECONDS)
 
 
-def test_kafka_python_sends_offsets_as_a_member_of_their_group(bootstrap: str, topic: str) -> None:
+def test_kafka_python_sends_offsets_as_member(bootstrap: str, topic: str) -> None:
     """They move with each committed transaction, stay with an aborted one, and are refused when the member has left."""
     from kafka import KafkaConsumer, KafkaProducer
     from kafka.errors import CommitFailedError
@@ -291,7 +291,7 @@ def test_kafka_python_sends_offsets_as_a_member_of_their_group(bootstrap: str, t
     metadata = member.group_metadata()
     producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"id-of-{topic}")
     producer.init_transactions()
-    found = []
+    offsets = []
     for number in range(4):
         producer.begin_transaction()
         producer.send(topic, b"%d" % number).get(WAIT_SECONDS)
@@ -301,8 +301,8 @@ def test_kafka_python_sends_offsets_as_a_member_of_their_group(bootstrap: str, t
         else:
             producer.commit_transaction()
         committed = member.committed(place, metadata=True)
-        found.append((committed.offset, committed.metadata))
-    assert found == [(0, "of 0"), (0, "of 0"), (2, "of 2"), (2, "of 2")]
+        offsets.append((committed.offset, committed.metadata))
+    assert offsets == [(0, "of 0"), (0, "of 0"), (2, "of 2"), (2, "of 2")]
     member.close()
     producer.begin_transaction()
     producer.send(topic, b"late").get(WAIT_SECONDS)

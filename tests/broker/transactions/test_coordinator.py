@@ -8,9 +8,9 @@ import pytest
 from onceflow.broker.transactions import records
 from onceflow.broker.transactions.coordinator import Decision, InitRequest, ProducerRequest, TransactionCoordinator
 from onceflow.broker.transactions.transaction import (
-    ANSWERS,
     NEXT_STATES,
     PRODUCER_EPOCH_MAX,
+    RESPONSES,
     Event,
     Transaction,
     TransactionState,
@@ -35,7 +35,7 @@ class Scene:
         return TransactionCoordinator(self.clock, timeout_max_ms=900_000, expiration_ms=EXPIRATION_MS)
 
     def replayed(self) -> TransactionCoordinator:
-        """What a restart makes of the log."""
+        """Return the coordinator after a restart, replayed from the log."""
         coordinator = self.fresh()
         for key, value in self.log:
             coordinator.replay(records.decode(key, value))
@@ -77,7 +77,7 @@ class Scene:
         self.put(self.transaction.completed(self.clock.now_ms()))
 
     def at_epoch(self, epoch: int) -> None:
-        """As if `epoch` producers had been before."""
+        """Set the state after `epoch` earlier producers."""
         self.init()
         self.put(self.transaction.initialised(60_000, self.clock.now_ms(), producer_epoch=epoch))
 
@@ -86,16 +86,16 @@ def test_every_request_in_every_state_is_decided() -> None:
     requests = (Event.INIT, Event.ADD, Event.COMMIT, Event.ABORT)
     for state, event in itertools.product(TransactionState, requests):
         if state is not TransactionState.DEAD and (state, event) != (TransactionState.ONGOING, Event.INIT):
-            assert (event in NEXT_STATES[state]) != (event in ANSWERS.get(state, {})), (state, event)
+            assert (event in NEXT_STATES[state]) != (event in RESPONSES.get(state, {})), (state, event)
 
 
-def test_every_state_is_reached_and_only_dead_is_never_left() -> None:
+def test_only_dead_is_final() -> None:
     reached = {after for moves in NEXT_STATES.values() for after in moves.values()}
     assert reached == set(TransactionState)
     assert [state for state, moves in NEXT_STATES.items() if not moves] == [TransactionState.DEAD]
 
 
-def test_a_restart_finds_every_transaction_as_it_was() -> None:
+def test_restart_restores_every_transaction() -> None:
     scene = Scene()
     steps: list[Callable[[], object]] = [
         lambda: scene.init(),
@@ -114,7 +114,7 @@ def test_a_restart_finds_every_transaction_as_it_was() -> None:
         assert scene.replayed().transactions == scene.coordinator.transactions
 
 
-def test_a_restart_does_not_fence_who_repeats_an_unanswered_bump() -> None:
+def test_retried_bump_survives_restart() -> None:
     scene = Scene()
     scene.init()
     before = scene.producer
@@ -126,7 +126,7 @@ def test_a_restart_does_not_fence_who_repeats_an_unanswered_bump() -> None:
 
 
 @pytest.mark.parametrize("names_its_epoch", [False, True])
-def test_trap_10_the_last_epoch_is_followed_by_a_new_producer_id(names_its_epoch: bool) -> None:
+def test_trap_10_exhaustion_assigns_new_id(names_its_epoch: bool) -> None:
     scene = Scene()
     scene.at_epoch(PRODUCER_EPOCH_MAX - 1)
     before = scene.producer
@@ -140,12 +140,12 @@ def test_trap_10_the_last_epoch_is_followed_by_a_new_producer_id(names_its_epoch
     assert scene.coordinator.of_producer(before[0] + 1) is scene.transaction
     if names_its_epoch:
         rotated = scene.producer
-        assert scene.init(*exhausted) == ErrorCode.none, "the request again, whose answer was lost"
+        assert scene.init(*exhausted) == ErrorCode.none, "the request again, whose response was lost"
         assert scene.producer == rotated
     assert scene.init(*before) == ErrorCode.producer_fenced
 
 
-def test_trap_10_fencing_the_last_epoch_never_makes_it_negative() -> None:
+def test_trap_10_fenced_epoch_is_never_negative() -> None:
     scene = Scene()
     scene.at_epoch(PRODUCER_EPOCH_MAX)
     scene.begin()
@@ -162,7 +162,7 @@ def test_trap_10_fencing_the_last_epoch_never_makes_it_negative() -> None:
     assert scene.producer == (exhausted[0] + 1, 0)
 
 
-def test_trap_10_the_epoch_that_nobody_was_given_lets_nobody_in() -> None:
+def test_trap_10_reserved_epoch_is_refused() -> None:
     """Else who guesses it begins a transaction that no epoch is left to fence, and that never ends."""
     scene = Scene()
     scene.at_epoch(PRODUCER_EPOCH_MAX)
@@ -174,7 +174,7 @@ def test_trap_10_the_epoch_that_nobody_was_given_lets_nobody_in() -> None:
     assert scene.coordinator.end_refusal(scene.who(), Event.ABORT) == ErrorCode.producer_fenced
 
 
-def test_trap_10_forty_thousand_epochs_are_never_negative_and_never_given_twice() -> None:
+def test_trap_10_epochs_are_unique() -> None:
     scene = Scene()
     asked = InitRequest("x", 60_000)
     given: set[tuple[int, int]] = set()
@@ -189,7 +189,7 @@ def test_trap_10_forty_thousand_epochs_are_never_negative_and_never_given_twice(
     assert len({producer_id for producer_id, _epoch in given}) == 2
 
 
-def test_trap_08_a_repeated_end_gets_the_answer_of_the_first() -> None:
+def test_trap_08_repeated_end_gets_same_response() -> None:
     wanted = {
         TransactionState.EMPTY: (ErrorCode.invalid_txn_state, ErrorCode.invalid_txn_state),
         TransactionState.ONGOING: (None, None),
@@ -200,21 +200,21 @@ def test_trap_08_a_repeated_end_gets_the_answer_of_the_first() -> None:
     }
     scene = Scene()
 
-    def answers() -> tuple[ErrorCode | None, ...]:
+    def responses() -> tuple[ErrorCode | None, ...]:
         return tuple(scene.coordinator.end_refusal(scene.who(), event) for event in (Event.COMMIT, Event.ABORT))
 
     for event in (Event.COMMIT, Event.ABORT):
         scene.init()
-        assert answers() == wanted[scene.transaction.state]
+        assert responses() == wanted[scene.transaction.state]
         scene.begin()
-        assert answers() == wanted[scene.transaction.state]
+        assert responses() == wanted[scene.transaction.state]
         scene.move(event)
-        assert answers() == wanted[scene.transaction.state]
+        assert responses() == wanted[scene.transaction.state]
         scene.complete()
-        assert answers() == wanted[scene.transaction.state]
+        assert responses() == wanted[scene.transaction.state]
 
 
-def test_trap_08_the_end_needs_the_very_epoch() -> None:
+def test_trap_08_end_needs_current_epoch() -> None:
     scene = Scene()
     scene.init()
     scene.init()
@@ -227,7 +227,7 @@ def test_trap_08_the_end_needs_the_very_epoch() -> None:
     assert scene.coordinator.end_refusal(asked, Event.COMMIT) == ErrorCode.invalid_producer_id_mapping
 
 
-def test_trap_09_the_epoch_is_looked_at_before_the_state() -> None:
+def test_trap_09_epoch_is_checked_before_state() -> None:
     scene = Scene()
     scene.init()
     scene.begin()
@@ -240,7 +240,7 @@ def test_trap_09_the_epoch_is_looked_at_before_the_state() -> None:
     assert check("x", producer_id, epoch + 1, ("t", 0)) == ErrorCode.invalid_txn_state
 
 
-def test_trap_11_the_old_producer_id_is_refused_after_its_exhaustion() -> None:
+def test_trap_11_exhausted_id_is_refused() -> None:
     scene = Scene()
     scene.at_epoch(PRODUCER_EPOCH_MAX)
     scene.begin()
@@ -255,7 +255,7 @@ def test_trap_11_the_old_producer_id_is_refused_after_its_exhaustion() -> None:
     assert scene.coordinator.end_refusal(asked, Event.COMMIT) == ErrorCode.invalid_producer_id_mapping
 
 
-def test_trap_15_what_passes_by_itself_is_told_so_that_old_clients_try_again() -> None:
+def test_trap_15_temporary_errors_are_retriable() -> None:
     scene = Scene()
     scene.init()
     scene.begin()
@@ -268,7 +268,7 @@ def test_trap_15_what_passes_by_itself_is_told_so_that_old_clients_try_again() -
     assert scene.coordinator.write_refusal("x", *scene.producer, ("t", 0)) == ErrorCode.invalid_txn_state
 
 
-def test_while_a_commit_syncs_its_partitions_everything_else_waits() -> None:
+def test_other_requests_wait_for_syncing_commit() -> None:
     scene = Scene()
     scene.init()
     scene.begin()
@@ -283,7 +283,7 @@ def test_while_a_commit_syncs_its_partitions_everything_else_waits() -> None:
     assert asked == Decision(ErrorCode.concurrent_transactions)
 
 
-def test_a_transaction_times_out_by_its_own_time_counted_from_its_first_partition() -> None:
+def test_timeout_counts_from_first_partition() -> None:
     scene = Scene()
     scene.init()
     scene.clock.advance_ms(60_001)
@@ -296,7 +296,7 @@ def test_a_transaction_times_out_by_its_own_time_counted_from_its_first_partitio
     assert list(scene.coordinator.timed_out()) == [scene.transaction]
 
 
-def test_time_outs_are_looked_for_among_open_transactions_and_expired_ids_among_the_oldest() -> None:
+def test_timeouts_and_expiry_are_found_cheaply() -> None:
     """The loop's work must not grow with the ids that lie there for a week."""
 
     class Counted(dict[str, Transaction]):
@@ -320,7 +320,7 @@ def test_time_outs_are_looked_for_among_open_transactions_and_expired_ids_among_
         coordinator.replay(record if number else record.with_partitions(PARTITIONS, 0))
     scene.clock.advance_ms(60_001)
     counted.looks = 0
-    assert [each.transactional_id for each in coordinator.timed_out()] == ["id-0"]
+    assert [item.transactional_id for item in coordinator.timed_out()] == ["id-0"]
     assert not list(coordinator.expired())
     assert not list(coordinator.prepared())
     assert counted.looks <= 4

@@ -1,4 +1,4 @@
-"""What happens to an open transaction when its records or its topic go away: it ends, and readers get past it."""
+"""Open transactions whose records or topic are deleted: they end, and readers pass them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,8 +41,8 @@ def delete_topic(client: RawClient, topic: str) -> None:
 
 def delete_records(client: RawClient, topic: str, offset: int) -> None:
     topics = [{"name": topic, "partitions": [{"partition_index": 0, "offset": offset}]}]
-    answer = client.ask(apis.DELETE_RECORDS, 2, topics=topics, timeout=TIMEOUT)
-    assert answer.topics[0].partitions[0].error_code == NONE
+    response = client.ask(apis.DELETE_RECORDS, 2, topics=topics, timeout=TIMEOUT)
+    assert response.topics[0].partitions[0].error_code == NONE
 
 
 def offsets(client: RawClient, topic: str, offset: int) -> tuple[int, int]:
@@ -55,7 +55,7 @@ def offsets(client: RawClient, topic: str, offset: int) -> tuple[int, int]:
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("deleted_up_to", [1, 3, 4])
 @pytest.mark.parametrize("crash", [False, True])
-def test_records_deleted_below_an_open_transaction_do_not_hold_readers(
+def test_deleted_records_do_not_hold_readers(
     driven: DrivenBroker, commit: bool, deleted_up_to: int, crash: bool
 ) -> None:
     """Its first records, all of them, and one of another producer behind them."""
@@ -81,7 +81,7 @@ def test_records_deleted_below_an_open_transaction_do_not_hold_readers(
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_topic_made_anew_has_nothing_of_the_transaction_of_the_old_one(driven: DrivenBroker, commit: bool) -> None:
+def test_recreated_topic_has_no_old_transaction(driven: DrivenBroker, commit: bool) -> None:
     with connected(driven.bootstrap) as client:
         client.create_topic("t")
         client.create_topic("kept")
@@ -100,7 +100,7 @@ def test_a_topic_made_anew_has_nothing_of_the_transaction_of_the_old_one(driven:
         assert last_stable_offset == high_watermark
 
 
-def test_a_transaction_whose_only_topic_is_gone_times_out_and_its_id_goes_on(driven: DrivenBroker) -> None:
+def test_transaction_of_deleted_topic_times_out(driven: DrivenBroker) -> None:
     with connected(driven.bootstrap) as client:
         client.create_topic("t")
         producer = begun(client, "t", b"gone")
@@ -117,7 +117,7 @@ def test_a_transaction_whose_only_topic_is_gone_times_out_and_its_id_goes_on(dri
         assert committed_values(client, "t") == [b"v"]
 
 
-def test_of_many_open_transactions_the_earliest_holds_readers_until_it_ends(driven: DrivenBroker) -> None:
+def test_earliest_open_transaction_holds_readers(driven: DrivenBroker) -> None:
     with connected(driven.bootstrap) as client:
         client.create_topic("t")
         producers = [begun(client, "t", b"%d" % number, transactional_id=f"x{number}") for number in range(5)]

@@ -38,7 +38,7 @@ def test_a_record_comes_back_as_it_was(transaction: Transaction) -> None:
     assert records.decode(*records.encode(transaction)) == transaction
 
 
-def test_an_empty_transactions_partitions_are_null_and_a_complete_ones_are_none() -> None:
+def test_empty_and_complete_partitions_differ() -> None:
     _key, empty = records.encode(Transaction("e", 1, 0, 1, TransactionState.EMPTY, frozenset(), 2))
     _key, complete = records.encode(Transaction("e", 1, 0, 1, TransactionState.COMPLETE_ABORT, frozenset(), 2, 1))
     assert empty is not None
@@ -56,16 +56,16 @@ def test_kafkas_older_values_are_read() -> None:
     value += struct.pack(">iiqq", 1, 2, 20, 10)
     assert records.decode(KEY, value) == ONGOING
     empty = struct.pack(">hqhib", 0, 7, 3, 60_000, 0) + struct.pack(">iqq", -1, 20, -1)
-    found = records.decode(KEY, empty)
-    assert isinstance(found, Transaction)
-    assert found.partitions == frozenset()
+    decoded = records.decode(KEY, empty)
+    assert isinstance(decoded, Transaction)
+    assert decoded.partitions == frozenset()
 
 
 def test_unknown_tagged_fields_are_skipped() -> None:
     assert records.decode(KEY, VALUE[:-1] + b"\x02\x01\x08" + bytes(8) + b"\x02\x02\x00\x00") == ONGOING
 
 
-def test_a_record_of_a_later_release_is_refused() -> None:
+def test_record_of_later_release_is_refused() -> None:
     with pytest.raises(UnknownRecord, match="key version 1"):
         records.decode(b"\x00\x01" + KEY[2:], VALUE)
     with pytest.raises(UnknownRecord, match="value version 2"):

@@ -1,4 +1,4 @@
-"""The order of syncs, records and answers, with each round of syncs held in the test's hand."""
+"""The order of syncs, records and responses, with each round of syncs held in the test's hand."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ NONE = ErrorCode.none
 
 
 class Scene:
-    """A world with one producer whose every answer comes into a list."""
+    """A world with one producer whose every response comes into a list."""
 
     def __init__(self, root: Path) -> None:
         self.world = World(0, root)
@@ -33,7 +33,7 @@ class Scene:
 
     def init(self) -> list[Any]:
         got: list[Any] = []
-        self.world.transactions.init(InitRequest("x", TIMEOUT_MS), lambda *answer: got.append(answer))
+        self.world.transactions.init(InitRequest("x", TIMEOUT_MS), lambda *response: got.append(response))
         return got
 
     def add(self, *partitions: tuple[str, int]) -> list[ErrorCode]:
@@ -66,7 +66,7 @@ class Scene:
     def round_of(self, *topics: str) -> None:
         """One round that reaches only the partitions of these topics."""
         rounds = self.world.rounds
-        others = {each: None for each in rounds._dirty if each.topic not in topics}
+        others = {item: None for item in rounds._dirty if item.topic not in topics}
         for partition in others:
             rounds.forget(partition)
         rounds.run(whole=True)
@@ -78,7 +78,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_init_and_add_are_answered_when_their_records_are_durable(scene: Scene) -> None:
+def test_init_and_add_wait_for_sync(scene: Scene) -> None:
     added, repeated = scene.add(AT), scene.add(AT)
     assert (added, repeated) == ([], []), "nor what it reveals to who repeats it"
     scene.sync()
@@ -91,7 +91,7 @@ def test_init_and_add_are_answered_when_their_records_are_durable(scene: Scene) 
     assert given[0][0] == NONE
 
 
-def test_nothing_is_written_before_its_partition_was_added_durably(scene: Scene) -> None:
+def test_write_needs_durably_added_partition(scene: Scene) -> None:
     """Else a crash could leave records of a transaction that the coordinator never heard of."""
     scene.begin(("b", 0))
     scene.add(AT)
@@ -102,7 +102,7 @@ def test_nothing_is_written_before_its_partition_was_added_durably(scene: Scene)
     assert scene.log_end() == 1
 
 
-def test_a_commit_syncs_the_records_then_decides_then_marks_then_answers(scene: Scene) -> None:
+def test_order_of_a_commit(scene: Scene) -> None:
     scene.begin()
     scene.produce()
     ended = scene.end()
@@ -118,33 +118,33 @@ def test_a_commit_syncs_the_records_then_decides_then_marks_then_answers(scene: 
     assert scene.state() is TransactionState.COMPLETE_COMMIT
 
 
-def test_an_abort_does_not_wait_for_the_records(scene: Scene) -> None:
+def test_abort_does_not_wait_for_records(scene: Scene) -> None:
     scene.begin()
     scene.produce()
     scene.end(Event.ABORT)
     assert scene.state() is TransactionState.PREPARE_ABORT
 
 
-def test_what_is_asked_during_a_commit_waits_or_is_refused_and_changes_nothing(scene: Scene) -> None:
+def test_requests_during_commit_change_nothing(scene: Scene) -> None:
     scene.begin()
     scene.produce()
     ended = scene.end()
     for phase in ("a", "__transaction_state", "a"):
         assert scene.produce(b"late", sequence=1) == [ErrorCode.not_enough_replicas]
-        late = [scene.add(("b", 0)), scene.end(), [each[0] for each in scene.init()]]
+        late = [scene.add(("b", 0)), scene.end(), [entry[0] for entry in scene.init()]]
         scene.world.clock.advance_ms(TIMEOUT_MS + 1)
         scene.world.transactions.tick()
         assert scene.log_end() <= 2
         scene.round_of(phase)
         scene.round_of("__transaction_state") if phase == "a" and ended else None
-        assert all(each in ([], [ErrorCode.concurrent_transactions]) for each in late), late
+        assert all(item in ([], [ErrorCode.concurrent_transactions]) for item in late), late
     scene.sync()
     assert ended == [NONE]
     assert scene.world.committed(AT) == [b"v"]
 
 
-def test_a_record_that_nobody_waited_for_is_part_of_the_commit(scene: Scene) -> None:
-    """As with acks=0: EndTxn syncs it, so the answer holds for it too."""
+def test_unawaited_record_is_committed(scene: Scene) -> None:
+    """EndTxn also syncs a record sent with acks=0, so the response covers it."""
     scene.begin()
     scene.produce()
     scene.world.rounds.forget(scene.world.partitions.of_topic("a")[0])
@@ -157,7 +157,7 @@ def test_a_record_that_nobody_waited_for_is_part_of_the_commit(scene: Scene) -> 
     assert scene.world.committed(AT) == [b"v"]
 
 
-def test_a_partition_that_cannot_be_synced_keeps_the_commit_from_being_decided(scene: Scene) -> None:
+def test_failed_partition_sync_prevents_commit(scene: Scene) -> None:
     scene.begin(AT, ("b", 0))
     scene.produce()
     scene.produce(at=("b", 0))
@@ -179,7 +179,7 @@ def test_a_partition_that_cannot_be_synced_keeps_the_commit_from_being_decided(s
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_groups_that_cannot_be_loaded_keep_nobody_from_the_end_of_a_transaction(scene: Scene, is_loaded: bool) -> None:
+def test_transaction_ends_despite_unloadable_groups(scene: Scene, is_loaded: bool) -> None:
     scene.begin(AT, GROUP_OFFSETS)
     scene.produce()
     scene.world.group_requests._on_loaded = None if is_loaded else []
@@ -199,7 +199,7 @@ def test_groups_that_cannot_be_loaded_keep_nobody_from_the_end_of_a_transaction(
     assert scene.state() is TransactionState.COMPLETE_COMMIT
 
 
-def test_a_time_out_while_the_groups_are_loaded_is_finished_after_that(scene: Scene) -> None:
+def test_timeout_while_groups_load_completes_later(scene: Scene) -> None:
     scene.begin(AT, GROUP_OFFSETS)
     scene.produce()
     scene.world.commit_offset(scene.who, 7, lambda _code: None)
@@ -214,14 +214,14 @@ def test_a_time_out_while_the_groups_are_loaded_is_finished_after_that(scene: Sc
     assert scene.log_end() == 2, "readers of the other partitions do not wait for the groups"
     again = scene.init()
     scene.sync()
-    assert [each[0] for each in again] == [ErrorCode.concurrent_transactions]
+    assert [item[0] for item in again] == [ErrorCode.concurrent_transactions]
     assert not requests.load_slice()
     scene.sync()
     assert scene.state() is TransactionState.COMPLETE_ABORT
     assert not scene.world.groups.pending.has("x", "a", 0)
 
 
-def test_a_marker_that_the_disk_has_no_room_for_is_written_later(scene: Scene) -> None:
+def test_marker_is_retried_on_full_disk(scene: Scene) -> None:
     scene.begin(AT, ("b", 0))
     scene.produce()
     ended = scene.end()
@@ -241,7 +241,7 @@ def test_a_marker_that_the_disk_has_no_room_for_is_written_later(scene: Scene) -
     assert scene.log_end(("b", 0)) == end + 1, "no marker twice where one was enough"
 
 
-def test_after_a_failed_sync_of_its_own_log_every_answer_is_an_error(scene: Scene) -> None:
+def test_failed_sync_makes_responses_errors(scene: Scene) -> None:
     scene.begin()
     added = scene.add(("b", 0))
     scene.world.disk.fail_next_syncs()
@@ -256,7 +256,7 @@ def test_after_a_failed_sync_of_its_own_log_every_answer_is_an_error(scene: Scen
     assert scene.produce(at=("b", 0)) == [ErrorCode.not_enough_replicas]
 
 
-def test_trap_16_a_restart_finishes_a_decided_commit_and_never_aborts_it(scene: Scene) -> None:
+def test_trap_16_restart_completes_prepared_commit(scene: Scene) -> None:
     scene.begin(AT, GROUP_OFFSETS)
     scene.produce()
     scene.world.commit_offset(scene.who, 7, lambda _code: None)
@@ -271,7 +271,7 @@ def test_trap_16_a_restart_finishes_a_decided_commit_and_never_aborts_it(scene: 
     assert scene.world.groups.groups["x"].offsets["a", 0].offset == 7
 
 
-def test_trap_17_a_committed_offset_does_not_expire_while_another_is_pending_in_its_place(scene: Scene) -> None:
+def test_trap_17_pending_offset_prevents_expiry(scene: Scene) -> None:
     world = scene.world
     world.group_requests.record(
         [OffsetCommit("x", "a", 0, 5, commit_timestamp_ms=world.clock.now_ms())], lambda _code: None
@@ -282,11 +282,11 @@ def test_trap_17_a_committed_offset_does_not_expire_while_another_is_pending_in_
     assert world.groups.decide_expire(world.groups.groups["x"]) == []
     scene.end(Event.ABORT)
     scene.sync()
-    gone = world.groups.decide_expire(world.groups.groups["x"])
-    assert gone == [OffsetCommit("x", "a", 0, None), GroupRemoval("x")]
+    records = world.groups.decide_expire(world.groups.groups["x"])
+    assert records == [OffsetCommit("x", "a", 0, None), GroupRemoval("x")]
 
 
-def test_an_epoch_raised_outside_transactions_does_not_hang_the_end(scene: Scene) -> None:
+def test_raised_epoch_does_not_block_end(scene: Scene) -> None:
     """A batch outside transactions under a stolen producer id, in a partition without records of the transaction."""
     scene.begin(AT, ("b", 0))
     scene.produce()
@@ -300,7 +300,7 @@ def test_an_epoch_raised_outside_transactions_does_not_hang_the_end(scene: Scene
     assert scene.state() is TransactionState.COMPLETE_COMMIT
 
 
-def test_an_admins_marker_for_a_transaction_that_nobody_knows_is_written(scene: Scene) -> None:
+def test_marker_of_unknown_transaction_is_written(scene: Scene) -> None:
     got: list[ErrorCode] = []
     scene.world.transactions.write_marker(MarkerRequest(77, 0, commit=False, coordinator_epoch=0), AT, got.append)
     assert got == []
@@ -319,8 +319,8 @@ def test_an_admins_marker_for_a_transaction_that_nobody_knows_is_written(scene: 
     ]
 
 
-def test_an_admins_marker_of_a_later_coordinator_does_not_keep_the_own_markers_out(scene: Scene) -> None:
-    """Else the transaction is told to be committed and readers never get past it."""
+def test_later_admin_marker_does_not_block(scene: Scene) -> None:
+    """Otherwise the transaction is reported as committed and readers never pass it."""
     got: list[ErrorCode] = []
     marker = MarkerRequest(scene.who.producer_id, scene.who.producer_epoch, commit=False, coordinator_epoch=7)
     scene.world.transactions.write_marker(marker, AT, got.append)
@@ -336,7 +336,7 @@ def test_an_admins_marker_of_a_later_coordinator_does_not_keep_the_own_markers_o
     assert scene.world.committed(AT) == [b"v"]
 
 
-def test_an_admins_marker_cannot_shut_a_producer_out_of_one_partition(scene: Scene) -> None:
+def test_admin_marker_cannot_fence_one_partition(scene: Scene) -> None:
     got: list[ErrorCode] = []
     marker = MarkerRequest(scene.who.producer_id, scene.who.producer_epoch + 1, commit=False, coordinator_epoch=0)
     scene.world.transactions.write_marker(marker, AT, got.append)
@@ -350,7 +350,7 @@ def test_an_admins_marker_cannot_shut_a_producer_out_of_one_partition(scene: Sce
     assert scene.state() is TransactionState.ONGOING
 
 
-def test_a_partition_that_could_not_be_added_shuts_no_other_one(scene: Scene) -> None:
+def test_failed_add_does_not_block_others(scene: Scene) -> None:
     scene.begin()
     scene.world.disk.space_bytes = 10
     assert scene.add(AT, ("b", 0)) == [ErrorCode.coordinator_not_available]
@@ -361,12 +361,12 @@ def test_a_partition_that_could_not_be_added_shuts_no_other_one(scene: Scene) ->
     assert scene.produce(at=("b", 0)) == []
 
 
-def test_many_time_outs_and_expired_ids_are_ended_some_in_each_tick(scene: Scene) -> None:
+def test_timeouts_and_expiry_run_in_slices(scene: Scene) -> None:
     """One turn of the loop may not be as long as all of them take."""
     transactions, clock = scene.world.transactions, scene.world.clock
     count = 2 * ENDED_AT_ONCE + 1
     for number in range(count):
-        transactions.init(InitRequest(f"id-{number}", TIMEOUT_MS), lambda *_answer: None)
+        transactions.init(InitRequest(f"id-{number}", TIMEOUT_MS), lambda *_response: None)
     known = transactions.coordinator.transactions
     for number in range(count):
         who = ProducerRequest(f"id-{number}", known[f"id-{number}"].producer_id, 0)

@@ -1,4 +1,4 @@
-"""Power cuts at every step of a transaction, asked for over a real socket: whole or gone, as it was told."""
+"""Power cuts at every step of a transaction, over a real socket: it is atomic, with the reported outcome."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ GROUP = "group"
 NONE = ErrorCode.none
 
 
-class Told:
-    """What the producer of one transaction was answered before the power went off."""
+class Acknowledged:
+    """Responses to the producer of one transaction before the power cut."""
 
     def __init__(self) -> None:
         self.producers: set[tuple[int, int]] = set()
@@ -33,17 +33,17 @@ class Told:
         self.is_over = False
 
 
-def one_transaction(producer: TransactionalClient, told: Told, number: int, *, commit: bool) -> None:
-    """All its requests, each taken down once it is answered."""
+def one_transaction(producer: TransactionalClient, acknowledged: Acknowledged, number: int, *, commit: bool) -> None:
+    """All its requests, each recorded with its response."""
     producer.init_until_done()
-    told.producers.add(producer.producer)
+    acknowledged.producers.add(producer.producer)
     for topic in TOPICS:
         assert producer.add((topic, 0)) == NONE
         assert producer.produce(topic, b"%d" % number) == NONE
     assert producer.add_offsets(GROUP) == NONE
     assert producer.commit_offset(GROUP, TOPICS[0], number) == NONE
-    told.end = producer.end(commit=commit) == NONE
-    told.is_over = True
+    acknowledged.end = producer.end(commit=commit) == NONE
+    acknowledged.is_over = True
 
 
 def outcome(broker: DrivenBroker, number: int) -> set[bool]:
@@ -64,9 +64,7 @@ def outcome(broker: DrivenBroker, number: int) -> set[bool]:
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 @pytest.mark.parametrize("drop_all", [True, False], ids=["all unsynced lost", "some unsynced lost"])
-def test_a_power_cut_at_any_step_leaves_a_transaction_whole_or_gone(
-    tmp_path: Path, commit: bool, drop_all: bool
-) -> None:
+def test_power_cut_leaves_transaction_atomic(tmp_path: Path, commit: bool, drop_all: bool) -> None:
     data = tmp_path / "disk"
     data.mkdir()
     given: set[tuple[int, int]] = set()
@@ -77,21 +75,21 @@ def test_a_power_cut_at_any_step_leaves_a_transaction_whole_or_gone(
                 client.create_topic(topic)
         seen = set()
         for operations in range(60):
-            told = Told()
+            acknowledged = Acknowledged()
             with connected(broker.bootstrap) as client, hung_up_without_power(broker.disk, client):
                 broker.disk.cut_power_after(operations)
                 try:
-                    one_transaction(TransactionalClient(client, "x"), told, operations, commit=commit)
+                    one_transaction(TransactionalClient(client, "x"), acknowledged, operations, commit=commit)
                 except (AssertionError, OSError, WireError):
-                    assert not told.is_over
+                    assert not acknowledged.is_over
             broker.power_cycle(operations, drop_all=drop_all)
-            assert not given & told.producers, "an epoch was given twice"
-            given |= told.producers
+            assert not given & acknowledged.producers, "an epoch was given twice"
+            given |= acknowledged.producers
             (is_there,) = outcome(broker, operations)
             seen.add(is_there)
-            assert is_there == commit or not told.end
+            assert is_there == commit or not acknowledged.end
             assert not is_there or commit
-            if told.is_over and told.end:
+            if acknowledged.is_over and acknowledged.end:
                 print(f"{operations} crash points")
                 break
         else:
@@ -116,10 +114,10 @@ def nothing_is_synced() -> Iterator[None]:
             is_over.set()
 
 
-def test_nobody_is_told_what_a_power_cut_could_take_back(tmp_path: Path) -> None:
+def test_no_response_reveals_undurable_state(tmp_path: Path) -> None:
     with DrivenBroker(tmp_path / "data") as broker, ExitStack() as stack, ThreadPoolExecutor(8) as pool:
 
-        def somebody(producer: tuple[int, int]) -> TransactionalClient:
+        def client_of(producer: tuple[int, int]) -> TransactionalClient:
             client = TransactionalClient(stack.enter_context(connected(broker.bootstrap)), "x")
             client.producer = producer
             return client
@@ -127,30 +125,30 @@ def test_nobody_is_told_what_a_power_cut_could_take_back(tmp_path: Path) -> None
         def state() -> TransactionState:
             return broker.call(lambda node: node.transactions.coordinator.transactions["x"].state)
 
-        first = somebody((-1, -1))
+        first = client_of((-1, -1))
         first.client.create_topic("t")
         old = first.init_until_done()
         assert first.add(("t", 0)) == NONE
         assert first.add_offsets(GROUP) == NONE
         with nothing_is_synced():
-            produced = pool.submit(somebody(old).produce, "t", b"v")
+            produced = pool.submit(client_of(old).produce, "t", b"v")
             eventually(lambda: broker.log("t").log_end_offset, "the batch is in the log")
-            described = pool.submit(somebody(old).open_transactions, "t")
-            fenced = [pool.submit(somebody(old).init)]
+            described = pool.submit(client_of(old).open_transactions, "t")
+            fenced = [pool.submit(client_of(old).init)]
             eventually(lambda: state() is TransactionState.PREPARE_ABORT, "the producer is fenced")
             fenced += [
-                pool.submit(somebody(old).produce, "t", b"v"),
-                pool.submit(somebody(old).commit_offset, GROUP, "t", 1),
-                pool.submit(somebody(old).end, commit=True),
-                pool.submit(somebody(old).add, ("t", 0)),
+                pool.submit(client_of(old).produce, "t", b"v"),
+                pool.submit(client_of(old).commit_offset, GROUP, "t", 1),
+                pool.submit(client_of(old).end, commit=True),
+                pool.submit(client_of(old).add, ("t", 0)),
             ]
-            shown = pool.submit(somebody(old).state)
-            told_early = wait([produced, described, shown, *fenced], timeout=0.3).done
-            assert not told_early
+            shown = pool.submit(client_of(old).state)
+            early = wait([produced, described, shown, *fenced], timeout=0.3).done
+            assert not early
         assert produced.result() == NONE
         assert described.result() == [(*old, 0)]
         assert shown.result() == "PrepareAbort"
-        assert [each.result() for each in fenced] == [
+        assert [item.result() for item in fenced] == [
             ErrorCode.concurrent_transactions,
             ErrorCode.invalid_producer_epoch,
             ErrorCode.invalid_producer_epoch,
@@ -159,7 +157,7 @@ def test_nobody_is_told_what_a_power_cut_could_take_back(tmp_path: Path) -> None
         ]
 
 
-def test_a_clean_stop_keeps_an_open_transaction_open(tmp_path: Path) -> None:
+def test_clean_stop_keeps_transaction_open(tmp_path: Path) -> None:
     with DrivenBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as client:
         client.create_topic("t")
         producer = TransactionalClient(client, "x")
@@ -173,7 +171,7 @@ def test_a_clean_stop_keeps_an_open_transaction_open(tmp_path: Path) -> None:
         assert committed_values(client, "t") == [b"v"]
 
 
-def test_a_topic_with_a_flush_policy_is_synced_for_transactions_all_the_same(tmp_path: Path) -> None:
+def test_flush_policy_does_not_apply_to_transactions(tmp_path: Path) -> None:
     data = tmp_path / "disk"
     data.mkdir()
     with DrivenBroker(data, disk=FaultyDisk(data)) as broker:
@@ -182,7 +180,7 @@ def test_a_topic_with_a_flush_policy_is_synced_for_transactions_all_the_same(tmp
             producer = TransactionalClient(client, "x")
             producer.init_until_done()
             assert producer.add(("lazy", 0)) == NONE
-            assert producer.produce("lazy", b"answered early?", acks=1) == NONE
+            assert producer.produce("lazy", b"early?", acks=1) == NONE
         broker.power_cycle(1, drop_all=True)
         with connected(broker.bootstrap) as client:
             producer.client = client
@@ -190,12 +188,12 @@ def test_a_topic_with_a_flush_policy_is_synced_for_transactions_all_the_same(tmp
             eventually(lambda: producer.state() == "CompleteCommit", "that its markers are durable is recorded")
         broker.power_cycle(2, drop_all=True)
         with connected(broker.bootstrap) as client:
-            assert committed_values(client, "lazy") == [b"answered early?"]
+            assert committed_values(client, "lazy") == [b"early?"]
             assert patiently(TransactionalClient(client, "x").init) == NONE
 
 
 @pytest.mark.parametrize("acks", [1, -1])
-def test_a_transactional_record_is_answered_after_its_sync(tmp_path: Path, acks: int) -> None:
+def test_transactional_record_waits_for_sync(tmp_path: Path, acks: int) -> None:
     with DrivenBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as client:
         client.create_topic("lazy", flush_messages="1000000")
         producer = TransactionalClient(client, "x")
@@ -209,7 +207,7 @@ def test_a_transactional_record_is_answered_after_its_sync(tmp_path: Path, acks:
             assert produced.result() == NONE
 
 
-def test_a_topic_whose_deletion_was_lost_comes_back_without_an_open_transaction(powered: PoweredBroker) -> None:
+def test_restored_topic_has_no_open_transaction(powered: PoweredBroker) -> None:
     with connected(powered.bootstrap) as client:
         client.create_topic("t")
         producer = TransactionalClient(client, "x")

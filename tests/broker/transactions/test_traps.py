@@ -51,9 +51,7 @@ def again(producer: TransactionalClient) -> TransactionalClient:
     return other
 
 
-def test_trap_04_a_transactional_batch_needs_its_id_and_a_plain_one_is_refused_meanwhile(
-    producer: TransactionalClient, topic: str
-) -> None:
+def test_trap_04_batch_must_match_transaction(producer: TransactionalClient, topic: str) -> None:
     assert producer.add((topic, 0)) == NONE
     assert producer.produce(topic, b"a", named=False) == ErrorCode.transactional_id_authorization_failed
     assert producer.produce(topic, b"a") == NONE
@@ -63,8 +61,8 @@ def test_trap_04_a_transactional_batch_needs_its_id_and_a_plain_one_is_refused_m
     assert committed_values(producer.client, topic) == [b"a"]
 
 
-def test_trap_04_a_partition_takes_one_batch_of_a_request(producer: TransactionalClient, topic: str) -> None:
-    """Of two the second would be checked against nothing."""
+def test_trap_04_one_batch_per_partition(producer: TransactionalClient, topic: str) -> None:
+    """A second batch could not be checked against the first."""
     assert producer.add((topic, 0)) == NONE
     numbers = {"producer_id": producer.producer[0], "producer_epoch": producer.producer[1], "transactional": True}
     two = b"".join(batch_of(b"%d" % number, base_sequence=number, **numbers) for number in (0, 1))
@@ -78,9 +76,9 @@ def test_trap_04_a_partition_takes_one_batch_of_a_request(producer: Transactiona
     assert committed_values(producer.client, topic) == [b"v"]
 
 
-def test_trap_05_only_the_first_protocol_of_transactions_is_served(client: RawClient) -> None:
-    answer = client.ask(apis.API_VERSIONS, 3, client_software_name="t", client_software_version="1")
-    versions = {each.api_key: each.max_version for each in answer.api_keys}
+def test_trap_05_only_first_protocol_is_served(client: RawClient) -> None:
+    response = client.ask(apis.API_VERSIONS, 3, client_software_name="t", client_software_version="1")
+    versions = {api_key.api_key: api_key.max_version for api_key in response.api_keys}
     ends = {
         apis.PRODUCE: 9,
         apis.ADD_PARTITIONS_TO_TXN: 3,
@@ -90,12 +88,10 @@ def test_trap_05_only_the_first_protocol_of_transactions_is_served(client: RawCl
         apis.INIT_PRODUCER_ID: 4,
     }
     assert {api: versions[api] for api in ends} == ends
-    assert not answer.finalized_features, "transaction.version among them would switch clients to the second one"
+    assert not response.finalized_features, "transaction.version among them would switch clients to the second one"
 
 
-def test_trap_05_offsets_are_in_the_transaction_only_after_they_were_added(
-    producer: TransactionalClient, topic: str
-) -> None:
+def test_trap_05_offsets_must_be_added_first(producer: TransactionalClient, topic: str) -> None:
     assert producer.add((topic, 0)) == NONE
     assert producer.commit_offset("g", topic, 5) == ErrorCode.invalid_txn_state
     assert producer.add_offsets("g") == NONE
@@ -105,9 +101,7 @@ def test_trap_05_offsets_are_in_the_transaction_only_after_they_were_added(
     assert offset_fetch(producer, "g", topic, stable=True) == (NONE, 5)
 
 
-def test_trap_06_success_of_init_says_that_the_transaction_before_is_wholly_over(
-    producer: TransactionalClient, topic: str
-) -> None:
+def test_trap_06_init_completes_previous_transaction(producer: TransactionalClient, topic: str) -> None:
     assert producer.add((topic, 0)) == NONE
     assert producer.produce(topic, b"lost") == NONE
     newer = TransactionalClient(producer.client, producer.transactional_id)
@@ -118,7 +112,7 @@ def test_trap_06_success_of_init_says_that_the_transaction_before_is_wholly_over
     assert newer.state() == "Empty"
 
 
-def test_trap_07_an_epoch_that_is_named_must_be_the_present_one(producer: TransactionalClient) -> None:
+def test_trap_07_epoch_must_be_current(producer: TransactionalClient) -> None:
     old = producer.producer
     newer = again(producer)
     assert producer.init(producer=old) == ErrorCode.producer_fenced
@@ -128,9 +122,7 @@ def test_trap_07_an_epoch_that_is_named_must_be_the_present_one(producer: Transa
     assert newer.init(producer=newer.producer) == ErrorCode.producer_fenced
 
 
-def test_trap_07_a_fenced_producer_cannot_end_the_transaction_of_its_successor(
-    producer: TransactionalClient, topic: str
-) -> None:
+def test_trap_07_fenced_producer_cannot_end(producer: TransactionalClient, topic: str) -> None:
     old = producer.producer
     newer = again(producer)
     newer_works(newer, topic)
@@ -144,7 +136,7 @@ def newer_works(newer: TransactionalClient, topic: str) -> None:
     assert newer.produce(topic, b"new") == NONE
 
 
-def test_trap_08_a_repeated_end_is_told_what_became_of_it(producer: TransactionalClient, topic: str) -> None:
+def test_trap_08_repeated_end_gets_outcome(producer: TransactionalClient, topic: str) -> None:
     assert producer.end(commit=True) == ErrorCode.invalid_txn_state
     for commit in (True, False):
         producer.run(topic, b"v", commit=commit)
@@ -153,9 +145,7 @@ def test_trap_08_a_repeated_end_is_told_what_became_of_it(producer: Transactiona
     assert committed_values(producer.client, topic) == [b"v"]
 
 
-def test_trap_09_after_a_time_out_the_epoch_is_wrong_before_the_state_is(
-    driven: DrivenBroker, client: RawClient, topic: str
-) -> None:
+def test_trap_09_timeout_fences_the_epoch(driven: DrivenBroker, client: RawClient, topic: str) -> None:
     client.create_topic(topic)
     producer = TransactionalClient(client, f"id-of-{topic}")
     producer.init_until_done(timeout_ms=1000)
@@ -171,7 +161,7 @@ def test_trap_09_after_a_time_out_the_epoch_is_wrong_before_the_state_is(
 
 
 def at_epoch(driven: DrivenBroker, producer: TransactionalClient, epoch: int) -> None:
-    """As if so many producers had been before."""
+    """Set the epoch as if there had been earlier producers."""
 
     def change(present: Transaction) -> Transaction:
         return present.initialised(60_000, driven.clock.now_ms(), producer_epoch=epoch)
@@ -184,9 +174,7 @@ def at_epoch(driven: DrivenBroker, producer: TransactionalClient, epoch: int) ->
     producer.producer = (producer.producer[0], epoch)
 
 
-def test_trap_10_and_11_after_the_last_epoch_comes_a_new_id_and_the_old_one_is_refused(
-    driven: DrivenBroker, producer: TransactionalClient, topic: str
-) -> None:
+def test_trap_10_11_new_id_after_exhaustion(driven: DrivenBroker, producer: TransactionalClient, topic: str) -> None:
     at_epoch(driven, producer, PRODUCER_EPOCH_MAX)
     producer.run(topic, b"last")
     newer = again(producer)
@@ -200,17 +188,15 @@ def test_trap_10_and_11_after_the_last_epoch_comes_a_new_id_and_the_old_one_is_r
     assert committed_values(producer.client, topic) == [b"last", b"new"]
 
 
-def test_trap_14_the_next_transaction_begins_without_waiting(producer: TransactionalClient, topic: str) -> None:
+def test_trap_14_next_transaction_starts_immediately(producer: TransactionalClient, topic: str) -> None:
     for number in range(20):
         assert producer.add((topic, 0)) == NONE
         assert producer.produce(topic, b"%d" % number) == NONE
         assert producer.end(commit=True) == NONE
-        assert len(committed_values(producer.client, topic)) == number + 1, "answered, so visible"
+        assert len(committed_values(producer.client, topic)) == number + 1, "acknowledged, so visible"
 
 
-def test_trap_15_a_stranger_is_refused_for_good_and_not_told_to_try_again(
-    producer: TransactionalClient, topic: str
-) -> None:
+def test_trap_15_unknown_producer_gets_permanent_error(producer: TransactionalClient, topic: str) -> None:
     for version in (3, 7, 9):
         assert producer.produce(topic, b"v", version=version) == ErrorCode.invalid_txn_state
     producer.run(topic, b"v")
@@ -219,7 +205,7 @@ def test_trap_15_a_stranger_is_refused_for_good_and_not_told_to_try_again(
     assert producer.client.fetch([(topic, 0, 0)])[0].last_stable_offset == 2
 
 
-def test_trap_16_a_restart_finds_the_open_transaction_and_goes_on(
+def test_trap_16_restart_restores_open_transaction(
     driven: DrivenBroker, producer: TransactionalClient, topic: str
 ) -> None:
     assert producer.add((topic, 0)) == NONE
@@ -239,7 +225,7 @@ def test_trap_16_a_restart_finds_the_open_transaction_and_goes_on(
         assert offset_fetch(producer, "restarted", topic, stable=True) == (NONE, 9)
 
 
-def test_trap_17_offsets_are_taken_for_what_exists_and_within_bounds(producer: TransactionalClient, topic: str) -> None:
+def test_trap_17_offsets_are_validated(producer: TransactionalClient, topic: str) -> None:
     assert producer.add_offsets("g17") == NONE
     assert producer.commit_offset("g17", topic, 1, partition=9) == ErrorCode.unknown_topic_or_partition
     assert producer.commit_offset("g17", "nowhere", 1) == ErrorCode.unknown_topic_or_partition
@@ -248,9 +234,7 @@ def test_trap_17_offsets_are_taken_for_what_exists_and_within_bounds(producer: T
     assert producer.end(commit=True) == NONE
 
 
-def test_a_topic_deleted_meanwhile_does_not_keep_the_transaction_from_its_end(
-    producer: TransactionalClient, topic: str
-) -> None:
+def test_topic_deletion_does_not_block_end(producer: TransactionalClient, topic: str) -> None:
     kept, client = f"{topic}-kept", producer.client
     client.create_topic(kept)
     assert producer.add((topic, 0), (kept, 0)) == NONE
@@ -264,9 +248,7 @@ def test_a_topic_deleted_meanwhile_does_not_keep_the_transaction_from_its_end(
     assert committed_values(client, kept) == [b"kept"]
 
 
-def test_an_admins_abort_ends_the_whole_transaction_and_fences_its_producer(
-    producer: TransactionalClient, topic: str
-) -> None:
+def test_admin_abort_fences_the_producer(producer: TransactionalClient, topic: str) -> None:
     assert producer.add((topic, 0), (topic, 1)) == NONE
     for partition in (0, 1):
         assert producer.produce(topic, b"v", partition=partition) == NONE
@@ -290,8 +272,8 @@ def test_an_admins_abort_ends_the_whole_transaction_and_fences_its_producer(
         assert committed_values(producer.client, topic, partition) == []
 
 
-def test_the_state_topic_is_internal_and_closed_to_producers(producer: TransactionalClient) -> None:
-    answer = producer.client.ask(
+def test_state_topic_is_internal(producer: TransactionalClient) -> None:
+    response = producer.client.ask(
         apis.METADATA,
         8,
         topics=[{"name": "__transaction_state"}],
@@ -299,7 +281,7 @@ def test_the_state_topic_is_internal_and_closed_to_producers(producer: Transacti
         include_cluster_authorized_operations=False,
         include_topic_authorized_operations=False,
     )
-    assert [(each.name, each.is_internal, len(each.partitions)) for each in answer.topics] == [
+    assert [(topic.name, topic.is_internal, len(topic.partitions)) for topic in response.topics] == [
         ("__transaction_state", True, 1)
     ]
     assert producer.produce("__transaction_state", b"v", transactional=False) == ErrorCode.invalid_topic_exception

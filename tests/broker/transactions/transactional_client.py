@@ -40,8 +40,8 @@ class TransactionalClient:
         }
         if version >= 3:
             fields |= {"producer_id": producer[0], "producer_epoch": producer[1]}
-        answer = self.client.ask(apis.INIT_PRODUCER_ID, version, **fields)
-        return ErrorCode(answer.error_code), int(answer.producer_id), int(answer.producer_epoch)
+        response = self.client.ask(apis.INIT_PRODUCER_ID, version, **fields)
+        return ErrorCode(response.error_code), int(response.producer_id), int(response.producer_epoch)
 
     def init(self, version: int = 4, **options: Any) -> ErrorCode:
         """One InitProducerId; success is taken over."""
@@ -66,11 +66,11 @@ class TransactionalClient:
         """One AddPartitionsToTxn, an error code for each partition."""
         topics = [{"name": topic, "partitions": [partition]} for topic, partition in partitions]
         who = self._who("v3_and_below_")
-        answer = self.client.ask(apis.ADD_PARTITIONS_TO_TXN, version, **who, v3_and_below_topics=topics)
+        response = self.client.ask(apis.ADD_PARTITIONS_TO_TXN, version, **who, v3_and_below_topics=topics)
         return [
-            ErrorCode(each.partition_error_code)
-            for topic in answer.results_by_topic_v3_and_below
-            for each in topic.results_by_partition
+            ErrorCode(item.partition_error_code)
+            for topic in response.results_by_topic_v3_and_below
+            for item in topic.results_by_partition
         ]
 
     def add(self, *partitions: tuple[str, int], version: int = 3) -> ErrorCode:
@@ -94,7 +94,7 @@ class TransactionalClient:
             commit["committed_leader_epoch"] = -1
         if version >= 3:
             member = {"generation_id": -1, "member_id": "", "group_instance_id": None, **member}
-        answer = self.client.ask(
+        response = self.client.ask(
             apis.TXN_OFFSET_COMMIT,
             version,
             **self._who(),
@@ -102,7 +102,7 @@ class TransactionalClient:
             topics=[{"name": topic, "partitions": [commit]}],
             **member,
         )
-        return ErrorCode(answer.topics[0].partitions[0].error_code)
+        return ErrorCode(response.topics[0].partitions[0].error_code)
 
     def produce(
         self,
@@ -156,12 +156,12 @@ class TransactionalClient:
     def open_transactions(self, topic: str, partition: int = 0) -> list[tuple[int, int, int]]:
         """(producer id, epoch, first offset) of each in one partition, by DescribeProducers."""
         asked = [{"name": topic, "partition_indexes": [partition]}]
-        answer = self.client.ask(apis.DESCRIBE_PRODUCERS, 0, topics=asked)
-        producers = answer.topics[0].partitions[0].active_producers
+        response = self.client.ask(apis.DESCRIBE_PRODUCERS, 0, topics=asked)
+        producers = response.topics[0].partitions[0].active_producers
         return [
-            (each.producer_id, each.producer_epoch, each.current_txn_start_offset)
-            for each in producers
-            if each.current_txn_start_offset >= 0
+            (producer.producer_id, producer.producer_epoch, producer.current_txn_start_offset)
+            for producer in producers
+            if producer.current_txn_start_offset >= 0
         ]
 
     def state(self) -> str:
@@ -169,12 +169,12 @@ class TransactionalClient:
         return str(self.described().transaction_state)
 
     def described(self) -> Any:
-        answer = self.client.ask(apis.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[self.transactional_id])
-        return answer.transaction_states[0]
+        response = self.client.ask(apis.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[self.transactional_id])
+        return response.transaction_states[0]
 
 
 def patiently(ask: Any) -> ErrorCode:
-    """`ask` until its answer is none of those that pass by themselves."""
+    """Call `ask` until its response is not a temporary error."""
     deadline = time.monotonic() + WAIT_SECONDS
     while (code := ErrorCode(ask())) in PASSING:
         assert time.monotonic() < deadline, code
@@ -183,7 +183,7 @@ def patiently(ask: Any) -> ErrorCode:
 
 
 def committed_values(client: RawClient, topic: str, partition: int = 0, *, begin: int = 0) -> list[bytes]:
-    """What a reader of committed data sees up to the last stable offset."""
+    """Return the committed values up to the last stable offset."""
     values: list[bytes] = []
     offset = begin
     while True:
@@ -192,7 +192,7 @@ def committed_values(client: RawClient, topic: str, partition: int = 0, *, begin
         ends = [header.last_offset + 1 for _position, header in batches(fetched.records)]
         if not ends:
             return values
-        # It looks at records and aborted transactions alone, which both kinds of answers have.
+        # It looks at records and aborted transactions alone, which both kinds of responses have.
         records = committed_records(fetched, offset, ends[-1])  # type: ignore[arg-type]
         values += [record.value or b"" for record in records]
         offset = ends[-1]
