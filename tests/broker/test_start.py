@@ -27,9 +27,9 @@ def test_garbage_collection_pauses_during_start(tmp_path: Path, monkeypatch: pyt
 
 def test_garbage_collection_resumes_after_a_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_arguments: object, **_named: object) -> PartitionLog:
-        raise OSError("no more room")
+        raise OSError("no space left")
 
     monkeypatch.setattr(PartitionLog, "open", failing)
-    with pytest.raises(OSError, match="no more room"):
+    with pytest.raises(OSError, match="no space left"):
         InnerBroker(tmp_path / "data", disk=None).start()
     assert gc.isenabled()

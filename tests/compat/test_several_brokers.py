@@ -109,7 +109,7 @@ def is_refused_as_not_leading(consumer: SimpleConsumer, cluster: Cluster) -> boo
         return False
     except RequestRefused as refused:
         return refused.error_code == ErrorCode.not_leader_or_follower
-    raise AssertionError("a broker answered for a partition that it does not have")
+    raise AssertionError("a broker responded for a partition that it does not have")
 
 
 @pytest.mark.timeout(300)

@@ -108,8 +108,10 @@ BATCHES: dict[str, Callable[[], bytes | bytearray | None]] = {
     "a producer without a sequence": lambda: batch_of(b"a", producer_id=7, producer_epoch=0),
     "a sequence without a producer": lambda: batch_of(b"a", base_sequence=3),
     "a negative producer": lambda: batch_of(b"a", producer_id=-2, producer_epoch=0, base_sequence=0),
-    "a producer that nobody knows": lambda: batch_of(b"a", producer_id=77, producer_epoch=3, base_sequence=0),
-    "one that nobody knows, amid": lambda: batch_of(b"a", producer_id=78, producer_epoch=3, base_sequence=9),
+    "an unknown producer": lambda: batch_of(b"a", producer_id=77, producer_epoch=3, base_sequence=0),
+    "an unknown producer within its sequence": lambda: batch_of(
+        b"a", producer_id=78, producer_epoch=3, base_sequence=9
+    ),
     "transactional without a producer": lambda: batch_of(b"a", transactional=True),
     "transactional without a transaction": lambda: batch_of(
         b"a", producer_id=79, producer_epoch=0, base_sequence=0, transactional=True
@@ -275,7 +277,7 @@ CASES: dict[str, Callable[[Side], None]] = {
     "produce to no partition": no_partitions,
     "produce what is good and what is not": good_and_bad,
     "produce zstd in old versions": old_version_with_zstd,
-    "produce without answers": without_responses,
+    "produce without responses": without_responses,
     "produce without keys to a compacted topic": keys_in_a_compacted_topic,
     "produce under log append time": log_append_time,
     "produce under a topic's own limit": a_topics_own_limit,

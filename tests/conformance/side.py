@@ -13,7 +13,7 @@ from tests.conformance.normal_form import ORDER_COUNTS, Names, normal_form
 
 PATIENCE_SECONDS = 10
 CLOSED = "closed the connection"
-SILENT = "did not answer"
+SILENT = "did not respond"
 TIMEOUT = milliseconds(10_000)
 
 

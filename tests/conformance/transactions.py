@@ -357,12 +357,14 @@ CASES: dict[str, Callable[[Side], None]] = {
     "initialise with a longer time-out": init_with(0, 4, transaction_timeout=milliseconds(900_001)),
     "initialise without a name": init_with(0, 4, transactional_id=""),
     "initialise no transaction": init_with(0, 4, transactional_id=None),
-    "initialise no transaction as somebody": init_with(3, 4, transactional_id=None, producer_id=5, producer_epoch=0),
+    "initialise no transaction with an identity": init_with(
+        3, 4, transactional_id=None, producer_id=5, producer_epoch=0
+    ),
     "initialise no transaction with a negative time-out": init_with(
         transactional_id=None, transaction_timeout=milliseconds(-5)
     ),
     "initialise as oneself": init_as_oneself,
-    "initialise a new name as somebody": lambda side: initialised(side, producer_id=12_345, producer_epoch=3),
+    "initialise a new name with an identity": lambda side: initialised(side, producer_id=12_345, producer_epoch=3),
     "initialise while a transaction is open": init_while_open,
     "add what cannot be added": add_what_cannot_be,
     "add as others": as_others(add_as),

@@ -33,10 +33,10 @@ class TurnCounter:
         self.turn += 1
         self._loop.call_soon(self.tick)
 
-    def entry(self, made: tuple[bytes, int]) -> tuple[bytes, int]:
-        self.work[self.turn] = self.work.get(self.turn, 0) + made[1]
-        self.encoded += made[1] > 1
-        return made
+    def entry(self, encoded: tuple[bytes, int]) -> tuple[bytes, int]:
+        self.work[self.turn] = self.work.get(self.turn, 0) + encoded[1]
+        self.encoded += encoded[1] > 1
+        return encoded
 
 
 def all_topics(client: RawClient, version: int = 12) -> Any:
@@ -45,7 +45,7 @@ def all_topics(client: RawClient, version: int = 12) -> Any:
 
 def test_metadata_work_of_a_turn_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "WORK_PER_TURN", WORK_PER_TURN)
-    made = MetadataEntries.entry
+    encode = MetadataEntries.entry
 
     async def run() -> None:
         broker = Broker(BrokerConfig(tmp_path / "data", port=0))
@@ -56,7 +56,7 @@ def test_metadata_work_of_a_turn_is_bounded(tmp_path: Path, monkeypatch: pytest.
         def counted(
             entries: MetadataEntries, topic: Topic, count: int, version: int, *, authorized: bool
         ) -> tuple[bytes, int]:
-            return counter.entry(made(entries, topic, count, version, authorized=authorized))
+            return counter.entry(encode(entries, topic, count, version, authorized=authorized))
 
         created: asyncio.Future[Any] = loop.create_future()
         broker.node.topic_operations.create(
@@ -85,11 +85,11 @@ def check(bootstrap: str, counter: TurnCounter) -> None:
         assert counter.encoded == TOPICS + 2
         counter.encoded = 0
         assert all_topics(client) == topics
-        assert counter.encoded == 0, "the bytes are kept"
+        assert counter.encoded == 0, "the bytes are cached"
         for version in (10, 11):
             assert [topic.name for topic in all_topics(client, version)] == [topic.name for topic in topics]
         assert counter.encoded == 0, "and serve every version of their layout"
         more = [{"name": "t7", "count": PARTITIONS + 1, "assignments": None}]
         client.ask(apis.CREATE_PARTITIONS, 0, topics=more, timeout=milliseconds(5000), validate_only=False)
         assert len(next(topic for topic in all_topics(client) if topic.name == "t7").partitions) == PARTITIONS + 1
-        assert counter.encoded == 1, "what changed is made anew, and that alone"
+        assert counter.encoded == 1, "only the changed topic is encoded again"

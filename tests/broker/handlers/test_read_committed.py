@@ -90,7 +90,7 @@ def test_rule_8_committed_fetches_list_aborted_transactions(client: RawClient) -
         offsets = [header.last_offset for _, header in batches(fetched.records)]
         assert offsets[-1:] == ([13] if offset < 14 else [])
     (small,) = client.fetch([("g", 0, 3)], isolation_level=READ_COMMITTED, partition_max_bytes=10)
-    assert small.aborted == [(2, 3), (3, 6), (2, 5)], "as much as the sparse index tells, as in Kafka"
+    assert small.aborted == [(2, 3), (3, 6), (2, 5)], "as in Kafka: the range of the sparse index"
 
 
 def test_rule_8_empty_and_null_abort_lists(client: RawClient) -> None:
@@ -187,7 +187,7 @@ def test_a_failing_waiting_fetch_closes_its_connection(
     def fails_from_the_second_look_on(log: PartitionLog, *arguments: Any, **options: Any) -> Slice | None:
         looks.append(log)
         if len(looks) > 1:
-            raise RuntimeError("nobody foresaw this")
+            raise RuntimeError("unexpected error")
         return read(log, *arguments, **options)
 
     monkeypatch.setattr(PartitionLog, "read", fails_from_the_second_look_on)
@@ -219,7 +219,7 @@ def test_searches_by_time_do_not_block(
     topics = [{"name": "g", "partitions": [{"partition_index": 0, "current_leader_epoch": -1, "timestamp": 0}]}]
     client.send(apis.LIST_OFFSETS, 7, replica_id=-1, isolation_level=0, topics=topics)
     with connected(broker.bootstrap) as other:
-        assert list_offset(other, -1, READ_UNCOMMITTED) == (0, -1, 15, 0), "served while the search goes on"
+        assert list_offset(other, -1, READ_UNCOMMITTED) == (0, -1, 15, 0), "served during the search"
     assert not has_response(client, 0)
     may_go_on.set()
     assert client.receive(apis.LIST_OFFSETS, 7).topics[0].partitions[0].offset == 0

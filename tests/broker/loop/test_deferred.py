@@ -63,7 +63,7 @@ def test_a_failing_call_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     done: list[str] = []
 
     def fails() -> None:
-        raise OSError("no such answer")
+        raise OSError("no such response")
 
     deferred = DeferredCalls()
     deferred.begin_turn()
@@ -71,7 +71,7 @@ def test_a_failing_call_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     deferred.add(lambda: done.append("sent"))
     deferred.end_turn()
     assert done == ["sent"]
-    assert "no such answer" in caplog.text
+    assert "no such response" in caplog.text
 
 
 async def turns_of(deferred: DeferredCalls, done: list[str]) -> list[list[str]]:

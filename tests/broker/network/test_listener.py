@@ -275,7 +275,7 @@ def test_request_memory_is_bounded_and_released() -> None:
         await send(waiting, request[-MIB:])
         await receive(waiting, 8)
         server.advance_ms(2000)
-        assert memory.used_bytes == 0, "buffers that nobody needs are given back"
+        assert memory.used_bytes == 0, "unneeded buffers are released"
         await send(holder, request[:MIB])
         await until(lambda: memory.used_bytes > 0, "a buffer for the request")
         holder.close()
