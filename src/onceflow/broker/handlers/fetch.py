@@ -143,7 +143,7 @@ class PendingFetch:
             return
         if len(self._watched) == 1:
             # Reading the only partition is the same as reading all.
-            self._read_all_again()
+            self._read_and_respond()
             return
         with close_unless_responded(self._request.reply):
             is_final = False
@@ -159,7 +159,7 @@ class PendingFetch:
     def _read_all_soon(self) -> None:
         """Read all partitions now, or over later turns of the loop if this fetch is large."""
         if self._request_bytes <= LARGE_REQUEST_BYTES:
-            self._read_all_again()
+            self._read_and_respond()
         elif not self._is_reading:
             self._is_reading = True
             self._node.deferred.add_large(
@@ -178,7 +178,7 @@ class PendingFetch:
             self._is_reading = False
             self._respond_if_enough(result)
 
-    def _read_all_again(self) -> None:
+    def _read_and_respond(self) -> None:
         """Respond if it is time, or if all partitions together have enough within the limits of the request."""
         if self._timer is None:
             return
@@ -201,7 +201,7 @@ class PendingFetch:
     def respond_now(self) -> None:
         """Respond with the available data."""
         self._is_due = True
-        self._read_all_again()
+        self._read_and_respond()
 
     def _stop(self) -> None:
         if self._timer is None:
