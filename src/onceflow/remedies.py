@@ -261,6 +261,6 @@ class Remedy(StrEnum):
     FOLLOW_REPLY = "follow the reply"
     CONFIG_SET = "set it with 'CONFIG SET {name} {value}'"
     REDIS_SYNC = "check its disk"
-    REWRITE_AOF = "call BGREWRITEAOF, then set it to 'no' (docs/exactly-once.md)"
+    REWRITE_AOF = "call BGREWRITEAOF, then set it to 'no' (docs/redis-sink.md)"
     NEWER_VALKEY = "use Valkey {version} or newer after that"
     KEEP_ALL_KEYS = "make sure that its maxmemory-policy is noeviction"

@@ -23,14 +23,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from onceflow.cli import onceflow
 from onceflow.cli.clicks.pipeline import checkpoint_of
 from onceflow.clicks import pipeline, results
-from onceflow.clicks.pipeline import ClickPipeline, message_of
+from onceflow.clicks.pipeline import ClickPipeline
 from onceflow.clicks.results import NothingCounted, Results
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import UnknownTopic
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.checkpoint_lock import without_driver
-from onceflow.spark.redis_sink import DataMisfit, MarkerRefused, RedisSink, RepairFailed
+from onceflow.spark.redis_sink import IncompatibleData, MarkerRefused, RedisSink, RepairFailed
 from tests import remedies
 from tests.clicks.counted import GOOD_AND_BAD, write
 from tests.clicks.counting_run import CountingRun
@@ -155,11 +155,11 @@ def test_query_failure_is_one_line(
     with run.redis() as client:
         client.hset(run.hash_key, "bob", "8.0")
     write(run.bootstrap, run.topic, {0: [b'{"uid":"ada","click_count":1}', b'{"uid":"bob","click_count":1}']})
-    with pytest.raises(DataMisfit, match=r"field 'bob'.*is '8\.0'"):
+    with pytest.raises(IncompatibleData, match=r"field 'bob'.*is '8\.0'"):
         run.count(spark)
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "_watch", stopped_as_it_failed)
-        with pytest.raises(DataMisfit, match=r"field 'bob'.*is '8\.0'"):
+        with pytest.raises(IncompatibleData, match=r"field 'bob'.*is '8\.0'"):
             run.count(spark)
     with run.redis() as client:
         assert client.hget(run.hash_key, "ada") == b"3"
@@ -209,21 +209,12 @@ def test_a_full_sum_names_offsets_and_remedy(run: CountingRun, spark: SparkSessi
     with run.redis() as client:
         client.hset(run.keys.totals, "clicks", 2**53 * 112)
     write(run.bootstrap, run.topic, {0: [b'{"uid":"u","click_count":6}']})
-    with pytest.raises(DataMisfit, match=r"'clicks' of .* has reached 1008806316530991104") as raised:
+    with pytest.raises(IncompatibleData, match=r"'clicks' of .* has reached 1008806316530991104") as raised:
         run.count(spark)
     assert f"{run.topic}-0 offsets 112 to 113" in str(raised.value)
     run_reset(str(raised.value))
     run.count(spark)
     assert (run.verify()["events"], run.verify()["clicks"]) == (113, 6)
-
-
-def test_sparks_many_lines_become_one() -> None:
-    text = "[STREAM_FAILED] Query terminated\n  File y\nonceflow.spark.data_loss.DataLost: t-0 is lost; do\n\tat z"
-    assert message_of(ValueError(text)) == "t-0 is lost; do"
-    assert message_of(ValueError("java.lang.X\n at y")) == "Spark stopped the query (ValueError): java.lang.X"
-    inner = "[STREAM_FAILED] Query\nTraceback\n  File y\nKeyError: 'x'\n=== Streaming Query ==="
-    assert message_of(ValueError(inner)) == "Spark stopped the query (ValueError): KeyError: 'x'"
-    assert "no reason given" in message_of(ValueError(""))
 
 
 def test_plan_names_the_counted_fields() -> None:

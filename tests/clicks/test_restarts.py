@@ -17,7 +17,7 @@ from onceflow.redis.errors import failed
 from onceflow.spark.exactly_once.checkpoint_lock import CheckpointInUse
 from onceflow.spark.exactly_once.sink_errors import MarkerRefused, SinkStopped
 from onceflow.spark.reader.data_loss import DataLost
-from onceflow.spark.redis.target import RedisUnfit, RepairFailed
+from onceflow.spark.redis.target import RepairFailed, UnsuitableRedis
 from onceflow.spark.wrong_option import WrongOption
 
 UNREACHABLE = BrokerUnreachable("nothing listens at b:1", Address("b", 1))
@@ -78,7 +78,7 @@ def test_a_failure_that_passes_is_restarted(error: Exception, reason: str) -> No
         DataLost("x"),
         UnknownTopic("x"),
         CheckpointInUse("x"),
-        RedisUnfit("x"),
+        UnsuitableRedis("x"),
         SinkStopped("failed in 5 attempts"),
         carried(UNREACHABLE, MarkerRefused),
         carried(in_spark("onceflow.spark.reader.data_loss.DataLost"), QueryFailed),

@@ -1,8 +1,8 @@
-"""A Redis address is shown without what is secret in it."""
+"""Redis addresses: validation, parts, and display without secrets."""
 
 import pytest
 
-from onceflow.redis.address import RedisAddressInvalid, require_address, several, shown
+from onceflow.redis.address import RedisAddressInvalid, require_address, routed_address, shown
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from onceflow.redis.address import RedisAddressInvalid, require_address, several
         ("redis+cluster://me:secret@h:1,g:2", "redis+cluster://h:1,g:2"),
     ],
 )
-def test_no_password_is_shown_and_always_the_database(url: str, text: str) -> None:
+def test_passwords_are_hidden(url: str, text: str) -> None:
     assert shown(url) == text
 
 
@@ -37,7 +37,7 @@ def test_no_password_is_shown_and_always_the_database(url: str, text: str) -> No
         "redis://[::1/1",
     ],
 )
-def test_what_is_no_redis_address_is_refused(url: str) -> None:
+def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(RedisAddressInvalid, match="write it as redis://"):
         require_address(url)
 
@@ -55,50 +55,50 @@ def test_what_is_no_redis_address_is_refused(url: str) -> None:
         "rediss+cluster://h/",
     ],
 )
-def test_what_is_a_redis_address_passes(url: str) -> None:
+def test_valid_address_passes(url: str) -> None:
     require_address(url)
 
 
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("redis+sentinel://h:1", "'' is no master's name and database number"),
-        ("redis+sentinel://h:1/counts/x", "'/counts/x' is no master's name"),
+        ("redis+sentinel://h:1", "'' is not a master's name and database number"),
+        ("redis+sentinel://h:1/counts/x", "'/counts/x' is not a master's name"),
         ("redis+sentinel://h:1,/counts", "'' is not HOST:PORT"),
         ("redis+sentinel://h:99999/counts", "'h:99999' is not HOST:PORT"),
-        ("redis+cluster://h:1/1", "a cluster has database 0 alone"),
-        ("redis+cluster://h:1?db=1", "a cluster has database 0 alone"),
-        ("redis+cluster://h:1?sentinel_password=x", "option 'sentinel_password' is none of"),
+        ("redis+cluster://h:1/1", "a cluster has only database 0"),
+        ("redis+cluster://h:1?db=1", "a cluster has only database 0"),
+        ("redis+cluster://h:1?sentinel_password=x", "option 'sentinel_password' is not one of"),
         ("redis+cluster://h:x", "'h:x' is not HOST:PORT"),
-        ("redis+ring://h", "it begins with none of"),
+        ("redis+ring://h", "it must start with one of"),
     ],
 )
-def test_what_is_no_address_of_several_servers_is_refused(url: str, why: str) -> None:
+def test_invalid_routed_address_is_refused(url: str, why: str) -> None:
     with pytest.raises(RedisAddressInvalid) as raised:
         require_address(url)
     assert why in str(raised.value)
     assert f"write it as {url.partition(':')[0] if 'ring' not in url else 'redis'}://HOST:PORT" in str(raised.value)
 
 
-def test_what_an_address_of_sentinels_says() -> None:
-    found = several(
+def test_address_of_sentinels() -> None:
+    address = routed_address(
         "rediss+sentinel://me:p%40ss@[::1],b:2/my%20counts/3?sentinel_username=you&sentinel_password=x&ssl_ca_certs=ca.pem"
     )
-    assert found is not None
-    assert (found.kind, found.service, found.tls) == ("sentinel", "my counts", True)
-    assert found.servers == (("::1", 26379), ("b", 2))
-    assert found.settings == {"username": "me", "password": "p@ss", "db": 3, "ssl_ca_certs": "ca.pem"}
-    assert found.asking == {"username": "you", "password": "x", "ssl_ca_certs": "ca.pem"}
+    assert address is not None
+    assert (address.kind, address.service, address.tls) == ("sentinel", "my counts", True)
+    assert address.servers == (("::1", 26379), ("b", 2))
+    assert address.settings == {"username": "me", "password": "p@ss", "db": 3, "ssl_ca_certs": "ca.pem"}
+    assert address.lookup_settings == {"username": "you", "password": "x", "ssl_ca_certs": "ca.pem"}
 
 
-def test_what_an_address_of_a_cluster_says() -> None:
-    found = several("redis+cluster://:secret@a,b:2")
-    assert found is not None
-    assert (found.kind, found.service, found.tls) == ("cluster", "", False)
-    assert found.servers == (("a", 6379), ("b", 2))
-    assert found.settings == {"password": "secret"}
-    assert found.asking == {"username": None, "password": "secret"}
+def test_address_of_a_cluster() -> None:
+    address = routed_address("redis+cluster://:secret@a,b:2")
+    assert address is not None
+    assert (address.kind, address.service, address.tls) == ("cluster", "", False)
+    assert address.servers == (("a", 6379), ("b", 2))
+    assert address.settings == {"password": "secret"}
+    assert address.lookup_settings == {"username": None, "password": "secret"}
 
 
-def test_an_address_of_one_server_is_redis_pys_own() -> None:
-    assert several("rediss://a:1/2") is None
+def test_address_of_one_server() -> None:
+    assert routed_address("rediss://a:1/2") is None

@@ -1,4 +1,4 @@
-"""Each answer of a real Valkey that does not serve: waited for where it passes, else told with its remedy."""
+"""Errors of a real Valkey: waited for if temporary, otherwise reported with their remedy."""
 
 import contextlib
 import shutil
@@ -15,7 +15,7 @@ from redis.retry import Retry
 from onceflow import services
 from onceflow.clicks import results
 from onceflow.clicks.results import RedisUnreachable
-from onceflow.redis import errors as redis_answers
+from onceflow.redis import errors as redis_errors
 from onceflow.redis import pool as redis_pool
 from onceflow.redis.errors import RedisFailed, code_of, failed
 from onceflow.remedies import Remedy
@@ -32,9 +32,9 @@ ENDLESS = "while true do end"
 
 @pytest.fixture
 def server(new_redis: Callable[..., RedisProcess]) -> Iterator[RedisProcess]:
-    made = new_redis()
-    yield made
-    redis_pool.close(made.url)
+    process = new_redis()
+    yield process
+    redis_pool.close(process.url)
 
 
 def run(driver: Driver, *numbers: int) -> None:
@@ -43,14 +43,14 @@ def run(driver: Driver, *numbers: int) -> None:
 
 
 def write(driver: Driver) -> None:
-    """Batch 1 in two scripts; a full Redis lets the first pass, which gives as much back as it takes."""
+    """Write batch 1 in two scripts; a full Redis accepts the first, which frees as much as it takes."""
     driver.acquire(batch_of(1))
     driver.whole(batch_of(1), rows_of(1))
 
 
 @contextlib.contextmanager
 def loading(server: RedisProcess) -> Iterator[None]:
-    """Started again with data that it reads for four seconds."""
+    """Restart the server with data that it loads for four seconds."""
     with redis.Redis.from_url(server.url) as admin:
         pipeline = admin.pipeline(transaction=False)
         for number in range(8_000):
@@ -109,7 +109,7 @@ def configured(server: RedisProcess, ends: Callable[[Any], Any], *settings: tupl
 
 
 def without_master(server: RedisProcess, *, stale: bool) -> contextlib.AbstractContextManager[None]:
-    """A replica of a master that nobody can reach, until it is a master itself."""
+    """Make the server a replica of an unreachable master, until it becomes a master itself."""
     serves = ("replica-serve-stale-data", "yes" if stale else "no")
     master = ("replicaof", f"127.0.0.1 {services.free_port()}")
     stack = contextlib.ExitStack()
@@ -131,7 +131,7 @@ def full(server: RedisProcess) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def unwritable(server: RedisProcess) -> Iterator[None]:
-    """A snapshot that fails: a directory stands in its place, which Redis's log names."""
+    """Make snapshots fail: a directory has the snapshot's name, as Redis's log says."""
     in_the_way = server.directory / "in-the-way"
     (in_the_way / "x").mkdir(parents=True)
     server.stop()
@@ -145,14 +145,14 @@ def unwritable(server: RedisProcess) -> Iterator[None]:
 
 
 def save(admin: Any, status: str) -> None:
-    """Save until that has come out so."""
+    """Save snapshots until the last one has this status."""
     while admin.info("persistence")["rdb_last_bgsave_status"] != status:
         with contextlib.suppress(redis.ResponseError):  # One is under way.
             admin.bgsave()
         time.sleep(0.02)
 
 
-ANSWERS: dict[str, Callable[[RedisProcess], contextlib.AbstractContextManager[None]]] = {
+CONDITIONS: dict[str, Callable[[RedisProcess], contextlib.AbstractContextManager[None]]] = {
     "LOADING": loading,
     "BUSY": busy,
     "MASTERDOWN": lambda server: without_master(server, stale=False),
@@ -175,15 +175,15 @@ ANSWERS: dict[str, Callable[[RedisProcess], contextlib.AbstractContextManager[No
         pytest.param("MISCONF", Remedy.REDIS_DISK, marks=pytest.mark.remedy(Remedy.REDIS_DISK)),
     ],
 )
-def test_the_answer_is_known_and_the_batch_is_written_once_it_is_over(
+def test_error_is_known_and_batch_follows(
     server: RedisProcess, code: str, remedy: Remedy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_answers, "PASSING_WAIT_S", 0.0)
+    monkeypatch.setattr(redis_errors, "TEMPORARY_WAIT_S", 0.0)
     monkeypatch.setattr(redis_pool, "RETRIES", 0)
     keys = new_keys()
     driver = Driver(server.url, keys)
     run(driver, 0)
-    with ANSWERS[code](server):
+    with CONDITIONS[code](server):
         with pytest.raises(redis.RedisError) as raised:
             write(driver)
         assert code_of(raised.value) == code
@@ -198,7 +198,7 @@ def test_the_answer_is_known_and_the_batch_is_written_once_it_is_over(
 
 
 def raised_by(server: RedisProcess, url: str, keys: Keys) -> str:
-    """Return the message about batch 1 at an address."""
+    """Return the message of the failure of batch 1 at an address."""
     with pytest.raises(redis.RedisError) as raised:
         write(Driver(url, keys))
     redis_pool.close(url)
@@ -207,8 +207,8 @@ def raised_by(server: RedisProcess, url: str, keys: Keys) -> str:
 
 @pytest.mark.remedy(Remedy.START_MASTER, Remedy.NAME_MASTER)
 def test_a_replica_is_left_for_its_master(new_redis: NewRedis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The master is down at first; that it is started is not enough."""
-    monkeypatch.setattr(redis_answers, "PASSING_WAIT_S", 0.0)
+    """The master is down at first; starting it is not enough for the replica's address."""
+    monkeypatch.setattr(redis_errors, "TEMPORARY_WAIT_S", 0.0)
     monkeypatch.setattr(redis_pool, "RETRIES", 0)
     master, keys = new_redis(arguments=AT_ONCE), new_keys()
     run(Driver(master.url, keys), 0)
@@ -237,7 +237,7 @@ def test_a_replica_is_left_for_its_master(new_redis: NewRedis, monkeypatch: pyte
 def test_missing_replicas_are_started(
     server: RedisProcess, new_redis: NewRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_answers, "PASSING_WAIT_S", 0.0)
+    monkeypatch.setattr(redis_errors, "TEMPORARY_WAIT_S", 0.0)
     keys = new_keys()
     run(Driver(server.url, keys), 0)
     with redis.Redis.from_url(server.url) as admin:
@@ -254,12 +254,12 @@ def test_missing_replicas_are_started(
 
 
 @pytest.mark.parametrize("code", ["LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY"])
-def test_what_passes_is_waited_for(server: RedisProcess, code: str) -> None:
+def test_temporary_errors_are_waited_for(server: RedisProcess, code: str) -> None:
     keys = new_keys()
     run(Driver(server.url, keys), 0)
     redis_pool.close(server.url)
     in_the_way = contextlib.ExitStack()
-    in_the_way.enter_context(ANSWERS[code](server))
+    in_the_way.enter_context(CONDITIONS[code](server))
     ending = threading.Timer(0.3, in_the_way.close)
     ending.start()
     driver = Driver(server.url, keys)
@@ -276,7 +276,7 @@ def test_any_other_error_is_raised_at_once() -> None:
         raise AssertionError
 
     with pytest.raises(redis.ResponseError):
-        redis_answers.patiently(call, sleep=sleep)
+        redis_errors.patiently(call, sleep=sleep)
 
 
 def test_a_wait_ends() -> None:
@@ -287,7 +287,7 @@ def test_a_wait_ends() -> None:
 
     pauses: list[float] = []
     with pytest.raises(redis.exceptions.ReadOnlyError):
-        redis_answers.patiently(call, monotonic=lambda: float(next(clock)), sleep=pauses.append)
+        redis_errors.patiently(call, monotonic=lambda: float(next(clock)), sleep=pauses.append)
     assert len(pauses) == 4
 
 
@@ -300,7 +300,7 @@ def test_renamed_info_is_warned_about(new_redis: NewRedis, caplog: pytest.LogCap
     server = new_redis(arguments=["--rename-command", "INFO", "SECRET-INFO"])
     keys = new_keys()
     opened(server.url, keys)
-    assert "has no INFO for us (unknown command 'INFO'" in caplog.text
+    assert "refuses INFO (unknown command 'INFO'" in caplog.text
     assert "make sure that its maxmemory-policy is noeviction" in caplog.text
     remedies.find(Remedy.KEEP_ALL_KEYS, caplog.text)
     driver = Driver(server.url, keys)
@@ -313,13 +313,13 @@ def test_renamed_info_is_warned_about(new_redis: NewRedis, caplog: pytest.LogCap
 def test_renamed_waitaof_is_not_an_old_redis(new_redis: NewRedis, caplog: pytest.LogCaptureFixture) -> None:
     server = new_redis(arguments=["--rename-command", "WAITAOF", ""])
     opened(server.url, new_keys())
-    assert "cannot say when a write is on disk (its configuration renames or disables WAITAOF)" in caplog.text
+    assert "cannot report when a write is on disk (its configuration renames or disables WAITAOF)" in caplog.text
     redis_pool.close(server.url)
 
 
 @pytest.mark.remedy(Remedy.KEEP_COMMAND)
 def test_renamed_command_is_named(new_redis: NewRedis) -> None:
-    """HGETALL is one that the sink cannot do without."""
+    """The sink cannot work without HGETALL."""
     server = new_redis(arguments=["--rename-command", "HGETALL", ""])
     with pytest.raises(RedisFailed, match=r"unknown command 'HGETALL'.*remove it from rename-command") as raised:
         opened(server.url, new_keys())
@@ -337,8 +337,8 @@ def test_renamed_command_is_named(new_redis: NewRedis) -> None:
 
 
 @pytest.mark.remedy(Remedy.FOLLOW_REPLY)
-def test_unknown_error_reply_does_not_say_start_redis(server: RedisProcess) -> None:
-    """A database that the server does not have."""
+def test_unknown_error_has_no_start_remedy(server: RedisProcess) -> None:
+    """The address names a database that the server does not have."""
     url = server.url.removesuffix("/1") + "/99"
     with pytest.raises(RedisFailed, match=r"DB index is out of range.*Redis runs and refuses this") as raised:
         opened(url, new_keys())

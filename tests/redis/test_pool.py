@@ -1,4 +1,4 @@
-"""The pool that each executor process has: made once, bounded, tested on borrow, never part of a closure."""
+"""The pool of an executor process: opened once, bounded, tested on borrow, never part of a closure."""
 
 import os
 import pickle
@@ -39,28 +39,30 @@ def test_one_pool_for_a_process(url: str) -> None:
     assert redis_pool.client(url).connection_pool is not pool
 
 
-def test_a_worker_of_spark_has_one_pool_for_all_its_tasks(
-    new_redis: Callable[..., RedisProcess], spark: SparkSession
-) -> None:
-    """Mission A4: tasks share it, and later ones find it with the connection that the first one opened."""
+def test_tasks_of_a_worker_share_the_pool(new_redis: Callable[..., RedisProcess], spark: SparkSession) -> None:
+    """Later tasks of a Spark worker find the pool and the connection that the first one opened."""
     url = new_redis().url
     before: Any = redis_pool.client(url).client_list()
 
     def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             client: Any = redis_pool.client(url)
-            told = {"pid": os.getpid(), "pool": id(client.connection_pool), "connection": client.client_id()}
-            yield pa.RecordBatch.from_pylist([told])
+            row = {"pid": os.getpid(), "pool": id(client.connection_pool), "connection": client.client_id()}
+            yield pa.RecordBatch.from_pylist([row])
 
     tasks = spark.range(0, 12, 1, 12)
     jobs = [tasks.mapInArrow(ask, "pid long, pool long, connection long").collect() for _ in range(2)]
-    assert [len(told) for told in jobs] == [12, 12]
-    together = {tuple(row) for told in jobs for row in told}
+    assert [len(rows) for rows in jobs] == [12, 12]
+    together = {tuple(row) for rows in jobs for row in rows}
     pids = {pid for pid, _, _ in together}
     assert len(together) == len(pids) < 12, "one pool and one connection for each process"
     assert {row.pid for row in jobs[0]} & {row.pid for row in jobs[1]}, "workers outlive a job"
     after: Any = redis_pool.client(url).client_list()
-    assert {int(each["id"]) for each in after} - {int(each["id"]) for each in before} == {each for *_, each in together}
+    assert ids_of(after) - ids_of(before) == {connection for *_, connection in together}
+
+
+def ids_of(clients: list[dict[str, str]]) -> set[int]:
+    return {int(client["id"]) for client in clients}
 
 
 def test_ten_connections_and_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +78,7 @@ def test_ten_connections_and_no_more(url: str, monkeypatch: pytest.MonkeyPatch) 
         pool.release(connection)
 
 
-def test_a_connection_that_the_server_closed_is_replaced_on_borrow(new_redis: Callable[..., Any]) -> None:
+def test_closed_connection_is_replaced_on_borrow(new_redis: Callable[..., Any]) -> None:
     server = new_redis()
     client: Any = redis_pool.client(server.url)
     assert client.ping()
@@ -86,7 +88,7 @@ def test_a_connection_that_the_server_closed_is_replaced_on_borrow(new_redis: Ca
     redis_pool.close(server.url)
 
 
-def test_a_sink_that_closes_leaves_the_pool_to_the_others_of_its_address(url: str) -> None:
+def test_pool_stays_open_for_other_sinks(url: str) -> None:
     first, second, never_opened = (
         RedisTarget(url, Keys(f"{name}:m", f"{name}:h", (Increment("count", f"{name}:c"),), ()), name=name)
         for name in ("first", "second", "never opened")
@@ -102,9 +104,9 @@ def test_a_sink_that_closes_leaves_the_pool_to_the_others_of_its_address(url: st
     assert redis_pool.client(url).connection_pool is not pool
 
 
-def test_a_pool_that_is_closed_while_it_is_asked_for_is_still_given(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_closed_during_lookup_is_returned(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Closing(dict[Any, Any]):
-        """Another thread closes each pool right after it was found."""
+        """Simulates another thread that closes each pool right after its lookup."""
 
         def __contains__(self, place: object) -> bool:
             return self.pop(place, None) is not None
@@ -119,20 +121,20 @@ def test_a_pool_that_is_closed_while_it_is_asked_for_is_still_given(url: str, mo
 
 
 @pytest.mark.parametrize("url", ["localhost:6379", "http://127.0.0.1/1", "redis://127.0.0.1:x/1"])
-def test_an_address_that_is_none(url: str) -> None:
+def test_invalid_address(url: str) -> None:
     with pytest.raises(RedisAddressInvalid, match="redis://HOST:PORT/DATABASE"):
         redis_pool.client(url)
 
 
-def test_what_a_task_is_handed_can_be_pickled(url: str) -> None:
+def test_chunk_writer_can_be_pickled(url: str) -> None:
     keys = Keys("m", "h", (Increment("count", "c", "t"),), (Append("dead", "d", 3),))
     assert keys.all == ["m", "h", "c", "t", "d", *(f"{{{key}}}:onceflow-claims" for key in "mhctd")]
     writer = ChunkWriter(url, keys, "query", "1", 3, "digest", 10)
     assert pickle.loads(pickle.dumps(writer)) == writer
 
 
-def test_the_pool_is_closed_when_the_process_ends(url: str) -> None:
-    program = f"from onceflow.redis import pool; print(pool.client({url!r}).client_id())"
+def test_pool_is_closed_at_exit(url: str) -> None:
+    program = f"from onceflow.redis import pool as redis_pool; print(redis_pool.client({url!r}).client_id())"
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-X", "dev", "-c", program], capture_output=True, text=True, env=os.environ
     )

@@ -15,7 +15,7 @@ from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.records import read_records
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.checkpoint import LocalCheckpoint
-from onceflow.spark.kafka.marker import Place
+from onceflow.spark.kafka.marker import MarkerLocation
 from onceflow.spark.kafka.sender import Blob, TopicPartition
 from onceflow.spark.kafka.target import KafkaTarget
 from onceflow.spark.kafka.transaction import Settings
@@ -114,13 +114,13 @@ class Driver:
 
     def __post_init__(self) -> None:
         self.cluster = Cluster(self.bootstrap, timeout_ms=self.timeout_ms)
-        self.place = Place(f"onceflow-{self.topic}", self.marker_topic, 0)
-        settings = Settings(**{"again_ms": 10_000, "sleep": quick_sleep, "at": self._at, **self.settings})  # type: ignore[arg-type]
+        self.location = MarkerLocation(f"onceflow-{self.topic}", self.marker_topic, 0)
+        settings = Settings(**{"retry_timeout_ms": 10_000, "sleep": quick_sleep, "at": self._at, **self.settings})  # type: ignore[arg-type]
         self.target = KafkaTarget(
             self.cluster,
             "kafka",
             output=self,
-            place_of=lambda _query: self.place,
+            marker_location=lambda _query: self.location,
             owner=self.owner,
             settings=settings,
             accepted=self.accepted,

@@ -11,7 +11,7 @@ from onceflow.redis import pool as redis_pool
 from onceflow.spark.exactly_once import decision as decisions
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.checkpoint import Checkpoint
-from onceflow.spark.exactly_once.decision import Decision, Refuse, Skip, WentBack
+from onceflow.spark.exactly_once.decision import Decision, Refuse, Skip, TargetRolledBack
 from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.redis import marker as markers
@@ -99,7 +99,7 @@ class Driver:
 
     def acquire(self, batch: Batch) -> str:
         first = markers.first_fields(batch)
-        arguments = redis_scripts.acquire_arguments(self.keys, batch.query, first, may_make=batch.number == 0)
+        arguments = redis_scripts.acquire_arguments(self.keys, batch.query, first, may_create=batch.number == 0)
         self.owner = self.call("acquire", *arguments)
         return self.owner
 
@@ -145,11 +145,11 @@ class Driver:
             self.acquire(batch)
             yield "acquire"
         found, decision = self.decided(batch)
-        if isinstance(decision, WentBack) and self.checkpoint is not None:
+        if isinstance(decision, TargetRolledBack) and self.checkpoint is not None:
             yield from self.repair(batch.number - 1)
             found, decision = self.decided(batch)
         if isinstance(decision, Refuse):
-            raise MarkerRefused(decision.sentence)
+            raise MarkerRefused(decision.reason)
         if not isinstance(decision, Skip):
             yield from self.written(batch, rows_of(batch.number), found, whole=batch.number % 2 == 0)
 
@@ -189,7 +189,7 @@ class Driver:
             if step is None:
                 return
             if isinstance(step, Refuse):
-                raise MarkerRefused(step.sentence)
+                raise MarkerRefused(step.reason)
             for name in self.written(step.batch, rows_again(step.batch)[0], found, whole=False):
                 yield f"repair: batch {step.batch.number}: {name}"
 

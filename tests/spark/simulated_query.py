@@ -237,7 +237,7 @@ class Query:
             (self.checkpoint / name).write_bytes(content)
 
     def _watch(self) -> None:
-        run, settle, read_record = redis_scripts.run, redis_scripts.settle, kafka_marker.Place.read_record
+        run, settle, read_record = redis_scripts.run, redis_scripts.settle, kafka_marker.MarkerLocation.read_record
         execute, prepare = redis.client.Pipeline.execute, LocalCheckpoint.prepare
 
         def watched(name: str, function: Any) -> Any:
@@ -260,7 +260,7 @@ class Query:
         self._patches.setattr(redis_scripts, "settle", watched("settle", settle))
         self._patches.setattr(redis.client.Pipeline, "execute", watched_execute)
         self._patches.setattr(LocalCheckpoint, "prepare", watched("syncs", prepare))
-        self._patches.setattr(kafka_marker.Place, "read_record", watched("marker's record", read_record))
+        self._patches.setattr(kafka_marker.MarkerLocation, "read_record", watched("marker's record", read_record))
 
     # Spark's part
 
@@ -298,7 +298,7 @@ class Query:
         made = kafka_sink(
             self.services.broker.bootstrap, topic=self.target, checkpoint=str(self.checkpoint), plan="copy"
         )
-        made.settings = replace(made.settings, at=self.watch_requests, sleep=quick_sleep, again_ms=20_000)
+        made.settings = replace(made.settings, at=self.watch_requests, sleep=quick_sleep, retry_timeout_ms=20_000)
         return made
 
     def redis_sink(self) -> RedisSink:

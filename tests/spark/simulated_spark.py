@@ -176,7 +176,7 @@ class Encoded:
                 self._encode()
             if [(blob.partition, zlib.crc32(blob.data)) for blob in self._made] != self._summary:
                 self._summary = None
-                raise AttemptEnded("an executor lost encoded rows and they were encoded again, not to the same bytes")
+                raise AttemptEnded("an executor lost encoded rows and they were encoded again, with other bytes")
             yield [self._made[position]]
             self._executors.at("after pull")
 

@@ -140,7 +140,7 @@ def test_deleted_markers(running: Services, chance: random.Random, new_query: St
         Admin(cluster).delete_group(name)
         cluster.delete_topic("onceflow-markers")
     message = refused(query)
-    assert "there is no marker" in message and "write anew" in message
+    assert "there is no marker" in message and "write again" in message
 
 
 def test_transaction_timeout_within_a_batch(

@@ -129,7 +129,7 @@ def test_batches_that_spark_repeats_are_there_once(copy: Copy, monkeypatch: pyte
         assert {partition_for_key(record.key or b"", 3) for record in records} == {partition}
 
 
-def test_a_stateful_query_goes_on_after_a_skipped_batch(copy: Copy) -> None:
+def test_stateful_query_continues_after_skipped_batch(copy: Copy) -> None:
     def rows() -> DataFrame:
         return copy.rows().select("key", "value").dropDuplicates(["key"])
 
@@ -203,10 +203,10 @@ def test_rows_that_cannot_be_written_are_refused(in_topic: Written, spark: Spark
     large = spark.createDataFrame([("small", "x"), ("large", "x" * 1_100_000)], "key string, value string")
     assert "with key b'large' cannot be written: a record of 11000" in refused(large)
     assert "has partition 4 and topic" in refused(large.limit(1), partitioner="4")
-    assert "drop('partition') takes the column away" in refused(spark.sql("select 'a' as value, 4 as partition"))
+    assert "drop('partition') the column" in refused(spark.sql("select 'a' as value, 4 as partition"))
     assert "column value is int and must be string or binary" in refused(spark.sql("select 1 as value"))
-    assert "none is value" in refused(spark.sql("select 'a' as key"))
-    assert "neither the sink nor the rows name a topic" in refused(spark.sql("select 'a' as value"), topic=None)
+    assert "but not value" in refused(spark.sql("select 'a' as key"))
+    assert "neither the sink nor the rows have a topic" in refused(spark.sql("select 'a' as value"), topic=None)
     assert "has no topic" in refused(spark.sql("select 'a' as value, string(null) as topic"), topic=None)
 
 
@@ -216,7 +216,7 @@ def test_rows_that_cannot_be_written_are_refused(in_topic: Written, spark: Spark
         ({"compression": "brotli"}, "none, gzip, snappy, lz4, zstd"),
         ({"mode": "twice"}, "exactly-once, at-least-once, none"),
         ({}, "needs checkpoint="),
-        ({"mode": "none", "checkpoint": "/x"}, "keeps no marker"),
+        ({"mode": "none", "checkpoint": "/x"}, "neither marker nor transaction"),
         ({"checkpoint": "/x", "name": ""}, "1 to 100 printable"),
         ({"checkpoint": "/x", "driver_bytes": 100}, "driver_bytes 100"),
     ],
@@ -276,7 +276,7 @@ def planned(directory: Path, number: int) -> str:
     return directory.as_uri()
 
 
-def test_nothing_is_visible_unless_the_checkpoint_is_on_disk(
+def test_checkpoint_is_synced_before_writing(
     spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.create_topic(topic, 1)
@@ -310,7 +310,7 @@ def _not_synced(_checkpoint: LocalCheckpoint, number: int) -> None:
     raise CheckpointNotSynced(f"batch {number}")
 
 
-def test_encoded_rows_that_come_again_differently_are_noticed(
+def test_changed_encoded_rows_are_detected(
     spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when an executor is gone with its blocks, and its rows come in another order the next time."""
@@ -350,7 +350,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     return found
 
 
-def test_a_batch_like_the_one_before_comes_in_one_job_and_a_larger_one_in_parts(
+def test_only_larger_batches_come_in_parts(
     spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path, at_once: list[int | None]
 ) -> None:
     cluster.create_topic(topic, 1)
@@ -369,9 +369,7 @@ def test_a_batch_like_the_one_before_comes_in_one_job_and_a_larger_one_in_parts(
     assert values == [number for count, _ in batches for number in range(count)]
 
 
-def test_a_driver_killed_before_its_commit_is_followed_by_one_that_goes_on(
-    copy: Copy, java_home: str, tmp_path: Path
-) -> None:
+def test_next_driver_continues_after_a_kill(copy: Copy, java_home: str, tmp_path: Path) -> None:
     copy.produce(0, 500)
     die(copy, java_home, tmp_path, "before EndTxn", 3)
     assert "Python worker exited unexpectedly" in (tmp_path / "driver.log").read_text(), "each task died once"

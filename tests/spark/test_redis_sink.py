@@ -27,14 +27,14 @@ from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis import target as redis_target
 from onceflow.spark.redis_sink import (
     Append,
-    DataMisfit,
+    IncompatibleData,
     Increment,
     MarkerRefused,
     MissingRanges,
     OwnerLost,
     RedisSink,
-    RedisUnfit,
     RepairFailed,
+    UnsuitableRedis,
 )
 from tests import remedies
 from tests.spark.exactly_once.test_checkpoint import SparkFiles
@@ -191,7 +191,7 @@ def test_batches_of_chunks(sinks: Sinks, redis_client: Any) -> None:
     assert not [name for name in found if name.startswith("chunk:")]
 
 
-def test_a_repeated_batch_changes_nothing_and_is_read(sinks: Sinks, redis_client: Any) -> None:
+def test_repeated_batch_is_only_read(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0, 1)
     before = redis_client.dump("counts")
     sink = sinks.start(plan_version=2)
@@ -204,9 +204,7 @@ def test_a_repeated_batch_changes_nothing_and_is_read(sinks: Sinks, redis_client
     assert_counted(redis_client, 3)
 
 
-def test_nothing_is_written_before_the_checkpoint_is_synced(
-    sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_is_synced_before_writing(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: LocalCheckpoint, number: int) -> None:
         raise CheckpointNotSynced(f"batch {number}")
 
@@ -290,9 +288,7 @@ def test_an_empty_chunk_is_written_too(sinks: Sinks, redis_client: Any, monkeypa
 
 
 @pytest.mark.remedy(Remedy.SHOW_REDIS_SINK)
-def test_an_older_start_stops_when_a_later_one_has_begun(
-    sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_start_stops_after_a_later_one(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     older = sinks.start()
     sinks.run(older, 0)
     with monkeypatch.context() as patch:
@@ -312,16 +308,16 @@ def test_an_older_start_stops_when_a_later_one_has_begun(
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_a_value_that_does_not_fit_stops_the_query_and_stays(sinks: Sinks, redis_client: Any) -> None:
+def test_wrong_value_stops_the_query(sinks: Sinks, redis_client: Any) -> None:
     value = "9223372036854775800"
     sinks.run(sinks.start(), 0, 1)
     redis_client.hset("counts", "user 7", value)
     after_first = None
     for _ in range(3):  # restarts
         sink = sinks.start()
-        with pytest.raises(DataMisfit, match=f"field 'user 7' of counts in Redis has reached {value}"):
+        with pytest.raises(IncompatibleData, match=f"field 'user 7' of counts in Redis has reached {value}"):
             sinks.batch(sink, 2)
-        assert isinstance(sink.failure, DataMisfit)
+        assert isinstance(sink.failure, IncompatibleData)
         found = redis_client.hgetall("counts")
         assert after_first in (None, found)
         after_first = found
@@ -334,10 +330,12 @@ def test_a_value_that_does_not_fit_stops_the_query_and_stays(sinks: Sinks, redis
 @pytest.mark.parametrize(
     "row", [(None, b"a", 1), ("count", None, 1), ("count", b"a", None), ("dead", None, 1), ("other", b"a", 1)]
 )
-def test_a_row_that_cannot_be_counted_stops_the_batch(sinks: Sinks, redis_client: Any, row: Any) -> None:
+def test_invalid_row_stops_the_batch(sinks: Sinks, redis_client: Any, row: Any) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
-    with pytest.raises(DataMisfit, match=r"1 of 64 rows lack a field or an amount or have a target other than count"):
+    with pytest.raises(
+        IncompatibleData, match=r"1 of 64 rows lack a field or an amount or have a target other than count"
+    ):
         sinks.batch(sink, 1, [*added(1), row])
     assert not redis_client.exists("counts")
 
@@ -346,26 +344,26 @@ def test_a_row_that_cannot_be_counted_stops_the_batch(sinks: Sinks, redis_client
 def test_amounts_that_overflow_stop_the_batch(sinks: Sinks) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
-    with pytest.raises(DataMisfit, match="field 'a' of target 'count' in batch 1 sum to more than 64 bits"):
+    with pytest.raises(IncompatibleData, match="field 'a' of target 'count' in batch 1 exceed 64 bits"):
         sinks.batch(sink, 1, [("count", b"a", 2**63 - 1), ("count", b"a", 1)])
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_a_chunk_over_the_byte_limit_stops_the_batch(
+def test_chunk_over_byte_limit_stops_the_batch(
     sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
     monkeypatch.setattr(redis_chunks, "CHUNK_BYTES_MAX", 5_000)
-    with pytest.raises(DataMisfit, match="chunk 0 of batch 1 has 10000 bytes of fields and 5000 are allowed"):
+    with pytest.raises(IncompatibleData, match="chunk 0 of batch 1 has 10000 bytes of fields, and 5000 are allowed"):
         sinks.batch(sink, 1, [("count", b"x" * 10_000, 1)])
     assert not redis_client.exists("counts")
 
 
-def test_a_field_over_the_byte_limit_stops_the_batch(sinks: Sinks, redis_client: Any) -> None:
+def test_field_over_byte_limit_stops_the_batch(sinks: Sinks, redis_client: Any) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
-    with pytest.raises(DataMisfit, match="batch 1 has a field of 1048577 bytes and 1048576 are allowed"):
+    with pytest.raises(IncompatibleData, match="batch 1 has a field of 1048577 bytes, and 1048576 are allowed"):
         sinks.batch(sink, 1, [("count", b"x" * (2**20 + 1), 1)])
     assert not redis_client.exists("counts")
 
@@ -374,11 +372,11 @@ def test_other_columns_are_refused(sinks: Sinks) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
     sinks.files.plan(1, {"clicks": {"0": 10}})
-    with pytest.raises(DataMisfit, match=r"was given columns.*'uid'"):
+    with pytest.raises(IncompatibleData, match=r"the rows have columns.*'uid'"):
         sink(sinks.rows(added(1)).withColumnRenamed("field", "uid"), 1)
 
 
-def test_a_redis_that_went_back_stops_the_query(sinks: Sinks, redis_client: Any) -> None:
+def test_rolled_back_redis_stops_the_query(sinks: Sinks, redis_client: Any) -> None:
     sink = sinks.start()
     sinks.run(sink, 0, 1)
     saved = {key: redis_client.dump(key) for key in redis_client.scan_iter("*")}
@@ -410,9 +408,7 @@ class Past:
             self._client.restore(key, 0, value)
 
 
-def test_a_redis_that_went_back_is_repaired_at_a_check_at_a_batch_and_at_the_start(
-    sinks: Sinks, redis_client: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rolled_back_redis_is_repaired(sinks: Sinks, redis_client: Any, caplog: pytest.LogCaptureFixture) -> None:
     sink = sinks.start(rebuild=sinks.rebuild)
     sinks.run(sink, 0, 1)
     past = Past(redis_client)
@@ -441,7 +437,7 @@ def test_a_redis_that_went_back_is_repaired_at_a_check_at_a_batch_and_at_the_sta
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("kill", ["after some chunks", "before complete"])
-def test_a_repair_that_is_killed_is_finished_once(
+def test_killed_repair_is_finished_once(
     sinks: Sinks, redis_client: Any, kill: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = sinks.start()
@@ -457,9 +453,7 @@ def test_a_repair_that_is_killed_is_finished_once(
     assert_counted(redis_client, 6, repaired=True)
 
 
-def test_a_redis_that_goes_back_while_a_batch_is_written_is_repaired_in_that_batch(
-    sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rollback_during_a_batch_is_repaired(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sinks.run(sinks.start(), 0, 1)
     past = Past(redis_client)
     sink = sinks.start(rebuild=sinks.rebuild)
@@ -501,7 +495,7 @@ def test_what_cannot_be_repaired_stops_the_query(sinks: Sinks, redis_client: Any
     assert redis_client.dump("counts") == before
 
 
-def test_a_new_checkpoint_beside_old_counts_is_refused_at_the_start(sinks: Sinks, tmp_path: Path) -> None:
+def test_new_checkpoint_with_old_counts_is_refused(sinks: Sinks, tmp_path: Path) -> None:
     sinks.run(sinks.start(), 0, 1)
     fresh = Sinks(sinks.url, SparkFiles(tmp_path / "fresh"), sinks.spark)
     (fresh.files.directory / "metadata").unlink()
@@ -512,7 +506,7 @@ def test_a_new_checkpoint_beside_old_counts_is_refused_at_the_start(sinks: Sinks
     fresh.close()
 
 
-def test_a_check_is_made_again_and_what_stops_it_is_kept(
+def test_check_is_retried_and_keeps_its_failure(
     sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = sinks.start(rebuild=sinks.rebuild)
@@ -535,9 +529,7 @@ def test_a_check_is_made_again_and_what_stops_it_is_kept(
     assert sink.failure is told.value
 
 
-def test_the_check_may_run_while_a_batch_is_finished(
-    sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_may_run_during_a_batch(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
     read = sink.target.read
@@ -553,7 +545,7 @@ def test_the_check_may_run_while_a_batch_is_finished(
     assert_counted(redis_client, 2)
 
 
-def test_a_redis_that_is_down_is_told_in_a_sentence(
+def test_unreachable_redis_has_one_message(
     sinks: Sinks, new_redis: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_pool, "RETRIES", 1)
@@ -573,12 +565,12 @@ def test_a_redis_that_is_down_is_told_in_a_sentence(
     assert_counted(redis_pool.client(server.url), 2)
 
 
-def test_a_redis_that_may_drop_keys_is_refused(sinks: Sinks, redis_client: Any) -> None:
+def test_redis_that_may_drop_keys_is_refused(sinks: Sinks, redis_client: Any) -> None:
     redis_client.config_set("maxmemory-policy", "allkeys-lru")
     sink = sinks.start()
     try:
         for _ in range(2):
-            with pytest.raises(RedisUnfit, match="maxmemory-policy 'allkeys-lru'"):
+            with pytest.raises(UnsuitableRedis, match="maxmemory-policy 'allkeys-lru'"):
                 sink.open(sinks.spark)
     finally:
         redis_client.config_set("maxmemory-policy", "noeviction")
@@ -591,7 +583,7 @@ def test_a_redis_that_may_drop_keys_is_refused(sinks: Sinks, redis_client: Any) 
         ("appendfsync", "no", "always", "appendfsync is 'no'"),
     ],
 )
-def test_a_redis_that_does_not_sync_works_and_the_sink_says_what_that_means(
+def test_redis_without_sync_is_warned_about(
     sinks: Sinks, redis_client: Any, caplog: pytest.LogCaptureFixture, setting: str, value: str, usual: str, reason: str
 ) -> None:
     redis_client.config_set(setting, value)
@@ -600,7 +592,7 @@ def test_a_redis_that_does_not_sync_works_and_the_sink_says_what_that_means(
     finally:
         redis_client.config_set(setting, usual)
     assert_counted(redis_client, 2)
-    assert f"cannot say when a write is on disk ({reason})" in caplog.text
+    assert f"cannot report when a write is on disk ({reason})" in caplog.text
     assert "settled" not in marker_of(redis_client)
 
 
@@ -609,7 +601,7 @@ def test_a_redis_that_does_not_sync_works_and_the_sink_says_what_that_means(
     [((99, 0, 0), "yes", True), ((99, 0, 0), "no", False), ((), "yes", False)],
     ids=["leaves it", "does not start", "takes it off"],
 )
-def test_a_redis_that_leaves_the_begin_of_a_torn_script_is_told(
+def test_redis_keeping_torn_scripts_is_warned_about(
     sinks: Sinks,
     redis_client: Any,
     caplog: pytest.LogCaptureFixture,
@@ -625,10 +617,10 @@ def test_a_redis_that_leaves_the_begin_of_a_torn_script_is_told(
         sinks.start().open(sinks.spark)
     finally:
         redis_client.config_set("aof-load-truncated", "yes")
-    assert ("has aof-load-truncated 'yes': where a power cut tears a script" in caplog.text) is told
+    assert ("has aof-load-truncated 'yes': if a power cut tears a script" in caplog.text) is told
 
 
-def test_two_sinks_of_one_process_do_not_share_a_checkpoint(sinks: Sinks) -> None:
+def test_two_sinks_cannot_share_a_checkpoint(sinks: Sinks) -> None:
     first = sinks.start()
     first.open(sinks.spark)
     with pytest.raises(CheckpointInUse, match="another sink of this process"):
@@ -638,7 +630,7 @@ def test_two_sinks_of_one_process_do_not_share_a_checkpoint(sinks: Sinks) -> Non
 
 
 @pytest.mark.remedy(Remedy.FORMER_NAME)
-def test_two_sinks_of_one_query_do_not_share_a_marker(sinks: Sinks, redis_client: Any) -> None:
+def test_two_sinks_cannot_share_a_marker(sinks: Sinks, redis_client: Any) -> None:
     first = sinks.start()
     sinks.run(first, 0)
     second = sinks.start(close_others=False, name="other")
@@ -656,7 +648,7 @@ def test_two_sinks_of_one_query_do_not_share_a_marker(sinks: Sinks, redis_client
 
 
 @pytest.mark.parametrize("sums_max", [43, 42])
-def test_what_is_one_script_is_told_by_the_sums(
+def test_sums_determine_the_number_of_scripts(
     sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch, sums_max: int
 ) -> None:
     """63 rows of a batch, as tasks that summed for themselves hand them over, are 43 that are written."""

@@ -95,7 +95,7 @@ def test_batches_that_spark_repeats_are_counted_once(job: Job, send: Send, monke
     assert job.counts() == {b"a": 3, b"b": 1, b"c": 1}
 
 
-def test_a_stateful_query_goes_on_after_a_skipped_batch(job: Job, send: Send) -> None:
+def test_stateful_query_continues_after_skipped_batch(job: Job, send: Send) -> None:
     send(["a", "b", "a"])
     job.run(job.stateful())
     job.forget_last_commit()
@@ -104,7 +104,7 @@ def test_a_stateful_query_goes_on_after_a_skipped_batch(job: Job, send: Send) ->
     assert job.counts() == {b"a": 1, b"b": 1, b"c": 1}
 
 
-def test_a_sink_with_another_querys_checkpoint_is_refused(job: Job, send: Send, tmp_path: Path) -> None:
+def test_checkpoint_of_another_query_is_refused(job: Job, send: Send, tmp_path: Path) -> None:
     send(["a"])
     job.run(job.counted())
     other = Job(job.spark, job.bootstrap, job.topic, job.url, tmp_path / "other")
@@ -115,7 +115,7 @@ def test_a_sink_with_another_querys_checkpoint_is_refused(job: Job, send: Send, 
     assert job.counts() == {b"a": 1}
 
 
-def test_a_stateful_query_whose_counts_went_back_stops(job: Job, send: Send) -> None:
+def test_stateful_query_with_lost_counts_stops(job: Job, send: Send) -> None:
     send(["a"])
     job.run(job.stateful())
     client: Any = redis_pool.client(job.url)

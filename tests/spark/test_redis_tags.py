@@ -15,7 +15,15 @@ from onceflow.cli import onceflow
 from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
 from onceflow.spark.redis.marker import tag_of, tagged_key
-from onceflow.spark.redis_sink import Append, DataMisfit, Increment, MarkerRefused, MissingRanges, RedisSink, RedisUnfit
+from onceflow.spark.redis_sink import (
+    Append,
+    IncompatibleData,
+    Increment,
+    MarkerRefused,
+    MissingRanges,
+    RedisSink,
+    UnsuitableRedis,
+)
 from onceflow.spark.redis_tags import TaggedRedisSink
 from onceflow.spark.sink import sinks
 from onceflow.spark.wrong_option import WrongOption
@@ -147,9 +155,7 @@ def test_spark_and_readers_find_the_same_tag(spark: SparkSession) -> None:
     assert found == [tag_of(field, 7) for field in fields]
 
 
-def test_the_counts_of_one_pipeline_lie_on_all_masters(
-    cluster: RedisCluster, tmp_path: Path, spark: SparkSession
-) -> None:
+def test_counts_are_on_all_masters(cluster: RedisCluster, tmp_path: Path, spark: SparkSession) -> None:
     counting = Counting(cluster.url, "spread", _files(tmp_path), spark)
     counting.start(tags=9).open(spark)
     counting.run(0, 1, 2)
@@ -159,9 +165,7 @@ def test_the_counts_of_one_pipeline_lie_on_all_masters(
     counting.close()
 
 
-def test_a_batch_that_ended_between_two_tags_is_written_in_the_others(
-    counting: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_batch_is_written_to_other_tags(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     counting.start()
     counting.run(0, 1)
 
@@ -193,9 +197,7 @@ def test_another_number_of_tags_is_refused(counting: Counting, tags: int) -> Non
     counting.assert_counted(3)
 
 
-def test_a_batch_that_some_tags_have_is_finished_by_the_version_that_began_it(
-    counting: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partial_batch_is_finished_by_its_version(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version may put an event into a field of another tag."""
     sink = counting.start()
     counting.run(0, 1)
@@ -215,7 +217,7 @@ def test_a_batch_that_some_tags_have_is_finished_by_the_version_that_began_it(
     counting.assert_counted(4)
 
 
-def test_a_tag_that_cannot_be_opened_stops_all_before_the_first_batch(counting: Counting) -> None:
+def test_tag_that_cannot_be_opened_stops_all(counting: Counting) -> None:
     counting.client(2).hset(counting.key(2), "left", 1)
     sink = counting.start()
     with pytest.raises(MarkerRefused, match=r"key \{.*/2\} exists, and no sink claims it"):
@@ -223,16 +225,14 @@ def test_a_tag_that_cannot_be_opened_stops_all_before_the_first_batch(counting: 
     assert not any(counting.client(tag).exists(f"{counting.key(tag)}:onceflow") for tag in range(TAGS))
     assert sink.failure is not None
     counting.client(2).delete(counting.key(2))
-    with pytest.raises(DataMisfit, match="the sink was given columns"):
+    with pytest.raises(IncompatibleData, match="the rows have columns"):
         sink(counting.spark.sql("SELECT 'count' AS target, 1L AS amount"), 0)
 
 
-def test_tags_that_were_opened_before_one_failed_leave_the_checkpoint_free(
-    counting: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_open_releases_the_checkpoint(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = counting.start()
-    monkeypatch.setattr(sink.sinks[2], "open", Mock(side_effect=RedisUnfit("Redis forgets keys")))
-    with pytest.raises(RedisUnfit, match="forgets keys"):
+    monkeypatch.setattr(sink.sinks[2], "open", Mock(side_effect=UnsuitableRedis("Redis forgets keys")))
+    with pytest.raises(UnsuitableRedis, match="forgets keys"):
         counting.batch(0)
     counting.sink = None  # Nobody closes it.
     counting.start()
@@ -240,7 +240,7 @@ def test_tags_that_were_opened_before_one_failed_leave_the_checkpoint_free(
     counting.assert_counted(2)
 
 
-def test_what_one_tag_lost_is_counted_again_there(counting: Counting) -> None:
+def test_losses_of_one_tag_are_repaired(counting: Counting) -> None:
     counting.start(rebuild=counting.rebuild)
     counting.run(0, 1)
     client, key = counting.client(2), counting.key(2)
@@ -264,11 +264,11 @@ def test_what_one_tag_lost_is_counted_again_there(counting: Counting) -> None:
     counting.assert_counted(6)
 
 
-def test_a_row_without_a_field_is_refused_by_one_tag(counting: Counting) -> None:
+def test_row_without_a_field_is_refused(counting: Counting) -> None:
     sink = counting.start()
     counting.run(0, 1)
     counting.files.plan(2, {"clicks": {"0": 20}})
-    with pytest.raises(DataMisfit, match="1 of 1 rows lack a field or an amount"):
+    with pytest.raises(IncompatibleData, match="1 of 1 rows lack a field or an amount"):
         sink(counting.rows_of([("count", None, 1)]), 2)
     counting.assert_counted(2)
 
@@ -326,9 +326,9 @@ def test_reset_forgets_every_tag(counting: Counting) -> None:
 
 def test_options_that_cannot_be_meant(redis_server: RedisProcess) -> None:
     for tags in (0, 1, 257):
-        with pytest.raises(WrongOption, match=f"tags {tags}: give from 2 to 256"):
+        with pytest.raises(WrongOption, match=f"tags {tags}: must be 2 to 256"):
             TaggedRedisSink(redis_server.url, tags=tags, hash_key="h", checkpoint="c")
-    with pytest.raises(WrongOption, match=r"key 'top' is not named after hash key 'h', .* call it '{h}:top'"):
+    with pytest.raises(WrongOption, match=r"key 'top' is not named after hash key 'h': name it '{h}:top'"):
         TaggedRedisSink(
             redis_server.url, tags=2, hash_key="h", increments=[Increment("count", "h", "top")], checkpoint="c"
         )

@@ -89,7 +89,7 @@ def rows_of(*numbers: int) -> list[str]:
     return [f"row of {number}" for number in numbers]
 
 
-def test_a_batch_is_there_once_however_often_it_comes() -> None:
+def test_repeated_batch_is_written_once() -> None:
     table = Table()
     sink = TableSink(table)
     assert write(sink, 0)
@@ -103,7 +103,7 @@ def test_a_batch_is_there_once_however_often_it_comes() -> None:
 
 
 @pytest.mark.parametrize("step", ["recover", "prepare", "write", "commit"])
-def test_an_attempt_that_ends_is_aborted_and_made_again(step: str) -> None:
+def test_ended_attempt_is_aborted_and_repeated(step: str) -> None:
     sink = TableSink(Table(), **{step: AttemptEnded("the line went dead")})
     assert write(sink, 0)
     # What has not recovered has begun nothing.
@@ -112,7 +112,7 @@ def test_an_attempt_that_ends_is_aborted_and_made_again(step: str) -> None:
     assert sink.table.rows == rows_of(0)
 
 
-def test_a_commit_whose_answer_is_lost_is_found() -> None:
+def test_commit_without_response_is_recognised() -> None:
     sink = TableSink(Table(), committed=CommitUnknown("no answer"))
     assert write(sink, 0), "the rows have been read"
     assert sink.steps == [*ALL, "abort", "recover"]
@@ -126,13 +126,13 @@ def test_attempts_are_bounded() -> None:
             raise AttemptEnded("the target is full")
 
     sink = Dead(Table())
-    with pytest.raises(SinkStopped, match=r"batch 0 of sink 'table' .* in 5 attempts, .* because the target is full"):
+    with pytest.raises(SinkStopped, match=r"batch 0 of sink 'table' .* in 5 attempts .*the target is full"):
         write(sink, 0)
     assert sink.steps.count("write") == ATTEMPTS_MAX
     assert sink.table.proof is None
 
 
-def test_any_other_error_stops_the_query_after_an_abort() -> None:
+def test_other_errors_abort_and_stop_the_query() -> None:
     sink = TableSink(Table(), write=ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         write(sink, 0)
@@ -149,12 +149,12 @@ def test_an_abort_that_fails_hides_nothing(caplog: pytest.LogCaptureFixture) -> 
     sink = Unabortable(Table(), write=AttemptEnded("the line went dead"))
     assert write(sink, 0), "the attempt that follows is made"
     assert sink.table.rows == rows_of(0)
-    assert "sink 'table' could not abort, which is left to its recovery: the target is away" in caplog.text
+    assert "sink 'table' could not abort; its recovery does so: the target is away" in caplog.text
     with pytest.raises(ZeroDivisionError):
         write(Unabortable(sink.table, commit=ZeroDivisionError()), 1)
 
 
-def test_a_proof_that_does_not_fit_stops_the_query_before_anything_is_prepared() -> None:
+def test_mismatched_proof_stops_before_prepare() -> None:
     table = Table()
     write(TableSink(table), 0)
     sink = TableSink(table)
@@ -184,7 +184,7 @@ class Elsewhere(Checkpoint):
         return []
 
 
-def test_a_name_is_given_once_where_the_checkpoint_cannot_be_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_unique_without_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink, "checkpoint_at", lambda _session, location: Elsewhere(location))
 
     def opened(checkpoint: str, name: str = "kafka") -> ExactlyOnce:
@@ -203,7 +203,7 @@ def test_a_name_is_given_once_where_the_checkpoint_cannot_be_locked(monkeypatch:
         each.close()
 
 
-def test_a_sink_that_could_not_be_opened_leaves_the_checkpoint_free(
+def test_failed_open_releases_the_checkpoint(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a notebook the name is given to the next attempt, and nobody is left who could close the first."""
@@ -222,7 +222,7 @@ def test_a_sink_that_could_not_be_opened_leaves_the_checkpoint_free(
     again.close()
 
 
-def test_a_sink_is_closed_whatever_becomes_of_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sink_is_closed_if_its_lock_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
         def release(self) -> None:
             raise OSError("the lock is gone")
@@ -245,9 +245,9 @@ def test_a_proof_is_text_and_back() -> None:
     text = table.proof.text()
     assert Proof.parse("the table", text) == table.proof
     assert Proof.parse("the table", text).text() == text
-    with pytest.raises(MarkerRefused, match=r"the table is no proof \(KeyError: 'query'\), it holds"):
+    with pytest.raises(MarkerRefused, match=r"the table is not a proof \(KeyError: 'query'\) but"):
         Proof.parse("the table", '{"format":"1"}')
-    with pytest.raises(MarkerRefused, match="the table is no proof"):
+    with pytest.raises(MarkerRefused, match="the table is not a proof"):
         Proof.parse("the table", text[:-10])
-    with pytest.raises(MarkerRefused, match="has format '2', this version of onceflow knows '1'"):
+    with pytest.raises(MarkerRefused, match="has format '2', this version of onceflow reads '1'"):
         Proof.parse("the table", text.replace('"format":"1"', '"format":"2"'))

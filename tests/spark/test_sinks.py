@@ -161,9 +161,7 @@ def to_counts(rows: DataFrame) -> DataFrame:
     return rows.select(F.lit("n").alias("target"), F.col("name").cast("binary").alias("field"), "amount")
 
 
-def test_two_sinks_of_one_batch_and_a_driver_killed_between_them(
-    pair: Pair, batch: Batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_killed_between_two_sinks(pair: Pair, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     consumed: list[DataFrame] = []
     monkeypatch.setattr(sink, "consume", consumed.append)
 

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark.exactly_once.failure import sentence
+from onceflow.spark.exactly_once.failure import describe
 from tests.spark.slow_workers import finish
 
 Batches = dict[int, list[str]]
@@ -134,15 +134,15 @@ def test_batch_read_of_empty_topic(read: Callable[..., DataFrame], cluster: Clus
 def test_batch_read_error_is_one_line(read: Callable[..., DataFrame], name: str, value: str, expected: str) -> None:
     with pytest.raises(PySparkException) as caught:
         read(**{name: value}).collect()
-    assert expected in sentence(caught.value)
-    assert "\n" not in sentence(caught.value)
+    assert expected in describe(caught.value)
+    assert "\n" not in describe(caught.value)
 
 
 def test_stream_option_error_is_one_line(drain: Drain, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1)
     with pytest.raises(PySparkException) as caught:
         drain(endingOffsets="latest")
-    assert sentence(caught.value) == "option endingOffsets has no effect in a stream read; remove it"
+    assert describe(caught.value) == "option endingOffsets has no effect in a stream read; remove it"
     assert "UnboundLocalError" not in str(caught.value)
 
 
@@ -152,12 +152,12 @@ def test_write_error_names_the_sinks(
     cluster.create_topic(topic, 1)
     with pytest.raises(PySparkException) as caught:
         spark.sql("SELECT 'a' AS value").write.format("onceflow").mode("append").save()
-    assert re.search(r"is read-only; .*kafka_sink\(…\)", sentence(caught.value))
+    assert re.search(r"is read-only; .*kafka_sink\(…\)", describe(caught.value))
     reader = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
     writer = reader.option("subscribe", topic).load().writeStream.format("onceflow")
     with pytest.raises(PySparkException) as caught:
         writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination(60)
-    assert re.search(r"is read-only; .*kafka_sink\(…\).*redis_sink\(…\)", sentence(caught.value))
+    assert re.search(r"is read-only; .*kafka_sink\(…\).*redis_sink\(…\)", describe(caught.value))
 
 
 def test_batches_read_the_offsets_in_checkpoint(

@@ -140,7 +140,7 @@ def unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def noticed(caplog: pytest.LogCaptureFixture) -> int:
-    return sum("what is missing is counted again from the log" in message for message in caplog.messages)
+    return sum("counting the missing offsets again from the log" in message for message in caplog.messages)
 
 
 def repaired(caplog: pytest.LogCaptureFixture) -> int:
@@ -155,7 +155,7 @@ def test_redis_is_killed_while_spark_writes(
 
 
 @pytest.mark.usefixtures("unsettled")
-def test_what_power_cuts_take_from_redis_is_noticed_and_counted_again(
+def test_losses_of_redis_power_cuts_are_repaired(
     new_killed: Callable[..., KilledRedis], caplog: pytest.LogCaptureFixture
 ) -> None:
     killed = new_killed(11, power_cuts=1.0, appendfsync="everysec")
@@ -168,7 +168,7 @@ def test_what_power_cuts_take_from_redis_is_noticed_and_counted_again(
 @pytest.mark.campaign
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(5))
-def test_a_redis_that_always_syncs_is_killed_while_spark_writes(
+def test_redis_with_always_is_killed_under_spark(
     new_killed: Callable[..., KilledRedis], caplog: pytest.LogCaptureFixture, record_property: RecordProperty, seed: int
 ) -> None:
     """Redis with appendfsync always is killed -9 under a real Spark: nothing is lost, nothing repaired."""
@@ -185,7 +185,7 @@ def test_a_redis_that_always_syncs_is_killed_while_spark_writes(
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("unsettled")
 @pytest.mark.parametrize("seed", range(10, 15))
-def test_a_redis_that_syncs_every_second_is_killed_while_spark_writes(
+def test_redis_with_everysec_is_killed_under_spark(
     new_killed: Callable[..., KilledRedis], caplog: pytest.LogCaptureFixture, record_property: RecordProperty, seed: int
 ) -> None:
     """Redis with appendfsync everysec is killed -9 under a real Spark, and its file loses its end; it is repaired."""

@@ -10,7 +10,6 @@ that a sum never mixes two definitions.
 import contextlib
 import functools
 import json
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from onceflow.clicks.stopping import stop_on_signals
 from onceflow.client.cluster import Cluster
 from onceflow.client.security import read_security
 from onceflow.errors import OnceflowError
+from onceflow.spark.exactly_once.failure import describe_stop, own_message
 from onceflow.spark.read_again import read_again
 from onceflow.spark.reader.options import FAIL_ON_DATA_LOSS, KAFKA
 from onceflow.spark.redis_sink import Append, Increment, MissingRanges, RedisSink
@@ -98,7 +98,7 @@ class ClickPipeline:
                 with self._session() as spark, stop_on_signals() as stop:
                     is_over = self.count_with_restarts(spark, stop, restarts)
         except (PySparkException, Py4JError, OSError) as error:
-            raise QueryFailed(message_of(error)) from error
+            raise QueryFailed(describe_stop(error)) from error
 
     def check(self) -> None:
         """Check field names, Redis, the broker and the topic, which would otherwise fail minutes later in Spark."""
@@ -237,9 +237,9 @@ class ClickPipeline:
                 query.stop()
         if failed_in_sink is not None:
             raise failed_in_sink from failure
-        # A stop may end the JVM, which is not a failure; an error of Onceflow's own is one.
-        if failure is not None and (not stop.is_set() or _own_messages(str(failure))):
-            raise QueryFailed(message_of(failure)) from failure
+        # The JVM's end is part of a stop; an error of ours is a failure all the same.
+        if failure is not None and (not stop.is_set() or own_message(failure)):
+            raise QueryFailed(describe_stop(failure)) from failure
 
 
 class _Stopped(Exception):
@@ -260,19 +260,3 @@ def _watch(query: StreamingQuery, sink: RedisSink, stop: threading.Event) -> Non
             unchecked_s = 0
     if not stop.is_set():
         sink.check()
-
-
-def _own_messages(text: str) -> list[str]:
-    return re.findall(r"onceflow\.[\w.]+: (.+)", text)
-
-
-def message_of(error: BaseException) -> str:
-    """Return Onceflow's own message in Spark's error, or else the innermost error in its text."""
-    text = str(error)
-    ours = _own_messages(text)
-    if ours:
-        return ours[-1]
-    causes = re.findall(r"^(?:Caused by: )?([\w.]*(?:Error|Exception): .+)$", text, re.MULTILINE)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    reason = causes[-1] if causes else lines[0] if lines else "no reason given"
-    return f"Spark stopped the query ({type(error).__name__}): {reason[:300]}"

@@ -122,6 +122,6 @@ class Restarts:
             self._restarts,
             limits.restarts_max,
             pause_s,
-            failure.sentence(error),
+            failure.describe(error),
         )
         stop.wait(pause_s)

@@ -1,1 +1,1 @@
-"""Redis without Spark: its address, the way to it, what its errors mean, a pool of connections."""
+"""Redis without Spark: its address, the route to its server, the meaning of its errors, a pool of connections."""

@@ -1,6 +1,6 @@
-"""A Redis address: checked before it is used, and shown without what is secret in it.
+"""Redis addresses: checked before use, and shown without their secrets.
 
-| address | which server |
+| address | server |
 |---|---|
 | `redis://USER:PASSWORD@HOST:PORT/DATABASE`, `unix:///SOCKET?db=DATABASE` | that one |
 | `redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DATABASE` | the master that these Sentinels know |
@@ -29,9 +29,9 @@ OPTIONS = {
     "ssl_cert_reqs",
     "ssl_check_hostname",
 }
-"""What may stand behind the `?`: redis-py would take any option there, ones that change its answers too."""
+"""Options allowed after the `?`. redis-py accepts any, including options that change its replies."""
 SENTINEL_OPTIONS = {"sentinel_username", "sentinel_password"}
-"""And with Sentinels, whose user is another one than Redis's."""
+"""More options with Sentinels, which have users of their own."""
 
 FORMS = {
     "redis": "redis://HOST:PORT/DATABASE",
@@ -47,35 +47,35 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:,@/]+)(?::(\d{1,5}))?")
 
 
 class RedisAddressInvalid(OnceflowError):
-    """The URL is not a Redis address, or leads to no such Redis."""
+    """The URL is not a Redis address, or does not lead to such a Redis."""
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
-    """An address of several servers that are asked where the right one is."""
+class RoutedAddress:
+    """Address of several servers that know where the right one is."""
 
     kind: str
     """`sentinel` or `cluster`."""
     servers: tuple[tuple[str, int], ...]
     service: str
-    """The master's name at the Sentinels; empty for a cluster."""
+    """Name of the master at the Sentinels; empty for a cluster."""
     tls: bool
     settings: Mapping[str, Any]
-    """redis-py's own, for a connection to the right server."""
-    asking: Mapping[str, Any]
-    """The same for one to `servers`."""
+    """redis-py's settings of a connection to the right server."""
+    lookup_settings: Mapping[str, Any]
+    """The same for a connection to one of `servers`."""
 
 
 def require_address(url: str) -> None:
-    """Refuse a URL that is none of FORMS. Raises RedisAddressInvalid."""
+    """Raise RedisAddressInvalid for a URL that has none of FORMS."""
     why = _why_invalid(url)
     if why is not None:
         form = FORMS.get(url.partition("://")[0], FORMS["redis"])
         raise RedisAddressInvalid(f"Redis address '{shown(url)}' is not valid ({why}): write it as {form}")
 
 
-def several(url: str) -> Several | None:
-    """What an address of Sentinels or of a cluster says; None for that of one server. The URL must be valid."""
+def routed_address(url: str) -> RoutedAddress | None:
+    """Return the parts of a valid address of Sentinels or of a cluster; None for the address of one server."""
     scheme, kind = _scheme_and_kind(url)
     if kind == "":
         return None
@@ -84,19 +84,19 @@ def several(url: str) -> Several | None:
     service, _, database = parts.path.strip("/").partition("/")
     plain = f"{scheme}://{user}{'@' if user else ''}/{database}?{parts.query}"
     settings = {name: value for name, value in _parsed(plain).items() if name not in {"host", "connection_class"}}
-    # The Sentinels' user is another one, and they have no databases; a cluster's nodes are all alike.
+    # Sentinels have their own users and no databases; all nodes of a cluster are alike.
     own = {name: settings.pop(name, None) for name in SENTINEL_OPTIONS}
-    asking = {name: value for name, value in settings.items() if name.startswith("ssl_")}
+    lookup = {name: value for name, value in settings.items() if name.startswith("ssl_")}
     if kind == "sentinel":
-        asking |= {name.removeprefix("sentinel_"): value for name, value in own.items()}
+        lookup |= {name.removeprefix("sentinel_"): value for name, value in own.items()}
     else:
-        asking |= {name: settings.get(name) for name in ("username", "password")}
+        lookup |= {name: settings.get(name) for name in ("username", "password")}
     servers = tuple(_server(host, PORTS[kind]) for host in hosts.split(","))
-    return Several(kind, servers, unquote(service), scheme == "rediss", settings, asking)
+    return RoutedAddress(kind, servers, unquote(service), scheme == "rediss", settings, lookup)
 
 
 def _parsed(url: str) -> dict[str, Any]:
-    """What redis-py makes of an address of one server. Raises ValueError."""
+    """Return redis-py's settings for the address of one server. Raises ValueError."""
     parse: Any = redis.connection.parse_url  # It has no types.
     return dict(parse(url))
 
@@ -107,20 +107,20 @@ def _scheme_and_kind(url: str) -> tuple[str, str]:
 
 
 def _server(text: str, port: int) -> tuple[str, int]:
-    found = _HOST.fullmatch(text)
-    if found is None or int(found[2] or port) > 65_535:
+    match = _HOST.fullmatch(text)
+    if match is None or int(match[2] or port) > 65_535:
         raise ValueError(f"{text!r} is not HOST:PORT")
-    return unquote(found[1].strip("[]")), int(found[2] or port)
+    return unquote(match[1].strip("[]")), int(match[2] or port)
 
 
 def _why_invalid(url: str) -> str | None:
     if url.partition("://")[0] not in FORMS:
-        return f"it begins with none of {', '.join(f'{scheme}://' for scheme in FORMS)}"
+        return f"it must start with one of {', '.join(f'{scheme}://' for scheme in FORMS)}"
     _, kind = _scheme_and_kind(url)
     try:
         parts = urlsplit(url)
         if kind:
-            several(url)
+            routed_address(url)
         else:
             _parsed(url)
     except ValueError as error:
@@ -128,22 +128,22 @@ def _why_invalid(url: str) -> str | None:
     allowed = OPTIONS | SENTINEL_OPTIONS if kind == "sentinel" else OPTIONS
     wrong = sorted(parse_qs(parts.query, keep_blank_values=True).keys() - allowed)
     if wrong:
-        return f"option {wrong[0]!r} is none of {', '.join(sorted(allowed))}"
+        return f"option {wrong[0]!r} is not one of {', '.join(sorted(allowed))}"
     return _why_path_invalid(kind, parts.scheme, parts.path, parse_qs(parts.query))
 
 
 def _why_path_invalid(kind: str, scheme: str, path: str, query: Mapping[str, list[str]]) -> str | None:
     if kind == "sentinel":
-        return None if re.fullmatch(r"/[^/]+(/\d*)?", path) else f"{path!r} is no master's name and database number"
+        return None if re.fullmatch(r"/[^/]+(/\d*)?", path) else f"{path!r} is not a master's name and database number"
     if kind == "cluster" and (path.strip("/") not in {"", "0"} or query.get("db", ["0"]) != ["0"]):
-        return "a cluster has database 0 alone"
+        return "a cluster has only database 0"
     if scheme != "unix" and not re.fullmatch(r"/?\d*", path):
-        return f"{path!r} is no database number"
+        return f"{path!r} is not a database number"
     return None
 
 
 def shown(url: str) -> str:
-    """The URL with user and password, and a password in its query, taken out, and with the database that it means."""
+    """Return the URL without its user and passwords, and with the number of its database."""
     without_user = re.sub(r"^([\w+]+://).*@", r"\1", url)
     without_database = re.fullmatch(r"(rediss?://[^/?]+|rediss?\+sentinel://[^/?]+/[^/?]+)/?", without_user)
     if without_database:

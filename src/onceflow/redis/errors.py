@@ -1,6 +1,6 @@
-"""What Redis answers instead of serving: which of it passes by itself, and what to do about the rest.
+"""Errors of Redis: which are temporary, and what to do about the others.
 
-Every script is fenced by the marker and refused as a whole, before its first write, so each call can be sent again.
+Every script is fenced by the marker and refused as a whole before its first write, so any call can be repeated.
 """
 
 import re
@@ -15,10 +15,10 @@ from onceflow.redis.address import shown
 from onceflow.redis.route import is_refused, is_routed
 from onceflow.remedies import Remedy
 
-PASSING_WAIT_S = 30.0
-"""How long an answer that passes by itself is waited for, such as the end of another client's script."""
+TEMPORARY_WAIT_S = 30.0
+"""Time to wait for the end of a temporary error, such as another client's script."""
 FAILOVER_WAIT_S = 60.0
-"""How long a Sentinel's master or a cluster's node is waited for: as delivered, both take a new one within that."""
+"""Time to wait for a Sentinel's master or a cluster's node; by default both fail over within it."""
 _PAUSE_S = 0.2
 
 _T = TypeVar("_T")
@@ -35,35 +35,35 @@ _BY_CLASS = {
     redis.exceptions.OutOfMemoryError: "OOM",
     redis.exceptions.ReadOnlyError: "READONLY",
 }
-"""redis-py takes these codes off the message. A class stands before the one that it is derived from."""
+"""redis-py removes these codes from the message. A class stands before the class it is derived from."""
 
 REMEDIES = {
-    "LOADING": f"it still reads its data from disk: {Remedy.WAIT_UNTIL_UP}",
-    "BUSY": f"another client's script runs without an end: {Remedy.KILL_SCRIPT}",
+    "LOADING": f"it is still loading its data from disk: {Remedy.WAIT_UNTIL_UP}",
+    "BUSY": f"another client's script does not end: {Remedy.KILL_SCRIPT}",
     "MASTERDOWN": f"it is a replica that has lost its master: {Remedy.START_MASTER}",
-    "NOREPLICAS": f"it has fewer replicas than its min-replicas-to-write asks for: {Remedy.START_REPLICAS}",
+    "NOREPLICAS": f"it has fewer replicas than its min-replicas-to-write requires: {Remedy.START_REPLICAS}",
     "READONLY": f"it is a replica: {Remedy.NAME_MASTER}",
     "OOM": f"its maxmemory is full: {Remedy.MORE_MAXMEMORY}",
     "MOVED": f"another node of this cluster has the counts: {Remedy.CLUSTER_ADDRESS}",
     "ASK": f"the slot of the counts is being moved to another node: {Remedy.WAIT_FOR_SLOT}",
     "TRYAGAIN": f"the slot of the counts is being moved to another node: {Remedy.WAIT_FOR_SLOT}",
     "CLUSTERDOWN": f"no node serves the slot of the counts: {Remedy.START_NODE}",
-    "CROSSSLOT": f"its keys lie in several slots of the cluster: {Remedy.HASH_KEY_IN_BRACES.format()}",
+    "CROSSSLOT": f"the sink's keys are in several slots of the cluster: {Remedy.HASH_KEY_IN_BRACES.format()}",
     "NOPERM": Remedy.ALLOW_COMMANDS,
     "WRONGPASS": Remedy.REDIS_PASSWORD,
     "TLS": Remedy.REDIS_CERTIFICATES,
     "MISCONF": f"it cannot write its data to disk: {Remedy.REDIS_DISK}",
     "UNKNOWN": f"it lacks this command: {Remedy.KEEP_COMMAND}",
 }
-PASSING = ("LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY", "ASK", "TRYAGAIN", "CLUSTERDOWN")
-"""Answers of a server that is starting, is held up, whose failover is not over or whose slot is being moved."""
+TEMPORARY = ("LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY", "ASK", "TRYAGAIN", "CLUSTERDOWN")
+"""Temporary errors: the server is starting, is blocked or fails over, or its slot is being moved."""
 AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN")
-"""Those of them that a server gives until it, or another server, is up."""
+"""Temporary errors that last until this server, or another one, is up."""
 _LOST = (redis.ConnectionError, redis.TimeoutError)
 _BY_TEXT = {
-    # What a script is told of a key that is not there while its slot is being moved.
+    # A script reads a key that does not exist while its slot is being moved.
     "ttempted to access a non local key in a cluster node": "ASK",
-    # What redis-py leaves of a MULTI that was forbidden.
+    # redis-py's error for a forbidden MULTI.
     "EXEC without MULTI": "NOPERM",
     "unknown command": "UNKNOWN",
     "Unknown Redis command called from": "UNKNOWN",
@@ -73,15 +73,15 @@ REFUSED = f"Redis runs and refuses this with a reply that onceflow does not know
 
 
 class RedisFailed(OnceflowError):
-    """Redis did not answer, or answered with an error, after all attempts."""
+    """Redis did not reply, or replied with an error, after all attempts."""
 
 
 class RedisAway(RedisFailed):
-    """Redis cannot be reached or is not up yet; it may come back without any change to the query."""
+    """Redis is unreachable or not up yet; it may return without any change to the query."""
 
 
 def code_of(error: redis.RedisError) -> str | None:
-    """The code of an answer that `REMEDIES` knows; None for any other error."""
+    """Return the error's code in `REMEDIES`; None for any other error."""
     for kind, code in _BY_CLASS.items():
         if isinstance(error, kind):
             return code
@@ -90,27 +90,27 @@ def code_of(error: redis.RedisError) -> str | None:
     for text, code in _BY_TEXT.items():
         if text in str(error):
             return code
-    # A pipeline puts its command before the answer, with a colon.
+    # A pipeline puts the command and a colon before the error.
     return next((code for code in REMEDIES if re.search(rf"(?:^|: ){code} ", str(error))), None)
 
 
 def failed(url: str, when: str, error: redis.RedisError) -> RedisFailed:
-    """The sentence for what is left after all attempts; `when` says in which step."""
+    """Return the error to raise after all attempts; `when` names the step."""
     code = code_of(error)
     is_away = code in AWAY or (code is None and isinstance(error, _LOST))
     return (RedisAway if is_away else RedisFailed)(
-        f"Redis at {shown(url)} failed {when} ({error}): nothing is lost, what is unfinished is finished at the next "
-        f"start; {remedy_for(error)}, then {Remedy.START_AGAIN}"
+        f"Redis at {shown(url)} failed {when} ({error}): no data was lost, and the next start finishes the batch; "
+        f"{remedy_for(error)}, then {Remedy.START_AGAIN}"
     )
 
 
 def failed_outside(url: str, doing: str, error: redis.RedisError) -> RedisFailed:
-    """The sentence for a command that looks at a sink or forgets it, while no batch is written."""
+    """Return the error of a command that reads or resets a sink."""
     return RedisFailed(f"Redis at {shown(url)} failed {doing} ({error}): {remedy_for(error)}")
 
 
 def remedy_for(error: redis.RedisError) -> str:
-    """Return what to do about an error of Redis, for the end of a message."""
+    """Return the remedy for an error of Redis."""
     code = code_of(error)
     if code is not None:
         return REMEDIES[code]
@@ -129,19 +129,19 @@ def patiently(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _T:
-    """What `call` returns, made again for a while as long as Redis gives an answer that passes by itself.
+    """Return the result of `call`, repeated for a limited time while Redis has a temporary error.
 
-    The connections of `pool` are dropped before another attempt: its address may lead to another server by then. Where
-    one server takes another's place, lost connections are waited for too.
+    The connections of `pool` are closed before another attempt, since its address may lead to another server by then.
+    Behind Sentinels and in a cluster, a lost connection counts as temporary.
     """
     fails_over = pool is not None and is_routed(pool)
-    began = monotonic()
+    started = monotonic()
     while True:
         try:
             return call()
         except redis.RedisError as error:
             wait_s = _wait_s(error, fails_over=fails_over)
-            if monotonic() >= began + wait_s:
+            if monotonic() >= started + wait_s:
                 raise
         if pool is not None:
             pool.disconnect()
@@ -149,8 +149,8 @@ def patiently(
 
 
 def _wait_s(error: redis.RedisError, *, fails_over: bool) -> float:
-    """For how long after the first attempt it is worth while to try again."""
+    """Return for how long after the first attempt to retry."""
     code = code_of(error)
-    if fails_over and (code in (*PASSING, "MOVED") or (code is None and isinstance(error, _LOST))):
+    if fails_over and (code in (*TEMPORARY, "MOVED") or (code is None and isinstance(error, _LOST))):
         return FAILOVER_WAIT_S
-    return PASSING_WAIT_S if code in PASSING else 0.0
+    return TEMPORARY_WAIT_S if code in TEMPORARY else 0.0

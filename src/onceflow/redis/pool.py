@@ -1,12 +1,12 @@
-"""One pool of Redis connections per process and address, made where it is first used.
+"""One pool of Redis connections per process and address, opened at its first use.
 
-A task on an executor is handed an address, never a connection: nothing that cannot be pickled is in its closure.
-The first task of a worker process makes the pool, the later ones share it, and it is closed when the process ends
-(a Spark worker leaves without running exit handlers; there the kernel closes the sockets).
+A task on an executor is given an address, never a connection, so its closure can be pickled. The first task of a
+worker process opens the pool, and later tasks share it. It is closed when the process ends (a Spark worker exits
+without running exit handlers; there the kernel closes the sockets).
 
-The limits are the article's: at most 10 connections, all of which may stay open while idle, one open from the
-start, 30 s for a socket, 10 s of waiting for a free connection. A connection is tested when it is borrowed: the
-pool reconnects one that was closed or has unread bytes, and one that was idle for a second is asked PING first.
+The limits are the article's: at most 10 connections, all of which may stay open while idle, one opened at the start,
+30 s for a socket, 10 s of waiting for a free connection. A borrowed connection is tested: the pool reconnects one
+that was closed or has unread bytes, and sends PING first on one that was idle for a second.
 """
 
 import atexit
@@ -16,15 +16,15 @@ from typing import Any
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
-from onceflow.redis import errors as redis_answers
+from onceflow.redis import errors as redis_errors
 from onceflow.redis import route as redis_route
 
 CONNECTIONS_MAX = 10
 SOCKET_TIMEOUT_S = 30.0
 WAIT_TIMEOUT_S = 10.0
 PING_AFTER_IDLE_S = 1
-# A lost answer makes redis-py send the command again. The sink's scripts are fenced by the marker, so that is
-# harmless; the attempts are bounded (about 7 s) and outlast a restart of Redis.
+# redis-py sends a command again if its reply is lost. The marker fences the sink's scripts, so that is harmless;
+# the attempts are bounded (about 7 s) and outlast a restart of Redis.
 RETRIES = 10
 RETRY_WAIT_FIRST_S = 0.01
 RETRY_WAIT_MAX_S = 1.0
@@ -34,12 +34,12 @@ _users: dict[str, weakref.WeakSet[Any]] = {}
 
 
 def client(url: str, key: str | bytes = "") -> redis.Redis:
-    """A client of this process's pool for `url`, such as `redis://127.0.0.1:6379/1`. Raises RedisAddressInvalid.
+    """Return a client of this process's pool for `url`, such as `redis://127.0.0.1:6379/1`. Raises RedisAddressInvalid.
 
-    In a cluster it is that of the node which holds `key`, and there is a pool for each slot that is asked for.
+    In a cluster the client's node is the owner of `key`; each slot in use has its own pool.
     """
     place = url, redis_route.slot_of(url, key)
-    # Asked for once: another thread may close it at any time.
+    # Read once: another thread may close it at any time.
     pool = _pools.get(place)
     if pool is None:
         pool = _pools[place] = _open_pool(url, key)
@@ -60,8 +60,8 @@ def _open_pool(url: str, key: str | bytes) -> redis.BlockingConnectionPool:
             ExponentialWithJitterBackoff(base=RETRY_WAIT_FIRST_S, cap=RETRY_WAIT_MAX_S), RETRIES
         ),
     )
-    # Saying hello is refused too by a server that is starting or held up.
-    redis_answers.patiently(lambda: _borrow_once(pool), pool=pool)
+    # A server that is starting or blocked refuses HELLO, too.
+    redis_errors.patiently(lambda: _borrow_once(pool), pool=pool)
     return pool
 
 
@@ -70,12 +70,12 @@ def _borrow_once(pool: Any) -> None:
 
 
 def enter(url: str, user: object) -> None:
-    """`user` needs the connections of `url` until it leaves."""
+    """Register `user` as a user of the connections of `url`."""
     _users.setdefault(url, weakref.WeakSet()).add(user)
 
 
 def leave(url: str, user: object) -> None:
-    """Closes the connections of `url` where nobody else in this process needs them."""
+    """Close the connections of `url` if `user` is the last one in this process that needs them."""
     others = _users.get(url, weakref.WeakSet())
     others.discard(user)
     if not others:
@@ -83,7 +83,7 @@ def leave(url: str, user: object) -> None:
 
 
 def close(url: str | None = None) -> None:
-    """Closes the connections of `url`, or of every address; a later `client` makes a pool anew."""
+    """Close the connections of `url`, or of every address; a later `client` opens a new pool."""
     for place in [place for place in list(_pools) if url in (None, place[0])]:
         pool = _pools.pop(place, None)
         if pool is not None:

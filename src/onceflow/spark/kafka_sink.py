@@ -1,8 +1,8 @@
 """The Kafka sink: `writeStream.foreachBatch(kafka_sink("host:9092", topic="out", checkpoint=…))`.
 
-Executors encode (`kafka_encode`), the driver sends (`kafka_sender`), one micro-batch is one transaction
-(`kafka_transaction`) that has its own marker in it, twice (`kafka_marker`). So a batch that Spark repeats after any
-crash is there once. docs/kafka-sink.md tells what each option does, docs/exactly-once.md the protocol as a whole.
+Executors encode (`kafka.encode`), the driver sends (`kafka.sender`), and one micro-batch is one transaction
+(`kafka.transaction`) that includes two copies of its marker (`kafka.marker`). So a batch that Spark repeats after any
+crash is written once. docs/kafka-sink.md describes each option, docs/exactly-once.md the protocol as a whole.
 """
 
 import uuid
@@ -18,7 +18,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.security import read_security
 from onceflow.spark.exactly_once.sink_errors import SinkStopped
 from onceflow.spark.kafka.encode import Encoder
-from onceflow.spark.kafka.marker import MARKER_TOPIC, place_of
+from onceflow.spark.kafka.marker import MARKER_TOPIC, marker_location
 from onceflow.spark.kafka.plain import PlainKafkaSink
 from onceflow.spark.kafka.rows import DRIVER_BYTES, KafkaOutput
 from onceflow.spark.kafka.target import KafkaTarget
@@ -57,20 +57,20 @@ def kafka_sink(
     accept_data_loss: Mapping[str, str] | None = None,
     kafka: Mapping[str, str] = MappingProxyType({}),
 ) -> "KafkaSink | PlainKafkaSink":
-    """What `foreachBatch` gets to write rows to Kafka.
+    """Return a sink for `foreachBatch` that writes rows to Kafka.
 
-    Columns are those of Spark's own sink: value (binary or string), and as wanted key, topic, partition, headers,
-    timestamp; others are left alone. `topic` has precedence over the column. Raises WrongOption.
+    Columns are those of Spark's own sink: value (binary or string), and optionally key, topic, partition, headers,
+    timestamp; others are ignored. `topic` has precedence over the column. Raises WrongOption.
 
-    mode: "exactly-once", "at-least-once" (a batch that is repeated is there again) or "none" (sent a single time).
-    checkpoint: the query's own checkpointLocation; exactly-once alone needs it.
-    name: one for each sink of a query; plan, plan_version: what is written, and the version of the code that makes it.
-    partitioner: an expression that gives a row's partition; null, or without one: murmur2 of the key as in Java.
-    compression: none, gzip, snappy, lz4 or zstd, done in the executors.
+    mode: "exactly-once", "at-least-once" (a repeated batch is written again) or "none" (sent once, without retries).
+    checkpoint: the query's own checkpointLocation; required for exactly-once only.
+    name: unique within the query; plan, plan_version: what is written, and the version of the code that produces it.
+    partitioner: expression for a row's partition; if null or not given, murmur2 of the key as in Java.
+    compression: none, gzip, snappy, lz4 or zstd; done in the executors.
     batch_bytes: uncompressed bytes of a record batch; driver_bytes: encoded bytes that the driver holds at a time.
-    transaction_timeout_ms: after which the cluster gives a dead driver's transaction up.
+    transaction_timeout_ms: time after which the cluster aborts a dead driver's transaction.
     accept_partitions: the new partition count of an output topic that was changed on purpose.
-    accept_data_loss: the options of a stream with failOnDataLoss=false, to write on where the log lacks records.
+    accept_data_loss: the options of a stream with failOnDataLoss=false, to continue past missing records.
     kafka: security.protocol, sasl.… and ssl.… by Kafka's names.
     """
     options = _Options(
@@ -88,7 +88,7 @@ def kafka_sink(
     )
     codec = _codec(compression)
     security = read_security(kafka)
-    _refuse_what_cannot_be_meant(options)
+    _validate(options)
     cluster = Cluster(bootstrap, client_id="onceflow-sink", first_contact_ms=FIRST_CONTACT_MS, security=security)
     encoder = Encoder(bootstrap, topic, codec, 0, 0, security=security, batch_bytes=batch_bytes)
     output = KafkaOutput(cluster, encoder, partitioner=partitioner, driver_bytes=driver_bytes)
@@ -100,7 +100,7 @@ def kafka_sink(
 
 @dataclass(frozen=True)
 class _Options:
-    """What `kafka_sink` was given and checks."""
+    """Options of `kafka_sink`."""
 
     mode: Mode
     checkpoint: str | None
@@ -116,14 +116,14 @@ class _Options:
 
 
 class KafkaSink(ExactlyOnce):
-    """Made by `kafka_sink`, exactly once; one serves one start of one query."""
+    """The exactly-once sink of `kafka_sink`; one instance serves one start of one query."""
 
     def __init__(self, cluster: Cluster, output: KafkaOutput, settings: Settings, options: _Options) -> None:
         self.target = KafkaTarget(
             cluster,
             options.name,
             output=output,
-            place_of=partial(place_of, cluster, options.name, options.marker_topic, options.checkpoint),
+            marker_location=partial(marker_location, cluster, options.name, options.marker_topic, options.checkpoint),
             owner=uuid.uuid4().hex,
             settings=settings,
             accepted=options.accept_partitions,
@@ -139,7 +139,7 @@ class KafkaSink(ExactlyOnce):
 
     @property
     def settings(self) -> Settings:
-        """What a transaction is done with."""
+        """Settings of the transactions."""
         return self.target.settings
 
     @settings.setter
@@ -148,32 +148,32 @@ class KafkaSink(ExactlyOnce):
 
 
 def _codec(compression: str) -> Codec:
-    codecs = {each.name.lower(): each for each in Codec}
+    codecs = {codec.name.lower(): codec for codec in Codec}
     if compression not in codecs:
-        raise WrongOption(f"compression {compression!r} is none of {', '.join(codecs)}")
+        raise WrongOption(f"compression {compression!r} is not one of {', '.join(codecs)}")
     return codecs[compression]
 
 
-def _refuse_what_cannot_be_meant(options: _Options) -> None:
+def _validate(options: _Options) -> None:
     exactly_once = options.mode == "exactly-once"
     if options.mode not in get_args(Mode):
-        raise WrongOption(f"mode {options.mode!r} is none of {', '.join(get_args(Mode))}")
+        raise WrongOption(f"mode {options.mode!r} is not one of {', '.join(get_args(Mode))}")
     if exactly_once and options.checkpoint is None:
         raise WrongOption("an exactly-once sink needs checkpoint=, the query's own checkpointLocation")
-    given = [] if exactly_once else _of_markers(options)
+    given = [] if exactly_once else _marker_options(options)
     if given:
-        raise WrongOption(f"mode {options.mode!r} keeps no marker and has no transaction: leave {', '.join(given)} out")
+        raise WrongOption(f"mode {options.mode!r} has neither marker nor transaction: omit {', '.join(given)}")
     if not 1024 <= options.batch_bytes <= options.driver_bytes <= DRIVER_BYTES_MAX:
         raise WrongOption(
-            f"batch_bytes {options.batch_bytes} and driver_bytes {options.driver_bytes}: a batch has 1024 bytes at "
-            f"least, and the driver holds one at least and {DRIVER_BYTES_MAX} bytes at most"
+            f"batch_bytes {options.batch_bytes} and driver_bytes {options.driver_bytes}: batch_bytes must be at least "
+            f"1024, and driver_bytes from batch_bytes to {DRIVER_BYTES_MAX}"
         )
     if not options.name or not options.name.isprintable() or len(options.name) > NAME_CHARACTERS_MAX:
-        raise WrongOption(f"name {options.name!r}: 1 to {NAME_CHARACTERS_MAX} printable characters that stay the same")
+        raise WrongOption(f"name {options.name!r}: must have 1 to {NAME_CHARACTERS_MAX} printable characters")
 
 
-def _of_markers(options: _Options) -> list[str]:
-    """The options that were given and that only an exactly-once sink could follow."""
+def _marker_options(options: _Options) -> list[str]:
+    """Return the given options that apply to exactly-once sinks only."""
     given = {
         "checkpoint": options.checkpoint is not None,
         "name": options.name != NAME,

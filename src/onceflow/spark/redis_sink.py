@@ -1,8 +1,8 @@
 """The exactly-once Redis sink: `foreachBatch(redis_sink(...))`.
 
-A batch's counts and the marker that says so become visible in the same script, so a batch that Spark repeats after
-any crash changes nothing. `onceflow.spark.redis.marker` has the marker's format, `redis_target` the steps,
-`redis/lua/` what is checked and written atomically, `docs/exactly-once.md` the protocol as a whole.
+One script makes a batch's counts and its marker visible, so a batch that Spark repeats after any crash changes nothing.
+`onceflow.spark.redis.marker` has the marker's format, `redis.target` the steps, `redis/lua/` the atomic checks and
+writes, `docs/exactly-once.md` the protocol as a whole.
 
 Input rows have the columns `target string, field binary, amount long`, and `value binary` where the sink sets values.
 A target is the name of an Increment (add the amount to that field of its hash), of an Append or a StreamAppend (the
@@ -20,33 +20,33 @@ from pyspark.sql import DataFrame
 
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.checkpoint import Checkpoint
-from onceflow.spark.exactly_once.decision import WentBack
+from onceflow.spark.exactly_once.decision import TargetRolledBack
 from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.redis import marker as markers
+from onceflow.spark.redis.marker import redis_reset
 from onceflow.spark.redis.repair import MissingRanges
-from onceflow.spark.redis.reset_command import redis_reset
 from onceflow.spark.redis.scripts import (
     Append,
-    DataMisfit,
+    IncompatibleData,
     Increment,
     Keys,
     OwnerLost,
     SetIfNewer,
     StreamAppend,
 )
-from onceflow.spark.redis.target import Rebuild, RedisTarget, RedisUnfit, RepairFailed
+from onceflow.spark.redis.target import Rebuild, RedisTarget, RepairFailed, UnsuitableRedis
 from onceflow.spark.sink import ExactlyOnce, within_attempts
 from onceflow.spark.wrong_option import WrongOption
 
 __all__ = [
     "Append",
-    "DataMisfit",
+    "IncompatibleData",
     "Increment",
     "MarkerRefused",
     "MissingRanges",
     "OwnerLost",
     "RedisSink",
-    "RedisUnfit",
+    "UnsuitableRedis",
     "RepairFailed",
     "SetIfNewer",
     "StreamAppend",
@@ -57,16 +57,16 @@ __all__ = [
 class RedisSink(ExactlyOnce):
     """Writes each micro-batch to Redis exactly once; pass it to `foreachBatch`.
 
-    `checkpoint` is the query's own checkpointLocation. `plan` names what is counted (with it every option that
-    changes a count), `plan_version` the code that counts it. One sink serves one start of one query: call `open`
-    before `start()` so that a marker that does not fit stops the query at once, and `close` when it has ended.
+    `checkpoint` is the query's own checkpointLocation. `plan` names what is counted, with every option that changes a
+    count; `plan_version` is the version of the code that counts it. One sink serves one start of one query: call `open`
+    before `start()`, so that a mismatch stops the query at once, and `close` when it has ended.
 
-    `rebuild` makes the rows of given offsets again (`onceflow.spark.read_again` reads them), so that batches which
-    Redis lost are counted again instead of stopping the query. It must not be given where a row depends on more than
-    its event; a stateful query is refused. `reset` is the command that a sentence names where counts and checkpoint are
-    to be forgotten, by default 'onceflow sink reset redis' for this sink. `accept_data_loss` is ExactlyOnce's.
+    `rebuild` computes the rows of given offsets again (`onceflow.spark.read_again` reads them), so that batches which
+    Redis lost are counted again instead of stopping the query. Omit it if a row depends on more than its event; a
+    stateful query is refused. `reset` is the command that messages name for deleting counts and checkpoint, by default
+    'onceflow sink reset redis' for this sink. `accept_data_loss` is ExactlyOnce's.
 
-    Raises WrongOption where a target or a key is given twice, or a key is the marker's, the history's or a claims hash.
+    Raises WrongOption if a target or a key is given twice, or a key is the marker, the history or a claims hash.
     """
 
     def __init__(
@@ -105,21 +105,21 @@ class RedisSink(ExactlyOnce):
             plan_version=plan_version,
             accept_data_loss=accept_data_loss,
         )
-        # A check may come from another thread than the batches, and must not repair what a batch is writing.
+        # A check may run in another thread than the batches, and must not repair what a batch is writing.
         self._writing = threading.RLock()
 
     def process(self, rows: DataFrame, batch_id: int) -> bool:
-        """Writes one micro-batch; false where the rows were not read, because it is there."""
+        """Write one micro-batch; return false if the rows were not read, because it is already written."""
         with self._writing:
             self.target.moment = f"in batch {batch_id}"
             return super().process(rows, batch_id)
 
     def check(self) -> None:
-        """Checks that Redis still holds the last batch that this sink wrote, and repairs it; safe while the query runs.
+        """Check that Redis still holds the last batch that this sink wrote, and repair it; safe while the query runs.
 
         Raises MarkerRefused, SinkStopped, RedisFailed, kept in `failure`.
         """
-        with self._failure_kept():
+        with self._record_failure():
             within_attempts(f"sink {self.sink.name!r} could not be checked", self._check)
 
     def _batch(self, checkpoint: Checkpoint, number: int) -> Batch:
@@ -127,7 +127,7 @@ class RedisSink(ExactlyOnce):
         return super()._batch(checkpoint, number)
 
     def _check(self) -> None:
-        # Taken first: the query may finish another batch while the marker is being read.
+        # Read first: the query may finish another batch while the marker is being read.
         if self._lost_since(self.target.batch_done) is None:
             return
         with self._writing:
@@ -137,13 +137,13 @@ class RedisSink(ExactlyOnce):
                 assert self._checkpoint is not None
                 self.target.repair(lost, self._batch(self._checkpoint, expected), self._checkpoint)
 
-    def _lost_since(self, expected: int) -> WentBack | None:
+    def _lost_since(self, expected: int) -> TargetRolledBack | None:
         self.target.moment = f"after batch {expected}"
         return self.target.lost_since(expected)
 
 
 def _refuse_shared(keys: Keys) -> None:
-    """The scripts find a key by its target and a type by its key; of two alike one would be lost, or fail halfway."""
+    """Raise WrongOption for a duplicate: scripts find keys by target and types by key, so one of two would be lost."""
     for what, names in (("target", keys.targets), ("key", [keys.marker, keys.history, *keys.claims, *keys.named])):
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
@@ -155,4 +155,4 @@ def _refuse_shared(keys: Keys) -> None:
 
 
 redis_sink = RedisSink
-"""Beside `kafka_sink`: what `foreachBatch` gets to write rows to Redis."""
+"""The counterpart of `kafka_sink`: a sink for `foreachBatch` that writes rows to Redis."""

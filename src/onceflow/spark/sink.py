@@ -1,12 +1,12 @@
-"""The base of every exactly-once sink: a `Sink` says how to write, `ExactlyOnce` calls it for each micro-batch.
+"""The base of every exactly-once sink: a `Sink` writes, and `ExactlyOnce` calls it for each micro-batch.
 
     writeStream.foreachBatch(ExactlyOnce(MySink(), checkpoint=checkpoint, plan="visits"))
 
 A batch's data and the proof that it was written become visible in one atomic step, in the same system. Spark repeats
 a batch after a crash, with the same number and the same offsets; the proof in the sink says whether it is already
-done. All that follows from this rule and does not depend on the target is here: the checkpoint's lock and its way to
-the disk, the decision, the attempts, the reading of rows that need not be written. docs/sinks.md tells how to write a
-sink, `proof` has the format of what it keeps, `decision` the table.
+written. This module has everything that does not depend on the target: locking and syncing the checkpoint, the
+decision, the attempts, reading rows that need not be written. docs/sinks.md describes how to write a sink, `proof` the
+format of the proof, `decision` the table of decisions.
 """
 
 import abc
@@ -25,7 +25,15 @@ from onceflow.spark.exactly_once import failure, torn_files
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.checkpoint import METADATA, Checkpoint, LocalCheckpoint, checkpoint_at, other_query
 from onceflow.spark.exactly_once.checkpoint_lock import CheckpointLock, take_lock, take_name
-from onceflow.spark.exactly_once.decision import Decision, Refuse, Skip, WentBack, Wording, decide, refusal_at_start
+from onceflow.spark.exactly_once.decision import (
+    Decision,
+    Refuse,
+    Skip,
+    TargetRolledBack,
+    Wording,
+    decide,
+    refusal_at_start,
+)
 from onceflow.spark.exactly_once.proof import Proof, proof_of
 from onceflow.spark.exactly_once.sink_errors import AttemptEnded, CommitUnknown, MarkerRefused, SinkStopped
 from onceflow.spark.reader.accepted_losses import AcceptDataLoss
@@ -35,7 +43,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 ATTEMPTS_MAX = 5
-"""At one batch; each ended one is aborted, and the next begins with what it finds."""
+"""Attempts at one batch. An ended one is aborted, and the next one recovers."""
 
 __all__ = [
     "AttemptEnded",
@@ -46,118 +54,116 @@ __all__ = [
     "Proof",
     "Sink",
     "SinkStopped",
-    "WentBack",
+    "TargetRolledBack",
     "Wording",
     "sinks",
 ]
 
 
 class Sink(abc.ABC):
-    """Where batches are written. One instance serves one start of a query, and one thread of the driver calls it.
+    """A target of batches. One instance serves one start of a query, and one thread of the driver calls it.
 
-    Each batch is `recover`, `prepare`, `write`, `commit`, in this order; where the batch is already there, only
-    `recover`. A step may raise AttemptEnded where it is worth to begin with `recover` again, CommitUnknown in
-    `commit` where nobody knows whether it happened; any other exception stops the query.
+    Each batch is `recover`, `prepare`, `write`, `commit`, in this order; only `recover` if the batch is already
+    written. A step may raise AttemptEnded if another attempt, from `recover` on, may succeed. `commit` raises
+    CommitUnknown if its outcome is unknown. Any other exception stops the query.
     """
 
     name: str
-    """One for each sink of a query; it stays the same from start to start."""
+    """Unique within the query, and the same at every start."""
 
-    def open(self, session: Any, query: str | None) -> None:  # noqa: B027 (nothing to do is a fine answer)
-        """Connects, and looks whether the target is fit, before anything else; `query` is None before its first start.
-
-        What does not fit is refused here, before the query starts.
-        """
+    def open(self, session: Any, query: str | None) -> None:  # noqa: B027 (optional)
+        """Connect, and refuse an unsuitable target; called first. `query` is None before its first start."""
 
     @abc.abstractmethod
     def recover(self, query: str) -> Proof | None:
-        """Ends what earlier attempts and earlier starts of `query` left open, then returns the newest proof.
+        """Fence earlier attempts and starts of `query`, then return the newest proof.
 
-        Nothing that they do from now on may become visible: that is the fence. Called when the query starts too.
+        Nothing that they do from now on may become visible. Also called when the query starts.
         """
 
     @abc.abstractmethod
-    def prepare(self, batch: Batch, found: Proof | None) -> None:
-        """Opens the batch, which follows the one of `found`. Nothing of it is visible.
+    def prepare(self, batch: Batch, previous: Proof | None) -> None:
+        """Open the batch that follows the proof `previous`. Nothing of it is visible yet.
 
-        Where `found` is of this very batch it is not complete, and the sink is to finish what it has begun.
+        If `previous` is of this very batch, it is not complete, and the sink must finish the batch.
         """
 
     @abc.abstractmethod
     def write(self, rows: DataFrame) -> None:
-        """Brings all rows to the target, where readers of committed data do not see them yet.
+        """Bring all rows to the target, hidden from readers of committed data.
 
-        Nothing may depend on the order of rows or on tasks, which are others when Spark repeats a batch.
+        Nothing may depend on the order of rows or on tasks: Spark repeats a batch with others.
         """
 
     @abc.abstractmethod
     def commit(self, proof: Proof) -> None:
-        """Makes what was written and `proof` visible in one atomic step. Raises CommitUnknown."""
+        """Make the rows and `proof` visible in one atomic step. Raises CommitUnknown."""
 
     def abort(self) -> None:  # noqa: B027
-        """Takes back what the attempt wrote, as far as that can be done now; `recover` does the rest.
+        """Roll back what the attempt wrote, as far as possible now; `recover` does the rest.
 
-        Called where `prepare`, `write` or `commit` has failed; where it fails itself, that is logged.
+        Called after `prepare`, `write` or `commit` has failed; its own errors are only logged.
         """
 
     def close(self) -> None:  # noqa: B027
-        """Gives connections back; the query has ended."""
+        """Close connections; the query has ended."""
 
-    def repair(self, lost: WentBack, target: Batch, checkpoint: Checkpoint) -> None:
-        """Writes again what the target lost, up to `target`; by default it raises MarkerRefused."""
+    def repair(self, lost: TargetRolledBack, target: Batch, checkpoint: Checkpoint) -> None:
+        """Write again what the target lost, up to batch `target`; by default raise MarkerRefused."""
         del target, checkpoint
-        raise MarkerRefused(lost.sentence)
+        raise MarkerRefused(lost.reason)
 
     @property
     def wording(self) -> Wording:
-        """How sentences about this sink name things."""
+        """Names that messages about this sink use."""
         return Wording(
             marker=f"proof of sink {self.name!r}",
             target=f"the target of sink {self.name!r}",
             data="data",
             elsewhere="another target",
-            anew=Remedy.START_OVER,
-            anew_after_loss=Remedy.START_OVER_AFTER_LOSS,
+            remedy=Remedy.START_OVER,
+            remedy_after_loss=Remedy.START_OVER_AFTER_LOSS,
         )
 
 
 class ForeachBatch(Protocol):
-    """What `sinks` takes: a sink that says whether it has read the rows."""
+    """A sink as `sinks` takes it: it returns whether it has read the rows."""
 
     def process(self, rows: DataFrame, batch_id: int) -> bool:
-        """Writes one micro-batch; false where the rows were not read, because the batch is there."""
+        """Write one micro-batch; return false if the rows were not read, because the batch is already written."""
 
 
-class FailureKept:
-    """Remembers what stopped the query: one sentence, where Spark's own error is many lines."""
+class RecordsFailure:
+    """Keeps the error that stopped the query: one message, while Spark's own error is many lines."""
 
     def __init__(self) -> None:
         self.failure: OnceflowError | None = None
-        """Why the query stopped, if this sink stopped it."""
+        """The error, if this sink stopped the query."""
 
     @contextlib.contextmanager
-    def _failure_kept(self) -> Iterator[None]:
+    def _record_failure(self) -> Iterator[None]:
         try:
             yield
         except OnceflowError as error:
             self.failure = error
             raise
         except PySparkException as error:
-            said = failure.own_sentence(error)
-            if said is None:
+            message = failure.own_message(error)
+            if message is None:
                 raise
-            # A task has stopped the query, and Spark tells it in pages.
-            self.failure = SinkStopped(said)
+            # A task has stopped the query, and Spark's error is pages long.
+            self.failure = SinkStopped(message)
             raise self.failure from error
 
 
-class ExactlyOnce(FailureKept):
+class ExactlyOnce(RecordsFailure):
     """Writes each micro-batch to a sink exactly once; pass it to `foreachBatch`.
 
-    `checkpoint` is the query's own checkpointLocation. `plan` names what is written (the sink's name by default),
-    `plan_version` the code that makes it. One serves one start of one query: call `open` before `start()`, so that
-    what does not fit stops the query at once, and `close` when it has ended. `accept_data_loss`, the options of a
-    stream with failOnDataLoss=false, lets this run write on where the log lacks records; the proof keeps which.
+    `checkpoint` is the query's own checkpointLocation. `plan` names the written data (the sink's name by default),
+    `plan_version` the version of the code that produces it. One instance serves one start of one query: call `open`
+    before `start()`, so that a mismatch stops the query at once, and `close` when it has ended. `accept_data_loss`,
+    the options of a stream with failOnDataLoss=false, lets this run continue past missing records; the proof lists
+    them.
     """
 
     def __init__(
@@ -179,10 +185,10 @@ class ExactlyOnce(FailureKept):
         self._lock: CheckpointLock | None = None
 
     def open(self, session: Any, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Locks the checkpoint, recovers the sink and holds its proof against the checkpoint.
+        """Lock the checkpoint, recover the sink and compare its proof with the checkpoint.
 
-        `sleep` may raise to end the wait for another driver's lock. The first batch calls it where nobody has. Raises
-        CheckpointInUse, MarkerRefused and what the sink raises; this sink keeps nobody from the checkpoint then.
+        `sleep` may raise to end the wait for another driver's lock. The first batch opens the sink if needed. Raises
+        CheckpointInUse, MarkerRefused and the sink's errors, and releases the checkpoint then.
         """
         if self._checkpoint is not None:
             return
@@ -202,33 +208,33 @@ class ExactlyOnce(FailureKept):
         return checkpoint
 
     def close(self) -> None:
-        """Gives the checkpoint back and closes the sink; the query must have ended."""
+        """Release the checkpoint and close the sink; the query must have ended."""
         try:
             self.release()
         finally:
             self.sink.close()
 
     def release(self) -> None:
-        """Gives this sink's share of the checkpoint back; `open` takes it again."""
+        """Release this sink's share of the checkpoint; `open` takes it again."""
         lock, self._lock, self._checkpoint = self._lock, None, None
         if lock is not None:
             lock.release()
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Writes one micro-batch, or finds that it is written. Raises an OnceflowError, kept in `failure`."""
+        """Write one micro-batch unless it is already written. Raises an OnceflowError, kept in `failure`."""
         if not self.process(rows, batch_id):
             consume(rows)
 
     def process(self, rows: DataFrame, batch_id: int) -> bool:
-        """As a call, but rows that need not be written are left for the caller to read: false."""
-        with self._failure_kept():
+        """Write one micro-batch; return false if its rows need not be written, so that the caller reads them."""
+        with self._record_failure():
             self.open(rows.sparkSession)
             assert self._checkpoint is not None
             batch = self._batch(self._checkpoint, batch_id)
-            strange = other_query(rows.sparkSession, batch, self._location)
-            if strange is not None:
-                raise MarkerRefused(strange)
-            # Nothing of the batch may be at the target before a power cut can no longer unsay its offsets.
+            mismatch = other_query(rows.sparkSession, batch, self._location)
+            if mismatch is not None:
+                raise MarkerRefused(mismatch)
+            # The batch's offsets must survive a power cut before anything of it is written.
             self._checkpoint.prepare(batch_id)
             return write_batch(self.sink, rows, batch, self._checkpoint, self._accept)
 
@@ -244,12 +250,12 @@ class ExactlyOnce(FailureKept):
             return
         # Read before the marker: another driver may finish batches until `recover` fences it.
         committed = checkpoint.newest_batch("commits")
-        found = self.sink.recover(query)
-        if found is None or found.query == query:
-            torn_files.set_aside(checkpoint, torn, found)
+        proof = self.sink.recover(query)
+        if proof is None or proof.query == query:
+            torn_files.set_aside(checkpoint, torn, proof)
             committed = min(committed, checkpoint.newest_batch("commits"))
         refusal = refusal_at_start(
-            found,
+            proof,
             query=query,
             sink=self.sink.name,
             committed=committed,
@@ -257,42 +263,41 @@ class ExactlyOnce(FailureKept):
             wording=self.sink.wording,
             plan=self._plan,
         )
-        if isinstance(refusal, WentBack):
+        if isinstance(refusal, TargetRolledBack):
             self.sink.repair(refusal, self._batch(checkpoint, committed), checkpoint)
         elif refusal is not None:
-            raise MarkerRefused(refusal.sentence)
+            raise MarkerRefused(refusal.reason)
 
 
 def write_batch(
     sink: Sink, rows: DataFrame, batch: Batch, checkpoint: Checkpoint, accept: Callable[[Batch], Batch] | None = None
 ) -> bool:
-    """Writes `batch` in a bounded number of attempts; false where the rows were not read, because it is there.
+    """Write `batch` in a bounded number of attempts; return false if its rows were not read: it is already written.
 
-    `accept` adds the losses that this run accepts.
-    Raises MarkerRefused, SinkStopped and what the sink raises.
+    `accept` adds the losses that this run accepts. Raises MarkerRefused, SinkStopped and the sink's errors.
     """
     was_read = False
 
     def attempt() -> bool:
         nonlocal was_read
         measured = batch if accept is None else accept(batch)
-        found, decision = _decided(sink, measured, checkpoint)
+        previous, decision = _decided(sink, measured, checkpoint)
         if isinstance(decision, Skip):
             return was_read
-        with _aborted_where_it_fails(sink):
-            sink.prepare(measured, found)
+        with _aborted_on_failure(sink):
+            sink.prepare(measured, previous)
             sink.write(rows)
             was_read = True
             if accept is not None and accept(batch) != measured:
                 raise AttemptEnded("records were deleted from the log while they were read")
-            sink.commit(proof_of(measured, sink.name, found))
+            sink.commit(proof_of(measured, sink.name, previous))
         return True
 
     return within_attempts(f"batch {batch.number} of sink {sink.name!r} could not be written", attempt)
 
 
 def within_attempts(failed: str, attempt: Callable[[], _T]) -> _T:
-    """What the first attempt that does not end returns. Raises SinkStopped, with what has `failed`."""
+    """Return the result of the first attempt that succeeds. Raises SinkStopped; `failed` starts its message."""
     reason = ""
     for _ in range(ATTEMPTS_MAX):
         try:
@@ -300,72 +305,70 @@ def within_attempts(failed: str, attempt: Callable[[], _T]) -> _T:
         except AttemptEnded as ended:
             reason = str(ended)
             # As text: a log that keeps its records would keep the attempt's connections with the exception.
-            _log.warning("%s, and is tried again: %s", failed, reason)
+            _log.warning("%s; retrying: %s", failed, reason)
     raise SinkStopped(
-        f"{failed} in {ATTEMPTS_MAX} attempts, the last of which ended because {reason}: nothing is lost; "
+        f"{failed} in {ATTEMPTS_MAX} attempts (last reason: {reason}); no data was lost: "
         f"{Remedy.FIX_CAUSE}, then {Remedy.START_AGAIN}"
     )
 
 
 @contextlib.contextmanager
-def _aborted_where_it_fails(sink: Sink) -> Iterator[None]:
+def _aborted_on_failure(sink: Sink) -> Iterator[None]:
     try:
         yield
     except Exception:
         try:
             sink.abort()
-        except Exception as error:  # noqa: BLE001 - what failed before it decides whether there is another attempt
-            # Of a query that is stopped: Spark's error has the whole stack of its JVM.
-            _log.warning(
-                "sink %r could not abort, which is left to its recovery: %s", sink.name, failure.sentence(error)
-            )
+        except Exception as error:  # noqa: BLE001 - the first failure decides whether there is another attempt
+            # Spark's error for a stopped query has the whole stack of its JVM.
+            _log.warning("sink %r could not abort; its recovery does so: %s", sink.name, failure.describe(error))
         raise
 
 
 def _decided(sink: Sink, batch: Batch, checkpoint: Checkpoint) -> tuple[Proof | None, Decision]:
-    """What the sink holds and what to do about it, after a repair where it holds too little. Raises MarkerRefused."""
-    found = sink.recover(batch.query)
-    decision = decide(found, batch, sink.name, sink.wording)
-    if isinstance(decision, WentBack):
+    """Return the sink's proof and the decision, after a repair if the sink lost batches. Raises MarkerRefused."""
+    proof = sink.recover(batch.query)
+    decision = decide(proof, batch, sink.name, sink.wording)
+    if isinstance(decision, TargetRolledBack):
         before = checkpoint.batch(batch.number - 1, plan=batch.plan, plan_version=batch.plan_version)
         sink.repair(decision, before, checkpoint)
-        found = sink.recover(batch.query)
-        decision = decide(found, batch, sink.name, sink.wording)
+        proof = sink.recover(batch.query)
+        decision = decide(proof, batch, sink.name, sink.wording)
     if isinstance(decision, Refuse):
-        raise MarkerRefused(decision.sentence)
-    return found, decision
+        raise MarkerRefused(decision.reason)
+    return proof, decision
 
 
 def consume(rows: DataFrame) -> None:
-    """Reads rows that need not be written: returning without it would make a stateful checkpoint unusable."""
+    """Read rows that need not be written: without it, a stateful checkpoint would become unusable."""
     rows.write.format("noop").mode("append").save()
 
 
 Part = ForeachBatch | tuple[ForeachBatch, Callable[[DataFrame], DataFrame]]
-"""A sink, or a sink and what it gets of the micro-batch's rows."""
+"""A sink, or a sink and a function that selects its rows of the micro-batch."""
 
 
-def sinks(rows: DataFrame, batch_id: int, *each: Part) -> None:
-    """Writes one micro-batch to several sinks, one after the other; the rows are computed once.
+def sinks(rows: DataFrame, batch_id: int, *parts: Part) -> None:
+    """Write one micro-batch to several sinks, one after the other; the rows are computed once.
 
         foreachBatch(lambda rows, batch_id: sinks(rows, batch_id, copy, (counts, to_counts)))
 
     Each sink decides by its own proof, so after a crash between two of them the first skips the batch and the second
-    writes it. Each is exactly once; that both appear at the same instant is not promised. The first failure stops.
+    writes it. Each is exactly once; they are not atomic together. The first failure stops the query.
     """
-    if not write_each(rows, batch_id, each):
+    if not write_each(rows, batch_id, parts):
         consume(rows)
 
 
 def write_each(rows: DataFrame, batch_id: int, parts: Sequence[Part]) -> bool:
-    """As `sinks`, but rows that no sink had to write are left for the caller to read: false."""
-    # Rows that somebody else has persisted are theirs to forget: those of `sinks` around a sink that is several.
+    """Write one micro-batch to several sinks; return false if no sink read the rows, so that the caller reads them."""
+    # Rows already persisted are the caller's to unpersist, such as `sinks` around a TaggedRedisSink.
     is_ours = not rows.is_cached
     cached = rows.persist() if is_ours else rows
     try:
         read = False
         for part in parts:
-            sink, shape = part if isinstance(part, tuple) else (part, _as_it_is)
+            sink, shape = part if isinstance(part, tuple) else (part, _identity)
             read |= sink.process(shape(cached), batch_id)
         return read
     finally:
@@ -373,5 +376,5 @@ def write_each(rows: DataFrame, batch_id: int, parts: Sequence[Part]) -> bool:
             cached.unpersist()
 
 
-def _as_it_is(rows: DataFrame) -> DataFrame:
+def _identity(rows: DataFrame) -> DataFrame:
     return rows

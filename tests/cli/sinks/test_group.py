@@ -27,10 +27,9 @@ from onceflow.services import free_port
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.checkpoint import LocalCheckpoint
 from onceflow.spark.kafka import marker as kafka_marker
-from onceflow.spark.kafka.marker import place_of
-from onceflow.spark.kafka.reset_command import kafka_reset
+from onceflow.spark.kafka.marker import kafka_reset, marker_location
 from onceflow.spark.redis import marker as markers
-from onceflow.spark.redis.reset_command import redis_reset
+from onceflow.spark.redis.marker import redis_reset
 from tests import remedies
 from tests.conftest import RedisProcess
 from tests.spark.kafka_driver import MARKER_TOPIC, Driver, make_topics, visible
@@ -138,8 +137,8 @@ def counts(redis_server: RedisProcess, topic: str) -> Iterator[Counts]:
 @pytest.mark.parametrize(
     ("written", "planned", "committed", "fits", "reason"),
     [
-        (2, 2, 2, True, "batch 2 is written: the next start goes on with batch 3"),
-        (2, 2, 1, True, "batch 2 is written, Spark has not noted that: the next start skips it and goes on with batch"),
+        (2, 2, 2, True, "batch 2 is written: the next start continues with batch 3"),
+        (2, 2, 1, True, "batch 2 is written, but not committed by Spark: the next start skips it and continues"),
         (1, 2, 1, True, "batch 1 is written: the next start writes batch 2"),
         (1, 3, 2, False, "Redis lost batches: "),
         (3, 2, 2, False, "the checkpoint is older than the counts"),
@@ -447,7 +446,7 @@ def test_both_copies_of_kafka_markers_are_shown(output: Output, query: Query) ->
     assert (code, sink["name"], sink["query"], sink["fits"]) == (0, "kafka", query.id, True)
     assert sink["in_group"]["batch"] == sink["in_record"]["batch"] == 2
     assert sink["in_record"]["offsets"] == {"in": {"0": 20}}
-    assert sink["reason"].startswith("batch 2 is written, Spark has not noted that")
+    assert sink["reason"].startswith("batch 2 is written, but not committed by Spark")
     printed = run("show", *output.words, "--query", query.id).stdout
     assert f"sink kafka   query {query.id}" in printed
     assert f"output topics (partitions) {output.topic} (3)" in printed
@@ -490,7 +489,7 @@ def test_the_reset_command_can_be_copied(bootstrap: str, output: Output, query: 
     command = re.search("'(onceflow sink reset kafka .*)' and write again", sink["reason"])
     assert command is not None
     with Cluster(bootstrap) as cluster:
-        place = place_of(cluster, "kafka", MARKER_TOPIC, f"file://{query.directory}", query.id)
+        place = marker_location(cluster, "kafka", MARKER_TOPIC, f"file://{query.directory}", query.id)
     assert (place.name, place.reset) == (output.name, command[1])
     assert run(*shlex.split(command[1])[2:]).exception is None
     assert asked("show", *output.words, "--query", query.id)[1]["sinks"] == []
@@ -532,7 +531,7 @@ def test_differing_copies_do_not_fit(bootstrap: str, output: Output, query: Quer
     code, shown = asked("show", *output.words, "--query", query.id)
     (sink,) = shown["sinks"]
     assert (code, sink["fits"]) == (1, False)
-    assert "differ: the group's offset tells of batch 1" in sink["reason"]
+    assert "differ: the group's offset is of batch 1" in sink["reason"]
 
 
 def _record(bootstrap: str, output: Output) -> dict[str, Any]:

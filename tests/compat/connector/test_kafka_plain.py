@@ -3,4 +3,4 @@
 from tests.spark.kafka.test_plain import *  # noqa: F403
 
 # It kills and starts a process of Onceflow's broker.
-del test_none_goes_on_where_nobody_listens  # noqa: F821
+del test_none_continues_without_a_listener  # noqa: F821

@@ -5,5 +5,5 @@ from tests.spark.test_sinks import (  # noqa: F401
     files,
     pair,
     test_a_name_is_given_once,
-    test_two_sinks_of_one_batch_and_a_driver_killed_between_them,
+    test_driver_killed_between_two_sinks,
 )

@@ -92,8 +92,13 @@ def test_several_sources(files: SparkFiles) -> None:
         (3, None, CheckpointUnreadable, "offsets/3 is missing.*checkpointLocation"),
         (1, "", CheckpointUnreadable, "offsets/1 is ''.*v1"),
         (1, "v2\n{}\n{}", CheckpointUnreadable, "v2.*v1"),
-        (1, offsets_text({"logOffset": 3}), MalformedOffsets, "offsets/1 is damaged, or of a source that.*logOffset"),
-        (1, offsets_text("23"), MalformedOffsets, r"or of a source that is not format\('onceflow'\), and"),
+        (
+            1,
+            offsets_text({"logOffset": 3}),
+            MalformedOffsets,
+            "offsets/1 is damaged, .*logOffset",
+        ),
+        (1, offsets_text("23"), MalformedOffsets, r"or of a source other than format\('onceflow'\), which"),
         (1, offsets_text({"clicks": {"0": 9}}, {"views": {"0": 1}}), CheckpointUnreadable, "2 sources.*has 1"),
     ],
 )
@@ -115,14 +120,14 @@ def test_a_checkpoint_that_no_query_has_used(tmp_path: Path) -> None:
         checkpoint.batch(0, plan="p", plan_version=1)
 
 
-def test_prepare_refuses_a_checkpoint_that_lacks_the_batch(files: SparkFiles) -> None:
+def test_prepare_refuses_a_missing_batch(files: SparkFiles) -> None:
     files.plan(0, {"clicks": {"0": 5}})
     files.plan(1, {"clicks": {"0": 6}})
-    with pytest.raises(CheckpointUnreadable, match="offsets/2 is missing when batch 2"):
+    with pytest.raises(CheckpointUnreadable, match="offsets/2 is missing before batch 2"):
         LocalCheckpoint(files.directory).prepare(2)
 
 
-def test_a_commit_that_a_power_cut_took_is_not_needed(files: SparkFiles) -> None:
+def test_commit_lost_in_power_cut_is_not_needed(files: SparkFiles) -> None:
     files.plan(0, {"clicks": {"0": 5}})
     files.plan(1, {"clicks": {"0": 6}})
     LocalCheckpoint(files.directory).prepare(1)
@@ -134,7 +139,7 @@ def test_a_failed_sync_stops_the_batch(files: SparkFiles) -> None:
     def broken(path: Path) -> None:
         raise OSError(5, "Input/output error", str(path))
 
-    with pytest.raises(CheckpointNotSynced, match=r"Input/output error.*nothing of batch 0 was written"):
+    with pytest.raises(CheckpointNotSynced, match=r"Input/output error.*batch 0 was not written"):
         LocalCheckpoint(files.directory, sync=broken).prepare(0)
 
 
@@ -150,7 +155,7 @@ def run_batches(files: SparkFiles, prepare: Callable[[int], None], seen: Callabl
         files.commit(number)
 
 
-def test_a_power_cut_at_any_batch_leaves_what_was_planned(files: SparkFiles, tmp_path: Path) -> None:
+def test_planned_batches_survive_power_cuts(files: SparkFiles, tmp_path: Path) -> None:
     disk = Disk()
     disk.sync(files.directory.parent)
     checkpoint = LocalCheckpoint(files.directory, sync=disk.sync)

@@ -72,7 +72,7 @@ def wait_until_ended(pid: int) -> None:
 
 
 @pytest.mark.remedy(Remedy.END_PROCESS)
-def test_a_jvm_that_outlives_its_python_keeps_the_checkpoint(
+def test_jvm_without_python_keeps_the_lock(
     spark: SparkSession, checkpoint: Path, driver: subprocess.Popen[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     jvm = jvm_of(checkpoint)
@@ -98,7 +98,7 @@ def test_a_jvm_that_outlives_its_python_keeps_the_checkpoint(
         pass
 
 
-def test_a_second_query_of_one_jvm_is_refused_and_the_first_keeps_its_lock(
+def test_second_query_of_one_jvm_is_refused(
     spark: SparkSession, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock: Any = take_lock(spark, checkpoint, "a")
@@ -112,7 +112,7 @@ def test_a_second_query_of_one_jvm_is_refused_and_the_first_keeps_its_lock(
     lock.release()
 
 
-def test_a_lock_whose_holder_cannot_be_written_is_given_back(
+def test_lock_without_holder_is_released(
     spark: SparkSession, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as full:
@@ -147,9 +147,7 @@ class Jvm:
 
 
 @pytest.mark.parametrize("error", [Py4JNetworkError("answer is empty"), ConnectionRefusedError("nobody is there")])
-def test_a_jvm_that_died_leaves_no_lock_behind(
-    error: Exception, checkpoint: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dead_jvm_leaves_no_lock(error: Exception, checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     dead, alive = Jvm(error), Jvm(error)
 
     def take(jvm: Jvm, sink: str) -> CheckpointLock:
@@ -162,7 +160,7 @@ def test_a_jvm_that_died_leaves_no_lock_behind(
     assert (len(dead.locked), len(alive.locked)) == (1, 1)
     first.release()
     second.release()
-    assert f"the lock {checkpoint / FILE_NAME} ended with its JVM" in caplog.text
+    assert f"the JVM of lock {checkpoint / FILE_NAME} has ended" in caplog.text
     with pytest.raises(CheckpointInUse, match="another sink of this process"):
         take(alive, "a")
     third.release()

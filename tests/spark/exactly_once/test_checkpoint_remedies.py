@@ -109,7 +109,7 @@ def test_rows_of_another_source(job: Job, tmp_path: Path) -> None:
     """Lines of a file, whose source notes a log of its own."""
     files = SparkFiles(tmp_path / "lines")
     files.plan(0, {"logOffset": 0})
-    with pytest.raises(MalformedOffsets, match="is damaged, or of a source that") as raised:
+    with pytest.raises(MalformedOffsets, match="is damaged, or of a source other than") as raised:
         planned(files.directory, 0)
     remedies.find(Remedy.ROWS_THROUGH_KAFKA, raised.value)
     (tmp_path / "in").mkdir()
@@ -216,7 +216,7 @@ def test_a_checkpoint_in_use(
 
 
 @pytest.mark.remedy(Remedy.START_OVER, Remedy.START_OVER_AFTER_LOSS)
-def test_a_sink_that_begins_anew() -> None:
+def test_sink_that_starts_over() -> None:
     table = Table()
     for number in range(3):
         write(TableSink(table), number)
@@ -238,7 +238,7 @@ def test_a_sink_that_begins_anew() -> None:
 
 
 @pytest.mark.remedy(Remedy.PUT_PROOF_BACK)
-def test_a_proof_that_somebody_changed() -> None:
+def test_changed_proof() -> None:
     proof = proof_of(batch(1), "table", None)
     with pytest.raises(MarkerRefused) as raised:
         Proof.parse("here", proof.text()[:-5])

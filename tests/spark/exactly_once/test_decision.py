@@ -10,7 +10,7 @@ from onceflow.spark.exactly_once.decision import (
     Finish,
     Refuse,
     Skip,
-    WentBack,
+    TargetRolledBack,
     Wording,
     Write,
     decide,
@@ -18,7 +18,7 @@ from onceflow.spark.exactly_once.decision import (
     refusal_at_start,
 )
 from onceflow.spark.exactly_once.proof import Proof, proof_of
-from onceflow.spark.kafka.marker import KafkaMarker, Place
+from onceflow.spark.kafka.marker import KafkaMarker, MarkerLocation
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.redis.marker import begun_fields, completed_fields, first_fields, parse, wording
 
@@ -50,7 +50,7 @@ def of_redis(of: Batch, *, complete: bool = True) -> Proof:
 Make = Callable[..., Proof]
 KINDS: dict[str, tuple[Make, Wording]] = {
     "users": (of_users, Wording("the proof", "the target", "data", "another target", "or 'reset'", "or 'reset'")),
-    "kafka": (of_kafka, Place(NAME, "markers", 0).wording),
+    "kafka": (of_kafka, MarkerLocation(NAME, "markers", 0).wording),
     "redis": (of_redis, wording(NAME)),
 }
 
@@ -89,7 +89,7 @@ def found_by(make: Make, found: tuple[Batch, bool] | None) -> Proof | None:
 def says(refusal: object, sentence: str) -> None:
     assert isinstance(refusal, Refuse)
     with pytest.raises(AssertionError, match=sentence):
-        raise AssertionError(refusal.sentence)
+        raise AssertionError(refusal.reason)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,9 +99,9 @@ def test_decision(kind: str, found: tuple[Batch, bool] | None, wanted: Batch, ex
     decision = decide(found_by(make, found), wanted, NAME, words)
     if isinstance(expected, str):
         says(decision, expected)
-        assert isinstance(decision, WentBack) == ("lost .*at batch" in expected)
+        assert isinstance(decision, TargetRolledBack) == ("lost .*at batch" in expected)
         assert isinstance(decision, Refuse)
-        assert words.marker in decision.sentence
+        assert words.marker in decision.reason
     else:
         assert decision == expected
 
@@ -111,13 +111,13 @@ def test_a_proof_of_another_sink_is_refused() -> None:
     says(decide(of_kafka(batch(6)), batch(7), "another", words), f"sink '{NAME}' and this is sink 'another'")
 
 
-def test_a_redis_marker_that_was_only_made_is_before_batch_0() -> None:
+def test_new_redis_marker_is_before_batch_0() -> None:
     acquired = parse(NAME, first_fields(batch(0)))
     assert decide(acquired, batch(0), NAME, wording(NAME)) == Write(-1)
     says(decide(acquired, batch(7), NAME, wording(NAME)), "Redis lost batches.*none.*batch 6")
 
 
-def test_the_ranges_are_named_where_the_marker_has_them() -> None:
+def test_ranges_of_the_marker_are_shown() -> None:
     says(decide(of_redis(batch(7)), batch(7, end=111), NAME, wording(NAME)), r"\[100,110\].*\[100,111\].*reset")
 
 
@@ -158,8 +158,8 @@ def test_another_plan_is_refused_at_the_start(kind: str) -> None:
         at = {"query": "query-1", "sink": NAME, "committed": committed, "planned": 7, "wording": words}
         says(refusal_at_start(found_by(make, found), **at, plan="by ip"), "plan 'clicks'.*job is 'by ip'.*, or ")
         refusal = refusal_at_start(found_by(make, found), **at, plan="clicks")
-        assert refusal is None or isinstance(refusal, WentBack)
+        assert refusal is None or isinstance(refusal, TargetRolledBack)
 
 
-def test_a_proof_beside_a_checkpoint_that_no_query_has_used() -> None:
+def test_proof_with_an_unused_checkpoint() -> None:
     says(foreign_query("query-1", "a new one", wording(NAME)), "query-1.*a new one.*reset")

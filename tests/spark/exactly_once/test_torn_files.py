@@ -93,7 +93,7 @@ def test_file_under_a_written_batch_is_damaged(two_batches: SparkFiles, name: st
     found = proof(two_batches, held)
     tear(two_batches.directory / name)
     before = sorted(two_batches.directory.rglob("*"))
-    with pytest.raises(CheckpointUnreadable, match=f"{name} cannot be read.*NUL bytes.*'counts' has written batch 1"):
+    with pytest.raises(CheckpointUnreadable, match=f"{name} cannot be parsed.*NUL bytes.*'counts' has written batch 1"):
         after_restart(two_batches, found)
     assert sorted(two_batches.directory.rglob("*")) == before
 
@@ -113,11 +113,11 @@ def test_file_under_a_finished_batch_is_damaged(two_batches: SparkFiles, name: s
     tear(two_batches.directory / name)
     if name in ("offsets/0",):  # Spark reads the two newest files alone.
         (two_batches.directory / "offsets" / "2").unlink()
-    with pytest.raises(CheckpointUnreadable, match=f"{name} cannot be read.*batch 1 was finished since"):
+    with pytest.raises(CheckpointUnreadable, match=f"{name} cannot be parsed.*batch 1 was finished since"):
         torn_files(LocalCheckpoint(two_batches.directory))
 
 
-def test_a_format_of_another_spark_is_not_torn(two_batches: SparkFiles) -> None:
+def test_format_of_another_spark_is_not_torn(two_batches: SparkFiles) -> None:
     (two_batches.directory / "offsets" / "1").write_text("v2\n{}\n{}")
     assert torn_files(LocalCheckpoint(two_batches.directory)) == ()
 
@@ -199,7 +199,7 @@ def test_spark_is_not_started_on_damage(job: Job, send: Send, name: str) -> None
     tear(path)
     for commit in (job.checkpoint / "commits").iterdir() if name == "offsets" else ():
         commit.unlink()
-    with pytest.raises(CheckpointUnreadable, match=f"{path.name} cannot be read, it holds .* NUL bytes"):
+    with pytest.raises(CheckpointUnreadable, match=f"{path.name} cannot be parsed: .* NUL bytes"):
         job.run(job.counted())
     assert job.counts() == dict.fromkeys([b"a", b"b", b"c"], 1)
 

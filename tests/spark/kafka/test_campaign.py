@@ -85,7 +85,7 @@ def produce_noise(bootstrap: str, topic: str, count: int) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_backlog_of_ten_budgets_drains_without_an_option(
+def test_backlog_of_ten_budgets_drains(
     spark: SparkSession,
     bootstrap: str,
     cluster: Cluster,
@@ -117,18 +117,18 @@ def test_a_backlog_of_ten_budgets_drains_without_an_option(
 
 
 @pytest.mark.timeout(3000)
-def test_epochs_run_out_and_the_query_goes_on(bootstrap: str, topic: str) -> None:
+def test_query_continues_after_epochs_run_out(bootstrap: str, topic: str) -> None:
     make_topics(bootstrap, topic)
     driver = Driver(bootstrap, topic)
     driver.write(0)
     admin = Admin(driver.cluster)
-    producer_id, epoch = admin.fence_producer(driver.place.name)
+    producer_id, epoch = admin.fence_producer(driver.location.name)
     while epoch < EPOCHS - 6:
-        _, epoch = admin.fence_producer(driver.place.name)
+        _, epoch = admin.fence_producer(driver.location.name)
     for number in range(1, 11):
         driver.write(number)
     expect(bootstrap, topic, 11)
-    following, _ = admin.fence_producer(driver.place.name)
+    following, _ = admin.fence_producer(driver.location.name)
     assert following != producer_id
     print(f"producer {producer_id} ended at epoch {EPOCHS}, {following} came next; 11 batches, each there once")
     driver.close()

@@ -15,7 +15,7 @@ from onceflow.wire import apis
 from tests.spark.kafka_driver import Rows, eventually, make_topics, quick_sleep, values_of, visible
 from tests.spark.response_proxy import DROPPED, LOST, ResponseProxy
 
-SETTINGS = Settings(again_ms=2_000, sleep=quick_sleep)
+SETTINGS = Settings(retry_timeout_ms=2_000, sleep=quick_sleep)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def through(proxy: ResponseProxy) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_at_least_once_is_once_and_in_order_within_an_attempt(
+def test_at_least_once_is_ordered_within_an_attempt(
     proxy: ResponseProxy, through: Cluster, bootstrap: str, topic: str
 ) -> None:
     faults = [7, LOST, 19, DROPPED, None, LOST]
@@ -41,7 +41,7 @@ def test_at_least_once_is_once_and_in_order_within_an_attempt(
     assert visible(bootstrap, topic) == values_of(1)
 
 
-def test_at_least_once_begins_again_where_an_attempt_ended(
+def test_at_least_once_repeats_an_ended_attempt(
     proxy: ResponseProxy, through: Cluster, bootstrap: str, topic: str
 ) -> None:
     proxy.faults = [*[(apis.PRODUCE, None)] * 3, (apis.PRODUCE, 59)]
@@ -58,17 +58,13 @@ def test_at_least_once_begins_again_where_an_attempt_ended(
 
 
 @pytest.mark.parametrize("api_key", [apis.PRODUCE, apis.INIT_PRODUCER_ID])
-def test_at_least_once_stops_at_a_code_that_does_not_pass(
-    api_key: int, proxy: ResponseProxy, through: Cluster, topic: str
-) -> None:
+def test_at_least_once_stops_at_fatal_codes(api_key: int, proxy: ResponseProxy, through: Cluster, topic: str) -> None:
     proxy.faults = [(api_key, 53)]
     with pytest.raises(SinkStopped, match=r"transactional_id_authorization_failed \(53\)"):
         AtLeastOnce(through, SETTINGS).write(Rows(topic, values_of(1)))
 
 
-def test_none_sends_once_and_counts_what_was_not_acknowledged(
-    proxy: ResponseProxy, through: Cluster, bootstrap: str, topic: str
-) -> None:
+def test_none_sends_once_and_counts_losses(proxy: ResponseProxy, through: Cluster, bootstrap: str, topic: str) -> None:
     assert write_once(through, Rows(topic, values_of(1)), SETTINGS) == 0
     # The leader alone acknowledges, and before it has synced what nobody reads until then.
     eventually(lambda: visible(bootstrap, topic) == values_of(1))
@@ -87,7 +83,7 @@ def test_none_sends_once_and_counts_what_was_not_acknowledged(
         write_once(through, Rows(topic, values_of(3)), SETTINGS)
 
 
-def test_none_goes_on_where_nobody_listens(tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_continues_without_a_listener(tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with BrokerProcess(tmp_path / "broker") as running:
         make_topics(running.bootstrap, topic)
         with Cluster(running.bootstrap) as cluster:

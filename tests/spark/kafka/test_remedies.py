@@ -112,7 +112,7 @@ def test_an_open_transaction_of_another_sink(new_driver: NewDriver, bootstrap: s
     with Cluster(bootstrap) as cluster:
         Admin(cluster).delete_group(f"onceflow-{topic}")
     with pytest.raises(SinkStopped) as raised:
-        new_driver(owner="owner-3", settings={"again_ms": 100}).write(2)
+        new_driver(owner="owner-3", settings={"retry_timeout_ms": 100}).write(2)
     remedies.find(Remedy.ABORT_TRANSACTION, raised.value)
     assert f"{topic}-other" in call("transaction", "list", "--state", "Ongoing", "--bootstrap", bootstrap)
     call("transaction", "abort", f"{topic}-other", "--yes", "--bootstrap", bootstrap)
@@ -166,10 +166,10 @@ def test_a_marker_that_is_too_long(new_driver: NewDriver, bootstrap: str, topic:
 
 
 @pytest.mark.remedy(Remedy.PUT_BACK_TOGETHER)
-def test_a_record_that_somebody_put_there(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+def test_foreign_record(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     driver = new_driver()
     driver.write(0)
-    place = driver.place
+    place = driver.location
 
     def put(value: bytes) -> None:
         with TransactionalProducer(bootstrap, f"{topic}-other") as producer:
@@ -249,7 +249,7 @@ def test_a_lost_checkpoint(
 def sink_of_another_name(query: Query) -> KafkaSink:
     where = {"topic": query.target, "checkpoint": str(query.checkpoint)}
     sink = kafka_sink(query.services.broker.bootstrap, plan="copy", name="second", **where)  # type: ignore[arg-type]
-    sink.settings = replace(sink.settings, at=query.watch_requests, sleep=quick_sleep, again_ms=20_000)
+    sink.settings = replace(sink.settings, at=query.watch_requests, sleep=quick_sleep, retry_timeout_ms=20_000)
     return sink
 
 
@@ -263,7 +263,7 @@ def empty(query: Query) -> None:
 
 @pytest.mark.remedy(Remedy.WRITE_AGAIN)
 @pytest.mark.parametrize("is_other", [False, True], ids=["emptied topic", "another topic"])
-def test_writing_anew(
+def test_writing_again(
     running: Services, chance: random.Random, new_query: Started, tmp_path: Path, is_other: bool
 ) -> None:
     query = new_query(running, chance, batches=2, with_redis=False, arrivals=(5,))
@@ -306,7 +306,7 @@ def test_what_ends_every_attempt(new_driver: NewDriver, proxy: ResponseProxy, bo
 def test_a_broker_that_is_away(tmp_path: Path, topic: str) -> None:
     with BrokerProcess(tmp_path / "broker") as running:
         make_topics(running.bootstrap, topic)
-        driver = Driver(running.bootstrap, topic, settings={"again_ms": 100}, timeout_ms=500)
+        driver = Driver(running.bootstrap, topic, settings={"retry_timeout_ms": 100}, timeout_ms=500)
         driver.write(0)
         running.stop()
         with pytest.raises(OnceflowError) as raised:
@@ -326,13 +326,13 @@ def test_no_producer_ids_for_a_while(proxy: ResponseProxy, bootstrap: str, topic
     make_topics(bootstrap, topic)
     with Cluster(proxy.bootstrap, timeout_ms=200) as through:
         proxy.faults = [(apis.INIT_PRODUCER_ID, 14)] * 100
-        sink = AtLeastOnce(through, Settings(again_ms=100, sleep=quick_sleep))
+        sink = AtLeastOnce(through, Settings(retry_timeout_ms=100, sleep=quick_sleep))
         with pytest.raises(OnceflowError) as raised:
             sink.write(Rows(topic, values_of(1)))
         remedies.find(Remedy.TRY_AGAIN, raised.value)
     proxy.faults = []
     with Cluster(proxy.bootstrap) as through:
-        AtLeastOnce(through, Settings(again_ms=2000, sleep=quick_sleep)).write(Rows(topic, values_of(1)))
+        AtLeastOnce(through, Settings(retry_timeout_ms=2000, sleep=quick_sleep)).write(Rows(topic, values_of(1)))
     expect_values(bootstrap, topic)
 
 
@@ -464,7 +464,7 @@ def test_a_transaction_that_takes_longer(tmp_path: Path, topic: str, caplog: pyt
 
             def wait(_pull: int) -> None:
                 if rows.pulls == 2:
-                    eventually(lambda: admin.describe_transaction(driver.place.name).state != "Ongoing", 1)
+                    eventually(lambda: admin.describe_transaction(driver.location.name).state != "Ongoing", 1)
 
             rows = Rows(topic, values_of(number), between=wait)
             driver.write(number, rows)

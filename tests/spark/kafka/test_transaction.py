@@ -77,9 +77,7 @@ def test_batches_are_visible_whole_and_once(new_driver: NewDriver, bootstrap: st
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_driver_that_dies_anywhere_is_followed_by_one_that_goes_on(
-    point: str, new_driver: NewDriver, bootstrap: str, topic: str
-) -> None:
+def test_next_driver_continues_after_any_death(point: str, new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     new_driver().write(0)
     visit = 0
     for number in range(1, 4):
@@ -102,7 +100,7 @@ def test_a_driver_that_dies_anywhere_is_followed_by_one_that_goes_on(
 
 def attempts_more(caplog: pytest.LogCaptureFixture) -> int:
     """How many attempts were made beyond the first of each batch."""
-    return sum("is tried again" in message for message in caplog.messages)
+    return sum("; retrying: " in message for message in caplog.messages)
 
 
 every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: str(step.name))
@@ -119,18 +117,18 @@ def test_codes_that_pass_are_waited_out(
 ) -> None:
     driver = new_driver(proxy.bootstrap)
     driver.write(0)
-    for number, code in enumerate(sorted(step.again), start=1):
+    for number, code in enumerate(sorted(step.retry), start=1):
         if step is kafka_steps.FIND_COORDINATOR:
             driver = new_driver(proxy.bootstrap, owner=f"owner-{number}")
         proxy.faults = [(step.api_key, code), (step.api_key, code)]
         driver.write(number)
         assert proxy.faults == []
     assert attempts_more(caplog) == 0
-    expect(bootstrap, topic, len(step.again) + 1)
+    expect(bootstrap, topic, len(step.retry) + 1)
 
 
 @every_step
-def test_codes_that_end_the_attempt_lead_to_another_or_to_a_stop(
+def test_codes_that_end_the_attempt(
     step: Step,
     new_driver: NewDriver,
     proxy: ResponseProxy,
@@ -140,15 +138,15 @@ def test_codes_that_end_the_attempt_lead_to_another_or_to_a_stop(
 ) -> None:
     driver = new_driver(proxy.bootstrap)
     driver.write(0)
-    for number, code in enumerate(sorted(step.ends), start=1):
+    for number, code in enumerate(sorted(step.end_attempt), start=1):
         proxy.faults = [(step.api_key, code)]
         if code in kafka_steps.FENCED:
             with pytest.raises(SinkStopped, match=r"was fenced .* before its time-out"):
                 driver.write(number)
             driver = new_driver(proxy.bootstrap, owner=f"owner-{number}")
         driver.write(number)
-    assert attempts_more(caplog) == len(step.ends - kafka_steps.FENCED)
-    expect(bootstrap, topic, len(step.ends) + 1)
+    assert attempts_more(caplog) == len(step.end_attempt - kafka_steps.FENCED)
+    expect(bootstrap, topic, len(step.end_attempt) + 1)
 
 
 @every_step
@@ -156,7 +154,7 @@ def test_every_other_code_stops_the_query(
     step: Step, new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str
 ) -> None:
     new_driver(proxy.bootstrap).write(0)
-    codes = sorted(set(STOPPING) - step.again - step.ends)
+    codes = sorted(set(STOPPING) - step.retry - step.end_attempt)
     for number, code in enumerate(codes):
         proxy.faults = [(step.api_key, code)]
         with pytest.raises(SinkStopped, match=rf"\({code}\)"):
@@ -167,7 +165,7 @@ def test_every_other_code_stops_the_query(
 
 
 @every_step
-def test_an_answer_that_is_lost_changes_nothing(
+def test_lost_response_changes_nothing(
     step: Step, new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str
 ) -> None:
     driver = new_driver(proxy.bootstrap)
@@ -179,12 +177,12 @@ def test_an_answer_that_is_lost_changes_nothing(
     expect(bootstrap, topic, 6)
 
 
-def test_codes_that_do_not_pass_in_time_stop_the_query(
+def test_lasting_retriable_codes_stop_the_query(
     new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str
 ) -> None:
     for step in STEPS[1:]:
-        driver = new_driver(proxy.bootstrap, settings={"again_ms": 100}, owner=step.name)
-        proxy.faults = [(step.api_key, min(step.again))] * 1000
+        driver = new_driver(proxy.bootstrap, settings={"retry_timeout_ms": 100}, owner=step.name)
+        proxy.faults = [(step.api_key, min(step.retry))] * 1000
         with pytest.raises(SinkStopped, match="100 ms"):
             driver.write(0)
         proxy.faults = []
@@ -204,7 +202,7 @@ def test_the_sixth_attempt_is_not_made(new_driver: NewDriver, proxy: ResponsePro
     expect(bootstrap, topic, 2)
 
 
-def test_the_first_batch_of_a_partition_is_answered_before_the_next_is_sent(
+def test_first_batch_of_a_partition_is_sent_alone(
     new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str
 ) -> None:
     driver = new_driver(proxy.bootstrap)
@@ -221,7 +219,7 @@ def test_the_first_batch_of_a_partition_is_answered_before_the_next_is_sent(
     assert firsts[:3] == [0, 0, firsts[2]] and firsts[2] > 0
 
 
-def test_batches_behind_a_refused_one_are_sent_again_in_order(
+def test_batches_after_a_refused_one_are_resent(
     new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = new_driver(proxy.bootstrap)
@@ -236,7 +234,7 @@ def test_batches_behind_a_refused_one_are_sent_again_in_order(
     expect(bootstrap, topic, 7)
 
 
-def test_a_transaction_that_timed_out_is_made_anew(
+def test_timed_out_transaction_is_repeated(
     new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str
 ) -> None:
     """Told by the driver's own clock, which is moved on here; the broker answers as after a time-out."""
@@ -262,7 +260,7 @@ def impatient(tmp_path: Path) -> Iterator[str]:
         yield running.bootstrap
 
 
-def test_a_transaction_that_the_broker_gave_up_is_made_anew(impatient: str, topic: str) -> None:
+def test_transaction_aborted_by_broker_is_repeated(impatient: str, topic: str) -> None:
     make_topics(impatient, topic)
     driver = Driver(impatient, topic, settings={"transaction_timeout_ms": 300})
     admin = Admin(driver.cluster)
@@ -270,7 +268,7 @@ def test_a_transaction_that_the_broker_gave_up_is_made_anew(impatient: str, topi
     def given_up(number: int) -> None:
         # The first attempt alone waits until the coordinator has ended it.
         if number == 1 and rows.pulls == 2:
-            eventually(lambda: admin.describe_transaction(driver.place.name).state != "Ongoing", 30)
+            eventually(lambda: admin.describe_transaction(driver.location.name).state != "Ongoing", 30)
 
     driver.write(0)
     rows = Rows(topic, values_of(1), between=given_up)
@@ -281,7 +279,7 @@ def test_a_transaction_that_the_broker_gave_up_is_made_anew(impatient: str, topi
     driver.close()
 
 
-def test_a_broker_that_is_killed_in_the_middle_comes_back_to_the_same_batch(tmp_path: Path, topic: str) -> None:
+def test_batch_continues_after_broker_kill(tmp_path: Path, topic: str) -> None:
     with BrokerProcess(tmp_path / "broker") as running:
         make_topics(running.bootstrap, topic)
         driver = Driver(running.bootstrap, topic)
@@ -298,7 +296,7 @@ def test_a_broker_that_is_killed_in_the_middle_comes_back_to_the_same_batch(tmp_
         driver.close()
 
 
-def test_what_a_dead_query_left_is_found_and_ended_by_hand(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+def test_open_transaction_is_aborted_by_command(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     def onceflow(*words: str) -> str:
         command = [sys.executable, "-m", "onceflow", "transaction", *words, "--bootstrap", bootstrap]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -307,17 +305,15 @@ def test_what_a_dead_query_left_is_found_and_ended_by_hand(new_driver: NewDriver
     dying = new_driver(owner="dying", dies_at=("before EndTxn", 1))
     with pytest.raises(Killed):
         dying.write(1)
-    name = dying.place.name
+    name = dying.location.name
     assert name in onceflow("list", "--state", "Ongoing")
-    assert "what was open is aborted" in onceflow("abort", name, "--yes")
+    assert "the open transaction was aborted" in onceflow("abort", name, "--yes")
     assert name not in onceflow("list", "--state", "Ongoing")
     new_driver(owner="owner-2").write(1)
     expect(bootstrap, topic, 2)
 
 
-def test_rows_that_were_lost_between_encoding_and_sending_are_noticed(
-    new_driver: NewDriver, bootstrap: str, topic: str
-) -> None:
+def test_lost_encoded_rows_are_detected(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     class Losing(Rows):
         def blobs(self) -> Iterator[object]:  # type: ignore[override]
             for number, pull in enumerate(super().blobs()):
@@ -326,12 +322,12 @@ def test_rows_that_were_lost_between_encoding_and_sending_are_noticed(
 
     driver = new_driver()
     driver.write(0)
-    with pytest.raises(SinkStopped, match=r"5 attempts, .* \d+ records were acknowledged and 30 encoded"):
+    with pytest.raises(SinkStopped, match=r"5 attempts .*: \d+ records were acknowledged and 30 encoded"):
         driver.write(1, Losing(topic, values_of(1), blobs_per_pull=2))
     expect(bootstrap, topic, 1)
 
 
-def test_a_transaction_is_aborted_though_spark_cannot_forget_its_rows(
+def test_transaction_is_aborted_if_unpersist_fails(
     new_driver: NewDriver, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Stubborn(Rows):
@@ -347,7 +343,7 @@ def test_a_transaction_is_aborted_though_spark_cannot_forget_its_rows(
     with pytest.raises(ZeroDivisionError):
         driver.write(1, Stubborn(topic, values_of(1)))
     with Cluster(bootstrap) as cluster:
-        assert driver.place.name not in {
+        assert driver.location.name not in {
             each.transactional_id for each in Admin(cluster).list_transactions(states=["Ongoing"])
         }
     assert "Spark is away" in caplog.text
@@ -383,19 +379,17 @@ def test_transaction_aborted_from_outside(new_driver: NewDriver, bootstrap: str,
 
     def abort(number: int) -> None:
         if number == 1:
-            arguments = ["transaction", "abort", driver.place.name, "--yes", "--bootstrap", bootstrap]
+            arguments = ["transaction", "abort", driver.location.name, "--yes", "--bootstrap", bootstrap]
             assert CliRunner().invoke(onceflow, arguments).exit_code == 0
 
-    said = r"was fenced .*or it was aborted from outside, as by 'onceflow transaction abort'.*restart the query"
+    said = r"was fenced .*or it was aborted by 'onceflow transaction abort'.*restart the query"
     with pytest.raises(SinkStopped, match=said):
         driver.write(1, Rows(topic, values_of(1), between=abort))
     assert new_driver().write(1)
     expect(bootstrap, topic, 2)
 
 
-def test_a_target_with_more_partitions_is_refused_until_that_is_accepted(
-    new_driver: NewDriver, bootstrap: str, topic: str
-) -> None:
+def test_more_partitions_are_refused_until_accepted(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     driver = new_driver()
     driver.write(0)
     driver.write(1)
@@ -412,7 +406,7 @@ def test_a_target_with_more_partitions_is_refused_until_that_is_accepted(
 # The marker and its two copies
 
 
-def test_a_marker_that_does_not_fit_stops_the_query(new_driver: NewDriver, topic: str) -> None:
+def test_mismatched_marker_stops_the_query(new_driver: NewDriver, topic: str) -> None:
     with pytest.raises(SinkStopped, match=r"there is no marker .* Spark has committed batch 1"):
         new_driver().write(2)
     driver = new_driver()
@@ -437,7 +431,7 @@ def test_the_record_alone_is_enough(new_driver: NewDriver, bootstrap: str, topic
     driver.write(0)
     driver.write(1)
     with Cluster(bootstrap) as cluster:
-        Admin(cluster).delete_group(driver.place.name)
+        Admin(cluster).delete_group(driver.location.name)
     following = new_driver(owner="owner-2")
     assert not following.write(1)
     following.write(2)
@@ -451,9 +445,9 @@ def test_the_group_alone_is_enough(new_driver: NewDriver, bootstrap: str, topic:
         driver = new_driver(marker_topic=forgetting)
         driver.write(0)
         driver.write(1)
-        eventually(lambda: driver.place.read_record(cluster) == driver.target.last)
+        eventually(lambda: driver.location.read_record(cluster) == driver.target.last)
         Admin(cluster).delete_records(forgetting, {0: cluster.list_offsets(forgetting, {0: LATEST})[0].offset})
-        assert driver.place.read_record(cluster) is None
+        assert driver.location.read_record(cluster) is None
     following = new_driver(owner="owner-2", marker_topic=forgetting)
     assert not following.write(1)
     following.write(2)
@@ -462,9 +456,7 @@ def test_the_group_alone_is_enough(new_driver: NewDriver, bootstrap: str, topic:
     assert following.target.last is not None and following.target.last.since is None
 
 
-def test_a_record_behind_the_open_transaction_of_another_sink_is_not_missed(
-    new_driver: NewDriver, bootstrap: str, topic: str
-) -> None:
+def test_record_after_an_open_transaction_is_read(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     driver = new_driver()
     driver.write(0)
     with TransactionalProducer(bootstrap, f"{topic}-other") as other:
@@ -477,24 +469,22 @@ def test_a_record_behind_the_open_transaction_of_another_sink_is_not_missed(
         assert not following.write(1)
         assert following.target.last is not None and following.target.last.since == {"in": {"0": 0}}
         with Cluster(bootstrap) as cluster:
-            Admin(cluster).delete_group(driver.place.name)
+            Admin(cluster).delete_group(driver.location.name)
         with pytest.raises(SinkStopped, match="where another sink's transaction is open"):
-            new_driver(owner="owner-3", settings={"again_ms": 100}).write(2)
+            new_driver(owner="owner-3", settings={"retry_timeout_ms": 100}).write(2)
         other.abort()
     new_driver(owner="owner-4").write(2)
     expect(bootstrap, topic, 3)
 
 
-def test_what_a_lost_checkpoints_query_wrote_is_not_missed_behind_an_open_transaction(
-    new_driver: NewDriver, bootstrap: str, topic: str
-) -> None:
+def test_sibling_after_an_open_transaction_is_detected(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     markers = f"{topic}-markers"
     with Cluster(bootstrap) as cluster:
         cluster.create_topic(markers, 2, configs={"cleanup.policy": "compact"})
 
     def write_anew(**options: object) -> None:
         driver = new_driver(owner="owner-2", marker_topic=markers, **options)
-        driver.place = replace(driver.place, name=f"{driver.place.name}-anew", partition=1)
+        driver.location = replace(driver.location, name=f"{driver.location.name}-anew", partition=1)
         driver.write(0, of=replace(batch(0), query="query-anew"))
 
     with TransactionalProducer(bootstrap, f"{topic}-other") as other:
@@ -506,8 +496,8 @@ def test_what_a_lost_checkpoints_query_wrote_is_not_missed_behind_an_open_transa
                 other.flush()
 
         new_driver(marker_topic=markers, settings={"at": begin_other}).write(0)
-        with pytest.raises(SinkStopped, match=rf"markers in {markers}-0 cannot be read behind offset 0"):
-            write_anew(settings={"again_ms": 100})
+        with pytest.raises(SinkStopped, match=rf"markers in {markers}-0 cannot be read from offset 0"):
+            write_anew(settings={"retry_timeout_ms": 100})
         other.abort()
     may_hold = rf"{topic} may hold what sink 'kafka' of query {QUERY} wrote, up to batch 0, .* if it holds records"
     with pytest.raises(SinkStopped, match=may_hold):
@@ -517,7 +507,7 @@ def test_what_a_lost_checkpoints_query_wrote_is_not_missed_behind_an_open_transa
 def test_copies_that_differ_stop_the_query(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     driver = new_driver()
     driver.write(0)
-    place = driver.place
+    place = driver.location
     eventually(lambda: place.read_record(driver.cluster) is not None)
     found = place.read_record(driver.cluster)
     assert found is not None
@@ -527,7 +517,7 @@ def test_copies_that_differ_stop_the_query(new_driver: NewDriver, bootstrap: str
         producer.send(MARKER_TOPIC, found.value(), place.name.encode(), partition=0)
         producer.commit()
     eventually(lambda: place.read_record(driver.cluster) == found)
-    with pytest.raises(SinkStopped, match=r"tells of batch 1 .* and the record of batch 0"):
+    with pytest.raises(SinkStopped, match=r"is of batch 1 .* and the record of batch 0"):
         new_driver(owner="owner-2").write(2)
 
 
@@ -536,8 +526,8 @@ def test_an_empty_batch_writes_its_marker_alone(new_driver: NewDriver, bootstrap
     for number in range(3):
         driver.write(number, Rows(topic, {}))
     assert visible(bootstrap, topic) == {0: [], 1: [], 2: []}
-    eventually(lambda: driver.place.read_record(driver.cluster) == driver.target.last)
-    found = driver.place.read_record(driver.cluster)
+    eventually(lambda: driver.location.read_record(driver.cluster) == driver.target.last)
+    found = driver.location.read_record(driver.cluster)
     assert found is not None and found.batch == 2
     assert (found.since, found.offsets) == ({"in": {"0": 0}}, {"in": {"0": 60}})
 

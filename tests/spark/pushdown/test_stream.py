@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark.exactly_once.failure import sentence
+from onceflow.spark.exactly_once.failure import describe
 from tests.spark.conftest import Send
 from tests.spark.slow_workers import finish
 
@@ -120,7 +120,7 @@ def test_sum_overflow_stops_the_query(
     send(['{"n":9223372036854775807}', '{"n":1}'])
     with pytest.raises(PySparkException) as raised:
         source(spark, bootstrap, topic, decode="n BIGINT", aggregate="sum(n)").collect()
-    assert "is 9223372036854775808, which does not fit BIGINT" in sentence(raised.value)
+    assert "is 9223372036854775808, which does not fit BIGINT" in describe(raised.value)
 
 
 def test_example_of_the_page(spark: SparkSession, bootstrap: str) -> None:
@@ -134,4 +134,4 @@ def test_example_of_the_page(spark: SparkSession, bootstrap: str) -> None:
 def test_wrong_options_fail_at_load(spark: SparkSession, bootstrap: str, topic: str) -> None:
     with pytest.raises(PySparkException) as raised:
         source(spark, bootstrap, topic, decode="uid STRING, n INT", aggregate="sum(m)")
-    assert "there is no column 'm'" in sentence(raised.value)
+    assert "there is no column 'm'" in describe(raised.value)

@@ -107,8 +107,8 @@ def test_recreated_topic_needs_acceptance(recreated: tuple[Proof, Batch]) -> Non
     proof, batch = recreated
     refusal = decide(proof, batch, "s", WORDS)
     assert isinstance(refusal, Refuse)
-    assert "topic clicks was deleted and created again" in refusal.sentence
-    assert "onceflow run --accept-data-loss" in refusal.sentence
+    assert "topic clicks was deleted and created again" in refusal.reason
+    assert "onceflow run --accept-data-loss" in refusal.reason
 
 
 def test_accepted_new_topic_resets_the_ends(recreated: tuple[Proof, Batch]) -> None:
@@ -130,7 +130,7 @@ def test_earlier_end_needs_acceptance(files: SparkFiles) -> None:
     assert second.restarts == (Loss(LossKind.TRUNCATED, "clicks", 0, 15, 20),)
     proof = proof_of(first, "s", None)
     refusal = decide(proof, second, "s", WORDS)
-    assert isinstance(refusal, Refuse) and "clicks-0 lost offsets from 15 on" in refusal.sentence
+    assert isinstance(refusal, Refuse) and "clicks-0 lost written offsets from 15 on" in refusal.reason
     assert decide(proof, replace(second, accepted=()), "s", WORDS) == Write(1)
 
 
@@ -148,5 +148,5 @@ def test_losses_have_a_bound(recreated: tuple[Proof, Batch], monkeypatch: pytest
     proof, batch = recreated
     many = tuple(loss(LossKind.TRIMMED, "clicks", begin, begin + 1, 2) for begin in range(3))
     proof_of(replace(batch, accepted=many[:2]), "s", proof)
-    with pytest.raises(MarkerRefused, match="more are refused"):
+    with pytest.raises(MarkerRefused, match="accepted losses, the maximum"):
         proof_of(replace(batch, accepted=many), "s", proof)

@@ -13,7 +13,7 @@ from onceflow.clicks.results import Keys as ReadKeys
 from onceflow.clicks.results import Results
 from onceflow.clicks.verify import read_counts
 from onceflow.client.addresses import Address
-from onceflow.redis import errors as redis_answers
+from onceflow.redis import errors as redis_errors
 from onceflow.redis import pool as redis_pool
 from onceflow.redis.errors import code_of
 from onceflow.remedies import Remedy
@@ -59,7 +59,7 @@ def encrypted(listener: TlsListener, **options: object) -> str:
     return f"rediss://localhost:{listener.address.port}/1?{query}"
 
 
-def test_tls_with_a_certificate_of_a_known_authority(redis_server: RedisProcess, authority: Authority) -> None:
+def test_tls_with_a_trusted_certificate(redis_server: RedisProcess, authority: Authority) -> None:
     keys = new_keys()
     with listening(redis_server, authority.server()) as listener:
         url = encrypted(listener, ssl_ca_certs=authority.trusted)
@@ -100,7 +100,7 @@ def test_tls_with_a_clients_certificate(redis_server: RedisProcess, authority: A
 
 @pytest.mark.remedy(Remedy.REDIS_CERTIFICATES)
 @pytest.mark.parametrize("wrong", ["authority", "name"])
-def test_a_server_that_is_another_one_is_refused_at_once(
+def test_wrong_server_name_is_refused(
     redis_server: RedisProcess, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     def not_again(_: float) -> None:
@@ -114,7 +114,7 @@ def test_a_server_that_is_another_one_is_refused_at_once(
         url = encrypted(listener, ssl_ca_certs=trusted)
         with pytest.raises(redis.ConnectionError, match="certificate verify failed") as raised:
             redis_pool.client(url)
-    said = str(redis_answers.failed(url, "before the first batch", raised.value))
+    said = str(redis_errors.failed(url, "before the first batch", raised.value))
     remedies.find(Remedy.REDIS_CERTIFICATES, said)
     with listening(redis_server, authority.server()) as listener:
         url = encrypted(listener, ssl_ca_certs=authority.trusted)
@@ -142,7 +142,7 @@ def user(redis_server: RedisProcess) -> Iterator[Any]:
     admin.close()
 
 
-def test_the_documented_users_may_do_their_work_and_no_more(redis_server: RedisProcess, user: Any) -> None:
+def test_documented_users_have_sufficient_rights(redis_server: RedisProcess, user: Any) -> None:
     keys = new_keys()
     count = keys.increments[0].key
     driver = Driver(user(count, WRITER), keys)
@@ -176,16 +176,14 @@ def test_the_documented_commands_are_enough_for_reset(redis_server: RedisProcess
 
 
 @pytest.mark.parametrize("missing", sorted({*WRITER} - GOES_WITHOUT - OUTSIDE_SCRIPTS))
-def test_what_scripts_may_not_call_is_told_before_anything_is_written(
-    redis_server: RedisProcess, user: Any, missing: str
-) -> None:
+def test_forbidden_script_command_is_named_first(redis_server: RedisProcess, user: Any, missing: str) -> None:
     keys = new_keys()
     run(Driver(redis_server.url, keys), 0)
     driver = Driver(user(keys.increments[0].key, [command for command in WRITER if command != missing]), keys)
     with redis.Redis.from_url(redis_server.url) as admin:
         before = {name: admin.dump(name) for name in keys.all}
         command = missing.removeprefix("+").upper()
-        with pytest.raises(Forbidden, match=f"may not call {command} on the keys beside {keys.marker} .*docs/redis.md"):
+        with pytest.raises(Forbidden, match=f"may not call {command} on the keys of {keys.marker} .*docs/redis.md"):
             driver.acquire(batch_of(1))
         assert {name: admin.dump(name) for name in keys.all} == before
         assert admin.keys(f"{keys.marker}:probe*") == []
@@ -193,7 +191,7 @@ def test_what_scripts_may_not_call_is_told_before_anything_is_written(
 
 @pytest.mark.remedy(Remedy.ALLOW_COMMANDS)
 @pytest.mark.parametrize("missing", ["+multi", "+exec", "+hgetall", "+eval", "+evalsha"])
-def test_what_the_sink_may_not_call_is_told(redis_server: RedisProcess, user: Any, missing: str) -> None:
+def test_forbidden_command_of_the_sink_is_named(redis_server: RedisProcess, user: Any, missing: str) -> None:
     keys = new_keys()
     run(Driver(redis_server.url, keys), 0)
     driver = Driver(user(keys.increments[0].key, [command for command in WRITER if command != missing]), keys)
@@ -206,7 +204,7 @@ def test_what_the_sink_may_not_call_is_told(redis_server: RedisProcess, user: An
 
     with pytest.raises(redis.ResponseError, match=rf"(?i)\b{missing.removeprefix('+')}\b") as raised:
         begin()
-    remedies.find(Remedy.ALLOW_COMMANDS, redis_answers.failed("redis://h", "", raised.value))
+    remedies.find(Remedy.ALLOW_COMMANDS, redis_errors.failed("redis://h", "", raised.value))
     driver = Driver(user(keys.increments[0].key, WRITER), keys)
     run(driver, 1)
     assert_counts(redis.Redis.from_url(redis_server.url), keys, 2)
@@ -216,12 +214,12 @@ def test_keys_of_another_pipeline_are_refused(redis_server: RedisProcess, user: 
     keys = new_keys()
     with pytest.raises(redis.exceptions.NoPermissionError) as raised:
         Driver(user("another:hash:key", WRITER), keys).acquire(batch_of(0))
-    assert "the commands that docs/redis.md lists" in str(redis_answers.failed("redis://h", "", raised.value))
+    assert "the commands that docs/redis.md lists" in str(redis_errors.failed("redis://h", "", raised.value))
     assert not redis.Redis.from_url(redis_server.url).exists(*keys.all)
 
 
 @pytest.mark.remedy(Remedy.REDIS_PASSWORD)
-def test_a_wrong_password_is_told_at_once(
+def test_wrong_password_is_reported_at_once(
     redis_server: RedisProcess, user: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def not_again(_: float) -> None:
@@ -232,7 +230,7 @@ def test_a_wrong_password_is_told_at_once(
     monkeypatch.setattr("redis.retry.sleep", not_again)
     with pytest.raises(redis.exceptions.AuthenticationError) as raised:
         redis_pool.client(url)
-    said = str(redis_answers.failed(url, "before the first batch", raised.value))
+    said = str(redis_errors.failed(url, "before the first batch", raised.value))
     remedies.find(Remedy.REDIS_PASSWORD, said)
     assert "wrong" not in said
     assert redis_pool.client(right).info()

@@ -76,7 +76,7 @@ def make_earlier(client: Any, keys: Keys, version: str) -> None:
 
 
 @pytest.mark.parametrize("batches", [0, 1, 3])
-def test_a_second_sink_is_refused_at_batch_0(url: str, batches: int) -> None:
+def test_second_sink_is_refused_at_batch_0(url: str, batches: int) -> None:
     """The first has no data yet, or some."""
     keys = new_keys()
     other = beside(keys, "other")
@@ -92,7 +92,7 @@ def test_a_second_sink_is_refused_at_batch_0(url: str, batches: int) -> None:
     assert_counts(first.client, keys, batches + 1)
 
 
-def test_a_second_sink_past_batch_0_is_refused(url: str) -> None:
+def test_second_sink_after_batch_0_is_refused(url: str) -> None:
     """Both have counts of their own; then one's configuration names the other's key."""
     keys = new_keys()
     apart, other = alone(keys, "other"), beside(keys, "other")
@@ -144,7 +144,9 @@ def test_every_script_checks_every_claim(url: str, place: int, is_foreign: bool)
     else:
         driver.client.hdel(claims_key(key), key)
     before = dump(driver.client, keys)
-    error, found = (MarkerRefused, "belongs to marker {another}") if is_foreign else (MarkerMoved, "is not claimed for")
+    error, found = (
+        (MarkerRefused, "belongs to marker {another}") if is_foreign else (MarkerMoved, "is no longer claimed for")
+    )
     for write in (*every_write(driver, 3), lambda: driver.call("rewind", "query-1", driver.owner)):
         with pytest.raises(error, match=re.escape(f"key {key} {found}")):
             write()
@@ -319,7 +321,7 @@ def test_a_key_filled_by_something_else(sinks: Sinks, redis_client: Any) -> None
     assert_counted(redis_client, 2)
 
 
-def test_two_sinks_in_one_slot_of_a_cluster(cluster: RedisCluster) -> None:
+def test_two_sinks_in_one_cluster_slot(cluster: RedisCluster) -> None:
     keys = new_keys()
     other = beside(keys, "other")
     assert other.claims == keys.claims == [claims_key(keys.data[0])]
@@ -363,7 +365,7 @@ def test_tagged_sinks_that_share_a_key(counting: Counting, tmp_path: Path) -> No
         assert len(claims) == 5
 
 
-def test_a_claims_hash_is_not_a_data_key(redis_server: RedisProcess) -> None:
+def test_claims_hash_is_not_a_data_key(redis_server: RedisProcess) -> None:
     with pytest.raises(WrongOption, match=r"key '\{counts\}:onceflow-claims' for more than one purpose"):
         RedisSink(
             redis_server.url,

@@ -90,7 +90,7 @@ def test_an_example_says_how_it_is_called(path: str) -> None:
     assert (asked.returncode, asked.stderr) == (2, f"usage: python {path} HOST:PORT TOPIC REDIS_URL\n")
 
 
-def test_the_articles_job_is_no_longer_than_it_has_to_be() -> None:
+def test_articles_job_is_short() -> None:
     """Comments, blank lines and what reads the arguments left out."""
     text = (ROOT / CLICKS).read_text()
     job = text[text.index("checkpoint = ") :].splitlines()

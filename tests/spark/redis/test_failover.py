@@ -47,7 +47,7 @@ def sentinel(tmp_path: Path, new_redis: Callable[..., RedisProcess]) -> Iterator
         yield made
 
 
-def test_a_master_dies_in_the_middle_of_a_batch_with_chunks_that_its_replica_lacks(
+def test_master_dies_with_unreplicated_chunks(
     sentinel: Sentinel, start: Callable[[str], Sinks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sinks = start(sentinel.url)
@@ -87,7 +87,7 @@ def replicated(run: Callable[..., None], sentinel: Sentinel) -> Callable[..., No
 
 
 @pytest.mark.campaign  # The same without Spark is in test_redis_cluster.py.
-def test_what_a_failover_of_a_cluster_took_back_is_counted_again(
+def test_losses_of_cluster_failover_are_repaired(
     new_redis: Callable[..., RedisProcess], start: Callable[[str], Sinks]
 ) -> None:
     cluster = RedisCluster(new_redis, replicas=1)

@@ -19,7 +19,7 @@ from onceflow.spark.reader.data_loss import DataLost
 from onceflow.spark.redis.repair import Step
 from onceflow.spark.redis.scripts import MarkerMoved
 from onceflow.spark.redis.target import RedisTarget
-from onceflow.spark.redis_sink import MissingRanges, RedisUnfit, RepairFailed
+from onceflow.spark.redis_sink import MissingRanges, RepairFailed, UnsuitableRedis
 from tests import remedies
 from tests.conftest import RedisProcess
 from tests.spark.exactly_once.test_checkpoint import SparkFiles
@@ -55,7 +55,7 @@ def test_every_script_refuses_a_lost_key(redis_server: RedisProcess, place: int)
     driver.client.unlink(keys.data[place])
     before = {key: driver.client.dump(key) for key in keys.all}
     for write in every_write(driver, 3):
-        with pytest.raises(MarkerMoved, match=re.escape(f"has written {keys.data[place]}, and that key does not")):
+        with pytest.raises(MarkerMoved, match=re.escape(f"has written {keys.data[place]}, and that key no")):
             write()
     assert {key: driver.client.dump(key) for key in keys.all} == before
 
@@ -77,7 +77,7 @@ def test_an_earlier_marker_learns_its_keys(redis_server: RedisProcess) -> None:
     list(driver.steps(batch_of(1)))
     assert driver.client.hget(keys.marker, "format") == b"3"
     driver.client.unlink(keys.data[0])
-    with pytest.raises(MarkerMoved, match="does not exist any more"):
+    with pytest.raises(MarkerMoved, match="no longer exists"):
         driver.whole(batch_of(2), rows_of(2))
 
 
@@ -102,7 +102,7 @@ def test_lost_keys_are_counted_again(
     LOSSES[loss](redis_client, "counts")
     sink.check()
     assert_counted(redis_client, 3, repaired=True)
-    assert "has written counts, which does not exist any more" in caplog.text
+    assert "has written counts, which no longer exists" in caplog.text
     for number, key in enumerate(KEYS, start=3):
         LOSSES[loss](redis_client, key)
         sinks.run(sink, number)
@@ -143,7 +143,7 @@ def test_without_rebuild_the_remedy_works(sinks: Sinks, redis_client: Any) -> No
     sink = sinks.start()
     sinks.run(sink, 0, 1)
     redis_client.unlink("{counts}:os")
-    with pytest.raises(MarkerRefused, match=r"has written \{counts\}:os, which does not exist any more") as raised:
+    with pytest.raises(MarkerRefused, match=r"has written \{counts\}:os, which no longer exists") as raised:
         sinks.batch(sink, 2)
     sinks.close()
     where = ["--redis", sinks.url, "--hash-key", "counts", "--checkpoint", str(sinks.files.directory)]
@@ -159,7 +159,7 @@ def test_without_rebuild_the_remedy_works(sinks: Sinks, redis_client: Any) -> No
     assert_counted(redis_client, 3)
 
 
-def test_nothing_is_deleted_where_the_log_lacks_records(sinks: Sinks, redis_client: Any) -> None:
+def test_nothing_is_deleted_if_records_are_missing(sinks: Sinks, redis_client: Any) -> None:
     def trimmed(missing: MissingRanges) -> DataFrame:
         raise DataLost(f"{missing.ranges[0]} is missing from the log")
 
@@ -177,7 +177,7 @@ def test_nothing_is_deleted_where_the_log_lacks_records(sinks: Sinks, redis_clie
 
 
 @pytest.mark.parametrize("kind", [LossKind.RECREATED, LossKind.TRUNCATED])
-def test_nothing_is_deleted_where_counted_records_are_gone(sinks: Sinks, redis_client: Any, kind: LossKind) -> None:
+def test_nothing_is_deleted_after_accepted_losses(sinks: Sinks, redis_client: Any, kind: LossKind) -> None:
     """After an accepted loss the log has other records than those that were counted."""
     sinks.run(sinks.start(), 0, 1, 2)
     loss = AcceptedLoss(kind, "clicks", 0, 20, None, batch=1, at_ms=17, option="accept_data_loss")
@@ -185,13 +185,13 @@ def test_nothing_is_deleted_where_counted_records_are_gone(sinks: Sinks, redis_c
     redis_client.unlink("{counts}:os")
     before = {key: redis_client.dump(key) for key in ("counts", "{counts}:top", "{counts}:dead")}
     with pytest.raises(
-        MarkerRefused, match=rf"before an accepted loss is not in the log any more \(clicks-0 .* {kind}"
+        MarkerRefused, match=rf"the log no longer has what was counted before an accepted loss \(clicks-0 .* {kind}"
     ):
         sinks.start(rebuild=sinks.rebuild).open(sinks.spark)
     assert {key: redis_client.dump(key) for key in before} == before
 
 
-def test_a_partition_may_enter_with_the_last_batch(files: SparkFiles, checkpoint: Any) -> None:
+def test_partition_may_enter_with_last_batch(files: SparkFiles, checkpoint: Any) -> None:
     """A rewound marker knows it already; the bridge to the batch before does not."""
     files.plan(5, {"clicks": {"0": 50}})
     files.plan(6, {"clicks": {"0": 60, "1": 7}})
@@ -217,9 +217,9 @@ def test_a_changed_setting_stops_the_query(
     before = redis_client.dump("counts")
     try:
         redis_client.config_set(setting, wrong)
-        with pytest.raises(RedisUnfit, match=f"{setting} is '{wrong}'"):
+        with pytest.raises(UnsuitableRedis, match=f"{setting} is '{wrong}'"):
             sink.check()
-        with pytest.raises(RedisUnfit, match=f"{setting} is '{wrong}'") as raised:
+        with pytest.raises(UnsuitableRedis, match=f"{setting} is '{wrong}'") as raised:
             sinks.batch(sink, 2)
         assert redis_client.dump("counts") == before
         remedies.find(Remedy.START_AGAIN, raised.value)

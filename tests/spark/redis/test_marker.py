@@ -10,7 +10,7 @@ KEY = "{h}:onceflow"
 BATCH = Batch("query-1", 0, (OffsetRange("clicks", 0, 100, 110),), "clicks", 1, {"clicks": "id-1"})
 
 
-def test_a_begun_batch_tells_its_chunks_and_its_offsets() -> None:
+def test_begun_batch_has_chunks_and_offsets() -> None:
     fields = first_fields(BATCH) | begun_fields(None, BATCH, chunks=4, started_ms=1)
     found = parse(KEY, fields | {"chunk:0": "1", "chunk:2": "1"})
     assert found is not None

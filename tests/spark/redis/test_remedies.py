@@ -16,7 +16,7 @@ from onceflow.spark.redis import marker as redis_marker
 from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis import target as redis_target
 from onceflow.spark.redis.target import RedisTarget
-from onceflow.spark.redis_sink import Append, DataMisfit, Increment, MarkerRefused, RedisSink, RedisUnfit
+from onceflow.spark.redis_sink import Append, IncompatibleData, Increment, MarkerRefused, RedisSink, UnsuitableRedis
 from tests import remedies
 from tests.conftest import RedisProcess
 from tests.spark.exactly_once.test_checkpoint import SparkFiles
@@ -215,7 +215,7 @@ def test_a_field_that_is_no_number(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0, 1)
     right = redis_client.hget("counts", "user 7")
     redis_client.hset("counts", "user 7", "seven")
-    with pytest.raises(DataMisfit) as raised:
+    with pytest.raises(IncompatibleData) as raised:
         sinks.batch(sinks.start(), 2)
     remedies.find(Remedy.CORRECT_FIELD, raised.value)
     redis_client.hset("counts", "user 7", right)
@@ -231,7 +231,7 @@ def test_a_sum_that_grew_too_large(sinks: Sinks, redis_client: Any) -> None:
     for number in (1, 2):
         sinks.batch(sink, number, [*added(number), large])
         sinks.files.commit(number)
-    with pytest.raises(DataMisfit, match="has reached") as raised:
+    with pytest.raises(IncompatibleData, match="has reached") as raised:
         sinks.batch(sink, 3)
     sinks.close()
     remedies.find(Remedy.LEAVE_OUT_AMOUNTS, raised.value)
@@ -258,7 +258,7 @@ def test_an_amount_that_is_too_large(
         monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 0)
         monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 11)
     sinks.run(sinks.start(), 0)
-    with pytest.raises(DataMisfit) as raised:
+    with pytest.raises(IncompatibleData) as raised:
         sinks.batch(sinks.start(), 1, [*added(1), *too_much])
     remedies.find(Remedy.REFUSE_AMOUNTS, raised.value)
     sinks.run(sinks.start(), 1, 2)
@@ -268,7 +268,7 @@ def test_an_amount_that_is_too_large(
 @pytest.mark.remedy(Remedy.SHORTER_FIELDS)
 def test_a_field_that_is_too_long(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0)
-    with pytest.raises(DataMisfit) as raised:
+    with pytest.raises(IncompatibleData) as raised:
         sinks.batch(sinks.start(), 1, [*added(1), ("count", b"x" * (redis_rows.FIELD_BYTES_MAX + 1), 1)])
     remedies.find(Remedy.SHORTER_FIELDS, raised.value)
     sinks.run(sinks.start(), 1, 2)
@@ -281,7 +281,7 @@ def test_entries_that_are_too_long(sinks: Sinks, redis_client: Any, monkeypatch:
     monkeypatch.setattr(redis_chunks, "CHUNK_BYTES_MAX", 2500)
     sinks.run(sinks.start(), 0)
     long = [("dead", b"%d" % number * 1000, number) for number in range(3)]
-    with pytest.raises(DataMisfit) as raised:
+    with pytest.raises(IncompatibleData) as raised:
         sinks.batch(sinks.start(), 1, long)
     remedies.find(Remedy.FEWER_ENTRIES, raised.value)
     sinks.batch(sink_with(sinks, appends=[Append("dead", "{counts}:dead", 2)]), 1, long)
@@ -301,7 +301,7 @@ def test_a_sync_that_takes_too_long(sinks: Sinks, own_redis: RedisProcess, monke
     sink.open(sinks.spark)
     client.bgrewriteaof()
     monkeypatch.setattr(redis_target, "SYNC_WAIT_MS", 50)
-    with pytest.raises(RedisUnfit, match="did not sync batch 2") as raised:
+    with pytest.raises(UnsuitableRedis, match="did not sync batch 2") as raised:
         sinks.batch(sink, 2)
     remedies.find(Remedy.REDIS_SYNC, raised.value)
     assert client.info("persistence")["aof_rewrite_in_progress"] == 1
@@ -345,7 +345,7 @@ def test_a_key_of_another_type(sinks: Sinks, redis_client: Any, remedy: str) -> 
     sinks.run(sinks.start(), 0, 1)
     redis_client.delete("{counts}:os")
     redis_client.set("{counts}:os", "text")
-    with pytest.raises(DataMisfit, match="of type string") as raised:
+    with pytest.raises(IncompatibleData, match="of type string") as raised:
         sinks.batch(sinks.start(), 2)
     sinks.close()
     remedies.find(Remedy.RENAME_KEY, raised.value)
@@ -371,7 +371,7 @@ def test_a_history_of_another_type(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0, 1)
     redis_client.delete("{counts}:history")
     redis_client.set("{counts}:history", "text")
-    with pytest.raises(DataMisfit) as raised:
+    with pytest.raises(IncompatibleData) as raised:
         sinks.batch(sinks.start(), 2)
     assert "count the log again" not in str(raised.value)
     assert redis_client.execute_command(*remedies.command(Remedy.DELETE_KEY, raised.value, "command")) == 1

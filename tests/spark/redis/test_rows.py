@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis.rows import Collected
-from onceflow.spark.redis.scripts import Append, DataMisfit, Increment, Keys, SetIfNewer, StreamAppend
+from onceflow.spark.redis.scripts import Append, IncompatibleData, Increment, Keys, SetIfNewer, StreamAppend
 from onceflow.spark.redis_sink import RedisSink
 from tests.spark.redis_steps import noting_rows
 from tests.spark.test_redis_sink import Sinks, assert_counted, files, marker_of, redis_client, sinks
@@ -54,7 +54,7 @@ def test_no_rows(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize(("rows", "comes"), [(20, True), (21, False)])
-def test_too_many_rows_are_left_to_the_measuring(
+def test_too_many_rows_are_measured(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, rows: int, comes: bool
 ) -> None:
     monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 5)
@@ -73,9 +73,7 @@ def test_few_offsets_after_few_rows_are_tried(offsets: int, rows_before: int | N
     assert redis_rows.is_worth_a_try(offsets, rows_before) == is_tried
 
 
-def test_what_is_too_much_for_one_script_is_left_to_the_measuring(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_above_one_script_are_measured(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = spark.range(0, 10, 1, 1).selectExpr("'count' AS target", "binary(repeat('x', 100)) AS field", "id AS amount")
     monkeypatch.setattr(redis_rows, "WHOLE_BYTES_MAX", 1_000)
     assert redis_rows.collected_unmeasured(rows, COUNTS) is not None
@@ -94,7 +92,7 @@ def test_what_is_too_much_for_one_script_is_left_to_the_measuring(
         "('count', binary('a'), NULL)",
     ],
 )
-def test_a_row_that_is_long_or_cannot_be_counted_is_left_to_the_measuring(spark: SparkSession, row: str) -> None:
+def test_invalid_rows_are_measured(spark: SparkSession, row: str) -> None:
     rows = spark.sql(f"SELECT * FROM VALUES {GOOD}, {row} AS t(target, field, amount)")
     assert redis_rows.collected_unmeasured(rows, COUNTS) is None
     assert redis_rows.collected_unmeasured(rows.limit(1), COUNTS) is not None
@@ -123,18 +121,14 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_only_the_first_batch_with_rows_of_a_start_is_measured_where_all_are_small(
-    sinks: Sinks, redis_client: Any, measured: list[int]
-) -> None:
+def test_small_batches_are_measured_once(sinks: Sinks, redis_client: Any, measured: list[int]) -> None:
     sinks.run(sinks.start(), 0, 1, 2)
     sinks.run(sinks.start(), 3, 4)
     assert measured == [0, 1, 3], "batch 0 has no rows"
     assert_counted(redis_client, 5)
 
 
-def test_a_query_with_state_is_measured_whatever_came_before(
-    sinks: Sinks, redis_client: Any, measured: list[int]
-) -> None:
+def test_stateful_query_is_always_measured(sinks: Sinks, redis_client: Any, measured: list[int]) -> None:
     """A window that closes brings rows of offsets long past."""
     sink = sinks.start()
     sinks.run(sink, 0, 1, 2)
@@ -144,7 +138,7 @@ def test_a_query_with_state_is_measured_whatever_came_before(
     assert_counted(redis_client, 4)
 
 
-def test_a_batch_that_failed_is_measured_when_it_comes_again(
+def test_failed_batch_is_measured_again(
     sinks: Sinks, redis_client: Any, measured: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that passes spark.driver.maxResultSize, also where the query is started with the same sink again."""
@@ -159,7 +153,7 @@ def test_a_batch_that_failed_is_measured_when_it_comes_again(
     assert_counted(redis_client, 5)
 
 
-def test_a_large_batch_after_small_ones_is_written_in_chunks(
+def test_large_batch_after_small_ones_has_chunks(
     sinks: Sinks, redis_client: Any, measured: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batch 0 has no rows, those after it have 63 that are 43 to be written, in two tasks."""
@@ -171,20 +165,18 @@ def test_a_large_batch_after_small_ones_is_written_in_chunks(
     assert int(marker_of(redis_client)["chunks"]) > 1
 
 
-def test_a_row_that_cannot_be_counted_is_told_of_after_a_small_batch(
-    sinks: Sinks, redis_client: Any, measured: list[int]
-) -> None:
+def test_invalid_row_after_a_small_batch(sinks: Sinks, redis_client: Any, measured: list[int]) -> None:
     sink = sinks.start()
     sinks.run(sink, 0, 1)
-    with pytest.raises(DataMisfit, match="batch 2: 1 of 2 rows lack a field or an amount or have a target other than"):
+    with pytest.raises(
+        IncompatibleData, match="batch 2: 1 of 2 rows lack a field or an amount or have a target other than"
+    ):
         sinks.batch(sink, 2, [("count", b"a", 1), ("count", None, 1)])
     assert measured == [0, 1, 2]
     assert_counted(redis_client, 2)
 
 
-def test_small_batches_of_a_query_are_read_once(
-    sinks: Sinks, redis_client: Any, tmp_path: Path, spark: SparkSession
-) -> None:
+def test_small_batches_are_read_once(sinks: Sinks, redis_client: Any, tmp_path: Path, spark: SparkSession) -> None:
     sink: RedisSink = sinks.start()
     sinks.run(sink, 0, 1)
     read = tmp_path / "read"

@@ -12,7 +12,7 @@ import redis
 from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import MarkerRefused
-from onceflow.spark.redis.scripts import DataMisfit, Keys, MarkerMoved, OwnerLost
+from onceflow.spark.redis.scripts import IncompatibleData, Keys, MarkerMoved, OwnerLost
 from tests import remedies
 from tests.spark.redis_steps import (
     CHUNKS,
@@ -62,7 +62,7 @@ def test_batches_one_after_the_other(url: str, keys: Keys) -> None:
 
 
 @pytest.mark.parametrize("killed_after", ["nothing", "acquire", "whole"])
-def test_a_kill_in_a_batch_of_one_script(url: str, keys: Keys, killed_after: str) -> None:
+def test_kill_in_a_small_batch(url: str, keys: Keys, killed_after: str) -> None:
     run(Driver(url, keys), 0, 1)
     for step in Driver(url, keys).steps(batch_of(2)):
         if step == killed_after:
@@ -85,7 +85,7 @@ def test_a_kill_in_a_batch_of_chunks(url: str, keys: Keys, killed_after: str) ->
 
 
 @pytest.mark.parametrize("fenced_before", STEPS[1:])
-def test_an_older_owner_is_refused_at_every_step(url: str, keys: Keys, fenced_before: str) -> None:
+def test_older_owner_is_refused(url: str, keys: Keys, fenced_before: str) -> None:
     run(Driver(url, keys), 0)
     older, newer = Driver(url, keys), Driver(url, keys)
     steps = older.steps(batch_of(1))
@@ -120,7 +120,7 @@ def test_every_script_sent_again_changes_nothing(url: str, keys: Keys) -> None:
     assert_counts(driver.client, keys, 2)
 
 
-def test_a_script_that_arrives_a_batch_late_is_refused(url: str, keys: Keys) -> None:
+def test_late_script_is_refused(url: str, keys: Keys) -> None:
     driver = Driver(url, keys)
     run(driver, 0, 1)
     before = dump(driver.client)
@@ -136,7 +136,7 @@ def test_a_script_that_arrives_a_batch_late_is_refused(url: str, keys: Keys) -> 
     assert dump(driver.client) == before
 
 
-def test_another_digest_is_refused_in_the_middle_and_taken_at_a_complete_batch(url: str, keys: Keys) -> None:
+def test_digest_may_change_between_batches(url: str, keys: Keys) -> None:
     run(Driver(url, keys), 0)
     for step in Driver(url, keys).steps(batch_of(1)):
         if step == "chunk 0":
@@ -152,7 +152,7 @@ def test_another_digest_is_refused_in_the_middle_and_taken_at_a_complete_batch(u
     assert_counts(changed.client, keys, 3)
 
 
-def test_a_batch_behind_an_unfinished_one_is_refused(url: str, keys: Keys) -> None:
+def test_batch_after_an_unfinished_one_is_refused(url: str, keys: Keys) -> None:
     driver = Driver(url, keys)
     run(driver, 0)
     driver.begin(batch_of(1))
@@ -172,7 +172,7 @@ def test_complete_needs_every_chunk(url: str, keys: Keys, missing: int) -> None:
         if number != missing:
             driver.chunk(batch_of(1), number, [])
     before = dump(driver.client)
-    with pytest.raises(MarkerMoved, match=f"lacks chunk {missing} of {CHUNKS}"):
+    with pytest.raises(MarkerMoved, match=f"lacks acknowledged chunk {missing} of {CHUNKS}"):
         driver.complete(batch_of(1))
     with pytest.raises(MarkerMoved, match="moved"):
         driver.chunk(batch_of(1), CHUNKS, [])
@@ -187,7 +187,7 @@ def test_another_query_is_refused(url: str, keys: Keys) -> None:
 
 
 @pytest.mark.remedy(Remedy.STOP_ONE_QUERY)
-def test_a_driver_left_over_from_before_a_reset_is_refused(url: str, keys: Keys) -> None:
+def test_driver_from_before_a_reset_is_refused(url: str, keys: Keys) -> None:
     older, newer = Driver(url, keys), Driver(url, keys)
     run(older, 0)
     older.begin(batch_of(1))
@@ -211,20 +211,20 @@ def test_a_driver_left_over_from_before_a_reset_is_refused(url: str, keys: Keys)
     assert_counts(newer.client, keys, 3)
 
 
-def test_a_marker_that_is_gone_is_not_made_again(url: str, keys: Keys) -> None:
+def test_lost_marker_is_not_created_again(url: str, keys: Keys) -> None:
     driver = Driver(url, keys)
     run(driver, 0, 1)
     driver.client.delete(keys.marker)
-    with pytest.raises(MarkerRefused, match="is not there any more"):
+    with pytest.raises(MarkerRefused, match="no longer exists"):
         driver.whole(batch_of(2), rows_of(2), previous=1)
     with pytest.raises(MarkerRefused, match="exists before the first batch"):
         Driver(url, keys).acquire(batch_of(0))
     driver.client.delete(*keys.all)
-    with pytest.raises(MarkerRefused, match="is not there any more"):
+    with pytest.raises(MarkerRefused, match="no longer exists"):
         Driver(url, keys).acquire(batch_of(2))
 
 
-def test_data_that_appears_before_the_first_batch_is_refused(url: str, keys: Keys) -> None:
+def test_data_before_the_first_batch_is_refused(url: str, keys: Keys) -> None:
     driver = Driver(url, keys)
     driver.acquire(batch_of(0))
     driver.client.hset(keys.increments[0].key, "a", 1)
@@ -237,7 +237,7 @@ NOT_COUNTS = ["6.0", "", " 6", "+6", "06", "-0", "--6", "1e3", "x", "9" * 19, "-
 
 
 @pytest.mark.parametrize("value", NOT_COUNTS)
-def test_a_value_that_is_no_count_stops_the_chunk_before_it_writes(url: str, keys: Keys, value: str) -> None:
+def test_wrong_value_stops_the_chunk_before_writing(url: str, keys: Keys, value: str) -> None:
     run(Driver(url, keys), 0)
     client: Any = redis_pool.client(url)
     client.hset(keys.increments[0].key, "in the last place", value)
@@ -247,7 +247,7 @@ def test_a_value_that_is_no_count_stops_the_chunk_before_it_writes(url: str, key
         driver = Driver(url, keys)
         driver.acquire(batch_of(1))
         driver.begin(batch_of(1))
-        with pytest.raises(DataMisfit, match=f"field 'in the last place' of {keys.increments[0].key}"):
+        with pytest.raises(IncompatibleData, match=f"field 'in the last place' of {keys.increments[0].key}"):
             driver.chunk(batch_of(1), 2, rows)
         assert {key: client.dump(key) for key in keys.data} == before
     client.hset(keys.increments[0].key, "in the last place", "-999999999999999999")
@@ -260,7 +260,7 @@ def test_an_amount_beyond_18_digits_is_refused(url: str, keys: Keys, amount: int
     driver = Driver(url, keys)
     driver.acquire(batch_of(0))
     before = dump(driver.client)
-    with pytest.raises(DataMisfit, match=f"brings '{amount}' for field 'z'"):
+    with pytest.raises(IncompatibleData, match=f"the batch has '{amount}' for field 'z'"):
         driver.whole(batch_of(0), [*rows_of(0), ("os", b"z", amount)])
     assert dump(driver.client) == before
 
@@ -273,12 +273,12 @@ def test_18_digits_and_18_digits_fit(url: str, keys: Keys) -> None:
     driver.whole(batch_of(1), [("count", b"a", largest), ("count", b"b", -largest)])
     values = driver.client.hgetall(keys.increments[0].key)
     assert values == {b"a": str(2 * largest).encode(), b"b": str(-2 * largest).encode()}
-    with pytest.raises(DataMisfit):
+    with pytest.raises(IncompatibleData):
         driver.whole(batch_of(2), [("count", b"a", 1)])
 
 
 @pytest.mark.parametrize("place", ["count", "top", "os", "dead", "history"])
-def test_a_key_of_another_type_stops_the_batch_before_it_writes(url: str, keys: Keys, place: str) -> None:
+def test_wrong_type_stops_the_batch_before_writing(url: str, keys: Keys, place: str) -> None:
     count, os = keys.increments
     key = {
         "count": count.key,
@@ -293,7 +293,7 @@ def test_a_key_of_another_type_stops_the_batch_before_it_writes(url: str, keys: 
     client.set(key, "text")
     before = {name: client.dump(name) for name in [*keys.data, keys.history]}
     for _ in range(3):  # restarts
-        with pytest.raises(DataMisfit, match="is of type string"):
+        with pytest.raises(IncompatibleData, match="is of type string"):
             list(Driver(url, keys).steps(batch_of(2)))
         assert {name: client.dump(name) for name in [*keys.data, keys.history]} == before
 

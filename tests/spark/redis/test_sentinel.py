@@ -9,7 +9,7 @@ import redis
 
 from onceflow import services
 from onceflow.clicks.results import Results
-from onceflow.redis import errors as redis_answers
+from onceflow.redis import errors as redis_errors
 from onceflow.redis import pool as redis_pool
 from onceflow.redis.address import RedisAddressInvalid
 from onceflow.redis.errors import code_of
@@ -48,7 +48,7 @@ def rows_of_chunk(number: int, chunk: int) -> list[tuple[str, bytes, int]]:
     return [row for row in rows_of(number) if chunk_of(row) == chunk]
 
 
-def test_another_master_in_the_middle_of_a_batch(sentinel: Sentinel) -> None:
+def test_new_master_within_a_batch(sentinel: Sentinel) -> None:
     keys = new_keys()
     driver = Driver(sentinel.url, keys)
     count = keys.increments[0].key
@@ -70,7 +70,7 @@ def test_another_master_in_the_middle_of_a_batch(sentinel: Sentinel) -> None:
 
 
 @pytest.mark.parametrize("lost", ["chunk 1", "a complete batch and its successor's begin"])
-def test_what_a_failover_took_back_is_seen_and_made_good(sentinel: Sentinel, lost: str) -> None:
+def test_losses_of_failover_are_repaired(sentinel: Sentinel, lost: str) -> None:
     keys = new_keys()
     driver = Driver(sentinel.url, keys)
     run(driver, 0)
@@ -86,7 +86,7 @@ def test_what_a_failover_took_back_is_seen_and_made_good(sentinel: Sentinel, los
             driver.begin(batch_of(2))
     if lost == "chunk 1":
         driver.chunk(batch_of(1), 2, rows_of_chunk(1, 2))
-        with pytest.raises(MarkerMoved, match="lacks chunk 1 of 3 that was acknowledged"):
+        with pytest.raises(MarkerMoved, match="lacks acknowledged chunk 1 of 3"):
             driver.complete(batch_of(1))
     else:
         with pytest.raises(MarkerMoved, match=r"moved to batch 0 .complete 1."):
@@ -96,7 +96,7 @@ def test_what_a_failover_took_back_is_seen_and_made_good(sentinel: Sentinel, los
 
 
 @pytest.mark.campaign  # A Sentinel makes a former master a replica after ten seconds.
-def test_a_master_that_became_a_replica_is_left(sentinel: Sentinel) -> None:
+def test_master_that_became_replica_is_left(sentinel: Sentinel) -> None:
     keys = new_keys()
     driver = Driver(sentinel.url, keys)
     run(driver, 0)
@@ -115,7 +115,7 @@ def test_a_master_that_became_a_replica_is_left(sentinel: Sentinel) -> None:
     print("a failover while the former master took another batch: found by the next one, and written again")
 
 
-def test_a_connection_to_a_replica_is_closed_and_made_anew(sentinel: Sentinel) -> None:
+def test_connection_to_a_replica_is_replaced(sentinel: Sentinel) -> None:
     """What Sentinels say of a moment ago: the server is a replica by now."""
     found: Any = redis_pool.client(sentinel.url).connection_pool.connection_kwargs["find"]
     answers = iter([("127.0.0.1", sentinel.replica.port)])
@@ -129,8 +129,8 @@ def test_a_connection_to_a_replica_is_closed_and_made_anew(sentinel: Sentinel) -
     assert next(answers, None) is None
 
 
-def test_a_master_that_is_not_replaced_ends_the_wait(sentinel: Sentinel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_answers, "FAILOVER_WAIT_S", 0.1)
+def test_wait_for_a_master_ends(sentinel: Sentinel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_errors, "FAILOVER_WAIT_S", 0.1)
     monkeypatch.setattr(redis_pool, "RETRIES", 1)
     driver = Driver(sentinel.url, new_keys())
     run(driver, 0)
@@ -139,13 +139,13 @@ def test_a_master_that_is_not_replaced_ends_the_wait(sentinel: Sentinel, monkeyp
     with pytest.raises(redis.ConnectionError) as raised:
         driver.acquire(batch_of(1))
     assert code_of(raised.value) is None
-    said = str(redis_answers.failed(sentinel.url, "in batch 1", raised.value))
+    said = str(redis_errors.failed(sentinel.url, "in batch 1", raised.value))
     assert said.startswith(f"Redis at {sentinel.url} failed in batch 1")
 
 
 @pytest.mark.remedy(Remedy.WATCHED_MASTER)
 def test_a_master_that_no_sentinel_watches(resting: Sentinel) -> None:
-    with pytest.raises(RedisAddressInvalid, match="watch no master 'other'") as raised:
+    with pytest.raises(RedisAddressInvalid, match="do not monitor a master 'other'") as raised:
         redis_pool.client(resting.url.replace(SERVICE, "other"))
     remedies.find(Remedy.WATCHED_MASTER, raised.value)
     asked: Any = redis.Redis("127.0.0.1", resting.port)
@@ -157,13 +157,13 @@ def test_sentinels_that_are_away(resting: Sentinel, monkeypatch: pytest.MonkeyPa
     away = f"127.0.0.1:{services.free_port()}"
     client: Any = redis_pool.client(resting.url.replace("://", f"://{away},"))
     assert client.ping()
-    monkeypatch.setattr(redis_answers, "FAILOVER_WAIT_S", 0.0)
+    monkeypatch.setattr(redis_errors, "FAILOVER_WAIT_S", 0.0)
     monkeypatch.setattr(redis_pool, "RETRIES", 0)
-    with pytest.raises(redis.ConnectionError, match=f"nobody says where master '{SERVICE}' is: {away}"):
+    with pytest.raises(redis.ConnectionError, match=f"master '{SERVICE}' was not found: {away}"):
         redis_pool.client(f"redis+sentinel://{away}/{SERVICE}")
 
 
-def test_keys_of_a_sink_are_in_the_database_that_is_named(resting: Sentinel) -> None:
+def test_keys_are_in_the_given_database(resting: Sentinel) -> None:
     keys: Keys = new_keys()
     run(Driver(resting.url.removesuffix("1") + "3", keys), 0)
     assert redis.Redis("127.0.0.1", resting.master.port, db=3).exists(keys.marker)

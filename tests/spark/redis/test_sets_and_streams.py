@@ -18,8 +18,8 @@ from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.scripts import (
     Append,
-    DataMisfit,
     Forbidden,
+    IncompatibleData,
     Increment,
     Keys,
     OwnerLost,
@@ -178,7 +178,7 @@ def test_versions_are_compared_exactly(url: str) -> None:
         assert driver.client.hgetall(VERSIONS) == versions
 
 
-def test_of_one_version_the_last_bytes_stay_in_any_order(url: str) -> None:
+def test_last_bytes_of_one_version_win(url: str) -> None:
     values = [b"", b"\x00", b"a", b"a\x00", b"B", b"\xff", b"\xfe\xff", "é".encode(), b"x" * 1000]
     for seed in range(5):
         keys = keys_of(f"order-{seed}")
@@ -201,20 +201,20 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_a_misfit_stops_the_batch_before_its_first_write(url: str, misfit: str) -> None:
+def test_incompatible_data_stops_the_batch(url: str, misfit: str) -> None:
     driver = Writer(url, KEYS)
     driver.acquire(batch_of(0))
     for number in range(2):
         driver.whole(batch_of(number), rows_of(number))
     MISFITS[misfit](driver.client)
     before = {key: driver.client.dump(key) for key in KEYS.all}
-    with pytest.raises(DataMisfit):
+    with pytest.raises(IncompatibleData):
         driver.whole(batch_of(2), rows_of(2))
     assert {key: driver.client.dump(key) for key in KEYS.all} == before
 
 
 @pytest.mark.parametrize("forbidden", ["xadd", "xinfo"])
-def test_a_user_who_may_not_add_to_streams_is_refused_at_the_start(url: str, forbidden: str) -> None:
+def test_user_without_stream_rights_is_refused(url: str, forbidden: str) -> None:
     admin: Any = redis_pool.client(url)
     commands = [f"-{forbidden}"]
     admin.acl_setuser("narrow", enabled=True, nopass=True, keys=["*"], categories=["+@all"], commands=commands)
@@ -330,13 +330,13 @@ def test_real_spark_killed_repeated_and_repaired(
 
 
 @pytest.mark.remedy(Remedy.RENAME_KEY)
-def test_a_stream_that_somebody_else_adds_to(sinks: Sinks) -> None:
+def test_stream_with_foreign_entries(sinks: Sinks) -> None:
     client: Any = redis_pool.client(sinks.url)
     sinks.start()
     for number in range(3):
         sinks.batch(number)
     client.xadd(STREAM, {"x": "1"})
-    with pytest.raises(DataMisfit, match="has had an entry") as raised:
+    with pytest.raises(IncompatibleData, match="has had an entry") as raised:
         sinks.batch(3)
     remedies.find(Remedy.RENAME_KEY, raised.value)
     client.rename(STREAM, f"{STREAM}:of others")
@@ -350,7 +350,7 @@ def test_a_value_must_be_there(sinks: Sinks) -> None:
     sinks.batch(0)
     assert sinks.sink is not None
     sinks.files.plan(1, {"clicks": {"0": 10}})
-    with pytest.raises(DataMisfit, match="1 of 1 rows lack a field, an amount or a value or have"):
+    with pytest.raises(IncompatibleData, match="1 of 1 rows lack a field, an amount or a value or have"):
         sinks.sink(sinks.frame([("latest", b"x", 1, None)]), 1)
-    with pytest.raises(DataMisfit, match=r"needs .*'value': 'binary'"):
+    with pytest.raises(IncompatibleData, match=r"needs .*'value': 'binary'"):
         sinks.sink(sinks.frame([]).drop("value"), 1)

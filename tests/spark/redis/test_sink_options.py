@@ -26,13 +26,13 @@ def made(**written: Any) -> RedisSink:
         ("key '{h}:history'", {"appends": [Append("x", "{h}:history", 3)]}),
     ],
 )
-def test_a_target_or_a_key_given_twice_is_refused(twice: str, written: dict[str, Any]) -> None:
+def test_duplicate_target_or_key_is_refused(twice: str, written: dict[str, Any]) -> None:
     with pytest.raises(WrongOption) as refused:
         made(**written)
     assert f"was given {twice} for more than one purpose" in str(refused.value)
 
 
-def test_targets_and_keys_of_their_own_are_taken() -> None:
+def test_distinct_targets_and_keys_are_accepted() -> None:
     made(
         increments=[Increment("x", "h", "{h}:top")],
         appends=[Append("dead", "{h}:dead", 3)],

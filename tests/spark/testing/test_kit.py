@@ -104,7 +104,7 @@ def test_a_wrong_function_is_caught_by_name(
 def test_an_error_by_chance_is_no_refusal(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "table"
     plans: dict[int, str] = {}
-    with pytest.raises(NotExactlyOnce, match="and ended by KeyError, which is no OnceflowError") as told:
+    with pytest.raises(NotExactlyOnce, match="and ended by KeyError instead of a refusal") as told:
         check_foreach_batch(
             lambda checkpoint: wrong.FallsOverAnotherBatch(path, checkpoint, plans),
             lambda: wrong.values_in(path),
@@ -133,9 +133,7 @@ def repeated_tasks(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.campaign
-def test_the_parquet_sink_passes_where_tasks_are_repeated(
-    repeated_tasks: None, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_parquet_sink_passes_with_repeated_tasks(repeated_tasks: None, spark: SparkSession, tmp_path: Path) -> None:
     print(check_parquet(tmp_path, spark, lines=True))
 
 
@@ -143,7 +141,7 @@ def test_rows_of_a_failed_task_are_found(repeated_tasks: None, spark: SparkSessi
     assert failing(wrong.ListsTheFolder, spark, tmp_path / "table").rule == Rule.TASK_KEPT
 
 
-def test_rows_that_a_failed_task_did_not_write_are_missed(spark: SparkSession, tmp_path: Path) -> None:
+def test_missing_rows_of_a_failed_task(spark: SparkSession, tmp_path: Path) -> None:
     assert failing(wrong.IgnoresFailedTasks, spark, tmp_path / "table").rule == Rule.TASK_LOST
 
 

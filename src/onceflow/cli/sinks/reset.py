@@ -83,12 +83,12 @@ def reset_redis(
     from onceflow.redis.address import shown
     from onceflow.spark.exactly_once.checkpoint_lock import without_driver
     from onceflow.spark.redis.marker import tagged_key
-    from onceflow.spark.redis.sink_state import forget_redis_keys, marker_query, redis_keys, tags_there
+    from onceflow.spark.redis.sink_state import existing_tags, forget_redis_keys, marker_query, redis_keys
 
     _require_checkpoint(checkpoint)
     # Read the keys while holding the lock: a driver that is ending has written its keys by then.
     with without_driver(checkpoint) if execute and checkpoint is not None else nullcontext():
-        under = tags_there(redis_url, hash_key)
+        under = existing_tags(redis_url, hash_key)
         groups = [[tagged_key(key, tag) for key in (hash_key, *keys)] for tag in under] if tags else [[hash_key, *keys]]
         sinks = [redis_keys(redis_url, own, others) for own, *others in groups]
         own_keys = [key for sink in sinks for key in sink.own]
@@ -178,7 +178,9 @@ def reset_kafka(
             for state in states:
                 forget_kafka_sink(cluster, state, security())
             _remove(checkpoint)
-    deleted = [f"the marker of sink {state.sink}, in group {state.place.name} and {marker_topic}" for state in states]
+    deleted = [
+        f"the marker of sink {state.sink}, in group {state.location.name} and {marker_topic}" for state in states
+    ]
     _print_reset(deleted, _kept_of_kafka(states, name, checkpoint), checkpoint, execute, as_json)
 
 
@@ -195,7 +197,7 @@ def _refuse_without_marker(
 
 def _refuse_open(state: "KafkaSinkState", bootstrap: str) -> None:
     if state.is_open and state.transaction is not None:
-        abort = shlex.join(["onceflow", "transaction", "abort", state.place.name, "--bootstrap", bootstrap])
+        abort = shlex.join(["onceflow", "transaction", "abort", state.location.name, "--bootstrap", bootstrap])
         raise TransactionOpen(
             f"nothing was deleted: sink {state.sink} of query {state.query} has an open transaction "
             f"({state.transaction.state}); {Remedy.STOP_DRIVER}, and {Remedy.ABORT_DEAD.format(command=abort)}"

@@ -47,13 +47,12 @@ def show_redis(redis_url: str, hash_key: str, checkpoint: Path | None, as_json: 
       onceflow sink show redis --hash-key site::visits --checkpoint ./checkpoint
     """
     from onceflow.spark.exactly_once.sink_state import judge, read_checkpoint
-    from onceflow.spark.redis.marker import tagged_key, wording
-    from onceflow.spark.redis.reset_command import redis_reset
-    from onceflow.spark.redis.sink_state import read_redis_sink, tags_there
+    from onceflow.spark.redis.marker import redis_reset, tagged_key, wording
+    from onceflow.spark.redis.sink_state import existing_tags, read_redis_sink
 
     reset = redis_reset(redis_url, hash_key, None if checkpoint is None else str(checkpoint))
     state = read_redis_sink(redis_url, hash_key, reset)
-    tags = tags_there(redis_url, hash_key) if state.marker is None else []
+    tags = existing_tags(redis_url, hash_key) if state.marker is None else []
     if tags:
         raise OnceflowError(
             f"{hash_key} has no marker of its own but {len(tags)} tags of a TaggedRedisSink; "
@@ -88,13 +87,13 @@ def _redis_document(state: "RedisSinkState") -> dict[str, Any]:
         "since": marker.since,
         "lost_keys": list(marker.lost),
     }
-    return {"sink": "redis", "key": state.key, "has_counts": state.counts_there, "marker": shown}
+    return {"sink": "redis", "key": state.key, "has_counts": state.has_counts, "marker": shown}
 
 
 def _print_redis(state: "RedisSinkState") -> None:
     marker = state.marker
     if marker is None:
-        counts = "there are counts without it" if state.counts_there else "there are no counts either"
+        counts = "there are counts without it" if state.has_counts else "there are no counts either"
         click.echo(f"no marker {state.key}; {counts}")
         return
     missing = ", ".join(map(str, marker.chunks_missing))
@@ -153,7 +152,7 @@ def _judge_kafka(state: "KafkaSinkState", at: "CheckpointState | None") -> "Verd
 
     if state.conflict is not None:
         return Verdict(False, state.conflict)
-    return None if at is None else judge(state.marker, at, state.sink, state.place.wording)
+    return None if at is None else judge(state.marker, at, state.sink, state.location.wording)
 
 
 def _kafka_document(state: "KafkaSinkState") -> dict[str, Any]:
@@ -162,9 +161,9 @@ def _kafka_document(state: "KafkaSinkState") -> dict[str, Any]:
         "sink": "kafka",
         "name": state.sink,
         "query": state.query,
-        "transactional_id": state.place.name,
-        "marker_topic": state.place.topic,
-        "marker_partition": state.place.partition,
+        "transactional_id": state.location.name,
+        "marker_topic": state.location.topic,
+        "marker_partition": state.location.partition,
         "in_group": _copy(state.in_group),
         "in_record": _copy(state.in_record),
         "record_offset": state.record_offset,
@@ -182,8 +181,8 @@ def _print_kafka(state: "KafkaSinkState") -> None:
     click.echo(f"sink {state.sink}   query {state.query}   transaction {transaction_state}")
     record = "-" if state.record_offset is None else state.record_offset
     copies = (
-        (f"group {state.place.name}, record {record}", state.in_group),
-        (f"record in {state.place.topic}-{state.place.partition}", state.in_record),
+        (f"group {state.location.name}, record {record}", state.in_group),
+        (f"record in {state.location.topic}-{state.location.partition}", state.in_record),
     )
     rows = [(where, *((marker.batch, marker.digest[:12]) if marker else (None, None))) for where, marker in copies]
     table([("COPY", "BATCH", "DIGEST"), *rows])

@@ -1,1 +1,1 @@
-"""The exactly-once protocol that both sinks share: batch, checkpoint, proof and decision."""
+"""The exactly-once protocol of every sink: batch, checkpoint, proof and decision."""

@@ -1,4 +1,4 @@
-"""What one micro-batch is, and where it leaves the offsets."""
+"""A micro-batch, its digest, and the offsets after it."""
 
 import hashlib
 import json
@@ -16,13 +16,13 @@ PartitionOffsets = dict[str, dict[str, int]]
 
 
 def canonical_json(document: Any) -> str:
-    """The one text of a JSON document, so that equal documents are equal text."""
+    """Return the canonical text of a JSON document: equal documents have equal text."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedLoss:
-    """Offsets that are missing from a sink, or were counted of a topic that is gone: which, when, by which option."""
+    """Offsets missing from a sink, or counted of a topic that was deleted: which, when, by which option."""
 
     kind: str
     """A LossKind."""
@@ -30,7 +30,7 @@ class AcceptedLoss:
     partition: int
     begin: int
     end: int | None
-    """None: not known; all that the former topic had after `begin`."""
+    """None: not known; every offset of the former topic from `begin` on."""
     batch: int
     at_ms: int
     """The start of the run that accepted it, ms since 1970."""
@@ -38,13 +38,13 @@ class AcceptedLoss:
 
     def __str__(self) -> str:
         at = datetime.fromtimestamp(self.at_ms / 1000, UTC).isoformat(timespec="seconds")
-        gone = f"{self.topic}-{self.partition} [{self.begin}, {'…' if self.end is None else self.end})"
-        return f"{gone} {self.kind}, accepted in batch {self.batch} by {self.option} at {at}"
+        offsets = f"{self.topic}-{self.partition} [{self.begin}, {'…' if self.end is None else self.end})"
+        return f"{offsets} {self.kind}, accepted in batch {self.batch} by {self.option} at {at}"
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one micro-batch is: told by the checkpoint and the job's code, the same at every attempt."""
+    """One micro-batch, as the checkpoint and the job's code define it: the same in every attempt."""
 
     query: str
     number: int
@@ -53,13 +53,13 @@ class Batch:
     plan_version: int
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     restarts: Sequence[Loss] = ()
-    """Where the batch does not continue the one before, as the checkpoint shows: another topic, an earlier end."""
+    """Partitions where the batch does not continue the one before: another topic, an earlier end."""
     accepted: Sequence[AcceptedLoss] | None = None
-    """What of it is missing; None where no loss was accepted."""
+    """Accepted losses of the batch; None if none was accepted."""
 
     @property
     def ranges_json(self) -> str:
-        """The offsets as the one text that they have: `{"topic": {"0": [begin, end]}}`, end exclusive."""
+        """Canonical JSON of the offsets: `{"topic": {"0": [begin, end]}}`, end exclusive."""
         document: dict[str, dict[str, list[int]]] = {}
         for part in self.ranges:
             document.setdefault(part.topic, {})[str(part.partition)] = [part.begin, part.end]
@@ -67,7 +67,7 @@ class Batch:
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256: a job whose code changed in the middle of a batch must not finish it with the new code."""
+        """Hex SHA-256. It covers the plan's version, so code changed within a batch cannot finish that batch."""
         document = [json.loads(self.ranges_json), dict(self.topic_ids), self.plan, self.plan_version]
         return hashlib.sha256(canonical_json(document).encode()).hexdigest()
 
@@ -78,17 +78,17 @@ class Batch:
 
     @property
     def size_offsets(self) -> int:
-        """Number of offsets; events where the log has neither transaction markers nor compaction."""
+        """Number of offsets; equal to the events if the log has neither transaction markers nor compaction."""
         return sum(part.size for part in self.ranges)
 
 
 def offsets_after(offsets: PartitionOffsets, batch: Batch) -> PartitionOffsets:
-    """`offsets` moved on to where `batch` ends; partitions that the batch does not name stay."""
+    """Return `offsets` advanced to the end of `batch`; partitions outside the batch stay."""
     return _joined(offsets, {(part.topic, part.partition): part.end for part in batch.ranges})
 
 
 def since_after(since: PartitionOffsets, batch: Batch) -> PartitionOffsets:
-    """`since` with the partitions that `batch` is the first to name, each where it begins there."""
+    """Return `since` with the partitions that are new in `batch`, each at its first offset there."""
     new = {
         (part.topic, part.partition): part.begin
         for part in batch.ranges

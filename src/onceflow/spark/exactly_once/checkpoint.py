@@ -1,11 +1,11 @@
-"""What Spark's checkpoint says of a micro-batch, and making sure that a power cut cannot unsay it.
+"""Micro-batches as Spark's checkpoint defines them, synced to disk before they are written.
 
 Spark writes `metadata` (the query id), `offsets/k` before batch k and `commits/k` after it, and syncs none of them.
-After a power cut `offsets/k` may be gone while the sink holds batch k: Spark would plan k anew with other offsets.
-So `LocalCheckpoint.prepare(k)` syncs what batch k rests on before anything of it is written.
+After a power cut `offsets/k` may be lost while the sink holds batch k: Spark would plan k again with other offsets.
+So `LocalCheckpoint.prepare(k)` syncs the files that batch k rests on before anything of it is written.
 
-`offsets/k` is text: the line `v1`, one line of Spark's own metadata, then one line of offsets for each source (the
-format is in `onceflow.spark.offsets`; `-` for a source that has none).
+`offsets/k` is text: the line `v1`, one line of Spark's own metadata, then one line of offsets per source (the format
+is in `onceflow.spark.offsets`; `-` for a source without offsets).
 """
 
 import json
@@ -21,77 +21,77 @@ from onceflow.spark.exactly_once.batch import NO_BATCH, Batch
 
 _NO_OFFSETS = "-"
 METADATA = "metadata"
-"""The file with the query's id."""
+"""File with the query's id."""
 TORN = "onceflow.torn"
-"""The folder for files that a power cut tore."""
+"""Folder for files torn by a power cut."""
 STATE = "state"
-"""The folder that stateful operators alone have."""
+"""Folder that only stateful queries have."""
 
 
 class CheckpointUnreadable(OnceflowError):
-    """The checkpoint lacks a file that Spark has written by then, or holds one that this version cannot read."""
+    """The checkpoint lacks a file that Spark has already written, or holds one that this version cannot read."""
 
 
 class CheckpointNotSynced(OnceflowError):
-    """The file system could not put the checkpoint on disk."""
+    """The file system failed to sync the checkpoint to disk."""
 
 
 def other_query(session: Any, batch: Batch, location: str) -> str | None:
-    """What is wrong where a sink was given another checkpoint than that of the query that calls it; None if nothing."""
+    """Return the message for a sink called by another query than its checkpoint's; None if it is the same query."""
     running = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if running is None or running == batch.query:
         return None
     return (
-        f"the sink was given checkpoint {location} of query {batch.query} and is called by query {running}: "
+        f"checkpoint {location} of the sink belongs to query {batch.query}, and query {running} calls the sink: "
         f"{Remedy.OWN_CHECKPOINT}"
     )
 
 
 class Checkpoint:
-    """Reads one query's checkpoint. Subclasses know where its files are."""
+    """Reader of one query's checkpoint. Subclasses know where its files are."""
 
     location: str
 
     def read_text(self, name: str) -> str | None:
-        """Content of the file `name`, such as `offsets/7`; None where there is none."""
+        """Return the content of the file `name`, such as `offsets/7`; None if it does not exist."""
         raise NotImplementedError
 
     def names(self, folder: str) -> list[str]:
-        """Names of the files in a folder of the checkpoint; none where it does not exist."""
+        """Return the names of the files in a folder of the checkpoint; none if it does not exist."""
         raise NotImplementedError
 
     def prepare(self, number: int) -> None:
-        """Makes what batch `number` rests on survive a power cut, as far as this kind of storage lets us."""
+        """Sync the files that batch `number` rests on, as far as this kind of storage allows."""
         raise NotImplementedError
 
     def set_aside(self, name: str) -> str:
         """Rename the file `name` so that Spark does not see it; return its new name.
 
-        Raises CheckpointUnreadable where the storage decides what a power cut leaves.
+        Raises CheckpointUnreadable if the storage itself decides what survives a power cut.
         """
         raise CheckpointUnreadable(f"{self.location}/{name} cannot be read: {Remedy.RESTORE_FILE}")
 
     def query_id(self) -> str | None:
-        """The query's id; None for a checkpoint that no query has used yet."""
+        """Return the query's id; None for a checkpoint that no query has used yet."""
         text = self.read_text(METADATA)
         if text is None:
             return None
         try:
             return str(json.loads(text)["id"])
         except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointUnreadable(f"{self.location}/{METADATA} holds no query id: {text[:80]!r}") from error
+            raise CheckpointUnreadable(f"{self.location}/{METADATA} has no query id, but {text[:80]!r}") from error
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the query keeps state, as seen from its first batch with rows on."""
+        """Whether the query keeps state; known once it has had a batch with rows."""
         return bool(self.names(STATE))
 
     def newest_batch(self, folder: str) -> int:
-        """Number of the newest batch in `offsets` (planned) or `commits` (finished); -1 where there is none."""
+        """Return the number of the newest batch in `offsets` (planned) or `commits` (finished); -1 if there is none."""
         return max((int(name) for name in self.names(folder) if name.isdecimal()), default=NO_BATCH)
 
     def batch(self, number: int, *, plan: str, plan_version: int) -> Batch:
-        """The batch that Spark plans as `number`, from `offsets/number` and the one before.
+        """Return the batch that Spark plans as `number`, from `offsets/number` and the file before.
 
         Raises CheckpointUnreadable and offsets.MalformedOffsets (a source that is not ours).
         """
@@ -114,7 +114,7 @@ class Checkpoint:
             if start_line == _NO_OFFSETS:
                 raise CheckpointUnreadable(
                     f"{self.location}/offsets/{number}: a source appears that had no offsets in the batch before, so "
-                    f"where it begins is not known; {Remedy.NEW_CHECKPOINT}"
+                    f"its first offset is unknown; {Remedy.NEW_CHECKPOINT}"
                 )
             start = None if start_line is None else self._parsed(number - 1, start_line)
             end = self._parsed(number, end_line)
@@ -129,13 +129,12 @@ class Checkpoint:
             return offsets.parse(line)
         except offsets.MalformedOffsets as error:
             raise offsets.MalformedOffsets(
-                f"{self.location}/offsets/{number} is damaged, or of a source that is not format('onceflow'), and a "
-                f"sink takes queries whose sources all are: {Remedy.ROWS_THROUGH_KAFKA} "
-                f"({error})"
+                f"{self.location}/offsets/{number} is damaged, or of a source other than format('onceflow'), which "
+                f"every source of a sink's query must be: {Remedy.ROWS_THROUGH_KAFKA} ({error})"
             ) from error
 
     def reached(self, number: int) -> offsets.Offsets:
-        """Where batch `number` ends, all sources together. Raises CheckpointUnreadable, offsets.MalformedOffsets."""
+        """Return the end of batch `number` for every source. Raises CheckpointUnreadable, offsets.MalformedOffsets."""
         ends = [self._parsed(number, line) for line in self._source_lines(number) if line != _NO_OFFSETS]
         return offsets.Offsets(
             {topic: partitions for end in ends for topic, partitions in end.by_topic.items()},
@@ -146,10 +145,10 @@ class Checkpoint:
         text = self.read_text(f"offsets/{number}")
         lines = (text or "").splitlines()
         if len(lines) < 3 or lines[0] != "v1":
-            found = "missing" if text is None else repr(text[:40])
+            content = "missing" if text is None else repr(text[:40])
             raise CheckpointUnreadable(
-                f"{self.location}/offsets/{number} is {found}; version v1, metadata and one line for each source were "
-                f"expected: {Remedy.OWN_CHECKPOINT}"
+                f"{self.location}/offsets/{number} is {content}; expected version v1, metadata and one line per "
+                f"source: {Remedy.OWN_CHECKPOINT}"
             )
         return lines[2:]
 
@@ -164,7 +163,7 @@ class Checkpoint:
 
 
 def sync_path(path: Path) -> None:
-    """fsync of one file or directory."""
+    """Call fsync on one file or directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -195,21 +194,21 @@ class LocalCheckpoint(Checkpoint):
             return []
 
     def prepare(self, number: int) -> None:
-        """Syncs `metadata`, `offsets/number`, the commit and the state of the batch before, and their directories.
+        """Sync `metadata`, `offsets/number`, the commit and the state of the batch before, and their directories.
 
-        Raises CheckpointNotSynced, and CheckpointUnreadable if a file is not there: nothing may be written then.
+        Raises CheckpointNotSynced, and CheckpointUnreadable if a file is missing: nothing may be written then.
         """
         try:
             self._sync_batch(number)
         except OSError as error:
             raise CheckpointNotSynced(
-                f"{self.directory} could not be synced to disk ({error}): nothing of batch {number} was written; "
+                f"{self.directory} could not be synced to disk ({error}); batch {number} was not written: "
                 f"{Remedy.LOOK_AT_DISK}, then {Remedy.START_AGAIN}"
             ) from error
 
     def _sync_batch(self, number: int) -> None:
         names = [METADATA, f"offsets/{number}"]
-        # A power cut may have taken the commit and left the offsets; the marker then says what was written.
+        # A power cut may have lost the commit and kept the offsets; the marker then says what was written.
         commit = f"commits/{number - 1}"
         names += [commit] if (self.directory / commit).exists() else []
         directories = {self.directory}
@@ -217,7 +216,7 @@ class LocalCheckpoint(Checkpoint):
             path = self.directory / name
             if not path.exists():
                 raise CheckpointUnreadable(
-                    f"{path} is missing when batch {number} is about to be written: {Remedy.OWN_CHECKPOINT}"
+                    f"{path} is missing before batch {number} is written: {Remedy.OWN_CHECKPOINT}"
                 )
             self._sync_file(path)
             directories.add(path.parent)
@@ -226,13 +225,13 @@ class LocalCheckpoint(Checkpoint):
         self._sync_ancestors()
 
     def _sync_file(self, path: Path) -> None:
-        # With Hadoop's checksumming file system a lost `.k.crc` would make `k` unreadable.
+        # With Hadoop's checksumming file system, a lost `.k.crc` would make `k` unreadable.
         checksum = path.with_name(f".{path.name}.crc")
         for file in (path, checksum) if checksum.exists() else (path,):
             self._sync(file)
 
     def _sync_state(self) -> set[Path]:
-        """Syncs each file below `state` once, and returns the directories of those that are new."""
+        """Sync each new file below `state`; return the directories of the new files."""
         present = set(self._state_files())
         new = present - self._state_synced
         directories: set[Path] = set()
@@ -240,7 +239,7 @@ class LocalCheckpoint(Checkpoint):
             try:
                 self._sync(path)
             except FileNotFoundError:
-                continue  # Spark's clean-up took it away meanwhile; nothing rests on it any more.
+                continue  # Spark's clean-up removed it meanwhile; nothing rests on it any more.
             directories |= {parent for parent in path.parents if self.directory in parent.parents}
         self._state_synced = present
         return directories
@@ -250,7 +249,7 @@ class LocalCheckpoint(Checkpoint):
             yield from (Path(folder) / file for file in files if not file.endswith(".tmp"))
 
     def _sync_ancestors(self) -> None:
-        """Once: Spark may have made directories above the checkpoint too; those we cannot read it did not make."""
+        """Sync the directories above the checkpoint once: Spark may have created those that we can read."""
         if not self._ancestors_synced:
             for ancestor in self.directory.parents:
                 if os.access(ancestor, os.R_OK):
@@ -259,11 +258,11 @@ class LocalCheckpoint(Checkpoint):
 
     def set_aside(self, name: str) -> str:
         path = self.directory / name
-        # Elsewhere, since Spark refuses a folder `offsets` that is not empty at batch 0.
+        # In another folder, since Spark refuses a non-empty folder `offsets` at batch 0.
         kept = self.directory / TORN / name.replace("/", "-")
         kept.parent.mkdir(exist_ok=True)
         path.replace(kept)
-        # Hadoop would hold the file that Spark writes next against it.
+        # Hadoop would compare Spark's next file with this checksum.
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
         if name == METADATA and self.newest_batch("offsets") == 0:
             # The plan of a query that no longer has an id.
@@ -272,7 +271,7 @@ class LocalCheckpoint(Checkpoint):
 
 
 class RemoteCheckpoint(Checkpoint):
-    """A checkpoint on another file system, read through the JVM. Its storage decides what a power cut leaves."""
+    """A checkpoint on another file system, read through the JVM. Its storage decides what survives a power cut."""
 
     def __init__(self, session: Any, path: Any, file_system: Any) -> None:
         self.location = str(path.toString())
@@ -297,11 +296,11 @@ class RemoteCheckpoint(Checkpoint):
         return [str(status.getPath().getName()) for status in self._file_system.listStatus(path)]
 
     def prepare(self, number: int) -> None:
-        """Nothing: an object store or HDFS keeps a closed file by its own rules, which we cannot strengthen."""
+        """Do nothing: an object store or HDFS keeps a closed file by its own rules."""
 
 
 def checkpoint_at(session: Any, location: str) -> Checkpoint:
-    """The checkpoint at `location`, resolved to a file system as Spark resolves its `checkpointLocation`."""
+    """Return the checkpoint at `location`, resolved to a file system as Spark resolves its `checkpointLocation`."""
     path = session._jvm.org.apache.hadoop.fs.Path(location)
     file_system = path.getFileSystem(session._jsc.hadoopConfiguration())
     qualified = file_system.makeQualified(path)
@@ -312,13 +311,13 @@ def checkpoint_at(session: Any, location: str) -> Checkpoint:
 
 
 def local_path(location: str) -> str | None:
-    """The path of a checkpoint on a file system of this machine, as `/x`, `file:/x` or `file:///x`; None for others."""
+    """Return the local path of a checkpoint given as `/x`, `file:/x` or `file:///x`; None for any other."""
     if location.startswith("file:"):
         return "/" + location.removeprefix("file:").lstrip("/")
     return None if "://" in location else location
 
 
 def checkpoint_words(checkpoint: str | None) -> list[str]:
-    """Return the option --checkpoint of a command for this machine; empty for a checkpoint elsewhere."""
+    """Return the option --checkpoint of a command; empty for a checkpoint that is not on this machine."""
     path = None if checkpoint is None else local_path(checkpoint)
     return [] if path is None else ["--checkpoint", path]

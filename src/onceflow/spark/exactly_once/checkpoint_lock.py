@@ -1,12 +1,12 @@
 """One driver per checkpoint: a lock that lives exactly as long as the JVM that runs the query.
 
-The JVM takes it, not Python: a driver whose Python was killed leaves a JVM that may still run tasks for a moment, and
+The JVM takes the lock, not Python: a driver whose Python was killed leaves a JVM that may run tasks for a moment, and
 its successor must wait for that JVM to end. It is a POSIX record lock on `onceflow.lock` in the checkpoint, so the
-kernel drops it with the process. Such a lock is also dropped when its process closes any other descriptor of the
-file, so a process opens the file once at most: the sinks of one query share the lock, by name.
+kernel releases it with the process. It is also released when its process closes any other descriptor of the file, so
+a process opens the file once at most: the sinks of one query share the lock, by name.
 
-Other storage (HDFS, S3) knows no such lock. Its sinks share only the names: two of one name would take each other's
-marker for their own.
+Other storage (HDFS, S3) has no such lock. There only the names are checked: two sinks of one name would mistake each
+other's marker for their own.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ WAIT_MS = 30_000
 UNKNOWN = "an unknown process"
 _POLL_S = 0.2
 
-# Channels that must stay open because closing one would drop a lock that its JVM holds through another.
+# Channels that must stay open: closing one would release a lock that its JVM holds through another.
 _never_closed: list[Any] = []
 
 
@@ -39,11 +39,11 @@ class CheckpointInUse(OnceflowError):
 
 
 class _Held:
-    """The lock of one checkpoint, and the sinks of this process that hold it; without file where none can be locked."""
+    """The lock of one checkpoint, and the sinks of this process that share it. No file if storage has no locks."""
 
     def __init__(self, jvm: Any = None, java_file: Any = None) -> None:
         self.jvm = jvm
-        # Java closes the file, and so drops the lock, once nothing refers to this object any more.
+        # Java closes the file, and so releases the lock, once nothing refers to this object any more.
         self.java_file = java_file
         self.sinks: set[str] = set()
 
@@ -52,7 +52,7 @@ _held: dict[str, _Held] = {}
 
 
 class CheckpointLock:
-    """One sink's share in a lock; `release` gives it back."""
+    """One sink's share in a lock."""
 
     def __init__(self, place: str, held: _Held, sink: str) -> None:
         self._place = place
@@ -60,7 +60,7 @@ class CheckpointLock:
         self._sink = sink
 
     def release(self) -> None:
-        """Gives the share back, the last of them with the lock; the JVM's end does the same."""
+        """Release the share, and the lock with the last share; the JVM's end does the same."""
         self._held.sinks.discard(self._sink)
         if self._held.sinks:
             return
@@ -70,26 +70,26 @@ class CheckpointLock:
             try:
                 self._held.java_file.close()
             except (Py4JError, OSError) as error:
-                _log.warning("the lock %s ended with its JVM, which cannot be asked: %s", self._place, error)
+                _log.warning("the JVM of lock %s has ended, and the lock with it: %s", self._place, error)
 
 
 def take_lock(
     session: Any, directory: Path, sink: str, *, wait_ms: int = WAIT_MS, sleep: Callable[[float], None] = time.sleep
 ) -> CheckpointLock:
-    """Locks the checkpoint for the session's JVM, waiting up to `wait_ms` for another. Raises CheckpointInUse.
+    """Lock the checkpoint for the session's JVM, waiting up to `wait_ms` for another. Raises CheckpointInUse.
 
-    Sinks of one process share the lock; of one name there is one.
+    Sinks of one process share the lock; each has its own name.
     """
     path = directory.absolute() / FILE_NAME
     held = _held.get(str(path))
-    # A lock ends with its JVM, and a new session of this process may have a new one.
+    # A lock ends with its JVM, and a new session of this process may have a new JVM.
     if held is None or held.jvm is not session._jvm:
         _held[str(path)] = _Held(session._jvm, _locked(session, directory, path, wait_ms, sleep))
     return _share(str(path), str(directory), sink)
 
 
 def take_name(location: str, sink: str) -> CheckpointLock:
-    """Takes the sink's name alone, at a checkpoint whose storage knows no locks. Raises CheckpointInUse."""
+    """Take only the sink's name, at a checkpoint whose storage has no locks. Raises CheckpointInUse."""
     _held.setdefault(location, _Held())
     return _share(location, location, sink)
 
@@ -106,21 +106,21 @@ def _share(place: str, checkpoint: str, sink: str) -> CheckpointLock:
 
 
 def _locked(session: Any, directory: Path, path: Path, wait_ms: int, sleep: Callable[[float], None]) -> Any:
-    """The lock file, locked by the JVM."""
+    """Return the lock file, locked by the JVM."""
     directory.mkdir(parents=True, exist_ok=True)
     java_file = session._jvm.java.io.RandomAccessFile(str(path), "rw")
     deadline = time.monotonic() + wait_ms / 1000
-    has_said = False
+    is_logged = False
     while not _try_lock(java_file, directory):
         if time.monotonic() >= deadline:
             java_file.close()
             raise CheckpointInUse(
-                f"{_in_use(path)}, waited {wait_ms / 1000:g} s for it: {Remedy.END_PROCESS}, or "
+                f"{_in_use(path)}, after {wait_ms / 1000:g} s of waiting: {Remedy.END_PROCESS}, or "
                 f"{Remedy.CHECKPOINT_OF_ITS_OWN}"
             )
-        if not has_said:
+        if not is_logged:
             _log.warning("%s; waiting up to %g s for its end", _in_use(path), wait_ms / 1000)
-            has_said = True
+            is_logged = True
         try:
             sleep(_POLL_S)
         except BaseException:
@@ -140,7 +140,7 @@ def _in_use(path: Path) -> str:
 
 @contextlib.contextmanager
 def without_driver(directory: Path) -> Iterator[None]:
-    """Hold the checkpoint's lock without a JVM, to take it away. Raises CheckpointInUse at once where a driver runs."""
+    """Hold the checkpoint's lock without a JVM, to remove it. Raises CheckpointInUse at once if a driver runs."""
     path = directory.absolute() / FILE_NAME
     with path.open("a+", encoding="utf-8") as file:
         try:
@@ -156,7 +156,7 @@ def without_driver(directory: Path) -> Iterator[None]:
 
 
 def holder_of(directory: Path) -> str | None:
-    """Who holds the checkpoint's lock now; None where nobody does. Reading is enough, and nothing is changed."""
+    """Return the process that holds the checkpoint's lock now; None if it is free. Nothing is changed."""
     try:
         with (directory / FILE_NAME).open(encoding="utf-8") as file:
             try:

@@ -1,13 +1,13 @@
-"""What to do with a batch, given the proof that was found: the whole protocol on the driver's side, for every sink.
+"""Decisions about a batch from the sink's proof: the driver's side of the protocol, for every sink.
 
-| proof found | what is done |
+| proof | decision |
 |---|---|
 | complete k-1, same query | write batch k |
 | a part of k, same digest | finish it |
 | complete k, same offsets | skip it |
 | none, batch 0 | write batch 0 |
-| complete j < k-1, or a part of j < k | the target went back: the sink repairs it, else the query stops |
-| anything else | the query stops, with a sentence that names both values and the way out |
+| complete j < k-1, or a part of j < k | the target lost batches: the sink repairs it, otherwise the query stops |
+| anything else | the query stops, with a message that has both values and the remedy |
 """
 
 from dataclasses import dataclass
@@ -18,77 +18,77 @@ from onceflow.spark.exactly_once.proof import Proof, ranges_digest
 from onceflow.spark.offsets import LossKind
 
 MISSING_OK = "--missing-ok"
-"""The option with which a reset takes a checkpoint of whose sink nothing is left."""
+"""Option of a reset for a checkpoint whose sink has nothing left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """How a sink's sentences name what it writes to."""
+    """Names that a sink's messages use."""
 
     marker: str
-    """The proof and its place: `marker {counts}:onceflow`."""
+    """The proof and its location: `marker {counts}:onceflow`."""
     target: str
-    """Who may lose batches: `Redis`."""
+    """The system that may lose batches: `Redis`."""
     data: str
-    """What is written: `counts`."""
+    """The written data: `counts`."""
     elsewhere: str
-    """Where this checkpoint may have written before: `another hash key`."""
-    anew: str
-    """What is left where nothing else helps: `delete counts and checkpoint with 'onceflow sink reset …'`."""
-    anew_after_loss: str
-    """The same where the target has lost all: the checkpoint alone is left to delete."""
+    """Other locations that this checkpoint may have written to: `another hash key`."""
+    remedy: str
+    """The last resort: `delete counts and checkpoint with 'onceflow sink reset …'`."""
+    remedy_after_loss: str
+    """The same if the target has lost everything: only the checkpoint is left to delete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Nothing of the batch is there: write it, after the complete batch `previous`; -1: none."""
+    """Write the batch, of which nothing exists, after the complete batch `previous`; -1: none."""
 
     previous: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A part of the batch is there, as the proof tells: write what is missing and complete it."""
+    """Write the missing part of the batch and complete it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """The batch is written whole: only consume the DataFrame."""
+    """Consume the DataFrame without writing: the batch is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Proof and checkpoint do not belong together: the query must stop."""
+    """Stop the query: proof and checkpoint do not belong together."""
 
-    sentence: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class WentBack(Refuse):
-    """The target holds less than Spark has committed: it may be repaired, else the query must stop."""
+class TargetRolledBack(Refuse):
+    """Repair the target, which holds less than Spark has committed, or stop the query."""
 
 
 Decision = Write | Finish | Skip | Refuse
 
 
-def decide(found: Proof | None, batch: Batch, sink: str, wording: Wording) -> Decision:
-    """What to do with `batch` of the sink named `sink`."""
-    if found is None:
+def decide(proof: Proof | None, batch: Batch, sink: str, wording: Wording) -> Decision:
+    """Return what to do with `batch` of the sink named `sink`."""
+    if proof is None:
         return Write(NO_BATCH) if batch.number == 0 else missing(batch.number - 1, wording)
-    refusal = _foreign(found, batch.query, sink, wording) or other_plan(found, batch.plan, wording)
+    refusal = _foreign(proof, batch.query, sink, wording) or other_plan(proof, batch.plan, wording)
     if refusal is not None:
         return refusal
-    if found.batch == batch.number:
-        return _same_batch(found, batch, wording)
-    if found.batch > batch.number:
-        return _older_checkpoint(found, batch.number, wording)
-    if found.batch_done < batch.number - 1:
-        return went_back(found, batch.number - 1, wording)
-    return _next_batch(found, batch, wording)
+    if proof.batch == batch.number:
+        return _same_batch(proof, batch, wording)
+    if proof.batch > batch.number:
+        return _older_checkpoint(proof, batch.number, wording)
+    if proof.batch_done < batch.number - 1:
+        return rolled_back(proof, batch.number - 1, wording)
+    return _next_batch(proof, batch, wording)
 
 
 def refusal_at_start(
-    found: Proof | None,
+    proof: Proof | None,
     *,
     query: str,
     sink: str,
@@ -97,106 +97,106 @@ def refusal_at_start(
     wording: Wording,
     plan: str | None = None,
 ) -> Refuse | None:
-    """Why a query must not start, or None. `committed` and `planned` are the checkpoint's newest batches, -1 none.
+    """Return why a query must not start, or None. `committed` and `planned` are the checkpoint's newest batches.
 
-    Who looks at a sink from outside does not know the job's `plan`, and a proof of any is as good.
+    -1 means no batch. Without `plan`, which only the job knows, a proof of any plan is accepted.
     """
-    if found is None:
+    if proof is None:
         return None if committed == NO_BATCH else missing(committed, wording)
-    if found.batch > planned:
-        return _foreign(found, query, sink, wording) or _older_checkpoint(found, planned, wording)
-    refusal = _foreign(found, query, sink, wording)
+    if proof.batch > planned:
+        return _foreign(proof, query, sink, wording) or _older_checkpoint(proof, planned, wording)
+    refusal = _foreign(proof, query, sink, wording)
     if refusal is None and plan is not None:
-        refusal = other_plan(found, plan, wording)
-    if refusal is None and found.batch_done < committed:
-        return went_back(found, committed, wording)
+        refusal = other_plan(proof, plan, wording)
+    if refusal is None and proof.batch_done < committed:
+        return rolled_back(proof, committed, wording)
     return refusal
 
 
-def foreign_query(found: str, wanted: str, wording: Wording) -> Refuse:
-    """The refusal of a proof that another query wrote."""
+def foreign_query(owner: str, wanted: str, wording: Wording) -> Refuse:
+    """Return the refusal of a proof that another query wrote."""
     return Refuse(
-        f"{wording.marker} belongs to query {found} and the checkpoint to query {wanted}: "
+        f"{wording.marker} belongs to query {owner} and the checkpoint to query {wanted}: "
         f"{Remedy.USE_ITS_CHECKPOINT.format(data=wording.data)}, "
-        f"{Remedy.WRITE_ELSEWHERE.format(elsewhere=wording.elsewhere)}, or {wording.anew}"
+        f"{Remedy.WRITE_ELSEWHERE.format(elsewhere=wording.elsewhere)}, or {wording.remedy}"
     )
 
 
-def used_already(found: Proof, wording: Wording) -> Refuse:
-    """The refusal of a new checkpoint where a query has written."""
-    topics = ", ".join(sorted(found.offsets or {})) or "nothing yet"
+def used_already(proof: Proof, wording: Wording) -> Refuse:
+    """Return the refusal of a new checkpoint whose target another query has written."""
+    topics = ", ".join(sorted(proof.offsets or {})) or "nothing yet"
     return Refuse(
-        f"{wording.marker} belongs to query {found.query}, which has read {topics}, and this query's checkpoint is "
+        f"{wording.marker} belongs to query {proof.query}, which has read {topics}, and this query's checkpoint is "
         f"new: {Remedy.WRITE_ELSEWHERE.format(elsewhere=wording.elsewhere)}, or "
-        f"{Remedy.USE_ITS_CHECKPOINT.format(data=wording.data)}; where that is lost, {wording.anew}"
+        f"{Remedy.USE_ITS_CHECKPOINT.format(data=wording.data)}; if that is lost, {wording.remedy}"
     )
 
 
-def other_plan(found: Proof, plan: str, wording: Wording) -> Refuse | None:
-    """The refusal of a proof of another plan, None where it is of this one."""
-    if found.plan == plan:
+def other_plan(proof: Proof, plan: str, wording: Wording) -> Refuse | None:
+    """Return the refusal of a proof of another plan; None if it has this plan."""
+    if proof.plan == plan:
         return None
     return Refuse(
-        f"{wording.marker} is of plan {found.plan!r} and this job is {plan!r}: {Remedy.FORMER_OPTIONS}, or "
-        f"{wording.anew}"
+        f"{wording.marker} is of plan {proof.plan!r} and this job is {plan!r}: {Remedy.FORMER_OPTIONS}, or "
+        f"{wording.remedy}"
     )
 
 
-def other_version(found: Proof, wanted: int, wording: Wording) -> Refuse:
-    """The refusal of a batch that another version of the plan's code has begun."""
+def other_version(proof: Proof, wanted: int, wording: Wording) -> Refuse:
+    """Return the refusal of a batch that another version of the plan's code has begun."""
     return Refuse(
-        f"{wording.marker} holds a part of batch {found.batch} written by version {found.plan_version} of "
-        f"{found.plan!r} and this job is version {wanted}: {Remedy.FORMER_VERSION}"
+        f"{wording.marker} holds a part of batch {proof.batch} written by version {proof.plan_version} of "
+        f"{proof.plan!r} and this job is version {wanted}: {Remedy.FORMER_VERSION}"
     )
 
 
-def went_back(found: Proof, wanted: int, wording: Wording) -> WentBack:
-    """The refusal of a target that holds less than Spark has committed."""
-    return WentBack(
-        f"{wording.target} lost batches: {wording.marker} {found.shown_state} and Spark has committed batch {wanted}; "
-        f"{Remedy.RESTORE_TARGET.format(target=wording.target)}, or {wording.anew}"
+def rolled_back(proof: Proof, wanted: int, wording: Wording) -> TargetRolledBack:
+    """Return the refusal of a target that holds less than Spark has committed."""
+    return TargetRolledBack(
+        f"{wording.target} lost batches: {wording.marker} {proof.shown_state} and Spark has committed batch {wanted}; "
+        f"{Remedy.RESTORE_TARGET.format(target=wording.target)}, or {wording.remedy}"
     )
 
 
 def missing(committed: int, wording: Wording) -> Refuse:
-    """The refusal of a used checkpoint and a target where nothing was ever written, or nothing is left."""
+    """Return the refusal of a used checkpoint whose target is empty."""
     return Refuse(
-        f"there is no {wording.marker} and Spark has committed batch {committed} by this checkpoint, so it wrote to "
-        f"{wording.elsewhere}, or {wording.target} lost batches: {Remedy.CHECKPOINT_PER_TARGET}, "
-        f"{Remedy.RESTORE_TARGET.format(target=wording.target)}, or {wording.anew_after_loss}"
+        f"there is no {wording.marker} and Spark has committed batch {committed} in this checkpoint, so the query "
+        f"wrote to {wording.elsewhere}, or {wording.target} lost batches: {Remedy.CHECKPOINT_PER_TARGET}, "
+        f"{Remedy.RESTORE_TARGET.format(target=wording.target)}, or {wording.remedy_after_loss}"
     )
 
 
-def _foreign(found: Proof, query: str, sink: str, wording: Wording) -> Refuse | None:
-    if found.query != query:
-        return foreign_query(found.query, query, wording)
-    if found.sink != sink:
+def _foreign(proof: Proof, query: str, sink: str, wording: Wording) -> Refuse | None:
+    if proof.query != query:
+        return foreign_query(proof.query, query, wording)
+    if proof.sink != sink:
         return Refuse(
-            f"{wording.marker} belongs to sink {found.sink!r} and this is sink {sink!r}: {Remedy.FORMER_NAME}, "
-            f"{Remedy.WRITE_ELSEWHERE.format(elsewhere=wording.elsewhere)}, or {wording.anew}"
+            f"{wording.marker} belongs to sink {proof.sink!r} and this is sink {sink!r}: {Remedy.FORMER_NAME}, "
+            f"{Remedy.WRITE_ELSEWHERE.format(elsewhere=wording.elsewhere)}, or {wording.remedy}"
         )
     return None
 
 
-def _older_checkpoint(found: Proof, number: int, wording: Wording) -> Refuse:
+def _older_checkpoint(proof: Proof, number: int, wording: Wording) -> Refuse:
     return Refuse(
-        f"{wording.marker} is at batch {found.batch} and the checkpoint is at batch {number}: the checkpoint is older "
-        f"than the {wording.data}; {Remedy.PUT_CHECKPOINT_BACK.format(data=wording.data)}, or {wording.anew}"
+        f"{wording.marker} is at batch {proof.batch} and the checkpoint is at batch {number}: the checkpoint is older "
+        f"than the {wording.data}; {Remedy.PUT_CHECKPOINT_BACK.format(data=wording.data)}, or {wording.remedy}"
     )
 
 
-def _same_batch(found: Proof, batch: Batch, wording: Wording) -> Decision:
-    if found.complete and found.ranges == ranges_digest(batch.ranges_json):
-        # The plan's version may have changed since: what is complete was written by one version alone.
+def _same_batch(proof: Proof, batch: Batch, wording: Wording) -> Decision:
+    if proof.complete and proof.ranges == ranges_digest(batch.ranges_json):
+        # The plan's version may have changed since: a complete batch was written by one version alone.
         return Skip()
-    if not found.complete and found.digest == batch.digest:
+    if not proof.complete and proof.digest == batch.digest:
         return Finish()
-    if not found.complete and found.plan_version != batch.plan_version:
-        return other_version(found, batch.plan_version, wording)
+    if not proof.complete and proof.plan_version != batch.plan_version:
+        return other_version(proof, batch.plan_version, wording)
     return Refuse(
-        f"{wording.marker} holds {'' if found.complete else 'a part of '}batch {batch.number} as {found.shown_ranges} "
-        f"(digest {found.digest[:12]}) and the checkpoint plans it as {batch.ranges_json} (digest {batch.digest[:12]}):"
-        f" {Remedy.PUT_CHECKPOINT_BACK.format(data=wording.data)}, or {wording.anew}"
+        f"{wording.marker} holds {'' if proof.complete else 'a part of '}batch {batch.number} as {proof.shown_ranges} "
+        f"(digest {proof.digest[:12]}) and the checkpoint plans it as {batch.ranges_json} (digest {batch.digest[:12]}):"
+        f" {Remedy.PUT_CHECKPOINT_BACK.format(data=wording.data)}, or {wording.remedy}"
     )
 
 
@@ -204,26 +204,26 @@ def _restarted(batch: Batch, wording: Wording) -> Refuse:
     loss = batch.restarts[0]
     what = {
         LossKind.RECREATED: f"topic {loss.topic} was deleted and created again",
-        LossKind.TRUNCATED: f"{loss.topic}-{loss.partition} lost offsets from {loss.begin} on that were written before",
+        LossKind.TRUNCATED: f"{loss.topic}-{loss.partition} lost written offsets from {loss.begin} on",
     }[loss.kind]
     return Refuse(
-        f"{what}, and batch {batch.number} reads what is there now: to keep the {wording.data} of before beside it, "
-        f"{Remedy.ACCEPT_DATA_LOSS}; else {wording.anew}"
+        f"{what}, and batch {batch.number} reads the present records: to keep the earlier {wording.data}, too, "
+        f"{Remedy.ACCEPT_DATA_LOSS}; otherwise {wording.remedy}"
     )
 
 
-def _next_batch(found: Proof, batch: Batch, wording: Wording) -> Write | Refuse:
+def _next_batch(proof: Proof, batch: Batch, wording: Wording) -> Write | Refuse:
     if batch.restarts and batch.accepted is None:
         return _restarted(batch, wording)
     restarted = {(loss.topic, loss.partition) for loss in batch.restarts}
     for part in batch.ranges:
-        written = found.end_of(part.topic, part.partition)
+        written = proof.end_of(part.topic, part.partition)
         if (part.topic, part.partition) in restarted:
             continue
         if written is not None and written != part.begin:
             return Refuse(
-                f"{wording.marker} ends batch {found.batch} of {part.topic}-{part.partition} at offset {written} and "
+                f"{wording.marker} ends batch {proof.batch} of {part.topic}-{part.partition} at offset {written} and "
                 f"the checkpoint begins batch {batch.number} at {part.begin}: "
-                f"{Remedy.PUT_CHECKPOINT_BACK.format(data=wording.data)}, or {wording.anew}"
+                f"{Remedy.PUT_CHECKPOINT_BACK.format(data=wording.data)}, or {wording.remedy}"
             )
-    return Write(found.batch)
+    return Write(proof.batch)

@@ -1,33 +1,42 @@
-"""What a failed query says, out of the pages that Spark wraps around it."""
+"""Messages of failed queries, out of the pages of text that Spark wraps around them.
+
+Spark passes an exception of a Python worker, or of a foreachBatch function, on as text: a traceback, with stack traces
+of the JVM around it. The last line of the last such traceback is the cause.
+"""
 
 import re
 
-_OURS = re.compile(r"^(?:\S+: )?(?P<class>onceflow(?:\.\w+)+): (?P<sentence>.+?)(?: SQLSTATE: \w+)*$", re.MULTILINE)
+_OURS = re.compile(r"^(?:\S+: )?(?P<class>onceflow(?:\.\w+)+): (?P<message>.+?)(?: SQLSTATE: \w+)*$", re.MULTILINE)
+_CAUSE = re.compile(r"^(?:Caused by: )?([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)
+REASON_CHARACTERS_MAX = 300
 
 
-def sentence(error: BaseException) -> str:
-    """The one sentence of ours in an error that Spark raises, else the first line of what Spark says.
-
-    Spark hands an exception of a Python worker, or of a foreachBatch function, on as text: a traceback, with stack
-    traces of the JVM around it. The last line of the last such traceback is what went wrong.
-    """
-    return own_sentence(error) or str(error).strip().partition("\n")[0] or type(error).__name__
+def describe(error: BaseException) -> str:
+    """Return our own message in an error of Spark, else the first line of the error."""
+    return own_message(error) or str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def own_sentence(error: BaseException) -> str | None:
-    """The last sentence of ours in an error that Spark raises, None where there is none."""
-    found = _last_own(error)
-    return found["sentence"] if found else None
+def describe_stop(error: BaseException) -> str:
+    """Return our own message in the error that stopped a query, else Spark's innermost cause."""
+    message = own_message(error)
+    if message is not None:
+        return message
+    causes = _CAUSE.findall(str(error))
+    reason = causes[-1] if causes else str(error).strip().partition("\n")[0] or "it gave no reason"
+    return f"Spark stopped the query ({type(error).__name__}): {reason[:REASON_CHARACTERS_MAX]}"
+
+
+def own_message(error: BaseException) -> str | None:
+    """Return the last message of ours in an error of Spark; None if there is none."""
+    match = _last_own(error)
+    return match["message"] if match else None
 
 
 def own_class(error: BaseException) -> str | None:
-    """Return the class of that last sentence, with its module; None if there is none."""
-    found = _last_own(error)
-    return found["class"] if found else None
+    """Return the class of that last message, with its module; None if there is none."""
+    match = _last_own(error)
+    return match["class"] if match else None
 
 
 def _last_own(error: BaseException) -> re.Match[str] | None:
-    found = None
-    for found in _OURS.finditer(str(error)):  # noqa: B007 - the last one counts
-        pass
-    return found
+    return max(_OURS.finditer(str(error)), key=re.Match.start, default=None)

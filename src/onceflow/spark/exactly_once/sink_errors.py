@@ -1,22 +1,22 @@
-"""Why a sink stops, or begins an attempt at a batch anew. Apart from `sink`, because tasks in the executors use it."""
+"""Errors that stop a sink or end an attempt. Not in `sink`, because tasks in the executors raise them."""
 
 from onceflow.errors import OnceflowError
 
 
 class SinkStopped(OnceflowError):
-    """The sink cannot go on, and ends the query: whatever it might do could write a row twice or never."""
+    """The sink stops the query: any further write could write a row twice or never."""
 
 
 class MarkerRefused(SinkStopped):
-    """Marker, data and checkpoint do not belong together; going on would write wrongly."""
+    """Marker, data and checkpoint do not belong together; a further write would be wrong."""
 
 
 class AttemptEnded(OnceflowError):
-    """This attempt at the batch cannot be finished; whether it was committed all the same, the marker tells.
+    """This attempt at the batch cannot be finished; the marker says whether it was committed all the same.
 
-    A sink raises it where another attempt may succeed. It is aborted then, recovers, and what it finds decides.
+    A sink raises it if another attempt may succeed. The attempt is aborted; the next one recovers and decides again.
     """
 
 
 class CommitUnknown(AttemptEnded):
-    """The answer to the commit is lost: data and marker may both be there, or neither."""
+    """The response to the commit is lost: data and marker are either both written, or neither."""

@@ -1,4 +1,4 @@
-"""Files of a checkpoint that do not parse: those that a power cut tore are set aside, any other stops the query.
+"""Files of a checkpoint that do not parse: those torn by a power cut are set aside, any other stops the query.
 
 A power cut leaves a file that was not synced empty, cut, or at its full length with NUL bytes. Spark syncs none; the
 sinks sync each before the first batch that rests on it is written:
@@ -9,8 +9,8 @@ sinks sync each before the first batch that rests on it is written:
 | `offsets/k` | k |
 | `commits/k` | k+1 |
 
-So a file is torn where neither the checkpoint nor a sink's marker says that this batch was written. Spark then plans or
-repeats a batch of which nothing is at the target. Any other file that does not parse was damaged after its sync.
+So a file is torn if neither the checkpoint nor a sink's marker says that this batch was written. Spark then plans or
+repeats a batch of which the target has nothing. Any other file that does not parse was damaged after its sync.
 """
 
 import json
@@ -28,52 +28,52 @@ _log = logging.getLogger(__name__)
 _VERSION = re.compile(r"v\d+")
 _LINES_MIN = {"offsets": 3, "commits": 2}
 _NO_OFFSETS = "-"
-_WAY_OUT = f"{Remedy.PUT_FILE_BACK}; without a copy, {Remedy.FORGET_SINK}"
+_REMEDY = f"{Remedy.PUT_FILE_BACK}; without a copy, {Remedy.FORGET_SINK}"
 
 
 @dataclass(frozen=True, slots=True)
 class TornFile:
-    """A file that does not parse, and that a power cut may have torn."""
+    """A file that does not parse, which a power cut may have torn."""
 
     name: str
     first_batch: int
-    """The first batch that is written only after this file is on disk."""
+    """First batch that is written only after this file is on disk."""
     content: str
-    """What it holds, for a message."""
+    """Its content, for a message."""
 
 
 def torn_files(checkpoint: Checkpoint) -> Sequence[TornFile]:
     """Return the files that Spark is about to read and cannot parse.
 
-    Raises CheckpointUnreadable where the checkpoint itself shows that the file was on disk.
+    Raises CheckpointUnreadable if the checkpoint itself shows that the file was on disk.
     """
-    found = tuple(_unparsed(checkpoint))
+    torn = tuple(_unparsed(checkpoint))
     finished = max(checkpoint.newest_batch("offsets") - 1, checkpoint.newest_batch("commits"))
-    for file in found:
+    for file in torn:
         if file.first_batch <= finished:
             raise CheckpointUnreadable(
-                f"{checkpoint.location}/{file.name} cannot be read, it holds {file.content}, and batch {finished} was "
-                f"finished since: no power cut explains that; {_WAY_OUT}"
+                f"{checkpoint.location}/{file.name} cannot be parsed: {file.content}, and batch {finished} was "
+                f"finished since, so no power cut tore it; {_REMEDY}"
             )
-    return found
+    return torn
 
 
-def set_aside(checkpoint: Checkpoint, torn: Sequence[TornFile], found: Proof | None) -> None:
-    """Set the torn files aside, after all of them were held against the marker that was `found`.
+def set_aside(checkpoint: Checkpoint, torn: Sequence[TornFile], proof: Proof | None) -> None:
+    """Set the torn files aside, after comparing all of them with the sink's marker.
 
-    Raises CheckpointUnreadable where the marker holds a batch that rests on one of them.
+    Raises CheckpointUnreadable if the marker has a batch that rests on one of them.
     """
     for file in torn:
-        if found is not None and file.first_batch <= found.batch:
+        if proof is not None and file.first_batch <= proof.batch:
             raise CheckpointUnreadable(
-                f"{checkpoint.location}/{file.name} cannot be read, it holds {file.content}, and sink {found.sink!r} "
-                f"has written batch {found.batch}: no power cut explains that; {_WAY_OUT}"
+                f"{checkpoint.location}/{file.name} cannot be parsed: {file.content}, and sink {proof.sink!r} "
+                f"has written batch {proof.batch}, so no power cut tore it; {_REMEDY}"
             )
-    # `metadata` comes last: it takes the plan of batch 0 with it.
+    # `metadata` comes last: the plan of batch 0 is set aside with it.
     for file in reversed(torn):
         kept = checkpoint.set_aside(file.name)
         _log.warning(
-            "%s/%s was torn by a power cut (it holds %s) and is now %s; no batch that rests on it was written",
+            "%s/%s was torn by a power cut (content: %s) and moved to %s; no batch that rests on it was written",
             checkpoint.location,
             file.name,
             file.content,
@@ -82,7 +82,7 @@ def set_aside(checkpoint: Checkpoint, torn: Sequence[TornFile], found: Proof | N
 
 
 def _unparsed(checkpoint: Checkpoint) -> Iterator[TornFile]:
-    """At a start Spark reads `metadata`, and the two newest files of `offsets` and `commits`."""
+    """Yield those of the files that Spark reads at a start: `metadata`, the two newest of `offsets` and `commits`."""
     text = checkpoint.read_text(METADATA)
     if text is not None and not _is_metadata(text):
         yield TornFile(METADATA, 0, _shown(text))
@@ -102,7 +102,7 @@ def _is_metadata(text: str) -> bool:
 
 
 def _is_log(text: str, lines_min: int) -> bool:
-    """Whether `text` is a version, Spark's own metadata, and a line of offsets for each source."""
+    """Return whether `text` is a version, Spark's own metadata, and a line of offsets for each source."""
     lines = text.splitlines()
     if len(lines) < lines_min or not _VERSION.fullmatch(lines[0]):
         return False

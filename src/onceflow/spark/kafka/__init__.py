@@ -1,1 +1,1 @@
-"""The Kafka sink: executors encode, the driver sends, one transaction for each micro-batch."""
+"""The Kafka sink: executors encode, the driver sends, one transaction per micro-batch."""

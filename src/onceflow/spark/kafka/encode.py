@@ -1,8 +1,8 @@
-"""The executors' part of the Kafka sink: rows of an Arrow table to finished record batches, in `mapInArrow`.
+"""The executors' part of the Kafka sink: encodes rows of an Arrow table into record batches, in `mapInArrow`.
 
-What comes out is a row for each batch, with which the driver knows what there is before it asks for the bytes:
-`position` (task number, then the batch's number in the task: the order in which to send), topic, partition, how many
-partitions the topic had, records, bytes, CRC-32C of the bytes, and the bytes.
+The output has one row per record batch, so that the driver has a summary before it fetches the bytes: `position` (task
+number, then the batch's number in the task: the order in which to send), topic, partition, the topic's partition
+count, records, bytes, CRC-32C of the bytes, and the bytes.
 """
 
 import sys
@@ -33,9 +33,9 @@ from onceflow.wire.column_batches import (
 from onceflow.wire.columns import HEADERS_TYPE
 
 INPUT_BYTES = 16 * 1024 * 1024
-"""Rows are encoded in groups of about this size: large groups make full batches, small ones little memory."""
+"""Rows are encoded in groups of about this size: larger groups fill batches better, smaller ones need less memory."""
 MESSAGE_BYTES_MAX = 1_048_588
-"""Kafka's default of `max.message.bytes`, for a user who may not read the topic's configs."""
+"""Kafka's default of `max.message.bytes`, for users who may not read the topic's configs."""
 POSITIONS_PER_TASK = 2**32
 _ORIGIN_BYTES = 60
 
@@ -59,14 +59,14 @@ _ARROW_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What must be known of a topic to write to it."""
+    """Properties of an output topic."""
 
     partition_count: int
     message_bytes_max: int
 
 
 def find_target(cluster: Cluster, topic: str) -> Target:
-    """The topic as it is now. Raises UnknownTopic."""
+    """Return the topic's present properties. Raises UnknownTopic."""
     count = len(cluster.require_topic(topic).partitions)
     try:
         limit = int(Admin(cluster).describe_topic_configs(topic)["max.message.bytes"].value or MESSAGE_BYTES_MAX)
@@ -77,24 +77,24 @@ def find_target(cluster: Cluster, topic: str) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What the tasks may bring at once: the first `tasks` of them so many bytes each, further ones nothing."""
+    """Bytes that tasks may return at once: `bytes_max` each for the first `tasks` of them, none for others."""
 
     tasks: int
     bytes_max: int
 
     def of(self, task: int) -> int:
-        """For the task of this number."""
+        """Return the bytes of the task with this number."""
         return self.bytes_max if task < self.tasks else 0
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """What `mapInArrow` calls for each task. Input columns: any of key, value, topic, partition, headers, timestamp.
+    """Function that `mapInArrow` calls for each task. Columns: any of key, value, topic, partition, headers, timestamp.
 
-    `topic` stands for the column of that name; `targets` are the topics that the driver knows, others are asked for.
-    Rows without key and partition go to one partition per task and batch, which `turn` moves on; without timestamp
-    they have `now_ms`. With `share` a task leaves out the bytes that are beyond it. Raises SinkStopped for a row that
-    cannot be a record, with the beginning of its key.
+    `topic` replaces the column of that name; `targets` are the topics that the driver knows, others are looked up.
+    Rows without key and partition go to one partition per task and batch, which `turn` advances. Rows without
+    timestamp have `now_ms`. With `share`, a task omits the bytes beyond it. Raises SinkStopped for a row that cannot
+    be a record, with the start of its key.
     """
 
     bootstrap: str
@@ -113,9 +113,9 @@ class Encoder:
         position = task * POSITIONS_PER_TASK
         left_bytes = sys.maxsize if self.share is None else self.share.of(task)
         for table in _grouped(batches):
-            found = list(self.encoded(table, task))
+            batches_of_table = list(self.encoded(table, task))
             columns: list[list[Any]] = [[] for _ in _ARROW_SCHEMA]
-            for topic, target, batch in found:
+            for topic, target, batch in batches_of_table:
                 left_bytes -= len(batch.data)
                 row = (
                     position,
@@ -131,12 +131,12 @@ class Encoder:
                 for column, cell in zip(columns, row, strict=True):
                     column.append(cell)
             yield pa.RecordBatch.from_arrays(
-                [pa.array(column, each.type) for column, each in zip(columns, _ARROW_SCHEMA, strict=True)],
+                [pa.array(column, field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)],
                 schema=_ARROW_SCHEMA,
             )
 
     def encoded(self, table: pa.Table, task: int) -> Iterator[tuple[str, Target, Any]]:
-        """(topic, target, batch) of every batch of a table's rows, by topic and partition."""
+        """Yield (topic, target, batch) for a table's rows, by topic and partition."""
         for topic, rows in self._by_topic(table):
             target = self._target(topic)
             count = len(rows)
@@ -156,7 +156,7 @@ class Encoder:
             except Unencodable as error:
                 raise SinkStopped(
                     f"a row for {topic}-{partitions[error.row]} {_origin(key, error.row)} cannot be written: "
-                    f"{error.reason}; nothing of the batch is visible"
+                    f"{error.reason}; the batch was not written"
                 ) from error
 
     def _by_topic(self, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -189,9 +189,9 @@ class Encoder:
         if wrong.any():
             row = int(np.argmax(wrong))
             raise SinkStopped(
-                f"a row {_origin(key, row)} has partition {chosen[row]} and topic {topic} has "
-                f"{target.partition_count}, counted from 0: let the partitioner or the column partition name one of "
-                "these; drop('partition') takes the column away, which a source's rows have of their own"
+                f"a row {_origin(key, row)} has partition {chosen[row]}, and topic {topic} has partitions 0 to "
+                f"{target.partition_count - 1}: correct the partitioner or the column partition, or drop('partition') "
+                "the column, which rows of a source have by default"
             )
         return np.where(is_given, chosen, partitions)
 
@@ -204,7 +204,7 @@ class Encoder:
 
 
 def _grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The batches, as many together as make up INPUT_BYTES."""
+    """Yield the batches in groups of about INPUT_BYTES."""
     held: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:
@@ -228,11 +228,11 @@ def _headers(rows: pa.Table) -> Any:
 
 
 def _whole(column: Any) -> Any:
-    """One array of a chunked one."""
+    """Return a chunked array as one array."""
     combined = column.combine_chunks()
     return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
 
 
 def _origin(key: Any, row: int) -> str:
-    found = key[row].as_py()
-    return "without a key" if found is None else f"with key {found[:_ORIGIN_BYTES]!r}"
+    value = key[row].as_py()
+    return "without a key" if value is None else f"with key {value[:_ORIGIN_BYTES]!r}"

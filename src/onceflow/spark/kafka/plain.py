@@ -1,4 +1,4 @@
-"""Batches sent to Kafka without transaction and marker: at least once, or not even that."""
+"""Kafka output without transaction and marker: at least once, or without any guarantee."""
 
 import logging
 import time
@@ -14,11 +14,11 @@ from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import AttemptEnded, SinkStopped
 from onceflow.spark.kafka import steps
 from onceflow.spark.kafka.rows import KafkaOutput
-from onceflow.spark.kafka.sender import NOBODY, Producer, Sender
+from onceflow.spark.kafka.sender import NO_PRODUCER, Producer, Sender
 from onceflow.spark.kafka.steps import Verdict, code_name, remedy
 from onceflow.spark.kafka.target import EncodedRows
 from onceflow.spark.kafka.transaction import Settings
-from onceflow.spark.sink import ATTEMPTS_MAX, FailureKept
+from onceflow.spark.sink import ATTEMPTS_MAX, RecordsFailure
 from onceflow.wire.frames import request_class
 from onceflow.wire.messages import message_of
 
@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class AtLeastOnce:
-    """Every record is acknowledged by all in-sync replicas; an attempt that ends is made again from the beginning.
+    """Sends each batch with acks=all; an attempt that ends is repeated from the start.
 
-    Within an attempt a leader recognises what it has, so records are in order and once there. One producer id serves
-    all batches of a start; an attempt that ended leaves sequences that nobody knows, so the next one has its own.
+    Within an attempt the leader recognises duplicates, so records are in order and written once. One producer id
+    serves all batches of a start. The sequences of an ended attempt are unknown, so the next attempt has a new id.
     """
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
@@ -38,17 +38,19 @@ class AtLeastOnce:
         self._sender: Sender | None = None
 
     def write(self, rows: EncodedRows) -> None:
-        """Sends all of a batch. Raises SinkStopped."""
+        """Send a whole batch. Raises SinkStopped."""
         reason = ""
         for _ in range(ATTEMPTS_MAX):
             try:
                 self._send(rows)
             except AttemptEnded as ended:
                 reason = str(ended)
-                _log.warning("the batch is sent again, so some of it may be there twice: %s", ended)
+                _log.warning("sending the batch again, so some of its records may be written twice: %s", ended)
             else:
                 return
-        raise SinkStopped(f"the batch could not be sent in {ATTEMPTS_MAX} attempts, the last of which ended: {reason}")
+        raise SinkStopped(
+            f"the batch could not be sent in {ATTEMPTS_MAX} attempts, the last of which ended because {reason}"
+        )
 
     def _send(self, rows: EncodedRows) -> None:
         sender, self._sender = self._sender or self._new_sender(), None
@@ -60,43 +62,43 @@ class AtLeastOnce:
             raise AttemptEnded(
                 f"{sum(sender.acknowledged.values())} records were acknowledged and {sum(expected.values())} encoded"
             )
-        # Kept only where every batch was answered: the next one's sequences follow on.
+        # Kept only if every batch was acknowledged: the next batch continues its sequences.
         self._sender = sender
 
     def _new_sender(self) -> Sender:
         settings = self._settings
         producer = _new_producer(self._cluster)
-        return Sender(self._cluster, producer, again_ms=settings.again_ms, at=settings.at, sleep=settings.sleep)
+        return _sender(self._cluster, producer, settings)
 
 
-class PlainKafkaSink(FailureKept):
-    """Made by `kafka_sink` for the modes "at-least-once" and "none"; it looks at no checkpoint."""
+class PlainKafkaSink(RecordsFailure):
+    """The sink of `kafka_sink` for the modes "at-least-once" and "none"; it reads no checkpoint."""
 
     def __init__(self, cluster: Cluster, output: KafkaOutput, settings: Settings, *, once: bool) -> None:
         super().__init__()
         self.settings = settings
         self.records_lost = 0
-        """Records that mode "none" sent and nobody acknowledged."""
+        """Records sent in mode "none" without an acknowledgement."""
         self._cluster = cluster
         self._output = output
         self._at_least_once = None if once else AtLeastOnce(cluster, settings)
 
     def open(self, session: Any, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Raises UnknownTopic where there is nothing to write to."""
+        """Raise UnknownTopic if the output topic does not exist."""
         del session, sleep
         self._output.require()
 
     def close(self) -> None:
-        """Gives connections back; the query must have ended."""
+        """Close connections; the query must have ended."""
         self._cluster.close()
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Writes one micro-batch. Raises an OnceflowError, kept in `failure`."""
+        """Write one micro-batch. Raises an OnceflowError, kept in `failure`."""
         self.process(rows, batch_id)
 
     def process(self, rows: DataFrame, batch_id: int) -> bool:
-        """As a call; true, since the rows are read each time."""
-        with self._failure_kept():
+        """Write one micro-batch; return true, since the rows are always read."""
+        with self._record_failure():
             encoded = self._output.encode(rows, batch_id)
             try:
                 if self._at_least_once is not None:
@@ -109,17 +111,22 @@ class PlainKafkaSink(FailureKept):
 
 
 def write_once(cluster: Cluster, rows: EncodedRows, settings: Settings) -> int:
-    """Every record is sent a single time, to its leader alone; returns how many were not acknowledged."""
-    sender = Sender(cluster, NOBODY, again_ms=settings.again_ms, once=True, at=settings.at, sleep=settings.sleep)
+    """Send every record once, with acks=1; return the number of records without an acknowledgement."""
+    sender = _sender(cluster, NO_PRODUCER, settings, once=True)
     for blobs in rows.blobs():
         sender.send(blobs)
     if sender.lost:
-        _log.warning("%d records were not acknowledged and are not sent again (mode 'none')", sender.lost)
+        _log.warning("%d records were not acknowledged; mode 'none' does not send them again", sender.lost)
     return sender.lost
 
 
+def _sender(cluster: Cluster, producer: Producer, settings: Settings, *, once: bool = False) -> Sender:
+    timeout_ms = settings.retry_timeout_ms
+    return Sender(cluster, producer, retry_timeout_ms=timeout_ms, once=once, at=settings.at, sleep=settings.sleep)
+
+
 def _new_producer(cluster: Cluster) -> Producer:
-    """A producer id, with which leaders know what they have got already."""
+    """Return a new producer id, by which leaders recognise duplicates."""
     step = steps.INIT_PRODUCER_ID
     values = {
         "transactional_id": None,
@@ -129,17 +136,17 @@ def _new_producer(cluster: Cluster) -> Producer:
     }
 
     def attempt() -> Producer:
-        answer = cluster.ask_any(
+        response = cluster.ask_any(
             step.api_key, lambda _schema, version: message_of(request_class(step.api_key, version), values), 3
         )
-        code = int(answer.error_code)
+        code = int(response.error_code)
         verdict = step.verdict(code)
-        if verdict is Verdict.AGAIN:
+        if verdict is Verdict.RETRY:
             raise CoordinatorUnavailable(
-                f"{cluster.bootstrap} gives no producer ids now: {code_name(code)}; {Remedy.TRY_AGAIN}"
+                f"{cluster.bootstrap} cannot assign a producer id now: {code_name(code)}; {Remedy.TRY_AGAIN}"
             )
         if verdict is not Verdict.DONE:
-            raise SinkStopped(f"{cluster.bootstrap} gives no producer id: {code_name(code)}; {remedy(code)}")
-        return Producer(None, int(answer.producer_id), int(answer.producer_epoch))
+            raise SinkStopped(f"{cluster.bootstrap} refused to assign a producer id: {code_name(code)}; {remedy(code)}")
+        return Producer(None, int(response.producer_id), int(response.producer_epoch))
 
     return cluster.retried(attempt)

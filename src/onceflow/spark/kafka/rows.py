@@ -1,10 +1,9 @@
-"""A micro-batch as encoded blobs: what there is is known at once, and the driver holds no more of it than it may.
+"""A micro-batch as encoded blobs: their summary is known first, and the driver holds a bounded part of them.
 
-Where the batch before was small, one job encodes and brings all blobs: each of as many tasks as there were so far has a
-share of what the driver may hold, and brings no bytes beyond it. Where one had more, and for a first batch, the rows
-are encoded for Spark to keep: one job persists the blobs on the executors and returns a summary of them. They are
-pulled in order, as many at a time as the driver may hold, and compared with the summary: Spark encodes a block anew
-that it has lost, and then the rows may have come in another order.
+If the previous batch was small, one job encodes and returns all blobs: each task has a share of the driver's budget
+and returns no bytes beyond it. If a task had more, and for a first batch, one job persists the blobs on the executors
+and returns their summary. The driver pulls them in order, up to its budget at a time, and compares them with the
+summary: Spark encodes a lost block again, and its rows may then come in another order.
 """
 
 import time
@@ -23,9 +22,9 @@ from onceflow.spark.kafka.encode import POSITIONS_PER_TASK, SCHEMA, Encoder, Sha
 from onceflow.spark.kafka.sender import Blob, TopicPartition
 
 DRIVER_BYTES = 64 * 1024 * 1024
-"""Blobs that the driver holds at a time."""
+"""Bytes of blobs that the driver holds at a time."""
 SHARE_MARGIN = 1.25
-"""What the largest task brought of the batch before must fit so many times into a task's share."""
+"""A task's share must be this many times the bytes of the previous batch's largest task."""
 _COLUMNS = {
     "key": ("string", "binary"),
     "value": ("string", "binary"),
@@ -37,9 +36,9 @@ _COLUMNS = {
 
 
 def record_columns(rows: DataFrame, topic: str | None, partitioner: Any) -> DataFrame:
-    """The columns that make a record, as in Spark's own sink, with the partitioner's result as `partition`.
+    """Return the columns of a record, as in Spark's own sink, with the partitioner's result as `partition`.
 
-    Raises SinkStopped for a column of another type, without a value, and without any topic.
+    Raises SinkStopped for a column of another type, a missing value column, and a missing topic.
     """
     if partitioner is not None:
         chosen = F.expr(partitioner) if isinstance(partitioner, str) else partitioner
@@ -51,15 +50,15 @@ def record_columns(rows: DataFrame, topic: str | None, partitioner: Any) -> Data
                 f"column {name} is {types[name]} and must be {' or '.join(allowed)}: cast it before the sink"
             )
     if "value" not in types:
-        raise SinkStopped(f"the rows have columns {', '.join(types)} and none is value: select what to write as value")
+        raise SinkStopped(f"the rows have columns {', '.join(types)} but not value: select the data to write as value")
     if topic is None and "topic" not in types:
-        raise SinkStopped("neither the sink nor the rows name a topic: give kafka_sink(topic=…) or a column topic")
+        raise SinkStopped("neither the sink nor the rows have a topic: give kafka_sink(topic=…) or a column topic")
     used = [name for name in _COLUMNS if name in types and not (name == "topic" and topic is not None)]
     return rows.select(*used)
 
 
 class KafkaOutput:
-    """Where rows go, and how the executors encode them: to the encoder's topic, or to those of the column."""
+    """Output of rows to the encoder's topic, or to the topics of the column, encoded by the executors."""
 
     def __init__(
         self, cluster: Cluster, encoder: Encoder, *, partitioner: Column | str | None, driver_bytes: int
@@ -74,11 +73,11 @@ class KafkaOutput:
         self._largest_bytes = 0
 
     def require(self) -> None:
-        """Raises UnknownTopic where the encoder's topic is not there."""
+        """Raise UnknownTopic if the encoder's topic does not exist."""
         self._targets()
 
     def encode(self, rows: DataFrame, turn: int) -> "EncodedFrame":
-        """The rows of batch `turn`, encoded by the executors when they are first asked for."""
+        """Return the rows of batch `turn`, which the executors encode at their first use."""
         columns = record_columns(rows, self.encoder.topic, self._partitioner)
         now_ms = time.time_ns() // 1_000_000
         encoder = replace(self.encoder, now_ms=now_ms, turn=turn, targets=self._targets())
@@ -86,7 +85,7 @@ class KafkaOutput:
         return self._before
 
     def _share(self) -> Share | None:
-        """What tasks may bring of the next batch at once; None where nothing is known, or the last one had too much."""
+        """Return the tasks' shares for the next batch; None before a first batch, or if the last one was too large."""
         sizes = {} if self._before is None else self._before.task_sizes()
         if sizes:
             self._tasks = max(self._tasks, max(sizes) + 1)
@@ -97,7 +96,7 @@ class KafkaOutput:
         return Share(self._tasks, share_bytes) if SHARE_MARGIN * self._largest_bytes <= share_bytes else None
 
     def _targets(self) -> dict[str, Target]:
-        """The output topic as it is now, where one is given; its limit is asked for once."""
+        """Return the present state of the given output topic; its limit is read once."""
         topic = self.encoder.topic
         if topic is None:
             return {}
@@ -107,9 +106,9 @@ class KafkaOutput:
 
 
 class EncodedFrame:
-    """The encoded rows of one micro-batch; `close` lets the driver and Spark forget them.
+    """The encoded rows of one micro-batch; `close` releases them in the driver and in Spark.
 
-    With `share` the tasks bring their blobs at once as far as that goes, and the driver keeps them if those are all.
+    With `share` the tasks return their blobs at once up to their share; the driver keeps them if they are complete.
     """
 
     def __init__(self, rows: DataFrame, encoder: Encoder, driver_bytes: int, share: Share | None = None) -> None:
@@ -123,53 +122,52 @@ class EncodedFrame:
         self._persisted: DataFrame | None = None
 
     def close(self) -> None:
-        """Gives the driver's and the executors' memory back."""
+        """Release the memory of driver and executors."""
         self._held = None
         if self._persisted is not None:
             self._persisted.unpersist()
             self._persisted = None
 
     def task_sizes(self) -> Mapping[int, int]:
-        """The bytes of each task's blobs; nothing where there are none, or they are not known."""
+        """Return the bytes of each task's blobs; empty if there are none, or they are not known."""
         sizes: Counter[int] = Counter()
         for row in self._summary or ():
             sizes[row["position"] // POSITIONS_PER_TASK] += row["size_bytes"]
         return sizes
 
     def records(self) -> Mapping[TopicPartition, int]:
-        """Records of each partition that has any."""
-        found: dict[TopicPartition, int] = {}
+        """Return the record count of each partition that has records."""
+        counts: Counter[TopicPartition] = Counter()
         for row in self._rows():
-            place = (row["topic"], row["partition"])
-            found[place] = found.get(place, 0) + row["record_count"]
-        return found
+            counts[row["topic"], row["partition"]] += row["record_count"]
+        return dict(counts)
 
     def partition_counts(self) -> Mapping[str, int]:
-        """How many partitions each topic had, for the driver or the tasks. Raises AttemptEnded if they do not agree."""
-        found = dict(self._known)
+        """Return each topic's partition count. Raises AttemptEnded if the driver and the tasks do not agree."""
+        counts = dict(self._known)
         for row in self._rows():
-            if found.setdefault(row["topic"], row["partition_count"]) != row["partition_count"]:
+            if counts.setdefault(row["topic"], row["partition_count"]) != row["partition_count"]:
                 self._summary = None
-                raise AttemptEnded(f"topic {row['topic']} changed its partitions while rows were encoded")
-        return found
+                raise AttemptEnded(f"the partition count of topic {row['topic']} changed while rows were encoded")
+        return counts
 
     def blobs(self) -> Iterator[Sequence[Blob]]:
-        """All blobs in order, up to the driver's budget at a time. Raises AttemptEnded where one is not as encoded."""
+        """Yield all blobs in order, up to the driver's budget at a time. Raises AttemptEnded if one has changed."""
         for pull in self._pulls():
-            found = self._held
-            if found is None:
+            blobs = self._held
+            if blobs is None:
                 assert self._persisted is not None
                 positions = F.col("position").between(pull[0]["position"], pull[-1]["position"])
-                found = _by_position(self._persisted.where(positions).select("position", "data").toArrow())
-            yield [self._checked(row, found) for row in pull]
+                blobs = _by_position(self._persisted.where(positions).select("position", "data").toArrow())
+            yield [self._checked(row, blobs) for row in pull]
 
-    def _checked(self, row: Mapping[str, Any], found: Mapping[int, memoryview]) -> Blob:
-        data = found.get(row["position"])
+    def _checked(self, row: Mapping[str, Any], blobs: Mapping[int, memoryview]) -> Blob:
+        data = blobs.get(row["position"])
         if data is None or len(data) != row["size_bytes"] or crc32c(data) != row["crc"]:
             self._summary = None
             raise AttemptEnded(
                 f"an executor lost encoded rows of {row['topic']}-{row['partition']} and they were encoded again, "
-                "not to the same bytes"
+                "with other bytes"
             )
         return Blob(row["topic"], row["partition"], row["record_count"], data)
 
@@ -187,15 +185,15 @@ class EncodedFrame:
 
     def _rows(self) -> list[dict[str, Any]]:
         if self._summary is None:
-            table = self._given_at_once()
+            table = self._encoded_at_once()
             if table is None:
                 self._persisted = self._frame.mapInArrow(self._encoder, SCHEMA).persist()
                 table = self._persisted.drop("data").toArrow()
             self._summary = sorted(table.to_pylist(), key=lambda row: int(row["position"]))
         return self._summary
 
-    def _given_at_once(self) -> Any:
-        """The table of all blobs but for their bytes, which are held now; None where a task had too many."""
+    def _encoded_at_once(self) -> Any:
+        """Return the table of all blobs without their bytes, which are now held; None if a task had too many."""
         if self._share is None:
             return None
         table = self._frame.mapInArrow(replace(self._encoder, share=self._share), SCHEMA).toArrow()
@@ -206,9 +204,9 @@ class EncodedFrame:
 
 
 def _by_position(table: Any) -> dict[int, memoryview]:
-    """The blobs by position, as views of Arrow's own memory."""
-    found: dict[int, memoryview] = {}
+    """Return the blobs by position, as views of Arrow's own memory."""
+    blobs: dict[int, memoryview] = {}
     for batch in table.to_batches():
         for position, data in zip(batch["position"].to_pylist(), batch["data"], strict=True):
-            found[position] = memoryview(data.as_buffer())
-    return found
+            blobs[position] = memoryview(data.as_buffer())
+    return blobs

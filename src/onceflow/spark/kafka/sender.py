@@ -1,9 +1,9 @@
-"""Step 6: finished record batches go to the leaders of their partitions, several requests in flight on one connection.
+"""Step 6: sends record batches to the leaders of their partitions, with several requests in flight per connection.
 
-Every batch has its producer and sequence before it is first sent and goes out again with the same bytes, so that the
-leader recognises what it has. After an error the later answers of that partition are ignored, and its batches are
-sent again in order from the first unanswered one. A partition's first batch is answered before the next is sent:
-the leader takes any first sequence from a producer that is new to it.
+Every batch has its producer and sequence before it is first sent and is retried with the same bytes, so that the
+leader recognises duplicates. After an error the later responses of that partition are ignored, and its batches are
+sent again in order from the first unacknowledged one. The second batch of a partition waits for the response to the
+first: the leader accepts any first sequence from a producer that is new to it.
 """
 
 import time
@@ -32,18 +32,25 @@ from onceflow.wire import produce
 from onceflow.wire.batch import patch_producer
 
 IN_FLIGHT_MAX = 5
-"""A leader remembers the last five batches of a producer: no more may be unanswered."""
+"""A leader remembers the last five batches of a producer: no more may be in flight."""
 REQUEST_BYTES = 4 * 1024 * 1024
 SEQUENCE_COUNT = 2**31
 
-PASSING = (BrokerUnreachable, ConnectionLost, CoordinatorUnavailable, LeaderUnavailable, RequestTimedOut, UnknownTopic)
-"""What a restart or a move of brokers looks like from here; it passes, or a bound ends the waiting."""
+RETRIABLE = (
+    BrokerUnreachable,
+    ConnectionLost,
+    CoordinatorUnavailable,
+    LeaderUnavailable,
+    RequestTimedOut,
+    UnknownTopic,
+)
+"""Errors during a restart of brokers or a change of leaders; retries of them are bounded."""
 
 TopicPartition = tuple[str, int]
 
 
 class Blob(NamedTuple):
-    """A finished record batch, still without producer and CRC."""
+    """An encoded record batch, still without producer and CRC."""
 
     topic: str
     partition: int
@@ -53,41 +60,52 @@ class Blob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """In whose name is written; without a transactional id each batch is visible at once."""
+    """Producer id and epoch; without a transactional id each batch is visible at once."""
 
     transactional_id: str | None
     producer_id: int
     epoch: int
 
 
-NOBODY = Producer(None, -1, -1)
-"""Neither transaction nor sequences: a leader recognises nothing that it has got already."""
+NO_PRODUCER = Producer(None, -1, -1)
+"""Neither transaction nor sequences: a leader does not recognise duplicates."""
 
 
 @dataclass(slots=True)
 class _Queue:
-    """One partition's batches: those before `answered` are done, those before `sent` are on their way."""
+    """One partition's batches: those before `done` are acknowledged, those before `sent` are in flight."""
 
-    place: TopicPartition
+    topic_partition: TopicPartition
     batches: list[bytearray] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    answered: int = 0
+    done: int = 0
     sent: int = 0
     failed: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    @property
+    def topic(self) -> str:
+        return self.topic_partition[0]
+
+    @property
+    def partition(self) -> int:
+        return self.topic_partition[1]
+
     @property
     def is_done(self) -> bool:
-        return self.answered == len(self.batches)
+        return self.done == len(self.batches)
 
 
 _Flight = tuple[int, list[tuple[_Queue, int]]]
-"""A request that waits for its answer: its correlation id, and which batch of which queues it carries."""
+"""A request in flight: its correlation id, and the batches of queues that it carries."""
 
 
 class Sender:
-    """Sends for one producer. `acknowledged` counts the records of each partition that its leader has taken.
+    """Sends for one producer. `acknowledged` counts the acknowledged records of each partition.
 
-    `once` sends everything a single time and counts in `lost` what was not acknowledged (mode "none").
+    `once` sends everything once and counts the records without an acknowledgement in `lost` (mode "none").
     """
 
     def __init__(
@@ -95,18 +113,18 @@ class Sender:
         cluster: Cluster,
         producer: Producer,
         *,
-        again_ms: int,
+        retry_timeout_ms: int,
         once: bool = False,
         at: Callable[[str], None] = lambda _point: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.acknowledged: dict[TopicPartition, int] = {}
         self.base_offsets: dict[TopicPartition, int] = {}
-        """Of each partition's last batch."""
+        """Base offset of each partition's last batch."""
         self.lost = 0
         self._cluster = cluster
         self._producer = producer
-        self._again_ms = again_ms
+        self._retry_timeout_ms = retry_timeout_ms
         self._once = once
         self._at = at
         self._sleep = sleep
@@ -114,32 +132,32 @@ class Sender:
         self._reason = ""
 
     def send(self, blobs: Iterable[Blob]) -> None:
-        """Sends all, and returns when all are acknowledged. Raises AttemptEnded, SinkStopped."""
+        """Send all blobs; return when all are acknowledged. Raises AttemptEnded, SinkStopped."""
         queues = self._queues(blobs)
         waiting_since = time.monotonic()
         pause_ms = PAUSE_MS_MIN
         while waiting := [queue for queue in queues if not queue.is_done]:
-            before = sum(queue.answered for queue in waiting)
+            before = sum(queue.done for queue in waiting)
             self._round(waiting)
             if all(queue.is_done for queue in waiting):
                 return
-            if sum(queue.answered for queue in waiting) > before:
+            if sum(queue.done for queue in waiting) > before:
                 waiting_since, pause_ms = time.monotonic(), PAUSE_MS_MIN
-            if (time.monotonic() - waiting_since) * 1000 > self._again_ms:
+            if (time.monotonic() - waiting_since) * 1000 > self._retry_timeout_ms:
                 raise SinkStopped(
-                    f"{waiting[0].place[0]}-{waiting[0].place[1]} took no records for {self._again_ms} ms "
-                    f"({self._reason}): nothing is lost; {Remedy.LOOK_AT_BROKER_LOG}, then {Remedy.START_AGAIN}"
+                    f"{waiting[0]} accepted no records for {self._retry_timeout_ms} ms ({self._reason}); "
+                    f"no data was lost: {Remedy.LOOK_AT_BROKER_LOG}, then {Remedy.START_AGAIN}"
                 )
             self._sleep(pause_ms / 1000)
             pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
-            self._refresh({queue.place[0] for queue in waiting})
+            self._refresh({queue.topic for queue in waiting})
 
     def _queues(self, blobs: Iterable[Blob]) -> list[_Queue]:
         queues: dict[TopicPartition, _Queue] = {}
         for blob in blobs:
-            place = (blob.topic, blob.partition)
-            queue = queues.setdefault(place, _Queue(place))
-            sequence = self._sequences.get(place, 0)
+            topic_partition = (blob.topic, blob.partition)
+            queue = queues.setdefault(topic_partition, _Queue(topic_partition))
+            sequence = self._sequences.get(topic_partition, 0)
             batch = bytearray(blob.data)
             patch_producer(
                 batch,
@@ -150,17 +168,17 @@ class Sender:
             )
             queue.batches.append(batch)
             queue.counts.append(blob.record_count)
-            self._sequences[place] = (sequence + blob.record_count) % SEQUENCE_COUNT
+            self._sequences[topic_partition] = (sequence + blob.record_count) % SEQUENCE_COUNT
         return list(queues.values())
 
     def _refresh(self, topics: set[str]) -> None:
         try:
             self._cluster.topics(*topics)
-        except PASSING as error:
+        except RETRIABLE as error:
             self._reason = str(error)
 
     def _round(self, queues: Sequence[_Queue]) -> None:
-        """Sends until all is answered or something fails, and then only waits for what is on its way."""
+        """Send until all batches are acknowledged or one fails; then only wait for the requests in flight."""
         routes = self._routes(queues)
         flights: dict[Connection, deque[_Flight]] = {connection: deque() for connection in routes}
         try:
@@ -169,50 +187,50 @@ class Sender:
                     if waiting:
                         self._receive(connection, waiting)
         except BaseException:
-            # An answer that nobody waits for any more would be taken for that of the next request.
+            # A response that is no longer awaited would be taken for that of the next request.
             for connection, waiting in flights.items():
                 if waiting:
                     connection.close()
             raise
         for queue in queues:
-            queue.sent = queue.answered
+            queue.sent = queue.done
             queue.failed = False
 
     def _routes(self, queues: Sequence[_Queue]) -> dict[Connection, list[_Queue]]:
         routes: dict[Connection, list[_Queue]] = {}
         for queue in queues:
             try:
-                connection = self._cluster.leader_connection(*queue.place)
-            except PASSING as error:
-                for number in range(queue.answered, len(queue.batches)):
+                connection = self._cluster.leader_connection(*queue.topic_partition)
+            except RETRIABLE as error:
+                for number in range(queue.done, len(queue.batches)):
                     self._fail(queue, number, str(error))
             else:
                 routes.setdefault(connection, []).append(queue)
         return routes
 
     def _fill(self, routes: dict[Connection, list[_Queue]], flights: dict[Connection, deque[_Flight]]) -> bool:
-        """Sends what may be sent now; whether anything was."""
+        """Send what may be sent now; return whether anything was sent."""
         was_sent = False
         for connection, queues in routes.items():
             while len(flights[connection]) < IN_FLIGHT_MAX and (chosen := self._choose(queues)):
                 self._at(f"before {PRODUCE.name}")
                 try:
                     flights[connection].append((connection.send(self._encoder(connection, chosen)), chosen))
-                except PASSING as error:
+                except RETRIABLE as error:
                     self._lose(flights[connection], chosen, str(error))
                     break
                 was_sent = True
         return was_sent
 
     def _choose(self, queues: Sequence[_Queue]) -> list[tuple[_Queue, int]]:
-        """The next batch of each partition that may send one, up to the size of a request."""
+        """Return the next batch of each partition that may send one, up to the size of a request."""
         if not self._once and any(queue.failed for queue in queues):
             return []
         chosen: list[tuple[_Queue, int]] = []
         size_bytes = 0
         for queue in queues:
-            is_first = queue.place not in self.base_offsets
-            if queue.sent == len(queue.batches) or (is_first and queue.sent > queue.answered):
+            is_first = queue.topic_partition not in self.base_offsets
+            if queue.sent == len(queue.batches) or (is_first and queue.sent > queue.done):
                 continue
             size_bytes += len(queue.batches[queue.sent])
             if chosen and size_bytes > REQUEST_BYTES:
@@ -226,7 +244,7 @@ class Sender:
         version = self._version(connection)
         topics: dict[str, list[tuple[int, Buffer | None]]] = {}
         for queue, number in chosen:
-            topics.setdefault(queue.place[0], []).append((queue.place[1], queue.batches[number]))
+            topics.setdefault(queue.topic, []).append((queue.partition, queue.batches[number]))
 
         def encode(correlation_id: int) -> bytes:
             pieces = produce.encode_request(
@@ -250,19 +268,19 @@ class Sender:
         try:
             parse = partial(produce.parse_response, self._version(connection))
             _, topics, _ = connection.receive(correlation_id, parse)
-        except PASSING as error:
+        except RETRIABLE as error:
             waiting.popleft()
             self._lose(waiting, chosen, str(error))
             return
         waiting.popleft()
         self._at(f"after {PRODUCE.name}")
-        answers = {(topic, answer.partition): answer for topic, partitions in topics for answer in partitions}
+        responses = {(topic, part.partition): part for topic, partitions in topics for part in partitions}
         for queue, number in chosen:
-            self._take(queue, number, answers[queue.place])
+            self._take(queue, number, responses[queue.topic_partition])
 
     def _lose(self, waiting: deque[_Flight], chosen: list[tuple[_Queue, int]], reason: str) -> None:
-        """The connection is gone, and with it the answers of all that was on its way."""
-        for queue, number in [*chosen, *(each for _, flight in waiting for each in flight)]:
+        """Fail all requests in flight on a lost connection."""
+        for queue, number in [*chosen, *(batch for _, flight in waiting for batch in flight)]:
             self._fail(queue, number, reason)
         waiting.clear()
 
@@ -271,21 +289,23 @@ class Sender:
         queue.failed = True
         if self._once:
             self.lost += queue.counts[number]
-            queue.answered = max(queue.answered, number + 1)
-            queue.sent = max(queue.sent, queue.answered)
+            queue.done = max(queue.done, number + 1)
+            queue.sent = max(queue.sent, queue.done)
 
-    def _take(self, queue: _Queue, number: int, answer: produce.PartitionResponse) -> None:
+    def _take(self, queue: _Queue, number: int, response: produce.PartitionResponse) -> None:
         if queue.failed and not self._once:
-            return  # It is sent again, in order, whatever this answer says.
-        told = code_name(answer.error_code) + (f": {answer.error_message}" if answer.error_message else "")
-        verdict = PRODUCE.verdict(answer.error_code)
+            return  # It is sent again, in order, whatever this response says.
+        reason = code_name(response.error_code) + (f": {response.error_message}" if response.error_message else "")
+        verdict = PRODUCE.verdict(response.error_code)
         if verdict is Verdict.DONE:
-            queue.answered = number + 1
-            self.acknowledged[queue.place] = self.acknowledged.get(queue.place, 0) + queue.counts[number]
-            self.base_offsets[queue.place] = answer.base_offset
-        elif verdict is Verdict.AGAIN or (self._once and verdict is Verdict.ENDS):
-            self._fail(queue, number, told)
-        elif verdict is Verdict.ENDS:
-            raise Refused(f"{queue.place[0]}-{queue.place[1]} refused a batch: {told}", answer.error_code)
+            queue.done = number + 1
+            self.acknowledged[queue.topic_partition] = (
+                self.acknowledged.get(queue.topic_partition, 0) + queue.counts[number]
+            )
+            self.base_offsets[queue.topic_partition] = response.base_offset
+        elif verdict is Verdict.RETRY or (self._once and verdict is Verdict.END_ATTEMPT):
+            self._fail(queue, number, reason)
+        elif verdict is Verdict.END_ATTEMPT:
+            raise Refused(f"{queue} refused a batch: {reason}", response.error_code)
         else:
-            raise SinkStopped(f"{queue.place[0]}-{queue.place[1]} refused a batch: {told}; {remedy(answer.error_code)}")
+            raise SinkStopped(f"{queue} refused a batch: {reason}; {remedy(response.error_code)}")

@@ -1,7 +1,7 @@
-"""Markers that other queries left for the same output: a lost checkpoint, or two queries under one sink's name.
+"""Markers of other queries for the same output: a lost checkpoint, or two queries under one sink's name.
 
-A sink's transactional id has its query's id in it, so a query with a new checkpoint finds no marker of its own. Without
-this look around it would write everything a second time into a topic that already has it.
+A sink's transactional id contains its query's id, so a query with a new checkpoint has no marker. Without this check it
+would write everything again into a topic that already has it.
 """
 
 from collections.abc import Collection
@@ -10,54 +10,53 @@ from dataclasses import replace
 from onceflow.client.cluster import PAUSE_MS_MAX, Cluster
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import SinkStopped
-from onceflow.spark.kafka.marker import KafkaMarker, Place, newest_values, parse
-from onceflow.spark.kafka.reset_command import kafka_reset
+from onceflow.spark.kafka.marker import KafkaMarker, MarkerLocation, kafka_reset, newest_values, parse
 from onceflow.spark.kafka.transaction import Settings
 
 
 def refuse_written_output(
-    cluster: Cluster, place: Place, settings: Settings, sink: str, query: str, topics: Collection[str]
+    cluster: Cluster, location: MarkerLocation, settings: Settings, sink: str, query: str, topics: Collection[str]
 ) -> None:
-    """Raises SinkStopped where another query has written to one of `topics` under the same sink's name.
+    """Raise SinkStopped if another query has written to one of `topics` under the same sink's name.
 
-    For a query that has no marker yet. It reads the marker topic once, after the end of what is open in it.
+    Called for a query without marker. It reads the marker topic once, after the open transactions there have ended.
     """
-    for partition in sorted(cluster.require_topic(place.topic).partitions):
-        wait_until_readable(cluster, replace(place, partition=partition), settings)
-        for found in _markers(cluster, place, partition):
-            written = sorted(set(topics) & set(found.partitions))
-            if found.query != query and found.sink == sink and written:
-                reset = kafka_reset(cluster.bootstrap, sink, None, query=found.query, marker_topic=place.topic)
+    for partition in sorted(cluster.require_topic(location.topic).partitions):
+        wait_until_readable(cluster, replace(location, partition=partition), settings)
+        for marker in _markers(cluster, location, partition):
+            written = sorted(set(topics) & set(marker.partitions))
+            if marker.query != query and marker.sink == sink and written:
+                reset = kafka_reset(cluster.bootstrap, sink, None, query=marker.query, marker_topic=location.topic)
                 raise SinkStopped(
-                    f"topic {written[0]} may hold what sink '{sink}' of query {found.query} wrote, up to batch "
-                    f"{found.batch}, and this is query {query} at its first batch: if that one's checkpoint was lost, "
-                    f"all would be written again; {Remedy.PUT_BACK}, or "
+                    f"topic {written[0]} may hold what sink '{sink}' of query {marker.query} wrote, up to batch "
+                    f"{marker.batch}, and this is query {query} at its first batch. If that query's checkpoint was "
+                    f"lost, everything would be written again: {Remedy.PUT_BACK}, or "
                     f"{Remedy.FORGET_AND_EMPTY.format(reset=reset)}. {Remedy.OTHER_SINK_NAME}"
                 )
 
 
-def wait_until_readable(cluster: Cluster, place: Place, settings: Settings) -> None:
-    """Waits until all that the partition of `place` has now can be read. Raises SinkStopped.
+def wait_until_readable(cluster: Cluster, location: MarkerLocation, settings: Settings) -> None:
+    """Wait until all present records of the location's partition are readable. Raises SinkStopped.
 
-    Many sinks write to one marker topic, and what lies behind the open transaction of another is hidden.
+    Many sinks share one marker topic, and an open transaction of one hides later records of the others.
     """
-    end = place.end(cluster, read_committed=False)
-    begun = settings.clock()
-    while (hidden_from := place.end(cluster)) < end:
-        if (settings.clock() - begun) * 1000 > settings.again_ms:
+    end = location.end(cluster, read_committed=False)
+    started = settings.clock()
+    while (hidden_from := location.end(cluster)) < end:
+        if (settings.clock() - started) * 1000 > settings.retry_timeout_ms:
             raise SinkStopped(
-                f"markers in {place.topic}-{place.partition} cannot be read behind offset {hidden_from}, where another "
-                f"sink's transaction is open: {Remedy.ABORT_TRANSACTION}"
+                f"markers in {location.topic}-{location.partition} cannot be read from offset {hidden_from} on, where "
+                f"another sink's transaction is open: {Remedy.ABORT_TRANSACTION}"
             )
         settings.sleep(PAUSE_MS_MAX / 1000)
 
 
-def _markers(cluster: Cluster, place: Place, partition: int) -> list[KafkaMarker]:
-    """The newest of each key; what is no marker of this version belongs to somebody else."""
-    found = []
-    for value in newest_values(cluster, place.topic, partition).values():
+def _markers(cluster: Cluster, location: MarkerLocation, partition: int) -> list[KafkaMarker]:
+    """Return the newest marker of each key; records of other formats are ignored."""
+    markers = []
+    for value in newest_values(cluster, location.topic, partition).values():
         try:
-            found.append(parse("a record", place, value)[0])
+            markers.append(parse("a record", location, value)[0])
         except SinkStopped:
             continue
-    return found
+    return markers

@@ -1,9 +1,10 @@
-"""The eight steps of a transaction: which version each request has and what each error code means there.
+"""The eight steps of a transaction: the version of each request and the meaning of each error code.
 
-`python -m onceflow.spark.kafka.steps` draws the table of docs/kafka-sink.md from `STEPS`. A code that a step does not
-name stops the query: nobody has thought about what it would mean to go on.
+`python -m onceflow.spark.kafka.steps` prints the table of docs/kafka-sink.md from `STEPS`. A code that a step does not
+list stops the query: continuing after it would be unsafe.
 """
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -14,56 +15,107 @@ from onceflow.wire.errors import ErrorCode
 
 
 class Refused(AttemptEnded):
-    """An answer whose error code ends the attempt."""
+    """A response whose error code ends the attempt."""
 
-    def __init__(self, sentence: str, code: int) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
         self.code = code
 
 
 class Verdict(Enum):
-    """What an answer's error code means at one step."""
+    """Consequence of a response's error code at one step."""
 
     DONE = "done"
-    AGAIN = "the same request again"
-    ENDS = "the attempt has ended"
-    STOPS = "the query stops"
+    RETRY = "send the same request again"
+    END_ATTEMPT = "end the attempt"
+    FAIL_QUERY = "stop the query"
 
 
 class Step(NamedTuple):
-    """One step; `version` is the highest that is asked for, `version_min` the lowest that will do."""
+    """One step; `version` is the highest that is requested, `version_min` the lowest that is accepted."""
 
     number: int
     name: str
     api_key: int
     version_min: int
     version: int
-    again: frozenset[int]
-    ends: frozenset[int]
+    retry: frozenset[ErrorCode]
+    end_attempt: frozenset[ErrorCode]
 
     def verdict(self, code: int) -> Verdict:
-        """What to do about an error code."""
-        if code == 0:
+        """Return the consequence of an error code."""
+        if code == ErrorCode.none:
             return Verdict.DONE
-        if code in self.again:
-            return Verdict.AGAIN
-        return Verdict.ENDS if code in self.ends else Verdict.STOPS
+        if code in self.retry:
+            return Verdict.RETRY
+        return Verdict.END_ATTEMPT if code in self.end_attempt else Verdict.FAIL_QUERY
 
 
 def _step(
-    number: int, api_key: int, versions: tuple[int, int], again: tuple[int, ...], ends: tuple[int, ...] = ()
+    number: int,
+    api_key: int,
+    versions: tuple[int, int],
+    retry: Iterable[ErrorCode],
+    end_attempt: Iterable[ErrorCode] = (),
 ) -> Step:
-    return Step(number, apis.APIS[api_key].name, api_key, *versions, frozenset(again), frozenset(ends))
+    return Step(number, apis.APIS[api_key].name, api_key, *versions, frozenset(retry), frozenset(end_attempt))
 
 
-FIND_COORDINATOR = _step(1, apis.FIND_COORDINATOR, (2, 2), (14, 15))
-INIT_PRODUCER_ID = _step(2, apis.INIT_PRODUCER_ID, (4, 4), (51, 14, 15, 16))
-OFFSET_FETCH = _step(3, apis.OFFSET_FETCH, (7, 7), (88, 51, 14, 15, 16))
-ADD_PARTITIONS = _step(4, apis.ADD_PARTITIONS_TO_TXN, (3, 3), (51, 14, 15, 16, 3), (90,))
-ADD_OFFSETS = _step(5, apis.ADD_OFFSETS_TO_TXN, (3, 3), (51, 14, 15, 16), (90,))
-PRODUCE = _step(6, apis.PRODUCE, (9, 11), (3, 5, 6, 7, 13, 19, 20, 51), (45, 47, 48, 49, 59, 90, 120))
-TXN_OFFSET_COMMIT = _step(7, apis.TXN_OFFSET_COMMIT, (3, 3), (51, 14, 15, 16, 3), (47, 48, 90))
-END_TXN = _step(8, apis.END_TXN, (3, 3), (51, 14, 15, 16), (48, 90))
+COORDINATOR_MOVED = frozenset(
+    {ErrorCode.coordinator_load_in_progress, ErrorCode.coordinator_not_available, ErrorCode.not_coordinator}
+)
+"""Codes after which the coordinator is looked up again."""
+_RETRIABLE = COORDINATOR_MOVED | {ErrorCode.concurrent_transactions}
+FENCED = frozenset({ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced})
+"""Codes of a newer epoch: another driver took it, or the coordinator did when the transaction timed out."""
+_LEADER_MOVED = (
+    ErrorCode.unknown_topic_or_partition,
+    ErrorCode.leader_not_available,
+    ErrorCode.not_leader_or_follower,
+    ErrorCode.request_timed_out,
+    ErrorCode.network_exception,
+    ErrorCode.not_enough_replicas,
+    ErrorCode.not_enough_replicas_after_append,
+)
+_LOST_PRODUCER_STATE = (
+    ErrorCode.out_of_order_sequence_number,
+    ErrorCode.invalid_txn_state,
+    ErrorCode.invalid_producer_id_mapping,
+    ErrorCode.unknown_producer_id,
+    ErrorCode.transaction_abortable,
+)
+
+FIND_COORDINATOR = _step(
+    1,
+    apis.FIND_COORDINATOR,
+    (2, 2),
+    (ErrorCode.coordinator_load_in_progress, ErrorCode.coordinator_not_available),
+)
+INIT_PRODUCER_ID = _step(2, apis.INIT_PRODUCER_ID, (4, 4), _RETRIABLE)
+OFFSET_FETCH = _step(3, apis.OFFSET_FETCH, (7, 7), _RETRIABLE | {ErrorCode.unstable_offset_commit})
+ADD_PARTITIONS = _step(
+    4,
+    apis.ADD_PARTITIONS_TO_TXN,
+    (3, 3),
+    _RETRIABLE | {ErrorCode.unknown_topic_or_partition},
+    (ErrorCode.producer_fenced,),
+)
+ADD_OFFSETS = _step(5, apis.ADD_OFFSETS_TO_TXN, (3, 3), _RETRIABLE, (ErrorCode.producer_fenced,))
+PRODUCE = _step(
+    6,
+    apis.PRODUCE,
+    (9, 11),
+    (*_LEADER_MOVED, ErrorCode.concurrent_transactions),
+    FENCED.union(_LOST_PRODUCER_STATE),
+)
+TXN_OFFSET_COMMIT = _step(
+    7,
+    apis.TXN_OFFSET_COMMIT,
+    (3, 3),
+    _RETRIABLE | {ErrorCode.unknown_topic_or_partition},
+    FENCED | {ErrorCode.invalid_txn_state},
+)
+END_TXN = _step(8, apis.END_TXN, (3, 3), _RETRIABLE, (ErrorCode.invalid_txn_state, ErrorCode.producer_fenced))
 
 STEPS = (
     FIND_COORDINATOR,
@@ -76,26 +128,31 @@ STEPS = (
     END_TXN,
 )
 
-COORDINATOR_MOVED = frozenset({14, 15, 16})
-"""After these the coordinator is looked for anew."""
-FENCED = frozenset({47, 90})
-"""A newer epoch exists: another driver took it, or the coordinator did when the transaction timed out."""
-
-_HINTS = {
-    10: f"the topic's max.message.bytes was lowered while the batch was written: {Remedy.START_AGAIN}",
-    12: f"the broker's offset.metadata.max.bytes is below 4096: {Remedy.RAISE_SETTING}",
-    18: f"the topic's segment.bytes is smaller than a batch: {Remedy.RAISE_SETTING}, or {Remedy.LOWER_BATCH_BYTES}",
-    29: f"the sink's user may not write to the topic: {Remedy.GRANT_WRITE}",
-    30: f"the sink's user may not use the marker's group: {Remedy.GRANT_READ}",
-    35: f"the broker is too old: {Remedy.NEWER_KAFKA}",
-    50: f"{Remedy.LOWER_TIMEOUT}, or {Remedy.RAISE_MAX_TIMEOUT}",
-    53: f"the sink's user may not use the transactional id: {Remedy.GRANT_WRITE}",
-    87: "the topic takes no such records (a compacted one needs keys, timestamps must be near the broker's clock)",
+_HINTS: dict[int, str] = {
+    ErrorCode.message_too_large: (
+        f"the topic's max.message.bytes was lowered while the batch was written: {Remedy.START_AGAIN}"
+    ),
+    ErrorCode.offset_metadata_too_large: (
+        f"the broker's offset.metadata.max.bytes is below 4096: {Remedy.RAISE_SETTING}"
+    ),
+    ErrorCode.record_list_too_large: (
+        f"the topic's segment.bytes is smaller than a batch: {Remedy.RAISE_SETTING}, or {Remedy.LOWER_BATCH_BYTES}"
+    ),
+    ErrorCode.topic_authorization_failed: f"the sink's user may not write to the topic: {Remedy.GRANT_WRITE}",
+    ErrorCode.group_authorization_failed: f"the sink's user may not use the marker's group: {Remedy.GRANT_READ}",
+    ErrorCode.unsupported_version: f"the broker is too old: {Remedy.NEWER_KAFKA}",
+    ErrorCode.invalid_transaction_timeout: f"{Remedy.LOWER_TIMEOUT}, or {Remedy.RAISE_MAX_TIMEOUT}",
+    ErrorCode.transactional_id_authorization_failed: (
+        f"the sink's user may not use the transactional id: {Remedy.GRANT_WRITE}"
+    ),
+    ErrorCode.invalid_record: (
+        "the topic refuses such records (a compacted one needs keys; timestamps must be near the broker's clock)"
+    ),
 }
 
 
 def code_name(code: int) -> str:
-    """Kafka's name of a code with its number."""
+    """Return Kafka's name of a code with its number."""
     try:
         return f"{ErrorCode(code).name} ({code})"
     except ValueError:
@@ -103,17 +160,19 @@ def code_name(code: int) -> str:
 
 
 def remedy(code: int) -> str:
-    """What a user can do about a code that stopped the query."""
-    return _HINTS.get(code, f"nothing of the batch is visible; {Remedy.LOOK_AT_BROKER_LOG}, then {Remedy.START_AGAIN}")
+    """Return the remedy for a code that stopped the query."""
+    return _HINTS.get(code, f"the batch was not written; {Remedy.LOOK_AT_BROKER_LOG}, then {Remedy.START_AGAIN}")
 
 
 def table() -> str:
-    """The steps as docs/kafka-sink.md shows them."""
-    lines = ["| # | step | version | again | ends |", "|---|---|---|---|---|"]
+    """Return the table of steps in docs/kafka-sink.md."""
+    lines = ["| # | step | version | retry | end attempt |", "|---|---|---|---|---|"]
     for step in STEPS:
         versions = str(step.version) if step.version == step.version_min else f"{step.version_min} to {step.version}"
-        again, ends = (", ".join(map(str, sorted(codes))) or "none" for codes in (step.again, step.ends))
-        lines.append(f"| {step.number} | {step.name} | {versions} | {again} | {ends} |")
+        retry, end_attempt = (
+            ", ".join(str(int(code)) for code in sorted(codes)) or "none" for codes in (step.retry, step.end_attempt)
+        )
+        lines.append(f"| {step.number} | {step.name} | {versions} | {retry} | {end_attempt} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,8 +1,8 @@
-"""One transaction of the Kafka sink, step by step (`kafka_steps`).
+"""One transaction of the Kafka sink, step by step (`steps`).
 
-The driver holds the only producer. Each attempt at a batch takes a new epoch, which ends whatever an earlier attempt or
-another driver has open. Nothing it has written is visible before EndTxn, and EndTxn makes all of it visible, the marker
-too.
+The driver holds the only producer. Each attempt at a batch takes a new epoch, which ends any open transaction of an
+earlier attempt or another driver. Nothing is visible before EndTxn, and EndTxn makes everything visible, the marker
+included.
 """
 
 import logging
@@ -20,16 +20,16 @@ from onceflow.client.errors import ClientError
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import CommitUnknown, SinkStopped
 from onceflow.spark.kafka import steps
-from onceflow.spark.kafka.marker import KafkaMarker, Place, parse, with_offset_of
-from onceflow.spark.kafka.sender import PASSING, Producer, Sender, TopicPartition
+from onceflow.spark.kafka.marker import KafkaMarker, MarkerLocation, parse, with_offset_of
+from onceflow.spark.kafka.sender import RETRIABLE, Producer, Sender, TopicPartition
 from onceflow.spark.kafka.steps import Refused, Step, Verdict, code_name, remedy
 from onceflow.wire.frames import request_class
 from onceflow.wire.messages import message_of
 
 _log = logging.getLogger(__name__)
 
-AGAIN_MS = 60_000
-"""How long one step may be answered with codes that pass."""
+RETRY_TIMEOUT_MS = 60_000
+"""Time limit for the retries of one step."""
 TRANSACTION_TIMEOUT_MS = 120_000
 
 At = Callable[[str], None]
@@ -37,117 +37,119 @@ At = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a transaction is done with. `at` is told before and after each request, where tests end the driver."""
+    """Settings of a transaction. `at` is called before and after each request; tests end the driver there."""
 
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
-    again_ms: int = AGAIN_MS
+    retry_timeout_ms: int = RETRY_TIMEOUT_MS
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     at: At = lambda _point: None
 
 
 class Transaction:
-    """One attempt: `begin`, `group_marker`, `add`, `sender.send`, `commit_marker`, `commit`, in this order.
+    """One attempt at a batch: `begin`, `group_marker`, `add`, `sender.send`, `commit_marker`, `commit`, in this order.
 
     Every method may raise AttemptEnded, after which another attempt reads the marker, and SinkStopped.
     """
 
     sender: Sender
 
-    def __init__(self, cluster: Cluster, place: Place, settings: Settings) -> None:
+    def __init__(self, cluster: Cluster, location: MarkerLocation, settings: Settings) -> None:
         self._cluster = cluster
-        self._place = place
+        self._location = location
         self._settings = settings
         self._addresses: dict[int, Address] = {}
-        self._producer = Producer(place.name, -1, -1)
+        self._producer = Producer(location.name, -1, -1)
         self._opened_s: float | None = None
         self._is_ended = False
 
     def begin(self) -> None:
-        """Steps 1 and 2: a new epoch. What an earlier one has open is aborted, or its commit is waited for."""
+        """Do steps 1 and 2: take a new epoch. An open transaction is aborted, or its commit ends first."""
         values = {
-            "transactional_id": self._place.name,
+            "transactional_id": self._location.name,
             "transaction_timeout": timedelta(milliseconds=self._settings.transaction_timeout_ms),
             "producer_id": -1,
             "producer_epoch": -1,
         }
-        answer = self._ask(steps.INIT_PRODUCER_ID, requests.TRANSACTION, values, lambda found: [found.error_code])
-        self._producer = Producer(self._place.name, int(answer.producer_id), int(answer.producer_epoch))
+        response = self._call(
+            steps.INIT_PRODUCER_ID, requests.TRANSACTION, values, lambda response: [response.error_code]
+        )
+        self._producer = Producer(self._location.name, int(response.producer_id), int(response.producer_epoch))
         self.sender = Sender(
             self._cluster,
             self._producer,
-            again_ms=self._settings.again_ms,
+            retry_timeout_ms=self._settings.retry_timeout_ms,
             at=self._settings.at,
             sleep=self._settings.sleep,
         )
 
     def group_marker(self) -> tuple[KafkaMarker, int] | None:
-        """Step 3: the marker in the group's offset, and the offset of its record. After `begin`, so nothing pends."""
-        topics = [{"name": self._place.topic, "partition_indexes": [self._place.partition]}]
-        values = {"group_id": self._place.name, "topics": topics, "require_stable": True}
+        """Do step 3: return the marker in the group's offset, and its record's offset. `begin` comes first."""
+        topics = [{"name": self._location.topic, "partition_indexes": [self._location.partition]}]
+        values = {"group_id": self._location.name, "topics": topics, "require_stable": True}
 
-        def codes(found: Any) -> list[int]:
-            return [found.error_code, *(each.error_code for topic in found.topics for each in topic.partitions)]
+        def codes(response: Any) -> list[int]:
+            return [response.error_code, *(part.error_code for topic in response.topics for part in topic.partitions)]
 
-        answer = self._ask(steps.OFFSET_FETCH, requests.GROUP, values, codes)
-        entry = answer.topics[0].partitions[0]
+        response = self._call(steps.OFFSET_FETCH, requests.GROUP, values, codes)
+        entry = response.topics[0].partitions[0]
         if entry.committed_offset < 0:
             return None
-        found, record_offset = parse("the group's offset", self._place, entry.metadata or "")
-        return with_offset_of(self._place, entry.committed_offset, found), record_offset
+        marker, record_offset = parse("the group's offset", self._location, entry.metadata or "")
+        return with_offset_of(self._location, entry.committed_offset, marker), record_offset
 
     def add(self, partitions: Iterable[TopicPartition]) -> None:
-        """Steps 4 and 5: the partitions that will be written to, and the marker's group."""
+        """Do steps 4 and 5: add the partitions to write to, and the marker's group."""
         by_topic: dict[str, list[int]] = {}
         for topic, partition in partitions:
             by_topic.setdefault(topic, []).append(partition)
-        # The coordinator's clock starts later than this, so it cannot be ahead.
+        # The coordinator starts its time-out later than this.
         self._opened_s = self._settings.clock()
         values = {
             **{f"v3_and_below_{name}": value for name, value in self._identity().items()},
-            "v3_and_below_topics": [{"name": topic, "partitions": each} for topic, each in by_topic.items()],
+            "v3_and_below_topics": [{"name": topic, "partitions": numbers} for topic, numbers in by_topic.items()],
         }
 
-        def codes(found: Any) -> list[int]:
+        def codes(response: Any) -> list[int]:
             return [
-                each.partition_error_code
-                for topic in found.results_by_topic_v3_and_below
-                for each in topic.results_by_partition
+                part.partition_error_code
+                for topic in response.results_by_topic_v3_and_below
+                for part in topic.results_by_partition
             ]
 
-        self._ask(steps.ADD_PARTITIONS, requests.TRANSACTION, values, codes)
-        group = {**self._identity(), "group_id": self._place.name}
-        self._ask(steps.ADD_OFFSETS, requests.TRANSACTION, group, lambda found: [found.error_code])
+        self._call(steps.ADD_PARTITIONS, requests.TRANSACTION, values, codes)
+        group = {**self._identity(), "group_id": self._location.name}
+        self._call(steps.ADD_OFFSETS, requests.TRANSACTION, group, lambda response: [response.error_code])
 
     def commit_marker(self, marker: KafkaMarker, record_offset: int) -> None:
-        """Step 7: the marker into the group's offset, as a part of the transaction."""
+        """Do step 7: commit the marker as the group's offset, within the transaction."""
         entry = {
-            "partition_index": self._place.partition,
+            "partition_index": self._location.partition,
             "committed_offset": marker.batch,
             "committed_leader_epoch": -1,
             "committed_metadata": marker.metadata(record_offset),
         }
         values = {
             **self._identity(),
-            "group_id": self._place.name,
+            "group_id": self._location.name,
             "generation_id": -1,
             "member_id": "",
             "group_instance_id": None,
-            "topics": [{"name": self._place.topic, "partitions": [entry]}],
+            "topics": [{"name": self._location.topic, "partitions": [entry]}],
         }
 
-        def codes(found: Any) -> list[int]:
-            return [each.error_code for topic in found.topics for each in topic.partitions]
+        def codes(response: Any) -> list[int]:
+            return [part.error_code for topic in response.topics for part in topic.partitions]
 
-        self._ask(steps.TXN_OFFSET_COMMIT, requests.GROUP, values, codes)
+        self._call(steps.TXN_OFFSET_COMMIT, requests.GROUP, values, codes)
 
     def commit(self) -> None:
-        """Step 8. Raises CommitUnknown where it is not known whether it happened."""
+        """Do step 8. Raises CommitUnknown if the outcome is unknown."""
         self._end(committed=True)
         self._is_ended = True
 
     def abort(self) -> None:
-        """Takes back what was sent, if that is still to be done and can be; else the coordinator does, in time."""
+        """Abort the transaction if it is open; if that fails, its time-out does."""
         if self._opened_s is None or self._is_ended:
             return
         self._is_ended = True
@@ -155,81 +157,84 @@ class Transaction:
             connection = self._coordinator(requests.TRANSACTION)
             self._request(connection, steps.END_TXN, {**self._identity(), "committed": False})
         except (ClientError, SinkStopped) as error:
-            _log.warning("transaction %s is left to its time-out: %s", self._place.name, error)
+            _log.warning(
+                "transaction %s could not be aborted; its time-out will abort it: %s", self._location.name, error
+            )
 
     def _end(self, *, committed: bool) -> None:
         values = {**self._identity(), "committed": committed}
-        self._ask(steps.END_TXN, requests.TRANSACTION, values, lambda found: [found.error_code])
+        self._call(steps.END_TXN, requests.TRANSACTION, values, lambda response: [response.error_code])
 
     # One step
 
-    def _ask(self, step: Step, kind: int, values: Mapping[str, Any], codes: Callable[[Any], Sequence[int]]) -> Any:
-        """The answer to one request, sent again while its codes are of those that pass, for a bounded time."""
-        begun = self._settings.clock()
+    def _call(self, step: Step, kind: int, values: Mapping[str, Any], codes: Callable[[Any], Sequence[int]]) -> Any:
+        """Return the response to one request, repeated for a bounded time while its codes are retriable."""
+        started = self._settings.clock()
         pause_ms = PAUSE_MS_MIN
         while True:
             reason = ""
             connection = self._coordinator(kind)
             self._settings.at(f"before {step.name}")
             try:
-                answer = self._request(connection, step, values)
-            except PASSING as error:
+                response = self._request(connection, step, values)
+            except RETRIABLE as error:
                 if step is steps.END_TXN:
-                    raise CommitUnknown(f"whether {self._place.name} was committed is not known: {error}") from error
+                    raise CommitUnknown(f"whether {self._location.name} was committed is unknown: {error}") from error
                 self._addresses.clear()
                 reason = str(error)
             else:
                 self._settings.at(f"after {step.name}")
-                worst = self._judge(step, [int(code) for code in codes(answer)])
+                worst = self._judge(step, [int(code) for code in codes(response)])
                 if worst == 0:
-                    return answer
+                    return response
                 reason = code_name(worst)
                 if worst in steps.COORDINATOR_MOVED:
                     self._addresses.clear()
-            self._wait(step, begun, pause_ms, reason)
+            self._wait(step, started, pause_ms, reason)
             pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
 
     def _judge(self, step: Step, codes: Sequence[int]) -> int:
-        """0 where all is done, a code that passes where one is left. Raises SinkStopped, Refused for others."""
+        """Return 0 if all codes are 0, otherwise a retriable code. Raises SinkStopped, Refused for any other."""
         verdicts = {code: step.verdict(code) for code in codes}
         for code, verdict in verdicts.items():
-            if verdict is Verdict.STOPS:
+            if verdict is Verdict.FAIL_QUERY:
                 raise SinkStopped(
-                    f"{step.name} of transaction {self._place.name} was refused: {code_name(code)}; {remedy(code)}"
+                    f"{step.name} of transaction {self._location.name} was refused: {code_name(code)}; {remedy(code)}"
                 )
         for code, verdict in verdicts.items():
-            if verdict is Verdict.ENDS:
-                raise Refused(f"{step.name} of {self._place.name} was answered {code_name(code)}", code)
+            if verdict is Verdict.END_ATTEMPT:
+                raise Refused(f"{step.name} of {self._location.name} failed: {code_name(code)}", code)
         return next((code for code in codes if code), 0)
 
-    def _wait(self, step: Step, begun: float, pause_ms: int, reason: str) -> None:
-        if (self._settings.clock() - begun) * 1000 > self._settings.again_ms:
+    def _wait(self, step: Step, started: float, pause_ms: int, reason: str) -> None:
+        if (self._settings.clock() - started) * 1000 > self._settings.retry_timeout_ms:
             raise SinkStopped(
-                f"{step.name} of transaction {self._place.name} could not be done within {self._settings.again_ms} ms "
-                f"({reason}): nothing is lost; {Remedy.LOOK_AT_BROKER_LOG}, then {Remedy.START_AGAIN}"
+                f"{step.name} of transaction {self._location.name} did not succeed within "
+                f"{self._settings.retry_timeout_ms} ms ({reason}); no data was lost: {Remedy.LOOK_AT_BROKER_LOG}, then "
+                f"{Remedy.START_AGAIN}"
             )
         self._settings.sleep(pause_ms / 1000)
 
     def _coordinator(self, kind: int) -> Connection:
-        """Step 1, where the coordinator is not known yet, and a connection to it."""
-        begun = self._settings.clock()
+        """Return a connection to the coordinator; do step 1 if it is not known yet."""
+        started = self._settings.clock()
         pause_ms = PAUSE_MS_MIN
         while True:
             try:
                 if kind not in self._addresses:
                     self._settings.at(f"before {steps.FIND_COORDINATOR.name}")
-                    values = {"key": self._place.name, "key_type": kind}
-                    answer = self._request(self._cluster.any_connection(), steps.FIND_COORDINATOR, values)
+                    values = {"key": self._location.name, "key_type": kind}
+                    response = self._request(self._cluster.any_connection(), steps.FIND_COORDINATOR, values)
                     self._settings.at(f"after {steps.FIND_COORDINATOR.name}")
-                    reason = code_name(answer.error_code)
-                    if self._judge(steps.FIND_COORDINATOR, [int(answer.error_code)]) == 0:
-                        self._addresses[kind] = Address(answer.host, answer.port)
+                    reason = code_name(response.error_code)
+                    if self._judge(steps.FIND_COORDINATOR, [int(response.error_code)]) == 0:
+                        self._addresses[kind] = Address(response.host, response.port)
                 if kind in self._addresses:
                     return self._cluster.connection_to(self._addresses[kind])
-            except PASSING as error:
+            except RETRIABLE as error:
                 self._addresses.clear()
                 reason = str(error)
-            self._wait(steps.FIND_COORDINATOR, begun, pause_ms, reason)
+            self._wait(steps.FIND_COORDINATOR, started, pause_ms, reason)
             pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
 
     def _request(self, connection: Connection, step: Step, values: Mapping[str, Any]) -> Any:
@@ -246,26 +251,26 @@ class Transaction:
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "transactional_id": self._place.name,
+            "transactional_id": self._location.name,
             "producer_id": self._producer.producer_id,
             "producer_epoch": self._producer.epoch,
         }
 
     def refuse_if_fenced(self, refused: Refused) -> None:
-        """Raise SinkStopped where the newer epoch is not that of a time-out: something else took it."""
+        """Raise SinkStopped unless a time-out explains the newer epoch: another driver took it."""
         if refused.code not in steps.FENCED:
             return
         since_s = 0.0 if self._opened_s is None else self._settings.clock() - self._opened_s
         timeout_ms = self._settings.transaction_timeout_ms
         if since_s * 1000 < timeout_ms:
             raise SinkStopped(
-                f"{self._place.name} was fenced {since_s:.1f} s after its transaction began, before its time-out of "
-                f"{timeout_ms} ms ({refused}): another driver of this query took it over, or it was aborted from "
-                f"outside, as by 'onceflow transaction abort'; nothing is lost: {Remedy.END_OTHER_DRIVER}, or where "
-                f"there is none {Remedy.START_AGAIN}"
+                f"{self._location.name} was fenced {since_s:.1f} s after its transaction began, before its time-out of "
+                f"{timeout_ms} ms ({refused}): another driver of this query took it over, or it was aborted by "
+                f"'onceflow transaction abort' or another tool. No data was lost: {Remedy.END_OTHER_DRIVER}; if there "
+                f"is none, {Remedy.START_AGAIN}"
             ) from refused
         raise Refused(
-            f"{refused}, {since_s:.1f} s after it was begun and its time-out is {timeout_ms} ms; if a batch takes "
+            f"{refused}, {since_s:.1f} s after its start and with a time-out of {timeout_ms} ms; if a batch takes "
             f"longer, {Remedy.LONGER_TRANSACTION}",
             refused.code,
         ) from refused

@@ -1,6 +1,6 @@
-"""Writes one micro-batch to Redis: in one script where it is small, else begun, in chunks, and completed.
+"""Writer of one micro-batch to Redis: one script if it is small, otherwise begin, chunks and complete.
 
-Nothing here depends on the order of rows or on tasks: Spark repeats a batch with other ones.
+Nothing here depends on the order of rows or on tasks: Spark repeats a batch with others.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.marker import Marker
 from onceflow.spark.redis.rows import Collected, Entries
-from onceflow.spark.redis.scripts import Append, Argument, DataMisfit, Keys, StreamAppend
+from onceflow.spark.redis.scripts import Append, Argument, IncompatibleData, Keys, StreamAppend
 
 
 @dataclass
 class BatchWriter:
-    """One attempt at one batch by one start of the query: `write`, then `commit`; `found` is the marker before.
+    """One attempt at one batch by one start of the query: `write`, then `commit`; `marker` is the marker before.
 
-    `rows_before` is how many rows the last batch of this start had that had any; after `write`, this one.
+    `rows_before` is the row count of this start's last batch with rows; after `write`, the count of this one.
     """
 
     url: str
@@ -36,14 +36,14 @@ class BatchWriter:
     history: Append
     owner: str
     batch: Batch
-    found: Marker | None
+    marker: Marker | None
     now_ms: Callable[[], int]
     rows_before: int | None = None
 
     def write(self, rows: DataFrame) -> None:
-        """Writes the chunks of a large batch; a small one is kept for `commit`.
+        """Write the chunks of a large batch; keep a small one for `commit`.
 
-        Raises MarkerRefused, MarkerMoved, OwnerLost, DataMisfit, RedisFailed, redis-py's errors.
+        Raises MarkerRefused, MarkerMoved, OwnerLost, IncompatibleData, RedisFailed, redis-py's errors.
         """
         self._started_ms = self.now_ms()
         with self._offsets_named():
@@ -56,18 +56,18 @@ class BatchWriter:
 
     @contextlib.contextmanager
     def _offsets_named(self) -> Iterator[None]:
-        """Say of a row that does not fit in which offsets it lies."""
+        """Add the batch's offsets to the message of an IncompatibleData."""
         try:
             yield
-        except DataMisfit as misfit:
+        except IncompatibleData as error:
             parts = (f"{part.topic}-{part.partition} offsets {part.begin} to {part.end}" for part in self.batch.ranges)
-            raise DataMisfit(
-                f"{misfit}; micro-batch {self.batch.number} is {', '.join(parts) or 'without offsets'}"
-            ) from misfit
+            raise IncompatibleData(
+                f"{error}; micro-batch {self.batch.number} has {', '.join(parts) or 'no offsets'}"
+            ) from error
 
     def _write(self, rows: DataFrame) -> None:
         redis_rows.require_columns(rows, self.keys)
-        part = self.found if self.found is not None and self.found.batch == self.batch.number else None
+        part = self.marker if self.marker is not None and self.marker.batch == self.batch.number else None
         if part is None and redis_rows.is_worth_a_try(self.batch.size_offsets, self.rows_before):
             collected = redis_rows.collected_unmeasured(rows, self.keys)
             if collected is not None and self._kept_for_commit(collected):
@@ -80,7 +80,7 @@ class BatchWriter:
             cached.unpersist()
 
     def _kept_for_commit(self, collected: Collected) -> bool:
-        """False where they are too many for one script."""
+        """Keep the rows for `commit`; return false if they are too many for one script."""
         if collected.rows_written > redis_rows.WHOLE_ROWS_MAX:
             return False
         self._last_script = partial(self._write_whole, collected)
@@ -99,7 +99,7 @@ class BatchWriter:
         self._last_script = partial(self._complete, entries)
 
     def _write_whole(self, collected: Collected) -> None:
-        fields = markers.begun_fields(self.found, self.batch, chunks=0, started_ms=self._started_ms)
+        fields = markers.begun_fields(self.marker, self.batch, chunks=0, started_ms=self._started_ms)
         fields |= self._completed_fields()
         self._run(
             "whole",
@@ -116,7 +116,7 @@ class BatchWriter:
             size = sums.agg(F.count(F.lit(1)), F.coalesce(F.sum(length), F.lit(0))).head()
             assert size is not None
             chunks = redis_chunks.chunks_for(*size)
-            fields = markers.begun_fields(self.found, self.batch, chunks=chunks, started_ms=self._started_ms)
+            fields = markers.begun_fields(self.marker, self.batch, chunks=chunks, started_ms=self._started_ms)
             self._run("begin", self._previous, *redis_scripts.field_arguments(fields))
             self._write_missing(sums, chunks, tuple(range(chunks)))
         finally:
@@ -127,7 +127,7 @@ class BatchWriter:
 
     @property
     def _previous(self) -> int:
-        return NO_BATCH if self.found is None else self.found.batch
+        return NO_BATCH if self.marker is None else self.marker.batch
 
     @property
     def _entry_targets(self) -> tuple[Append | StreamAppend, ...]:
@@ -156,10 +156,10 @@ class BatchWriter:
 
     def _completed_fields(self) -> dict[str, str]:
         times = markers.completed_fields(started_ms=self._started_ms, finished_ms=self.now_ms())
-        return times | markers.loss_fields(self.found, self.batch)
+        return times | markers.loss_fields(self.marker, self.batch)
 
     def _list_arguments(self, fields: dict[str, str], entries: Entries) -> list[Argument]:
-        """The newest entries of each list, oldest first, equal ones in the order of their bytes; and the history."""
+        """Return the newest entries of each list, oldest first and then by their bytes, and the history."""
         newest = {
             append.target: [entry for _, entry in sorted(entries[append.target])[-append.length_max :]]
             for append in self._entry_targets
@@ -167,14 +167,14 @@ class BatchWriter:
         for target, new in newest.items():
             size_bytes = sum(map(len, new))
             if size_bytes > redis_chunks.CHUNK_BYTES_MAX:
-                raise DataMisfit(
-                    f"the newest entries of target {target!r} in batch {self.batch.number} have {size_bytes} bytes and "
-                    f"{redis_chunks.CHUNK_BYTES_MAX} are allowed: {Remedy.FEWER_ENTRIES}"
+                raise IncompatibleData(
+                    f"the newest entries of target {target!r} in batch {self.batch.number} have {size_bytes} bytes, "
+                    f"and {redis_chunks.CHUNK_BYTES_MAX} are allowed: {Remedy.FEWER_ENTRIES}"
                 )
         return redis_scripts.list_arguments(self.keys, self.history, self._history_entry(fields), newest)
 
     def _history_entry(self, fields: dict[str, str]) -> str:
-        # Offsets by partition, for a query on one topic; the marker has them by topic too.
+        # Offsets by partition, for a query on one topic; the marker has them by topic.
         one_topic = len({part.topic for part in self.batch.ranges}) == 1
         entry = {
             "batch": self.batch.number,
@@ -186,7 +186,7 @@ class BatchWriter:
 
     def _run(self, name: str, *arguments: Any) -> None:
         identity = (self.batch.query, self.owner, self.batch.number, self.batch.digest)
-        answer = redis_scripts.run(
+        reply = redis_scripts.run(
             redis_pool.client(self.url, self.keys.marker), name, self.keys, [*identity, *arguments]
         )
-        redis_scripts.raise_refusal(self.keys, answer)
+        redis_scripts.raise_refusal(self.keys, reply)

@@ -1,8 +1,8 @@
-"""A batch too large for one script: summed by key, cut into chunks, each chunk written by one script.
+"""Chunks of a batch too large for one script: summed by key, each chunk written by one script.
 
-A row's chunk depends on its target, its field and the number of chunks alone, so every attempt cuts the batch alike.
+A row's chunk depends only on its target, its field and the number of chunks, so every attempt has the same chunks.
 The rows of a chunk are collected into **one row** before a task writes them: whatever Spark splits, merges or repeats,
-a chunk is whole. Every chunk has such a row, an empty one too, and each is reported as written.
+a chunk is whole. Every chunk has such a row, even an empty one, and is reported as written.
 """
 
 import functools
@@ -18,12 +18,12 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 from pyspark.sql.pandas.functions import arrow_udf
 
-from onceflow.redis import errors as redis_answers
+from onceflow.redis import errors as redis_errors
 from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.redis import scripts as redis_scripts
-from onceflow.spark.redis.scripts import DataMisfit, Keys
+from onceflow.spark.redis.scripts import IncompatibleData, Keys
 
 ROWS_PER_CHUNK = 5_000
 BYTES_PER_CHUNK = 4 * 1024 * 1024
@@ -32,10 +32,12 @@ ROW = ("target", "field", "amount", "value")
 
 
 def reduced(rows: DataFrame, keys: Keys) -> DataFrame:
-    """One row per target and field: the sum of its amounts, null where it leaves 64 bits, or its newest value."""
-    grouped = [_of(rows, [increment.target for increment in keys.increments]).agg(*_sum())]
+    """Return one row per target and field: the sum of its amounts, null if above 64 bits, or its newest value."""
+    grouped = [_grouped(rows, [increment.target for increment in keys.increments]).agg(*_sum())]
     if keys.sets:
-        newest = _of(rows, [each.target for each in keys.sets]).agg(F.max(F.struct("amount", "value")).alias("newest"))
+        newest = _grouped(rows, [setting.target for setting in keys.sets]).agg(
+            F.max(F.struct("amount", "value")).alias("newest")
+        )
         grouped.append(newest.select("target", "field", "newest.amount", "newest.value"))
     return functools.reduce(DataFrame.unionByName, grouped)
 
@@ -44,18 +46,18 @@ def _sum() -> tuple[Column, Column]:
     return F.try_sum("amount").alias("amount"), F.lit(None).cast("binary").alias("value")
 
 
-def _of(rows: DataFrame, targets: Sequence[str]) -> GroupedData:
+def _grouped(rows: DataFrame, targets: Sequence[str]) -> GroupedData:
     return rows.where(F.col("target").isin(list(targets))).groupBy("target", "field")
 
 
 def chunks_for(row_count: int, size_bytes: int) -> int:
-    """How many chunks so many rows make, at least one."""
+    """Return the number of chunks for this many rows and bytes, at least one."""
     return max(1, math.ceil(row_count / ROWS_PER_CHUNK), math.ceil(size_bytes / BYTES_PER_CHUNK))
 
 
 @dataclass(frozen=True)
 class ChunkWriter:
-    """What a task needs to write chunks: plain values, pickled into the task."""
+    """Writer of chunks in a task; it has only plain values, since it is pickled."""
 
     url: str
     keys: Keys
@@ -66,7 +68,7 @@ class ChunkWriter:
     size_bytes_max: int
 
     def write(self, chunk: int, rows: Sequence[tuple[str, bytes, int | None, bytes | None]]) -> list[str]:
-        """Writes one chunk; returns the script's answer, a refusal too. Raises RedisFailed."""
+        """Write one chunk; return the script's reply, which may be a refusal. Raises RedisFailed."""
         size_bytes = sum(len(field) + len(value or b"") for _, field, _, value in rows)
         if size_bytes > self.size_bytes_max:
             return ["too-large", str(size_bytes)]
@@ -78,14 +80,14 @@ class ChunkWriter:
         try:
             return redis_scripts.run(redis_pool.client(self.url, self.keys.marker), "chunk", self.keys, arguments)
         except redis.RedisError as error:
-            raise redis_answers.failed(self.url, f"in chunk {chunk} of batch {self.batch}", error) from error
+            raise redis_errors.failed(self.url, f"in chunk {chunk} of batch {self.batch}", error) from error
 
 
 def write_chunks(sums: DataFrame, writer: ChunkWriter, *, chunks: int, missing: Sequence[int]) -> None:
-    """Writes the `missing` chunks of `chunks`, one script each, in Spark's tasks.
+    """Write the `missing` chunks of `chunks`, one script each, in Spark's tasks.
 
-    Raises MarkerRefused, OwnerLost or DataMisfit with the first refusal; chunks before it stay written, and a later
-    attempt goes on with the others.
+    Raises MarkerRefused, OwnerLost or IncompatibleData with the first refusal; chunks before it stay written, and a
+    later attempt continues with the others.
     """
     session = sums.sparkSession
     wanted = F.col("chunk").isin(list(missing))
@@ -118,21 +120,21 @@ def _task(writer: ChunkWriter) -> Any:
 
 
 def _check(reports: Sequence[list[Any]], writer: ChunkWriter, missing: Sequence[int]) -> None:
-    for chunk, *answer in sorted(reports):
-        if answer[0] == "too-large":
-            raise DataMisfit(
-                f"chunk {chunk} of batch {writer.batch} has {answer[1]} bytes of fields and {writer.size_bytes_max} "
+    for chunk, *reply in sorted(reports):
+        if reply[0] == "too-large":
+            raise IncompatibleData(
+                f"chunk {chunk} of batch {writer.batch} has {reply[1]} bytes of fields, and {writer.size_bytes_max} "
                 f"are allowed: {Remedy.SHORTER_FIELDS}"
             )
-        if answer[0] == "overflow":
-            raise DataMisfit(
-                f"the amounts of field {answer[2]!r} of target {answer[1]!r} in batch {writer.batch} sum to more than "
-                f"64 bits hold: {Remedy.REFUSE_AMOUNTS}"
+        if reply[0] == "overflow":
+            raise IncompatibleData(
+                f"the amounts of field {reply[2]!r} of target {reply[1]!r} in batch {writer.batch} exceed "
+                f"64 bits in total: {Remedy.REFUSE_AMOUNTS}"
             )
-        redis_scripts.raise_refusal(writer.keys, answer)
+        redis_scripts.raise_refusal(writer.keys, reply)
     written = sorted(report[0] for report in reports)
     if written != sorted(missing):
         raise MarkerRefused(
             f"batch {writer.batch}: chunks {written} were written where {sorted(missing)} were missing; "
-            f"{Remedy.START_AGAIN} and it writes what is missing"
+            f"{Remedy.START_AGAIN}, which writes the missing ones"
         )

@@ -1,13 +1,13 @@
-"""What a marker that went back lacks, step by step, up to the last batch that Spark has committed or is past.
+"""Repair of a target that lost batches, step by step, up to the last batch b that Spark has committed.
 
-A step is a batch for the same scripts, so a driver killed in the middle of a repair leaves a marker like any other:
+A step is a batch for the same scripts, so a driver killed in the middle of a repair leaves a valid marker:
 
-1. A batch of which a part is there is finished with its own ranges, told by the marker.
-2. From a complete batch j to batch b-1, where b is the last one: one step, whose ranges are all that lie between.
-3. Batch b with the ranges that the checkpoint has for it. It is the one that Spark may repeat, its commit being the
-   only one that may not be on disk yet, and a repeated batch must find its own ranges in the marker.
+1. A partly written batch is finished with its own ranges, which the marker has.
+2. From a complete batch j to batch b-1: one step with all ranges in between.
+3. Batch b with its ranges from the checkpoint. Spark may repeat it, since its commit is the only one that may not be on
+   disk yet, and a repeated batch must find its own ranges in the marker.
 
-Ranges are what the log is asked for again, so each must be known for certain: nothing here guesses an offset.
+The ranges are read from the log again, so each must be certain: no offset is guessed.
 """
 
 from collections.abc import Mapping
@@ -21,51 +21,51 @@ from onceflow.spark.exactly_once.decision import Refuse, Skip, Wording
 from onceflow.spark.offsets import LossKind, OffsetRange, Offsets
 from onceflow.spark.redis.marker import Marker
 
-_COUNTED_IS_GONE = (LossKind.RECREATED, LossKind.TRUNCATED)
-"""Accepted losses after which the log has other records than those that were counted."""
+_COUNTED_IS_LOST = (LossKind.RECREATED, LossKind.TRUNCATED)
+"""Kinds of accepted losses after which the log has other records than the counted ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingRanges:
-    """Offsets that are to be counted again; what `rebuild` is called with."""
+    """Offsets to count again, the argument of `rebuild`."""
 
     ranges: tuple[OffsetRange, ...]
-    """At least one; none is empty, and no partition has two."""
+    """One or more ranges; none is empty, and no partition has two."""
     topic_ids: Mapping[str, str]
-    """The ids of their topics, as far as the broker tells them: another id, other records."""
+    """Ids of their topics, as far as the broker reports them. Another id means other records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One batch to write, or to finish where the marker holds a part of it."""
+    """One batch to write, or to finish if the marker holds a part of it."""
 
     batch: Batch
 
     @property
     def missing(self) -> MissingRanges | None:
-        """What is to be read again; None where the step has no offsets."""
+        """Offsets to read again; None if the step has no offsets."""
         ranges = tuple(part for part in self.batch.ranges if part.size)
         topics = {part.topic for part in ranges}
         ids = {topic: topic_id for topic, topic_id in self.batch.topic_ids.items() if topic in topics}
         return MissingRanges(ranges, ids) if ranges else None
 
 
-def _way_out(words: Wording) -> str:
-    return f"{Remedy.RESTORE_TARGET.format(target=words.target)}, or {words.anew}"
+def _remedy(words: Wording) -> str:
+    return f"{Remedy.RESTORE_TARGET.format(target=words.target)}, or {words.remedy}"
 
 
 def refusal_of_state(checkpoint: Checkpoint, words: Wording) -> Refuse | None:
-    """Why a stateful query cannot be repaired: what it adds for an event depends on all events before."""
+    """Return why a stateful query cannot be repaired: its rows depend on all earlier events."""
     if not checkpoint.is_stateful:
         return None
     return Refuse(
-        f"Redis lost batches of a stateful query ({checkpoint.location}/{STATE}), whose rows cannot be made again from "
-        f"their offsets alone: {_way_out(words)}"
+        f"Redis lost batches of a stateful query ({checkpoint.location}/{STATE}), whose rows cannot be computed again "
+        f"from their offsets alone: {_remedy(words)}"
     )
 
 
 def next_step(marker: Marker, target: Batch, checkpoint: Checkpoint, words: Wording) -> Step | Refuse | None:
-    """What to write next, so that the marker comes to `target` complete; None when it is there."""
+    """Return the next step towards a complete batch `target`; None when it is complete."""
     refusal = decision.other_plan(marker, target.plan, words) or _refusal_of_losses(marker, words)
     if refusal is not None:
         return refusal
@@ -80,13 +80,13 @@ def next_step(marker: Marker, target: Batch, checkpoint: Checkpoint, words: Word
 
 
 def _refusal_of_losses(marker: Marker, words: Wording) -> Refuse | None:
-    """Return why counts of which a key is lost cannot be counted again: an accepted loss took what they counted."""
-    gone = [loss for loss in marker.losses if loss.kind in _COUNTED_IS_GONE]
-    if not marker.lost or not gone:
+    """Return why counts with a lost key cannot be counted again: an accepted loss removed counted records."""
+    losses = [loss for loss in marker.losses if loss.kind in _COUNTED_IS_LOST]
+    if not marker.lost or not losses:
         return None
     return Refuse(
-        f"{words.marker} {marker.shown_state} and what was counted before an accepted loss is not in the log any more "
-        f"({gone[0]}): {_way_out(words)}"
+        f"{words.marker} {marker.shown_state} and the log no longer has what was counted before an accepted loss "
+        f"({losses[0]}): {_remedy(words)}"
     )
 
 
@@ -97,13 +97,13 @@ def _finish(marker: Marker, target: Batch, words: Wording) -> Step | Refuse:
     if marker.plan_version != target.plan_version:
         return decision.other_version(marker, target.plan_version, words)
     return Refuse(
-        f"{words.marker} holds a part of batch {marker.batch} as {marker.ranges_json}, which does not make its digest "
-        f"{marker.digest[:12]}: {_way_out(words)}"
+        f"{words.marker} holds a part of batch {marker.batch} as {marker.ranges_json}, which does not match its digest "
+        f"{marker.digest[:12]}: {_remedy(words)}"
     )
 
 
 def _bridge(marker: Marker, target: Batch, checkpoint: Checkpoint, words: Wording) -> Step | Refuse:
-    """All that lies between the complete batch of the marker and the begin of `target`."""
+    """Return one step for everything between the marker's complete batch and the start of `target`."""
     number = target.number - 1
     end = checkpoint.reached(number)
     lost = f"Redis lost batches {marker.batch + 1} to {number}"
@@ -115,45 +115,45 @@ def _bridge(marker: Marker, target: Batch, checkpoint: Checkpoint, words: Wordin
                 begin = _entered(marker, topic, partition, number, checkpoint)
             if begin is None:
                 return Refuse(
-                    f"{lost}, and {checkpoint.location} does not say any more where {topic}-{partition} came in: "
-                    f"{_way_out(words)}"
+                    f"{lost}, and {checkpoint.location} no longer has the first offset of {topic}-{partition}: "
+                    f"{_remedy(words)}"
                 )
             ranges.append(OffsetRange(topic, partition, begin, offset_end))
-    sentence = _why_uncertain(marker, target, end, ranges)
-    if sentence is not None:
-        return Refuse(f"{lost}, and {sentence}: {_way_out(words)}")
+    reason = _why_uncertain(marker, target, end, ranges)
+    if reason is not None:
+        return Refuse(f"{lost}, and {reason}: {_remedy(words)}")
     batch = Batch(target.query, number, tuple(sorted(ranges)), target.plan, target.plan_version, end.topic_ids)
     return Step(batch)
 
 
 def _entered(marker: Marker, topic: str, partition: int, last: int, checkpoint: Checkpoint) -> int | None:
-    """The first offset of a partition that the marker does not know; None where a file on the way is gone."""
+    """Return the first offset of a partition that the marker does not know; None if the checkpoint lacks a file."""
     present = set(checkpoint.names("offsets"))
     for number in range(marker.batch + 1, last + 1):
         if str(number) not in present:
             return None
-        found = checkpoint.reached(number).by_topic.get(topic, {}).get(partition)
-        if found is not None:
-            return found
+        offset = checkpoint.reached(number).by_topic.get(topic, {}).get(partition)
+        if offset is not None:
+            return offset
     return None
 
 
 def _entered_with(target: Batch) -> set[tuple[str, int]]:
-    """Return the partitions of `target`: a marker before the first batch knows those, too, that came in with it."""
+    """Return the partitions of `target`, which a rewound marker has, too, even if they entered with that batch."""
     return {(part.topic, part.partition) for part in target.ranges}
 
 
 def _why_uncertain(marker: Marker, target: Batch, end: Offsets, ranges: list[OffsetRange]) -> str | None:
-    """Return why these ranges may not be what was counted; None where they are."""
+    """Return why these ranges may differ from the counted ones; None if they are certain."""
     entered = _entered_with(target) if marker.batch == NO_BATCH else set()
-    for topic, found in marker.topic_ids.items():
-        if topic in end.topic_ids and end.topic_ids[topic] != found:
-            return f"topic {topic} was deleted and made again since: id {found} is now {end.topic_ids[topic]}"
+    for topic, counted_id in marker.topic_ids.items():
+        if topic in end.topic_ids and end.topic_ids[topic] != counted_id:
+            return f"topic {topic} was deleted and created again since: id {counted_id} is now {end.topic_ids[topic]}"
     for topic, partitions in (marker.offsets or {}).items():
         known = end.by_topic.get(topic, {})
-        gone = [number for number in partitions if int(number) not in known and (topic, int(number)) not in entered]
-        if gone:
-            return f"the query does not read {topic}-{gone[0]} any more"
+        dropped = [number for number in partitions if int(number) not in known and (topic, int(number)) not in entered]
+        if dropped:
+            return f"the query no longer reads {topic}-{dropped[0]}"
     backwards = [part for part in ranges if part.size < 0]
     if backwards:
         part = backwards[0]

@@ -1,6 +1,6 @@
-"""The sink's Lua scripts (`lua/*.lua`), called with a batch's values; their refusals become exceptions.
+"""Calls of the sink's Lua scripts (`lua/*.lua`); their refusals become exceptions.
 
-A call can be sent again at any time: every script finds by the marker that it has already run and changes nothing.
+Any call can be repeated: a script that has already run finds that by the marker and changes nothing.
 """
 
 import functools
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import redis
 
-from onceflow.redis import errors as redis_answers
+from onceflow.redis import errors as redis_errors
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import AttemptEnded, MarkerRefused, SinkStopped
 from onceflow.spark.redis.marker import RESET, claims_key
@@ -23,26 +23,26 @@ Argument = str | bytes | int
 
 
 class MarkerMoved(AttemptEnded):
-    """The marker is not where this start left it: Redis went back while it ran. Reading it anew decides."""
+    """The marker is not where this start left it: Redis lost writes meanwhile. Reading it again decides."""
 
 
 class OwnerLost(SinkStopped):
-    """Another start of the query has taken the counts over; this one must stop."""
+    """Another start of the query has taken over; this one must stop."""
 
 
 class Forbidden(SinkStopped):
-    """The user of the Redis address may not call what the scripts call."""
+    """The user of the Redis address may not call a command of the scripts."""
 
 
-class DataMisfit(SinkStopped):
-    """A key has another type, or a field another value, than can be added to."""
+class IncompatibleData(SinkStopped):
+    """A key's type or a field's value does not allow adding to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Increment:
-    """Rows of `target` add their amount to a field of the hash `key`; `ranking_key` is a sorted set that follows it.
+    """Rows of `target` add their amount to a field of the hash `key`; the sorted set `ranking_key` repeats its values.
 
-    The ranking's scores repeat the hash's values; beyond 2^53 a score is the nearest double.
+    A score above 2^53 is the nearest double.
     """
 
     target: str
@@ -61,10 +61,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class SetIfNewer:
-    """Rows of `target` set a field of the hash `key` to their value, if their amount is greater than any before.
+    """Rows of `target` set a field of the hash `key` to their value, if their amount is greater than all earlier ones.
 
-    The amount is the value's version, such as a time; `versions_key` is a hash of the greatest one of each field. Of
-    two values of one version the one whose bytes come last stays, in whatever order they arrive.
+    The amount is the value's version, such as a time; the hash `versions_key` has each field's greatest version. Of two
+    values of one version the one whose bytes sort last wins, regardless of their order of arrival.
     """
 
     target: str
@@ -76,9 +76,9 @@ class SetIfNewer:
 class StreamAppend:
     """Rows of `target` are entries of the stream `key`: the newest `length_max`, in the order of their amounts.
 
-    An entry's id is the number of its micro-batch and its place there from 1, such as `17-1`; what it holds is one
-    field, `value`. Nobody else may add to the stream. A repair makes batches that Redis lost into one or two, so
-    entries may then get other ids than before.
+    An entry's id is the number of its micro-batch and its position there from 1, such as `17-1`; it has one field,
+    `value`. No other program may add to the stream. A repair joins the batches that Redis lost into one or two, so
+    their entries may get other ids.
     """
 
     target: str
@@ -91,7 +91,7 @@ Target = Increment | Append | SetIfNewer | StreamAppend
 
 @dataclass(frozen=True)
 class Keys:
-    """Every key of one sink, in the order in which all scripts are handed them."""
+    """All keys of one sink, in the order of every script's KEYS."""
 
     marker: str
     history: str
@@ -100,46 +100,46 @@ class Keys:
     sets: tuple[SetIfNewer, ...] = ()
     streams: tuple[StreamAppend, ...] = ()
     reset: str = RESET
-    """The command that forgets all of them, for sentences."""
+    """Command that deletes all of them, for messages."""
 
     # Without slots, for the cache.
     @functools.cached_property
     def data(self) -> list[str]:
-        """The keys beside marker and history, each once."""
+        """Data keys, each once."""
         return list(dict.fromkeys(self.named))
 
     @property
     def named(self) -> list[str]:
-        """The keys beside marker and history, as often as they were given."""
+        """Data keys, as often as they were given."""
         keys = [increment.key for increment in self.increments]
         keys += [increment.ranking_key for increment in self.increments if increment.ranking_key is not None]
         keys += [append.key for append in self.appends] + [stream.key for stream in self.streams]
-        return keys + [key for each in self.sets for key in (each.key, each.versions_key)]
+        return keys + [key for setting in self.sets for key in (setting.key, setting.versions_key)]
 
     @property
     def targets(self) -> list[str]:
-        """What a row's target may be."""
+        """Allowed targets of rows."""
         groups: tuple[Sequence[Target], ...] = (self.increments, self.appends, self.sets, self.streams)
-        return [each.target for group in groups for each in group]
+        return [target.target for group in groups for target in group]
 
     @property
     def entry_targets(self) -> list[str]:
-        """Those whose rows are entries of a list or a stream."""
+        """Targets whose rows are entries of a list or a stream."""
         return [append.target for append in self.appends] + [stream.target for stream in self.streams]
 
     @functools.cached_property
     def own(self) -> list[str]:
-        """The keys that are claimed for the marker."""
+        """Keys that are claimed for the marker."""
         return [self.marker, self.history, *self.data]
 
     @functools.cached_property
     def all(self) -> list[str]:
-        """Every key that the scripts touch, each once."""
+        """All keys that the scripts use, each once."""
         return [*self.own, *self.claims]
 
     @property
     def claims(self) -> list[str]:
-        """The claims hashes, each once."""
+        """Claims hashes, each once."""
         return list(dict.fromkeys(map(claims_key, self.own)))
 
     @functools.cached_property
@@ -148,7 +148,7 @@ class Keys:
         return with_claims(self.own)
 
     def number(self, key: str) -> int:
-        """Lua's number, from 1, of `key` among KEYS."""
+        """Return the index of `key` in Lua's KEYS, from 1."""
         return self.own.index(key) + 1
 
 
@@ -168,24 +168,24 @@ Row = tuple[str, bytes, int, bytes | None]
 
 
 def field_arguments(fields: Mapping[str, str]) -> list[Argument]:
-    """Fields of the marker as a script takes them."""
+    """Return the arguments for fields of the marker."""
     return [len(fields), *(text for pair in fields.items() for text in pair)]
 
 
-def acquire_arguments(keys: Keys, query: str, fields: Mapping[str, str], *, may_make: bool) -> list[Argument]:
-    """What `acquire` takes; `fields` are the marker's first ones."""
-    return [query, int(may_make), *field_arguments(fields), len(keys.streams)]
+def acquire_arguments(keys: Keys, query: str, fields: Mapping[str, str], *, may_create: bool) -> list[Argument]:
+    """Return the arguments of `acquire`; `fields` are the marker's first ones."""
+    return [query, int(may_create), *field_arguments(fields), len(keys.streams)]
 
 
 def count_arguments(keys: Keys, rows: Sequence[Row]) -> list[Argument]:
-    """Rankings, counts and sets as a script takes them."""
+    """Return the arguments for rankings, counts and sets."""
     rankings = [
         (keys.number(increment.key), keys.number(increment.ranking_key))
         for increment in keys.increments
         if increment.ranking_key is not None
     ]
     hashes = {increment.target: keys.number(increment.key) for increment in keys.increments}
-    pairs = {each.target: (keys.number(each.key), keys.number(each.versions_key)) for each in keys.sets}
+    pairs = {setting.target: (keys.number(setting.key), keys.number(setting.versions_key)) for setting in keys.sets}
     counts: list[Argument] = []
     sets: list[Argument] = []
     for target, field, amount, value in rows:
@@ -198,7 +198,7 @@ def count_arguments(keys: Keys, rows: Sequence[Row]) -> list[Argument]:
 
 
 def list_arguments(keys: Keys, history: Append, entry: str, entries: Entries) -> list[Argument]:
-    """Lists and streams as a script takes them: one entry of the history, and the new entries of each target."""
+    """Return the arguments for lists and streams: one entry of the history, and the new entries of each target."""
     lists: list[tuple[Append | StreamAppend, Sequence[Argument]]] = [(history, [entry])]
     lists += [(append, entries[append.target]) for append in keys.appends if entries.get(append.target)]
     streams = [(stream, entries[stream.target]) for stream in keys.streams if entries.get(stream.target)]
@@ -211,7 +211,7 @@ def list_arguments(keys: Keys, history: Append, entry: str, entries: Entries) ->
 
 
 def run(client: Any, name: str, keys: Keys, arguments: Sequence[Argument]) -> list[str]:
-    """Runs the script `name` and returns its answer, which may be a refusal. Raises redis-py's errors."""
+    """Run the script `name` and return its reply, which may be a refusal. Raises redis-py's errors."""
     return _run(client, name, keys.for_scripts, arguments)
 
 
@@ -224,7 +224,7 @@ def _run(client: Any, name: str, keys: Sequence[str], arguments: Sequence[Argume
         except redis.exceptions.NoScriptError:
             return cast(Sequence[Any], client.eval(body, len(keys), *keys, *arguments))
 
-    return texts(redis_answers.patiently(call, pool=client.connection_pool))
+    return texts(redis_errors.patiently(call, pool=client.connection_pool))
 
 
 def forget(client: Any, marker: str, keys: Sequence[str]) -> None:
@@ -233,9 +233,9 @@ def forget(client: Any, marker: str, keys: Sequence[str]) -> None:
 
 
 def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: int) -> bool:
-    """Runs `settle` and waits until its write, and so every one before it, is synced to the append-only file.
+    """Run `settle` and wait until its write, and so every earlier one, is synced to the append-only file.
 
-    Arguments: query, owner, batch. False if that took longer than `wait_ms`. Raises as `raise_refusal` does.
+    Arguments: query, owner, batch. Return false after `wait_ms`. Raises the same errors as `raise_refusal`.
     """
     source, _ = script("settle")
 
@@ -246,8 +246,8 @@ def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: i
         pipeline.execute_command("WAITAOF", 1, 0, wait_ms)
         return pipeline.execute()
 
-    answer, synced = redis_answers.patiently(call, pool=client.connection_pool)
-    raise_refusal(keys, texts(answer))
+    reply, synced = redis_errors.patiently(call, pool=client.connection_pool)
+    raise_refusal(keys, texts(reply))
     return int(synced[0]) >= 1
 
 
@@ -261,16 +261,13 @@ def marker_fields(client: Any, marker: str, data: Sequence[str]) -> tuple[dict[s
             pipeline.exists(key)
         return pipeline.execute()
 
-    fields, *present = redis_answers.patiently(read, pool=client.connection_pool)
-    absent = [key for key, there in zip(data, present, strict=True) if not there]
+    fields, *present = redis_errors.patiently(read, pool=client.connection_pool)
+    absent = [key for key, exists in zip(data, present, strict=True) if not exists]
     return {name.decode(): value.decode() for name, value in fields.items()}, absent
 
 
 def claims_of(client: Any, keys: Sequence[str]) -> dict[str, str]:
-    """Return the marker that each of `keys` belongs to; those that no sink claims are left out.
-
-    Raises redis-py's errors.
-    """
+    """Return the marker that each of `keys` belongs to, without unclaimed keys. Raises redis-py's errors."""
 
     def read() -> Any:
         pipeline = client.pipeline(transaction=True)
@@ -278,95 +275,95 @@ def claims_of(client: Any, keys: Sequence[str]) -> dict[str, str]:
             pipeline.hget(claims_key(key), key)
         return pipeline.execute()
 
-    found = redis_answers.patiently(read, pool=client.connection_pool)
-    return {key: claim.decode() for key, claim in zip(keys, found, strict=True) if claim is not None}
+    claims = redis_errors.patiently(read, pool=client.connection_pool)
+    return {key: claim.decode() for key, claim in zip(keys, claims, strict=True) if claim is not None}
 
 
-def texts(answer: Sequence[Any]) -> list[str]:
-    """A script's answer as text; what is not UTF-8 in a field's name is shown escaped."""
-    return [part.decode("utf-8", "backslashreplace") if isinstance(part, bytes) else str(part) for part in answer]
+def texts(reply: Sequence[Any]) -> list[str]:
+    """Return a script's reply as text; bytes of a field's name that are not UTF-8 are escaped."""
+    return [part.decode("utf-8", "backslashreplace") if isinstance(part, bytes) else str(part) for part in reply]
 
 
 @functools.cache
 def script(name: str) -> tuple[str, str]:
-    """Source and SHA-1 of `lua/NAME.lua` behind what all scripts begin with."""
+    """Return source and SHA-1 of `lua/NAME.lua`, after `fence.lua`, which precedes every script."""
     directory = resources.files("onceflow.spark.redis") / "lua"
     body = "\n".join((directory / f"{part}.lua").read_text("utf-8") for part in ("fence", name))
     return body, hashlib.sha1(body.encode(), usedforsecurity=False).hexdigest()
 
 
-def raise_refusal(keys: Keys, answer: Sequence[str]) -> None:
-    """Raises what a script's refusal means; an answer that is none passes."""
-    kind, *found = answer
+def raise_refusal(keys: Keys, reply: Sequence[str]) -> None:
+    """Raise the error of a script's refusal; a reply that is not a refusal is accepted."""
+    kind, *values = reply
     reset = Remedy.COUNT_AGAIN.format(reset=keys.reset)
     match kind:
         case "marker":
             raise MarkerRefused(
-                f"marker {keys.marker} is not there any more (type {found[0]}, a hash was there): Redis lost it or "
-                f"somebody deleted it; {Remedy.RESTORE_TARGET.format(target='Redis')}, or {reset}"
+                f"marker {keys.marker} no longer exists (type {values[0]} instead of hash), so Redis lost it or it was "
+                f"deleted: {Remedy.RESTORE_TARGET.format(target='Redis')}, or {reset}"
             )
         case "query":
-            raise MarkerRefused(f"marker {keys.marker} now belongs to query {found[0]}: {Remedy.STOP_ONE_QUERY}")
+            raise MarkerRefused(f"marker {keys.marker} now belongs to query {values[0]}: {Remedy.STOP_ONE_QUERY}")
         case "owner":
             raise OwnerLost(
-                f"marker {keys.marker} was taken over by a later start of this query (owner epoch {found[0]}): this "
-                f"start stops, the later one goes on; {Remedy.SHOW_REDIS_SINK}"
+                f"marker {keys.marker} was taken over by a later start of this query (owner epoch {values[0]}): this "
+                f"start stops, the later one continues; {Remedy.SHOW_REDIS_SINK}"
             )
         case "moved":
             raise MarkerMoved(
-                f"marker {keys.marker} moved to batch {found[0]} (complete {found[1]}) while another batch was being "
+                f"marker {keys.marker} moved to batch {values[0]} (complete {values[1]}) while another batch was being "
                 f"written: Redis lost acknowledged writes or the marker was edited; {Remedy.START_AGAIN}"
             )
         case "missing":
             raise MarkerMoved(
-                f"marker {keys.marker} lacks chunk {found[0]} of {found[1]} that was acknowledged: Redis lost it; "
-                f"{Remedy.START_AGAIN} and it writes what is missing"
+                f"marker {keys.marker} lacks acknowledged chunk {values[0]} of {values[1]}, which Redis lost: "
+                f"{Remedy.START_AGAIN}, which writes the missing ones"
             )
         case "lost":
             raise MarkerMoved(
-                f"marker {keys.marker} has written {found[0]}, and that key does not exist any more (evicted, expired "
-                f"or deleted); {Remedy.START_AGAIN}"
+                f"marker {keys.marker} has written {values[0]}, and that key no longer exists (evicted, expired or "
+                f"deleted): {Remedy.START_AGAIN}"
             )
         case "unclaimed":
             raise MarkerMoved(
-                f"key {found[0]} is not claimed for marker {keys.marker} any more: Redis lost the claim, or it was "
-                f"deleted; {Remedy.START_AGAIN}"
+                f"key {values[0]} is no longer claimed for marker {keys.marker}, so Redis lost the claim or it was "
+                f"deleted: {Remedy.START_AGAIN}"
             )
         case "claimed":
-            raise MarkerRefused(claimed_by_other(found[0], found[1], keys.marker))
+            raise MarkerRefused(claimed_by_other(values[0], values[1], keys.marker))
         case "strange":
-            raise MarkerRefused(claimed_by_none(found[0]))
+            raise MarkerRefused(claimed_by_none(values[0]))
         case "data":
             raise MarkerRefused(
-                f"{found[0]} exists before the first batch has written anything: "
+                f"{values[0]} exists before the first batch is written: "
                 f"{Remedy.DELETE_COUNTS.format(reset=keys.reset)} or {Remedy.OTHER_HASH_KEY}"
             )
         case "misfit" | "stream" | "amount":
-            raise DataMisfit(_why_misfit(kind, found, keys))
+            raise IncompatibleData(_why_incompatible(kind, values, keys))
         case "forbidden":
             raise Forbidden(
-                f"the user of the Redis address may not call {found[0]} on the keys beside {keys.marker} ({found[1]}): "
+                f"the user of the Redis address may not call {values[0]} on the keys of {keys.marker} ({values[1]}): "
                 f"{Remedy.ALLOW_COMMANDS}, then {Remedy.START_AGAIN}; nothing was written"
             )
         case "owned" | "done" | "already":
             return
         case _:
             raise MarkerRefused(
-                f"a script on marker {keys.marker} answered {list(answer)}, which no script of ours does"
+                f"a script on marker {keys.marker} returned {list(reply)}, which is not a reply of our scripts"
             )
 
 
 def claimed_by_other(key: str, claim: str, marker: str) -> str:
     """Return the message for a key that belongs to another marker."""
-    free = shlex.join(["HDEL", claims_key(key), key])
+    release = shlex.join(["HDEL", claims_key(key), key])
     return (
         f"key {key} belongs to marker {claim}, so the sink with marker {marker} cannot write it: "
-        f"{Remedy.OTHER_KEY}; {Remedy.DELETE_CLAIM.format(command=free)}"
+        f"{Remedy.OTHER_KEY}; {Remedy.DELETE_CLAIM.format(command=release)}"
     )
 
 
 def claimed_by_none(key: str) -> str:
-    """Return the message for a key that something else has written."""
+    """Return the message for a key that another program has written."""
     delete = shlex.join(["UNLINK", key])
     return (
         f"key {key} exists, and no sink claims it: {Remedy.RENAME_KEY} or {Remedy.DELETE_KEY.format(command=delete)}, "
@@ -374,40 +371,40 @@ def claimed_by_none(key: str) -> str:
     )
 
 
-def _why_misfit(kind: str, found: Sequence[str], keys: Keys) -> str:
-    """The sentence for what cannot be added to, or cannot be added."""
+def _why_incompatible(kind: str, values: Sequence[str], keys: Keys) -> str:
+    """Return the message for a key, field or amount that does not allow adding."""
     if kind == "stream":
         return (
-            f"stream {found[0]} in Redis has had an entry {found[1]}, which those of batch {found[2]} would come "
-            f"before: nothing was added; somebody else adds to the stream, so {Remedy.RENAME_KEY}, then "
-            f"{Remedy.START_AGAIN}{_without_rebuild(keys, found[0])}"
+            f"stream {values[0]} in Redis has had an entry {values[1]}, which is after those of batch {values[2]}: "
+            f"nothing was added; another program adds to the stream, so {Remedy.RENAME_KEY}, then "
+            f"{Remedy.START_AGAIN}{_without_rebuild(keys, values[0])}"
         )
     if kind == "amount":
         return (
-            f"the batch brings {found[2]!r} for field {found[1]!r} of {found[0]}, not a whole number of at most "
+            f"the batch has {values[2]!r} for field {values[1]!r} of {values[0]}, not a whole number of at most "
             f"18 digits: nothing was added; {Remedy.REFUSE_AMOUNTS}"
         )
-    if not found[1]:
-        delete = Remedy.DELETE_KEY.format(command=shlex.join(["UNLINK", found[0]]))
+    if not values[1]:
+        delete = Remedy.DELETE_KEY.format(command=shlex.join(["UNLINK", values[0]]))
         return (
-            f"key {found[0]} in Redis is of type {found[2]}, which cannot be counted in: {Remedy.RENAME_KEY} or "
-            f"{delete}, then {Remedy.START_AGAIN}{_without_rebuild(keys, found[0])}"
+            f"key {values[0]} in Redis is of type {values[2]}, which cannot hold counts: {Remedy.RENAME_KEY} or "
+            f"{delete}, then {Remedy.START_AGAIN}{_without_rebuild(keys, values[0])}"
         )
-    if re.fullmatch(r"-?[1-9]\d{18,}", found[2]):
+    if re.fullmatch(r"-?[1-9]\d{18,}", values[2]):
         return (
-            f"field {found[1]!r} of {found[0]} in Redis has reached {found[2]}, and only a sum of at most 18 digits "
-            f"can be added to: nothing was added; {Remedy.LEAVE_OUT_AMOUNTS}, then "
+            f"field {values[1]!r} of {values[0]} in Redis has reached {values[2]}, above the limit of 18 digits for a "
+            f"sum: nothing was added; {Remedy.LEAVE_OUT_AMOUNTS}, then "
             f"{Remedy.COUNT_AGAIN.format(reset=keys.reset)}"
         )
     return (
-        f"field {found[1]!r} of {found[0]} in Redis is {found[2]!r}, not a whole number of at most 18 digits: "
+        f"field {values[1]!r} of {values[0]} in Redis is {values[2]!r}, not a whole number of at most 18 digits: "
         f"nothing was added; {Remedy.CORRECT_FIELD}, then {Remedy.START_AGAIN}"
     )
 
 
 def _without_rebuild(keys: Keys, key: str) -> str:
-    """Return what follows where the sink has written the key before: it is a lost one then."""
+    """Return the end of the message if the sink has written the key before, so that it counts as lost."""
     if key not in keys.data:
         return ""
     reset = Remedy.COUNT_AGAIN.format(reset=keys.reset)
-    return f", which needs rebuild= to count again what was there; without it {reset}"
+    return f", which needs rebuild= to count its contents again; without it {reset}"

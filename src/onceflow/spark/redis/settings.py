@@ -1,7 +1,7 @@
-"""The settings of Redis on which the sink relies, checked again while the query runs: anyone may change them.
+"""Redis settings that the sink relies on, checked again while the query runs: anyone may change them.
 
-INFO tells the policy and whether there is an append-only file, CONFIG how often that is synced. A user may be forbidden
-either; what cannot be read is not judged.
+INFO has the policy and whether there is an append-only file, CONFIG how often that is synced. A user may be denied
+either; a setting that cannot be read is not checked.
 """
 
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from typing import Any
 
 import redis
 
-from onceflow.redis import errors as redis_answers
+from onceflow.redis import errors as redis_errors
 from onceflow.remedies import Remedy
 
 
 def read(client: Any) -> dict[str, str]:
-    """Return `maxmemory-policy`, `maxmemory`, `appendonly` and `appendfsync`, as far as the server tells them.
+    """Return `maxmemory-policy`, `maxmemory`, `appendonly` and `appendfsync`, as far as the server reports them.
 
     Raises redis-py's errors.
     """
@@ -24,39 +24,39 @@ def read(client: Any) -> dict[str, str]:
         pipeline.info("memory")
         pipeline.info("persistence")
         pipeline.config_get("appendfsync")
-        answers: list[Any] = pipeline.execute(raise_on_error=False)
-        for answer in answers:
-            if isinstance(answer, redis.RedisError) and redis_answers.code_of(answer) in redis_answers.PASSING:
-                raise answer
-        return answers
+        replies: list[Any] = pipeline.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, redis.RedisError) and redis_errors.code_of(reply) in redis_errors.TEMPORARY:
+                raise reply
+        return replies
 
     memory, persistence, synced = (
-        answer if isinstance(answer, Mapping) else {}
-        for answer in redis_answers.patiently(ask, pool=client.connection_pool)
+        reply if isinstance(reply, Mapping) else {}
+        for reply in redis_errors.patiently(ask, pool=client.connection_pool)
     )
     has_file = persistence.get("aof_enabled")
-    found = {
+    settings = {
         "maxmemory-policy": memory.get("maxmemory_policy"),
         "maxmemory": memory.get("maxmemory"),
         "appendonly": None if has_file is None else "yes" if has_file else "no",
         "appendfsync": synced.get("appendfsync"),
     }
-    return {name: str(value) for name, value in found.items() if value is not None}
+    return {name: str(value) for name, value in settings.items() if value is not None}
 
 
-def why_unfit(found: Mapping[str, str], *, is_synced: bool) -> str | None:
-    """Return which setting loses writes, its value, and what would be right; None where none does.
+def why_unsuitable(settings: Mapping[str, str], *, is_synced: bool) -> str | None:
+    """Return the message for a setting that can lose writes; None if there is none.
 
-    `is_synced` says that each batch waits for the append-only file, as the settings at the start allowed.
+    `is_synced`: each batch waits for the append-only file, as the settings at the start allowed.
     """
-    policy = found.get("maxmemory-policy", "noeviction")
+    policy = settings.get("maxmemory-policy", "noeviction")
     if policy != "noeviction":
-        limit = found.get("maxmemory", "unknown")
+        limit = settings.get("maxmemory", "unknown")
         return _change("maxmemory-policy", policy, f"may drop counts at maxmemory {limit}", "noeviction")
-    if is_synced and found.get("appendonly") == "no":
+    if is_synced and settings.get("appendonly") == "no":
         return _change("appendonly", "no", "keeps no log of writes", "yes")
-    if is_synced and found.get("appendfsync") == "no":
-        return _change("appendfsync", "no", "does not say when a write is on disk", "everysec")
+    if is_synced and settings.get("appendfsync") == "no":
+        return _change("appendfsync", "no", "does not report when a write is on disk", "everysec")
     return None
 
 

@@ -1,11 +1,11 @@
-"""Is a sink exactly once? `check_exactly_once` kills it everywhere and looks at what a reader sees.
+"""Conformance kit for sinks: `check_exactly_once` kills a sink everywhere and checks what a reader sees.
 
     from onceflow.spark.testing import check_exactly_once
 
     def test_it_is_exactly_once(spark, tmp_path):
         check_exactly_once(lambda: MySink(tmp_path), lambda: read(tmp_path), spark=spark)
 
-docs/sink-kit.md tells what is done to the sink, and what each verdict means.
+docs/sink-kit.md describes what the kit does to the sink, and the meaning of each verdict.
 """
 
 import gc
@@ -20,10 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from onceflow.spark.sink import ExactlyOnce, Sink
 from onceflow.spark.testing.examination import examine
+from onceflow.spark.testing.harness import Harness, identity
 from onceflow.spark.testing.points import Reaper
 from onceflow.spark.testing.query import Query
-from onceflow.spark.testing.stand import Stand, as_they_are
-from onceflow.spark.testing.start import DriverSilent, bury
+from onceflow.spark.testing.start import DriverSilent, collect_dead_drivers
 from onceflow.spark.testing.steps import BatchSink, Loss, with_steps
 from onceflow.spark.testing.verdict import KitMisused, NotExactlyOnce, Rule
 
@@ -41,24 +41,24 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a sink has withstood."""
+    """Summary of the failures that a sink has withstood."""
 
     batches: int
     points: tuple[str, ...]
-    """Where drivers died, in words."""
+    """Descriptions of where drivers died."""
     overtaken: int
-    """Drivers that were frozen, overtaken, and woke up."""
+    """Drivers that were frozen, overtaken and woken."""
     blocked: int
-    """Drivers that nobody could overtake while they were frozen, since they held a lock of the target."""
+    """Drivers that could not be overtaken while frozen, since they held a lock of the target."""
     losses: int
-    """Answers that were lost."""
+    """Responses that were lost."""
     tasks: int
     """Tasks that died in the executors."""
 
     def __str__(self) -> str:
         return (
             f"exactly once: {self.batches} micro-batches, drivers killed at {len(self.points)} points, "
-            f"{self.overtaken} overtaken and woken, {self.blocked} frozen with a lock, {self.losses} answers lost, "
+            f"{self.overtaken} overtaken and woken, {self.blocked} frozen with a lock, {self.losses} responses lost, "
             f"{self.tasks} tasks killed"
         )
 
@@ -69,19 +69,19 @@ def check_exactly_once(
     *,
     spark: SparkSession,
     rows_per_batch: int = 6,
-    columns: Callable[[DataFrame], DataFrame] = as_they_are,
+    columns: Callable[[DataFrame], DataFrame] = identity,
     lines: bool = True,
     watch: Collection[ModuleType] = (),
     visible_within_ms: int = 2000,
 ) -> Report:
-    """Kills a sink before and after each step, and each line of its own code. Raises NotExactlyOnce, KitMisused.
+    """Kill a sink before and after each step, and each line of its own code. Raises NotExactlyOnce, KitMisused.
 
-    make_sink: makes the sink as each start of a query does; all write to one target, which is empty at first.
-    read: the values that a reader of committed data sees there now, each as often as it is there.
-    rows_per_batch: 2 at least. columns: what the sink gets, made of rows with one string column `value`.
-    lines: false for a quick run, in which drivers die between the steps alone.
-    watch: modules that have more of the sink's code; those of its class, and of what that inherits, need no telling.
-    visible_within_ms: how long what was committed may take to be seen.
+    make_sink: creates the sink as each start of a query does; all write to one target, which is empty at first.
+    read: returns the values that a reader of committed data sees there now, each as often as it occurs.
+    rows_per_batch: at least 2. columns: converts rows with one string column `value` to the sink's rows.
+    lines: false for a quick run, in which drivers die only between the steps.
+    watch: modules with more of the sink's code, besides those of its class and base classes.
+    visible_within_ms: time after which committed data must be visible.
     """
 
     def make(checkpoint: str) -> BatchSink:
@@ -105,37 +105,37 @@ def check_foreach_batch(
     *,
     spark: SparkSession,
     rows_per_batch: int = 6,
-    columns: Callable[[DataFrame], DataFrame] = as_they_are,
+    columns: Callable[[DataFrame], DataFrame] = identity,
     lines: bool = True,
     watch: Collection[ModuleType] = (),
     visible_within_ms: int = 2000,
 ) -> Report:
-    """As `check_exactly_once`, for whatever foreachBatch gets; `make_sink` is given the query's checkpoint.
+    """Check any function for foreachBatch as `check_exactly_once` does; `make_sink` takes the query's checkpoint.
 
-    The steps of an `ExactlyOnce` are seen as they are there; another function has lines alone.
+    Drivers of an `ExactlyOnce` die at its steps and lines, those of another function at its lines.
     """
 
     def make(checkpoint: str, reaper: Reaper, loss: Loss | None) -> BatchSink:
         return with_steps(make_sink(checkpoint), reaper, loss)
 
     if rows_per_batch < 2:
-        raise KitMisused(f"rows_per_batch {rows_per_batch}: what is there in part needs 2 rows at least")
+        raise KitMisused(f"rows_per_batch {rows_per_batch}: must be at least 2, so that a batch can be partly written")
     files = {str(module.__file__) for module in watch}
     with tempfile.TemporaryDirectory(prefix="onceflow-conformance-", dir=_memory()) as directory:
         query = Query(Path(directory), rows_per_batch)
-        stand = Stand(make, read, spark, query, Path(directory), columns, files, lines, visible_within_ms)
-        # What is there before is left alone by the many collections that follow dead drivers.
+        harness = Harness(make, read, spark, query, Path(directory), columns, files, lines, visible_within_ms)
+        # Existing objects are excluded from the many garbage collections after dead drivers.
         gc.freeze()
         try:
-            examine(stand)
+            examine(harness)
         finally:
             gc.unfreeze()
-            bury()
-    counts = stand.counts
+            collect_dead_drivers()
+    counts = harness.counts
     points = tuple(str(point) for point in counts.points)
     return Report(query.newest, points, counts.overtaken, counts.blocked, counts.losses, counts.tasks)
 
 
 def _memory() -> str | None:
-    """A folder in memory where there is one: nothing here outlives the process, and each start syncs a checkpoint."""
+    """Return a folder in memory if available: each start syncs a checkpoint, and nothing outlives the process."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

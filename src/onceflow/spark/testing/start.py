@@ -1,4 +1,4 @@
-"""One start of the query: a driver in a thread of its own, which makes the sink and calls it until it ends or dies."""
+"""One start of the query: a driver in its own thread that creates the sink and calls it until it ends or dies."""
 
 import contextlib
 import gc
@@ -17,13 +17,13 @@ CAUSES_MAX = 20
 
 
 class DriverSilent(OnceflowError):
-    """A sink did not come back."""
+    """A sink did not return in time."""
 
 
 class Start:
-    """Begins as soon as it is made: `make` the sink, then `run` it while the reaper watches, then close it.
+    """A driver that starts at once: it calls `make`, then `run` with the sink while the reaper watches, then closes it.
 
-    The reaper sees every line of the sink's own files and of `files`; where these are None, no line.
+    The reaper sees every line of the sink's own files and of `files`; no line if `files` is None.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Start:
         sink.close()
 
     def wait(self, within_s: float = SILENT_S_MAX) -> bool:
-        """Whether the driver has ended or fallen asleep within that time."""
+        """Return whether the driver has ended or fallen asleep within that time."""
         return self.reaper.stopped.wait(within_s)
 
     def is_over(self, within_s: float) -> bool:
-        """Whether the driver has ended within that time."""
+        """Return whether the driver has ended within that time."""
         if self._future is None:
             return True
         return not futures_wait([self._future], within_s).not_done
@@ -60,18 +60,16 @@ class Start:
         return self._future is not None and self.reaper.at is not None and not self._future.done()
 
     def end(self) -> BaseException | None:
-        """Waits for the end of the driver, and forgets all that it held, as the end of a process does.
+        """Wait for the end of the driver and release all that it held, as the end of a process does.
 
-        What ended it, None where nothing did. Raises DriverSilent.
+        Return the error that ended it, or None. Raises DriverSilent.
         """
         if self._future is None:
             return None
         try:
             error = self._future.exception(SILENT_S_MAX)
         except TimeoutError as late:
-            raise DriverSilent(
-                f"the sink did not come back within {SILENT_S_MAX:g} s: bound what it waits for"
-            ) from late
+            raise DriverSilent(f"the sink did not return within {SILENT_S_MAX:g} s: limit its waits") from late
         self._future = None
         self._thread.shutdown()
         if error is not None:
@@ -79,34 +77,34 @@ class Start:
         return error
 
     def kill(self) -> None:
-        """Ends a driver that is asleep."""
+        """End a sleeping driver."""
         self.reaper.wake(to_die=True)
         self.end()
 
 
 def _forget(error: BaseException) -> None:
-    """Lets go of all that the frames of a dead driver hold; where it happened stays, as text."""
+    """Release all that the frames of a dead driver hold; keep the traceback as text."""
     error.add_note("".join(traceback.format_tb(error.__traceback__)))
     with _death():
-        each: BaseException | None = error
+        cause: BaseException | None = error
         for _ in range(CAUSES_MAX):
-            if each is None:
+            if cause is None:
                 break
-            traceback.clear_frames(each.__traceback__)
-            each.__traceback__ = None
-            each = each.__cause__ or each.__context__
-    bury()
+            traceback.clear_frames(cause.__traceback__)
+            cause.__traceback__ = None
+            cause = cause.__cause__ or cause.__context__
+    collect_dead_drivers()
 
 
-def bury() -> None:
-    """Closes what dead drivers had open."""
+def collect_dead_drivers() -> None:
+    """Close what dead drivers had open."""
     with _death():
         gc.collect()
 
 
 @contextlib.contextmanager
 def _death() -> Iterator[None]:
-    """A process that dies leaves its connections to the system, so nobody is told that they were not closed."""
+    """Ignore warnings of unclosed connections: a dead process leaves them to the system, too."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         yield

@@ -1,4 +1,4 @@
-"""A user's sink with its steps made visible: each ends at a point where the driver can die, or its answer is lost."""
+"""A user's sink with visible steps: each ends at a point where the driver can die, or its response is lost."""
 
 import inspect
 from collections.abc import Callable
@@ -8,32 +8,32 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 
 from onceflow.spark.exactly_once.checkpoint import Checkpoint
-from onceflow.spark.sink import AttemptEnded, Batch, CommitUnknown, ExactlyOnce, Proof, Sink, WentBack, Wording
+from onceflow.spark.sink import AttemptEnded, Batch, CommitUnknown, ExactlyOnce, Proof, Sink, TargetRolledBack, Wording
 from onceflow.spark.testing.points import Reaper
 
 
 class BatchSink(Protocol):
-    """What foreachBatch gets: an `ExactlyOnce`, or a sink that keeps the protocol by itself."""
+    """A sink for foreachBatch: an `ExactlyOnce`, or one that implements the protocol itself."""
 
     def open(self, session: Any) -> None:
-        """Recovers, before the first batch."""
+        """Recover, before the first batch."""
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Writes one micro-batch, or finds that it is written."""
+        """Write one micro-batch unless it is already written."""
 
     def close(self) -> None:
-        """The query has ended."""
+        """Close the sink; the query has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """An answer that does not arrive, once: `error` is raised at this step, after it was done or instead of it."""
+    """A response lost once: `error` is raised at this step, after it was done or instead of it."""
 
     step: str
     is_done: bool
     error: type[AttemptEnded]
     aborts: bool = True
-    """False where the abort that follows is not done either, and fails."""
+    """False if the abort that follows fails, too."""
 
     def __str__(self) -> str:
         abort = "" if self.aborts else " and an abort that failed"
@@ -49,7 +49,7 @@ NO_ABORT = Loss("write", True, AttemptEnded, aborts=False)
 
 
 class Steps(Sink):
-    """The sink `inner`, as `ExactlyOnce` gets it."""
+    """The sink `inner` with visible steps, in the place of `inner`."""
 
     def __init__(self, inner: Sink, reaper: Reaper, loss: Loss | None) -> None:
         self.name = inner.name
@@ -62,12 +62,12 @@ class Steps(Sink):
         self.inner.open(session, query)
 
     def recover(self, query: str) -> Proof | None:
-        found = self.inner.recover(query)
+        proof = self.inner.recover(query)
         self._ended("recover")
-        return found
+        return proof
 
-    def prepare(self, batch: Batch, found: Proof | None) -> None:
-        self.inner.prepare(batch, found)
+    def prepare(self, batch: Batch, previous: Proof | None) -> None:
+        self.inner.prepare(batch, previous)
         self._ended("prepare")
 
     def write(self, rows: DataFrame) -> None:
@@ -86,7 +86,7 @@ class Steps(Sink):
     def close(self) -> None:
         self.inner.close()
 
-    def repair(self, lost: WentBack, target: Batch, checkpoint: Checkpoint) -> None:
+    def repair(self, lost: TargetRolledBack, target: Batch, checkpoint: Checkpoint) -> None:
         self.inner.repair(lost, target, checkpoint)
 
     @property
@@ -108,14 +108,14 @@ class Steps(Sink):
 
 
 def with_steps(sink: BatchSink, reaper: Reaper, loss: Loss | None) -> BatchSink:
-    """The same, its steps made visible where it has some."""
+    """Return the sink, with visible steps if it is an `ExactlyOnce`."""
     if isinstance(sink, ExactlyOnce):
         sink.sink = Steps(sink.sink, reaper, loss)
     return sink
 
 
 def files_of(sink: BatchSink) -> set[str]:
-    """The files of a sink's own code: of its class and of what that inherits from."""
+    """Return the files of a sink's own code: of its class and its base classes."""
     target: object = sink.sink if isinstance(sink, ExactlyOnce) else sink
     target = target.inner if isinstance(target, Steps) else target
     members = (member for kind in type(target).__mro__ if kind is not Sink for member in vars(kind).values())

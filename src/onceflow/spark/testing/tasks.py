@@ -1,8 +1,8 @@
 """Tasks that die in the executors, once each, by the end of their Python process.
 
-A task can die while it reads the batch's rows, and at the beginning, in the middle and at the end of what the sink
-itself does in it. The last three reach the functions that the sink gives to `mapInArrow`, `mapInPandas` and
-`foreachPartition`; a sink that writes with Spark's own writers, or in the driver, has no such function.
+A task can die while it reads the batch's rows, or during and at the end of the sink's own function, which the sink
+passes to `mapInArrow`, `mapInPandas` or `foreachPartition`. A sink that writes with Spark's own writers, or in the
+driver, has no such function.
 """
 
 import os
@@ -20,15 +20,15 @@ from pyspark.sql import DataFrame, SparkSession
 ROWS_PER_ARROW_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 FUNCTIONS = ("mapInArrow", "mapInPandas", "foreachPartition")
 TASKS = 2
-"""A batch has as many at least, where the sink does not join them."""
-READING = "while it read the rows"
-WRITING = "after it had got its first rows"
-WRITTEN = "after it had written all its rows"
+"""Minimum number of tasks of a batch, unless the sink coalesces them."""
+READING = "while reading the rows"
+WRITING = "after receiving its first rows"
+WRITTEN = "after writing all its rows"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDeath:
-    """Task `task` of a stage dies at its first attempt; `notes` is a folder that says it has happened."""
+    """Death of task `task` of a stage at its first attempt; the folder `notes` records it."""
 
     task: int
     when: str
@@ -38,7 +38,7 @@ class TaskDeath:
         return f"task {self.task} died {self.when}"
 
     def happens(self) -> None:
-        """Ends the process of the task, where it is this one's turn."""
+        """End the process if it runs the task that is to die."""
         context = TaskContext.get()
         if context is not None and context.partitionId() == self.task and context.attemptNumber() == 0:
             self.notes.mkdir(parents=True, exist_ok=True)
@@ -47,12 +47,12 @@ class TaskDeath:
 
     @property
     def count(self) -> int:
-        """How many tasks died of it."""
+        """Number of tasks that died."""
         return len(list(self.notes.iterdir())) if self.notes.is_dir() else 0
 
 
 def rows_of(death: TaskDeath, rows: DataFrame) -> DataFrame:
-    """`rows`, in whose reading a task dies."""
+    """Return `rows`, with a task that dies while reading them."""
     return rows.mapInArrow(_Upstream(death), rows.schema) if death.when == READING else rows
 
 
@@ -67,7 +67,7 @@ class _Upstream:
 
 
 class _Downstream:
-    """A function of the sink's, in the task that dies."""
+    """A function of the sink, in the task that dies."""
 
     def __init__(self, death: TaskDeath, function: Callable[..., Any]) -> None:
         self._death = death
@@ -83,15 +83,15 @@ class _Downstream:
             if self._death.when == WRITING:
                 self._death.happens()
 
-    def _last(self, made: Any) -> Iterator[Any]:
-        yield from made
+    def _last(self, output: Any) -> Iterator[Any]:
+        yield from output
         if self._death.when == WRITTEN:
             self._death.happens()
 
 
 @contextmanager
 def dying(death: TaskDeath, session: SparkSession) -> Iterator[None]:
-    """The functions that a sink gives to Spark in this block are those in which a task dies."""
+    """Kill a task in the functions that a sink passes to Spark in this block."""
     kind = type(session.range(0))
 
     def patched(method: Callable[..., Any]) -> Callable[..., Any]:

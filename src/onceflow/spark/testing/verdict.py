@@ -1,4 +1,4 @@
-"""The rules that an exactly-once sink keeps, and which of them is broken, told from what a reader sees."""
+"""Rules of an exactly-once sink, and the choice of the broken one from a reader's view."""
 
 import enum
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ SHOWN_MAX = 3
 
 
 class Rule(enum.StrEnum):
-    """The names of what can be wrong with a sink."""
+    """Names of the rules that a sink can break."""
 
     MARKER_OUTSIDE = "marker outside the transaction"
     MARKER_FIRST = "marker before data"
@@ -33,35 +33,35 @@ MEANING = {
     Rule.MARKER_FIRST: "the proof became visible before the data did",
     Rule.NO_FENCE: "a driver that was overtaken still changed the target",
     Rule.VISIBLE: "readers saw data before it was committed together with its proof",
-    Rule.REMAINS: "what an attempt left that was never committed became visible later",
-    Rule.ORDER: "a repeated batch was continued by the place of its rows, and those come in another order",
-    Rule.UNDONE: "data that was committed was taken away again",
+    Rule.REMAINS: "data of an attempt that was never committed became visible later",
+    Rule.ORDER: "a repeated batch was resumed by the position of its rows, which come in another order",
+    Rule.UNDONE: "committed data was removed again",
     Rule.FORGOTTEN: "the next start does not find the proof of a batch that was committed",
     Rule.OTHER_BATCH: "the proof does not tell one batch from another",
-    Rule.NOT_CONSUMED: "a batch that is skipped must still be read, or a stateful query cannot go on",
-    Rule.TASK_KEPT: "what a task wrote before it died became visible beside what its repetition wrote",
-    Rule.TASK_LOST: "what a task was to write before it died is missing",
-    Rule.STOPPED: "the sink ended a query that nothing was wrong with",
-    Rule.WRONG: "the plain case already goes wrong",
+    Rule.NOT_CONSUMED: "a skipped batch must still be read, or a stateful query cannot continue",
+    Rule.TASK_KEPT: "rows of a dead task became visible in addition to those of its repetition",
+    Rule.TASK_LOST: "rows that a dead task should have written are missing",
+    Rule.STOPPED: "the sink stopped a query without reason",
+    Rule.WRONG: "the sink fails even without failures",
 }
 
 
 class NotExactlyOnce(OnceflowError):
     """A sink breaks `rule`: readers of it can see a row twice, or never."""
 
-    def __init__(self, rule: Rule, event: str, found: str) -> None:
-        super().__init__(f"not exactly once, {rule}: {event}, {found}: {MEANING[rule]}")
+    def __init__(self, rule: Rule, event: str, effect: str) -> None:
+        super().__init__(f"not exactly once, {rule}: {event}, {effect}: {MEANING[rule]}")
         self.rule = rule
         self.event = event
-        """What had happened, in words: where which driver died."""
+        """Description of the failure: which driver died, and where."""
 
 
 class KitMisused(OnceflowError):
-    """What the kit was given does not fit together, so that it cannot judge the sink."""
+    """The kit's arguments do not fit together, so it cannot judge the sink."""
 
 
 class Kind(enum.Enum):
-    """What happens to a batch."""
+    """Kinds of failures of a batch."""
 
     ORDINARY = enum.auto()
     REPLAY = enum.auto()
@@ -73,17 +73,17 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What has happened to batch `number`; `said` is the beginning of a sentence."""
+    """Failure of batch `number`; `description` starts a message."""
 
     kind: Kind
     number: int
-    said: str
+    description: str
     was_there: bool = False
-    """Whether a reader saw the whole batch after that, before it was repeated."""
+    """Whether a reader saw the whole batch after the failure, before its repetition."""
 
 
 def refuse_before_commit(event: Event, step: str, seen: Seen) -> None:
-    """Judges what is there after a driver died in `step`: nothing, or the whole batch. Raises NotExactlyOnce."""
+    """Require nothing or the whole batch after a driver died in `step`. Raises NotExactlyOnce."""
     may_be_there = event.was_there or not seen.of or step not in ("recover", "prepare", "write")
     if seen.is_absent and not event.was_there:
         return
@@ -94,13 +94,13 @@ def refuse_before_commit(event: Event, step: str, seen: Seen) -> None:
         rule = Rule.UNDONE
     elif seen.twice or seen.before_twice:
         rule = Rule.REMAINS
-    raise NotExactlyOnce(rule, event.said, _told(event.number, seen))
+    raise NotExactlyOnce(rule, event.description, _format_view(event.number, seen))
 
 
 def refuse_unless_whole(event: Event, seen: Seen) -> None:
-    """Judges what is there once the sink has said that the batch is written. Raises NotExactlyOnce."""
+    """Require the whole batch once the sink has returned. Raises NotExactlyOnce."""
     if not seen.is_whole:
-        raise NotExactlyOnce(_rule(event, seen), event.said, _told(event.number, seen))
+        raise NotExactlyOnce(_rule(event, seen), event.description, _format_view(event.number, seen))
 
 
 def _rule(event: Event, seen: Seen) -> Rule:
@@ -122,26 +122,26 @@ def _rule(event: Event, seen: Seen) -> Rule:
 
 
 def refuse_foreign(seen: Seen) -> None:
-    """Raises KitMisused where `read` returned what the kit did not write."""
+    """Raise KitMisused if `read` returned values that the kit did not write."""
     if seen.foreign:
         raise KitMisused(
-            f"read() returned {_shown(seen.foreign)}, which the kit did not write: begin with an empty target, and "
-            "let read() return the values of the column that the rows had, as text"
+            f"read() returned {_shown(seen.foreign)}, which the kit did not write: start with an empty target, and "
+            "let read() return the values of the rows' column as text"
         )
 
 
-def _told(number: int, seen: Seen) -> str:
-    told = [
+def _format_view(number: int, seen: Seen) -> str:
+    parts = [
         f"{word} {len(values)} of {seen.of} values of batch {number} ({_shown(values)})"
         for word, values in (("twice", seen.twice), ("missing", seen.missing))
         if values
     ]
-    told += [
+    parts += [
         f"{word} {len(values)} values of earlier batches ({_shown(values)})"
         for word, values in (("twice", seen.before_twice), ("missing", seen.before_missing))
         if values
     ]
-    return " and ".join(told) or f"all values of batch {number} were there"
+    return " and ".join(parts) or f"all values of batch {number} were visible"
 
 
 def _shown(values: tuple[str, ...]) -> str:

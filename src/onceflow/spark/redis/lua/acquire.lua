@@ -1,14 +1,14 @@
--- Takes the next owner epoch, and makes the marker where nothing is there and nothing may be. Claims the sink's keys. A
--- marker of an earlier format learns which keys are written.
--- ARGV: query, '1' if the marker may be made, the marker's first fields, number of the sink's streams.
+-- Takes the next owner epoch; creates the marker if nothing exists yet. Claims the sink's keys. Adds the written keys to
+-- a marker of an earlier format.
+-- ARGV: query, '1' if the marker may be created, the marker's first fields, number of the sink's streams.
 -- Returns 'owned' and the epoch.
-local query, may_make = take(), take()
+local query, may_create = take(), take()
 local fields = take_fields()
 local streams = take_number()
 local FORMAT = '3'
 
--- A user that may not call one of the scripts' commands must learn it here, before there is anything to tear: each
--- command is tried on a name of its own, where it leaves nothing behind: what removes comes first, on nothing.
+-- A user without the right to one of the scripts' commands is refused here, before anything is written: each command is
+-- tried on a key of its own and leaves nothing behind. Commands that remove come first, on absent keys.
 local probe = MARKER .. ':probe:'
 local hash, zset, list, stream = probe .. 'hash', probe .. 'zset', probe .. 'list', probe .. 'stream'
 local tried = {
@@ -22,29 +22,28 @@ if streams > 0 then
   table.insert(tried, {'XINFO', 'STREAM', stream})
 end
 for _, command in ipairs(tried) do
-  local answer = redis.pcall(unpack(command))
-  local failure = type(answer) == 'table' and answer.err
+  local reply = redis.pcall(unpack(command))
+  local failure = type(reply) == 'table' and reply.err
   if failure and (string.find(failure, 'permission') or string.find(failure, "can't run this command")) then
     return {'forbidden', command[1], failure}
   elseif failure and not string.find(failure, 'no such key') then
-    return answer
+    return reply
   end
 end
 
--- A key that this version of the job does not write any more may be deleted.
+-- A key that this version of the job no longer writes may be deleted.
 local function forget_other_keys()
   local own = {}
   for index = DATA_FIRST, OWN do own[written_field(KEYS[index])] = true end
-  local found = redis.call('HGETALL', MARKER)
-  for at = 1, #found, 2 do
-    if string.sub(found[at], 1, 8) == 'written:' and not own[found[at]] then
-      redis.call('HDEL', MARKER, found[at])
+  local pairs_of_marker = redis.call('HGETALL', MARKER)
+  for at = 1, #pairs_of_marker, 2 do
+    if string.sub(pairs_of_marker[at], 1, 8) == 'written:' and not own[pairs_of_marker[at]] then
+      redis.call('HDEL', MARKER, pairs_of_marker[at])
     end
   end
 end
 
--- A key that no sink claims becomes this sink's if nothing is there, or if this sink wrote what is there. An earlier
--- format knew no claims.
+-- An unclaimed key becomes this sink's if it does not exist, or if this sink wrote it. Earlier formats have no claims.
 local function refusal_of_claiming(is_earlier)
   for index = 1, OWN do
     local key = KEYS[index]
@@ -64,7 +63,7 @@ end
 local kind = type_of(MARKER)
 local is_earlier = kind == 'hash' and field('format') ~= FORMAT
 if kind == 'none' then
-  if may_make ~= '1' then return {'marker', kind} end
+  if may_create ~= '1' then return {'marker', kind} end
 elseif kind ~= 'hash' then
   return {'marker', kind}
 elseif field('query') ~= query then

@@ -1,4 +1,4 @@
--- Begins a batch of several chunks: what it is, and how many there will be.
+-- Begins a batch of several chunks: writes its fields and the number of chunks.
 -- ARGV: query, owner, batch, digest, number of the batch before, marker fields.
 local query, owner, batch, digest, previous = take(), take(), take(), take(), take()
 local fields = take_fields()

@@ -1,12 +1,12 @@
--- What every script of the sink begins with; it is put before each of them.
+-- Common start of every script of the sink; it precedes each of them.
 --
 -- A script of Redis is atomic but is not rolled back when it fails. So every script first checks the marker, the type
--- of each key and each value that it will change, and returns a refusal; only then does it write, and no write can
--- fail any more. A refusal is a list of texts whose first says what was found. Counts are compared as text: a number
--- of Lua is a double and holds 53 bits.
+-- of each key and each value that it will change, and returns a refusal if one is wrong; only then does it write, and no
+-- write can fail any more. A refusal is a list of texts; the first names the reason. Counts are compared as text: Lua's
+-- numbers are doubles of 53 bits.
 --
--- KEYS: marker, history, then every data key of the sink, always all of them; then the claims hash of each, in the
--- same order. A claims hash has names of keys as fields; the value is the one marker that the key belongs to.
+-- KEYS: marker, history, then all data keys of the sink; then the claims hash of each, in the same order. A claims hash
+-- has names of keys as fields; the value is the one marker that the key belongs to.
 -- ARGV is taken in order, from the first to the last.
 
 local MARKER, HISTORY = KEYS[1], KEYS[2]
@@ -39,7 +39,7 @@ local function is_count(text)
   return digits ~= nil and #digits <= DIGITS_MAX
 end
 
--- The marker that a key belongs to; false where no marker claims it.
+-- The marker that a key belongs to; false if no marker claims it.
 local function claim_of(index)
   return redis.call('HGET', KEYS[OWN + index], KEYS[index])
 end
@@ -70,7 +70,7 @@ local function written_field(key)
   return 'written:' .. key
 end
 
--- A data key that was written and does not exist any more. No script of the sink empties a key.
+-- A data key that was written and no longer exists. No script of the sink empties a key.
 local function lost_key()
   for index = DATA_FIRST, OWN do
     local key = KEYS[index]
@@ -78,7 +78,7 @@ local function lost_key()
   end
 end
 
--- Called after the writes of a script: whatever exists was written by this sink.
+-- Called after the writes of a script: every existing data key was written by this sink.
 local function mark_written()
   for index = DATA_FIRST, OWN do
     local key = KEYS[index]
@@ -88,7 +88,7 @@ local function mark_written()
   end
 end
 
--- The marker is this start's, and every key that it knows as written exists.
+-- The marker is this start's, and every key that it lists as written exists.
 local function refusal_of_owner(query, owner)
   local refusal = refusal_of_start(query, owner)
   if refusal then return refusal end
@@ -187,7 +187,7 @@ local function is_greater(one, other)
   return comes_after(one, other)
 end
 
--- The same whatever the order in which values arrive, so that batches which a repair makes one come out alike.
+-- Independent of the values' order of arrival, so that batches joined by a repair have the same result.
 local function is_newer(values, versions, name, version, value)
   local known = redis.call('HGET', versions, name)
   if known ~= version then return not known or is_greater(version, known) end
@@ -253,7 +253,7 @@ local function take_lists()
   return {plain = take_keys_of_entries(), streams = take_keys_of_entries()}
 end
 
--- The largest id that the stream ever had; its entries may be gone.
+-- The largest id that the stream ever had; its entries may be deleted.
 local function last_id(key)
   local info = redis.call('XINFO', 'STREAM', key)
   for at = 1, #info, 2 do
@@ -261,7 +261,7 @@ local function last_id(key)
   end
 end
 
--- XADD fails on an id that is not larger than every one before: those of this batch begin with its number.
+-- XADD fails on an id that is not larger than all earlier ones; this batch's ids start with its number.
 local function refusal_of_stream(stream, batch)
   local refusal = refusal_of_type(stream.key, 'stream')
   if refusal or type_of(stream.key) == 'none' then return refusal end

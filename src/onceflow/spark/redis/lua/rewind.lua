@@ -1,4 +1,4 @@
--- Deletes what is left of counts of which a key is lost, so that all of them are counted again from where counting began.
+-- Deletes the rest of counts with a lost key, so that everything is counted again from the first offsets.
 -- ARGV: query, owner.
 local query, owner = take(), take()
 

@@ -1,4 +1,4 @@
--- A write of this connection's own, after the batch's last one: WAITAOF waits for it and so for all before it.
+-- Writes once on this connection, after the batch's last write: WAITAOF waits for it, and so for all earlier writes.
 -- ARGV: query, owner, batch.
 local query, owner, batch = take(), take(), take()
 

@@ -1,4 +1,4 @@
-"""Where a sink is put to be examined: starts of one query follow one another, and a reader looks at the target."""
+"""Harness of a sink under test: consecutive starts of one query, and a reader of the target."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -22,41 +22,41 @@ from onceflow.spark.testing.verdict import (
 )
 
 STARTS_MAX = 1000
-"""Of one batch: each dies at another point."""
+"""Maximum starts for one batch; each dies at another point."""
 READ_AGAIN_S = 0.05
 
 Make = Callable[[str, Reaper, Loss | None], BatchSink]
-"""Checkpoint, who watches, and which answer is lost → what foreachBatch gets."""
+"""Checkpoint, reaper, and the response to lose → a sink for foreachBatch."""
 Rows = Callable[[DataFrame], DataFrame]
 
 
 def never(point: Point) -> bool:
-    """A driver that does not die."""
+    """Return false: the driver does not die."""
     return False
 
 
-def as_they_are(rows: DataFrame) -> DataFrame:
-    """The rows of a batch in which nothing happens."""
+def identity(rows: DataFrame) -> DataFrame:
+    """Return the rows unchanged."""
     return rows
 
 
 @dataclass
 class Counts:
-    """What was done to a sink."""
+    """Counts of the failures that a sink was subjected to."""
 
     points: dict[Point, None] = field(default_factory=dict)
-    """Where drivers died."""
+    """Points where drivers died."""
     overtaken: int = 0
-    """Drivers that slept, were overtaken, and woke up."""
+    """Drivers that slept, were overtaken and woke up."""
     blocked: int = 0
-    """Drivers that slept with a lock of the target, so that nobody could overtake them until they were ended."""
+    """Drivers that slept with a lock of the target and so could not be overtaken until they were ended."""
     losses: int = 0
     tasks: int = 0
 
 
 @dataclass(frozen=True)
-class Stand:
-    """One sink, one query."""
+class Harness:
+    """One sink and one query under test."""
 
     make: Make
     read: Callable[[], Iterable[str]]
@@ -75,45 +75,45 @@ class Stand:
         *,
         sleeps: bool = False,
         loss: Loss | None = None,
-        rows: Rows = as_they_are,
+        rows: Rows = identity,
         at: int | None = None,
         offsets_more: int = 0,
         then: Sequence[bool] = (),
     ) -> Start:
-        """A start that writes the newest batch, or batch `at`; `then` more of them, true: one without rows."""
+        """Start a driver that writes the newest batch, or batch `at`, and one more per item of `then` (true: empty)."""
         number = self.query.newest if at is None else at
         checkpoint = self.query.checkpoint(number, offsets_more=offsets_more)
         reaper = Reaper(wanted, sleeps=sleeps)
 
         def write(sink: BatchSink, number: int) -> None:
             sink(self.columns(rows(self.query.rows(self.session, number))), number)
-            reaper.visit("", "", 0, "after the sink had returned", "")
+            reaper.visit("", "", 0, "after the sink returned", "")
 
         def run(sink: BatchSink) -> None:
             sink.open(self.session)
             write(sink, number)
             for is_empty in then:
                 more = self.query.plan_next(empty=is_empty)
-                self.query.go_on(checkpoint, more)
+                self.query.advance(checkpoint, more)
                 write(sink, more)
 
         files = self.files if self.lines else None
         return Start(lambda: self.make(str(checkpoint), reaper, loss), run, reaper, files)
 
     def new_point(self, point: Point) -> bool:
-        """Whether no driver has died there yet; one does now."""
+        """Return whether no driver has died at this point yet; record that one does now."""
         is_new = point not in self.counts.points
         self.counts.points[point] = None
         return is_new
 
     def ended(self, event: Event, step: str = "") -> Event:
-        """Looks at what is left by a driver that has ended in a step of its sink. Raises NotExactlyOnce."""
-        found = self.look(lambda found: found.is_absent or found.is_whole)
-        refuse_before_commit(event, step, found)
-        return replace(event, was_there=found.is_whole and found.of > 0)
+        """Check what a driver has left that ended in a step of its sink. Raises NotExactlyOnce."""
+        view = self.look(lambda view: view.is_absent or view.is_whole)
+        refuse_before_commit(event, step, view)
+        return replace(event, was_there=view.is_whole and view.of > 0)
 
     def through(self, event: Event, wanted: Callable[[Point], bool] = never) -> None:
-        """Repeats the newest batch, which `event` has happened to, until a start ends. Raises NotExactlyOnce."""
+        """Repeat the newest batch after `event` until a start ends. Raises NotExactlyOnce."""
         for _ in range(STARTS_MAX):
             start = self.start(wanted)
             error = start.end()
@@ -121,30 +121,30 @@ class Stand:
             if at is None:
                 self.must_not_stop(event, error)
                 return self.must_be_whole(event)
-            said = f"{event.said}, the next one {at}"
-            event = self.ended(replace(event, said=said), at.step)
-        raise NotExactlyOnce(Rule.STOPPED, event.said, f"and {STARTS_MAX} starts did not get through")
+            description = f"{event.description}, the next one {at}"
+            event = self.ended(replace(event, description=description), at.step)
+        raise NotExactlyOnce(Rule.STOPPED, event.description, f"and {STARTS_MAX} starts did not get through")
 
     def must_not_stop(self, event: Event, error: BaseException | None) -> None:
-        """Raises NotExactlyOnce where a driver ended with an error and nothing was wrong."""
+        """Raise NotExactlyOnce if a driver ended with an error although nothing was wrong."""
         if error is not None:
             rule = Rule.FORGOTTEN if isinstance(error, MarkerRefused) else Rule.STOPPED
-            raise NotExactlyOnce(rule, event.said, f"and the query stopped ({error})") from error
+            raise NotExactlyOnce(rule, event.description, f"and the query stopped ({error})") from error
 
     def must_be_whole(self, event: Event) -> None:
-        """Each value of the newest batch and of all before it is there once. Raises NotExactlyOnce, KitMisused."""
-        refuse_unless_whole(event, self.look(lambda found: found.is_whole))
+        """Check that each value up to the newest batch is visible once. Raises NotExactlyOnce, KitMisused."""
+        refuse_unless_whole(event, self.look(lambda view: view.is_whole))
 
     def advance(self) -> None:
-        """Spark commits the newest batch, and plans another."""
+        """Commit the newest batch and plan another."""
         self.query.plan_next()
 
     def look(self, wanted: Callable[[Seen], bool]) -> Seen:
-        """What a reader sees of the newest batch; again for a while where that is not what is wanted."""
+        """Return a reader's view of the newest batch; wait for a limited time until it is `wanted`."""
         deadline = time.monotonic() + self.visible_within_ms / 1000
         while True:
-            found = seen(self.query, self.query.newest, self.read())
-            if wanted(found) or time.monotonic() >= deadline:
-                refuse_foreign(found)
-                return found
+            view = seen(self.query, self.query.newest, self.read())
+            if wanted(view) or time.monotonic() >= deadline:
+                refuse_foreign(view)
+                return view
             time.sleep(READ_AGAIN_S)
