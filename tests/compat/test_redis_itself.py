@@ -153,8 +153,8 @@ class Torn:
         self.server.start()
 
 
-def test_the_begin_of_a_torn_script_is_counted_by_the_start_after_next(new_redis: NewRedis) -> None:
-    """docs/redis-sink.md describes `aof-load-truncated yes`. If a Redis does better, correct page and sink."""
+def test_a_torn_script_is_partly_counted(new_redis: NewRedis) -> None:
+    """See docs/redis-sink.md on `aof-load-truncated yes`. If a Redis does better, fix page and sink."""
     torn = Torn(new_redis())
     torn.start_twice()
     counted = of_sums(torn.server).hgetall(torn.keys.increments[0].key).values()
