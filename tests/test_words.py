@@ -45,7 +45,6 @@ PENDING: tuple[str, ...] = (
     "src/onceflow/client/",
     "src/onceflow/testing/",
     "src/onceflow/wire/",
-    "tests/broker/simulation/",
     "tests/client/",
     "tests/compat/connector/",
     "tests/histories/",

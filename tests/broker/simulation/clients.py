@@ -1,4 +1,4 @@
-"""Who uses the simulated broker: each client's `life` is what it does, a yield wherever something else may happen."""
+"""Clients of the simulated broker; a client's `life` has its steps, with a yield wherever anything else may happen."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ TIMEOUT = milliseconds(10_000)
 
 
 class Producer:
-    """What all producers share: values that nobody else sends, numbered."""
+    """Base of all producers: sends numbered values that are unique."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -58,14 +58,14 @@ class Producer:
         return b"".join(map(bytes, pieces))
 
     def settled(self, ledger: Ledger, values: Sequence[bytes], data: bytes | None) -> ErrorCode | None:
-        """Take note of an answer to acks=all; None where there is none."""
+        """Record a response to acks=all; return None if there is none."""
         if data is None:
             return None
-        answer = produce.parse_response(PRODUCE_VERSION, data)[1][0][1][0]
-        if not answer.error_code:
-            ledger.acknowledge(answer.base_offset, values)
+        response = produce.parse_response(PRODUCE_VERSION, data)[1][0][1][0]
+        if not response.error_code:
+            ledger.acknowledge(response.base_offset, values)
             self.world.records += len(values)
-        return ErrorCode(answer.error_code)
+        return ErrorCode(response.error_code)
 
 
 def values_of(records: Sequence[Record]) -> list[bytes]:
@@ -105,7 +105,7 @@ class PlainProducer(Producer):
             padding = 800
         records = self.records(ledger, count=1, padding=padding)
         if fault == "future":
-            records = [each._replace(timestamp_ms=each.timestamp_ms + 2 * 3600 * 1000) for each in records]
+            records = [record._replace(timestamp_ms=record.timestamp_ms + 2 * 3600 * 1000) for record in records]
         options: dict[str, Any] = {"transactional": {"producer_id": 7, "producer_epoch": 0, "transactional": True}}
         options["sequence"] = {"producer_id": 10**6, "producer_epoch": 0, "base_sequence": 0}
         batch = encode_batch(records, **options.get(fault, {}))
@@ -121,7 +121,7 @@ class PlainProducer(Producer):
         assert code != ErrorCode.none, f"{ledger}: {fault} was accepted"
 
     def send_out_of_sequence(self, ledger: Ledger, records: list[Record]) -> Steps[None]:
-        """A producer that nobody else is: its first batch, and one that leaves a gap."""
+        """Send the first batch of a new producer id, and one that leaves a gap."""
         producer_id = 10**6 + self.number * 10**5 + self._count
         first = encode_batch(records, producer_id=producer_id, producer_epoch=0, base_sequence=0)
         data = yield from self.world.exchange(self.request(ledger, first))
@@ -141,7 +141,7 @@ class IdempotentProducer(Producer):
     def life(self) -> Steps[None]:
         seed = self.world.seed
         while True:
-            answer = yield from self.world.ask(
+            response = yield from self.world.ask(
                 apis.INIT_PRODUCER_ID,
                 4,
                 transactional_id=None,
@@ -149,10 +149,10 @@ class IdempotentProducer(Producer):
                 producer_id=-1,
                 producer_epoch=-1,
             )
-            if answer is None or answer.error_code:
+            if response is None or response.error_code:
                 yield
                 continue
-            self.producer_id = answer.producer_id
+            self.producer_id = response.producer_id
             self.sequences: Counter[Ledger] = Counter()
             for _ in range(seed.randrange(3, 15)):
                 ledger = self.world.pick()
@@ -161,7 +161,7 @@ class IdempotentProducer(Producer):
                 yield
 
     def window(self, ledger: Ledger) -> Steps[bool]:
-        """Send some batches at once and repeat what was not acknowledged; False where the topic is gone."""
+        """Send some batches at once and repeat what was not acknowledged; False if the topic was deleted."""
         world = self.world
         waiting: list[tuple[bytes, list[bytes]]] = []
         for _ in range(world.seed.randrange(1, 4)):
@@ -174,19 +174,19 @@ class IdempotentProducer(Producer):
         for _ in range(200):
             if not world.is_there(ledger):
                 return False
-            answers = yield from self.send_all([frame for frame, _values in waiting])
-            codes = [self.settled(ledger, each[1], data) for each, data in zip(waiting, answers, strict=True)]
+            responses = yield from self.send_all([frame for frame, _values in waiting])
+            codes = [self.settled(ledger, entry[1], data) for entry, data in zip(waiting, responses, strict=True)]
             if codes[0] is not None and codes[0] == ErrorCode.unknown_topic_or_partition:
                 return False
             assert codes[0] in (None, ErrorCode.none, *MAY_HAVE_BEEN_DONE), f"{ledger}: {codes}"
-            waiting = [each for each, code in zip(waiting, codes, strict=True) if code != ErrorCode.none]
+            waiting = [item for item, code in zip(waiting, codes, strict=True) if code != ErrorCode.none]
             if not waiting:
                 return True
             yield
         return False
 
     def send_all(self, frames: Sequence[bytes]) -> Steps[list[bytes | None]]:
-        """All at once on one connection; a crash loses what was not answered."""
+        """Send all frames at once on one connection; a crash loses the missing responses."""
         boxes: list[list[bytes]] = [[] for _ in frames]
         life = self.world.life
         for frame, box in zip(frames, boxes, strict=True):
@@ -227,22 +227,22 @@ class Reader:
         data = yield from self.world.exchange(fetch.encode_request(FETCH_VERSION, 1, "simulated", asked))
         if data is None:
             return
-        (answer,) = fetch.parse_response(FETCH_VERSION, data).partitions
-        if answer.error_code == ErrorCode.unknown_topic_or_partition:
+        (response,) = fetch.parse_response(FETCH_VERSION, data).partitions
+        if response.error_code == ErrorCode.unknown_topic_or_partition:
             return
-        if answer.error_code == ErrorCode.offset_out_of_range:
+        if response.error_code == ErrorCode.offset_out_of_range:
             assert ledger.kind == "short" or offset < ledger.start_asked, f"{ledger}: {offset} is not there"
             return
-        assert answer.error_code == 0, f"{ledger}: {ErrorCode(answer.error_code)!r}"
-        ledger.check_ends(answer, known)
-        ledger.read(answer, offset, committed=committed)
+        assert response.error_code == 0, f"{ledger}: {ErrorCode(response.error_code)!r}"
+        ledger.check_ends(response, known)
+        ledger.read(response, offset, committed=committed)
 
     def fetch_offset(self, group: str) -> Steps[None]:
         before = self.world.committed.get(group, -1)
-        answer = yield from self.world.ask(apis.OFFSET_FETCH, 8, **offset_fetch(group))
-        if answer is None or answer.groups[0].error_code:
+        response = yield from self.world.ask(apis.OFFSET_FETCH, 8, **offset_fetch(group))
+        if response is None or response.groups[0].error_code:
             return
-        partition = answer.groups[0].topics[0].partitions[0]
+        partition = response.groups[0].topics[0].partitions[0]
         if not partition.error_code:
             self.world.saw_commit(group, partition.committed_offset, before)
 
@@ -272,24 +272,24 @@ class Admin:
         world, seed = self.world, self.world.seed
         kind, count = seed.choice(sorted(KINDS)), seed.randrange(1, 3)
         topic = world.topics[name] = Topic(name, kind, count, is_sure=False)
-        answer = yield from world.ask(apis.CREATE_TOPICS, 7, **new_topic(name, kind, count))
-        if answer is None or world.topics.get(name) is not topic or topic.is_sure:
+        response = yield from world.ask(apis.CREATE_TOPICS, 7, **new_topic(name, kind, count))
+        if response is None or world.topics.get(name) is not topic or topic.is_sure:
             return
-        created = answer.topics[0]
+        created = response.topics[0]
         if not created.error_code:
             topic.topic_id, topic.is_sure = created.topic_id, True
             topic.extend(count)
 
     def create_again(self, topic: Topic) -> Steps[None]:
-        answer = yield from self.world.ask(apis.CREATE_TOPICS, 7, **new_topic(topic.name, topic.kind, 1))
+        response = yield from self.world.ask(apis.CREATE_TOPICS, 7, **new_topic(topic.name, topic.kind, 1))
         allowed = (ErrorCode.topic_already_exists, *MAY_HAVE_BEEN_DONE)
-        assert answer is None or answer.topics[0].error_code in allowed, answer
+        assert response is None or response.topics[0].error_code in allowed, response
 
     def delete(self, topic: Topic) -> Steps[None]:
         world = self.world
         topic.is_sure = False
-        answer = yield from world.ask(apis.DELETE_TOPICS, 5, topic_names=[topic.name], timeout=TIMEOUT)
-        if answer is not None and not answer.responses[0].error_code and world.topics.get(topic.name) is topic:
+        response = yield from world.ask(apis.DELETE_TOPICS, 5, topic_names=[topic.name], timeout=TIMEOUT)
+        if response is not None and not response.responses[0].error_code and world.topics.get(topic.name) is topic:
             del world.topics[topic.name]
 
     def alter(self, topic: Topic) -> Steps[None]:
@@ -297,18 +297,20 @@ class Admin:
         topic.message_bytes_max = None
         config = {"name": "max.message.bytes", "config_operation": 0, "value": str(wanted)}
         resource = {"resource_type": 2, "resource_name": topic.name, "configs": [config]}
-        answer = yield from self.world.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource], validate_only=False)
-        if answer is not None and not answer.responses[0].error_code:
+        response = yield from self.world.ask(
+            apis.INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource], validate_only=False
+        )
+        if response is not None and not response.responses[0].error_code:
             topic.message_bytes_max = wanted
 
     def add_partition(self, topic: Topic) -> Steps[None]:
         if topic.count >= 3:
             return
         wanted = {"name": topic.name, "count": topic.count + 1, "assignments": None}
-        answer = yield from self.world.ask(
+        response = yield from self.world.ask(
             apis.CREATE_PARTITIONS, 3, topics=[wanted], timeout=TIMEOUT, validate_only=False
         )
-        if answer is not None and not answer.results[0].error_code and self.world.topics.get(topic.name) is topic:
+        if response is not None and not response.results[0].error_code and self.world.topics.get(topic.name) is topic:
             topic.extend(wanted["count"])
 
     def delete_records(self, topic: Topic) -> Steps[None]:
@@ -319,8 +321,8 @@ class Admin:
         ledger.start_asked = max(offset, ledger.start_asked)
         partition = {"partition_index": ledger.index, "offset": offset}
         topics = [{"name": topic.name, "partitions": [partition]}]
-        answer = yield from self.world.ask(apis.DELETE_RECORDS, 2, topics=topics, timeout=TIMEOUT)
-        if answer is not None and not answer.topics[0].partitions[0].error_code:
+        response = yield from self.world.ask(apis.DELETE_RECORDS, 2, topics=topics, timeout=TIMEOUT)
+        if response is not None and not response.topics[0].partitions[0].error_code:
             ledger.log_start_offset = max(offset, ledger.log_start_offset)
 
 
@@ -338,10 +340,10 @@ class Committer:
 
 
 def commit(world: World, group: str, generation: int, member_id: str) -> Steps[ErrorCode | None]:
-    """One commit of the next number; None where no answer came."""
+    """Commit the next number; return None if no response came."""
     number = world.new_commit(group)
     place = {"partition_index": 0, "committed_offset": number, "committed_leader_epoch": -1, "committed_metadata": ""}
-    answer = yield from world.ask(
+    response = yield from world.ask(
         apis.OFFSET_COMMIT,
         8,
         group_id=group,
@@ -350,9 +352,9 @@ def commit(world: World, group: str, generation: int, member_id: str) -> Steps[E
         group_instance_id=None,
         topics=[{"name": ANCHOR, "partitions": [place]}],
     )
-    if answer is None:
+    if response is None:
         return None
-    code = ErrorCode(answer.topics[0].partitions[0].error_code)
+    code = ErrorCode(response.topics[0].partitions[0].error_code)
     if not code:
         world.committed[group] = max(number, world.committed.get(group, -1))
     return code

@@ -1,4 +1,4 @@
-"""What one partition was told and what it said, and what must therefore be in it."""
+"""Requests and responses of one partition, and the records that must therefore be in it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class Sent(NamedTuple):
     key: bytes | None
     at_ms: int
     is_transactional: bool = False
-    """What comes of it, its transaction says: of an aborted one compaction leaves nothing."""
+    """Whether it is in a transaction, which decides its outcome; compaction removes records of an aborted one."""
 
 
 class Found(NamedTuple):
@@ -29,7 +29,7 @@ class Found(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Where a partition begins and ends, as a Fetch answer says it."""
+    """Start and ends of a partition in a Fetch response."""
 
     high_watermark: int
     last_stable_offset: int
@@ -38,7 +38,7 @@ class Ends(NamedTuple):
 
 @dataclass(eq=False)
 class Ledger:
-    """One partition of one topic's life; a topic made anew has new ones."""
+    """One partition of one topic's life; a recreated topic has new ones."""
 
     topic: str
     index: int
@@ -52,7 +52,7 @@ class Ledger:
     last_stable_offset: int = 0
     log_start_offset: int = 0
     start_asked: int = 0
-    """The largest offset below which somebody asked to delete."""
+    """The largest offset below which a client deleted records."""
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.index}"
@@ -68,38 +68,38 @@ class Ledger:
 
     @property
     def ends(self) -> Ends:
-        """What is known of the partition's ends now: an answer to what is asked now may not say less."""
+        """Return the partition's known ends: the response to a later request may not have smaller ones."""
         return Ends(self.high_watermark, self.last_stable_offset, self.log_start_offset)
 
-    def check_ends(self, answer: FetchedPartition, known: Ends) -> None:
-        """What a reader was told of the partition's ends never goes back."""
-        told = Ends(answer.high_watermark, answer.last_stable_offset, answer.log_start_offset)
-        back = [name for name, now, before in zip(Ends._fields, told, known, strict=True) if now < before]
-        assert not back, f"{self}: {told} after {known}"
-        assert told.log_start_offset <= told.last_stable_offset <= told.high_watermark, f"{self}: {told}"
+    def check_ends(self, response: FetchedPartition, known: Ends) -> None:
+        """Check that the partition's ends never decrease for a reader."""
+        ends = Ends(response.high_watermark, response.last_stable_offset, response.log_start_offset)
+        back = [name for name, now, before in zip(Ends._fields, ends, known, strict=True) if now < before]
+        assert not back, f"{self}: {ends} after {known}"
+        assert ends.log_start_offset <= ends.last_stable_offset <= ends.high_watermark, f"{self}: {ends}"
         self.high_watermark, self.last_stable_offset, self.log_start_offset = map(
-            max, zip(told, self.ends, strict=True)
+            max, zip(ends, self.ends, strict=True)
         )
         if self.kind == "kept":
             assert self.log_start_offset <= self.start_asked, f"{self}: begins at {self.log_start_offset}"
 
-    def read(self, answer: FetchedPartition, offset: int, *, committed: bool) -> tuple[list[Found], int]:
-        """The records of an answer, each what was sent and where it was before, and the offset behind them."""
-        found: list[Found] = []
-        end = answer.last_stable_offset if committed else answer.high_watermark
+    def read(self, response: FetchedPartition, offset: int, *, committed: bool) -> tuple[list[Found], int]:
+        """Return the records of a response, checked against those sent and read before, and the offset after them."""
+        records: list[Found] = []
+        end = response.last_stable_offset if committed else response.high_watermark
         behind = offset
-        for position, header in batches(answer.records):
-            check_batch(answer.records, position, header)
+        for position, header in batches(response.records):
+            check_batch(response.records, position, header)
             self._check_place(header, behind, offset, end)
             behind = header.last_offset + 1
             if not header.is_control:
-                found += self._records(answer, position, offset)
+                records += self._records(response, position, offset)
         if committed:
-            aborted_too = {each.offset for each in found}
-            kept = {each.offset for each in committed_records(answer, offset, end)}  # type: ignore[arg-type]
+            aborted_too = {entry.offset for entry in records}
+            kept = {committed_record.offset for committed_record in committed_records(response, offset, end)}  # type: ignore[arg-type]
             assert kept <= aborted_too
-            found = [each for each in found if each.offset in kept]
-        return found, behind
+            records = [item for item in records if item.offset in kept]
+        return records, behind
 
     def _check_place(self, header: BatchHeader, behind: int, asked: int, end: int) -> None:
         where = f"{self}: a batch {header.base_offset} to {header.last_offset} after {behind}, asked for {asked}"
@@ -108,8 +108,8 @@ class Ledger:
         if self.kind != "compacted":
             assert header.base_offset == behind or (behind == asked and header.base_offset < asked), where
 
-    def _records(self, answer: FetchedPartition, position: int, offset: int) -> Iterator[Found]:
-        for record in decode_batch(answer.records, position):
+    def _records(self, response: FetchedPartition, position: int, offset: int) -> Iterator[Found]:
+        for record in decode_batch(response.records, position):
             value = record.value or b""
             assert value in self.sent, f"{self}: {value!r} at {record.offset} was never sent here"
             assert value not in self.refused, f"{self}: {value!r} at {record.offset} was refused"
@@ -117,10 +117,10 @@ class Ledger:
             if record.offset >= offset:
                 yield Found(record.offset, record.key, value)
 
-    def check_whole(self, found: Sequence[Found], now_ms: int, retention_ms: int) -> None:
-        """`found` is everything from the log's start on: what was ever shown or acknowledged is among it, in order."""
-        offsets = {each.offset for each in found}
-        newest = {each.key: each.offset for each in found}
+    def check_whole(self, records: Sequence[Found], now_ms: int, retention_ms: int) -> None:
+        """Check all records from the log's start on: they include all that were read or acknowledged, in order."""
+        offsets = {element.offset for element in records}
+        newest = {entry.key: entry.offset for entry in records}
         for offset, value in self.seen.items():
             if offset in offsets:
                 continue
@@ -132,7 +132,7 @@ class Ledger:
                 is_replaced = newest.get(sent.key, -1) > offset or sent.is_transactional
                 assert self.kind == "compacted" and is_replaced, f"{self}: {value!r} at {offset} is lost"
         last: dict[int, int] = {}
-        for each in found:
-            sent = self.sent[each.value]
-            assert sent.number > last.get(sent.producer, -1), f"{self}: {each.value!r} is out of its order"
+        for item in records:
+            sent = self.sent[item.value]
+            assert sent.number > last.get(sent.producer, -1), f"{self}: {item.value!r} is out of its order"
             last[sent.producer] = sent.number

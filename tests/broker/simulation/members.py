@@ -35,7 +35,7 @@ class Member:
         self.member_id = ""
         self.generation = -1
         self.known = known
-        """Life of the broker → the newest generation that a member was told of in it."""
+        """Life of the broker → the newest generation that a member received in it."""
 
     def life(self) -> Steps[None]:
         while True:
@@ -53,7 +53,7 @@ class Member:
     def join(self) -> Steps[bool]:
         known = self.known.get(self.world.life, -1)
         life = self.world.life
-        answer = yield from self.world.ask(
+        response = yield from self.world.ask(
             apis.JOIN_GROUP,
             9,
             group_id=self.group,
@@ -65,26 +65,26 @@ class Member:
             protocols=[{"name": "range", "metadata": b"m"}],
             reason=None,
         )
-        if answer is None:
+        if response is None:
             return False
-        if answer.error_code == ErrorCode.member_id_required:
-            self.member_id = answer.member_id
+        if response.error_code == ErrorCode.member_id_required:
+            self.member_id = response.member_id
             return False
-        if answer.error_code == ErrorCode.unknown_member_id:
+        if response.error_code == ErrorCode.unknown_member_id:
             self.member_id = ""
             return False
-        assert answer.error_code in (ErrorCode.none, *ASK_AGAIN, *REJOIN), answer
-        if answer.error_code:
+        assert response.error_code in (ErrorCode.none, *ASK_AGAIN, *REJOIN), response
+        if response.error_code:
             return False
-        assert life != self.world.life or answer.generation_id >= known, f"{self.group}: {answer} after {known}"
-        self.known[life] = max(answer.generation_id, self.known.get(life, -1))
-        self.member_id, self.generation = answer.member_id, answer.generation_id
-        members = [each.member_id for each in answer.members] if answer.leader == answer.member_id else []
+        assert life != self.world.life or response.generation_id >= known, f"{self.group}: {response} after {known}"
+        self.known[life] = max(response.generation_id, self.known.get(life, -1))
+        self.member_id, self.generation = response.member_id, response.generation_id
+        members = [member.member_id for member in response.members] if response.leader == response.member_id else []
         return (yield from self.sync(members))
 
     def sync(self, members: list[str]) -> Steps[bool]:
-        assignments = [{"member_id": each, "assignment": self._share(each)} for each in members]
-        answer = yield from self.world.ask(
+        assignments = [{"member_id": member, "assignment": self._share(member)} for member in members]
+        response = yield from self.world.ask(
             apis.SYNC_GROUP,
             5,
             group_id=self.group,
@@ -95,12 +95,12 @@ class Member:
             protocol_name="range",
             assignments=assignments,
         )
-        if answer is None:
+        if response is None:
             return False
-        assert answer.error_code in (ErrorCode.none, *ASK_AGAIN, *REJOIN), answer
-        if not answer.error_code:
-            assert bytes(answer.assignment) == self._share(self.member_id), f"{self.member_id}: {answer}"
-        return not answer.error_code
+        assert response.error_code in (ErrorCode.none, *ASK_AGAIN, *REJOIN), response
+        if not response.error_code:
+            assert bytes(response.assignment) == self._share(self.member_id), f"{self.member_id}: {response}"
+        return not response.error_code
 
     def _share(self, member_id: str) -> bytes:
         return f"{self.generation}/{member_id}".encode()
@@ -109,7 +109,7 @@ class Member:
         """A heartbeat or a commit, sometimes of a generation that is over; False to join again."""
         seed = self.world.seed
         if seed.random() < 0.4:
-            answer = yield from self.world.ask(
+            response = yield from self.world.ask(
                 apis.HEARTBEAT,
                 4,
                 group_id=self.group,
@@ -117,7 +117,7 @@ class Member:
                 member_id=self.member_id,
                 group_instance_id=None,
             )
-            return answer is not None and self._may_go_on(ErrorCode(answer.error_code))
+            return response is not None and self._may_go_on(ErrorCode(response.error_code))
         is_over = seed.random() < 0.2
         generation = self.generation - is_over
         is_over = is_over or generation < self.known.get(self.world.life, -1)
@@ -146,7 +146,7 @@ class Attempt:
     values: dict[Ledger, list[bytes]] = field(default_factory=dict)
     offset: int = -1
     asked_to_commit: bool = False
-    was_told: bool = False
+    is_acknowledged: bool = False
 
 
 class TransactionalProducer(Producer):
@@ -166,7 +166,7 @@ class TransactionalProducer(Producer):
     def life(self) -> Steps[None]:
         while True:
             yield
-            answer = yield from self.world.ask(
+            response = yield from self.world.ask(
                 apis.INIT_PRODUCER_ID,
                 4,
                 transactional_id=self.name,
@@ -174,10 +174,10 @@ class TransactionalProducer(Producer):
                 producer_id=-1,
                 producer_epoch=-1,
             )
-            if answer is None or answer.error_code:
-                assert answer is None or answer.error_code in ASK_AGAIN, answer
+            if response is None or response.error_code:
+                assert response is None or response.error_code in ASK_AGAIN, response
                 continue
-            self.producer = (answer.producer_id, answer.producer_epoch)
+            self.producer = (response.producer_id, response.producer_epoch)
             self.sequences.clear()
             for _ in range(self.world.seed.randrange(1, 6)):
                 if not (yield from self.transaction()):
@@ -195,12 +195,12 @@ class TransactionalProducer(Producer):
             return False
         return (yield from self.end(attempt))
 
-    def until_told(self, key: int, version: int, fields: dict[str, Any], code_of: Any) -> Steps[ErrorCode | None]:
-        """Ask again while the answer is lost or passes by itself; the answer counts that is there at last."""
+    def until_settled(self, key: int, version: int, fields: dict[str, Any], code_of: Any) -> Steps[ErrorCode | None]:
+        """Retry while the response is lost or a temporary error; return the last error code."""
         code: ErrorCode | None = None
         for _ in range(15):
-            answer = yield from self.world.ask(key, version, **fields)
-            code = None if answer is None else ErrorCode(code_of(answer))
+            response = yield from self.world.ask(key, version, **fields)
+            code = None if response is None else ErrorCode(code_of(response))
             if code is not None and code not in ASK_AGAIN:
                 break
             yield
@@ -208,11 +208,11 @@ class TransactionalProducer(Producer):
 
     def send(self, attempt: Attempt, ledger: Ledger) -> Steps[bool]:
         topics = [{"name": ledger.topic, "partitions": [ledger.index]}]
-        code = yield from self.until_told(
+        code = yield from self.until_settled(
             apis.ADD_PARTITIONS_TO_TXN,
             3,
             {**self.who("v3_and_below_"), "v3_and_below_topics": topics},
-            lambda answer: answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code,
+            lambda response: response.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code,
         )
         if code:
             assert code in (ErrorCode.unknown_topic_or_partition, *FENCED, *ASK_AGAIN), f"{self.name}: {code}"
@@ -249,11 +249,11 @@ class TransactionalProducer(Producer):
         return code == ErrorCode.none
 
     def send_offset(self, attempt: Attempt) -> Steps[bool]:
-        code = yield from self.until_told(
+        code = yield from self.until_settled(
             apis.ADD_OFFSETS_TO_TXN,
             3,
             {**self.who(), "group_id": attempt.group},
-            lambda answer: answer.error_code,
+            lambda response: response.error_code,
         )
         assert code in (None, ErrorCode.none, *FENCED, *ASK_AGAIN), f"{self.name}: {code}"
         if code != ErrorCode.none:
@@ -261,11 +261,11 @@ class TransactionalProducer(Producer):
         place = {"partition_index": 0, "committed_offset": attempt.number, "committed_leader_epoch": -1}
         topics = [{"name": ANCHOR, "partitions": [{**place, "committed_metadata": ""}]}]
         member = {"generation_id": -1, "member_id": "", "group_instance_id": None}
-        code = yield from self.until_told(
+        code = yield from self.until_settled(
             apis.TXN_OFFSET_COMMIT,
             3,
             {**self.who(), "group_id": attempt.group, "topics": topics, **member},
-            lambda answer: answer.topics[0].partitions[0].error_code,
+            lambda response: response.topics[0].partitions[0].error_code,
         )
         assert code in (None, ErrorCode.none, *FENCED, *ASK_AGAIN), f"{self.name}: {code}"
         if code == ErrorCode.none:
@@ -276,12 +276,12 @@ class TransactionalProducer(Producer):
         if not attempt.values and attempt.offset < 0:
             return False
         attempt.asked_to_commit = self.world.seed.random() < 0.7
-        code = yield from self.until_told(
+        code = yield from self.until_settled(
             apis.END_TXN,
             3,
             {**self.who(), "committed": attempt.asked_to_commit},
-            lambda answer: answer.error_code,
+            lambda response: response.error_code,
         )
         assert code in (None, ErrorCode.none, *FENCED, *ASK_AGAIN), f"{self.name}: {code}"
-        attempt.was_told = code == ErrorCode.none
-        return attempt.was_told
+        attempt.is_acknowledged = code == ErrorCode.none
+        return attempt.is_acknowledged

@@ -1,7 +1,7 @@
 """A bit flips in a file while the broker is down: it refuses to start, naming the damage, or serves what is whole.
 
 The stated rule (docs/log-format.md): of a damaged log everything before the damaged batch is served and nothing from it
-on; other files beside the log are built anew or refused; and whatever was damaged, no reader is given a record that is
+on; other files beside the log are rebuilt or refused; and whatever was damaged, no reader is given a record that is
 not the one that was there. What a reader is given is checked as a client checks it, by each batch's CRC.
 """
 
@@ -82,7 +82,7 @@ def check(world: World, path: Path, first_lost: int) -> None:
             if path.parent.name == METADATA or path.name in CHECKPOINTS:
                 may_lose_from = 0
             elif path.suffix == LOG_SUFFIX and path.parent.name == str(ledger):
-                # What compaction took for a later record's sake is gone with that.
+                # A record that compaction removed is lost if the later record of its key is.
                 may_lose_from = first_lost if ledger.kind != "compacted" else 0
             else:
                 may_lose_from = 1 << 60
@@ -92,30 +92,30 @@ def check(world: World, path: Path, first_lost: int) -> None:
 def check_ledger(world: World, ledger: Ledger, may_lose_from: int) -> None:
     """Every record that is served is the one that was there, and all below `may_lose_from` are served."""
     ledger.high_watermark = ledger.last_stable_offset = 0
-    found = read_what_is_whole(world, ledger)
-    ledger.high_watermark = max((each.offset + 1 for each in found), default=0)
+    records = read_what_is_whole(world, ledger)
+    ledger.high_watermark = max((item.offset + 1 for item in records), default=0)
     if may_lose_from:
         ledger.seen = {offset: value for offset, value in ledger.seen.items() if offset < may_lose_from}
-        ledger.check_whole(found, world.clock.now_ms(), retention_ms=0)
+        ledger.check_whole(records, world.clock.now_ms(), retention_ms=0)
 
 
 def read_what_is_whole(world: World, ledger: Ledger) -> list[Found]:
-    """As a client reads: up to an error, or to a batch whose CRC is wrong."""
+    """Read like a client: up to an error, or to a batch with a wrong CRC."""
     offset = world.log_start(ledger)
-    found: list[Found] = []
+    all_records: list[Found] = []
     for _ in range(1000):
-        answer = world.fetch_now(ledger, max(offset, 0), max_bytes=world.seed.choice((1, 300, 1000)))
-        if answer.error_code:
+        response = world.fetch_now(ledger, max(offset, 0), max_bytes=world.seed.choice((1, 300, 1000)))
+        if response.error_code:
             allowed = (ErrorCode.unknown_topic_or_partition, ErrorCode.corrupt_message, ErrorCode.kafka_storage_error)
-            assert answer.error_code in allowed, ErrorCode(answer.error_code)
-            return found
-        offset = max(offset, answer.log_start_offset)
+            assert response.error_code in allowed, ErrorCode(response.error_code)
+            return all_records
+        offset = max(offset, response.log_start_offset)
         try:
-            records, behind = ledger.read(answer, offset, committed=False)
+            records, behind = ledger.read(response, offset, committed=False)
         except (CorruptBatch, WireError):
-            return found
-        found += records
+            return all_records
+        all_records += records
         if behind == offset:
-            return found
+            return all_records
         offset = behind
     raise AssertionError(f"{ledger}: it never ends")

@@ -1,8 +1,8 @@
-"""A whole broker without sockets, threads and waiting: whoever holds it says what happens next.
+"""A whole broker without sockets, threads and waiting: its owner decides what happens next.
 
 Requests are frames and go through the broker's own header parser, dispatch and handlers. The event loop takes its time
-from a manual clock and makes one turn when it is told to; the broker's threads are queues whose next piece of work is
-done when somebody says so. With the same decisions in the same order everything happens again as it did.
+from a manual clock and makes one turn per call. The broker's threads are queues; the owner decides when their next
+piece of work is done. The same decisions in the same order give the same results.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ CLOSED = b""
 
 
 class SteppedLoop(asyncio.BaseEventLoop):
-    """An event loop that makes a turn when it is told to, by the time of a manual clock."""
+    """An event loop that makes one turn per call, with the time of a manual clock."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class SteppedLoop(asyncio.BaseEventLoop):
         """There are none."""
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps."""
+        """Do nothing: the loop never sleeps."""
 
     def add_reader(self, descriptor: int, callback: Callable[[], None], *_arguments: Any) -> None:  # type: ignore[override]
         self.readers[descriptor] = callback
@@ -80,7 +80,7 @@ class SteppedLoop(asyncio.BaseEventLoop):
 
     def next_timer(self) -> float | None:
         """When the earliest timer is due."""
-        scheduled = [each for each in self._scheduled if not each.cancelled()]  # type: ignore[attr-defined]
+        scheduled = [item for item in self._scheduled if not item.cancelled()]  # type: ignore[attr-defined]
         return heapq.nsmallest(1, scheduled)[0].when() if scheduled else None
 
 
@@ -101,7 +101,7 @@ class SteppedThread(Executor):
         if outcome.set_running_or_notify_cancel():
             try:
                 outcome.set_result(work())
-            except Exception as error:  # noqa: BLE001 - whoever asked for the work gets it
+            except Exception as error:  # noqa: BLE001 - raised by the caller
                 outcome.set_exception(error)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -125,24 +125,24 @@ class SteppedRounds(SteppedThread):
 
 
 class Line:
-    """A client's connection as the broker sees it: each answer goes to who waits for it, in any order."""
+    """A client's connection for the broker: each response goes to its callback, in any order."""
 
     peer = "simulated:1"
     peer_host = "127.0.0.1"
 
-    def __init__(self, answer: Callable[[bytes], None]) -> None:
-        self._answer = answer
+    def __init__(self, response: Callable[[bytes], None]) -> None:
+        self._respond = response
         self.is_open = True
 
     def enqueue_response(self, pieces: Any) -> None:
         data = b"".join(
             piece if isinstance(piece, bytes) else piece.file.read(piece.size_bytes, piece.position) for piece in pieces
         )
-        self._answer(data[4:])
+        self._respond(data[4:])
 
     def close(self, _reason: str | None) -> None:
         self.is_open = False
-        self._answer(CLOSED)
+        self._respond(CLOSED)
 
 
 class Unexpected(logging.Handler):
@@ -224,16 +224,16 @@ class SteppedBroker:
         self.unexpected.note(str(context.get("message")), context.get("exception"))
 
     def handle(self, frame: memoryview, reply: Reply, connection: Any) -> None:
-        """What a connection calls for each frame."""
+        """Handle a frame, like a connection."""
         self._broker._handle(frame, reply, connection)
 
     def decode(self, frame: memoryview) -> Generator[int, None, Handle]:
-        """What a connection calls for a large frame."""
+        """Decode a large frame, like a connection."""
         return self._broker._decode(frame)
 
-    def send(self, frame: bytes, answer: Callable[[bytes], None]) -> None:
-        """A frame with its size; `answer` gets the answer without it, or b"" where the connection is closed."""
-        line: Any = Line(answer)
+    def send(self, frame: bytes, response: Callable[[bytes], None]) -> None:
+        """Send a frame with its size; `respond` gets the response without its size, b"" if the connection is closed."""
+        line: Any = Line(response)
         try:
             with self.loop.running():
                 self.handle(memoryview(bytearray(frame))[4:], Reply(line), line)
@@ -275,7 +275,7 @@ class SteppedBroker:
         self._end_loop()
 
     def drop(self) -> None:
-        """The process is gone: nothing is finished. The disk must be without power."""
+        """Drop the process without finishing anything. The disk must be without power."""
         for thread in self.threads:
             thread.work.clear()
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""Seeded simulations of the whole broker: what it acknowledged is there, in order, once; a failure names its seed.
+"""Seeded simulations of the whole broker: acknowledged records exist, in order, once; a failure names its seed.
 
 One seed is the life of one broker with its clients on a disk that loses unsynced writes, tears them, flips their bits,
 fails to sync and is full, and that is killed and loses its power at any moment, its own start included. Plain,
@@ -8,10 +8,10 @@ are deleted and are compacted all the time.
 
 What must hold after each crash and at the end:
 - each acknowledged record is at its offset, once, its producer's records in order; so is each that a reader saw;
-- what was refused, and what nobody sent, is nowhere;
-- high watermark, last stable offset and log start never go back; nothing is deleted that retention keeps;
-- a transaction is whole or gone, as its producer was told, and none hangs; so are its offsets;
-- committed offsets never go back, and a generation that is over commits nothing;
+- no record exists that was refused or never sent;
+- high watermark, last stable offset and log start never decrease; nothing is deleted that retention keeps;
+- a transaction and its offsets are atomic, with the outcome that its producer received, and none hangs;
+- committed offsets never decrease, and a generation that is over commits nothing;
 - topics and partitions are as they were acknowledged.
 
 Then a bit flips in some file while the broker is down (`rot`): it refuses to start, or serves nothing that is wrong.
@@ -43,7 +43,7 @@ SEEDS = 300
 CAMPAIGN_SEEDS = 10_000
 SEEDS_AT_ONCE = 100
 IN_MEMORY = Path("/dev/shm")
-"""What a power cut takes is the faulty disk's business: the real one below it only costs time."""
+"""Directory in memory: the faulty disk simulates power cuts, and real syncs only cost time."""
 
 
 @pytest.fixture
@@ -92,13 +92,13 @@ def live(world: World) -> Counter[str]:
     fate = rot(world)
     if fate == "served":
         world.end()
-    told = sum(attempt.was_told for attempt in attempts)
+    acknowledged = sum(attempt.is_acknowledged for attempt in attempts)
     return Counter(
         {
             f"damaged and {fate}": 1,
             "records acknowledged": world.records,
             "crashes": world.crashes,
-            "transactions told of": told,
+            "transactions acknowledged": acknowledged,
             "offsets committed": sum(world.committed.values()),
             **world.disk.faults,
         }
@@ -142,7 +142,7 @@ def fault(world: World, seed: random.Random) -> None:
 
 
 def run(seeds: range, directory: Path) -> Counter[str]:
-    """How much happened in all seeds."""
+    """Return the number of events over all seeds."""
     counts: Counter[str] = Counter()
     for seed in seeds:
         root = directory / str(seed)
@@ -156,17 +156,15 @@ def run(seeds: range, directory: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_ONCE))
-def test_what_was_acknowledged_is_there(first: int, directory: Path) -> None:
+def test_acknowledged_records_exist(first: int, directory: Path) -> None:
     counts = run(range(first, first + SEEDS_AT_ONCE), directory)
-    assert counts["transactions told of"] > SEEDS_AT_ONCE, counts
+    assert counts["transactions acknowledged"] > SEEDS_AT_ONCE, counts
     assert not [fault for fault in FAULTS if not counts[fault]], counts
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("first", range(0, CAMPAIGN_SEEDS, 10 * SEEDS_AT_ONCE))
-def test_what_was_acknowledged_is_there_in_many_more_seeds(
-    first: int, directory: Path, record_property: RecordProperty
-) -> None:
+def test_acknowledged_records_exist_in_more_seeds(first: int, directory: Path, record_property: RecordProperty) -> None:
     """The whole broker on a disk with every fault: what it acknowledged is there, in order, once."""
     seeds = range(first, first + 10 * SEEDS_AT_ONCE)
     counts = run(seeds, directory)

@@ -1,4 +1,4 @@
-"""How transactions end when nobody goes on with them, and what must then be there of each."""
+"""The end of unfinished transactions, and the checks of their outcome."""
 
 from onceflow.wire import apis
 from tests.broker.simulation.ledger import Found, Ledger
@@ -12,13 +12,16 @@ def end_transactions(world: World) -> None:
         world.broker.settle()
         world.clock.advance_ms(TRANSACTION_MS // 4)
     world.broker.settle()
-    answer = world.ask_now(apis.LIST_TRANSACTIONS, 1, state_filters=(), producer_id_filters=(), duration_filter=-1)
-    states = {each.transactional_id: each.transaction_state for each in answer.transaction_states}
+    response = world.ask_now(apis.LIST_TRANSACTIONS, 1, state_filters=(), producer_id_filters=(), duration_filter=-1)
+    states = {
+        transaction_state.transactional_id: transaction_state.transaction_state
+        for transaction_state in response.transaction_states
+    }
     assert set(states.values()) <= {"Empty", "CompleteCommit", "CompleteAbort", "Dead"}, states
 
 
 def check_attempts(world: World, attempts: list[Attempt]) -> None:
-    """Whole or gone, as told; the offsets are the last committed transaction's that had some."""
+    """Check that each is atomic, with its reported outcome; offsets are those of the last committed transaction."""
     committed: dict[Ledger, list[Found]] = {}
     for topic in world.topics.values():
         for ledger in topic.ledgers:
@@ -48,20 +51,20 @@ def _is_committed(attempt: Attempt, committed: dict[Ledger, list[Found]]) -> boo
     if not attempt.asked_to_commit:
         assert True not in seen, f"it was not committed: {attempt}"
         return False
-    if attempt.was_told:
+    if attempt.is_acknowledged:
         assert False not in seen, f"it was committed: {attempt}"
         return True
     return seen.pop() if seen else None
 
 
-def _is_seen(ledger: Ledger, value: bytes, found: list[Found]) -> bool | None:
+def _is_seen(ledger: Ledger, value: bytes, records: list[Found]) -> bool | None:
     """None where retention or compaction may have taken it."""
-    if any(each.value == value for each in found):
+    if any(entry.value == value for entry in records):
         return True
     offset = ledger.places[value]
     if offset < ledger.log_start_offset:
         return None
     key = ledger.sent[value].key
-    if ledger.kind == "compacted" and any(each.key == key and each.offset > offset for each in found):
+    if ledger.kind == "compacted" and any(item.key == key and item.offset > offset for item in records):
         return None
     return False

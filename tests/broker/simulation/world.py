@@ -44,16 +44,16 @@ SETTINGS: dict[str, Any] = {
 }
 NEVER = 1 << 40
 MAY_HAVE_BEEN_DONE = (ErrorCode.kafka_storage_error, ErrorCode.unknown_server_error, ErrorCode.request_timed_out)
-"""An error after which it is open whether the broker did what was asked: the next start tells."""
+"""Errors that leave the outcome unknown until the next start."""
 
 Returned = TypeVar("Returned")
 Steps: TypeAlias = Generator[None, None, Returned]
-"""What a client does, with a yield wherever anything else may happen in between."""
+"""Steps of a client, with a yield wherever anything else may happen in between."""
 
 
 @dataclass(eq=False)
 class Topic:
-    """A topic as its clients know it; `is_sure` is false while an answer about its life is missing."""
+    """A topic as its clients know it; `is_sure` is false while a response about its creation or deletion is missing."""
 
     name: str
     kind: str
@@ -70,7 +70,7 @@ class Topic:
 
 
 class World:
-    """What is there and what was told to whom."""
+    """State of the simulation: the broker, its topics, and all responses."""
 
     def __init__(self, seed_number: int, root: Path, unexpected: Unexpected) -> None:
         self.unexpected = unexpected
@@ -96,8 +96,8 @@ class World:
         return SteppedBroker(self.root, disk=self.disk, clock=self.clock, unexpected=self.unexpected, **SETTINGS)
 
     def _begin(self) -> None:
-        answer = self.ask_now(apis.CREATE_TOPICS, 7, **new_topic(ANCHOR, "kept", 1))
-        self.topics[ANCHOR] = topic = Topic(ANCHOR, "kept", 1, answer.topics[0].topic_id)
+        response = self.ask_now(apis.CREATE_TOPICS, 7, **new_topic(ANCHOR, "kept", 1))
+        self.topics[ANCHOR] = topic = Topic(ANCHOR, "kept", 1, response.topics[0].topic_id)
         topic.extend(1)
 
     def crash(self, *, power: bool) -> None:
@@ -157,7 +157,7 @@ class World:
         self.broker.drop()
 
     def make_well(self) -> None:
-        """The disk has room and syncs."""
+        """Repair the disk: it has space and syncs."""
         self.disk.space_bytes = None
         self.disk.fail_next_syncs(0)
         self.disk.fail_next_directory_syncs(0)
@@ -165,21 +165,21 @@ class World:
 
     # Requests
 
-    def send(self, frame: bytes, answer: Callable[[bytes], None]) -> None:
-        """What is answered without power has reached nobody."""
+    def send(self, frame: bytes, response: Callable[[bytes], None]) -> None:
+        """Send a frame; a response without power does not reach the client."""
         life = self.life
 
-        def answered(data: bytes) -> None:
+        def on_response(data: bytes) -> None:
             if not self.disk.is_off and life == self.life:
-                answer(data)
+                response(data)
 
         try:
-            self.broker.send(frame, answered)
+            self.broker.send(frame, on_response)
         except PowerCut:
             assert self.disk.is_off
 
     def exchange(self, frame: bytes) -> Steps[bytes | None]:
-        """An answer without its size; None where a crash lost it or the connection was closed."""
+        """Return a response without its size; None if a crash lost it or the connection was closed."""
         box: list[bytes] = []
         life = self.life
         self.send(frame, box.append)
@@ -188,12 +188,12 @@ class World:
         return box[0] or None if box else None
 
     def ask(self, key: int, version: int, **fields: Any) -> Steps[Any]:
-        """The decoded answer to a request, or None."""
+        """Return the decoded response to a request, or None."""
         data = yield from self.exchange(encoded(key, version, fields))
         return None if data is None else decode_response(key, version, data)[1]
 
     def ask_now(self, key: int, version: int, **fields: Any) -> Any:
-        """The same while nobody else has a turn. Raises PowerCut."""
+        """Return the response while no other client has a turn. Raises PowerCut."""
         return decode_response(key, version, self._exchange_now(encoded(key, version, fields)))[1]
 
     def _exchange_now(self, frame: bytes) -> bytes:
@@ -205,8 +205,8 @@ class World:
             self.broker.settle()
             self.clock.advance_ms(300)
         if self.disk.is_off:
-            raise PowerCut("nobody was answered")
-        assert box and box[0], "no answer"
+            raise PowerCut("nobody was on_response")
+        assert box and box[0], "no response"
         return box[0]
 
     def fetch_now(
@@ -216,8 +216,8 @@ class World:
             [(ledger.topic, ledger.index, offset)], partition_max_bytes=max_bytes, isolation_level=int(committed)
         )
         data = self._exchange_now(fetch.encode_request(FETCH_VERSION, 1, "simulated", asked))
-        (answer,) = fetch.parse_response(FETCH_VERSION, data).partitions
-        return answer
+        (response,) = fetch.parse_response(FETCH_VERSION, data).partitions
+        return response
 
     # Who is there
 
@@ -227,7 +227,7 @@ class World:
         return self.seed.choice(self.seed.choice(there).ledgers) if there else None
 
     def is_there(self, ledger: Ledger) -> bool:
-        """Whether the partition's topic has not been deleted, nor made anew."""
+        """Return whether the partition's topic was neither deleted nor recreated."""
         topic = self.topics.get(ledger.topic)
         return topic is not None and ledger in topic.ledgers
 
@@ -237,7 +237,7 @@ class World:
         return numbers[-1]
 
     def saw_commit(self, group: str, offset: int, at_least: int) -> None:
-        """An answer to OffsetFetch: what was asked for, and never what was before the latest that is known."""
+        """Check a response to OffsetFetch: a committed offset, not older than the latest known one."""
         assert at_least <= offset < len(self.commits.get(group, ())), f"group {group}: {offset} after {at_least}"
         self.committed[group] = max(offset, self.committed.get(group, -1))
 
@@ -258,68 +258,68 @@ class World:
         assert not self.unexpected.found, self.unexpected.found
 
     def _audit_topics(self) -> None:
-        answer = self.ask_now(
+        response = self.ask_now(
             apis.METADATA,
             12,
             topics=None,
             allow_auto_topic_creation=False,
             include_topic_authorized_operations=False,
         )
-        there = {each.name: each for each in answer.topics if not each.is_internal}
+        there = {item.name: item for item in response.topics if not item.is_internal}
         for name, topic in list(self.topics.items()):
-            found = there.pop(name, None)
-            if found is None:
+            description = there.pop(name, None)
+            if description is None:
                 assert not topic.is_sure, f"topic {name} is gone"
                 del self.topics[name]
-            elif topic.is_sure or topic.topic_id == found.topic_id:
-                assert found.topic_id == topic.topic_id, f"topic {name} is another one"
-                assert len(found.partitions) >= topic.count
-                topic.extend(len(found.partitions))
+            elif topic.is_sure or topic.topic_id == description.topic_id:
+                assert description.topic_id == topic.topic_id, f"topic {name} is another one"
+                assert len(description.partitions) >= topic.count
+                topic.extend(len(description.partitions))
                 topic.is_sure = True
             else:
-                self._adopt(topic, found)
+                self._adopt(topic, description)
         assert not there, f"nobody made {there.keys()}"
 
-    def _adopt(self, topic: Topic, found: Any) -> None:
+    def _adopt(self, topic: Topic, description: Any) -> None:
         assert topic.topic_id is None, f"topic {topic.name} is another one than {topic.topic_id}"
-        topic.topic_id, topic.is_sure = found.topic_id, True
-        topic.extend(len(found.partitions))
+        topic.topic_id, topic.is_sure = description.topic_id, True
+        topic.extend(len(description.partitions))
 
     def audit_ledger(self, ledger: Ledger) -> None:
-        found = self.read_all(ledger)
-        ledger.check_whole(found, self.clock.now_ms(), RETENTION_MS)
+        records = self.read_all(ledger)
+        ledger.check_whole(records, self.clock.now_ms(), RETENTION_MS)
 
     def read_all(self, ledger: Ledger, *, committed: bool = False) -> list[Found]:
-        """From the log's start to its end, in several fetches."""
+        """Read from the log's start to its end, in several fetches."""
         first = self.fetch_now(ledger, 0, max_bytes=1)
         offset = 0
         if first.error_code == ErrorCode.offset_out_of_range:
             offset = self.log_start(ledger)
-        found: list[Found] = []
+        all_records: list[Found] = []
         for _ in range(1000):
-            answer = self.fetch_now(ledger, offset, committed=committed)
-            assert answer.error_code == 0, f"{ledger}: {ErrorCode(answer.error_code)!r} at {offset}"
-            ledger.check_ends(answer, ledger.ends)
-            offset = max(offset, answer.log_start_offset)
-            records, behind = ledger.read(answer, offset, committed=committed)
-            found += records
+            response = self.fetch_now(ledger, offset, committed=committed)
+            assert response.error_code == 0, f"{ledger}: {ErrorCode(response.error_code)!r} at {offset}"
+            ledger.check_ends(response, ledger.ends)
+            offset = max(offset, response.log_start_offset)
+            records, behind = ledger.read(response, offset, committed=committed)
+            all_records += records
             if behind == offset:
-                end = answer.last_stable_offset if committed else answer.high_watermark
+                end = response.last_stable_offset if committed else response.high_watermark
                 assert offset == end or ledger.kind == "compacted", f"{ledger}: nothing at {offset} below {end}"
-                return found
+                return all_records
             offset = behind
         raise AssertionError(f"{ledger}: it never ends")
 
     def log_start(self, ledger: Ledger) -> int:
         partition = {"partition_index": ledger.index, "current_leader_epoch": -1, "timestamp": -2}
         topics = [{"name": ledger.topic, "partitions": [partition]}]
-        answer = self.ask_now(apis.LIST_OFFSETS, 7, replica_id=-1, isolation_level=0, topics=topics)
-        return int(answer.topics[0].partitions[0].offset)
+        response = self.ask_now(apis.LIST_OFFSETS, 7, replica_id=-1, isolation_level=0, topics=topics)
+        return int(response.topics[0].partitions[0].offset)
 
     def fetch_offset(self, group: str) -> int:
-        answer = self.ask_now(apis.OFFSET_FETCH, 8, **offset_fetch(group))
-        partition = answer.groups[0].topics[0].partitions[0]
-        assert not partition.error_code and not answer.groups[0].error_code, answer
+        response = self.ask_now(apis.OFFSET_FETCH, 8, **offset_fetch(group))
+        partition = response.groups[0].topics[0].partitions[0]
+        assert not partition.error_code and not response.groups[0].error_code, response
         return int(partition.committed_offset)
 
 
