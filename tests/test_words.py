@@ -42,7 +42,6 @@ TEST_NAME_WORDS_MAX = 7
 THIS = Path(__file__)
 
 PENDING: tuple[str, ...] = (
-    "src/onceflow/client/",
     "src/onceflow/testing/",
     "src/onceflow/wire/",
     "tests/client/",

@@ -33,7 +33,7 @@ def error_of(*words: str) -> str:
 def test_the_users_own_file_is_found(settings_folder: Path) -> None:
     assert "127.0.0.1:9092" in CliRunner().invoke(onceflow, ["topic", "list", "--help"]).output
     (settings_folder / "onceflow.conf").write_text(f"# mine\nbootstrap = {NOWHERE}\nredis=redis://127.0.0.1:1/7\n")
-    assert f"no Kafka broker answers at {NOWHERE}" in error_of("topic", "list")
+    assert f"no Kafka broker responds at {NOWHERE}" in error_of("topic", "list")
     assert "redis://127.0.0.1:1/7" in error_of("clicks")
 
 

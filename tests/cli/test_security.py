@@ -105,13 +105,16 @@ def test_missing_security_settings_are_explained(run: Run, behind_tls: str) -> N
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["security.protocl=SSL"], "security.protocl is not a setting of TLS or SASL here: did you mean security.p"),
-        (["sasl.username=ada"], "that is librdkafka's name, Kafka has sasl.jaas.config"),
-        (["ssl.ca.location=/ca"], "that is librdkafka's name, Kafka has ssl.truststore.location"),
+        (
+            ["security.protocl=SSL"],
+            "security.protocl is not a supported setting of TLS or SASL; did you mean security.p",
+        ),
+        (["sasl.username=ada"], "that is librdkafka's name; Kafka's is sasl.jaas.config"),
+        (["ssl.ca.location=/ca"], "that is librdkafka's name; Kafka's is ssl.truststore.location"),
         (["security.protocol"], "'security.protocol' is not NAME=VALUE, as in security.protocol=SASL_SSL"),
         (["security.protocol=SSL", "security.protocol=SSL"], "'security.protocol' is given twice"),
-        (["sasl.mechanism=PLAIN"], "sasl.mechanism does nothing with security.protocol=PLAINTEXT"),
-        (["security.protocol=SASL_PLAINTEXT"], "sasl.mechanism is needed, one of PLAIN"),
+        (["sasl.mechanism=PLAIN"], "sasl.mechanism has no effect with security.protocol=PLAINTEXT"),
+        (["security.protocol=SASL_PLAINTEXT"], "sasl.mechanism is required: one of PLAIN"),
     ],
 )
 @pytest.mark.parametrize("command", [("topic", "list"), ("generate",), ("verify",), ("dashboard",)])
@@ -129,7 +132,7 @@ def test_errors_do_not_repeat_passwords(run: Run) -> None:
     words = [word for setting in given for word in ("-X", setting)]
     ended = run("topic", "list", *words)
     assert ended.returncode == 2
-    assert "sasl.jaas.config is not of the form" in ended.stderr
+    assert "sasl.jaas.config is not in the form" in ended.stderr
     assert "hidden" not in ended.stderr
 
 

@@ -1,4 +1,4 @@
-"""A faulty network before the broker that the whole suite uses."""
+"""A faulty network in front of the broker that the whole suite uses."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A faulty network between client and broker: passes everything on, except what it is told to spoil.
+"""A faulty network between client and broker: forwards everything except configured faults.
 
 It names itself as every broker's address, so that the client's later connections come through it too.
 """
@@ -21,7 +21,7 @@ NOT_LEADER = 6
 class FaultyProxy:
     """Forwards between a client and `upstream`; `faults` are used up in order, each by the first request of its API.
 
-    Faults: "close" the connection instead of answering, "silent": never answer, "not_leader": the partition's error,
+    Faults: "close" the connection instead of responding, "silent": never respond, "not_leader": the partition's error,
     "not_coordinator": the error of a commit to a broker that was the group's coordinator once.
     With `cut_batches` a fetch gets exactly the bytes asked for, as from a broker older than KIP-74.
     """
@@ -49,17 +49,17 @@ class FaultyProxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
-        for each in self._sockets:
-            _hang_up(each)
+        for opened in self._sockets:
+            _hang_up(opened)
         for thread in self._threads:
             thread.join(timeout=10)
-        for each in [self._listener, *self._sockets]:
-            each.close()
+        for opened in [self._listener, *self._sockets]:
+            opened.close()
 
     def hang_up(self) -> None:
         """End every connection, as a broker does with idle ones."""
-        for each in self._sockets:
-            _hang_up(each)
+        for opened in self._sockets:
+            _hang_up(opened)
 
     def _accept(self) -> None:
         while True:
@@ -84,10 +84,10 @@ class FaultyProxy:
                 if fault == "silent":
                     continue
                 broker.sendall(struct.pack(">i", len(request)) + request)
-                answer = _receive_frame(broker)
-                if answer is None:
+                response = _receive_frame(broker)
+                if response is None:
                     break
-                client.sendall(self._spoil(header, request, answer, fault))
+                client.sendall(self._spoil(header, request, response, fault))
         _hang_up(client)
 
     def _note_isolation_level(self, header: RequestHeader, request: bytes) -> None:
@@ -101,44 +101,45 @@ class FaultyProxy:
             return self.faults.pop(0)[1]
         return None
 
-    def _spoil(self, header: RequestHeader, request: bytes, answer: bytes, fault: str | None) -> bytes:
+    def _spoil(self, header: RequestHeader, request: bytes, response: bytes, fault: str | None) -> bytes:
         if header.api.key == apis.METADATA:
-            return self._with_own_address(header, answer)
+            return self._with_own_address(header, response)
         if header.api.key == apis.FETCH:
-            return self._spoiled_fetch(header, request, answer, fault)
+            return self._spoiled_fetch(header, request, response, fault)
         if header.api.key == apis.FIND_COORDINATOR:
-            return self._as_coordinator(header, answer)
+            return self._as_coordinator(header, response)
         if fault == "not_coordinator":
-            return _moved_away(header, answer)
-        return struct.pack(">i", len(answer)) + answer
+            return _moved_away(header, response)
+        return struct.pack(">i", len(response)) + response
 
-    def _with_own_address(self, header: RequestHeader, answer: bytes) -> bytes:
-        correlation_id, payload = decode_response(apis.METADATA, header.version, answer)
+    def _with_own_address(self, header: RequestHeader, response: bytes) -> bytes:
+        correlation_id, payload = decode_response(apis.METADATA, header.version, response)
         brokers = tuple(
-            dataclasses.replace(each, host=self.address.host, port=self.address.port) for each in payload.brokers
+            dataclasses.replace(broker, host=self.address.host, port=self.address.port) for broker in payload.brokers
         )
         return encode_response(
             apis.METADATA, header.version, correlation_id, dataclasses.replace(payload, brokers=brokers)
         )
 
-    def _as_coordinator(self, header: RequestHeader, answer: bytes) -> bytes:
+    def _as_coordinator(self, header: RequestHeader, response: bytes) -> bytes:
         self.coordinators_asked += 1
-        correlation_id, payload = decode_response(header.api.key, header.version, answer)
+        correlation_id, payload = decode_response(header.api.key, header.version, response)
         own = {"host": self.address.host, "port": self.address.port}
         if hasattr(payload, "coordinators"):
-            found = dataclasses.replace(
-                payload, coordinators=tuple(dataclasses.replace(each, **own) for each in payload.coordinators)
+            changed = dataclasses.replace(
+                payload,
+                coordinators=tuple(dataclasses.replace(coordinator, **own) for coordinator in payload.coordinators),
             )
         else:
-            found = dataclasses.replace(payload, **own)
-        return encode_response(header.api.key, header.version, correlation_id, found)
+            changed = dataclasses.replace(payload, **own)
+        return encode_response(header.api.key, header.version, correlation_id, changed)
 
-    def _spoiled_fetch(self, header: RequestHeader, request: bytes, answer: bytes, fault: str | None) -> bytes:
-        asked = fetch.parse_request(memoryview(request), header).topics[0][1][0]
-        self.asked_bytes.append(asked.max_bytes)
-        response = fetch.parse_response(header.version, answer)
+    def _spoiled_fetch(self, header: RequestHeader, request: bytes, frame: bytes, fault: str | None) -> bytes:
+        wanted = fetch.parse_request(memoryview(request), header).topics[0][1][0]
+        self.asked_bytes.append(wanted.max_bytes)
+        response = fetch.parse_response(header.version, frame)
         got = response.partitions[0]
-        records: Any = got.records[: asked.max_bytes] if self.cut_batches else got.records
+        records: Any = got.records[: wanted.max_bytes] if self.cut_batches else got.records
         if fault == "not_leader":
             records = b""
         spoiled = fetch.PartitionResponse(
@@ -154,14 +155,14 @@ class FaultyProxy:
         return bytes(records).join(pieces) if len(records) else pieces[0]
 
 
-def _moved_away(header: RequestHeader, answer: bytes) -> bytes:
-    """The answer to an OffsetCommit with every partition refused."""
-    correlation_id, payload = decode_response(header.api.key, header.version, answer)
+def _moved_away(header: RequestHeader, response: bytes) -> bytes:
+    """The response to an OffsetCommit with every partition refused."""
+    correlation_id, payload = decode_response(header.api.key, header.version, response)
     topics = tuple(
         dataclasses.replace(
             topic,
             partitions=tuple(
-                dataclasses.replace(each, error_code=ErrorCode.not_coordinator) for each in topic.partitions
+                dataclasses.replace(partition, error_code=ErrorCode.not_coordinator) for partition in topic.partitions
             ),
         )
         for topic in payload.topics
@@ -188,8 +189,8 @@ def _receive(source: socket.socket, size_bytes: int) -> bytes:
     return received
 
 
-def _hang_up(each: socket.socket) -> None:
+def _hang_up(connection: socket.socket) -> None:
     try:
-        each.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)
     except OSError:
         return  # It was closed by the other side before.

@@ -1,4 +1,4 @@
-"""HOST:PORT, read and refused."""
+"""Parsing of HOST:PORT."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from onceflow.client.addresses import Address, InvalidAddress, parse_address, pa
         ("[::1]:65535", Address("::1", 65535)),
     ],
 )
-def test_an_address_is_read_and_written_the_same(text: str, address: Address) -> None:
+def test_address_round_trip(text: str, address: Address) -> None:
     assert parse_address(text) == address
     assert str(address) == text.strip()
 

@@ -1,4 +1,4 @@
-"""One connection: versions, and every way in which the other side can fail."""
+"""One connection: versions, and every way in which the peer can fail."""
 
 import socket
 import struct
@@ -28,17 +28,17 @@ from tests import remedies
 
 
 @contextmanager
-def peer(*answers: bytes | None) -> Iterator[int]:
-    """A listener on the given port that sends one answer per request; None hangs up, running out of them is silence."""
+def peer(*responses: bytes | None) -> Iterator[int]:
+    """Listen on a port and send one response per request; None hangs up, and after the last one it is silent."""
     done = threading.Event()
 
     def serve() -> None:
         with listener.accept()[0] as client:
-            for answer in answers:
+            for response in responses:
                 client.recv(65536)
-                if answer is None:
+                if response is None:
                     return
-                client.sendall(answer)
+                client.sendall(response)
             done.wait(10)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -50,7 +50,7 @@ def peer(*answers: bytes | None) -> Iterator[int]:
 
 
 def versions(correlation_id: int, *served: tuple[int, int, int]) -> bytes:
-    """An ApiVersions answer of version 0, with its size."""
+    """An ApiVersions response of version 0, with its size."""
     schema = response_class(apis.API_VERSIONS, 0)
     entry = schema.__annotations__["api_keys"].__args__[0]
     entries = tuple(entry(api_key=key, min_version=low, max_version=high) for key, low, high in served)
@@ -62,26 +62,26 @@ TLS_ALERT = bytes.fromhex("15030300020246")
 
 
 @pytest.mark.parametrize(
-    ("answers", "error", "says"),
+    ("responses", "error", "message"),
     [
-        ([None], BrokerUnreachable, "does not answer as a Kafka broker .*closed the connection"),
-        ([b"\x00\x00"], BrokerUnreachable, "did not answer within 300 ms"),
-        ([], BrokerUnreachable, "did not answer within 300 ms"),
+        ([None], BrokerUnreachable, "does not respond like a Kafka broker .*closed the connection"),
+        ([b"\x00\x00"], BrokerUnreachable, "did not respond within 300 ms"),
+        ([], BrokerUnreachable, "did not respond within 300 ms"),
         ([HTTP], NotKafka, "does not speak Kafka's protocol"),
         ([TLS_ALERT], NotKafka, "does not speak Kafka's protocol"),
         ([struct.pack(">i", -1)], NotKafka, "does not speak Kafka's protocol"),
-        ([struct.pack(">ii", 4, 77)], NotKafka, "answered request 77 where 1 was asked"),
-        ([struct.pack(">iih", 6, 1, 0)], NotKafka, "breaks Kafka's protocol: ApiVersions"),
+        ([struct.pack(">ii", 4, 77)], NotKafka, "responded to request 77 instead of 1"),
+        ([struct.pack(">iih", 6, 1, 0)], NotKafka, "violates Kafka's protocol: ApiVersions"),
     ],
 )
-def test_a_peer_that_is_no_broker(answers: list[bytes | None], error: type[ClientError], says: str) -> None:
-    timeout_ms = 300 if "did not answer" in says else 30_000
-    with peer(*answers) as port, pytest.raises(error, match=says):
+def test_a_peer_that_is_no_broker(responses: list[bytes | None], error: type[ClientError], message: str) -> None:
+    timeout_ms = 300 if "did not response" in message else 30_000
+    with peer(*responses) as port, pytest.raises(error, match=message):
         Connection("127.0.0.1", port, timeout_ms=timeout_ms)
 
 
 @pytest.mark.remedy(Remedy.START_BROKER, Remedy.NAME_BROKER)
-def test_nobody_listens(bootstrap: str, tmp_path: Path) -> None:
+def test_no_listener(bootstrap: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(BrokerUnreachable, match=f"127.0.0.1:{port}: Connection refused; ") as raised:
@@ -91,7 +91,7 @@ def test_nobody_listens(bootstrap: str, tmp_path: Path) -> None:
     remedies.find(Remedy.START_BROKER, raised.value)
     with BrokerProcess(tmp_path / "data", port):
         Connection("127.0.0.1", port).close()
-    with pytest.raises(BrokerUnreachable, match=r"no Kafka broker answers at no-such-host.invalid:9092: "):
+    with pytest.raises(BrokerUnreachable, match=r"no Kafka broker responds at no-such-host.invalid:9092: "):
         Connection("no-such-host.invalid", 9092)
 
 
@@ -99,9 +99,9 @@ def test_nobody_listens(bootstrap: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("served", "says"),
     [
-        ((apis.METADATA, 13, 15), "serves Metadata versions 13 to 15, this client needs 4 to 12"),
-        ((apis.METADATA, 0, 3), "serves Metadata versions 0 to 3, this client needs 4 to 12"),
-        ((apis.FETCH, 4, 12), "serves Metadata versions none"),
+        ((apis.METADATA, 13, 15), "supports Metadata versions 13 to 15, this client requires 4 to 12"),
+        ((apis.METADATA, 0, 3), "supports Metadata versions 0 to 3, this client requires 4 to 12"),
+        ((apis.FETCH, 4, 12), "supports Metadata versions none"),
     ],
 )
 def test_no_version_in_common(served: tuple[int, int, int], says: str) -> None:
@@ -126,15 +126,15 @@ def test_the_highest_version_that_both_have() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"),
+    ("response", "error"),
     [
         (None, ConnectionLost),
         (struct.pack(">i", 2_000_000), ResponseTooLarge),
         (struct.pack(">ii", 4, 1), NotKafka),
     ],
 )
-def test_a_failed_request_closes_the_connection(answer: bytes | None, error: type[ClientError]) -> None:
-    with peer(versions(1), answer) as port:
+def test_a_failed_request_closes_the_connection(response: bytes | None, error: type[ClientError]) -> None:
+    with peer(versions(1), response) as port:
         connection = Connection("127.0.0.1", port, response_bytes_max=1_000_000)
         assert connection.is_open()
         with pytest.raises(error):
@@ -142,7 +142,7 @@ def test_a_failed_request_closes_the_connection(answer: bytes | None, error: typ
         assert not connection.is_open()
 
 
-def test_an_idle_connection_that_the_broker_closed_is_seen_before_the_next_request() -> None:
+def test_closed_idle_connection_is_detected() -> None:
     with peer(versions(1)) as port:
         connection = Connection("127.0.0.1", port)
         assert connection.is_open()

@@ -1,4 +1,4 @@
-"""Each file of examples/ is run as its first line says."""
+"""Each file in examples/ runs as its first line describes."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ SAYS = {
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: str(path.name))
-def test_an_example_without_its_arguments_says_how_it_is_used(path: Path) -> None:
+def test_example_without_arguments_shows_usage(path: Path) -> None:
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"usage: python examples/{path.name} HOST:PORT TOPIC\n"
@@ -37,7 +37,7 @@ def test_without_librdkafka_it_says_what_to_install() -> None:
     assert (done.returncode, said in done.stderr) == (1, True), done.stderr
 
 
-def test_a_star_import_gives_every_name_of_the_client() -> None:
+def test_star_import_exports_all_names() -> None:
     names: dict[str, object] = {}
     exec("from onceflow.client import *", names)
     assert {name for name in names if not name.startswith("__")} == client._HOMES.keys()

@@ -84,7 +84,7 @@ def by_java(run: Run, bootstrap: str, topic: str, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("produced", [by_produce, by_replay, by_producer, by_transaction, by_event_writer, by_java])
-def test_a_key_is_placed_where_java_places_it(
+def test_keys_are_placed_like_java(
     produced: Callable[[Run, str, str, Path], None],
     run: Run,
     bootstrap: str,

@@ -7,7 +7,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.lag import lag_behind
 
 
-def test_what_the_log_deleted_unread_is_no_lag(cluster: Cluster, filled: Callable[..., str]) -> None:
+def test_deleted_records_are_not_lag(cluster: Cluster, filled: Callable[..., str]) -> None:
     topic = filled([b"a", b"b", b"c", b"d", b"e"])
     Admin(cluster).delete_records(topic, {0: 3})
     lag = lag_behind(cluster, {topic: {0: 1}}, now_ms=2003)

@@ -25,13 +25,13 @@ JAVA_PLACES = {
 
 
 def read_all(cluster: Cluster, topic: str, count: int) -> list[tuple[int, bytes | None, bytes | None]]:
-    found = []
+    placed = []
     for partition, record in read_partitions(
         cluster, topic, dict.fromkeys(cluster.topics(topic)[topic].partitions, 0), None
     ):
-        found.append((partition, record.key, record.value))
-        if len(found) == count:
-            return found
+        placed.append((partition, record.key, record.value))
+        if len(placed) == count:
+            return placed
     raise AssertionError
 
 
@@ -47,7 +47,7 @@ def test_keys_land_where_java_puts_them(bootstrap: str, cluster: Cluster, topic:
     assert {key: placed[key] for key in JAVA_PLACES} == JAVA_PLACES
 
 
-def test_events_without_a_key_and_to_a_chosen_partition(bootstrap: str, cluster: Cluster, topic: str) -> None:
+def test_events_without_key_or_with_partition(bootstrap: str, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 3)
     with EventWriter(bootstrap, topic) as writer:
         writer.write(None, b"chosen", timestamp_ms=5, partition=2)
@@ -57,7 +57,7 @@ def test_events_without_a_key_and_to_a_chosen_partition(bootstrap: str, cluster:
     )
 
 
-def test_the_topic_must_exist_and_the_broker_answer(bootstrap: str, topic: str) -> None:
+def test_topic_and_broker_are_required(bootstrap: str, topic: str) -> None:
     with pytest.raises(UnknownTopic, match="onceflow topic create"):
         EventWriter(bootstrap, topic)
     with pytest.raises(BrokerUnreachable):
@@ -73,7 +73,7 @@ def test_a_full_queue_makes_the_writer_wait(bootstrap: str, cluster: Cluster, to
     assert [value for _, _, value in read_all(cluster, topic, 1000)] == [b"%d" % number for number in range(1000)]
 
 
-def test_an_event_that_is_too_large_is_refused(bootstrap: str, cluster: Cluster, topic: str) -> None:
+def test_too_large_event_is_refused(bootstrap: str, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1)
     with (
         pytest.raises(ProduceFailed, match=f"for {topic} at {bootstrap} not acknowledged.*too large"),
@@ -82,7 +82,7 @@ def test_an_event_that_is_too_large_is_refused(bootstrap: str, cluster: Cluster,
         writer.write(None, b"x" * 1_100_000)
 
 
-def test_events_that_no_broker_takes_are_an_error(tmp_path_factory: pytest.TempPathFactory, topic: str) -> None:
+def test_unaccepted_events_are_an_error(tmp_path_factory: pytest.TempPathFactory, topic: str) -> None:
     with BrokerProcess(tmp_path_factory.mktemp("killed")) as broker:
         with Cluster(broker.bootstrap) as cluster:
             cluster.create_topic(topic, 1)
@@ -118,6 +118,6 @@ def write_and_flush(writer: EventWriter, count: int) -> None:
     writer.flush()
 
 
-def test_a_setting_that_librdkafka_does_not_know_is_refused() -> None:
+def test_unknown_librdkafka_setting_is_refused() -> None:
     with pytest.raises(ProduceFailed, match=r"No such configuration property.*no\.such\.setting"):
         producer("127.0.0.1:1", **{"no.such.setting": 1})

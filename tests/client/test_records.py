@@ -34,7 +34,7 @@ def test_a_range_over_many_fetches(cluster: Cluster, filled: Fill, monkeypatch: 
     assert [record.value for record in read_records(cluster, topic, 0, 0, 3000)] == values
 
 
-def test_a_range_that_is_not_there_yet_is_waited_for_and_then_told(bootstrap: str, filled: Fill) -> None:
+def test_missing_range_times_out(bootstrap: str, filled: Fill) -> None:
     topic = filled([b"a"])
     with Cluster(bootstrap) as cluster:
         records = read_records(cluster, topic, 0, 0, 2)
@@ -50,7 +50,7 @@ def test_partitions_in_turns_up_to_their_ends(cluster: Cluster, bootstrap: str, 
     assert [(partition, record.value) for partition, record in got] == [(1, b"b"), (1, b"c")]
 
 
-def test_following_a_topic_that_is_made_anew_is_told(cluster: Cluster, filled: Fill) -> None:
+def test_recreated_topic_is_reported(cluster: Cluster, filled: Fill) -> None:
     topic = filled([b"a", b"b"])
     following = read_partitions(cluster, topic, {0: 0}, None)
     assert [record.value for _, record in islice(following, 2)] == [b"a", b"b"]
@@ -134,7 +134,7 @@ def test_what_read_committed_shows(parts: list[bytes], aborted: list[tuple[int, 
     assert b"".join(record.value or b"" for record in committed_records(fetched, 0, 100)) == expected
 
 
-def test_the_next_offset_is_behind_the_last_whole_batch() -> None:
+def test_next_offset_follows_last_whole_batch() -> None:
     parts = [batch(0, [b"a", b"b"]), marker(2, A, ABORT), batch(5, [b"cut"])[:40]]
     assert next_offset(Fetched(memoryview(b"".join(parts)), 9, 9, 0, ()), 1) == 3
     assert next_offset(Fetched(memoryview(b""), 9, 9, 0, ()), 7) == 7

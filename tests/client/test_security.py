@@ -62,9 +62,7 @@ def test_everything_goes_through_tls_over_one_connection(listener: TlsListener, 
 
 @pytest.mark.usefixtures("broker")
 @pytest.mark.remedy(Remedy.TRUSTED_FILE)
-def test_a_certificate_of_a_stranger_is_not_trusted(
-    listener: TlsListener, authority: Authority, tmp_path: Path
-) -> None:
+def test_unknown_certificate_is_not_trusted(listener: TlsListener, authority: Authority, tmp_path: Path) -> None:
     stranger = Authority(tmp_path)
     with pytest.raises(NotTrusted, match=r"certificate of localhost:\d+ is not trusted: .*; ") as raised:
         Cluster(str(listener.address), security=security(stranger)).topics()
@@ -73,7 +71,7 @@ def test_a_certificate_of_a_stranger_is_not_trusted(
         assert "nothing" not in cluster.topics()
 
 
-def test_a_certificate_of_another_host_is_trusted_by_option_alone(authority: Authority, tmp_path: Path) -> None:
+def test_certificate_of_another_host(authority: Authority, tmp_path: Path) -> None:
     with (
         TlsListener(authority.server("elsewhere.test")) as listener,
         BrokerProcess(tmp_path / "data", 0, "--advertise", str(listener.address)) as running,
@@ -92,7 +90,7 @@ def test_a_certificate_of_another_host_is_trusted_by_option_alone(authority: Aut
             assert "nothing" not in cluster.topics()
 
 
-def test_a_broker_that_asks_who_we_are_is_shown_our_certificate(authority: Authority, tmp_path: Path) -> None:
+def test_client_certificate(authority: Authority, tmp_path: Path) -> None:
     own = authority.issue("ada@example.test")
     key, begin, chain = own.read_text().partition("-----BEGIN CERTIFICATE-----")
     with (
@@ -106,12 +104,12 @@ def test_a_broker_that_asks_who_we_are_is_shown_our_certificate(authority: Autho
         ):
             with Cluster(str(listener.address), security=security(authority, **settings)) as cluster:
                 assert "nothing" not in cluster.topics()
-        with pytest.raises(BrokerUnreachable, match=r"(certificate required|does not answer as a Kafka broker)"):
+        with pytest.raises(BrokerUnreachable, match=r"(certificate required|does not respond like a Kafka broker)"):
             Cluster(str(listener.address), security=security(authority)).topics()
 
 
 @pytest.mark.remedy(Remedy.LISTENER_PORT)
-def test_a_plain_listener_and_a_tls_one_are_told_apart(
+def test_plain_and_tls_listeners_are_distinguished(
     broker: BrokerProcess, listener: TlsListener, authority: Authority
 ) -> None:
     with pytest.raises((NotKafka, BrokerUnreachable)) as raised:
@@ -126,7 +124,7 @@ def test_a_plain_listener_and_a_tls_one_are_told_apart(
 @pytest.mark.remedy(Remedy.USER_PASSWORD)
 def test_a_wrong_password() -> None:
     def ask(api_key: int, version: int, build: Callable[[Any, int], Any]) -> SimpleNamespace:
-        """As a broker whose user ada has the password `right`."""
+        """Run a broker whose user ada has the password `right`."""
         if api_key == SASL_HANDSHAKE:
             return SimpleNamespace(error_code=ErrorCode.none, mechanisms=("PLAIN",))
         is_right = build(schema_of(api_key, version), version).auth_bytes == b"\0ada\0right"
@@ -146,26 +144,26 @@ def test_a_wrong_password() -> None:
 
 
 def test_name_and_password_as_java_quotes_them() -> None:
-    found = read_security({**PLAIN, "sasl.jaas.config": JAAS})
-    assert found == Security(None, Sasl("PLAIN", "ada", 'a"b;'))
-    assert 'a"b' not in repr(found)
+    security = read_security({**PLAIN, "sasl.jaas.config": JAAS})
+    assert security == Security(None, Sasl("PLAIN", "ada", 'a"b;'))
+    assert 'a"b' not in repr(security)
 
 
 WRONG: list[tuple[dict[str, str], str]] = [
     (
         {"security.protocl": "SSL"},
-        "security.protocl is not a setting of TLS .*: did you mean security.protocol",
+        "security.protocl is not a supported setting of TLS .*; did you mean security.protocol",
     ),
-    ({"security.protocol": "TLS"}, "security.protocol='TLS' is none of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
-    ({"ssl.key.password": "x"}, "ssl.key.password does nothing with security.protocol=PLAINTEXT"),
-    (TLS | {"sasl.mechanism": "PLAIN"}, "sasl.mechanism does nothing with security.protocol=SSL"),
-    ({"security.protocol": "SASL_PLAINTEXT"}, "sasl.mechanism is needed, one of PLAIN, SCRAM-SHA-256"),
-    (PLAIN | {"sasl.mechanism": "GSSAPI"}, "sasl.mechanism='GSSAPI' is none of PLAIN"),
-    (PLAIN, "sasl.jaas.config is not of the form .*PlainLoginModule required username="),
-    (PLAIN | {"sasl.jaas.config": JAAS[:-1]}, "sasl.jaas.config is not of the form"),
+    ({"security.protocol": "TLS"}, "security.protocol='TLS' is not one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
+    ({"ssl.key.password": "x"}, "ssl.key.password has no effect with security.protocol=PLAINTEXT"),
+    (TLS | {"sasl.mechanism": "PLAIN"}, "sasl.mechanism has no effect with security.protocol=SSL"),
+    ({"security.protocol": "SASL_PLAINTEXT"}, "sasl.mechanism is required: one of PLAIN, SCRAM-SHA-256"),
+    (PLAIN | {"sasl.mechanism": "GSSAPI"}, "sasl.mechanism='GSSAPI' is not one of PLAIN"),
+    (PLAIN, "sasl.jaas.config is not in the form .*PlainLoginModule required username="),
+    (PLAIN | {"sasl.jaas.config": JAAS[:-1]}, "sasl.jaas.config is not in the form"),
     (PLAIN | {"sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": JAAS}, "names .*PlainLoginModule, and .* needs"),
     (PLAIN | {"sasl.jaas.config": JAAS.replace("username", "user")}, "has password, user; it needs"),
-    (TLS | {"ssl.truststore.type": "JKS"}, "ssl.truststore.type=JKS is no PEM: 'keytool -importkeystore"),
+    (TLS | {"ssl.truststore.type": "JKS"}, "ssl.truststore.type=JKS is not PEM; 'keytool -importkeystore"),
     (TLS | {"ssl.truststore.location": "/nowhere"}, "ssl.truststore.location=/nowhere: No such file"),
     (TLS | {"ssl.truststore.certificates": "x"}, "ssl.truststore or ssl.keystore cannot be used"),
     (TLS | {"ssl.keystore.key": "x"}, "ssl.keystore.key and ssl.keystore.certificate.chain belong together"),
@@ -173,15 +171,15 @@ WRONG: list[tuple[dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("config", "sentence"), WRONG)
-def test_what_cannot_be_used_is_told_at_once(config: dict[str, str], sentence: str) -> None:
-    with pytest.raises(InvalidSecurity, match=sentence) as caught:
+@pytest.mark.parametrize(("config", "message"), WRONG)
+def test_unusable_settings_are_refused(config: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidSecurity, match=message) as caught:
         read_security(config)
     assert 'a\\"b' not in str(caught.value), "a password"
 
 
-def test_a_java_key_store_is_refused_with_the_way_out(tmp_path: Path, authority: Authority) -> None:
+def test_java_key_store_error_has_remedy(tmp_path: Path, authority: Authority) -> None:
     store = tmp_path / "store.jks"
     store.write_bytes(b"\xfe\xed\xfe\xed" + bytes(100))
-    with pytest.raises(InvalidSecurity, match=r"ssl.keystore.location=.*store.jks is no PEM: 'keytool"):
+    with pytest.raises(InvalidSecurity, match=r"ssl.keystore.location=.*store.jks is not PEM; 'keytool"):
         security(authority, **{"ssl.keystore.location": str(store)})

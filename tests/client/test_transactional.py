@@ -1,4 +1,4 @@
-"""Our transactional producer: what others see of it, who fences it, and who can finish its transactions."""
+"""Our transactional producer: visibility, fencing, and completion by another process."""
 
 import subprocess
 import sys
@@ -17,23 +17,21 @@ from onceflow.wire.codecs import Codec
 
 
 def wait_for_markers(cluster: Cluster) -> None:
-    """Kafka answers EndTxn before the markers are written."""
+    """Wait for the markers: Kafka responds to EndTxn before they are written."""
     for _ in range(200):
-        if not any(each.state.startswith("Prepare") for each in Admin(cluster).list_transactions()):
+        if not any(transaction.state.startswith("Prepare") for transaction in Admin(cluster).list_transactions()):
             return
     raise AssertionError("a transaction's markers were not written")
 
 
 def visible(cluster: Cluster, topic: str, *, read_committed: bool = True) -> list[bytes | None]:
-    """The values of partition 0 that a reader sees."""
+    """Return the values of partition 0 that a reader sees."""
     wait_for_markers(cluster)
     end = cluster.list_offsets(topic, {0: LATEST}, read_committed=read_committed)[0].offset
     return [record.value for record in read_records(cluster, topic, 0, 0, end, read_committed=read_committed)]
 
 
-def test_nothing_is_seen_before_the_commit_and_nothing_of_an_abort(
-    bootstrap: str, cluster: Cluster, topic: str
-) -> None:
+def test_only_committed_records_are_visible(bootstrap: str, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1)
     with TransactionalProducer(bootstrap, topic) as producer:
         producer.begin()
@@ -53,9 +51,7 @@ def test_nothing_is_seen_before_the_commit_and_nothing_of_an_abort(
     assert visible(cluster, topic, read_committed=False) == [b"one", b"two", b"three"]
 
 
-def test_many_batches_over_several_partitions_and_transactions_keep_their_order(
-    bootstrap: str, cluster: Cluster, topic: str
-) -> None:
+def test_many_batches_keep_their_order(bootstrap: str, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 3)
     with TransactionalProducer(bootstrap, topic, batch_bytes=1000, codec=Codec.LZ4) as producer:
         for round_ in range(3):
@@ -64,12 +60,12 @@ def test_many_batches_over_several_partitions_and_transactions_keep_their_order(
                 producer.send(topic, b"%d-%d" % (round_, number), b"key-%d" % (number % 7))
             producer.commit()
     wait_for_markers(cluster)
-    found = [
+    stored = [
         record.value
         for partition, end in cluster.list_offsets(topic, dict.fromkeys(range(3), LATEST)).items()
         for record in read_records(cluster, topic, partition, 0, end.offset)
     ]
-    assert sorted(found) == sorted(b"%d-%d" % (round_, number) for round_ in range(3) for number in range(300))
+    assert sorted(stored) == sorted(b"%d-%d" % (round_, number) for round_ in range(3) for number in range(300))
 
 
 def test_offsets_come_with_the_commit_alone(bootstrap: str, cluster: Cluster, topic: str) -> None:
@@ -86,9 +82,7 @@ def test_offsets_come_with_the_commit_alone(bootstrap: str, cluster: Cluster, to
     assert cluster.committed_offsets(topic, topic) == {1: 8}
 
 
-def test_a_second_producer_fences_the_first_and_aborts_what_it_left(
-    bootstrap: str, cluster: Cluster, topic: str
-) -> None:
+def test_second_producer_fences_the_first(bootstrap: str, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1)
     first = TransactionalProducer(bootstrap, topic)
     first.begin()
@@ -122,9 +116,7 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
-def test_another_process_finishes_the_transaction_of_a_killed_one(
-    bootstrap: str, cluster: Cluster, topic: str, end: str
-) -> None:
+def test_other_process_finishes_the_transaction(bootstrap: str, cluster: Cluster, topic: str, end: str) -> None:
     cluster.create_topic(topic, 1)
     killed = subprocess.run(
         [sys.executable, "-c", WRITES_AND_DIES, bootstrap, topic],
@@ -143,7 +135,7 @@ def test_another_process_finishes_the_transaction_of_a_killed_one(
     assert cluster.committed_offsets(topic, topic) == ({0: 3} if end == "commit" else {})
 
 
-def test_a_resumed_transaction_that_was_fenced_says_so(bootstrap: str, cluster: Cluster, topic: str) -> None:
+def test_fenced_resumed_transaction(bootstrap: str, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1)
     first = TransactionalProducer(bootstrap, topic)
     first.begin()
@@ -158,7 +150,7 @@ def test_a_resumed_transaction_that_was_fenced_says_so(bootstrap: str, cluster: 
     assert visible(cluster, topic) == []
 
 
-def test_a_resumed_transaction_that_timed_out_says_so() -> None:
+def test_timed_out_resumed_transaction() -> None:
     clock = ManualClock(time.time_ns() // 1_000_000)
     settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 20}
     with Broker(settings=settings, clock=clock) as broker:
@@ -179,10 +171,8 @@ def test_a_resumed_transaction_that_timed_out_says_so() -> None:
         first.close()
 
 
-def test_a_transaction_is_resumed_as_often_as_it_takes_and_ends_once(
-    bootstrap: str, cluster: Cluster, topic: str
-) -> None:
-    """Who resumed it may be killed, too, and not know whether its commit arrived."""
+def test_repeated_resume_ends_once(bootstrap: str, cluster: Cluster, topic: str) -> None:
+    """The process that resumed it may be killed too, without knowing whether its commit arrived."""
     cluster.create_topic(topic, 1)
     first = TransactionalProducer(bootstrap, topic)
     first.begin()
@@ -195,24 +185,22 @@ def test_a_transaction_is_resumed_as_often_as_it_takes_and_ends_once(
                 resumed.commit()
     with (
         TransactionalProducer.resume(bootstrap, topic, first.producer_id, first.epoch) as resumed,
-        pytest.raises(InvalidTransaction, match="it has ended already"),
+        pytest.raises(InvalidTransaction, match="it has already ended"),
     ):
         resumed.abort()
     with TransactionalProducer.resume(bootstrap, topic, first.producer_id, first.epoch):
-        """Leaving without a word ends nothing: that is not this process's to decide."""
+        """Leaving without a commit or abort ends nothing: the decision belongs to another process."""
     first.close()
     with (
         TransactionalProducer(bootstrap, topic) as other,
         TransactionalProducer.resume(bootstrap, topic, other.producer_id, other.epoch) as resumed,
-        pytest.raises(InvalidTransaction, match="it has ended already, or never began"),
+        pytest.raises(InvalidTransaction, match="it has already ended, or never began"),
     ):
         resumed.commit()
     assert visible(cluster, topic) == [b"x"]
 
 
-def test_after_a_failure_only_an_abort_is_possible_and_then_all_is_well(
-    bootstrap: str, cluster: Cluster, topic: str
-) -> None:
+def test_failed_transaction_can_only_abort(bootstrap: str, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1, configs={"max.message.bytes": "1000"})
     with TransactionalProducer(bootstrap, topic) as producer:
         producer.begin()
@@ -233,19 +221,19 @@ def test_after_a_failure_only_an_abort_is_possible_and_then_all_is_well(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("wrong", "message"),
     [
-        (lambda producer: producer.commit(), "the producer is ready, it should be in a transaction"),
+        (lambda producer: producer.commit(), "the producer is ready, but must be in a transaction"),
         (lambda producer: producer.abort(), "the producer is ready"),
         (lambda producer: producer.send("topic", b"x"), "the producer is ready"),
-        (lambda producer: (producer.begin(), producer.begin()), "the producer is in a transaction, it should be ready"),
+        (lambda producer: (producer.begin(), producer.begin()), "the producer is in a transaction, but must be ready"),
         (lambda producer: (producer.close(), producer.begin()), "the producer is closed"),
     ],
 )
 def test_calls_out_of_turn_are_refused(
-    bootstrap: str, topic: str, wrong: Callable[[TransactionalProducer], object], sentence: str
+    bootstrap: str, topic: str, wrong: Callable[[TransactionalProducer], object], message: str
 ) -> None:
-    with TransactionalProducer(bootstrap, topic) as producer, pytest.raises(InvalidTransaction, match=sentence):
+    with TransactionalProducer(bootstrap, topic) as producer, pytest.raises(InvalidTransaction, match=message):
         wrong(producer)
 
 

@@ -1,4 +1,4 @@
-"""A certificate authority of the test's own, and TLS in front of a broker that speaks plain text."""
+"""A certificate authority of the tests, and TLS in front of a plain-text broker."""
 
 import contextlib
 import socket
@@ -16,7 +16,7 @@ HOST = "localhost"
 
 
 class Authority:
-    """Issues certificates; its own and theirs as PEM files in a directory."""
+    """Issues certificates, its own and others, as PEM files in a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -25,13 +25,13 @@ class Authority:
         self._authority.cert_pem.write_to_path(str(self.trusted))
 
     def issue(self, name: str) -> Path:
-        """The file of a key and a certificate for a host or a user."""
+        """Issue a certificate for a host or a user; return the file with its key."""
         path = self._directory / f"{name}.pem"
         self._authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(str(path))
         return path
 
     def server(self, name: str = HOST, *, asks_for_certificates: bool = False) -> ssl.SSLContext:
-        """What a server of that name uses."""
+        """Return the TLS context of a server of that name."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.issue(name))
         if asks_for_certificates:
@@ -41,7 +41,7 @@ class Authority:
 
 
 class TlsListener:
-    """Accepts TLS on a port of its own and passes everything on to `upstream`, which may be set later."""
+    """Accepts TLS on its own port and forwards everything to `upstream`, which may be set later."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self.upstream: Address | None = None
@@ -60,12 +60,12 @@ class TlsListener:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
-        for each in self._sockets:
-            _hang_up(each)
+        for opened in self._sockets:
+            _hang_up(opened)
         for thread in self._threads:
             thread.join(timeout=10)
-        for each in [self._listener, *self._sockets]:
-            each.close()
+        for opened in [self._listener, *self._sockets]:
+            opened.close()
 
     def _accept(self) -> None:
         while True:
@@ -94,6 +94,6 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
     _hang_up(target)
 
 
-def _hang_up(each: socket.socket) -> None:
+def _hang_up(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        each.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)

@@ -67,7 +67,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
             "advertised.listeners": f"PLAINTEXT://{second.bootstrap}",
         }
         with second, Cluster(first.bootstrap) as cluster:
-            wait_until(lambda: len(cluster.brokers()) == 2)
+            wait_until(lambda: len(cluster.router.brokers()) == 2)
             yield Two(first, second)
             if second.process.poll() is None:
                 second.kill()
@@ -124,7 +124,7 @@ def test_streams_and_transactions_survive_a_broker(two: Two) -> None:
         assert set(leaders.values()) == {1, 2}
         theirs = next(partition for partition, leader in leaders.items() if leader == 2)
         cluster.create_topic("without-followers", 2, replication_factor=1)
-        with SimpleConsumer(*cluster.brokers()[1]) as simple:
+        with SimpleConsumer(*cluster.router.brokers()[1]) as simple:
             wait_until(lambda: is_refused_as_not_leading(simple, cluster))
 
         sent = send(producer, "clicks", "before") + transact(transactional, "clicks", "transaction before")

@@ -8,7 +8,7 @@ _RECORDS = "client/test_records.py::"
 
 MUTANTS = (
     Mutant(
-        "client/cluster.py",
+        "client/routing.py",
         "                self._topics.clear()\n                self._coordinators.clear()\n",
         "                self._topics.clear()\n",
         _CLUSTER + "test_a_coordinator_that_moved_is_found_again",
@@ -17,7 +17,7 @@ MUTANTS = (
         "client/cluster.py",
         "            size_bytes_max = min(2 * size_bytes_max, self.batch_bytes_max)",
         "            size_bytes_max = 2 * size_bytes_max",
-        _CLUSTER + "test_a_batch_above_the_configured_maximum_is_refused",
+        _CLUSTER + "test_batch_above_the_maximum_is_refused",
     ),
     Mutant(
         "client/cluster.py",
@@ -32,16 +32,16 @@ MUTANTS = (
         _CLUSTER + "test_the_isolation_level_is_asked_for",
     ),
     Mutant(
-        "client/cluster.py",
+        "client/routing.py",
         "        if connection is not None and connection.is_open():",
         "        if connection is not None:",
-        _CLUSTER + "test_connections_that_idled_out_are_opened_anew",
+        _CLUSTER + "test_idle_connections_are_reopened",
     ),
     Mutant(
-        "client/cluster.py",
-        "allowed_ms = self._first_contact_ms if new else self.timeout_ms",
+        "client/routing.py",
+        "allowed_ms = self._first_contact_ms if is_first else self.timeout_ms",
         "allowed_ms = self.timeout_ms",
-        _CLUSTER + "test_the_first_contact_is_not_tried_again_unless_asked",
+        _CLUSTER + "test_first_contact_is_not_retried_by_default",
     ),
     Mutant(
         "client/records.py",
@@ -65,36 +65,36 @@ MUTANTS = (
         "client/transactional.py",
         "            self._producer._state = State.FAILED",
         "            pass",
-        _TRANSACTIONAL + "test_after_a_failure_only_an_abort_is_possible_and_then_all_is_well",
+        _TRANSACTIONAL + "test_failed_transaction_can_only_abort",
     ),
     Mutant(
         "client/transactional.py",
-        "            self._take_epoch()\n        self._added.clear()",
+        "            self._request_epoch()\n        self._added.clear()",
         "            pass\n        self._added.clear()",
-        _TRANSACTIONAL + "test_after_a_failure_only_an_abort_is_possible_and_then_all_is_well",
+        _TRANSACTIONAL + "test_failed_transaction_can_only_abort",
     ),
     Mutant(
         "client/transactional.py",
         "        if not self._is_resumed:\n            self.flush()\n        self._end(commit=True)",
         "        self._end(commit=True)",
-        _TRANSACTIONAL + "test_nothing_is_seen_before_the_commit_and_nothing_of_an_abort",
+        _TRANSACTIONAL + "test_only_committed_records_are_visible",
     ),
     Mutant(
         "client/transactional.py",
         "        self._added.clear()\n        self._groups.clear()\n        self._state = State.ENDED",
         "        self._groups.clear()\n        self._state = State.ENDED",
-        _TRANSACTIONAL + "test_many_batches_over_several_partitions_and_transactions_keep_their_order",
+        _TRANSACTIONAL + "test_many_batches_keep_their_order",
     ),
     Mutant(
         "client/transactional.py",
-        "        self._next_sequence[chosen] = (first + len(records)) % SEQUENCE_COUNT",
-        "        self._next_sequence[chosen] = first + len(records) - 1",
-        _TRANSACTIONAL + "test_many_batches_over_several_partitions_and_transactions_keep_their_order",
+        "        self._next_sequence[target] = (first + len(records)) % SEQUENCE_COUNT",
+        "        self._next_sequence[target] = first + len(records) - 1",
+        _TRANSACTIONAL + "test_many_batches_keep_their_order",
     ),
     Mutant(
         "client/lag.py",
         "            first = max(partitions[partition], begin)",
         "            first = partitions[partition]",
-        "client/test_lag.py::test_what_the_log_deleted_unread_is_no_lag",
+        "client/test_lag.py::test_deleted_records_are_not_lag",
     ),
 )

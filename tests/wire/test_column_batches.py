@@ -224,7 +224,7 @@ def test_librdkafka_reads_every_codec(bootstrap: str, topic: str, consumer: Cons
 
 def write(cluster: Cluster, topic: str, batch: EncodedBatch) -> None:
     patch_producer(batch.data, producer_id=-1, producer_epoch=-1, base_sequence=-1, transactional=False)
-    connection = cluster.leader_connection(topic, batch.partition)
+    connection = cluster.router.leader_connection(topic, batch.partition)
     version = connection.version_of(apis.PRODUCE)
     _, topics, _ = connection.exchange(
         lambda correlation_id: b"".join(

@@ -47,7 +47,7 @@ def use(path: Path | None) -> None:
             near = difflib.get_close_matches(name, (*VARIABLES, *security.NAMES), 1)
             names = f"{', '.join(VARIABLES)} and Kafka's TLS and SASL settings"
             others = f"did you mean {near[0]}?" if near else f"it can have {names}"
-            remedy = security.meant_by(name) or others
+            remedy = security.kafka_name_hint(name) or others
             # Without its value, which may be a password.
             raise click.UsageError(f"{chosen}: unknown setting {name}; {remedy}")
         # click ignores an empty variable.

@@ -1,12 +1,12 @@
-"""The client: talks to any Kafka over blocking sockets, and to librdkafka where that serves better.
+"""Client for any Kafka over blocking sockets, and over librdkafka where that is better.
 
-`cluster.Cluster` is the way in: metadata, offsets, fetches, topics and group offsets. `admin` asks what administrators
-ask, `records` turns fetches into records, `producer` sends events through librdkafka, `transactional` is a producer
-whose transactions another process can finish, `classic` has the API of Kafka's first clients. Nothing here knows Spark
-or our own broker. One `Cluster` belongs to one thread.
+`cluster.Cluster` is the entry point: metadata, offsets, fetches, topics and group offsets. `admin` has the
+administrative requests, `records` turns fetches into records, `producer` sends events through librdkafka,
+`transactional` is a producer whose transactions another process can finish, `classic` has the API of Kafka's first
+clients. Nothing here knows Spark or our own broker. A `Cluster` belongs to one thread.
 
-The names below can be imported from here; their modules are loaded when they are asked for, since some need librdkafka
-(Onceflow's extra `client`).
+The names below can be imported from here; their modules are loaded on first use, since some need librdkafka (Onceflow's
+extra `client`).
 """
 
 import importlib
@@ -40,7 +40,7 @@ __all__ = [
     "Whitelist",
 ]
 
-_HOMES = {
+_MODULES = {
     "Blacklist": "onceflow.client.classic",
     "Cluster": "onceflow.client.cluster",
     "ConsumerConnector": "onceflow.client.classic",
@@ -54,16 +54,16 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'onceflow.client' has no attribute '{name}'")
     try:
-        home = importlib.import_module(_HOMES[name])
+        module = importlib.import_module(_MODULES[name])
     except ModuleNotFoundError as error:
         if str(error.name).startswith("onceflow"):
             raise
         raise ModuleNotFoundError(
-            f"{name} needs the package {error.name}, which is not installed; "
+            f"{name} requires the package {error.name}, which is not installed; "
             f"{Remedy.INSTALL_EXTRA.format(package=f'onceflow-{__version__}-py3-none-any.whl[client]')}",
             name=error.name,
         ) from error
-    return getattr(home, name)
+    return getattr(module, name)

@@ -1,11 +1,11 @@
-"""What administrators ask of any Kafka, beside topics and offsets, which `Cluster` has itself.
+"""Administrative requests to any Kafka, except for topics and offsets, which `Cluster` has itself.
 
     with Cluster("localhost:9092") as cluster:
         admin = Admin(cluster)
         admin.alter_configs("events", set={"retention.ms": "3600000"})
 
-What only reads is tried again as `Cluster` says; a change is sent once, since a first try that got no answer may have
-worked. Every method raises ClientError; the docstrings name what is particular.
+Reads are retried like those of `Cluster`. A change is sent once, since an attempt without a response may have
+succeeded. Every method raises ClientError; the docstrings name specific errors.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,13 +20,11 @@ from onceflow.client.admin_responses import (
     ConfigEntry,
     GroupDescription,
     GroupListing,
-    LogDirectory,
     TransactionDescription,
     TransactionListing,
     read_cluster,
     read_configs,
     read_group,
-    read_log_directory,
     read_producers,
     read_transaction,
 )
@@ -58,38 +56,39 @@ _COORDINATOR_CODES = frozenset(
 
 
 class Admin:
-    """See the module. Belongs to the cluster's thread and lives as long as the cluster's connections."""
+    """Administrative requests. Belongs to the cluster's thread and lives as long as the cluster's connections."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self._router = cluster.router
 
     # Configs
 
     def describe_topic_configs(self, topic: str) -> dict[str, ConfigEntry]:
-        """The topic's configs by name, with where each value comes from. Raises UnknownTopic."""
+        """Return the topic's configs by name, with the source of each value. Raises UnknownTopic."""
         return self._describe_configs(TOPIC, topic, None)
 
     def describe_broker_configs(self, broker_id: int) -> dict[str, ConfigEntry]:
-        """A broker's settings by name."""
+        """Return a broker's settings by name."""
         return self._describe_configs(BROKER, str(broker_id), broker_id)
 
     def _describe_configs(self, kind: int, name: str, broker_id: int | None) -> dict[str, ConfigEntry]:
         def build(_schema: Any, version: int) -> Any:
-            asked = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+            resource = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
             documented = {"include_documentation": True} if version >= 3 else {}
-            values = {"resources": [asked], "include_synonyms": True, **documented}
+            values = {"resources": [resource], "include_synonyms": True, **documented}
             return message_of(request_class(apis.DESCRIBE_CONFIGS, version), values)
 
         def attempt() -> dict[str, ConfigEntry]:
             if broker_id is None:
-                answer = self.cluster.ask_any(apis.DESCRIBE_CONFIGS, build)
+                response = self._router.ask_any(apis.DESCRIBE_CONFIGS, build)
             else:
-                answer = self.cluster.ask_broker(broker_id, apis.DESCRIBE_CONFIGS, build)
-            (result,) = answer.results
-            _check(f"the configs of {_resource(kind, name)} cannot be had", result.error_code, result.error_message)
+                response = self._router.ask_broker(broker_id, apis.DESCRIBE_CONFIGS, build)
+            (result,) = response.results
+            _check(f"the configs of {_resource(kind, name)} are not available", result.error_code, result.error_message)
             return read_configs(result.configs)
 
-        return self.cluster.retried(attempt)
+        return self._router.retry(attempt)
 
     def alter_topic_configs(
         self,
@@ -101,7 +100,7 @@ class Admin:
         subtract: Mapping[str, str] | None = None,
         validate_only: bool = False,
     ) -> None:
-        """Change some configs of a topic and leave the others as they are; all of it is done, or nothing.
+        """Change some configs of a topic and keep the others; all changes are applied, or none.
 
         `append` and `subtract` change lists such as cleanup.policy. Raises UnknownTopic, RequestRefused.
         """
@@ -114,43 +113,42 @@ class Admin:
         configs += [{"name": name, "config_operation": DELETE, "value": None} for name in delete]
         resource = {"resource_type": TOPIC, "resource_name": topic, "configs": configs}
         build = _message(apis.INCREMENTAL_ALTER_CONFIGS, resources=[resource], validate_only=validate_only)
-        (result,) = self.cluster.ask_controller(apis.INCREMENTAL_ALTER_CONFIGS, build).responses
+        (result,) = self._router.ask_controller(apis.INCREMENTAL_ALTER_CONFIGS, build).responses
         _check(f"the configs of topic '{topic}' were not changed", result.error_code, result.error_message)
 
     # Topics and records
 
     def create_partitions(self, topic: str, partitions: int, *, validate_only: bool = False) -> None:
-        """Raise the topic's number of partitions to `partitions`. Raises UnknownTopic, RequestRefused."""
+        """Increase the topic's number of partitions to `partitions`. Raises UnknownTopic, RequestRefused."""
         build = _message(
             apis.CREATE_PARTITIONS,
             topics=[{"name": topic, "count": partitions, "assignments": None}],
             timeout=self._timeout(),
             validate_only=validate_only,
         )
-        (result,) = self.cluster.ask_controller(apis.CREATE_PARTITIONS, build).results
-        _check(f"topic '{topic}' got no more partitions", result.error_code, result.error_message)
+        (result,) = self._router.ask_controller(apis.CREATE_PARTITIONS, build).results
+        _check(f"topic '{topic}': the partitions were not created", result.error_code, result.error_message)
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
-        """Delete each partition's records below an offset, -1 standing for its end: the new log start offsets.
+        """Delete each partition's records below an offset, -1 for its end; return the new log start offsets.
 
         Raises UnknownTopic, RequestRefused (`offset_out_of_range`: the offset is above the partition's end).
         """
         self.cluster.require_topic(topic)
         starts: dict[int, int] = {}
-        for leader, asked in self.cluster.by_leader(topic, before).items():
-            partitions = [{"partition_index": index, "offset": offset} for index, offset in asked.items()]
+        for leader, resource in self._router.by_leader(topic, before).items():
+            partitions = [{"partition_index": index, "offset": offset} for index, offset in resource.items()]
             topics = [{"name": topic, "partitions": partitions}]
             build = _message(apis.DELETE_RECORDS, topics=topics, timeout=self._timeout())
-            for entry in self.cluster.ask_broker(leader, apis.DELETE_RECORDS, build).topics[0].partitions:
-                what = f"the records of {topic}-{entry.partition_index} were not deleted"
-                _check(what, entry.error_code)
+            for entry in self._router.ask_broker(leader, apis.DELETE_RECORDS, build).topics[0].partitions:
+                _check(f"the records of {topic}-{entry.partition_index} were not deleted", entry.error_code)
                 starts[entry.partition_index] = entry.low_watermark
         return starts
 
     # The cluster
 
     def describe_cluster(self) -> ClusterDescription:
-        """Cluster id, controller and brokers."""
+        """Return cluster id, controller and brokers."""
 
         def build(_schema: Any, version: int) -> Any:
             values: dict[str, Any] = {"include_cluster_authorized_operations": False}
@@ -161,39 +159,29 @@ class Admin:
             return message_of(request_class(apis.DESCRIBE_CLUSTER, version), values)
 
         def attempt() -> ClusterDescription:
-            answer = self.cluster.ask_any(apis.DESCRIBE_CLUSTER, build)
-            _check("the cluster cannot be described", answer.error_code, answer.error_message)
-            return read_cluster(answer)
+            response = self._router.ask_any(apis.DESCRIBE_CLUSTER, build)
+            _check("the cluster cannot be described", response.error_code, response.error_message)
+            return read_cluster(response)
 
-        return self.cluster.retried(attempt)
-
-    def log_directories(self) -> list[LogDirectory]:
-        """Every directory of every broker with the sizes of the logs in it."""
-        build = _message(apis.DESCRIBE_LOG_DIRS, topics=None)
-        found = []
-        for broker_id, answer in self._every_broker(apis.DESCRIBE_LOG_DIRS, build):
-            for entry in answer.results:
-                _check(f"broker {broker_id}: {entry.log_dir} cannot be read", entry.error_code)
-                found.append(read_log_directory(broker_id, entry))
-        return found
+        return self._router.retry(attempt)
 
     def _every_broker(self, api_key: int, build: requests.Build, version_min: int = 0) -> list[tuple[int, Any]]:
-        """(broker id, answer) of each broker; a broker's own error code, where there is one, is looked at."""
+        """Return (broker id, response) of each broker; raise for a broker's own error code, if it has one."""
 
         def attempt() -> list[tuple[int, Any]]:
-            answers = []
-            for broker_id in self.cluster.brokers():
-                answer = self.cluster.ask_broker(broker_id, api_key, build, version_min)
-                _check(f"broker {broker_id} refused", getattr(answer, "error_code", ErrorCode.none))
-                answers.append((broker_id, answer))
-            return answers
+            responses = []
+            for broker_id in self._router.brokers():
+                response = self._router.ask_broker(broker_id, api_key, build, version_min)
+                _check(f"broker {broker_id} refused the request", getattr(response, "error_code", ErrorCode.none))
+                responses.append((broker_id, response))
+            return responses
 
-        return self.cluster.retried(attempt)
+        return self._router.retry(attempt)
 
     # Groups
 
     def list_groups(self, states: Iterable[str] = ()) -> list[GroupListing]:
-        """All groups, or those in one of `states`; filtering needs a broker of Kafka 2.6 or newer."""
+        """List all groups, or those in one of `states`; filtering requires Kafka 2.6 or newer."""
         wanted = tuple(states)
 
         def build(_schema: Any, version: int) -> Any:
@@ -202,13 +190,13 @@ class Admin:
 
         version_min = STATE_FILTER_VERSION if wanted else 0
         return [
-            GroupListing(each.group_id, each.protocol_type, getattr(each, "group_state", ""))
-            for _broker_id, answer in self._every_broker(apis.LIST_GROUPS, build, version_min)
-            for each in answer.groups
+            GroupListing(group.group_id, group.protocol_type, getattr(group, "group_state", ""))
+            for _broker_id, response in self._every_broker(apis.LIST_GROUPS, build, version_min)
+            for group in response.groups
         ]
 
     def describe_group(self, group: str) -> GroupDescription:
-        """The group with its members; one that does not exist has the state "Dead"."""
+        """Describe the group with its members; one that does not exist has the state "Dead"."""
 
         def build(_schema: Any, version: int) -> Any:
             values: dict[str, Any] = {"groups": (group,)}
@@ -217,84 +205,85 @@ class Admin:
             return message_of(request_class(apis.DESCRIBE_GROUPS, version), values)
 
         def attempt() -> GroupDescription:
-            (found,) = self.cluster.ask_coordinator(group, apis.DESCRIBE_GROUPS, build).groups
-            if found.error_code != ErrorCode.group_id_not_found:
-                _check(f"group '{group}' cannot be described", found.error_code)
-            return read_group(found, self.cluster.coordinator_address(group))
+            (entry,) = self._router.ask_coordinator(group, apis.DESCRIBE_GROUPS, build).groups
+            if entry.error_code != ErrorCode.group_id_not_found:
+                _check(f"group '{group}' cannot be described", entry.error_code)
+            return read_group(entry, self._router.coordinator_address(group))
 
-        return self.cluster.retried(attempt)
+        return self._router.retry(attempt)
 
     def delete_group(self, group: str) -> None:
         """Delete a group and its offsets. RequestRefused: `group_id_not_found`, `non_empty_group`."""
         build = _message(apis.DELETE_GROUPS, groups_names=(group,))
-        (result,) = self.cluster.ask_coordinator(group, apis.DELETE_GROUPS, build).results
+        (result,) = self._router.ask_coordinator(group, apis.DELETE_GROUPS, build).results
         _check(f"group '{group}' was not deleted", result.error_code)
 
     def group_offsets(self, group: str) -> dict[tuple[str, int], CommittedOffset]:
-        """Every committed offset of the group, by (topic, partition); empty for a group that nobody knows."""
+        """Return every committed offset of the group by (topic, partition); empty for an unknown group."""
 
         def build(_schema: Any, version: int) -> Any:
             stable = {"require_stable": True} if version >= 7 else {}
-            asked = {"group_id": group, "topics": None}
-            values: dict[str, Any] = {"groups": [asked]} if version >= 8 else dict(asked)
+            resource = {"group_id": group, "topics": None}
+            values: dict[str, Any] = {"groups": [resource]} if version >= 8 else dict(resource)
             return message_of(request_class(apis.OFFSET_FETCH, version), {**values, **stable})
 
         def attempt() -> dict[tuple[str, int], CommittedOffset]:
-            answer = self.cluster.ask_coordinator(group, apis.OFFSET_FETCH, build, ALL_OFFSETS_VERSION_MIN)
-            reply = requests.fetched_group(answer)
-            _check(f"the offsets of group '{group}' cannot be had", reply.error_code)
-            found = {}
-            for topic in reply.topics:
-                for each in topic.partitions:
-                    _check(f"group '{group}': {topic.name}-{each.partition_index}", each.error_code)
-                    found[topic.name, each.partition_index] = CommittedOffset(
-                        each.committed_offset, each.metadata or ""
+            response = self._router.ask_coordinator(group, apis.OFFSET_FETCH, build, ALL_OFFSETS_VERSION_MIN)
+            result = requests.fetched_group(response)
+            _check(f"the offsets of group '{group}' are not available", result.error_code)
+            committed = {}
+            for topic in result.topics:
+                for entry in topic.partitions:
+                    _check(f"group '{group}': {topic.name}-{entry.partition_index}", entry.error_code)
+                    committed[topic.name, entry.partition_index] = CommittedOffset(
+                        entry.committed_offset, entry.metadata or ""
                     )
-            return found
+            return committed
 
-        return self.cluster.retried(attempt)
+        return self._router.retry(attempt)
 
     def delete_group_offsets(self, group: str, topic: str, partitions: Iterable[int]) -> None:
-        """Forget the group's offsets of these partitions. RequestRefused: `group_subscribed_to_topic` and others."""
-        asked = [{"partition_index": index} for index in partitions]
-        build = _message(apis.OFFSET_DELETE, group_id=group, topics=[{"name": topic, "partitions": asked}])
-        answer = self.cluster.ask_coordinator(group, apis.OFFSET_DELETE, build)
-        what = f"the offsets of group '{group}' were not deleted"
-        _check(what, answer.error_code)
-        for each in (entry for found in answer.topics for entry in found.partitions):
-            _check(f"{what}: {topic}-{each.partition_index}", each.error_code)
+        """Delete the group's offsets of these partitions. RequestRefused: `group_subscribed_to_topic` and others."""
+        resource = [{"partition_index": index} for index in partitions]
+        build = _message(apis.OFFSET_DELETE, group_id=group, topics=[{"name": topic, "partitions": resource}])
+        response = self._router.ask_coordinator(group, apis.OFFSET_DELETE, build)
+        failure = f"the offsets of group '{group}' were not deleted"
+        _check(failure, response.error_code)
+        for entry in (entry for topic_entry in response.topics for entry in topic_entry.partitions):
+            _check(f"{failure}: {topic}-{entry.partition_index}", entry.error_code)
 
     # Transactions
 
     def list_transactions(
         self, *, states: Iterable[str] = (), producer_ids: Iterable[int] = ()
     ) -> list[TransactionListing]:
-        """All transactional ids, or those in one of `states` or with one of `producer_ids`."""
+        """List all transactional ids, or those in one of `states` or with one of `producer_ids`."""
         build = _message(apis.LIST_TRANSACTIONS, state_filters=tuple(states), producer_id_filters=tuple(producer_ids))
         return [
-            TransactionListing(each.transactional_id, each.producer_id, each.transaction_state)
-            for _broker_id, answer in self._every_broker(apis.LIST_TRANSACTIONS, build)
-            for each in answer.transaction_states
+            TransactionListing(listed.transactional_id, listed.producer_id, listed.transaction_state)
+            for _broker_id, response in self._every_broker(apis.LIST_TRANSACTIONS, build)
+            for listed in response.transaction_states
         ]
 
     def describe_transaction(self, transactional_id: str) -> TransactionDescription:
-        """The transaction of that id. RequestRefused: `transactional_id_not_found`."""
+        """Describe the transaction of that id. RequestRefused: `transactional_id_not_found`."""
         build = _message(apis.DESCRIBE_TRANSACTIONS, transactional_ids=(transactional_id,))
 
         def attempt() -> TransactionDescription:
-            answer = self.cluster.ask_coordinator(
+            response = self._router.ask_coordinator(
                 transactional_id, apis.DESCRIBE_TRANSACTIONS, build, key_type=requests.TRANSACTION
             )
-            (found,) = answer.transaction_states
-            _check(f"transactional id '{transactional_id}' cannot be described", found.error_code)
-            return read_transaction(found)
+            (entry,) = response.transaction_states
+            _check(f"transactional id '{transactional_id}' cannot be described", entry.error_code)
+            return read_transaction(entry)
 
-        return self.cluster.retried(attempt)
+        return self._router.retry(attempt)
 
     def fence_producer(self, transactional_id: str) -> tuple[int, int]:
-        """Abort what the id's producer has open and shut the producer out: the (producer id, epoch) that replace it.
+        """Abort the open transaction of the id's producer and fence it; return the (producer id, epoch) that replace
+        it.
 
-        This is InitProducerId from outside, as Kafka's `Admin.fenceProducers`; it returns when the abort is done.
+        This is InitProducerId from outside, like Kafka's `Admin.fenceProducers`; it returns when the abort is complete.
         """
 
         def build(_schema: Any, version: int) -> Any:
@@ -304,32 +293,32 @@ class Admin:
             return message_of(request_class(apis.INIT_PRODUCER_ID, version), values)
 
         def attempt() -> tuple[int, int]:
-            answer = self.cluster.ask_coordinator(
+            response = self._router.ask_coordinator(
                 transactional_id, apis.INIT_PRODUCER_ID, build, key_type=requests.TRANSACTION
             )
-            _check(f"the producer of transactional id '{transactional_id}' was not fenced", answer.error_code)
-            return answer.producer_id, answer.producer_epoch
+            _check(f"the producer of transactional id '{transactional_id}' was not fenced", response.error_code)
+            return response.producer_id, response.producer_epoch
 
-        return self.cluster.retried(attempt)
+        return self._router.retry(attempt)
 
     def active_producers(self, topic: str, partition: int) -> list[ActiveProducer]:
-        """The producers that the partition remembers, with their open transactions. Raises UnknownTopic."""
+        """Return the partition's known producers, with their open transactions. Raises UnknownTopic."""
         build = _message(apis.DESCRIBE_PRODUCERS, topics=[{"name": topic, "partition_indexes": (partition,)}])
 
         def attempt() -> list[ActiveProducer]:
-            (leader,) = self.cluster.by_leader(topic, {partition: 0})
-            (entry,) = self.cluster.ask_broker(leader, apis.DESCRIBE_PRODUCERS, build).topics[0].partitions
-            _check(f"the producers of {topic}-{partition} cannot be had", entry.error_code, entry.error_message)
+            (leader,) = self._router.by_leader(topic, {partition: 0})
+            (entry,) = self._router.ask_broker(leader, apis.DESCRIBE_PRODUCERS, build).topics[0].partitions
+            _check(f"the producers of {topic}-{partition} are not available", entry.error_code, entry.error_message)
             return read_producers(entry.active_producers)
 
-        return self.cluster.retried(attempt)
+        return self._router.retry(attempt)
 
     def _timeout(self) -> timedelta:
         return timedelta(milliseconds=self.cluster.timeout_ms)
 
 
 def _message(api_key: int, **values: Any) -> requests.Build:
-    """A request whose fields are the same in every version."""
+    """Build a request whose fields are the same in every version."""
     return lambda _schema, version: message_of(request_class(api_key, version), values)
 
 
@@ -337,15 +326,15 @@ def _resource(kind: int, name: str) -> str:
     return f"topic '{name}'" if kind == TOPIC else f"broker {name}"
 
 
-def _check(what: str, code: ErrorCode, message: str | None = None) -> None:
-    """Raises the error that stands for `code`; `what` says what did not happen."""
+def _check(failure: str, code: ErrorCode, message: str | None = None) -> None:
+    """Raise the error of `code`; `failure` names what failed."""
     if code == ErrorCode.none:
         return
-    sentence = f"{what}: the broker says {code.name}" + (f" ({message})" if message else "")
+    reason = f"{failure}: the broker returned {code.name}" + (f" ({message})" if message else "")
     if code in (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id):
-        raise UnknownTopic(f"{sentence}; {Remedy.LIST_TOPICS}")
+        raise UnknownTopic(f"{reason}; {Remedy.LIST_TOPICS}")
     if code in _COORDINATOR_CODES or code == ErrorCode.unstable_offset_commit:
-        raise CoordinatorUnavailable(f"{sentence}; {Remedy.TRY_AGAIN}")
+        raise CoordinatorUnavailable(f"{reason}; {Remedy.TRY_AGAIN}")
     if code in (ErrorCode.not_leader_or_follower, ErrorCode.leader_not_available):
-        raise LeaderUnavailable(f"{sentence}; {Remedy.TRY_AGAIN}")
-    raise RequestRefused(sentence, code)
+        raise LeaderUnavailable(f"{reason}; {Remedy.TRY_AGAIN}")
+    raise RequestRefused(reason, code)

@@ -1,4 +1,4 @@
-"""What a cluster tells its administrators, as values, and how they are read from kio's answers of any version."""
+"""Results of administrative requests, read from kio's responses of any version."""
 
 import struct
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ CONSUMER_PROTOCOL = "consumer"
 
 @dataclass(frozen=True, slots=True)
 class ConfigSynonym:
-    """A setting that a config takes its value from when those before it have none."""
+    """A setting that provides a config's value when those before it are unset."""
 
     name: str
     value: str | None
@@ -47,7 +47,7 @@ class ConfigSynonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One config of a topic or broker; `value` is None where it is sensitive. `source` and `type` in Kafka's words."""
+    """One config of a topic or broker; `value` is None if it is sensitive. `source` and `type` are Kafka's names."""
 
     name: str
     value: str | None
@@ -70,7 +70,7 @@ class BrokerEntry:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """Who is in the cluster."""
+    """Brokers of the cluster."""
 
     cluster_id: str
     controller_id: int
@@ -78,19 +78,8 @@ class ClusterDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class LogDirectory:
-    """One directory of one broker: the bytes of each (topic, partition) there; sizes of the volume, -1 if untold."""
-
-    broker_id: int
-    path: str
-    size_bytes: Mapping[tuple[str, int], int]
-    total_bytes: int
-    usable_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class GroupListing:
-    """A group's line in the list; `state` is empty where the broker is older than Kafka 2.6."""
+    """A group in the list; `state` is empty if the broker is older than Kafka 2.6."""
 
     group_id: str
     protocol_type: str
@@ -99,7 +88,7 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member and the (topic, partition) pairs that it reads, empty where the group is no group of consumers."""
+    """A member and the (topic, partition) pairs that it reads, none if the group is not a consumer group."""
 
     member_id: str
     group_instance_id: str | None
@@ -122,7 +111,7 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """A group's place in one partition: the next offset that it reads."""
+    """A group's position in one partition: the next offset that it reads."""
 
     offset: int
     metadata: str
@@ -130,7 +119,7 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class TransactionListing:
-    """A transactional id's line in the list."""
+    """A transactional id in the list."""
 
     transactional_id: str
     producer_id: int
@@ -139,7 +128,7 @@ class TransactionListing:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """A transactional id's transaction; `start_time_ms` is -1 where none is open."""
+    """A transactional id's transaction; `start_time_ms` is -1 if none is open."""
 
     transactional_id: str
     state: str
@@ -152,7 +141,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class ActiveProducer:
-    """A producer that a partition remembers; `transaction_first_offset` is -1 while it has none open there."""
+    """A known producer of a partition; `transaction_first_offset` is -1 if it has no open transaction there."""
 
     producer_id: int
     producer_epoch: int
@@ -163,8 +152,8 @@ class ActiveProducer:
 
 
 def read_configs(entries: Iterable[Any]) -> dict[str, ConfigEntry]:
-    """The configs of one resource in a DescribeConfigs answer, by name."""
-    return {each.name: _config(each) for each in entries}
+    """Read the configs of one resource in a DescribeConfigs response, by name."""
+    return {entry.name: _config(entry) for entry in entries}
 
 
 def _config(entry: Any) -> ConfigEntry:
@@ -177,41 +166,32 @@ def _config(entry: Any) -> ConfigEntry:
         sensitive=entry.is_sensitive,
         documentation=getattr(entry, "documentation", None),
         synonyms=tuple(
-            ConfigSynonym(each.name, each.value, CONFIG_SOURCES.get(each.source, "UNKNOWN")) for each in entry.synonyms
+            ConfigSynonym(synonym.name, synonym.value, CONFIG_SOURCES.get(synonym.source, "UNKNOWN"))
+            for synonym in entry.synonyms
         ),
     )
 
 
-def read_cluster(answer: Any) -> ClusterDescription:
-    """A DescribeCluster answer."""
-    brokers = (BrokerEntry(each.broker_id, Address(each.host, each.port), each.rack) for each in answer.brokers)
-    return ClusterDescription(answer.cluster_id, answer.controller_id, tuple(brokers))
-
-
-def read_log_directory(broker_id: int, entry: Any) -> LogDirectory:
-    """One directory in a DescribeLogDirs answer; replicas that are on their way to another one are not counted."""
-    size_bytes = {
-        (topic.name, each.partition_index): each.partition_size
-        for topic in entry.topics
-        for each in topic.partitions
-        if not each.is_future_key
-    }
-    total_bytes, usable_bytes = getattr(entry, "total_bytes", -1), getattr(entry, "usable_bytes", -1)
-    return LogDirectory(broker_id, entry.log_dir, size_bytes, total_bytes, usable_bytes)
+def read_cluster(response: Any) -> ClusterDescription:
+    """Read a DescribeCluster response."""
+    brokers = (
+        BrokerEntry(broker.broker_id, Address(broker.host, broker.port), broker.rack) for broker in response.brokers
+    )
+    return ClusterDescription(response.cluster_id, response.controller_id, tuple(brokers))
 
 
 def read_group(group: Any, coordinator: Address) -> GroupDescription:
-    """One group in a DescribeGroups answer."""
-    is_consumers = group.protocol_type == CONSUMER_PROTOCOL
+    """Read one group in a DescribeGroups response."""
+    is_consumer_group = group.protocol_type == CONSUMER_PROTOCOL
     members = (
         GroupMember(
-            each.member_id,
-            getattr(each, "group_instance_id", None),
-            each.client_id,
-            each.client_host,
-            _assigned(bytes(each.member_assignment)) if is_consumers else (),
+            member.member_id,
+            getattr(member, "group_instance_id", None),
+            member.client_id,
+            member.client_host,
+            _assigned(bytes(member.member_assignment)) if is_consumer_group else (),
         )
-        for each in group.members
+        for member in group.members
     )
     return GroupDescription(
         group.group_id, group.group_state, group.protocol_type, group.protocol_data, tuple(members), coordinator
@@ -219,24 +199,25 @@ def read_group(group: Any, coordinator: Address) -> GroupDescription:
 
 
 def _assigned(assignment: bytes) -> tuple[tuple[str, int], ...]:
-    """Kafka's ConsumerProtocolAssignment: version, then per topic its name and partitions. Raises MalformedFrame."""
+    """Parse Kafka's ConsumerProtocolAssignment: version, then name and partitions of each topic. Raises
+    MalformedFrame."""
     if not assignment:
         return ()
-    view, found = memoryview(assignment), []
+    view, partitions = memoryview(assignment), []
     try:
         topics, position = read_count(view, 2, flexible=False, element_bytes_min=6)
         for _ in range(topics):
             name, position = read_string(view, position, flexible=False)
             count, position = read_count(view, position, flexible=False, element_bytes_min=4)
-            found += [(name, index) for index in struct.unpack_from(f">{count}i", view, position)]
+            partitions += [(name, index) for index in struct.unpack_from(f">{count}i", view, position)]
             position += 4 * count
     except SHORT_OF_BYTES as error:
         raise MalformedFrame(f"a member's assignment of {len(assignment)} bytes: {error}") from error
-    return tuple(found)
+    return tuple(partitions)
 
 
 def read_transaction(state: Any) -> TransactionDescription:
-    """One transactional id in a DescribeTransactions answer."""
+    """Read one transactional id in a DescribeTransactions response."""
     start = state.transaction_start_time
     return TransactionDescription(
         transactional_id=state.transactional_id,
@@ -245,20 +226,20 @@ def read_transaction(state: Any) -> TransactionDescription:
         producer_epoch=state.producer_epoch,
         timeout_ms=round(state.transaction_timeout.total_seconds() * 1000),
         start_time_ms=round(start.timestamp() * 1000) if start is not None else -1,
-        partitions=tuple((each.topic, index) for each in state.topics for index in each.partitions),
+        partitions=tuple((topic.topic, index) for topic in state.topics for index in topic.partitions),
     )
 
 
 def read_producers(entries: Iterable[Any]) -> list[ActiveProducer]:
-    """The producers of one partition in a DescribeProducers answer."""
+    """Read the producers of one partition in a DescribeProducers response."""
     return [
         ActiveProducer(
-            each.producer_id,
-            each.producer_epoch,
-            each.last_sequence,
-            each.last_timestamp,
-            each.coordinator_epoch,
-            each.current_txn_start_offset,
+            entry.producer_id,
+            entry.producer_epoch,
+            entry.last_sequence,
+            entry.last_timestamp,
+            entry.coordinator_epoch,
+            entry.current_txn_start_offset,
         )
-        for each in entries
+        for entry in entries
     ]

@@ -1,6 +1,6 @@
-"""SASL on a fresh connection: the mechanism is agreed on, then its messages go in SaslAuthenticate (KIP-43, KIP-152).
+"""SASL on a new connection: agree on the mechanism, then send its messages in SaslAuthenticate (KIP-43, KIP-152).
 
-PLAIN is RFC 4616, SCRAM RFC 5802 (by the library scramp), which also shows that the broker knows the password.
+PLAIN is RFC 4616. SCRAM is RFC 5802 (by the library scramp); it also proves that the broker knows the password.
 """
 
 from collections.abc import Callable, Generator
@@ -14,20 +14,21 @@ from onceflow.wire.errors import ErrorCode
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 HANDSHAKE_VERSION = 1
-"""Version 1 says that SaslAuthenticate requests follow, and not bare tokens."""
+"""Version 1 announces SaslAuthenticate requests instead of bare tokens."""
 AUTHENTICATE_VERSION = 0
-"""Later ones tell how long the session lasts; a broker that ends it closes the connection, and a new one is opened."""
+"""Later versions return the session's lifetime; a broker that ends a session closes the connection, and a new one is
+opened."""
 
 Ask = Callable[[int, int, Callable[[Any, int], Any]], Any]
-"""Sends a request in exactly one version: (api key, version, build) → answer."""
+"""Send a request in exactly one version: (api key, version, build) → response."""
 
 
 class AuthenticationFailed(ClientError):
-    """The broker refused the name, the password or the mechanism, or did not show that it knows the password."""
+    """The broker refused the name, the password or the mechanism, or did not prove that it knows the password."""
 
 
 def authenticate(ask: Ask, address: Address, sasl: Sasl) -> None:
-    """Raises AuthenticationFailed, and what `ask` raises."""
+    """Authenticate a connection. Raises AuthenticationFailed, and what `ask` raises."""
     agreed = ask(
         SASL_HANDSHAKE,
         HANDSHAKE_VERSION,
@@ -35,23 +36,23 @@ def authenticate(ask: Ask, address: Address, sasl: Sasl) -> None:
     )
     if agreed.error_code != ErrorCode.none:
         offered = ", ".join(agreed.mechanisms) or "none"
-        raise AuthenticationFailed(f"{address} does not take SASL mechanism {sasl.mechanism}: it offers {offered}")
+        raise AuthenticationFailed(f"{address} does not support SASL mechanism {sasl.mechanism}; it offers {offered}")
     messages = _plain(sasl) if sasl.mechanism == "PLAIN" else _scram(address, sasl)
     message = next(messages)
     while True:
-        answer = ask(SASL_AUTHENTICATE, AUTHENTICATE_VERSION, _carrying(message))
-        if answer.error_code != ErrorCode.none:
-            reason = answer.error_message or answer.error_code.name
+        response = ask(SASL_AUTHENTICATE, AUTHENTICATE_VERSION, _authenticate_request(message))
+        if response.error_code != ErrorCode.none:
+            reason = response.error_message or response.error_code.name
             raise AuthenticationFailed(
                 f"{address} refuses user '{sasl.username}' with {sasl.mechanism}: {reason}; {Remedy.USER_PASSWORD}"
             )
         try:
-            message = messages.send(answer.auth_bytes)
+            message = messages.send(response.auth_bytes)
         except StopIteration:
             return
 
 
-def _carrying(message: bytes) -> Callable[[Any, int], Any]:
+def _authenticate_request(message: bytes) -> Callable[[Any, int], Any]:
     return lambda schema, _: schema.SaslAuthenticateRequest(auth_bytes=message)
 
 
@@ -68,5 +69,5 @@ def _scram(address: Address, sasl: Sasl) -> Generator[bytes, bytes, None]:
         client.set_server_final((yield client.get_client_final().encode()).decode())
     except (scramp.ScramException, UnicodeDecodeError) as error:
         raise AuthenticationFailed(
-            f"{address} did not show with {sasl.mechanism} that it knows the password of '{sasl.username}': {error}"
+            f"{address} did not prove with {sasl.mechanism} that it knows the password of '{sasl.username}': {error}"
         ) from error

@@ -1,7 +1,7 @@
-"""One blocking connection to one broker: negotiates versions, sends a request, waits for its answer.
+"""Blocking connection to one broker: negotiates versions, sends a request, waits for its response.
 
-A connection on which anything went wrong is closed at once, because a late answer would be taken for that of the
-next request. Reconnecting and retrying are the cluster's business.
+A connection is closed at the first error, because a late response would be read as that of the next request. The
+cluster reconnects and retries.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ from onceflow.wire.errors import MalformedFrame
 from onceflow.wire.frames import decode_response, encode_request, request_class
 
 CONNECT_MS_MAX = 10_000
-"""A listening broker accepts within milliseconds; a longer wait only hides a wrong address."""
+"""A listening broker accepts within milliseconds; a longer timeout only delays the report of a wrong address."""
 HANDSHAKE_MS_MAX = 5_000
-"""A broker tells its versions at once, even while it starts; other servers wait for more, or say nothing at all."""
+"""A broker returns its versions at once, even during its start; other servers wait for more data or send nothing."""
 RESPONSE_BYTES_MAX = 128 * 1024 * 1024
 _SIZE = struct.Struct(">i")
 
@@ -41,10 +41,10 @@ _T = TypeVar("_T")
 
 
 class Connection:
-    """One socket to `host:port`, one request at a time. Made connected and with versions negotiated.
+    """One socket to `host:port`, one request at a time. Created connected and with versions negotiated.
 
-    Raises BrokerUnreachable when nothing accepts or answers, NotKafka when something else does; every request may raise
-    ConnectionLost or RequestTimedOut, after which the connection is closed.
+    Raises BrokerUnreachable if nothing accepts or responds, NotKafka if something else does. Every request may raise
+    ConnectionLost or RequestTimedOut and then closes the connection.
     """
 
     def __init__(
@@ -74,36 +74,37 @@ class Connection:
             self.timeout_ms = timeout_ms
         except (ConnectionLost, RequestTimedOut) as error:
             raise BrokerUnreachable(
-                f"what listens at {self.address} does not answer as a Kafka broker ({error}): {self._listener_port()}",
+                f"the server at {self.address} does not respond like a Kafka broker ({error}); {self._listener_port()}",
                 self.address,
             ) from error
         except ResponseTooLarge as error:
             raise NotKafka(
-                f"what listens at {self.address} does not speak Kafka's protocol"
-                f"{'' if security.tls else ' in plain text'}: {self._listener_port()}"
+                f"the server at {self.address} does not speak Kafka's protocol"
+                f"{'' if security.tls else ' in plain text'}; {self._listener_port()}"
             ) from error
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Close the socket; a second call does nothing."""
+        """Close the socket; a second call has no effect."""
         self._socket.close()
 
     def is_open(self) -> bool:
-        """Whether the next request can be sent: brokers close idle connections, which shows only here."""
+        """Return whether the next request can be sent: that a broker closed an idle connection shows only here."""
         try:
             self._socket.setblocking(False)
-            # TLS cannot peek; it has messages of its own, which it reads and says that nothing else is there.
+            # TLS cannot peek. It reads its own messages and then reports that nothing else is there.
             self._socket.recv(1, 0 if self.security.tls else socket.MSG_PEEK)
         except (BlockingIOError, ssl.SSLWantReadError):
             return True
         except OSError:
             return False
-        return False  # The end of the stream, or bytes that nobody asked for.
+        return False  # The end of the stream, or unexpected bytes.
 
     def version_of(self, api_key: int, *, version_min: int = 0) -> int:
-        """The highest version of a request that both sides have, at least `version_min`; raises UnsupportedBroker."""
+        """Return the highest version of a request that both sides support. Raises UnsupportedBroker below
+        `version_min`."""
         ours = APIS[api_key]
         low = max(ours.version_min, version_min)
         theirs_low, theirs_high = self._broker_versions.get(api_key, (0, -1))
@@ -111,54 +112,55 @@ class Connection:
         if version < max(low, theirs_low):
             offered = f"{theirs_low} to {theirs_high}" if theirs_high >= 0 else "none"
             raise UnsupportedBroker(
-                f"{self.address} serves {ours.name} versions {offered}, this client needs {low} to "
-                f"{ours.version_max}: {Remedy.NEWER_BROKER}"
+                f"{self.address} supports {ours.name} versions {offered}, this client requires {low} to "
+                f"{ours.version_max}; {Remedy.NEWER_BROKER}"
             )
         return version
 
     def request(self, api_key: int, build: Callable[[Any, int], Any], *, version_min: int = 0) -> Any:
-        """Send what `build(schema module, version)` makes and return the decoded answer."""
+        """Send the request that `build(schema module, version)` returns; return the decoded response."""
         version = self.version_of(api_key, version_min=version_min)
         return self.request_version(api_key, version, build)
 
     def serves(self, api_key: int, version: int) -> bool:
-        """Whether the broker answers this version of a request."""
+        """Return whether the broker supports this version of a request."""
         low, high = self._broker_versions.get(api_key, (0, -1))
         return low <= version <= high
 
     def exchange(
         self, encode: Callable[[int], bytes], parse: Callable[[memoryview], _T], *, extra_wait_ms: int = 0
     ) -> _T:
-        """Send the frame that `encode(correlation id)` makes, size included, and `parse` the answer without its size.
+        """Send the frame that `encode(correlation id)` returns, size included, and `parse` the response without its
+        size.
 
-        The frame given to `parse` belongs to this answer alone; views of it may be kept.
+        The frame given to `parse` belongs to this response alone; views of it may be kept.
         """
         deadline = time.monotonic() + (self.timeout_ms + extra_wait_ms) / 1000
         with self._closing(extra_wait_ms):
             return parse(self._receive_frame(self._send(encode, deadline), deadline))
 
     def send(self, encode: Callable[[int], bytes]) -> int:
-        """Send the frame that `encode(correlation id)` makes without waiting for its answer; returns that id.
+        """Send the frame that `encode(correlation id)` returns without waiting for its response; return that id.
 
-        `receive` must follow, in the same order, before anything else is asked on this connection.
+        `receive` must follow, in the same order, before any other request on this connection.
         """
         with self._closing(0):
             return self._send(encode, time.monotonic() + self.timeout_ms / 1000)
 
     def receive(self, correlation_id: int, parse: Callable[[memoryview], _T]) -> _T:
-        """The answer to an earlier `send`, which waits up to the connection's time-out from now on."""
+        """Return the response to an earlier `send`; waits up to the connection's timeout from now."""
         with self._closing(0):
             return parse(self._receive_frame(correlation_id, time.monotonic() + self.timeout_ms / 1000))
 
     @contextlib.contextmanager
     def _closing(self, extra_wait_ms: int) -> Iterator[None]:
-        """Closes the connection, and says why in a sentence, when anything goes wrong."""
+        """Close the connection on any error, and raise one with a clear message."""
         try:
             yield
         except TimeoutError as error:
             self.close()
             raise RequestTimedOut(
-                f"{self.address} did not answer within {self.timeout_ms + extra_wait_ms} ms: "
+                f"{self.address} did not respond within {self.timeout_ms + extra_wait_ms} ms; "
                 f"{Remedy.LOOK_AT_BROKER_LOG}, or {Remedy.MORE_TIME}"
             ) from error
         except OSError as error:
@@ -166,7 +168,7 @@ class Connection:
             raise ConnectionLost(f"the connection to {self.address} broke: {error}; {Remedy.TRY_AGAIN}") from error
         except MalformedFrame as error:
             self.close()
-            raise NotKafka(f"{self.address} sent an answer that breaks Kafka's protocol: {error}") from error
+            raise NotKafka(f"{self.address} sent a response that violates Kafka's protocol: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -183,7 +185,7 @@ class Connection:
             connected = socket.create_connection(self.address, timeout=timeout_s)
         except (OSError, UnicodeError) as error:
             raise BrokerUnreachable(
-                f"no Kafka broker answers at {self.address}: {_reason(error)}; "
+                f"no Kafka broker responds at {self.address}: {_reason(error)}; "
                 f"{Remedy.START_BROKER}, or {Remedy.NAME_BROKER}",
                 self.address,
             ) from error
@@ -200,12 +202,12 @@ class Connection:
             ) from error
         except ssl.SSLError as error:
             raise NotKafka(
-                f"what listens at {self.address} does not speak TLS with us ({error.reason or error}): "
+                f"the server at {self.address} does not accept our TLS handshake ({error.reason or error}); "
                 f"{self._listener_port()}"
             ) from error
         except OSError as error:
             raise BrokerUnreachable(
-                f"{self.address} ended the TLS handshake: {_reason(error)}; does it ask for a certificate of ours?",
+                f"{self.address} ended the TLS handshake: {_reason(error)}; does it require a client certificate?",
                 self.address,
             ) from error
 
@@ -214,12 +216,12 @@ class Connection:
         return Remedy.LISTENER_PORT.format(kind=words[0]) + words[1]
 
     def _ask_versions(self) -> dict[int, tuple[int, int]]:
-        # Version 0 is what every broker understands, old or new; later ones tell nothing that is used here.
-        answer = self.request_version(API_VERSIONS, 0, lambda schema, _: schema.ApiVersionsRequest())
-        return {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys}
+        # Every broker supports version 0, old or new; later ones return nothing that is used here.
+        response = self.request_version(API_VERSIONS, 0, lambda schema, _: schema.ApiVersionsRequest())
+        return {key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
 
     def request_version(self, api_key: int, version: int, build: Callable[[Any, int], Any]) -> Any:
-        """As `request`, in exactly that version, which the broker must serve."""
+        """Send a request in exactly that version, which the broker must support."""
         payload = build(schema_of(api_key, version), version)
         return self.exchange(
             lambda correlation_id: encode_request(api_key, version, correlation_id, self.client_id, payload),
@@ -230,15 +232,15 @@ class Connection:
         (size_bytes,) = _SIZE.unpack(self._receive(4, deadline))
         if not 4 <= size_bytes <= self.response_bytes_max:
             raise ResponseTooLarge(
-                f"{self.address} announced an answer of {size_bytes} bytes, where at most "
-                f"{self.response_bytes_max} are taken: {Remedy.LARGER_BATCHES}"
+                f"{self.address} announced a response of {size_bytes} bytes, more than the limit of "
+                f"{self.response_bytes_max}; {Remedy.LARGER_BATCHES}"
             )
         frame = self._receive(size_bytes, deadline)
         (responded_id,) = _SIZE.unpack_from(frame)
         if responded_id != correlation_id:
             raise NotKafka(
-                f"{self.address} answered request {responded_id} where {correlation_id} was asked: "
-                "a broker answers in the order it is asked"
+                f"{self.address} responded to request {responded_id} instead of {correlation_id}; "
+                "a broker responds in the order of the requests"
             )
         return frame
 
@@ -249,13 +251,13 @@ class Connection:
             self._socket.settimeout(_left_s(deadline))
             received = self._socket.recv_into(rest)
             if received == 0:
-                raise ConnectionLost(f"{self.address} closed the connection before it answered; {Remedy.TRY_AGAIN}")
+                raise ConnectionLost(f"{self.address} closed the connection before it responded; {Remedy.TRY_AGAIN}")
             rest = rest[received:]
         return whole
 
 
 def schema_of(api_key: int, version: int) -> Any:
-    """The generated module with the request's classes: the nested ones have other names in other versions."""
+    """Return the generated module with the request's classes: nested ones have other names in other versions."""
     return sys.modules[request_class(api_key, version).__module__]
 
 

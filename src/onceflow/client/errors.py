@@ -1,4 +1,4 @@
-"""What can go wrong between us and a cluster: one class per thing that a caller can react to."""
+"""Errors of requests to a cluster: one class for each that a caller can react to."""
 
 from onceflow.client.addresses import Address
 from onceflow.errors import OnceflowError
@@ -11,31 +11,31 @@ class ClientError(OnceflowError):
 
 
 class BrokerUnreachable(ClientError):
-    """No connection could be opened to `address`."""
+    """No connection to `address` could be opened."""
 
-    def __init__(self, sentence: str, address: Address) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, address: Address) -> None:
+        super().__init__(message)
         self.address = address
 
 
 class ConnectionLost(ClientError):
-    """The connection ended before the answer was there."""
+    """The connection ended before the response arrived."""
 
 
 class NotKafka(ClientError):
-    """What came over the connection is not Kafka's protocol, or not in plain text."""
+    """The data received is not Kafka's protocol, or not in plain text."""
 
 
 class NotTrusted(ClientError):
-    """A broker's certificate was not issued by whom we trust, or is that of another host."""
+    """A broker's certificate has no trusted issuer, or names another host."""
 
 
 class ResponseTooLarge(ClientError):
-    """An answer, or the record batch in it, is larger than the most that this client takes into memory."""
+    """A response, or the record batch in it, exceeds what this client reads into memory."""
 
 
 class RequestTimedOut(ClientError):
-    """The broker did not answer in time, or what was waited for did not happen in time."""
+    """The broker did not respond in time, or an expected change did not happen in time."""
 
 
 class UnsupportedBroker(ClientError):
@@ -47,11 +47,11 @@ class UnknownTopic(ClientError):
 
 
 class TopicExists(ClientError):
-    """A topic of that name is already there."""
+    """A topic of that name already exists."""
 
 
 class LeaderUnavailable(ClientError):
-    """The partition has no leader, or its leader moved and was not found again in time."""
+    """The partition has no leader, or its leader moved and was not found in time."""
 
 
 class CoordinatorUnavailable(ClientError):
@@ -67,23 +67,23 @@ class ProducerFenced(ClientError):
 
 
 class InvalidTransaction(ClientError):
-    """A call does not fit the state that the transaction is in, here or at its coordinator."""
+    """A call does not match the state of the transaction, here or at its coordinator."""
 
 
 class RequestRefused(ClientError):
-    """The broker answered with an error code that has no class of its own here; `error_code` is that code."""
+    """The broker returned an error code without a class of its own here, in `error_code`."""
 
-    def __init__(self, sentence: str, error_code: ErrorCode) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, error_code: ErrorCode) -> None:
+        super().__init__(message)
         self.error_code = error_code
 
 
 class OffsetOutOfRange(ClientError):
-    """The log does not reach from `log_start_offset` to `offset`, or ends at `offset_end` before it."""
+    """The log does not contain `offset`: it starts at `log_start_offset` and ends at `offset_end`."""
 
     def __init__(self, topic: str, partition: int, offset: int, log_start_offset: int, offset_end: int) -> None:
         super().__init__(
-            f"offset {offset} of {topic}-{partition} is out of range: the log begins at {log_start_offset} and "
+            f"offset {offset} of {topic}-{partition} is out of range: the log starts at {log_start_offset} and "
             f"ends at {offset_end}; {Remedy.READ_WITHIN}"
         )
         self.topic = topic

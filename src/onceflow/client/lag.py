@@ -1,4 +1,4 @@
-"""How far a reader is behind: in messages, and in seconds."""
+"""Lag of a reader, in messages and in seconds."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -12,17 +12,17 @@ FIRST_RECORD_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What the log holds beyond where a reader is: messages, and the age in seconds of the oldest one (0.0 if none)."""
+    """Unread part of a log: messages, and the age in seconds of the oldest one (0.0 if none)."""
 
     messages: int
     seconds: float
 
 
 def lag_behind(cluster: Cluster, reached: Mapping[str, Mapping[int, int]], *, now_ms: int | None = None) -> Lag:
-    """The lag of a reader of committed records; `reached` is topic → partition → the next offset that it reads.
+    """Return the lag of a reader of committed records; `reached` is topic → partition → the next offset it reads.
 
-    Asks the cluster for both ends of every partition and, where something is left, for one record of it. What the log
-    deleted before it was read is not counted. Raises the client's errors.
+    Requests both ends of every partition and, where records are left, one of them. Records that were deleted unread are
+    not counted. Raises the client's errors.
     """
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     messages = 0
@@ -37,16 +37,16 @@ def lag_behind(cluster: Cluster, reached: Mapping[str, Mapping[int, int]], *, no
 
 
 def log_ends(cluster: Cluster, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """Partition → (start of the log, its end), both as read_committed sees them."""
-    wanted = list(partitions)
-    starts = cluster.list_offsets(topic, dict.fromkeys(wanted, EARLIEST)) if wanted else {}
-    ends = cluster.list_offsets(topic, dict.fromkeys(wanted, LATEST)) if wanted else {}
-    return {partition: (starts[partition].offset, ends[partition].offset) for partition in wanted}
+    """Return partition → (start of the log, its end), both for read_committed."""
+    numbers = list(partitions)
+    starts = cluster.list_offsets(topic, dict.fromkeys(numbers, EARLIEST)) if numbers else {}
+    ends = cluster.list_offsets(topic, dict.fromkeys(numbers, LATEST)) if numbers else {}
+    return {partition: (starts[partition].offset, ends[partition].offset) for partition in numbers}
 
 
-def _timestamp_ms(cluster: Cluster, topic: str, partition: int, begin: int, otherwise_ms: int) -> int:
-    """The timestamp of the first record at `begin` or later; one small fetch, whatever waits behind it."""
+def _timestamp_ms(cluster: Cluster, topic: str, partition: int, begin: int, default_ms: int) -> int:
+    """Return the timestamp of the first record at `begin` or later, from one small fetch."""
     fetched = cluster.fetch(topic, partition, begin, size_bytes_max=FIRST_RECORD_BYTES, wait_ms=0)
     for record in committed_records(fetched, begin, begin + 2**31):
         return record.timestamp_ms
-    return otherwise_ms
+    return default_ms

@@ -1,13 +1,13 @@
-"""TLS and SASL in librdkafka's own names, for what goes through it: Kafka's names are those of `security`."""
+"""TLS and SASL settings under librdkafka's names; those in `security` are Kafka's."""
 
 from onceflow.client.security import MECHANISMS, Sasl, Security, Tls
 
 _TRUSTED_BY_SYSTEM = "probe"
-"""librdkafka looks where Linux distributions keep their certificates (`ssl.ca.location`)."""
+"""librdkafka searches the certificate directories of Linux distributions (`ssl.ca.location`)."""
 
 
 def librdkafka_settings(security: Security) -> dict[str, str]:
-    """What librdkafka has to be told to connect as `security` says; nothing for a plain connection."""
+    """Return librdkafka's settings for `security`; none for a plain connection."""
     if security.tls is None and security.sasl is None:
         return {}
     protocol = ("SASL_" if security.sasl else "") + ("SSL" if security.tls else "PLAINTEXT")
@@ -18,7 +18,7 @@ def _tls(tls: Tls | None) -> dict[str, str]:
     if tls is None:
         return {}
     settings = {
-        # One file holds the key and its certificates, and librdkafka takes from it what it looks for.
+        # One file holds the key and its certificates; librdkafka extracts each.
         "ssl.key.location": tls.key_file,
         "ssl.certificate.location": tls.key_file,
         "ssl.key.pem": tls.key,

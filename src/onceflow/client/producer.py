@@ -1,4 +1,4 @@
-"""Producing through librdkafka: idempotent, acknowledged by all, keys placed where Java's client places them."""
+"""Producer on librdkafka: idempotent, acks=all, with keys on the partitions where Java's client puts them."""
 
 import logging
 import time
@@ -19,21 +19,21 @@ Config = str | int | float | bool
 DELIVERY_TIMEOUT_MS = 120_000
 """Java's delivery.timeout.ms: an event not acknowledged by then has failed."""
 MESSAGE_BYTES_MAX = 1_040_000
-"""An event of 1,000,000 bytes and what a batch adds to it, within a broker's default of 1,048,588."""
+"""Size of an event of 1,000,000 bytes and its batch, within a broker's default of 1,048,588."""
 QUEUE_EVENTS_MAX = 100_000
 QUEUE_KBYTES_MAX = 65_536
 _POLL_S = 0.1
 
 _log = logging.getLogger(__name__)
-# librdkafka reports what it tries again as warnings; a program that wants them configures logging.
+# librdkafka reports its retries as warnings; a program that wants them configures logging.
 _log.addHandler(logging.NullHandler())
 
 
 def producer(bootstrap: str, **config: Config) -> confluent_kafka.Producer:
-    """A librdkafka producer; `config` holds librdkafka's own names, as in `producer(b, **{"linger.ms": 5})`.
+    """Create a librdkafka producer; `config` has librdkafka's own names, as in `producer(b, **{"linger.ms": 5})`.
 
-    librdkafka's default partitioner places keys by CRC-32; `murmur2_random` is what every Java client does, so a key
-    stays on its partition whoever produces it. Raises ProduceFailed for a setting that librdkafka refuses.
+    librdkafka's default partitioner places keys by CRC-32; `murmur2_random` is that of every Java client, so a key
+    stays on its partition whatever client produces it. Raises ProduceFailed for a setting that librdkafka refuses.
     """
     settings: dict[str, Config] = {
         "bootstrap.servers": bootstrap,
@@ -50,15 +50,15 @@ def producer(bootstrap: str, **config: Config) -> confluent_kafka.Producer:
     try:
         return confluent_kafka.Producer(settings, logger=_log)
     except KafkaException as error:
-        raise ProduceFailed(f"librdkafka refuses the producer's settings: {error.args[0].str()}") from error
+        raise ProduceFailed(f"librdkafka refused the producer's settings: {error.args[0].str()}") from error
 
 
 class EventWriter:
-    """Writes events to one topic, in a context manager; the first that fails raises ProduceFailed.
+    """Context manager that writes events to one topic; the first failure raises ProduceFailed.
 
-    `write` puts an event into librdkafka's bounded queue and waits while that is full; `delivered` counts the
-    acknowledged ones. Leaving the context flushes, except when an error is already on its way. The topic must
-    exist: UnknownTopic and BrokerUnreachable come at once, before anything is written.
+    `write` puts an event into librdkafka's bounded queue and waits while it is full; `delivered` counts the
+    acknowledged ones. Leaving the context flushes, unless an exception is being raised. The topic must exist:
+    UnknownTopic and BrokerUnreachable are raised before anything is written.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class EventWriter:
         if error is None:
             self.flush()
         else:
-            # What is queued was accepted before the error or the interrupt: it is sent, but not waited for long.
+            # Queued events were accepted before the error or interrupt: they are sent, but not waited for long.
             self._producer.flush(min(self._delivery_timeout_ms / 1000, 5))
 
     def write(
@@ -100,9 +100,9 @@ class EventWriter:
         partition: int | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> None:
-        """Queue one event; without `timestamp_ms` it gets the present, without `partition` its key decides.
+        """Queue one event; `timestamp_ms` defaults to now, and without `partition` the key decides.
 
-        Raises ProduceFailed when this or an earlier event was refused.
+        Raises ProduceFailed if this or an earlier event was refused.
         """
         self._raise_failure()
         optional: dict[str, Any] = {}
@@ -118,28 +118,28 @@ class EventWriter:
                 self._producer.produce(self.topic, value, key, on_delivery=self._on_delivery, **optional)
                 break
             except BufferError:
-                self._wait_for_room(deadline)
+                self._wait_for_space(deadline)
             except KafkaException as error:
                 raise self._failure(error.args[0]) from error
         self._producer.poll(0)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until every event is acknowledged; raises ProduceFailed when one was refused or time is over."""
+        """Wait until every event is acknowledged. Raises ProduceFailed if one was refused or the time is over."""
         allowed_s = self._delivery_timeout_ms / 1000 + 1 if timeout_s is None else timeout_s
         waiting = self._producer.flush(allowed_s)
         self._raise_failure()
         if waiting:
             raise ProduceFailed(
                 f"{_events(waiting)} for {self.topic} not acknowledged by {self.bootstrap} within {allowed_s:g} s, "
-                f"{self.delivered} acknowledged: is the broker up?"
+                f"{self.delivered} acknowledged; is the broker up?"
             )
 
-    def _wait_for_room(self, deadline: float) -> None:
+    def _wait_for_space(self, deadline: float) -> None:
         self._producer.poll(_POLL_S)
         self._raise_failure()
         if time.monotonic() > deadline:
             raise ProduceFailed(
-                f"{self.bootstrap} took no event for {self.topic} within {self._delivery_timeout_ms} ms: "
+                f"{self.bootstrap} accepted no event for {self.topic} within {self._delivery_timeout_ms} ms; "
                 "is the broker up?"
             )
 

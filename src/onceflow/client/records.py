@@ -1,4 +1,4 @@
-"""A partition's records one by one, for commands that show or check them; Spark reads columns instead."""
+"""Records of a partition one by one, for commands that show or check them; Spark reads columns instead."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -15,11 +15,10 @@ _FOLLOW_PAUSE_S = 0.1
 def read_records(
     cluster: Cluster, topic: str, partition: int, offset_begin: int, offset_end: int, *, read_committed: bool = True
 ) -> Iterator[Record]:
-    """The records of [offset_begin, offset_end), in order; fewer than the offsets where transactions or compaction
-    left gaps.
+    """Yield the records of [offset_begin, offset_end) in order; transactions or compaction may have left gaps.
 
-    Waits for what is not in the log yet, at most the cluster's `timeout_ms` without progress, then raises
-    RequestTimedOut. Raises OffsetOutOfRange when `offset_begin` is gone, and what `Cluster.fetch` and
+    Waits for records that are not in the log yet, at most the cluster's `timeout_ms` without progress, then raises
+    RequestTimedOut. Raises OffsetOutOfRange when `offset_begin` was deleted, and what `Cluster.fetch` and
     `decode_batch` raise.
     """
     offset = offset_begin
@@ -37,10 +36,10 @@ def read_partitions(
     *,
     read_committed: bool = True,
 ) -> Iterator[tuple[int, Record]]:
-    """(partition, record) of several partitions in turns of one fetch, from `begins` up to `ends`; without `ends`
-    for ever.
+    """Yield (partition, record) of several partitions, one fetch each in turn, from `begins` up to `ends` or
+    indefinitely.
 
-    Raises OffsetOutOfRange when the log falls back behind what was read, as a topic made anew does.
+    Raises OffsetOutOfRange when the log ends before what was read, like that of a recreated topic.
     """
     offsets = dict(begins)
     while True:
@@ -70,8 +69,8 @@ def _ends(cluster: Cluster, topic: str, offsets: Mapping[int, int], read_committ
 def _fetch_some(
     cluster: Cluster, topic: str, partition: int, offset: int, offset_end: int, read_committed: bool
 ) -> tuple[Fetched, int]:
-    """The next records and the offset behind them, `offset_end` where none are left below it."""
-    # A broker sends a first batch that is larger than asked all the same, so few offsets need few bytes.
+    """Return the next records and the offset after them, `offset_end` if none are left below it."""
+    # A broker sends a larger first batch anyway, so few offsets need few bytes.
     size_bytes_max = min(FETCH_BYTES, 64 * 1024 + 1024 * (offset_end - offset))
     deadline = time.monotonic() + cluster.timeout_ms / 1000
     while True:
@@ -87,22 +86,22 @@ def _fetch_some(
         if time.monotonic() > deadline:
             raise RequestTimedOut(
                 f"{topic}-{partition}: waited {cluster.timeout_ms} ms at offset {offset} for records up to "
-                f"{offset_end}, the log ends at {visible_end}: has their transaction ended?"
+                f"{offset_end}, but the log ends at {visible_end}; has their transaction ended?"
             )
 
 
 def next_offset(fetched: Fetched, offset: int) -> int:
-    """Where the next fetch begins: behind the last whole batch, or at `offset` where there is none."""
+    """Return the start of the next fetch: after the last complete batch, or `offset` if there is none."""
     for _, header in batches(fetched.records):
         offset = header.last_offset + 1
     return offset
 
 
 def committed_records(fetched: Fetched, offset_begin: int, offset_end: int) -> Iterator[Record]:
-    """One fetch's records within [offset_begin, offset_end), without markers and aborted transactions.
+    """Yield one fetch's records within [offset_begin, offset_end), without markers and aborted transactions.
 
-    An aborted producer's batches count as such from the transaction's first offset to its abort marker (Kafka's
-    CompletedFetch does the same).
+    A producer's batches are aborted from the transaction's first offset to its abort marker (as in Kafka's
+    CompletedFetch).
     """
     waiting = sorted(fetched.aborted, key=lambda aborted: aborted[1])
     aborting: set[int] = set()

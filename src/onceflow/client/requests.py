@@ -1,7 +1,7 @@
-"""The requests that the client sends, each built for whichever version was negotiated, and their answers' shapes.
+"""Requests that the client sends, built for the negotiated version, and the form of their responses.
 
 Every builder returns `build(schema, version)`, where `schema` is kio's module of that version: fields and nested
-classes differ between versions, and that difference is known here alone.
+classes differ between versions, and only this module knows how.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,29 +9,29 @@ from datetime import timedelta
 from typing import Any
 
 METADATA_VERSION_MIN = 4
-"""Before version 4 asking for a topic created it."""
+"""A request before version 4 created the topic."""
 LIST_OFFSETS_VERSION_MIN = 2
-"""Before version 2 there was no isolation level, so "latest" could not mean the last stable offset."""
+"""Version 2 added the isolation level; before, "latest" could not mean the last stable offset."""
 MAX_TIMESTAMP_VERSION_MIN = 7
 CREATE_TOPICS_VERSION_MIN = 4
-"""Before version 4 a broker had no default replication factor to ask for."""
+"""Version 4 allows to use the broker's default replication factor."""
 FIND_COORDINATOR_VERSION_MIN = 1
 TIERED_STORAGE_TIMEOUT = timedelta(seconds=5)
-"""How long ListOffsets 10 may look into tiered storage, well within what the client waits for an answer."""
+"""Maximum time of ListOffsets 10 in tiered storage, well within the client's timeout."""
 GROUP = 0
 TRANSACTION = 1
-"""What a coordinator is asked for: FindCoordinatorRequest's key type."""
+"""Key types of FindCoordinatorRequest."""
 OFFSET_FETCH_VERSION_MIN = 2
-"""Before version 2 an answer had no error code of the group's own."""
+"""Version 2 added an error code for the whole group."""
 
 Build = Callable[[Any, int], Any]
 
 
 def metadata(names: Sequence[str] | None) -> Build:
-    """Metadata of these topics, of all for None; never creates one."""
+    """Request the metadata of these topics, of all for None; never creates one."""
 
     def build(schema: Any, version: int) -> Any:
-        # A topic id goes along from version 10 on; null means "by name".
+        # From version 10 a topic has an id; null means "by name".
         by_name = {"topic_id": None} if version >= 10 else {}
         fields: dict[str, Any] = {"include_topic_authorized_operations": False} if version >= 8 else {}
         if 8 <= version <= 10:
@@ -45,7 +45,7 @@ def metadata(names: Sequence[str] | None) -> Build:
 
 
 def list_offsets(topic: str, timestamp_by_partition: Mapping[int, int], isolation_level: int) -> Build:
-    """Offsets of one topic's partitions at these timestamps."""
+    """Request offsets of one topic's partitions at these timestamps."""
 
     def build(schema: Any, version: int) -> Any:
         partitions = tuple(
@@ -63,13 +63,13 @@ def list_offsets(topic: str, timestamp_by_partition: Mapping[int, int], isolatio
 
 
 def offsets_before(topic: str, partition: int, timestamp_ms: int, count_max: int) -> Build:
-    """Up to `count_max` offsets where segments begin, before a time; version 0 alone has this."""
+    """Request up to `count_max` offsets where segments start, before a time; only version 0 supports this."""
 
     def build(schema: Any, version: int) -> Any:
-        asked = schema.ListOffsetsPartition(
+        wanted = schema.ListOffsetsPartition(
             partition_index=partition, timestamp=timestamp_ms, max_num_offsets=count_max
         )
-        topics = (schema.ListOffsetsTopic(name=topic, partitions=(asked,)),)
+        topics = (schema.ListOffsetsTopic(name=topic, partitions=(wanted,)),)
         return schema.ListOffsetsRequest(replica_id=-1, topics=topics)
 
     return build
@@ -78,7 +78,7 @@ def offsets_before(topic: str, partition: int, timestamp_ms: int, count_max: int
 def create_topic(
     name: str, partitions: int, replication_factor: int, configs: Mapping[str, str], timeout_ms: int
 ) -> Build:
-    """One new topic, its replicas placed by the cluster."""
+    """Create one topic, its replicas placed by the cluster."""
 
     def build(schema: Any, version: int) -> Any:
         topic = schema.CreatableTopic(
@@ -94,7 +94,7 @@ def create_topic(
 
 
 def delete_topic(name: str, timeout_ms: int) -> Build:
-    """The end of one topic, by name."""
+    """Delete one topic by name."""
 
     def build(schema: Any, version: int) -> Any:
         timeout = timedelta(milliseconds=timeout_ms)
@@ -107,7 +107,7 @@ def delete_topic(name: str, timeout_ms: int) -> Build:
 
 
 def find_coordinator(key: str, key_type: int = GROUP) -> Build:
-    """Which broker keeps a group's offsets, or the transactions of a transactional id."""
+    """Request the coordinator of a group or of a transactional id."""
 
     def build(schema: Any, version: int) -> Any:
         if version >= 4:
@@ -117,13 +117,13 @@ def find_coordinator(key: str, key_type: int = GROUP) -> Build:
     return build
 
 
-def coordinator(answer: Any) -> Any:
-    """The one coordinator (node_id, host, port, error_code) in an answer to `find_coordinator`."""
-    return answer.coordinators[0] if hasattr(answer, "coordinators") else answer
+def coordinator(response: Any) -> Any:
+    """Return the one coordinator (node_id, host, port, error_code) in a response to `find_coordinator`."""
+    return response.coordinators[0] if hasattr(response, "coordinators") else response
 
 
 def offset_fetch(group: str, topic: str, partitions: Iterable[int]) -> Build:
-    """A group's committed offsets of one topic's partitions, waiting out open transactions where possible."""
+    """Request a group's committed offsets of one topic's partitions; waits for open transactions if possible."""
     indexes = tuple(partitions)
 
     def build(schema: Any, version: int) -> Any:
@@ -138,13 +138,13 @@ def offset_fetch(group: str, topic: str, partitions: Iterable[int]) -> Build:
     return build
 
 
-def fetched_group(answer: Any) -> Any:
-    """The one group (error_code, topics) in an answer to `offset_fetch`."""
-    return answer.groups[0] if hasattr(answer, "groups") else answer
+def fetched_group(response: Any) -> Any:
+    """Return the one group (error_code, topics) in a response to `offset_fetch`."""
+    return response.groups[0] if hasattr(response, "groups") else response
 
 
 def offset_commit(group: str, topic: str, offsets: Mapping[int, int]) -> Build:
-    """Offsets committed from outside the group's membership, as a reader of its own partitions does."""
+    """Commit offsets without being a member of the group, like a reader with its own partitions."""
 
     def build(schema: Any, version: int) -> Any:
         partitions = tuple(

@@ -1,19 +1,19 @@
-"""TLS and SASL for connections to a Kafka that asks for them, by the names of Kafka's own client settings.
+"""TLS and SASL settings of connections, under the names of Kafka's own client settings.
 
-| setting | what |
+| setting | value |
 |---|---|
 | `security.protocol` | `PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL` |
 | `sasl.mechanism` | `PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512` |
 | `sasl.jaas.config` | `….PlainLoginModule required username="…" password="…";` or ScramLoginModule |
-| `ssl.truststore.location` | a PEM file with the certificates to trust; those of the system where it is not given |
+| `ssl.truststore.location` | PEM file with the trusted certificates; default: those of the system |
 | `ssl.truststore.certificates` | the same, as PEM text |
-| `ssl.keystore.location` | a PEM file with the client's own key and its certificates |
+| `ssl.keystore.location` | PEM file with the client's own key and its certificates |
 | `ssl.keystore.key`, `ssl.keystore.certificate.chain` | the same, as PEM text |
-| `ssl.key.password` | of an encrypted key |
+| `ssl.key.password` | password of an encrypted key |
 | `ssl.truststore.type`, `ssl.keystore.type` | `PEM` |
 | `ssl.endpoint.identification.algorithm` | `https`: the certificate must name the host; empty: any name (KAFKA-4667) |
 
-Java's own key stores (JKS, PKCS12) cannot be read and are refused with the command that turns one into PEM.
+Java's own key stores (JKS, PKCS12) cannot be read and are refused with the command that converts one to PEM.
 """
 
 import difflib
@@ -59,7 +59,7 @@ NAMES = (
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
-_OF_LIBRDKAFKA = {
+_LIBRDKAFKA_NAMES = {
     "sasl.mechanisms": SASL_MECHANISM,
     "sasl.username": SASL_JAAS_CONFIG,
     "sasl.password": SASL_JAAS_CONFIG,
@@ -70,7 +70,7 @@ _OF_LIBRDKAFKA = {
     "ssl.key.location": KEYSTORE_LOCATION,
     "ssl.key.pem": KEYSTORE_KEY,
 }
-"""librdkafka's name → Kafka's for the same: those who come from kcat or confluent-kafka type the former."""
+"""librdkafka's name → Kafka's for the same setting: users of kcat or confluent-kafka type the former."""
 
 _LOGIN_MODULES = {"PLAIN": "PlainLoginModule", "SCRAM-SHA-256": "ScramLoginModule", "SCRAM-SHA-512": "ScramLoginModule"}
 _JAAS = re.compile(r"\s*([\w.$]+)\s+required((?:\s+\w+\s*=\s*\"(?:[^\"\\]|\\.)*\")*)\s*;\s*", re.DOTALL)
@@ -83,7 +83,7 @@ class InvalidSecurity(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Whom to trust, and who we are. Texts and files are PEM."""
+    """Trusted certificates and the client's own. Texts and files are PEM."""
 
     trusted_file: str | None = None
     trusted: str | None = None
@@ -94,13 +94,13 @@ class Tls:
     checks_host: bool = True
 
     def wrap(self, plain: socket.socket, host: str) -> ssl.SSLSocket:
-        """The socket after TLS's handshake, within its time-out. Raises ssl.SSLError, OSError, InvalidSecurity."""
+        """Perform TLS's handshake within the socket's timeout. Raises ssl.SSLError, OSError, InvalidSecurity."""
         return _context(self).wrap_socket(plain, server_hostname=host)
 
 
 @dataclass(frozen=True, slots=True)
 class Sasl:
-    """Name and password, and how to show that one has it."""
+    """Name, password and authentication mechanism."""
 
     mechanism: str
     username: str
@@ -109,7 +109,7 @@ class Sasl:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a connection needs beside an address."""
+    """Encryption and authentication of a connection."""
 
     tls: Tls | None = None
     sasl: Sasl | None = None
@@ -118,31 +118,31 @@ class Security:
 PLAINTEXT = Security()
 
 
-def meant_by(name: str) -> str | None:
-    """What to write where a librdkafka's name was written; None for any other."""
-    known = _OF_LIBRDKAFKA.get(name)
-    return known and f"that is librdkafka's name, Kafka has {known}"
+def kafka_name_hint(name: str) -> str | None:
+    """Return a hint with Kafka's name for librdkafka's name; None for any other."""
+    known = _LIBRDKAFKA_NAMES.get(name)
+    return known and f"that is librdkafka's name; Kafka's is {known}"
 
 
 def read_security(config: Mapping[str, str]) -> Security:
-    """From Kafka's settings by name; other names are refused. Raises InvalidSecurity.
+    """Read Kafka's settings by name; other names are refused. Raises InvalidSecurity.
 
-    A setting that would do nothing, such as a truststore without TLS, is refused too.
+    A setting without effect, such as a truststore without TLS, is refused too.
     """
     for name in config:
         if name not in NAMES:
             nearest = difflib.get_close_matches(name, NAMES, n=1)
-            others = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(NAMES)}"
-            hint = meant_by(name) or others
-            raise InvalidSecurity(f"{name} is not a setting of TLS or SASL here: {hint}")
+            suggestion = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(NAMES)}"
+            hint = kafka_name_hint(name) or suggestion
+            raise InvalidSecurity(f"{name} is not a supported setting of TLS or SASL; {hint}")
     protocol = config.get(SECURITY_PROTOCOL, "PLAINTEXT").upper()
     if protocol not in PROTOCOLS:
-        raise InvalidSecurity(f"{SECURITY_PROTOCOL}={protocol!r} is none of {', '.join(PROTOCOLS)}")
+        raise InvalidSecurity(f"{SECURITY_PROTOCOL}={protocol!r} is not one of {', '.join(PROTOCOLS)}")
     uses_tls, uses_sasl = protocol.endswith("SSL"), protocol.startswith("SASL")
     for name in config:
         if (name.startswith("ssl.") and not uses_tls) or (name.startswith("sasl.") and not uses_sasl):
             raise InvalidSecurity(
-                f"{name} does nothing with {SECURITY_PROTOCOL}={protocol}: choose another or take it out"
+                f"{name} has no effect with {SECURITY_PROTOCOL}={protocol}; choose another or remove it"
             )
     return Security(_read_tls(config) if uses_tls else None, _read_sasl(config) if uses_sasl else None)
 
@@ -154,11 +154,11 @@ def _read_tls(config: Mapping[str, str]) -> Tls:
         if location in config:
             _require_pem(location, config[location])
     if TRUSTSTORE_LOCATION in config and TRUSTSTORE_CERTIFICATES in config:
-        raise InvalidSecurity(f"{TRUSTSTORE_LOCATION} and {TRUSTSTORE_CERTIFICATES} say the same: give one of them")
+        raise InvalidSecurity(f"{TRUSTSTORE_LOCATION} and {TRUSTSTORE_CERTIFICATES} exclude each other: give one")
     if KEYSTORE_LOCATION in config and (KEYSTORE_KEY in config or KEYSTORE_CHAIN in config):
-        raise InvalidSecurity(f"{KEYSTORE_LOCATION} holds key and certificates: take {KEYSTORE_KEY} and its chain out")
+        raise InvalidSecurity(f"{KEYSTORE_LOCATION} contains key and certificates; remove {KEYSTORE_KEY} and its chain")
     if (KEYSTORE_KEY in config) != (KEYSTORE_CHAIN in config):
-        raise InvalidSecurity(f"{KEYSTORE_KEY} and {KEYSTORE_CHAIN} belong together: give both")
+        raise InvalidSecurity(f"{KEYSTORE_KEY} and {KEYSTORE_CHAIN} belong together; give both")
     identification = config.get(ENDPOINT_IDENTIFICATION, "https").lower()
     if identification not in ("https", ""):
         raise InvalidSecurity(f"{ENDPOINT_IDENTIFICATION}={identification!r} is neither https nor empty")
@@ -178,23 +178,23 @@ def _read_tls(config: Mapping[str, str]) -> Tls:
 def _require_pem(name: str, location: str) -> None:
     try:
         with Path(location).open("rb") as file:
-            begins = file.read(1 << 20)
+            start = file.read(1 << 20)
     except OSError as error:
         raise InvalidSecurity(f"{name}={location}: {error.strerror}") from error
-    if b"-----BEGIN" not in begins:
+    if b"-----BEGIN" not in start:
         raise InvalidSecurity(_not_pem(f"{name}={location}"))
 
 
-def _not_pem(what: str) -> str:
+def _not_pem(setting: str) -> str:
     return (
-        f"{what} is no PEM: 'keytool -importkeystore -srckeystore STORE -destkeystore STORE.p12 -deststoretype PKCS12' "
-        "and 'openssl pkcs12 -in STORE.p12 -out STORE.pem' turn a Java key store into one"
+        f"{setting} is not PEM; 'keytool -importkeystore -srckeystore STORE -destkeystore STORE.p12 -deststoretype"
+        " PKCS12' and 'openssl pkcs12 -in STORE.p12 -out STORE.pem' convert a Java key store"
     )
 
 
 @lru_cache(maxsize=16)
 def _context(tls: Tls) -> ssl.SSLContext:
-    """Raises InvalidSecurity."""
+    """Create the TLS context. Raises InvalidSecurity."""
     try:
         context = ssl.create_default_context(cafile=tls.trusted_file, cadata=tls.trusted)
         if tls.key_file is not None:
@@ -208,12 +208,13 @@ def _context(tls: Tls) -> ssl.SSLContext:
 
 
 def _password(tls: Tls) -> str:
-    # Without one OpenSSL would ask on the terminal.
+    # Without a password OpenSSL would prompt on the terminal.
     return tls.key_password or ""
 
 
 def _load_texts(context: ssl.SSLContext, tls: Tls) -> None:
-    """OpenSSL takes a key from a file alone: one that only we can read, for as long as it is read."""
+    """Load key and certificates through a temporary file that only this user can read: OpenSSL reads keys only from
+    files."""
     descriptor, path = tempfile.mkstemp(suffix=".pem")
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -226,19 +227,23 @@ def _load_texts(context: ssl.SSLContext, tls: Tls) -> None:
 def _read_sasl(config: Mapping[str, str]) -> Sasl:
     mechanism = config.get(SASL_MECHANISM, "").upper()
     if mechanism not in MECHANISMS:
-        given = f"{SASL_MECHANISM}={mechanism!r} is none of" if mechanism else f"{SASL_MECHANISM} is needed, one of"
-        raise InvalidSecurity(f"{given} {', '.join(MECHANISMS)}")
+        problem = (
+            f"{SASL_MECHANISM}={mechanism!r} is not one of" if mechanism else f"{SASL_MECHANISM} is required: one of"
+        )
+        raise InvalidSecurity(f"{problem} {', '.join(MECHANISMS)}")
     example = f'org.apache.kafka.common.security….{_LOGIN_MODULES[mechanism]} required username="…" password="…";'
-    found = _JAAS.fullmatch(config.get(SASL_JAAS_CONFIG, ""))
-    # The value is not repeated in the message: there is a password in it.
-    if found is None:
-        raise InvalidSecurity(f"{SASL_JAAS_CONFIG} is not of the form {example}")
-    if not found[1].endswith(_LOGIN_MODULES[mechanism]):
-        raise InvalidSecurity(f"{SASL_JAAS_CONFIG} names {found[1]}, and {SASL_MECHANISM}={mechanism} needs {example}")
-    options = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(found[2])}
+    match = _JAAS.fullmatch(config.get(SASL_JAAS_CONFIG, ""))
+    # The message does not repeat the value, which contains a password.
+    if match is None:
+        raise InvalidSecurity(f"{SASL_JAAS_CONFIG} is not in the form {example}")
+    if not match[1].endswith(_LOGIN_MODULES[mechanism]):
+        raise InvalidSecurity(
+            f"{SASL_JAAS_CONFIG} names {match[1]}, but {SASL_MECHANISM}={mechanism} requires {example}"
+        )
+    options = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(match[2])}
     unknown = set(options) - {"username", "password"}
     if unknown or len(options) < 2:
         raise InvalidSecurity(
-            f"{SASL_JAAS_CONFIG} has {', '.join(sorted(options)) or 'no options'}; it needs {example}"
+            f"{SASL_JAAS_CONFIG} has {', '.join(sorted(options)) or 'no options'}; it requires {example}"
         )
     return Sasl(mechanism, options["username"], options["password"])

@@ -1,9 +1,9 @@
 """`TransactionalProducer`: records and offsets that become visible together, or not at all (KIP-98).
 
-Our own requests on one blocking connection to each broker, because a transaction must be known by its producer id and
-epoch: with these two another process can finish it (`TransactionalProducer.resume`), which librdkafka does not offer.
-The versions are those of `transaction.version` 1: partitions are added before they are written to, and sequences go on
-from transaction to transaction.
+It sends its own requests on one blocking connection to each broker, because another process can finish a transaction
+only with its producer id and epoch (`TransactionalProducer.resume`), which librdkafka does not expose. The versions are
+those of `transaction.version` 1: partitions are added before they are written to, and sequences continue from
+transaction to transaction.
 """
 
 import time
@@ -34,17 +34,17 @@ from onceflow.wire.messages import message_of
 from onceflow.wire.murmur2 import partition_for_key
 
 BATCH_BYTES = 512 * 1024
-"""Buffered keys and values of a partition that make a batch; a batch must stay below `max.message.bytes`."""
+"""Buffered keys and values of a partition that form a batch; a batch must stay below `max.message.bytes`."""
 RECORD_OVERHEAD_BYTES = 32
 TRANSACTION_TIMEOUT_MS = 60_000
 SEQUENCE_COUNT = 2**31
 INIT_VERSION_MIN = 3
-"""InitProducerId 3 lets a producer ask for its own next epoch (KIP-360)."""
+"""InitProducerId 3 lets a producer request its own next epoch (KIP-360)."""
 COMMIT_VERSION_MIN = 3
 """TxnOffsetCommit 3 fences by generation and member (KIP-447)."""
 NO_GENERATION = -1
 
-_AGAIN = frozenset(
+_RETRIABLE = frozenset(
     {
         ErrorCode.concurrent_transactions,
         ErrorCode.coordinator_load_in_progress,
@@ -61,7 +61,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class State(Enum):
-    """Where the producer is; a FAILED transaction can only be aborted."""
+    """State of the producer; a FAILED transaction can only be aborted."""
 
     READY = "ready"
     OPEN = "in a transaction"
@@ -70,7 +70,7 @@ class State(Enum):
 
 
 class TransactionalProducer:
-    """One transaction at a time; belongs to one thread.
+    """A producer with one transaction at a time; belongs to one thread.
 
         with TransactionalProducer("127.0.0.1:9092", "my-job") as producer:
             producer.begin()
@@ -78,10 +78,10 @@ class TransactionalProducer:
             producer.send_offsets("my-group", "input", {0: 42})
             producer.commit()
 
-    Making one fences every other producer with the same transactional id and aborts what it left open. Leaving the
-    context with an open transaction aborts it. What cannot be done at the moment is tried again for up to
-    `timeout_ms`, always with the same bytes, which the broker recognises. Raises ProducerFenced, InvalidTransaction,
-    RequestRefused, UnknownTopic, BrokerUnreachable, ConnectionLost, RequestTimedOut.
+    Creating one fences every other producer with the same transactional id and aborts its open transaction. Leaving the
+    context with an open transaction aborts it. Requests that fail temporarily are retried for up to `timeout_ms`,
+    always with the same bytes, which the broker recognizes. Raises ProducerFenced, InvalidTransaction, RequestRefused,
+    UnknownTopic, BrokerUnreachable, ConnectionLost, RequestTimedOut.
     """
 
     producer_id: int
@@ -100,7 +100,7 @@ class TransactionalProducer:
     ) -> None:
         self._prepare(bootstrap, transactional_id, timeout_ms, codec, batch_bytes, security)
         self._transaction_timeout_ms = transaction_timeout_ms
-        self._take_epoch()
+        self._request_epoch()
 
     @classmethod
     def resume(
@@ -113,12 +113,12 @@ class TransactionalProducer:
         timeout_ms: int = 30_000,
         security: Security = PLAINTEXT,
     ) -> Self:
-        """Another process's transaction, to be ended by `commit()` or `abort()`; nothing is fenced by this.
+        """Resume another process's transaction, to end it by `commit()` or `abort()`; this fences nothing.
 
         That process has called `flush()` and kept `producer_id` and `epoch`. If the transaction has timed out since,
-        `commit` raises ProducerFenced: what it wrote was aborted, and the work has to be done again. Ending it once
-        more in the same way succeeds, so that whoever was killed in between may repeat it; ending it otherwise, or
-        what never began, raises InvalidTransaction. Leaving the context without either ends nothing.
+        `commit` raises ProducerFenced: its records were aborted, and the work has to be repeated. Ending it again in
+        the same way succeeds, so that a killed process may repeat it. Ending it otherwise, or one that never began,
+        raises InvalidTransaction. Leaving the context without either does not end it.
         """
         resumed = cls.__new__(cls)
         resumed._prepare(bootstrap, transactional_id, timeout_ms, Codec.NONE, BATCH_BYTES, security)
@@ -127,17 +127,17 @@ class TransactionalProducer:
         resumed._state, resumed._is_resumed = State.OPEN, True
         return resumed
 
-    def _take_epoch(self) -> None:
-        """A new epoch, which fences whatever carries an older one; sequences begin at 0 again (KIP-360)."""
+    def _request_epoch(self) -> None:
+        """Request a new epoch, which fences older ones; sequences restart at 0 (KIP-360)."""
         values = {
             "transactional_id": self.transactional_id,
             "transaction_timeout": timedelta(milliseconds=self._transaction_timeout_ms),
             "producer_id": self.producer_id,
             "producer_epoch": self.epoch,
         }
-        answer = self._ask(apis.INIT_PRODUCER_ID, values, lambda found: found.error_code)
-        self.producer_id = int(answer.producer_id)
-        self.epoch = int(answer.producer_epoch)
+        response = self._ask(apis.INIT_PRODUCER_ID, values, lambda response: response.error_code)
+        self.producer_id = int(response.producer_id)
+        self.epoch = int(response.producer_epoch)
         self._next_sequence.clear()
 
     def _prepare(
@@ -150,11 +150,12 @@ class TransactionalProducer:
         security: Security,
     ) -> None:
         if not transactional_id:
-            raise InvalidTransaction("the transactional id is empty: give the job a name that stays the same")
+            raise InvalidTransaction("the transactional id is empty; give the job a permanent name")
         self.transactional_id = transactional_id
         self.producer_id = -1
         self.epoch = -1
         self._cluster = Cluster(bootstrap, timeout_ms=timeout_ms, security=security)
+        self._router = self._cluster.router
         self._codec = codec
         self._batch_bytes = batch_bytes
         self._state = State.READY
@@ -165,7 +166,7 @@ class TransactionalProducer:
         self._buffered_bytes: dict[TopicPartition, int] = {}
         self._next_sequence: dict[TopicPartition, int] = {}
         self._partitions: dict[str, list[int]] = {}
-        self._next_any = 0
+        self._next_without_key = 0
 
     def __str__(self) -> str:
         return f"transaction '{self.transactional_id}'"
@@ -205,17 +206,17 @@ class TransactionalProducer:
         timestamp_ms: int | None = None,
         headers: Headers = (),
     ) -> None:
-        """Buffer a record, and send its partition's when there are enough; without a partition the key decides."""
+        """Buffer a record; send its partition's buffer when it is large enough. Without a partition the key decides."""
         self._require(State.OPEN)
-        chosen = (topic, self._choose(topic, key) if partition is None else partition)
-        buffer = self._buffers.setdefault(chosen, [])
+        target = (topic, self._choose(topic, key) if partition is None else partition)
+        buffer = self._buffers.setdefault(target, [])
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
         buffer.append(Record(len(buffer), now_ms, key, value, headers))
         size_bytes = len(key or b"") + len(value or b"") + RECORD_OVERHEAD_BYTES
         size_bytes += sum(len(name) + len(content or b"") for name, content in headers)
-        self._buffered_bytes[chosen] = self._buffered_bytes.get(chosen, 0) + size_bytes
-        if self._buffered_bytes[chosen] >= self._batch_bytes:
-            self._send_buffer(chosen)
+        self._buffered_bytes[target] = self._buffered_bytes.get(target, 0) + size_bytes
+        if self._buffered_bytes[target] >= self._batch_bytes:
+            self._send_buffer(target)
 
     def _choose(self, topic: str, key: bytes | None) -> int:
         if topic not in self._partitions:
@@ -223,8 +224,8 @@ class TransactionalProducer:
         partitions = self._partitions[topic]
         if key is not None:
             return partitions[partition_for_key(key, len(partitions))]
-        self._next_any += 1
-        return partitions[self._next_any % len(partitions)]
+        self._next_without_key += 1
+        return partitions[self._next_without_key % len(partitions)]
 
     def send_offsets(
         self,
@@ -237,12 +238,14 @@ class TransactionalProducer:
         member_id: str = "",
         group_instance_id: str | None = None,
     ) -> None:
-        """Commit a group's offsets with the transaction; generation and member fence a consumer that was replaced."""
+        """Commit a group's offsets with the transaction; generation and member fence a replaced consumer."""
         self._require(State.OPEN)
         with self._failing():
             identity = self._identity()
             if group not in self._groups:
-                self._ask(apis.ADD_OFFSETS_TO_TXN, {**identity, "group_id": group}, lambda found: found.error_code)
+                self._ask(
+                    apis.ADD_OFFSETS_TO_TXN, {**identity, "group_id": group}, lambda response: response.error_code
+                )
                 self._groups.add(group)
             entries = [
                 {
@@ -255,29 +258,29 @@ class TransactionalProducer:
             ]
             member = {"generation_id": generation, "member_id": member_id, "group_instance_id": group_instance_id}
             values = {**identity, **member, "group_id": group, "topics": [{"name": topic, "partitions": entries}]}
-            self._cluster.retried(partial(self._commit_offsets, group, values))
+            self._router.retry(partial(self._commit_offsets, group, values))
 
     def _commit_offsets(self, group: str, values: Mapping[str, Any]) -> None:
         build = _message(apis.TXN_OFFSET_COMMIT, values)
-        answer = self._cluster.ask_coordinator(group, apis.TXN_OFFSET_COMMIT, build, COMMIT_VERSION_MIN)
-        for entry in (each for found in answer.topics for each in found.partitions):
+        response = self._router.ask_coordinator(group, apis.TXN_OFFSET_COMMIT, build, COMMIT_VERSION_MIN)
+        for entry in (partition for topic in response.topics for partition in topic.partitions):
             self._check(entry.error_code)
 
     def flush(self) -> None:
-        """Send what is buffered; every record is acknowledged then, and seen by nobody before the commit."""
+        """Send the buffered records and wait for their acknowledgement; they are invisible until the commit."""
         self._require(State.OPEN)
-        for chosen in [place for place, records in self._buffers.items() if records]:
-            self._send_buffer(chosen)
+        for target in [partition for partition, records in self._buffers.items() if records]:
+            self._send_buffer(target)
 
     def commit(self) -> None:
-        """Make all of it visible. Afterwards the next transaction can begin."""
+        """Make the transaction visible. Afterwards the next one can begin."""
         self._require(State.OPEN)
         if not self._is_resumed:
             self.flush()
         self._end(commit=True)
 
     def abort(self) -> None:
-        """Take all of it back."""
+        """Roll back the transaction."""
         if self._state not in (State.OPEN, State.FAILED):
             self._require(State.OPEN)
         self._buffers.clear()
@@ -285,26 +288,26 @@ class TransactionalProducer:
         self._end(commit=False)
 
     def _end(self, *, commit: bool) -> None:
-        # The coordinator knows nothing of a transaction to which nothing was added.
+        # The coordinator does not know a transaction without partitions and offsets.
         if self._added or self._groups or self._is_resumed:
             with self._failing():
                 values = {**self._identity(), "committed": commit}
-                self._ask(apis.END_TXN, values, lambda found: found.error_code)
+                self._ask(apis.END_TXN, values, lambda response: response.error_code)
         if self._state is State.FAILED:
-            # Whether the last batches arrived is not known, so their sequences cannot be gone on with.
-            self._take_epoch()
+            # It is unknown whether the last batches arrived, so their sequences cannot continue.
+            self._request_epoch()
         self._added.clear()
         self._groups.clear()
         self._state = State.ENDED if self._is_resumed else State.READY
 
     # Requests
 
-    def _send_buffer(self, chosen: TopicPartition) -> None:
-        records = self._buffers.pop(chosen)
-        del self._buffered_bytes[chosen]
-        first = self._next_sequence.get(chosen, 0)
+    def _send_buffer(self, target: TopicPartition) -> None:
+        records = self._buffers.pop(target)
+        del self._buffered_bytes[target]
+        first = self._next_sequence.get(target, 0)
         with self._failing():
-            self._add(chosen)
+            self._add(target)
             batch = encode_batch(
                 records,
                 codec=self._codec,
@@ -313,13 +316,13 @@ class TransactionalProducer:
                 base_sequence=first,
                 transactional=True,
             )
-            self._cluster.retried(partial(self._produce, chosen, batch))
-        self._next_sequence[chosen] = (first + len(records)) % SEQUENCE_COUNT
+            self._router.retry(partial(self._produce, target, batch))
+        self._next_sequence[target] = (first + len(records)) % SEQUENCE_COUNT
 
-    def _add(self, chosen: TopicPartition) -> None:
-        if chosen in self._added:
+    def _add(self, target: TopicPartition) -> None:
+        if target in self._added:
             return
-        topic, partition_index = chosen
+        topic, partition_index = target
         values = {
             **{f"v3_and_below_{name}": value for name, value in self._identity().items()},
             "v3_and_below_topics": [{"name": topic, "partitions": [partition_index]}],
@@ -327,13 +330,13 @@ class TransactionalProducer:
         self._ask(
             apis.ADD_PARTITIONS_TO_TXN,
             values,
-            lambda found: found.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code,
+            lambda response: response.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code,
         )
-        self._added.add(chosen)
+        self._added.add(target)
 
-    def _produce(self, chosen: TopicPartition, batch: bytearray) -> None:
-        topic, partition_index = chosen
-        connection = self._cluster.leader_connection(topic, partition_index)
+    def _produce(self, target: TopicPartition, batch: bytearray) -> None:
+        topic, partition_index = target
+        connection = self._router.leader_connection(topic, partition_index)
         version = connection.version_of(apis.PRODUCE)
         _correlation_id, topics, _throttle_ms = connection.exchange(
             lambda correlation_id: b"".join(
@@ -349,25 +352,27 @@ class TransactionalProducer:
             ),
             partial(produce.parse_response, version),
         )
-        answer = topics[0][1][0]
-        code = ErrorCode(answer.error_code)
-        if code.retriable and code not in _AGAIN:
-            raise LeaderUnavailable(f"{topic}-{partition_index} takes no records now: {code.name}; {Remedy.TRY_AGAIN}")
-        self._check(code, answer.error_message)
+        result = topics[0][1][0]
+        code = ErrorCode(result.error_code)
+        if code.retriable and code not in _RETRIABLE:
+            raise LeaderUnavailable(
+                f"{topic}-{partition_index} accepts no records now: {code.name}; {Remedy.TRY_AGAIN}"
+            )
+        self._check(code, result.error_message)
 
     def _ask(self, api_key: int, values: Mapping[str, Any], code_of: Any) -> Any:
-        """One request to the transaction's coordinator, again while that says it cannot answer yet."""
+        """Send a request to the transaction's coordinator; retry while the coordinator cannot respond yet."""
 
         def attempt() -> Any:
             build = _message(api_key, values)
             version_min = INIT_VERSION_MIN if api_key == apis.INIT_PRODUCER_ID else 0
-            answer = self._cluster.ask_coordinator(
+            response = self._router.ask_coordinator(
                 self.transactional_id, api_key, build, version_min, key_type=TRANSACTION
             )
-            self._check(code_of(answer))
-            return answer
+            self._check(code_of(response))
+            return response
 
-        return self._cluster.retried(attempt)
+        return self._router.retry(attempt)
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -379,34 +384,35 @@ class TransactionalProducer:
     def _check(self, code: ErrorCode, message: str | None = None) -> None:
         if code == ErrorCode.none:
             return
-        if code in _AGAIN:
-            raise CoordinatorUnavailable(f"{self} cannot go on now: {code.name}; {Remedy.TRY_AGAIN}")
-        told = f"{code.name} ({message})" if message else code.name
+        if code in _RETRIABLE:
+            raise CoordinatorUnavailable(f"{self} cannot continue now: {code.name}; {Remedy.TRY_AGAIN}")
+        reason = f"{code.name} ({message})" if message else code.name
         if code in _FENCED:
             raise ProducerFenced(
                 f"{self}: producer {self.producer_id} with epoch {self.epoch} was replaced by a newer one, or its "
-                f"transaction timed out and was aborted: {told}; only one producer may use a transactional id at a time"
+                f"transaction timed out and was aborted: {reason}; only one producer may use a transactional id at a"
+                " time"
             )
         if code == ErrorCode.invalid_txn_state:
-            raise InvalidTransaction(f"{self}: its coordinator says {told}: it has ended already, or never began")
-        raise RequestRefused(f"{self} was refused: {told}", code)
+            raise InvalidTransaction(f"{self}: its coordinator returned {reason}; it has already ended, or never began")
+        raise RequestRefused(f"{self} was refused: {reason}", code)
 
     def _require(self, state: State) -> None:
         if self._state is not state:
-            raise InvalidTransaction(f"{self}: the producer is {self._state.value}, it should be {state.value}")
+            raise InvalidTransaction(f"{self}: the producer is {self._state.value}, but must be {state.value}")
 
     def _failing(self) -> "_Failing":
         return _Failing(self)
 
 
 class _Failing:
-    """Marks the transaction as failed if what is done within raises: some of it may be missing, so no commit."""
+    """Marks the transaction as failed if its block raises: some requests may be missing, so it must not commit."""
 
     def __init__(self, producer: TransactionalProducer) -> None:
         self._producer = producer
 
     def __enter__(self) -> None:
-        """Nothing is to be done before."""
+        """Do nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -133,7 +133,7 @@ def test_one_partition_and_a_count(run: Run, filled: Fill) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["--offset", "47"], 1, "onceflow: offset 47 of {}-0 is out of range: the log begins at 0 and ends at 1"),
+        (["--offset", "47"], 1, "onceflow: offset 47 of {}-0 is out of range: the log starts at 0 and ends at 1"),
         (["--offset", "soon"], 2, "'soon' is not a valid offset; expected start, end, 47, +47, -47"),
         (["--offset", "@"], 2, "'@' is not a valid offset"),
         (["--offset", "9" * 19], 2, "is not a valid offset"),

@@ -61,7 +61,7 @@ def test_existing_topics(run: Run, topic: str) -> None:
     run("topic", "create", topic)
     again = run("topic", "create", topic)
     assert again.returncode == 1
-    assert again.stderr.startswith(f"onceflow: topic {topic} exists already at ")
+    assert again.stderr.startswith(f"onceflow: topic {topic} already exists at ")
     kept = run("topic", "create", topic, "--partitions", "9", "--if-not-exists")
     assert (kept.returncode, kept.stdout) == (0, f"unchanged: topic {topic} with 1 partition\n")
 
@@ -87,10 +87,14 @@ def test_an_unknown_topic(run: Run, topic: str, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["topic", "list", "--bootstrap", "localhost"], 2, "'localhost' is not a broker address: write HOST:PORT"),
-        (["topic", "list", "--bootstrap", "127.0.0.1:1"], 1, "onceflow: no Kafka broker answers at 127.0.0.1:1"),
+        (["topic", "list", "--bootstrap", "localhost"], 2, "'localhost' is not a broker address; write HOST:PORT"),
+        (["topic", "list", "--bootstrap", "127.0.0.1:1"], 1, "onceflow: no Kafka broker responds at 127.0.0.1:1"),
         (["topic", "create", "x", "--partitions", "0"], 2, "0 is not in the range x>=1"),
-        (["topic", "create", "no/slash"], 1, "onceflow: topic 'no/slash' was not created: the broker says invalid_"),
+        (
+            ["topic", "create", "no/slash"],
+            1,
+            "onceflow: topic 'no/slash' was not created: the broker returned invalid_",
+        ),
         (["topic", "describe"], 2, "Missing argument 'NAME...'"),
         (["topic", "descibe", "x"], 2, "No such command 'descibe'. Did you mean 'describe'?"),
         (["config", "xyzzy"], 2, "No such command 'xyzzy'. Commands: "),

@@ -59,7 +59,7 @@ def settings(bootstrap: str, group: str, **more: Any) -> dict[str, Any]:
 
 
 class Reader:
-    """Reads one stream in a thread of its own until it ends."""
+    """Reader of one stream in a thread of its own, until the stream ends."""
 
     def __init__(self, stream: MessageStream, enough: Callable[[], bool] = lambda: False) -> None:
         self.messages: list[Message] = []
@@ -87,7 +87,7 @@ def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
         return cluster.committed_offsets(group, topic)
 
 
-def test_a_partition_belongs_to_one_stream_and_every_message_comes_once(bootstrap: str, topic: str) -> None:
+def test_each_partition_belongs_to_one_stream(bootstrap: str, topic: str) -> None:
     with Cluster(bootstrap) as cluster:
         cluster.create_topic(topic, 5)
     sent = [(str(number % 5), f"m{number}") for number in range(200)]
@@ -125,7 +125,7 @@ def test_the_articles_groups(bootstrap: str, topic: str) -> None:
     assert {message.key for reader in readers[1:] for message in reader.messages} == {b"1", b"2", b"3"}
 
 
-def test_commit_offsets_commits_what_was_handed_out_not_what_was_fetched(bootstrap: str, topic: str) -> None:
+def test_commit_covers_returned_messages_only(bootstrap: str, topic: str) -> None:
     with Cluster(bootstrap) as cluster:
         cluster.create_topic(topic, 1)
     produce(bootstrap, topic, [("0", f"m{number}") for number in range(10)])
@@ -143,7 +143,7 @@ def test_commit_offsets_commits_what_was_handed_out_not_what_was_fetched(bootstr
     assert committed(bootstrap, topic, topic) == {0: 7}
 
 
-def test_the_periodic_commit_leaves_out_the_message_that_is_being_worked_on(bootstrap: str, topic: str) -> None:
+def test_periodic_commit_excludes_current_message(bootstrap: str, topic: str) -> None:
     with Cluster(bootstrap) as cluster:
         cluster.create_topic(topic, 1)
     produce(bootstrap, topic, [("0", f"m{number}") for number in range(10)])
@@ -154,8 +154,8 @@ def test_the_periodic_commit_leaves_out_the_message_that_is_being_worked_on(boot
     assert committed(bootstrap, topic, topic) == {0: 3}
 
 
-def test_all_that_was_read_leaves_no_lag_behind_a_transactions_marker(bootstrap: str, topic: str) -> None:
-    """Offsets 0 and 1 are messages, 2 is their commit; 3 was aborted by 4, so that 5 is where to read on."""
+def test_no_lag_after_a_transaction_marker(bootstrap: str, topic: str) -> None:
+    """Offsets 0 and 1 are messages, 2 is their commit; 3 was aborted by 4, so 5 is the next offset to read."""
     with Cluster(bootstrap) as cluster:
         cluster.create_topic(topic, 1)
     with TransactionalProducer(bootstrap, topic) as producer:
@@ -167,11 +167,11 @@ def test_all_that_was_read_leaves_no_lag_behind_a_transactions_marker(bootstrap:
         stream = connector.create_message_streams({topic: 1})[topic][0]
         assert [next(stream).offset, next(stream).offset] == [0, 1]
         connector.commit_offsets()
-        assert committed(bootstrap, topic, topic) == {0: 2}, "nobody asked for what comes behind message 1"
+        assert committed(bootstrap, topic, topic) == {0: 2}, "the message after message 1 was not requested"
         stream._timeout_ms = 500
 
         def is_read_up_to(end: int) -> bool:
-            """Whether the end of the partition has been seen, behind which no message comes."""
+            """Return whether the end of the partition was reached, after which no message arrives."""
             with pytest.raises(ConsumerTimeout):
                 next(stream)
             return stream.consumed(while_working=False) == {(topic, 0): end}
@@ -190,9 +190,7 @@ def test_all_that_was_read_leaves_no_lag_behind_a_transactions_marker(bootstrap:
 
 @pytest.mark.parametrize("committed_offset", [99, None], ids=["beyond", "none"])
 @pytest.mark.parametrize("reset", ["smallest", "largest", "fail"])
-def test_an_offset_that_is_not_there_is_reset_or_fails_as_asked(
-    bootstrap: str, topic: str, reset: str, committed_offset: int | None
-) -> None:
+def test_missing_offset_resets_or_fails(bootstrap: str, topic: str, reset: str, committed_offset: int | None) -> None:
     """Mission C7."""
     with Cluster(bootstrap) as cluster:
         cluster.create_topic(topic, 1)
@@ -231,7 +229,7 @@ def test_a_filter_picks_up_topics_made_later(bootstrap: str, topic: str) -> None
             assert {name for name, _ in stream.owned} == {f"{topic}-a", f"{topic}-b"}
 
 
-def test_a_blacklist_follows_all_other_topics_in_several_streams() -> None:
+def test_blacklist_follows_all_other_topics() -> None:
     with Broker() as broker, Cluster(broker.bootstrap_servers) as cluster:
         config = settings(broker.bootstrap_servers, "group", topic_metadata_refresh_interval_ms=50)
         with ConsumerConnector(config) as connector:
@@ -244,13 +242,13 @@ def test_a_blacklist_follows_all_other_topics_in_several_streams() -> None:
             assert [len(stream.owned) for stream in streams] == [2, 2]
         for reader in readers:
             reader.thread.join(30)
-    assert {(each.topic, each.partition) for reader in readers for each in reader.messages} == {
+    assert {(message.topic, message.partition) for reader in readers for message in reader.messages} == {
         (name, partition) for name in ("clicks", "views") for partition in (0, 1)
     }
     assert "secrets" not in {name for stream in streams for name, _ in stream.owned}
 
 
-def test_a_stream_that_nobody_reads_holds_up_no_other(bootstrap: str, topic: str) -> None:
+def test_unread_stream_does_not_block_others(bootstrap: str, topic: str) -> None:
     with Cluster(bootstrap) as cluster:
         cluster.create_topic(topic, 2)
     produce(bootstrap, topic, [(str(number % 2), f"m{number}") for number in range(2000)])
@@ -260,20 +258,18 @@ def test_a_stream_that_nobody_reads_holds_up_no_other(bootstrap: str, topic: str
         assert [next(idle).offset for _ in range(1000)] == list(range(1000)), "nothing was lost while it waited"
 
 
-def test_a_topic_is_not_made_by_reading_it_and_is_found_when_it_is_there(
-    bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_consumer_waits_for_a_new_topic(bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture) -> None:
     config = settings(bootstrap, topic, consumer_timeout_ms=500, topic_metadata_refresh_interval_ms=50)
     with Cluster(bootstrap) as cluster, ConsumerConnector(config) as connector:
         stream = connector.create_message_streams({topic: 1})[topic][0]
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             with pytest.raises(ConsumerTimeout):
                 next(stream)
             return "stay empty" in caplog.text
 
-        wait_until(is_told)
-        assert re.search(rf"{topic}.*; its streams stay empty until it is made", caplog.text)
+        wait_until(is_reported)
+        assert re.search(rf"{topic}.*; its streams stay empty until it is created", caplog.text)
         assert topic not in cluster.topics()
         cluster.create_topic(topic, 1)
         produce(bootstrap, topic, [("0", "first")])
@@ -299,19 +295,19 @@ def test_a_consumer_timeout_and_an_end(bootstrap: str, topic: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["settings", "streams", "broker", "filter"])
-def test_what_cannot_be_is_refused(bootstrap: str, where: str) -> None:
+def test_invalid_use_is_refused(bootstrap: str, where: str) -> None:
     if where == "settings":
         with pytest.raises(InvalidSetting, match=r"did you mean auto\.offset\.reset"):
             ConsumerConnector({"metadata.broker.list": bootstrap, "auto.offset.rest": "smallest"})
-        with pytest.raises(InvalidSetting, match=r"metadata\.broker\.list is needed"):
+        with pytest.raises(InvalidSetting, match=r"metadata\.broker\.list is required"):
             ConsumerConnector({})
         with pytest.raises(
-            InvalidSetting, match=r"autocommit\.interval\.ms=5 has no meaning with auto\.commit\.enable=f"
+            InvalidSetting, match=r"autocommit\.interval\.ms=5 has no effect with auto\.commit\.enable=f"
         ):
             ConsumerConnector(
                 {**settings(bootstrap, "group"), "autocommit.enable": "false", "autocommit.interval.ms": 5}
             )
-        with pytest.raises(InvalidSetting, match=r"librdkafka refuses .*ssl\.nothing"):
+        with pytest.raises(InvalidSetting, match=r"librdkafka refused .*ssl\.nothing"):
             ConsumerConnector({**settings(bootstrap, "group"), "ssl.nothing": "1"})
     elif where == "streams":
         with (

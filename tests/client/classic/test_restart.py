@@ -1,4 +1,4 @@
-"""The classic classes while their broker is killed and comes back, and while a group's members come and go."""
+"""The classic classes while their broker is killed and restarted, and while a group's members join and leave."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 class Member:
-    """A connector with one stream, read in a thread; `texts` are the messages it was given."""
+    """A connector with one stream, read in a thread; `texts` are the messages it received."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         config = {
@@ -68,7 +68,7 @@ def send(producer: Producer, numbers: range) -> list[str]:
     return texts
 
 
-def test_producer_and_members_go_on_after_a_broker_was_killed(own_broker: BrokerProcess) -> None:
+def test_clients_continue_after_a_broker_kill(own_broker: BrokerProcess) -> None:
     config = {"metadata.broker.list": own_broker.bootstrap, "producer.type": "async", "queue.time": 10}
     first = Member(own_broker)
     sent: list[str] = []
@@ -100,8 +100,8 @@ def test_a_simple_consumer_connects_again(own_broker: BrokerProcess) -> None:
     with SimpleConsumer("127.0.0.1", own_broker.port, wait_ms=0) as consumer:
 
         def read() -> list[bytes | None]:
-            asked = [FetchRequest(TOPIC, partition, 0) for partition in PARTITIONS]
-            return [each.message for messages in consumer.multifetch(asked) for each in messages]
+            wanted = [FetchRequest(TOPIC, partition, 0) for partition in PARTITIONS]
+            return [message.message for messages in consumer.multifetch(wanted) for message in messages]
 
         assert read() == [b"x"]
         own_broker.kill()

@@ -1,8 +1,8 @@
-"""The classic client API: producer, simple consumer and consumer connector, as Kafka's first clients had them.
+"""The classic client API: producer, simple consumer and consumer connector, as in Kafka's first clients.
 
-`Producer` and `ConsumerConnector` stand on librdkafka, `SimpleConsumer` on our own requests. Settings have the
-classic names (`metadata.broker.list`, `producer.type`, `queue.time` …) and each one takes effect; a name that is not
-known is refused with the nearest one that is.
+`Producer` and `ConsumerConnector` use librdkafka, `SimpleConsumer` sends its own requests. Settings have the classic
+names (`metadata.broker.list`, `producer.type`, `queue.time` …) and each one takes effect; an unknown name is refused
+with the nearest known one.
 """
 
 from onceflow.client.classic.connector import ConsumerConnector, ConsumerTimeout

@@ -1,7 +1,7 @@
-"""`ConsumerConnector`: a group's messages as streams, one for each thread of the program. Stands on librdkafka.
+"""`ConsumerConnector`: a group's messages as streams, one for each thread of the program, on librdkafka.
 
-One thread of the connector's own asks librdkafka for messages and gives each to the stream that its partition belongs
-to. A stream that is not read lets its queue fill; its partitions are then paused, and the other streams go on.
+One thread of the connector polls librdkafka for messages and puts each into the stream that owns its partition. If a
+stream is not read, its queue fills and its partitions are paused, while the other streams continue.
 """
 
 import logging
@@ -32,7 +32,7 @@ from onceflow.client.classic.settings import (
     security_settings,
     text,
 )
-from onceflow.client.classic.streams import ConsumerTimeout, MessageStream, TopicPartition, place_of
+from onceflow.client.classic.streams import ConsumerTimeout, MessageStream, TopicPartition, partition_of
 from onceflow.client.classic.topic_filter import TopicFilter
 from onceflow.client.errors import BrokerUnreachable, ClientError
 
@@ -64,11 +64,11 @@ SETTINGS = (
     Setting("topic.metadata.refresh.interval.ms", 10_000, number(10, 3_600_000)),
     Setting("socket.timeout.ms", 30_000, number(10, 300_000)),
 )
-"""Every setting with its default; times in ms. A consumer that names no group is in the group `default`."""
+"""Every setting with its default; times in ms. A consumer without a group name is in the group `default`."""
 
 _POLL_S = 0.05
 _POLL_S_WHILE_HOLDING = 0.005
-"""Messages that wait for room in a stream's queue are looked after more often."""
+"""Messages that wait for space in a stream's queue are checked more often."""
 _MESSAGES_AT_ONCE = 1000
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ _log.addHandler(logging.NullHandler())
 
 
 class ConsumerFailed(ClientError):
-    """What ended the consumer: librdkafka's own words."""
+    """The consumer ended with an error of librdkafka, in its own words."""
 
 
 class ConsumerConnector:
@@ -92,7 +92,7 @@ class ConsumerConnector:
     def __init__(self, config: Config) -> None:
         settings = read_settings(SETTINGS, config)
         if not settings["auto.commit.enable"]:
-            refuse_given(SETTINGS, config, ("auto.commit.interval.ms",), "with auto.commit.enable=false: leave it out")
+            refuse_given(SETTINGS, config, ("auto.commit.interval.ms",), "with auto.commit.enable=false; remove it")
         self._bootstrap: str = require(settings, "metadata.broker.list")
         self._timeout_s = settings["socket.timeout.ms"] / 1000
         self._stream_messages_max = settings["queued.max.messages"]
@@ -103,7 +103,7 @@ class ConsumerConnector:
         try:
             self._consumer = Consumer({**security_settings(config), **_librdkafka(settings)}, logger=_log)
         except KafkaException as error:
-            raise InvalidSetting(f"librdkafka refuses the consumer's settings: {error.args[0].str()}") from error
+            raise InvalidSetting(f"librdkafka refused the consumer's settings: {error.args[0].str()}") from error
         self._streams: list[MessageStream] = []
         self._streams_by_topic: dict[str, list[MessageStream]] | None = None
         self._filter: TopicFilter | None = None
@@ -111,7 +111,7 @@ class ConsumerConnector:
         self._kept: dict[TopicPartition, int] = {}
         self._held: dict[MessageStream, list[Message]] = {}
         self._committed: dict[TopicPartition, int] = {}
-        self._orders: queue.SimpleQueue[Future[None]] = queue.SimpleQueue()
+        self._commit_requests: queue.SimpleQueue[Future[None]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -129,13 +129,12 @@ class ConsumerConnector:
         key_decoder: Decoder | None = None,
         value_decoder: Decoder | None = None,
     ) -> dict[str, list[MessageStream]]:
-        """That many streams for each topic; a topic's partitions are dealt out over its streams."""
+        """Create that many streams for each topic; a topic's partitions are distributed over its streams."""
         if any(count < 1 for count in topic_count.values()) or not topic_count:
-            raise InvalidSetting(
-                f"streams {dict(topic_count)!r}: at least one topic, and one stream of each, is needed"
-            )
+            raise InvalidSetting(f"streams {dict(topic_count)!r}: at least one topic with one stream is required")
         by_topic = {
-            topic: self._make_streams(topic, count, key_decoder, value_decoder) for topic, count in topic_count.items()
+            topic: self._create_streams(topic, count, key_decoder, value_decoder)
+            for topic, count in topic_count.items()
         }
         self._streams_by_topic = by_topic
         self._start(frozenset(topic_count))
@@ -148,21 +147,21 @@ class ConsumerConnector:
         key_decoder: Decoder | None = None,
         value_decoder: Decoder | None = None,
     ) -> list[MessageStream]:
-        """`count` streams over all topics that the filter allows, also those made later."""
+        """Create `count` streams over all topics that the filter allows, including those created later."""
         if count < 1:
-            raise InvalidSetting(f"{count} streams: at least one is needed")
-        streams = self._make_streams(f"topics by {type(topic_filter).__name__}", count, key_decoder, value_decoder)
+            raise InvalidSetting(f"{count} streams: at least one is required")
+        streams = self._create_streams(f"topics by {type(topic_filter).__name__}", count, key_decoder, value_decoder)
         self._filter = topic_filter
         self._start(frozenset())
         return streams
 
-    def _make_streams(
+    def _create_streams(
         self, topics: str, count: int, key_decoder: Decoder | None, value_decoder: Decoder | None
     ) -> list[MessageStream]:
         if self._thread is not None or self._stop.is_set():
-            raise InvalidSetting("this connector has its streams already, or was shut down: make a new connector")
+            raise InvalidSetting("this connector already has its streams, or was shut down; create a new one")
         self._require_broker()
-        made = [
+        streams = [
             MessageStream(
                 topics,
                 self._stream_messages_max,
@@ -172,47 +171,47 @@ class ConsumerConnector:
             )
             for _ in range(count)
         ]
-        self._streams += made
-        return made
+        self._streams += streams
+        return streams
 
     def _require_broker(self) -> None:
-        """A wrong address is told at once, where librdkafka would wait for ever."""
+        """Report a wrong address at once, where librdkafka would wait indefinitely."""
         try:
             self._consumer.list_topics("__consumer_offsets", timeout=min(self._timeout_s, FIRST_CONTACT_S_MAX))
         except KafkaException as error:
             raise BrokerUnreachable(
-                f"no Kafka broker answers at {self._bootstrap}: {error.args[0].str()}; is it up?",
+                f"no Kafka broker responds at {self._bootstrap}: {error.args[0].str()}; is it up?",
                 parse_bootstrap(self._bootstrap)[0],
             ) from error
 
     def commit_offsets(self) -> None:
-        """Commit what the streams have handed out; the coordinator has it then. Raises ConsumerFailed."""
+        """Commit what the streams have returned, and wait for the coordinator. Raises ConsumerFailed."""
         if self._thread is None or not self._thread.is_alive():
-            raise ConsumerFailed("the consumer has ended: it commits nothing any more")
-        ordered: Future[None] = Future()
-        self._orders.put(ordered)
+            raise ConsumerFailed("the consumer has ended; it can no longer commit")
+        request: Future[None] = Future()
+        self._commit_requests.put(request)
         try:
-            # librdkafka answers a commit to whoever polls, so the polling thread is the one that commits.
-            ordered.result(self._timeout_s + FIRST_CONTACT_S_MAX)
+            # librdkafka reports a commit to the thread that polls, so the polling thread commits.
+            request.result(self._timeout_s + FIRST_CONTACT_S_MAX)
         except TimeoutError as error:
             raise ConsumerFailed(
-                f"the offsets were not committed within {self._timeout_s:g} s: is the broker up?"
+                f"the offsets were not committed within {self._timeout_s:g} s; is the broker up?"
             ) from error
 
     def shutdown(self) -> None:
-        """End the streams, commit what was consumed if that is on, leave the group. A second call does nothing."""
+        """End the streams, commit what was consumed if that is on, leave the group. A second call has no effect."""
         if self._stop.is_set():
             return
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-            self._refuse_orders()
+            self._refuse_commit_requests()
         else:
             self._consumer.close()
 
-    def _refuse_orders(self) -> None:
-        while not self._orders.empty():
-            self._orders.get().set_exception(ConsumerFailed("the consumer was shut down before it committed"))
+    def _refuse_commit_requests(self) -> None:
+        while not self._commit_requests.empty():
+            self._commit_requests.get().set_exception(ConsumerFailed("the consumer was shut down before it committed"))
 
     # The connector's thread
 
@@ -240,44 +239,44 @@ class ConsumerConnector:
 
     def _serve(self) -> None:
         next_commit = time.monotonic() + self._commit_interval_s
-        next_look = 0.0
+        next_refresh = 0.0
         while not self._stop.is_set():
             now = time.monotonic()
-            if self._filter is not None and now >= next_look:
+            if self._filter is not None and now >= next_refresh:
                 self._follow(self._filter)
-                next_look = now + self._refresh_interval_s
-            self._carry_out_orders()
+                next_refresh = now + self._refresh_interval_s
+            self._serve_commit_requests()
             if now >= next_commit:
                 self._commit_consumed(while_working=True)
                 next_commit = now + self._commit_interval_s
             self._give_held()
             first = self._consumer.poll(_POLL_S_WHILE_HOLDING if self._held else _POLL_S)
             if first is not None:
-                # Before more is asked for, since that may rebalance: after it the message would be out of its turn.
+                # Before the next poll, since that may rebalance and the message would be out of order.
                 self._give(first)
                 for message in self._consumer.consume(_MESSAGES_AT_ONCE, 0):
                     self._give(message)
 
-    def _carry_out_orders(self) -> None:
-        while not self._orders.empty():
-            ordered = self._orders.get()
+    def _serve_commit_requests(self) -> None:
+        while not self._commit_requests.empty():
+            request = self._commit_requests.get()
             try:
                 self._commit({place: end for stream in self._streams for place, end in _consumed(stream, False)})
             except ConsumerFailed as error:
-                ordered.set_exception(error)
+                request.set_exception(error)
             else:
-                ordered.set_result(None)
+                request.set_result(None)
 
     def _follow(self, topic_filter: TopicFilter) -> None:
         try:
             names = self._consumer.list_topics(timeout=self._timeout_s).topics
         except KafkaException as error:
-            # Looked at again after the interval; librdkafka waits for its brokers in the same way.
+            # Retried after the interval; librdkafka waits for its brokers in the same way.
             _log.warning("the topics cannot be listed now: %s", error.args[0].str())
             return
-        found = frozenset(name for name in names if not name.startswith("__") and topic_filter.allows(name))
-        if found != self._subscribed:
-            self._subscribe(found)
+        allowed = frozenset(name for name in names if not name.startswith("__") and topic_filter.allows(name))
+        if allowed != self._subscribed:
+            self._subscribe(allowed)
 
     def _subscribe(self, topics: frozenset[str]) -> None:
         if topics:
@@ -289,11 +288,11 @@ class ConsumerConnector:
         self._subscribed = topics
 
     def _on_assign(self, consumer: Consumer, positions: list[Position]) -> None:
-        # Nobody else had what stays here over one rebalance, so read on behind what was handed out.
-        for each in positions:
-            each.offset = self._kept.get((each.topic, each.partition), each.offset)
+        # No other member had the partitions that stay here over one rebalance: continue after what was returned.
+        for position in positions:
+            position.offset = self._kept.get((position.topic, position.partition), position.offset)
         consumer.assign(positions)
-        self._own(frozenset((each.topic, each.partition) for each in positions), self._kept)
+        self._own(frozenset((position.topic, position.partition) for position in positions), self._kept)
         self._kept = {}
 
     def _on_revoke(self, _consumer: Consumer, _positions: list[Position]) -> None:
@@ -302,35 +301,36 @@ class ConsumerConnector:
         self._own(frozenset(), {})
 
     def _on_lost(self, _consumer: Consumer, _positions: list[Position]) -> None:
-        """The group went on without this member: nothing may be committed, and others have read on."""
+        """Drop everything: the group continued without this member, so commits are forbidden and others read the
+        partitions."""
         self._own(frozenset(), {})
 
     def _own(self, places: frozenset[TopicPartition], handed_out: Mapping[TopicPartition, int]) -> None:
         self._held.clear()
         self._committed.clear()
-        for stream, own in self._dealt(places).items():
+        for stream, own in self._distribute(places).items():
             stream.own(own, handed_out)
 
-    def _dealt(self, places: frozenset[TopicPartition]) -> dict[MessageStream, frozenset[TopicPartition]]:
-        """Which partitions belong to which stream."""
-        dealt: dict[MessageStream, set[TopicPartition]] = {stream: set() for stream in self._streams}
+    def _distribute(self, places: frozenset[TopicPartition]) -> dict[MessageStream, frozenset[TopicPartition]]:
+        """Return the partitions of each stream."""
+        assignment: dict[MessageStream, set[TopicPartition]] = {stream: set() for stream in self._streams}
         if self._streams_by_topic is None:
-            _deal(sorted(places), self._streams, dealt)
+            _assign_range(sorted(places), self._streams, assignment)
         else:
             for topic, streams in self._streams_by_topic.items():
-                _deal(sorted(place for place in places if place[0] == topic), streams, dealt)
-        return {stream: frozenset(own) for stream, own in dealt.items()}
+                _assign_range(sorted(place for place in places if place[0] == topic), streams, assignment)
+        return {stream: frozenset(own) for stream, own in assignment.items()}
 
     def _give(self, message: Message) -> None:
         error = message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
             if error.name() == "UNKNOWN_TOPIC_OR_PART":
-                _log.warning("%s; its streams stay empty until it is made", error.str())
+                _log.warning("%s; its streams stay empty until it is created", error.str())
             elif error.fatal() or not error.retriable():
                 raise KafkaException(error)
             return
-        place = place_of(message)
-        stream = next((each for each in self._streams if place in each.owned), None)
+        place = partition_of(message)
+        stream = next((stream for stream in self._streams if place in stream.owned), None)
         if stream is None:
             return
         held = self._held.get(stream)
@@ -341,8 +341,8 @@ class ConsumerConnector:
             self._held[stream] = [message]
 
     def _give_held(self) -> None:
-        """What came for a stream while its queue was full, once there is room again."""
-        for stream in [each for each in self._held if each.has_room]:
+        """Put held messages into streams whose queue has space again."""
+        for stream in [stream for stream in self._held if stream.has_space]:
             held = self._held[stream]
             while held and stream.offer(held[0]):
                 del held[0]
@@ -360,9 +360,9 @@ class ConsumerConnector:
             return
         positions = [Position(topic, partition, end) for (topic, partition), end in new.items()]
         try:
-            for each in self._consumer.commit(offsets=positions, asynchronous=False) or ():
-                if each.error is not None:
-                    raise KafkaException(each.error)
+            for committed in self._consumer.commit(offsets=positions, asynchronous=False) or ():
+                if committed.error is not None:
+                    raise KafkaException(committed.error)
         except KafkaException as error:
             raise ConsumerFailed(f"the offsets {new} were not committed: {error.args[0].str()}") from error
         self._committed.update(new)
@@ -372,17 +372,17 @@ def _consumed(stream: MessageStream, while_working: bool) -> Iterable[tuple[Topi
     return stream.consumed(while_working=while_working).items()
 
 
-def _deal(
+def _assign_range(
     places: Sequence[TopicPartition],
     streams: Sequence[MessageStream],
-    dealt: Mapping[MessageStream, set[TopicPartition]],
+    assignment: Mapping[MessageStream, set[TopicPartition]],
 ) -> None:
-    """The article's rebalance: stream i of n takes a run of partitions, the first (partitions mod n) one more."""
-    each, more = divmod(len(places), len(streams))
+    """Distribute as in the article: stream i of n takes a run of partitions, the first (partitions mod n) one more."""
+    count, more = divmod(len(places), len(streams))
     begin = 0
     for index, stream in enumerate(streams):
-        end = begin + each + (index < more)
-        dealt[stream].update(places[begin:end])
+        end = begin + count + (index < more)
+        assignment[stream].update(places[begin:end])
         begin = end
 
 
@@ -394,7 +394,7 @@ def _librdkafka(settings: Mapping[str, Any]) -> dict[str, Any]:
         "auto.offset.reset": settings["auto.offset.reset"],
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        # Comes behind a partition's last message and knows the offset behind a transaction's marker.
+        # Arrives after a partition's last message and knows the offset after a transaction's marker.
         "enable.partition.eof": True,
         "isolation.level": "read_committed",
         "fetch.message.max.bytes": settings["fetch.message.max.bytes"],

@@ -1,4 +1,4 @@
-"""From events to bytes and back: `serializer.class`, `key.serializer.class` and the decoders of streams."""
+"""Conversion of events to bytes and back: `serializer.class`, `key.serializer.class`, decoders of streams."""
 
 from typing import Any, Protocol
 
@@ -6,58 +6,58 @@ from onceflow.client.errors import ClientError
 
 
 class EncodingFailed(ClientError):
-    """An event is of a type that its encoder does not take."""
+    """The encoder does not support an event's type."""
 
 
 class Encoder(Protocol):
-    """`kafka.serializer.Encoder`: one method. None is never given to it: it stays a null."""
+    """`kafka.serializer.Encoder`: one method. It is never called with None, which stays a null."""
 
     def to_message(self, event: Any) -> bytes:
-        """The bytes that are sent for `event`."""
+        """Return the bytes to send for `event`."""
         ...
 
 
 class Decoder(Protocol):
-    """`kafka.serializer.Decoder`: one method. A null is never given to it: it stays None."""
+    """`kafka.serializer.Decoder`: one method. It is never called with a null, which stays None."""
 
     def from_bytes(self, data: bytes) -> Any:
-        """What the stream yields for `data`."""
+        """Return the stream's value for `data`."""
         ...
 
 
 class DefaultEncoder:
-    """Bytes as they are; raises EncodingFailed for anything else."""
+    """Encoder of bytes, unchanged. Raises EncodingFailed for other types."""
 
     def to_message(self, event: Any) -> bytes:
         if isinstance(event, bytes | bytearray | memoryview):
             return bytes(event)
         raise EncodingFailed(
-            f"DefaultEncoder takes bytes, {type(event).__name__} was given: encode it, or set serializer.class to "
+            f"DefaultEncoder requires bytes, not {type(event).__name__}; encode the event, or set serializer.class to "
             "StringEncoder or to an encoder of your own"
         )
 
 
 class StringEncoder:
-    """Text as UTF-8; whole numbers as their decimal text; raises EncodingFailed for anything else."""
+    """Encoder of text as UTF-8 and of integers as decimal text. Raises EncodingFailed for other types."""
 
     def to_message(self, event: Any) -> bytes:
         if isinstance(event, str | int) and not isinstance(event, bool):
             return str(event).encode()
         raise EncodingFailed(
-            f"StringEncoder takes str and int, {type(event).__name__} was given: set serializer.class to "
+            f"StringEncoder requires str or int, not {type(event).__name__}; set serializer.class to "
             "DefaultEncoder for bytes, or to an encoder of your own"
         )
 
 
 class DefaultDecoder:
-    """Bytes as they are."""
+    """Decoder that returns the bytes unchanged."""
 
     def from_bytes(self, data: bytes) -> bytes:
         return data
 
 
 class StringDecoder:
-    """UTF-8 as text; raises UnicodeDecodeError for what is not."""
+    """Decoder of UTF-8. Raises UnicodeDecodeError for other bytes."""
 
     def from_bytes(self, data: bytes) -> str:
         return data.decode()

@@ -1,4 +1,4 @@
-"""Hooks of the producer: `event.handler` replaces serialise-and-send, `callback.handler` watches the queue."""
+"""Hooks of the producer: `event.handler` replaces serialization and sending, `callback.handler` watches the queue."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -13,54 +13,54 @@ Messages = Sequence[KeyedMessage[Any, Any]]
 
 
 class EventHandler(Protocol):
-    """`kafka.producer.async.EventHandler`: gets each batch and decides what is sent, and where.
+    """`kafka.producer.async.EventHandler`: receives each batch and decides what is sent, and where.
 
-    A handler that sends calls `sender.send`; what it does not send is dropped.
+    A handler sends with `sender.send`; what it does not send is dropped.
     """
 
     def init(self, props: Mapping[str, Any]) -> None:
-        """Once, before the first batch, with `event.handler.props`."""
+        """Initialize before the first batch, with `event.handler.props`."""
 
     def handle(self, events: Messages, sender: Sender, encoder: Encoder) -> None:
-        """One batch; `encoder` is that of `serializer.class`."""
+        """Handle one batch; `encoder` is that of `serializer.class`."""
 
     def close(self) -> None:
-        """Once, after the last batch."""
+        """Close after the last batch."""
 
 
 class CallbackHandler:
     """`kafka.producer.async.CallbackHandler`: called at each stage of an asynchronous producer's queue.
 
-    In this order: `init`; for each message `before_enqueue` and `after_enqueue`, in the caller's thread; in the
-    sending thread `after_dequeuing_existing_data` for each message taken from the queue (with None when
-    `queue.time` was over with no message), `before_sending_data` for each batch; at the end
-    `last_batch_before_close` and `close`. The methods do nothing here: override the ones you need.
+    The order is: `init`; for each message `before_enqueue` and `after_enqueue`, in the caller's thread; in the sending
+    thread `after_dequeuing_existing_data` for each message from the queue (with None when `queue.time` passed without
+    one), `before_sending_data` for each batch; at the end `last_batch_before_close` and `close`. The methods do nothing
+    here: override the ones you need.
     """
 
     def init(self, props: Mapping[str, Any]) -> None:
-        """Once, with `callback.handler.props`."""
+        """Initialize once, with `callback.handler.props`."""
 
     def before_enqueue(self, message: KeyedMessage[Any, Any]) -> KeyedMessage[Any, Any]:
-        """The message to put into the queue in place of this one."""
+        """Return the message to queue instead of this one."""
         return message
 
     def after_enqueue(self, message: KeyedMessage[Any, Any], added: bool) -> None:
-        """`added` is false where the queue was full."""
+        """Called after queueing; `added` is false if the queue was full."""
 
     def after_dequeuing_existing_data(self, message: KeyedMessage[Any, Any] | None) -> Messages:
-        """The messages that go into the batch in place of this one."""
+        """Return the messages to put into the batch instead of this one."""
         return [] if message is None else [message]
 
     def before_sending_data(self, messages: Messages) -> Messages:
-        """The batch that goes to the event handler in place of this one."""
+        """Return the batch for the event handler instead of this one."""
         return messages
 
     def last_batch_before_close(self) -> Messages:
-        """Messages to send last."""
+        """Return messages to send last."""
         return []
 
     def close(self) -> None:
-        """Once, after the last batch was sent."""
+        """Close after the last batch was sent."""
 
 
 class PartitionOutOfRange(ClientError):
@@ -68,20 +68,20 @@ class PartitionOutOfRange(ClientError):
 
 
 class DefaultEventHandler:
-    """Encode, find the partition, send."""
+    """Default handler: encode, choose the partition, send."""
 
     def __init__(self, partitioner: Partitioner, key_encoder: Encoder) -> None:
         self._partitioner = partitioner
         self._key_encoder = key_encoder
 
     def init(self, props: Mapping[str, Any]) -> None:
-        """Nothing to prepare."""
+        """Do nothing: no preparation is necessary."""
 
     def handle(self, events: Messages, sender: Sender, encoder: Encoder) -> None:
         sender.send([self._encode(event, sender, encoder) for event in events])
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: no cleanup is necessary."""
 
     def _encode(self, event: KeyedMessage[Any, Any], sender: Sender, encoder: Encoder) -> EncodedMessage:
         return EncodedMessage(
@@ -94,12 +94,12 @@ class DefaultEventHandler:
 
     def _partition(self, event: KeyedMessage[Any, Any], partitions: Sequence[int]) -> int:
         count = len(partitions)
-        if event.deciding_key is None:
+        if event.partitioning_key is None:
             return partitions[any_partition(count)]
-        index = self._partitioner.partition(event.deciding_key, count)
+        index = self._partitioner.partition(event.partitioning_key, count)
         if not 0 <= index < count:
             raise PartitionOutOfRange(
-                f"{type(self._partitioner).__name__} put key {event.deciding_key!r} into partition {index} of "
-                f"{event.topic}, which has {count}: return an index from 0 to {count - 1}"
+                f"{type(self._partitioner).__name__} returned partition {index} for key {event.partitioning_key!r} of "
+                f"{event.topic}, which has {count}; return an index from 0 to {count - 1}"
             )
         return partitions[index]

@@ -1,4 +1,4 @@
-"""What goes in and what comes out: messages with their keys, offsets and topics."""
+"""Messages of producer and consumers, with their keys, offsets and topics."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -9,9 +9,9 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class KeyedMessage(Generic[K, V]):
-    """A message on its way to `topic`; `key` and `message` are what the encoders take.
+    """A message for `topic`; `key` and `message` are input of the encoders.
 
-    `partition_key` decides the partition in place of `key` and is not sent.
+    `partition_key` decides the partition instead of `key` and is not sent.
     """
 
     topic: str
@@ -20,8 +20,8 @@ class KeyedMessage(Generic[K, V]):
     partition_key: object = None
 
     @property
-    def deciding_key(self) -> object:
-        """What the partitioner is given; None: any partition will do."""
+    def partitioning_key(self) -> object:
+        """Key for the partitioner; None: any partition."""
         return self.key if self.partition_key is None else self.partition_key
 
 
@@ -36,13 +36,13 @@ class MessageAndOffset:
 
     @property
     def next_offset(self) -> int:
-        """Where to read on behind this message; `MessageSet.next_offset` is behind the whole fetch."""
+        """Next offset to read after this message; `MessageSet.next_offset` is after the whole fetch."""
         return self.offset + 1
 
 
 @dataclass(frozen=True, slots=True)
 class MessageAndMetadata(Generic[K, V]):
-    """One message of a stream, decoded, and where it stood; `timestamp_ms` is since 1970, UTC."""
+    """One decoded message of a stream, and its position; `timestamp_ms` is since 1970, UTC."""
 
     topic: str
     partition: int

@@ -1,4 +1,4 @@
-"""Which partition a message goes to: `partitioner.class`."""
+"""Choice of a message's partition: `partitioner.class`."""
 
 import random
 from typing import Protocol
@@ -8,19 +8,18 @@ from onceflow.wire.murmur2 import partition_for_key
 
 
 class Partitioner(Protocol):
-    """`kafka.producer.Partitioner`: one method. It is asked for messages with a key alone."""
+    """`kafka.producer.Partitioner`: one method, called only for messages with a key."""
 
     def partition(self, key: object, num_partitions: int) -> int:
-        """An index into the topic's sorted list of partitions, from 0 to `num_partitions` - 1."""
+        """Return an index into the topic's sorted list of partitions, from 0 to `num_partitions` - 1."""
         ...
 
 
 class DefaultPartitioner:
-    """The hash of the key modulo the number of partitions; the hash is Java's murmur2 over the key's bytes.
+    """Hash of the key modulo the number of partitions; the hash is Java's murmur2 over the key's bytes.
 
-    So a key stays on its partition whoever produces it (Kafka's BuiltInPartitioner).
-    Text counts as UTF-8 and an int as its decimal text, as StringEncoder sends them; a key of any other type raises
-    EncodingFailed.
+    So a key stays on its partition whatever client produces it (Kafka's BuiltInPartitioner). Text is encoded as UTF-8
+    and an int as its decimal text, as StringEncoder sends them; a key of any other type raises EncodingFailed.
     """
 
     def partition(self, key: object, num_partitions: int) -> int:
@@ -34,11 +33,11 @@ def _bytes_of(key: object) -> bytes:
         except EncodingFailed:
             continue
     raise EncodingFailed(
-        f"DefaultPartitioner takes bytes, str and int, {type(key).__name__} was given as key: set partitioner.class to "
+        f"DefaultPartitioner requires a key of bytes, str or int, not {type(key).__name__}; set partitioner.class to "
         "a partitioner of your own"
     )
 
 
 def any_partition(num_partitions: int) -> int:
-    """The index for a message without a key."""
+    """Return a random index for a message without a key."""
     return random.randrange(num_partitions)

@@ -58,7 +58,7 @@ SETTINGS = (
     Setting("batch.size", 200, number(1, INT_MAX), ("batch.num.messages",)),
     Setting("enable.idempotence", None, flag),
 )
-"""Every setting with its default; times in ms. `queue.*`, `batch.size` and the callbacks are the async producer's."""
+"""Every setting with its default; times in ms. `queue.*`, `batch.size` and the callbacks apply to async producers."""
 
 _ASYNC_ONLY = (
     "queue.time",
@@ -71,15 +71,15 @@ _ASYNC_ONLY = (
 
 
 class Producer:
-    """Sends messages; one thread at a time.
+    """Sender of messages; one thread at a time.
 
         with Producer({"metadata.broker.list": "127.0.0.1:9092", "serializer.class": "StringEncoder"}) as producer:
             producer.send(KeyedMessage("clicks", "hello", key="user-1"))
 
     With `producer.type=sync` (the default) `send` returns when every message is acknowledged. With `async` it only
-    queues; a thread sends when `batch.size` messages are there or `queue.time` ms are over, and `close` sends the
-    rest. Raises InvalidSetting here, SendFailed, EncodingFailed, UnknownTopic, BrokerUnreachable from `send`; an
-    asynchronous producer raises what a batch was refused for at the next `send` or at `close`.
+    queues; a thread sends after `batch.size` messages or `queue.time` ms, and `close` sends the rest. Raises
+    InvalidSetting here, SendFailed, EncodingFailed, UnknownTopic, BrokerUnreachable from `send`; an asynchronous
+    producer raises a batch's error at the next `send` or at `close`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -95,16 +95,16 @@ class Producer:
                 require(settings, "metadata.broker.list"),
                 {**security_settings(config), **_librdkafka(settings)},
                 timeout_ms=settings["delivery.timeout.ms"],
-                # What waits in a queue may wait for a broker that is still to be started.
+                # Queued messages may wait for a broker that is not started yet.
                 first_contact_s=math.inf if is_async else FIRST_CONTACT_S_MAX,
             )
         except ProduceFailed as error:
             raise InvalidSetting(str(error)) from error
         self._handler.init(settings["event.handler.props"])
-        self._queue = self._make_queue(settings) if is_async else None
+        self._queue = self._create_queue(settings) if is_async else None
         self._is_open = True
 
-    def _make_queue(self, settings: dict[str, Any]) -> SendQueue:
+    def _create_queue(self, settings: dict[str, Any]) -> SendQueue:
         callback: CallbackHandler = settings["callback.handler"]
         callback.init(settings["callback.handler.props"])
         return SendQueue(
@@ -125,9 +125,9 @@ class Producer:
         self.close()
 
     def send(self, messages: KeyedMessage[Any, Any] | Iterable[KeyedMessage[Any, Any]]) -> None:
-        """Send one message or several, in their order."""
+        """Send one message or several, in order."""
         if not self._is_open:
-            raise InvalidSetting("the producer is closed: make a new one")
+            raise InvalidSetting("the producer is closed; create a new one")
         batch = [messages] if isinstance(messages, KeyedMessage) else list(messages)
         if self._queue is None:
             self._handle(batch)
@@ -139,7 +139,7 @@ class Producer:
         self._handler.handle(batch, self._sender, self._encoder)
 
     def close(self) -> None:
-        """Send what is queued and end. A second call does nothing."""
+        """Send the queued messages and end. A second call has no effect."""
         if not self._is_open:
             return
         self._is_open = False
@@ -153,10 +153,10 @@ class Producer:
 
 def _refuse_settings_without_effect(config: Config, *, is_async: bool) -> None:
     if not is_async:
-        refuse_given(SETTINGS, config, _ASYNC_ONLY, "for producer.type=sync: set it to async")
+        refuse_given(SETTINGS, config, _ASYNC_ONLY, "with producer.type=sync; set that to async")
     if "event.handler" in config:
         names = ("partitioner.class", "key.serializer.class")
-        refuse_given(SETTINGS, config, names, "with an event.handler of your own, which does that itself")
+        refuse_given(SETTINGS, config, names, "with a custom event.handler, which does that itself")
     else:
         refuse_given(SETTINGS, config, ("event.handler.props",), "without event.handler")
     if "callback.handler" not in config:

@@ -1,4 +1,4 @@
-"""The queue of an asynchronous producer and the thread that empties it."""
+"""Queue of an asynchronous producer and the thread that empties it."""
 
 import queue
 import threading
@@ -15,13 +15,13 @@ Message = KeyedMessage[Any, Any]
 
 
 class QueueFull(ClientError):
-    """The queue had no room within `queue.enqueue.timeout.ms`."""
+    """The queue had no space within `queue.enqueue.timeout.ms`."""
 
 
 class SendQueue:
-    """Gathers messages and gives them to `send` as batches: when there are `batch_size`, or after `queue_time_ms`.
+    """Queue that passes messages to `send` in batches of `batch_messages`, or after `queue_time_ms`.
 
-    A batch that `send` refuses is not tried again; its error is raised by the next `put`, or by `close`.
+    A batch that `send` refuses is not retried; its error is raised by the next `put`, or by `close`.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SendQueue:
         self._thread.start()
 
     def put(self, message: Message) -> None:
-        """Queue one message. Raises QueueFull, and what an earlier batch was refused for."""
+        """Queue one message. Raises QueueFull, and an earlier batch's error."""
         self._raise_error()
         message = self._callback.before_enqueue(message)
         try:
@@ -53,17 +53,17 @@ class SendQueue:
         except queue.Full:
             self._callback.after_enqueue(message, False)
             raise QueueFull(
-                f"the queue of {self._messages.maxsize} messages was full for {self._enqueue_timeout_ms} ms:"
+                f"the queue of {self._messages.maxsize} messages was full for {self._enqueue_timeout_ms} ms;"
                 f" {Remedy.SEND_LESS}, or {Remedy.LARGER_QUEUE}, or {Remedy.LONGER_ENQUEUE}"
             ) from None
         self._callback.after_enqueue(message, True)
 
     def _enqueue_timeout_s(self) -> float | None:
-        # -1 waits: the sending thread takes messages out for as long as it lives, whatever becomes of them.
+        # -1 waits without limit: the sending thread empties the queue as long as it lives, even if sending fails.
         return None if self._enqueue_timeout_ms < 0 else self._enqueue_timeout_ms / 1000
 
     def close(self) -> None:
-        """Send what is queued and end the thread. Raises what a batch was refused for."""
+        """Send the queued messages and end the thread. Raises a batch's error."""
         self._messages.put(None)
         self._thread.join()
         self._raise_error()
@@ -76,12 +76,12 @@ class SendQueue:
         is_open = True
         while is_open:
             batch, is_open = self._gather()
-            self._pass_on(batch)
-        self._guarded(lambda: self._pass_on(list(self._callback.last_batch_before_close())))
+            self._send_batch(batch)
+        self._guarded(lambda: self._send_batch(list(self._callback.last_batch_before_close())))
         self._guarded(self._callback.close)
 
     def _gather(self) -> tuple[list[Message], bool]:
-        """The next batch, and whether more may come."""
+        """Return the next batch, and whether more may follow."""
         batch: list[Message] = []
         deadline = time.monotonic() + self._queue_time_ms / 1000
         while len(batch) < self._batch_messages:
@@ -98,7 +98,7 @@ class SendQueue:
     def _dequeued(self, message: Message | None, batch: list[Message]) -> None:
         self._guarded(lambda: batch.extend(self._callback.after_dequeuing_existing_data(message)))
 
-    def _pass_on(self, batch: list[Message]) -> None:
+    def _send_batch(self, batch: list[Message]) -> None:
         if batch:
             self._guarded(lambda: self._send(self._callback.before_sending_data(batch)))
 

@@ -1,4 +1,4 @@
-"""Encoded messages to the brokers, acknowledged before `send` returns. Stands on librdkafka."""
+"""Sender of encoded messages on librdkafka; they are acknowledged before `send` returns."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -12,26 +12,26 @@ from onceflow.client.errors import BrokerUnreachable, ClientError, UnknownTopic
 from onceflow.client.producer import producer
 
 METADATA_AGE_S_MAX = 60.0
-"""How long a topic's partitions are believed, so that added ones are found."""
+"""Maximum age of a topic's known partitions, so that added ones are metadata."""
 CREATION_S_MAX = 10.0
-"""How long a topic may take to be there that is created because it was asked for."""
-# What a broker answers meanwhile, by its version. librdkafka calls neither retriable.
-_NOT_THERE_YET = (KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART)
+"""Maximum time until a topic exists that a metadata request creates."""
+# Error codes of brokers meanwhile, by version. librdkafka treats neither as retriable.
+_NOT_CREATED_YET = (KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART)
 _POLL_S = 0.1
 _METADATA_PAUSE_S = 0.05
 
 
 class SendFailed(ClientError):
-    """Messages that were not acknowledged. `messages` are those, in their order; the others were."""
+    """Some messages were not acknowledged: `messages` has those, in order; the others were."""
 
-    def __init__(self, sentence: str, messages: Sequence[Any]) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, messages: Sequence[Any]) -> None:
+        super().__init__(message)
         self.messages = list(messages)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedMessage:
-    """What goes to the wire; `origin` is what the user gave, for errors."""
+    """Content to send; `origin` is the user's message, for errors."""
 
     topic: str
     partition: int
@@ -41,12 +41,13 @@ class EncodedMessage:
 
 
 class Sender:
-    """Sends to any partition of any topic. One thread at a time."""
+    """Sender to any partition of any topic. One thread at a time."""
 
     def __init__(
         self, bootstrap: str, librdkafka: Mapping[str, Any], *, timeout_ms: int, first_contact_s: float
     ) -> None:
-        """Waits `timeout_ms` for an acknowledgement, but `first_contact_s` at most for a broker's first answer."""
+        """Create a sender that waits `timeout_ms` for acknowledgements and `first_contact_s` for a broker's first
+        response."""
         self._bootstrap = bootstrap
         self._timeout_ms = timeout_ms
         self._first_contact_s = first_contact_s
@@ -54,50 +55,50 @@ class Sender:
         self._partitions: dict[str, tuple[float, list[int]]] = {}
 
     def partitions_of(self, topic: str) -> list[int]:
-        """The topic's partitions, sorted. Raises UnknownTopic, BrokerUnreachable."""
+        """Return the topic's partitions, sorted. Raises UnknownTopic, BrokerUnreachable."""
         known = self._partitions.get(topic)
         if known is None or time.monotonic() - known[0] > METADATA_AGE_S_MAX:
             known = self._partitions[topic] = (time.monotonic(), self._ask_partitions(topic))
         return known[1]
 
     def _ask_partitions(self, topic: str) -> list[int]:
-        """Waits for a topic that the broker is creating because it was asked for."""
+        """Request the partitions; wait for a topic that the broker creates because of the request."""
         deadline: float | None = None
         timeout_s = self._timeout_ms / 1000
         if not self._partitions:
             timeout_s = min(timeout_s, self._first_contact_s)
         while True:
             try:
-                found = self._producer.list_topics(topic, timeout=timeout_s).topics[topic]
+                metadata = self._producer.list_topics(topic, timeout=timeout_s).topics[topic]
             except KafkaException as error:
                 address = parse_bootstrap(self._bootstrap)[0]
                 raise BrokerUnreachable(
-                    f"no Kafka broker answers at {self._bootstrap}: {error.args[0].str()}; is it up?", address
+                    f"no Kafka broker responds at {self._bootstrap}: {error.args[0].str()}; is it up?", address
                 ) from error
-            if found.error is None and found.partitions:
-                return sorted(found.partitions)
+            if metadata.error is None and metadata.partitions:
+                return sorted(metadata.partitions)
             deadline = deadline or time.monotonic() + min(self._timeout_ms / 1000, CREATION_S_MAX)
-            if found.error is None or found.error.code() not in _NOT_THERE_YET or time.monotonic() > deadline:
+            if metadata.error is None or metadata.error.code() not in _NOT_CREATED_YET or time.monotonic() > deadline:
                 raise UnknownTopic(
-                    f"topic '{topic}' does not exist at {self._bootstrap} and was not created: "
-                    f"'onceflow topic create {topic} --partitions N' makes it"
+                    f"topic '{topic}' does not exist at {self._bootstrap} and was not created; "
+                    f"create it with 'onceflow topic create {topic} --partitions N'"
                 )
             time.sleep(_METADATA_PAUSE_S)
 
     def send(self, messages: Sequence[EncodedMessage]) -> None:
-        """Returns when every message is acknowledged as `request.required.acks` asks. Raises SendFailed."""
+        """Send; return when every message is acknowledged by `request.required.acks`. Raises SendFailed."""
         outcomes: list[KafkaError | None] = [None] * len(messages)
         for number, message in enumerate(messages):
             self._enqueue(number, message, outcomes)
         # librdkafka ends every message by delivery.timeout.ms, so this wait ends too.
-        unanswered = self._producer.flush(self._timeout_ms / 1000 + 1)
+        pending = self._producer.flush(self._timeout_ms / 1000 + 1)
         failed = [number for number, error in enumerate(outcomes) if error is not None]
-        if failed or unanswered:
+        if failed or pending:
             first = outcomes[failed[0]] if failed else None
             raise SendFailed(
-                f"{len(failed) or unanswered} of {len(messages)} messages were not acknowledged by {self._bootstrap}: "
-                f"{first.str() if first else 'no answer in time'}",
-                [messages[number].origin for number in failed] or [each.origin for each in messages],
+                f"{len(failed) or pending} of {len(messages)} messages were not acknowledged by {self._bootstrap}: "
+                f"{first.str() if first else 'no response in time'}",
+                [messages[number].origin for number in failed] or [message.origin for message in messages],
             )
 
     def _enqueue(self, number: int, message: EncodedMessage, outcomes: list[KafkaError | None]) -> None:
@@ -115,7 +116,8 @@ class Sender:
                 self._producer.poll(_POLL_S)
                 if time.monotonic() > deadline:
                     raise SendFailed(
-                        f"{self._bootstrap} took no message for {message.topic} within {self._timeout_ms} ms: is it up",
+                        f"{self._bootstrap} accepted no message for {message.topic} within {self._timeout_ms} ms; "
+                        "is it up?",
                         [message.origin],
                     ) from None
             except KafkaException as error:
@@ -123,5 +125,5 @@ class Sender:
                 return
 
     def close(self) -> None:
-        """Wait for what is under way, at most the time-out."""
+        """Wait for messages in flight, at most the timeout."""
         self._producer.flush(self._timeout_ms / 1000 + 1)

@@ -1,4 +1,4 @@
-"""The classic settings by name: a table says what each one takes, and nothing is accepted and then ignored."""
+"""Classic settings by name: a table defines valid values, and no setting is accepted and then ignored."""
 
 import difflib
 import importlib
@@ -11,9 +11,9 @@ from onceflow.client.errors import ClientError
 Config = Mapping[str, Any]
 
 FIRST_CONTACT_S_MAX = 10.0
-"""How long a broker may take that has never answered: it may be a wrong address."""
+"""Maximum time until the first response of a broker: the address may be wrong."""
 SECURITY_PREFIXES = ("security.protocol", "ssl.", "sasl.")
-"""Names that go to librdkafka as they are, which refuses what it does not know."""
+"""Prefixes of names that are passed to librdkafka unchanged, which refuses unknown ones."""
 
 
 class InvalidSetting(ClientError):
@@ -22,7 +22,7 @@ class InvalidSetting(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: `read` turns what the user gave into what the code uses, and raises ValueError if it cannot."""
+    """One setting: `read` converts the user's value, and raises ValueError if it cannot."""
 
     name: str
     default: Any
@@ -31,7 +31,7 @@ class Setting:
 
 
 def read_settings(table: Iterable[Setting], config: Config) -> dict[str, Any]:
-    """Every setting of `table` by name, from `config` or its default. Raises InvalidSetting."""
+    """Return every setting of `table` by name, from `config` or its default. Raises InvalidSetting."""
     settings = {setting.name: setting for setting in table}
     names = {alias: setting.name for setting in settings.values() for alias in (setting.name, *setting.aliases)}
     given: dict[str, Any] = {}
@@ -40,25 +40,25 @@ def read_settings(table: Iterable[Setting], config: Config) -> dict[str, Any]:
             continue
         if spelled not in names:
             nearest = difflib.get_close_matches(spelled, names, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(sorted(names))}"
-            raise InvalidSetting(f"{spelled}={value!r} is not a setting: {hint}")
+            hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(sorted(names))}"
+            raise InvalidSetting(f"{spelled}={value!r} is not a valid setting; {hint}")
         if names[spelled] in given:
-            raise InvalidSetting(f"{spelled} says the same as {names[spelled]}: give one of them")
+            raise InvalidSetting(f"{spelled} is another name of {names[spelled]}; give one of them")
         given[names[spelled]] = value
     return {name: _read(setting, given) for name, setting in settings.items()}
 
 
 def refuse_given(table: Iterable[Setting], config: Config, names: Iterable[str], why: str) -> None:
-    """Raises InvalidSetting if `config` has one of these settings, by any of its names: it would have no effect."""
+    """Raise InvalidSetting if `config` has one of these settings, by any name: it would have no effect."""
     settings = {setting.name: setting for setting in table}
     for name in names:
         for spelled in (name, *settings[name].aliases):
             if spelled in config:
-                raise InvalidSetting(f"{spelled}={config[spelled]!r} has no meaning {why}")
+                raise InvalidSetting(f"{spelled}={config[spelled]!r} has no effect {why}")
 
 
 def security_settings(config: Config) -> dict[str, Any]:
-    """What `config` says about TLS and SASL, for librdkafka."""
+    """Return the TLS and SASL settings of `config`, for librdkafka."""
     return {name: value for name, value in config.items() if name.startswith(SECURITY_PREFIXES)}
 
 
@@ -71,60 +71,55 @@ def _read(setting: Setting, given: Mapping[str, Any]) -> Any:
         raise InvalidSetting(f"{setting.name}={given[setting.name]!r} cannot be used: {error}") from error
 
 
-def required() -> Any:
-    """The default of what has none; `read_settings` never returns it, see `require`."""
-    return None
-
-
 def number(low: int, high: int) -> Callable[[Any], int]:
-    """A whole number from `low` to `high`, also as text."""
+    """Return a reader of an integer from `low` to `high`, also as text."""
 
     def read(value: Any) -> int:
-        found = int(value)
-        if not low <= found <= high:
-            raise ValueError(f"a number from {low} to {high} is needed")
-        return found
+        parsed = int(value)
+        if not low <= parsed <= high:
+            raise ValueError(f"expected a number from {low} to {high}")
+        return parsed
 
     return read
 
 
 def flag(value: Any) -> bool:
-    """true or false, as a bool or as text."""
+    """Read true or false, as a bool or as text."""
     if str(value).lower() not in ("true", "false"):
-        raise ValueError("true or false is needed")
+        raise ValueError("expected true or false")
     return str(value).lower() == "true"
 
 
 def choice(**meanings: Any) -> Callable[[Any], Any]:
-    """One of the words; each stands for a value."""
+    """Return a reader of one of the words; each stands for a value."""
 
     def read(value: Any) -> Any:
         if str(value) not in meanings:
-            raise ValueError(f"one of {', '.join(meanings)} is needed")
+            raise ValueError(f"expected one of {', '.join(meanings)}")
         return meanings[str(value)]
 
     return read
 
 
 def text(value: Any) -> str:
-    """Text that is not empty."""
+    """Read a text that is not empty."""
     if not isinstance(value, str) or not value:
-        raise ValueError("a text is needed")
+        raise ValueError("expected a text")
     return value
 
 
 def implementation(method: str, known: Mapping[str, type[Any]]) -> Callable[[Any], Any]:
-    """An object that has `method`: given itself, as its class, or as a name.
+    """Return a reader of an object with `method`: the object, its class, or its name.
 
     A name is one of `known` (the last part of a Kafka class's name is enough) or "package.module:Class".
     """
 
     def read(value: Any) -> Any:
-        found = _load(value, known) if isinstance(value, str) else value
-        made = found() if isinstance(found, type) else found
-        if not callable(getattr(made, method, None)):
+        loaded = _load(value, known) if isinstance(value, str) else value
+        instance = loaded() if isinstance(loaded, type) else loaded
+        if not callable(getattr(instance, method, None)):
             raise ValueError(f"it has no method {method}")
-        return made
+        return instance
 
     return read
 
@@ -132,7 +127,7 @@ def implementation(method: str, known: Mapping[str, type[Any]]) -> Callable[[Any
 def _load(name: str, known: Mapping[str, type[Any]]) -> Any:
     if ":" not in name:
         if name.rpartition(".")[2] not in known:
-            raise ValueError(f"one of {', '.join(known)} or a name like package.module:Class is needed")
+            raise ValueError(f"expected one of {', '.join(known)} or a name like package.module:Class")
         return known[name.rpartition(".")[2]]
     module, _, attribute = name.partition(":")
     try:
@@ -142,7 +137,7 @@ def _load(name: str, known: Mapping[str, type[Any]]) -> Any:
 
 
 def require(settings: Mapping[str, Any], name: str) -> Any:
-    """The value of a setting that has no default. Raises InvalidSetting."""
+    """Return the value of a setting without a default. Raises InvalidSetting."""
     if settings[name] is None:
-        raise InvalidSetting(f"{name} is needed, for example {name}=127.0.0.1:9092")
+        raise InvalidSetting(f"{name} is required, for example {name}=127.0.0.1:9092")
     return settings[name]

@@ -1,4 +1,5 @@
-"""`SimpleConsumer`: reads one broker's partitions at offsets that the caller chooses. Our own requests, no group."""
+"""`SimpleConsumer`: reads one broker's partitions at offsets that the caller chooses, with its own requests, no
+group."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """From which offset of a partition to read, and roughly how many bytes."""
+    """Partition, start offset and approximate size of a read."""
 
     topic: str
     partition: int
@@ -44,20 +45,20 @@ class FetchRequest:
 
 
 class MessageSet:
-    """The messages of one fetch, decoded while they are iterated; an incomplete last batch is left out.
+    """Messages of one fetch, decoded during iteration; an incomplete last batch is left out.
 
-    `next_offset` is where to read on: it moves past what holds no message, such as markers of transactions.
+    `next_offset` is the next one to read: it is also after offsets without a message, such as transaction markers.
     """
 
-    def __init__(self, asked: FetchRequest, fetched: Fetched) -> None:
-        self.topic = asked.topic
-        self.partition = asked.partition
+    def __init__(self, wanted: FetchRequest, fetched: Fetched) -> None:
+        self.topic = wanted.topic
+        self.partition = wanted.partition
         self.high_watermark = fetched.high_watermark
         self.last_stable_offset = fetched.last_stable_offset
         self.log_start_offset = fetched.log_start_offset
         self.size_bytes = len(fetched.records)
-        self.next_offset = next_offset(fetched, asked.offset)
-        self._offset = asked.offset
+        self.next_offset = next_offset(fetched, wanted.offset)
+        self._offset = wanted.offset
         self._fetched = fetched
 
     def __iter__(self) -> Iterator[MessageAndOffset]:
@@ -66,16 +67,16 @@ class MessageSet:
 
 
 class SimpleConsumer:
-    """A connection to one broker, which must lead the partitions that are asked for, or follow them (KIP-392).
+    """Consumer on a connection to one broker, which must lead or follow the requested partitions (KIP-392).
 
         with SimpleConsumer("127.0.0.1", 9092) as consumer:
             messages = consumer.fetch(FetchRequest("clicks", 0, offset=0))
 
-    A message larger than `max_size` is read by doubling the size up to `fetch_bytes_max`; then ResponseTooLarge says
-    so. With `on_out_of_range` "fail" an offset that the log does not have raises OffsetOutOfRange; "earliest" and
-    "latest" read on from the log's start or end. Transactions that were aborted are not seen, open ones not yet.
-    A connection that broke is made again, once for each request. Raises BrokerUnreachable, ConnectionLost,
-    RequestTimedOut, UnknownTopic, RequestRefused.
+    A message larger than `max_size` is read by doubling the size up to `fetch_bytes_max`, beyond which it raises
+    ResponseTooLarge. With `on_out_of_range` "fail" an offset that the log does not have raises OffsetOutOfRange;
+    "earliest" and "latest" continue at the log's start or end. Records of aborted transactions are left out, those of
+    open ones not yet visible. A broken connection is reopened, once per request. Raises BrokerUnreachable,
+    ConnectionLost, RequestTimedOut, UnknownTopic, RequestRefused.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class SimpleConsumer:
         on_out_of_range: str = "fail",
     ) -> None:
         if on_out_of_range not in ("fail", "earliest", "latest"):
-            raise ValueError(f"on_out_of_range={on_out_of_range!r}: one of fail, earliest, latest is needed")
+            raise ValueError(f"on_out_of_range={on_out_of_range!r} is not valid; expected fail, earliest or latest")
         self._connect = partial(Connection, host, port, timeout_ms=timeout_ms, client_id=client_id)
         self._connection = self._connect()
         self._is_closed = False
@@ -110,60 +111,60 @@ class SimpleConsumer:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; what is asked afterwards raises ConnectionLost."""
+        """Close the connection; later requests raise ConnectionLost."""
         self._is_closed = True
         self._connection.close()
 
-    def _asked(self, ask: Callable[[Connection], _T]) -> _T:
-        """The answer; asks once more, over a new connection, where the old one is gone: reading twice changes nothing.
+    def _request(self, send: Callable[[Connection], _T]) -> _T:
+        """Return the response; retry once over a new connection if the old one was closed, since reads are idempotent.
 
-        That is what Kafka's class did (SimpleConsumer.sendRequest).
+        Kafka's class did the same (SimpleConsumer.sendRequest).
         """
         if self._is_closed:
-            raise ConnectionLost(f"the consumer of {self._connection.address} was closed: make a new one")
+            raise ConnectionLost(f"the consumer of {self._connection.address} was closed; create a new one")
         try:
-            return ask(self._connection)
+            return send(self._connection)
         except ConnectionLost:
             self._connection = self._connect()
-            return ask(self._connection)
+            return send(self._connection)
 
     def fetch(self, request: FetchRequest) -> MessageSet:
-        """Messages from `request.offset` on; none where the log ends there."""
+        """Return the messages from `request.offset`; none if the log ends there."""
         return self.multifetch([request])[0]
 
     def multifetch(self, requests_: Sequence[FetchRequest]) -> list[MessageSet]:
-        """Several fetches in one request, answered in their order.
+        """Send several fetches in one request; return the results in order.
 
-        A partition that is asked for more than once takes a request more each time, for Kafka answers it once.
+        A partition that is requested repeatedly needs a further request each time, since Kafka returns it once.
         """
-        found: dict[int, MessageSet] = {}
+        results: dict[int, MessageSet] = {}
         waiting = dict(enumerate(requests_))
         while waiting:
             round_: dict[tuple[str, int], int] = {}
             for number, request in waiting.items():
                 round_.setdefault((request.topic, request.partition), number)
-            asked = {number: waiting.pop(number) for number in round_.values()}
-            for number, answer in zip(asked, self._ask(list(asked.values())), strict=True):
-                found[number] = self._settle(asked[number], answer)
-        return [found[number] for number in range(len(requests_))]
+            batch = {number: waiting.pop(number) for number in round_.values()}
+            for number, fetched in zip(batch, self._fetch(list(batch.values())), strict=True):
+                results[number] = self._settle(batch[number], fetched)
+        return [results[number] for number in range(len(requests_))]
 
     def get_offsets_before(self, topic: str, partition: int, time: int, max_number: int) -> list[int]:
-        """Up to `max_number` offsets to begin reading at, the latest first.
+        """Return up to `max_number` offsets to start reading at, the latest first.
 
-        `time` LATEST: the log's end, then where its segments begin; EARLIEST: the log's start; a timestamp in ms: where
-        those segments begin that hold nothing later. Apache Kafka 4 tells the end and the start alone: raises
+        `time` LATEST: the log's end, then the starts of its segments; EARLIEST: the log's start; a timestamp in ms: the
+        starts of the segments without later records. Apache Kafka 4 returns only the end and the start: raises
         UnsupportedBroker for more.
         """
         if not self._connection.serves(apis.LIST_OFFSETS, 0):
             if max_number == 1 and time in (EARLIEST, LATEST):
                 return [self._offset_at(topic, partition, time)]
             raise UnsupportedBroker(
-                f"{self._connection.address} does not tell where the segments of {topic}-{partition} begin, as Apache "
-                "Kafka does not from 4.0 on: ask for one offset at LATEST or EARLIEST"
+                f"{self._connection.address} does not return the starts of the segments of {topic}-{partition}, like "
+                "Apache Kafka from 4.0 on; request one offset at LATEST or EARLIEST"
             )
         build = requests.offsets_before(topic, partition, time, max_number)
-        answer = self._asked(lambda connection: connection.request_version(apis.LIST_OFFSETS, 0, build))
-        entry = answer.topics[0].partitions[0]
+        response = self._request(lambda connection: connection.request_version(apis.LIST_OFFSETS, 0, build))
+        entry = response.topics[0].partitions[0]
         self._check_offsets(topic, partition, entry.error_code)
         return [int(offset) for offset in entry.old_style_offsets]
 
@@ -171,32 +172,32 @@ class SimpleConsumer:
         if code == ErrorCode.unknown_topic_or_partition:
             raise self._unknown(topic, partition)
         if code != ErrorCode.none:
-            raise RequestRefused(f"{topic}-{partition}: its offsets cannot be had: {code.name}", code)
+            raise RequestRefused(f"{topic}-{partition}: its offsets are not available: {code.name}", code)
 
     def _unknown(self, topic: str, partition: int) -> UnknownTopic:
         return UnknownTopic(
-            f"there is no partition {partition} of a topic '{topic}' at {self._connection.address}: 'onceflow topic "
-            "list' shows all topics and how many partitions each has, counted from 0"
+            f"there is no partition {partition} of a topic '{topic}' at {self._connection.address}; 'onceflow topic "
+            "list' shows all topics with their number of partitions, counted from 0"
         )
 
-    def _ask(self, asked: Sequence[FetchRequest]) -> list[wire_fetch.FetchedPartition]:
+    def _fetch(self, wanted: Sequence[FetchRequest]) -> list[wire_fetch.FetchedPartition]:
         topics: dict[str, list[wire_fetch.FetchPartition]] = {}
-        for each in asked:
-            partition = wire_fetch.FetchPartition(each.partition, -1, each.offset, -1, each.max_size)
-            topics.setdefault(each.topic, []).append(partition)
+        for part in wanted:
+            partition = wire_fetch.FetchPartition(part.partition, -1, part.offset, -1, part.max_size)
+            topics.setdefault(part.topic, []).append(partition)
         request = wire_fetch.FetchRequest(
             replica_id=-1,
             max_wait_ms=self._wait_ms,
             min_bytes=self._min_bytes,
-            max_bytes=sum(each.max_size for each in asked),
+            max_bytes=sum(part.max_size for part in wanted),
             isolation_level=wire_fetch.READ_COMMITTED,
             session_id=0,
             session_epoch=-1,
             topics=list(topics.items()),
         )
-        response = self._asked(partial(self._fetch_over, request))
-        answers = {(each.topic, each.partition): each for each in response.partitions}
-        return [answers[(each.topic, each.partition)] for each in asked]
+        response = self._request(partial(self._fetch_over, request))
+        fetched = {(partition.topic, partition.partition): partition for partition in response.partitions}
+        return [fetched[(part.topic, part.partition)] for part in wanted]
 
     def _fetch_over(self, request: wire_fetch.FetchRequest, connection: Connection) -> wire_fetch.FetchResponse:
         version = connection.version_of(apis.FETCH)
@@ -206,48 +207,48 @@ class SimpleConsumer:
             extra_wait_ms=self._wait_ms,
         )
 
-    def _settle(self, asked: FetchRequest, answer: wire_fetch.FetchedPartition) -> MessageSet:
-        """The messages of one answer; asks again from another offset or for more bytes where that is called for."""
-        code = ErrorCode(answer.error_code)
+    def _settle(self, wanted: FetchRequest, result: wire_fetch.FetchedPartition) -> MessageSet:
+        """Return the messages of one result; fetch again from another offset or with more bytes if necessary."""
+        code = ErrorCode(result.error_code)
         if code == ErrorCode.offset_out_of_range:
-            return self.fetch(FetchRequest(asked.topic, asked.partition, self._reset(asked), asked.max_size))
+            return self.fetch(FetchRequest(wanted.topic, wanted.partition, self._reset(wanted), wanted.max_size))
         if code == ErrorCode.unknown_topic_or_partition:
-            raise self._unknown(asked.topic, asked.partition)
+            raise self._unknown(wanted.topic, wanted.partition)
         if code != ErrorCode.none:
-            raise RequestRefused(f"{asked} cannot be read at {self._connection.address}: {code.name}", code)
-        if answer.records and not any(True for _ in batches(answer.records)):
-            return self.fetch(self._doubled(asked))
+            raise RequestRefused(f"{wanted} cannot be read at {self._connection.address}: {code.name}", code)
+        if result.records and not any(True for _ in batches(result.records)):
+            return self.fetch(self._doubled(wanted))
         fetched = Fetched(
-            answer.records,
-            answer.high_watermark,
-            answer.last_stable_offset,
-            answer.log_start_offset,
-            tuple(answer.aborted),
+            result.records,
+            result.high_watermark,
+            result.last_stable_offset,
+            result.log_start_offset,
+            tuple(result.aborted),
         )
-        return MessageSet(asked, fetched)
+        return MessageSet(wanted, fetched)
 
-    def _doubled(self, asked: FetchRequest) -> FetchRequest:
-        if asked.max_size >= self._fetch_bytes_max:
+    def _doubled(self, wanted: FetchRequest) -> FetchRequest:
+        if wanted.max_size >= self._fetch_bytes_max:
             raise ResponseTooLarge(
-                f"the message at offset {asked.offset} of {asked} is larger than {self._fetch_bytes_max} bytes:"
+                f"the message at offset {wanted.offset} of {wanted} is larger than {self._fetch_bytes_max} bytes;"
                 f" {Remedy.LARGER_FETCHES}"
             )
-        size = min(2 * max(asked.max_size, 1), self._fetch_bytes_max)
-        return FetchRequest(asked.topic, asked.partition, asked.offset, size)
+        size = min(2 * max(wanted.max_size, 1), self._fetch_bytes_max)
+        return FetchRequest(wanted.topic, wanted.partition, wanted.offset, size)
 
-    def _reset(self, asked: FetchRequest) -> int:
-        start, end = (self._offset_at(asked.topic, asked.partition, time) for time in (EARLIEST, LATEST))
+    def _reset(self, wanted: FetchRequest) -> int:
+        start, end = (self._offset_at(wanted.topic, wanted.partition, time) for time in (EARLIEST, LATEST))
         if self._on_out_of_range == "fail":
-            raise OffsetOutOfRange(asked.topic, asked.partition, asked.offset, start, end)
+            raise OffsetOutOfRange(wanted.topic, wanted.partition, wanted.offset, start, end)
         return start if self._on_out_of_range == "earliest" else end
 
     def _offset_at(self, topic: str, partition: int, time: int) -> int:
         build = requests.list_offsets(topic, {partition: time}, wire_fetch.READ_COMMITTED)
-        answer = self._asked(
+        response = self._request(
             lambda connection: connection.request(
                 apis.LIST_OFFSETS, build, version_min=requests.LIST_OFFSETS_VERSION_MIN
             )
         )
-        entry = answer.topics[0].partitions[0]
+        entry = response.topics[0].partitions[0]
         self._check_offsets(topic, partition, entry.error_code)
         return int(entry.offset)

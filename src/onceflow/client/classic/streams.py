@@ -1,4 +1,4 @@
-"""`MessageStream`: an iterator over the messages of the partitions that belong to it."""
+"""`MessageStream`: an iterator over the messages of its partitions."""
 
 import queue
 import threading
@@ -17,28 +17,28 @@ _LOOK_S = 0.1
 
 
 class ConsumerTimeout(ClientError):
-    """No message came within `consumer.timeout.ms`."""
+    """No message arrived within `consumer.timeout.ms`."""
 
 
-def place_of(message: Message) -> TopicPartition:
-    """The partition that a message came from; one without error has always one."""
+def partition_of(message: Message) -> TopicPartition:
+    """Return the partition of a message; one without an error always has one."""
     topic, partition = message.topic(), message.partition()
     assert topic is not None and partition is not None
     return topic, partition
 
 
 def offset_of(message: Message) -> int:
-    """The message's offset; of a partition's end the one that comes next."""
+    """Return the message's offset; for a partition's end, the next one."""
     offset = message.offset()
     assert offset is not None
     return offset
 
 
 class MessageStream:
-    """Iterate it in one thread. It ends after `shutdown`, and raises what ended the consumer, if that failed.
+    """Iterator for one thread. It ends after `shutdown`, and raises the error that ended the consumer, if any.
 
-    A message counts as consumed for `commit_offsets` once it was handed out, and for the periodic commit once the
-    next one is asked for: a crash while a message is being worked on must not lose it.
+    A message counts as consumed for `commit_offsets` once it was returned, and for the periodic commit once the next
+    one is requested: a crash while a message is being processed must not lose it.
     """
 
     def __init__(self, topics: str, size_messages_max: int, timeout_ms: int, key: Decoder, value: Decoder) -> None:
@@ -83,8 +83,8 @@ class MessageStream:
             self._last = None
 
     def _hand_out(self, message: Message) -> bool:
-        """Whether the message is still ours: its partition may have gone to another consumer meanwhile."""
-        place, end = place_of(message), offset_of(message) + 1
+        """Return whether the message is still ours: its partition may have moved to another consumer."""
+        place, end = partition_of(message), offset_of(message) + 1
         with self._lock:
             if place not in self._owned:
                 return False
@@ -93,8 +93,8 @@ class MessageStream:
             return True
 
     def _pass_end(self, partition_end: Message) -> None:
-        """All before it was handed out and is done with, since the next message was asked for."""
-        place, end = place_of(partition_end), offset_of(partition_end)
+        """Mark everything before the end as returned and processed, since the next message was requested."""
+        place, end = partition_of(partition_end), offset_of(partition_end)
         with self._lock:
             if place in self._owned:
                 self._handed_out[place] = self._asked_beyond[place] = end
@@ -102,22 +102,22 @@ class MessageStream:
     def _decode(self, message: Message) -> MessageAndMetadata[Any, Any]:
         key, value = message.key(), message.value()
         return MessageAndMetadata(
-            *place_of(message),
+            *partition_of(message),
             offset_of(message),
             None if key is None else self._key.from_bytes(key),
             None if value is None else self._value.from_bytes(value),
             message.timestamp()[1],
         )
 
-    # For the connector's thread
+    # Calls of the connector's thread
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
-        """The partitions whose messages come here."""
+        """The partitions whose messages this stream receives."""
         return self._owned
 
     def own(self, places: frozenset[TopicPartition], handed_out: Mapping[TopicPartition, int]) -> None:
-        """From now on these partitions, of which messages below `handed_out` were given out. The queue is dropped."""
+        """Take over these partitions, whose messages below `handed_out` were returned. The queue is dropped."""
         with self._lock:
             self._owned = places
             self._handed_out = {place: end for place, end in handed_out.items() if place in places}
@@ -129,7 +129,8 @@ class MessageStream:
                 return
 
     def offer(self, message: Message) -> bool:
-        """Queue a message, or a partition's end, which has an error and an offset; False where there is no room."""
+        """Queue a message, or a partition's end, which has an error and an offset; return False if the queue is
+        full."""
         try:
             self._messages.put_nowait(message)
         except queue.Full:
@@ -137,16 +138,16 @@ class MessageStream:
         return True
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether at least half of the queue is free."""
         return self._messages.qsize() <= self._messages.maxsize // 2
 
     def consumed(self, *, while_working: bool) -> dict[TopicPartition, int]:
-        """Where to read on, by partition; `while_working` leaves out the message that was handed out last."""
+        """Return the next offset to read by partition; `while_working` leaves out the last returned message."""
         with self._lock:
             return dict(self._asked_beyond if while_working else self._handed_out)
 
     def end(self, error: Exception | None) -> None:
-        """No more messages."""
+        """End the stream: no more messages."""
         self._error = error
         self._ended.set()

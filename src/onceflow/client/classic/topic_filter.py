@@ -1,4 +1,4 @@
-"""Which topics a consumer connector follows, by regular expression."""
+"""Topics that a consumer connector follows, by regular expression."""
 
 import re
 from typing import Protocol
@@ -11,10 +11,10 @@ class InvalidFilter(ClientError):
 
 
 class TopicFilter(Protocol):
-    """Decides about each topic by name; the broker's own topics are never asked about."""
+    """Decides about each topic by name; the broker's own topics are left out before."""
 
     def allows(self, topic: str) -> bool:
-        """Whether the topic is followed."""
+        """Return whether the topic is followed."""
         ...
 
 

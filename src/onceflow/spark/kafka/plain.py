@@ -136,7 +136,7 @@ def _new_producer(cluster: Cluster) -> Producer:
     }
 
     def attempt() -> Producer:
-        response = cluster.ask_any(
+        response = cluster.router.ask_any(
             step.api_key, lambda _schema, version: message_of(request_class(step.api_key, version), values), 3
         )
         code = int(response.error_code)
@@ -149,4 +149,4 @@ def _new_producer(cluster: Cluster) -> Producer:
             raise SinkStopped(f"{cluster.bootstrap} refused to assign a producer id: {code_name(code)}; {remedy(code)}")
         return Producer(None, int(response.producer_id), int(response.producer_epoch))
 
-    return cluster.retried(attempt)
+    return cluster.router.retry(attempt)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from typing_extensions import Buffer
 
-from onceflow.client.cluster import PAUSE_MS_MAX, PAUSE_MS_MIN, Cluster
+from onceflow.client.cluster import Cluster
+from onceflow.client.routing import PAUSE_MS_MAX, PAUSE_MS_MIN
 from onceflow.client.connection import Connection
 from onceflow.client.errors import (
     BrokerUnreachable,
@@ -200,7 +201,7 @@ class Sender:
         routes: dict[Connection, list[_Queue]] = {}
         for queue in queues:
             try:
-                connection = self._cluster.leader_connection(*queue.topic_partition)
+                connection = self._cluster.router.leader_connection(*queue.topic_partition)
             except RETRIABLE as error:
                 for number in range(queue.done, len(queue.batches)):
                     self._fail(queue, number, str(error))

@@ -7,7 +7,8 @@ would write everything again into a topic that already has it.
 from collections.abc import Collection
 from dataclasses import replace
 
-from onceflow.client.cluster import PAUSE_MS_MAX, Cluster
+from onceflow.client.cluster import Cluster
+from onceflow.client.routing import PAUSE_MS_MAX
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import SinkStopped
 from onceflow.spark.kafka.marker import KafkaMarker, MarkerLocation, kafka_reset, newest_values, parse

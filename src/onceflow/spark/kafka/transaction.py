@@ -14,7 +14,8 @@ from typing import Any
 
 from onceflow.client import requests
 from onceflow.client.addresses import Address
-from onceflow.client.cluster import PAUSE_MS_MAX, PAUSE_MS_MIN, Cluster
+from onceflow.client.cluster import Cluster
+from onceflow.client.routing import PAUSE_MS_MAX, PAUSE_MS_MIN
 from onceflow.client.connection import Connection
 from onceflow.client.errors import ClientError
 from onceflow.remedies import Remedy
@@ -224,13 +225,13 @@ class Transaction:
                 if kind not in self._addresses:
                     self._settings.at(f"before {steps.FIND_COORDINATOR.name}")
                     values = {"key": self._location.name, "key_type": kind}
-                    response = self._request(self._cluster.any_connection(), steps.FIND_COORDINATOR, values)
+                    response = self._request(self._cluster.router.any_connection(), steps.FIND_COORDINATOR, values)
                     self._settings.at(f"after {steps.FIND_COORDINATOR.name}")
                     reason = code_name(response.error_code)
                     if self._judge(steps.FIND_COORDINATOR, [int(response.error_code)]) == 0:
                         self._addresses[kind] = Address(response.host, response.port)
                 if kind in self._addresses:
-                    return self._cluster.connection_to(self._addresses[kind])
+                    return self._cluster.router.connection_to(self._addresses[kind])
             except RETRIABLE as error:
                 self._addresses.clear()
                 reason = str(error)
