@@ -46,14 +46,14 @@ def test_elements_of_a_request_are_limited(broker: BrokerProcess, client: RawCli
     assert len(response.topics) == 20_000
     head = struct.pack(">hhih", apis.METADATA, 4, 1, -1)
     body = struct.pack(">i", 20_001) + bytes(2 * 20_001) + b"\0"
-    assert is_refused(broker, struct.pack(">i", len(head + body)) + head + body, "20001 elements more than are taken")
+    assert is_refused(broker, struct.pack(">i", len(head + body)) + head + body, "20001 more elements than")
 
 
 def test_elements_of_nested_arrays_count_together(broker: BrokerProcess) -> None:
     topic = struct.pack(">h", 0) + struct.pack(">i", 200) + bytes(200 * 12)
     head = struct.pack(">hhih", apis.LIST_OFFSETS, 1, 1, -1)
     body = struct.pack(">ii", -1, 101) + topic * 101
-    assert is_refused(broker, struct.pack(">i", len(head + body)) + head + body, "200 elements more than are taken")
+    assert is_refused(broker, struct.pack(">i", len(head + body)) + head + body, "200 more elements than")
 
 
 def test_partitions_of_a_request_are_limited(broker: BrokerProcess, client: RawClient) -> None:

@@ -171,7 +171,7 @@ def test_what_packing_makes_larger_than_the_limit_goes_unpacked() -> None:
 
 def test_what_kafka_does_not_take_is_refused() -> None:
     rows: list[Row] = [(None, b"v", 1, ()), (None, b"v", -1, ())]
-    with pytest.raises(Unencodable, match="row 1: timestamp -1 ms lies before 1970"):
+    with pytest.raises(Unencodable, match="row 1: timestamp -1 ms is before 1970"):
         list(encode_columns(columns_of(rows), np.array([0, 0]), batch_bytes_max=LIMIT))
     pairs = [[{"key": "a", "value": b""}], None, [{"key": "a", "value": b""}, {"key": None, "value": b""}]]
     nameless = columns_of([(None, b"v", 1, ())] * 3)._replace(headers=pa.array(pairs, HEADERS_TYPE))

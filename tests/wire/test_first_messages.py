@@ -39,7 +39,7 @@ def test_one_wrong_bit_is_seen() -> None:
 
 @pytest.mark.parametrize("length", [-1, 0, 4])
 def test_a_length_below_the_header_is_refused(length: int) -> None:
-    with pytest.raises(MalformedBatch, match="the least is 5"):
+    with pytest.raises(MalformedBatch, match="the minimum is 5"):
         list(first_messages.messages(struct.pack(">ibI", length, 0, 0)))
 
 

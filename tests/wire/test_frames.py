@@ -157,7 +157,7 @@ def test_elements_are_counted_over_all_steps() -> None:
     header = read_request_header(frame)
     assert decoded_in_steps(frame, header, 6) == decode_request(frame, header, elements_max=6)
     for decode in (decoded_in_steps, lambda *arguments: decode_request(*arguments[:2], elements_max=5)):
-        with pytest.raises(MalformedFrame, match="elements more than are taken"):
+        with pytest.raises(MalformedFrame, match="more elements than one request may have"):
             decode(frame, header, 5)
 
 

@@ -159,7 +159,7 @@ def test_what_the_formats_cannot_say_is_refused() -> None:
     with pytest.raises(ValueError, match="no timestamps"):
         encode(RECORDS, magic=0, log_append_time_ms=5)
     for codec, magic in ((Codec.ZSTD, 1), (Codec.NONE, 2)):
-        with pytest.raises(ValueError, match="no message set"):
+        with pytest.raises(ValueError, match="not a valid message set"):
             encode(RECORDS, magic=magic, codec=codec)
 
 

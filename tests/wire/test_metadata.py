@@ -14,7 +14,7 @@ TOPIC_ID = uuid.UUID(int=77)
 VERSIONS = range(metadata.VERSION_MAX + 1)
 
 
-def answer(version: int, *topics: bytes, operations: int = metadata.OPERATIONS_NOT_ASKED) -> Any:
+def answer(version: int, *topics: bytes, operations: int = metadata.OPERATIONS_NOT_REQUESTED) -> Any:
     head = metadata.encode_head(version, 7, "hôst", 9092, "cluster")
     tail = metadata.encode_tail(version, operations)
     count, flexible = bytearray(), version >= metadata.FLEXIBLE_FROM

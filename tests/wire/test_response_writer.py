@@ -100,5 +100,5 @@ def test_a_missing_field_raises() -> None:
 
 def test_null_is_no_string() -> None:
     topic = {"name": None, "error_code": 0, "partitions": ()}
-    with pytest.raises(TypeError, match="null where a string must be"):
+    with pytest.raises(TypeError, match="null where a string is required"):
         written(0, topics=[topic])

@@ -1,6 +1,6 @@
-"""For tests of Onceflow and with it: brokers in this process and in one of their own, a manual clock, a faulty disk.
+"""Test support: brokers in this process and in one of their own, a manual clock, a faulty disk.
 
-Each name is loaded when it is first asked for: pytest imports this package in every run where Onceflow is installed.
+Each name is loaded on first use: pytest imports this package in every run where Onceflow is installed.
 """
 
 import importlib

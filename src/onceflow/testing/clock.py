@@ -1,22 +1,22 @@
-"""A clock that a test moves by hand."""
+"""Clock that a test moves by hand."""
 
 
 class ManualClock:
-    """A clock that stands still until a test moves it, as a broker takes it: `Broker(clock=ManualClock())`."""
+    """A clock that a test moves, for a broker: `Broker(clock=ManualClock())`."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
         self._monotonic = 0.0
 
     def now_ms(self) -> int:
-        """The time of day in ms since 1970, UTC."""
+        """Return the time of day in ms since 1970, UTC."""
         return self._now_ms
 
     def monotonic(self) -> float:
-        """Seconds since the clock was made."""
+        """Return seconds since the clock was created."""
         return self._monotonic
 
     def advance_ms(self, duration_ms: int) -> None:
-        """Move both on by so many ms."""
+        """Advance both readings by this many ms."""
         self._now_ms += duration_ms
         self._monotonic += duration_ms / 1000

@@ -1,4 +1,4 @@
-"""A disk that loses what was not synced, tears writes and fails when told to."""
+"""Disk that loses unsynced data, tears writes and fails on request."""
 
 import errno
 import random
@@ -40,24 +40,24 @@ FAULTS = (
     EIO,
     EIO_DIRECTORY,
 )
-"""What can happen on a `FaultyDisk`, as its `faults` count it."""
+"""Events of a `FaultyDisk`, as its `faults` count them."""
 
 
 class PowerCut(Exception):
-    """The machine is off: every change on a `FaultyDisk` raises this from the cut until `crash` or `kill`."""
+    """The power is off: every change on a `FaultyDisk` raises this from the cut until `crash` or `kill`."""
 
 
 class _FileNode:
-    """A file: what is durable, and the writes (position, data) and truncations (size, None) that are not yet."""
+    """A file: its durable bytes, and the pending writes (position, data) and truncations (size, None)."""
 
     def __init__(self, durable: bytes = b"") -> None:
         self.durable = bytearray(durable)
         self.pending: list[tuple[int, bytes | None]] = []
         self.size_bytes = len(durable)
-        """Length that a program sees."""
+        """Length visible to programs."""
 
     def change(self, position: int, data: bytes | None) -> None:
-        """A write, or without data a truncation."""
+        """Record a write, or without data a truncation."""
         self.pending.append((position, data))
         self.size_bytes = position if data is None else max(self.size_bytes, position + len(data))
 
@@ -76,7 +76,7 @@ class _FileNode:
 
 
 class _DirectoryNode:
-    """A directory: the names that are durable, those that a program sees, and the changes between the two."""
+    """A directory: its durable names, those visible to programs, and the changes between the two."""
 
     def __init__(self) -> None:
         self.durable: dict[str, _Node] = {}
@@ -85,11 +85,11 @@ class _DirectoryNode:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files in it."""
+        """Return the size of all files in it."""
         return sum(node.size_bytes for node in self.live.values())
 
     def change(self, changes: dict[str, "_Node | None"]) -> None:
-        """One atomic change of names; None takes a name away."""
+        """Apply one atomic change of names; None removes a name."""
         _rename(self.live, changes)
         self.pending.append(changes)
 
@@ -116,14 +116,14 @@ _Change = TypeVar("_Change")
 
 
 class FaultyDisk:
-    """A `Disk` over the directory `root`, which must be its own, that can lose power and fail.
+    """A `Disk` in its own directory `root` that can lose power and fail.
 
-    Files are real ones (a descriptor can be given to sendfile), and beside them the disk keeps what of them would
-    survive: a file's bytes and length as of its last `sync_data`, a directory's names as of its last
-    `sync_directory`; one does not do the other's work. `crash` puts `root` into a state that a power cut could have
-    left: of the unsynced writes, truncations, creations, renames and removals none, all, the first few or any
-    selection, and of a surviving write perhaps a first part, zeros only, or all with one bit flipped. A bit is flipped
-    only in a log's own files (`FLIPPED_SUFFIXES`): a small text file is one sector, which is there or not.
+    Files are real ones (a descriptor can be given to sendfile). Beside them the disk keeps what would survive: a
+    file's bytes and length as of its last `sync_data`, a directory's names as of its last `sync_directory`; neither
+    does the other's work. `crash` puts `root` into a state that a power cut could have left: none, all, the first few
+    or any selection of the unsynced writes, truncations, creations, renames and removals. A surviving write may be a
+    first part, zeros only, or complete with one bit flipped. A bit is flipped only in a log's own files
+    (`FLIPPED_SUFFIXES`): a small text file is one sector, which survives or not.
     """
 
     is_full = False
@@ -139,19 +139,19 @@ class FaultyDisk:
         self._sync_failures = 0
         self._directory_sync_failures = 0
         self.faults: Counter[str] = Counter()
-        """How often each of `FAULTS` happened: what a test meant to inject, and did."""
+        """Count of each of `FAULTS`: a test checks that the faults it meant to inject happened."""
         self.operations = 0
-        """How many changes and syncs there have been; `cut_power_after` counts the same."""
+        """Number of changes and syncs; `cut_power_after` counts the same."""
         self.space_bytes: int | None = None
-        """How many more bytes can be written before ENOSPC; at 0 nothing can be created either. None: any number."""
+        """Number of bytes that can be written before ENOSPC; at 0 nothing can be created either. None: no limit."""
         self.capacity_bytes: int | None = None
-        """Size of all files together at which the disk is full; a removal makes room. None: no limit."""
+        """Total size of all files at which the disk is full; a removal frees space. None: no limit."""
         self.ignores_sync_data = False
-        """A file's sync does nothing: what a test shows with this, it would show of a forgotten fdatasync."""
+        """Whether a file's sync does nothing, which simulates a forgotten fdatasync."""
         self.ignores_sync_directory = False
 
     def cut_power_after(self, operations: int) -> None:
-        """Lets that many more changes and syncs happen; the next one raises PowerCut."""
+        """Allow that many more changes and syncs; the next one raises PowerCut."""
         self._operations_left = operations
 
     def cut_power(self) -> None:
@@ -160,24 +160,24 @@ class FaultyDisk:
             self._off = True
 
     def fail_next_syncs(self, count: int = 1) -> None:
-        """The next `count` file syncs raise EIO and, as a kernel does, forget the writes that they were for."""
+        """Make the next `count` file syncs raise EIO and, like a kernel, drop the writes that they were for."""
         self._sync_failures = count
 
     def fail_next_directory_syncs(self, count: int = 1) -> None:
-        """The next `count` directory syncs raise EIO; what they were for may still survive a crash, or not."""
+        """Make the next `count` directory syncs raise EIO; their changes may or may not survive a crash."""
         self._directory_sync_failures = count
 
     @property
     def is_off(self) -> bool:
-        """Whether the power is cut: what a broker still says has reached nobody."""
+        """Whether the power is cut: responses that a broker still sends reach no client."""
         return self._off
 
     def durable_bytes(self, path: Path) -> int:
-        """How many bytes of a file are durable; each of them can be damaged by `flip_bit`."""
+        """Return the number of durable bytes of a file; `flip_bit` can damage each of them."""
         return len(self._file(path).durable)
 
     def flip_bit(self, path: Path, position: int, bit: int = 0) -> None:
-        """Damages a durable byte."""
+        """Damage a durable byte."""
         node = self._file(path)
         node.durable[position] ^= 1 << bit
         self.faults[FLIPPED_BITS] += 1
@@ -186,7 +186,7 @@ class FaultyDisk:
         file.close()
 
     def crash(self, seed: int, *, drop_all: bool = False) -> None:
-        """Turns the power off and on: `root` is rewritten, and files that were open raise PowerCut for ever."""
+        """Turn the power off and on: `root` is rewritten, and files opened before raise PowerCut from now on."""
         with self._lock:
             self._generation += 1
             self._off = False
@@ -198,7 +198,7 @@ class FaultyDisk:
             _write_tree(self._tree, self._root)
 
     def kill(self) -> None:
-        """The program is killed and the machine goes on: what was written is there, and still not durable."""
+        """Kill the program while the machine continues: written data is there, but still not durable."""
         with self._lock:
             self.faults[KILLS] += 1
             self._generation += 1
@@ -300,7 +300,7 @@ class FaultyDisk:
             raise self._no_space()
 
     def _take(self, node: _FileNode, position: int, data: bytes) -> bytes:
-        """The first bytes of a write that there is room for. Raises OSError where there is none."""
+        """Return the first bytes of a write that fit on the disk. Raises OSError if none do."""
         taken = data
         if self.space_bytes is not None:
             taken = taken[: self.space_bytes]
@@ -316,7 +316,7 @@ class FaultyDisk:
         return OSError(errno.ENOSPC, "no space left on the faulty disk")
 
     def _step(self) -> None:
-        """One change or sync is about to happen."""
+        """Count a change or sync that is about to happen."""
         if self._operations_left == 0:
             self._off = True
         if self._off:
@@ -343,7 +343,7 @@ class FaultyDisk:
 
 
 class _FaultyFile:
-    """A real file whose changes are noted; of no use after its disk's next crash."""
+    """A real file whose changes are recorded; unusable after its disk's next crash."""
 
     def __init__(self, disk: FaultyDisk, file: File, node: _FileNode) -> None:
         self._disk = disk
@@ -403,7 +403,7 @@ class _FaultyFile:
 
 
 def _survivors(seed: random.Random, pending: list[_Change]) -> list[_Change]:
-    """A selection of unsynced changes: none, all, the first few, or any."""
+    """Return a selection of unsynced changes: none, all, the first few, or any."""
     match seed.randrange(4):
         case 0:
             return []
@@ -416,7 +416,8 @@ def _survivors(seed: random.Random, pending: list[_Change]) -> list[_Change]:
 
 
 def _torn(seed: random.Random, data: bytes, faults: Counter[str], *, may_flip: bool) -> bytes:
-    """A surviving write: mostly whole, sometimes a first part, its length alone, or whole with one bit flipped."""
+    """Return a surviving write: mostly whole, sometimes a first part, its length alone, or whole with one bit
+    flipped."""
     match seed.randrange(8):
         case 0:
             faults[TORN_WRITES] += 1

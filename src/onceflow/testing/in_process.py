@@ -1,11 +1,11 @@
-"""A broker in a thread of this process, for tests and programs: `with Broker() as broker: broker.bootstrap_servers`.
+"""Broker in a thread of this process, for tests and programs: `with Broker() as broker: broker.bootstrap_servers`.
 
-The thread has an event loop of its own and changes nothing of the process: no signal handler, no limit, no event loop
-of others. What a client was acknowledged is as durable as with `onceflow broker`. A program that ends without `stop`
-leaves its data as a crash would: what was acknowledged is there.
+The thread has its own event loop and does not change the process: no signal handler, no limit, no other event loop.
+Acknowledged data is as durable as with `onceflow broker`. A program that ends without `stop` leaves its data like after
+a crash: acknowledged records are there.
 
-After a fork the child has no broker thread: it can talk to its parent's broker, and its copies of the sockets and of
-the directory's lock are closed, so that they end when the parent's do. `stop` in the child does nothing.
+After a fork the child has no broker thread. It can use its parent's broker, and its copies of the sockets and of the
+directory's lock are closed, so that they end with the parent's. `stop` in the child has no effect.
 """
 
 import asyncio
@@ -44,17 +44,17 @@ logger = logging.getLogger(__name__)
 
 
 class BrokerNotUsable(OnceflowError):
-    """The broker of this process is not in the state that was asked of it."""
+    """The broker of this process is in the wrong state for the call."""
 
 
 class Broker:
     """One Kafka-protocol broker on 127.0.0.1; `start` and `stop` may be called again, and the port stays the same.
 
-    Making one starts nothing; it raises BrokerNotUsable for settings of another type, or that name its path or port.
+    Creating one starts nothing; it raises BrokerNotUsable for settings of another type, or that set its path or port.
 
-    `path` is the data directory, made if it is not there and kept; None takes a temporary one that `stop` removes.
-    `port` 0 takes any free port. `settings` are the broker's, by Kafka's names, as text or Python's values. `disk` and
-    `clock` are for tests that own them (`FaultyDisk`, `ManualClock`).
+    `path` is the data directory, created if necessary and kept; None uses a temporary one that `stop` removes. `port`
+    0 uses any free port. `settings` are the broker's, by Kafka's names, as text or Python's values. `disk` and `clock`
+    are for tests that provide them (`FaultyDisk`, `ManualClock`).
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Broker:
         self._settings = {name: _text(name, value) for name, value in (settings or {}).items()}
         own = sorted(_OWN_SETTINGS & self._settings.keys())
         if own:
-            raise BrokerNotUsable(f"settings may not have {', '.join(own)}: give Broker its path and port instead")
+            raise BrokerNotUsable(f"settings must not contain {', '.join(own)}; give Broker its path and port instead")
         self._path = None if path is None else Path(path)
         self._port = port
         self._disk = disk
@@ -77,16 +77,16 @@ class Broker:
         self._run: _Run | None = None
 
     def start(self) -> "Broker":
-        """Recover what is in the directory and listen; returns when clients can connect.
+        """Recover the directory's data and listen; return when clients can connect.
 
-        Raises BrokerNotUsable if it runs already, SettingRefused, RetentionPolicyUnusable, DataDirectoryRefused where
-        another broker has the directory or it belongs to another cluster, CannotListen, OSError.
+        Raises BrokerNotUsable if it is already running, SettingRefused, RetentionPolicyUnusable, DataDirectoryRefused
+        if another broker uses the directory or it belongs to another cluster, CannotListen, OSError.
         """
         if self._run is not None:
             raise BrokerNotUsable(
-                f"the broker on {self._run.path} runs already, on {self._run.address}; {Remedy.STOP_TEST_BROKER}"
+                f"the broker on {self._run.path} is already running, on {self._run.address}; {Remedy.STOP_TEST_BROKER}"
             )
-        # Imported by the caller's thread: an import in a thread of its own could wait for the caller's import lock.
+        # Imported in the caller's thread: an import in another thread could wait for the caller's import lock.
         import onceflow.broker.server  # noqa: F401
 
         run = _Run(self._path, self._port, self._settings, self._disk, self._clock)
@@ -96,7 +96,7 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """Sync and close every log, end the thread, remove a temporary directory. Nothing if it does not run.
+        """Sync and close every log, end the thread, remove a temporary directory. No effect if it is not running.
 
         Raises BrokerNotUsable if that takes more than 60 s.
         """
@@ -106,18 +106,18 @@ class Broker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """HOST:PORT for clients. Raises BrokerNotUsable if the broker does not run."""
+        """HOST:PORT for clients. Raises BrokerNotUsable if the broker is not running."""
         return self._running().address
 
     @property
     def path(self) -> Path:
-        """The data directory. Raises BrokerNotUsable if the broker does not run."""
+        """The data directory. Raises BrokerNotUsable if the broker is not running."""
         return self._running().path
 
     def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
         """Create a topic, ready when this returns; `configs` by Kafka's names. Returns `name`.
 
-        Raises BrokerNotUsable where the topic is refused or not there within 30 s; it says why.
+        Raises BrokerNotUsable, with the reason, if the topic is refused or not created within 30 s.
         """
         run = self._running()
         if not run.is_here:
@@ -144,12 +144,12 @@ class Broker:
 
 
 def _text(name: str, value: Setting) -> str:
-    """As it would stand in a file of settings. Raises BrokerNotUsable."""
+    """Return a setting's value as in a settings file. Raises BrokerNotUsable."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str | int | float):
         raise BrokerNotUsable(
-            f"settings {name}={value!r} is a {type(value).__name__}: give text, a number, True or False"
+            f"settings {name}={value!r} is a {type(value).__name__}; give text, a number, True or False"
         )
     return str(value)
 
@@ -158,12 +158,13 @@ _runs: "weakref.WeakSet[_Run]" = weakref.WeakSet()
 
 
 class _Run:
-    """A broker from its start to its stop."""
+    """A broker from start to stop."""
 
     def __init__(
         self, path: Path | None, port: int, settings: Mapping[str, str], disk: "Disk | None", clock: "Clock | None"
     ) -> None:
-        # mkdtemp and not TemporaryDirectory, whose finalizer removes the parent's data when a forked child ends.
+        # mkdtemp instead of TemporaryDirectory, whose finalizer would remove the parent's data when a forked child
+        # ends.
         self.path = path if path is not None else Path(tempfile.mkdtemp(prefix="onceflow-"))
         self.port = port
         self._is_temporary = path is None
@@ -185,7 +186,7 @@ class _Run:
 
     @property
     def is_here(self) -> bool:
-        """False in a forked child, where the thread is not."""
+        """Whether this is the process with the thread; False in a forked child."""
         return self._pid == os.getpid()
 
     def start(self) -> None:
@@ -234,7 +235,7 @@ class _Run:
             try:
                 self._loop.call_soon_threadsafe(self._stop.set)
             except RuntimeError:
-                # Closed between the question and the call: it has ended.
+                # The loop was closed between the check and the call: it has ended.
                 logger.debug("the broker on %s ended by itself", self.path)
         self._thread.join(seconds_max)
         if self._thread.is_alive():
@@ -248,7 +249,7 @@ class _Run:
 
     def _run_thread(self) -> None:
         try:
-            # A plain loop of its own, whatever policy the program has set.
+            # A plain loop of its own, regardless of the program's policy.
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._serve())
             self._ended.set_result(None)
@@ -287,7 +288,7 @@ class _Run:
 
 
 def _stop_all() -> None:
-    """At exit: nothing of a broker that was not stopped stays behind."""
+    """Stop all running brokers at exit, so that nothing of them stays behind."""
     for run in list(_runs):
         try:
             if run.is_here:

@@ -18,8 +18,8 @@ STOP_SECONDS_MAX = 30.0
 class BrokerProcess:
     """`onceflow broker` in a process of its own, on 127.0.0.1; `start` may be called again after `stop` or `kill`.
 
-    The first start picks a port, later ones use the same, as a broker that comes back does. `arguments` go to the
-    command line as they are. What the broker logs is in `log_path`, beside the data.
+    The first start picks a port, later ones reuse it, like a restarted broker. `arguments` are passed to the command
+    line unchanged. The broker's log is in `log_path`, beside the data.
     """
 
     def __init__(self, data: str | os.PathLike[str], port: int = 0, *arguments: str) -> None:
@@ -42,10 +42,11 @@ class BrokerProcess:
         return self._process.pid
 
     def start(self) -> "BrokerProcess":
-        """Start and wait until it listens, at most 30 s. Raises BrokerNotUsable: it runs already, or what it logged."""
+        """Start and wait until it listens, at most 30 s. Raises BrokerNotUsable if it is already running, or with its
+        log."""
         if self._process is not None:
             raise BrokerNotUsable(
-                f"the broker on {self.data} runs already, with pid {self.pid}; {Remedy.STOP_TEST_BROKER}"
+                f"the broker on {self.data} is already running, with pid {self.pid}; {Remedy.STOP_TEST_BROKER}"
             )
         listen = ("--listen", f"127.0.0.1:{self.port}")
         command = [*self._program(), "broker", "--data", str(self.data), *listen, *self._arguments]
@@ -63,7 +64,7 @@ class BrokerProcess:
         return [sys.executable, "-m", "onceflow"]
 
     def _environment(self) -> Mapping[str, str] | None:
-        """Return the process's environment; None is this process's own."""
+        """Return the process's environment; None for this process's own."""
         return None
 
     def _first_line(self, timeout_seconds: float) -> str:
@@ -73,11 +74,11 @@ class BrokerProcess:
         return self._process.stdout.readline().decode().strip() if ready else ""
 
     def kill(self) -> None:
-        """SIGKILL: what a crash of the process does."""
+        """Send SIGKILL, like a crash of the process."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """SIGTERM, and wait for the clean end, at most 30 s; returns the exit code, 0 if it does not run.
+        """Send SIGTERM and wait for the clean end, at most 30 s; return the exit code, 0 if it is not running.
 
         Raises subprocess.TimeoutExpired, after it has killed the process.
         """

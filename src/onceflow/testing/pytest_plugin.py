@@ -1,6 +1,6 @@
-"""The pytest plugin that `pip install onceflow` brings: a broker per session, a topic per test.
+"""pytest plugin of `pip install onceflow`: a broker per session, a topic per test.
 
-`-p no:onceflow` leaves it out. It imports the broker only when a test asks for one.
+`-p no:onceflow` disables it. It imports the broker only when a test requests one.
 """
 
 import os
@@ -18,7 +18,7 @@ DATA_OPTION = "--onceflow-data"
 SETTINGS_OPTION = "onceflow_settings"
 TOPIC_MARKER = "onceflow_topic"
 NAME_CHARACTERS_MAX = 200
-"""Of the test's name in its topic's: Kafka allows 249 in all."""
+"""Maximum length of a test's name in its topic's name; Kafka allows 249 characters."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +56,7 @@ def onceflow_broker(request: pytest.FixtureRequest) -> "Iterator[Broker]":
 
 @pytest.fixture
 def onceflow_topic(request: pytest.FixtureRequest, onceflow_broker: "Broker") -> str:
-    """The name of a new, empty topic that is this test's alone, of one partition unless the marker says otherwise."""
+    """The name of a new, empty topic for this test only, with one partition unless the marker sets another number."""
     stem = re.sub(r"[^a-zA-Z0-9._-]", "-", request.node.name)[:NAME_CHARACTERS_MAX]
     marker = request.node.get_closest_marker(TOPIC_MARKER)
     arguments = dict(marker.kwargs) if marker is not None else {}

@@ -5,9 +5,9 @@ import sys
 
 import kio.static
 
-# kio teaches its types to hypothesis wherever that is installed: 0.15 s at each start, and a folder `.hypothesis` where
-# the command was typed. Hidden while one small module loads; another thread that imports hypothesis in these
-# milliseconds is told that there is none.
+# kio registers its types with hypothesis if that is installed: 0.15 s at each start, and a folder `.hypothesis` in the
+# working directory. It is hidden while one small module loads; another thread that imports hypothesis in these
+# milliseconds gets ModuleNotFoundError.
 if "hypothesis" not in sys.modules:
     sys.modules["hypothesis"] = None  # type: ignore[assignment]
     try:

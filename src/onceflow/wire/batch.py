@@ -1,6 +1,6 @@
 """Record batch format 2 (KIP-98; org.apache.kafka.common.record.DefaultRecordBatch and DefaultRecord).
 
-A batch is a header of 61 bytes and then its records, which may be compressed as one block:
+A batch is a header of 61 bytes followed by its records, which may be compressed as one block:
 
     offset  size  field
          0     8  base offset                 outside the CRC, patched by the broker
@@ -21,7 +21,7 @@ A batch is a header of 61 bytes and then its records, which may be compressed as
 
 A record: varint length of the rest, attributes (int8, 0), varint timestamp delta, varint offset delta, key and value
 each with a varint length (-1: null), varint header count, each header a key and a value in the same way. All
-varints are zig-zag. The hot path of a broker needs `read_header`, `check_batch` and `patch_offset` alone.
+varints are zig-zag. The hot path of a broker needs only `read_header`, `check_batch` and `patch_offset`.
 """
 
 import struct
@@ -36,7 +36,7 @@ from onceflow.wire.errors import CorruptBatch, MalformedBatch
 
 HEADER_BYTES = 61
 RECORD_BYTES_MIN = 7
-"""Size of the smallest record: its length, attributes, two deltas, no key, no value and no headers, a byte each."""
+"""Size of the smallest record: one byte each for length, attributes, two deltas, no key, no value and no headers."""
 MAGIC = 2
 SIZE_BYTES_MAX = 64 * 1024 * 1024
 
@@ -44,7 +44,7 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _LENGTH_OVERHEAD_BYTES = 12
 _CRC_POSITION = 17
 CRC_BEGIN = 21
-"""What the CRC is of begins here, and ends with the batch."""
+"""Start of the bytes that the CRC covers, up to the end of the batch."""
 _MAX_TIMESTAMP_POSITION = 35
 _EPOCH_POSITION = 12
 _PRODUCER = struct.Struct(">qhi")
@@ -61,11 +61,11 @@ _TIMESTAMP_MIN = -(2**63)
 _TIMESTAMP_MAX = 2**63 - 1
 _SEQUENCE_MODULUS = 2**31
 _HEAD_BYTES_MAX = 40
-"""Upper bound of a record's length, attributes, two deltas and the first byte of its key's length."""
+"""Upper bound of the size of a record's length, attributes, two deltas and the first byte of its key's length."""
 
 
 class BatchHeader(NamedTuple):
-    """The 61 bytes in front of a batch's records; immutable. Timestamps in ms since 1970, as the table above says."""
+    """The 61 bytes before a batch's records; immutable. Timestamps are in ms since 1970."""
 
     base_offset: int
     batch_length: int
@@ -83,22 +83,22 @@ class BatchHeader(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole batch, header included."""
+        """Size of the whole batch, header included."""
         return self.batch_length + _LENGTH_OVERHEAD_BYTES
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record that the batch was made with; compaction may have taken that record out."""
+        """Offset of the last record in the original batch; compaction may have removed that record."""
         return self.base_offset + self.last_offset_delta
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record: sequences wrap from 2**31 - 1 to 0."""
+        """Sequence of the last record; sequences wrap from 2**31 - 1 to 0."""
         return (self.base_sequence + self.last_offset_delta) % _SEQUENCE_MODULUS
 
     @property
     def codec(self) -> Codec:
-        """Raises MalformedBatch for the three numbers that no codec has."""
+        """Codec of the records. Raises MalformedBatch for the three numbers without a codec."""
         try:
             return Codec(self.attributes & _CODEC_MASK)
         except ValueError as error:
@@ -108,27 +108,28 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether the broker dated the records (KIP-32): each has `max_timestamp`."""
+        """Whether the broker set the timestamps (KIP-32): each record has `max_timestamp`."""
         return bool(self.attributes & _LOG_APPEND_TIME)
 
     @property
     def is_transactional(self) -> bool:
-        """Whether the batch is part of a transaction (KIP-98); a marker is, too."""
+        """Whether the batch belongs to a transaction (KIP-98), like a marker."""
         return bool(self.attributes & _TRANSACTIONAL)
 
     @property
     def is_control(self) -> bool:
-        """Whether its record is for readers' libraries and not for their users (`onceflow.wire.markers`)."""
+        """Whether its record is for client libraries and not for their users (`onceflow.wire.markers`)."""
         return bool(self.attributes & _CONTROL)
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """From when on compaction may drop the batch's tombstones or its marker; None: it has not met them yet."""
+        """Time from which compaction may remove the batch's tombstones or its marker; None: no pass has read them
+        yet."""
         return self.base_timestamp if self.attributes & _DELETE_HORIZON else None
 
 
 class Record(NamedTuple):
-    """One record with its absolute offset; the timestamp in milliseconds since the epoch, UTC."""
+    """One record with its absolute offset; the timestamp is in milliseconds since the epoch, UTC."""
 
     offset: int
     timestamp_ms: int
@@ -138,7 +139,7 @@ class Record(NamedTuple):
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at `position`, unchecked. Raises MalformedBatch where fewer than 61 bytes are left."""
+    """Read the header at `position`, unchecked. Raises MalformedBatch if fewer than 61 bytes are left."""
     try:
         return BatchHeader._make(_HEADER.unpack_from(buffer, position))
     except struct.error as error:
@@ -148,10 +149,10 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
-    """Raises CorruptBatch unless the bytes at `position` are the whole batch that `header` describes.
+    """Check that the bytes at `position` are the whole batch that `header` describes. Raises CorruptBatch.
 
     Compares magic, length, CRC-32C and that the records fit between base offset and last offset (compaction leaves
-    fewer, even none). The stricter rules for batches from clients are the log's.
+    fewer, even none). The stricter rules for clients' batches are in the log.
     """
     view = memoryview(buffer)
     end = position + header.batch_length + _LENGTH_OVERHEAD_BYTES
@@ -171,20 +172,20 @@ def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
 
 
 def wrong_crc(position: int, header: BatchHeader, computed: int) -> CorruptBatch:
-    """What is to be raised where the CRC-32C of a batch is not the one in its header."""
+    """Return the error for a batch whose CRC-32C is not the one in its header."""
     return CorruptBatch(f"{_at(position, header)}: CRC {computed:08x} computed, {header.crc:08x} stored")
 
 
 def patch_offset(buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None:
-    """Writes base offset and leader epoch in place; both lie outside the CRC."""
+    """Write base offset and leader epoch in place; the CRC covers neither."""
     _INT64.pack_into(buffer, position, base_offset)
     _INT32.pack_into(buffer, position + _EPOCH_POSITION, leader_epoch)
 
 
 def batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of each whole batch; a last one that is cut is ignored, as Kafka's consumers do.
+    """Yield (position, header) of each whole batch; ignore a last one that is cut, like Kafka's consumers.
 
-    Raises MalformedBatch where a length could not be a batch's or the magic is not 2. Nothing else is checked.
+    Raises MalformedBatch for an invalid length or a magic other than 2. Nothing else is checked.
     """
     size_bytes = len(memoryview(buffer))
     position = 0
@@ -210,7 +211,7 @@ def encode_batch(
     control: bool = False,
     leader_epoch: int = -1,
 ) -> bytearray:
-    """One batch of `records` (at least one, offsets ascending); base offset and timestamps are taken from them."""
+    """Encode one batch of `records` (at least one, offsets ascending), which determine base offset and timestamps."""
     if not records:
         raise ValueError("a batch has at least one record")
     first = records[0]
@@ -244,8 +245,8 @@ def encode_batch(
 def unsealed_batch(
     packed: Buffer, *, codec: Codec, record_count: int, base_timestamp_ms: int, max_timestamp_ms: int
 ) -> bytearray:
-    """A batch around records that are encoded already, packed by `codec`, without producer and CRC: `patch_producer`
-    completes it."""
+    """Build a batch around encoded records, compressed by `codec`, without producer and CRC; `patch_producer` adds
+    them."""
     view = memoryview(packed)
     batch = bytearray(
         _HEADER.pack(
@@ -271,7 +272,7 @@ def unsealed_batch(
 def patch_producer(
     batch: bytearray, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool
 ) -> None:
-    """Puts a producer into a whole batch of records, in place, and seals it with the CRC that fits."""
+    """Write a producer into a whole batch, in place, and update the CRC."""
     attributes = struct.unpack_from(">H", batch, CRC_BEGIN)[0] & ~_TRANSACTIONAL
     struct.pack_into(">H", batch, CRC_BEGIN, attributes | _TRANSACTIONAL * transactional)
     _PRODUCER.pack_into(batch, _PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
@@ -281,10 +282,10 @@ def patch_producer(
 def encode_retained(
     header: BatchHeader, records: Sequence[Record], *, delete_horizon_ms: int | None = None
 ) -> bytearray:
-    """The batch of `header` with those `records` that compaction leaves of it, perhaps none.
+    """Encode the batch of `header` with the `records` that compaction keeps, perhaps none.
 
     First and last offset, producer and sequences stay (MemoryRecords.filterTo). With a horizon the base timestamp
-    becomes that, and the records' timestamps stay what they are. Without records it is a bare header.
+    becomes that, and the records' timestamps stay unchanged. Without records it is a bare header.
     """
     attributes = header.attributes
     base_timestamp, max_timestamp = header.base_timestamp, header.max_timestamp
@@ -320,7 +321,7 @@ def encode_retained(
 
 
 def stamp_append_time(buffer: bytearray | memoryview, position: int, now_ms: int) -> None:
-    """Dates the batch from `position` to the buffer's end by the broker's clock (LogAppendTime): a new CRC."""
+    """Set the timestamps of the batch from `position` to the buffer's end (LogAppendTime), and update the CRC."""
     attributes = struct.unpack_from(">H", buffer, position + CRC_BEGIN)[0] | _LOG_APPEND_TIME
     struct.pack_into(">H", buffer, position + CRC_BEGIN, attributes)
     struct.pack_into(">q", buffer, position + _MAX_TIMESTAMP_POSITION, now_ms)
@@ -328,14 +329,15 @@ def stamp_append_time(buffer: bytearray | memoryview, position: int, now_ms: int
 
 
 def write_crc(buffer: bytearray | memoryview, position: int) -> None:
-    """Writes the CRC-32C of the batch from `position` to the buffer's end."""
+    """Write the CRC-32C of the batch from `position` to the buffer's end."""
     struct.pack_into(">I", buffer, position + _CRC_POSITION, crc32c(memoryview(buffer)[position + CRC_BEGIN :]))
 
 
 def decode_batch(buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZE_BYTES_MAX) -> list[Record]:
-    """The records of the batch at `position`, control records too, with absolute offsets; the CRC is not checked.
+    """Return the records of the batch at `position`, control records included, with absolute offsets; the CRC is not
+    checked.
 
-    Raises MalformedBatch where the bytes are not as the header says, DecompressionTooLarge above `size_bytes_max`.
+    Raises MalformedBatch if the bytes do not match the header, DecompressionTooLarge above `size_bytes_max`.
     """
     header = read_header(buffer, position)
     body = records_of(buffer, position, header, size_bytes_max=size_bytes_max)
@@ -357,7 +359,7 @@ def decode_batch(buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZ
 def record_times(
     buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZE_BYTES_MAX
 ) -> Iterator[tuple[int, int]]:
-    """(timestamp in ms, offset) of each record of the batch at `position`, keys and values passed over.
+    """Yield (timestamp in ms, offset) of each record of the batch at `position`, skipping keys and values.
 
     Raises MalformedBatch, DecompressionTooLarge, as far as it is read.
     """
@@ -378,19 +380,19 @@ def record_times(
 
 
 class RecordHeads(NamedTuple):
-    """What the heads of some records of a batch tell."""
+    """Properties of some records of a batch, read from their heads."""
 
     have_keys: bool
-    """Whether each has one."""
+    """Whether each has a key."""
     earliest_ms: int
-    """The earliest timestamp that is not negative; -1 where none is."""
+    """The earliest timestamp that is not negative; -1 if there is none."""
 
 
 def record_heads(buffer: Buffer, position: int = 0, *, size_bytes_max: int) -> Iterator[RecordHeads]:
-    """The heads of the records of the batch at `position`: of those in a piece that is unpacked, and then of the next.
+    """Yield the heads of the batch's records at `position`, one decompressed piece after the other.
 
-    Keys and values are passed over, so that a batch costs little memory however large it unpacks. Raises
-    MalformedBatch where the bytes are not as the header says, DecompressionTooLarge above `size_bytes_max`.
+    Keys and values are skipped, so a batch costs little memory regardless of its uncompressed size. Raises
+    MalformedBatch if the bytes do not match the header, DecompressionTooLarge above `size_bytes_max`.
     """
     header = read_header(buffer, position)
     packed = _packed_records(buffer, position, header)
@@ -400,7 +402,7 @@ def record_heads(buffer: Buffer, position: int = 0, *, size_bytes_max: int) -> I
     held, begin = b"", 0
     try:
         for chunk in unpacked_chunks(header.codec, packed, size_bytes_max=size_bytes_max):
-            # A record's head may lie across two pieces; its key and value may end pieces later.
+            # A record's head may span two pieces; its key and value may end pieces later.
             held, begin = (held[begin:] + chunk, 0) if begin < len(held) else (chunk, begin - len(held))
             heads, count, begin = _heads_in(held, begin, len(held) - _HEAD_BYTES_MAX, left, header.base_timestamp)
             left -= count
@@ -416,9 +418,9 @@ def record_heads(buffer: Buffer, position: int = 0, *, size_bytes_max: int) -> I
 
 
 def _heads_in(held: bytes, begin: int, stop: int, left: int, base_ms: int) -> tuple[RecordHeads, int, int]:
-    """(heads, number of records, where the next one begins) of at most `left` records that begin before `stop`.
+    """Return (heads, number of records, start of the next one) of at most `left` records that start before `stop`.
 
-    The bytes of a varint are read here one by one: a call for each costs more than the rest.
+    The bytes of a varint are read inline: a call for each costs more than the rest.
     """
     have_keys, earliest_delta_ms, count = True, _TIMESTAMP_MAX, 0
     while begin < stop and count < left:
@@ -441,7 +443,7 @@ def _heads_in(held: bytes, begin: int, stop: int, left: int, base_ms: int) -> tu
         while held[key] > 0x7F:
             key += 1
         key += 1
-        # A zig-zag number is odd where it is negative, as the length of a key that is null.
+        # A zig-zag number is odd if it is negative, like the length of a null key.
         if held[key] & 1:
             have_keys = False
         if not key - at < size_bytes or key - at > _HEAD_BYTES_MAX:
@@ -452,7 +454,7 @@ def _heads_in(held: bytes, begin: int, stop: int, left: int, base_ms: int) -> tu
 
 
 def records_of(buffer: Buffer, position: int, header: BatchHeader, *, size_bytes_max: int) -> memoryview:
-    """The uncompressed record bytes of one batch; a view of `buffer` where nothing was compressed."""
+    """Return the uncompressed record bytes of one batch; a view of `buffer` if nothing was compressed."""
     packed = _packed_records(buffer, position, header)
     if header.codec is Codec.NONE:
         return packed
@@ -543,7 +545,7 @@ def _read_record(body: memoryview, position: int, header: BatchHeader) -> tuple[
             raise IndexError(f"byte {position}: a header without a key")
         headers.append((str(name, "utf-8"), content))
     if position != end:
-        raise IndexError(f"its fields end at byte {position}, its length says {end}")
+        raise IndexError(f"its fields end at byte {position}, not at {end}")
     timestamp_ms = _timestamp_ms(header, position, timestamp_delta)
     return Record(header.base_offset + offset_delta, timestamp_ms, key, value, tuple(headers)), end
 

@@ -1,7 +1,7 @@
-"""The five compression codecs of a record batch, each bounded when it unpacks.
+"""The five compression codecs of a record batch, each with a limit for decompression.
 
-What is written is what Kafka's Java classes read: lz4 frames with independent blocks (Lz4BlockInputStream refuses
-linked ones), snappy in xerial's framing (SnappyInputStream). Reading takes librdkafka's raw snappy blocks too.
+The output is what Kafka's Java classes read: lz4 frames with independent blocks (Lz4BlockInputStream refuses linked
+ones), snappy in xerial's framing (SnappyInputStream). The input may also be librdkafka's raw snappy blocks.
 """
 
 import struct
@@ -35,7 +35,7 @@ UNPACKED_PER_BYTE_MAX: Mapping[Codec, int] = {
     Codec.LZ4: 255,
     Codec.ZSTD: 32 * 1024,
 }
-"""Upper bound of the bytes that one compressed byte unpacks to, from the formats' densest elements.
+"""Upper bound of the uncompressed size of one byte, from the formats' densest elements.
 
 Deflate copies 258 bytes with two bits. Snappy copies 64 bytes with three. A byte adds at most 255 to the length of an
 lz4 match. A zstd block repeats one byte 128 KiB times in four bytes.
@@ -50,14 +50,14 @@ _PIECE_BYTES = 16 * 1024
 
 
 def compress(codec: Codec, data: Buffer) -> bytes:
-    """`data` packed by `codec`; NONE copies."""
+    """Compress `data` with `codec`; NONE copies."""
     return _COMPRESS[codec](data)
 
 
 def decompress(codec: Codec, data: Buffer, *, size_bytes_max: int) -> bytes:
-    """`data` unpacked by `codec`, of which at most `size_bytes_max` + 1 bytes are ever held.
+    """Decompress `data` with `codec`, holding at most `size_bytes_max` + 1 bytes.
 
-    Raises DecompressionTooLarge above the limit, MalformedBatch when `data` is not one whole compressed stream.
+    Raises DecompressionTooLarge above the limit, MalformedBatch if `data` is not exactly one compressed stream.
     """
     try:
         unpacked = _DECOMPRESS[codec](memoryview(data), size_bytes_max)
@@ -69,9 +69,9 @@ def decompress(codec: Codec, data: Buffer, *, size_bytes_max: int) -> bytes:
 
 
 def unpacked_chunks(codec: Codec, data: Buffer, *, size_bytes_max: int) -> Iterator[bytes]:
-    """Yield `data` unpacked by `codec` in pieces of at most 16 KiB; a snappy block is unpacked at once.
+    """Decompress `data` with `codec` in pieces of at most 16 KiB, a snappy block at once.
 
-    Raises DecompressionTooLarge where the limit is passed, MalformedBatch, as far as it is read.
+    Raises DecompressionTooLarge above the limit, MalformedBatch, as far as it is read.
     """
     size_bytes = 0
     view = memoryview(data)
@@ -151,14 +151,14 @@ def _decompress_zstd(data: memoryview, size_bytes_max: int) -> bytes:
 
 
 def _zstd_chunks(data: memoryview, _size_bytes_max: int) -> Iterator[bytes]:
-    """A cut frame gives what is there: the library's bounded reader does not tell, the records' own count does."""
+    """Decompress what a cut frame has: the library's bounded reader does not report it; the record count does."""
     read = zstandard.ZstdDecompressor().stream_reader(data).read
     while chunk := read(_CHUNK_BYTES):
         yield chunk
 
 
 def _joined(chunks: Iterator[bytes], size_bytes_max: int) -> bytes:
-    """Return what the chunks give, up to the first byte beyond the limit."""
+    """Join the chunks, up to the first byte beyond the limit."""
     taken = []
     left_bytes = size_bytes_max + 1
     for chunk in chunks:

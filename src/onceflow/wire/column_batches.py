@@ -1,11 +1,11 @@
-"""Arrow columns to record batches, without a Python step per row: what `wire.columns` reads, written.
+"""Encoder of Arrow columns as record batches, without a Python step per row; the reverse of `wire.columns`.
 
-The fields of all rows in front of key, value and headers are built as one matrix of bytes, of which a mask selects
-those that a row's varints have; pyarrow then joins them with keys, values and headers into record bodies, and puts
-these into the order of their partitions. A batch is a slice of the result behind a header of 61 bytes.
+The fields of all rows before key, value and headers are built as one matrix of bytes, from which a mask selects
+those of a row's varints; pyarrow then joins them with keys, values and headers into record bodies, and puts these
+into the order of their partitions. A batch is a header of 61 bytes and a slice of the result.
 
-A batch is written without producer: `wire.batch.patch_producer` puts id, epoch, sequence and the CRC in. It needs no
-look at the records.
+A batch is written without producer: `wire.batch.patch_producer` writes id, epoch, sequence and the CRC without reading
+the records.
 """
 
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ from onceflow.wire.codecs import Codec, compress
 from onceflow.wire.columns import HEADERS_TYPE
 
 BATCH_BYTES = 512 * 1024
-"""Uncompressed bytes up to which records are put into one batch."""
+"""Maximum uncompressed size of a batch's records."""
 ROWS_BYTES_MAX = 512 * 1024 * 1024
-"""Keys, values and headers that may be encoded at once: joined, an Arrow column holds less than 2 GB."""
+"""Maximum size of keys, values and headers encoded at once: a joined Arrow column holds less than 2 GB."""
 
 Vector = NDArray[np.int64]
 
@@ -35,7 +35,7 @@ _VARINT_BYTES_MAX = 10
 
 
 class Unencodable(OnceflowError):
-    """A row that cannot be a record, told by its number."""
+    """A row that cannot become a record, with its number."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(f"row {row}: {reason}")
@@ -44,9 +44,9 @@ class Unencodable(OnceflowError):
 
 
 class RecordColumns(NamedTuple):
-    """Rows to be written, columns of one length: `key` and `value` pa.binary(), nullable; `timestamps_ms` since 1970.
+    """Rows to encode, columns of one length: `key` and `value` pa.binary(), nullable; `timestamps_ms` since 1970.
 
-    `headers` is of `columns.HEADERS_TYPE`, nullable; None where no row has any.
+    `headers` is of `columns.HEADERS_TYPE`, nullable; None if no row has any.
     """
 
     key: Any
@@ -56,7 +56,7 @@ class RecordColumns(NamedTuple):
 
 
 class EncodedBatch(NamedTuple):
-    """One record batch for one partition; `data` is whole but for producer and CRC."""
+    """One record batch for one partition; `data` is complete except for producer and CRC."""
 
     partition: int
     record_count: int
@@ -71,11 +71,11 @@ def encode_columns(
     batch_bytes: int = BATCH_BYTES,
     batch_bytes_max: int,
 ) -> Iterator[EncodedBatch]:
-    """The rows as batches, by partition and within one in the order of the rows.
+    """Yield the rows as batches, by partition and in row order within each.
 
-    Rows are cut where a batch's uncompressed bytes would pass `batch_bytes`; a longer row has a batch of its own. No
-    batch is larger than `batch_bytes_max`, the topic's `max.message.bytes`: where packing makes one larger it goes
-    unpacked. Raises Unencodable for a record that is too large by itself, for a header without a key, and for a
+    A batch ends before its uncompressed size would exceed `batch_bytes`; a longer row has a batch of its own. No batch
+    is larger than `batch_bytes_max`, the topic's `max.message.bytes`; one that compression makes larger stays
+    uncompressed. Raises Unencodable for a record that is too large by itself, for a header without a key, and for a
     timestamp before 1970.
     """
     row_count = len(partitions)
@@ -83,7 +83,7 @@ def encode_columns(
         return
     if (rows.timestamps_ms < 0).any():
         row = int(np.argmax(rows.timestamps_ms < 0))
-        raise Unencodable(row, f"timestamp {rows.timestamps_ms[row]} ms lies before 1970, which Kafka does not take")
+        raise Unencodable(row, f"timestamp {rows.timestamps_ms[row]} ms is before 1970, which Kafka does not accept")
     order = np.argsort(partitions, kind="stable")
     header_counts, headers = _headers(rows.headers, row_count)
     sizes = _sizes_max(rows, header_counts, headers)[order]
@@ -101,15 +101,16 @@ def encode_columns(
 
 
 def partitions_of_keys(keys: Any, partition_count: int) -> Vector:
-    """The partition where Java's default partitioner puts each key of a pa.binary() column, -1 where it is null."""
+    """Return the partition where Java's default partitioner puts each key of a pa.binary() column, -1 for null."""
     placed = (murmur2_of_keys(keys) & np.uint32(0x7FFFFFFF)).astype(np.int64) % partition_count
     return np.where(_nulls(keys), -1, placed)
 
 
 def murmur2_of_keys(keys: Any) -> NDArray[np.uint32]:
-    """`wire.murmur2.murmur2` of each key, one vector step for four bytes of all keys; a null is hashed as empty."""
+    """Return `wire.murmur2.murmur2` of each key, one vector step for four bytes of all keys; a null is hashed as
+    empty."""
     begins, lengths = _bounds(keys)
-    # Four bytes more, so that the words at the end of the last key can be read.
+    # Four more bytes, so that the words at the end of the last key can be read.
     data = np.frombuffer(_data(keys) + bytes(4), dtype=np.uint8)
     state = _SEED ^ lengths.astype(np.uint32)
     with np.errstate(over="ignore"):
@@ -128,25 +129,25 @@ def murmur2_of_keys(keys: Any) -> NDArray[np.uint32]:
 
 
 def _words(data: NDArray[np.uint8], positions: Vector) -> NDArray[np.uint32]:
-    """The little-endian 32-bit word at each position."""
+    """Return the little-endian 32-bit word at each position."""
     words: NDArray[np.uint32] = np.lib.stride_tricks.as_strided(
         data[:4].view("<u4"), shape=(len(data) - 3,), strides=(1,), writeable=False
     )[positions]
     return words
 
 
-# The bytes in front of the payload
+# The bytes before the payload
 
 
 class _Varints(NamedTuple):
-    """One varint of every row: its bytes, of which a row has the first `widths`."""
+    """One varint of every row: its bytes, of which a row uses the first `widths`."""
 
     matrix: NDArray[np.uint8]
     widths: Vector
 
 
 def _varints(values: Vector) -> _Varints:
-    """The zig-zag varints of int64 values."""
+    """Return the zig-zag varints of int64 values."""
     unsigned = ((values << 1) ^ (values >> 63)).astype(np.uint64)
     widths = _widths(unsigned)
     width_max = int(widths.max(initial=1))
@@ -158,7 +159,7 @@ def _varints(values: Vector) -> _Varints:
 
 
 def _widths(unsigned: NDArray[np.uint64]) -> Vector:
-    """Bytes of each varint: one more from 2^7 on, from 2^14 on, and so forth."""
+    """Return the size of each varint: one more byte from 2^7, from 2^14, and so on."""
     widths = np.ones(len(unsigned), dtype=np.int64)
     highest = int(unsigned.max(initial=0))
     for place in range(1, _VARINT_BYTES_MAX):
@@ -173,7 +174,7 @@ def _width(values: Vector) -> Vector:
 
 
 def _joined(parts: list[_Varints], attributes_behind: int | None = None) -> Any:
-    """Each row's varints behind one another, a pa.binary() column; record attributes (0) follow the numbered part."""
+    """Join each row's varints to a pa.binary() column; record attributes (0) follow the numbered part."""
     matrices: list[NDArray[np.uint8]] = []
     masks: list[NDArray[np.bool_]] = []
     for number, part in enumerate(parts):
@@ -198,7 +199,7 @@ def _binary(data: NDArray[np.uint8], lengths: Vector) -> Any:
 def _bodies(
     rows: RecordColumns, header_counts: Vector, headers: Any, order: Vector, cuts: Vector
 ) -> tuple[memoryview, Vector]:
-    """(all record bodies in `order`, where each begins and, last, where the last ends)."""
+    """Return (all record bodies in `order`, their starts and, last, the end of the last one)."""
     counts = np.diff(cuts)
     first_of_batch = np.repeat(cuts[:-1], counts)
     deltas = np.empty(len(order), dtype=np.int64)
@@ -223,7 +224,7 @@ def _bodies(
 
 
 def _headers(headers: Any, row_count: int) -> tuple[Vector, Any]:
-    """(number of headers of each row, their bytes as a pa.binary() column or None)."""
+    """Return (number of headers of each row, their bytes as a pa.binary() column or None)."""
     if headers is None:
         return np.zeros(row_count, dtype=np.int64), None
     assert headers.type.equals(HEADERS_TYPE), headers.type
@@ -249,7 +250,7 @@ def _headers(headers: Any, row_count: int) -> tuple[Vector, Any]:
 
 
 def _sizes_max(rows: RecordColumns, header_counts: Vector, headers: Any) -> Vector:
-    """The bytes that each record will have at most, wherever the batches are cut: no delta is longer than the range."""
+    """Return the maximum size of each record, wherever the batches are cut: no delta is longer than the range."""
     key_lengths, value_lengths = _lengths(rows.key), _lengths(rows.value)
     longest = np.array([rows.timestamps_ms.max() - rows.timestamps_ms.min(), len(rows.timestamps_ms)], dtype=np.int64)
     sizes = 1 + _width(longest).sum() + _width(key_lengths) + _width(value_lengths) + _width(header_counts)
@@ -260,7 +261,8 @@ def _sizes_max(rows: RecordColumns, header_counts: Vector, headers: Any) -> Vect
 
 
 def _cuts(partitions: Vector, sizes: Vector, body_bytes_max: int) -> Vector:
-    """Where batches begin, and the number of rows: at each new partition, and before a batch would be too large."""
+    """Return the starts of batches, and the number of rows: at each new partition, and before a batch would be too
+    large."""
     bounds = np.append(np.nonzero(np.diff(partitions, prepend=partitions[0] - 1))[0], len(partitions))
     ends = np.cumsum(sizes)
     cuts = []
@@ -291,11 +293,11 @@ def _batch(body: memoryview, timestamps: Vector, codec: Codec, batch_bytes_max: 
     )
 
 
-# What pyarrow's arrays hold
+# Content of pyarrow's arrays
 
 
 def _bounds(column: Any) -> tuple[Vector, Vector]:
-    """(begin, length) of each value in the column's data buffer; a null has no bytes."""
+    """Return (start, length) of each value in the column's data buffer; a null has no bytes."""
     raw = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
     offsets: Vector = raw.astype(np.int64)
     lengths: Vector = offsets[1:] - offsets[:-1]
@@ -310,7 +312,7 @@ def _data(column: Any) -> bytes:
 
 
 def _lengths(column: Any) -> Vector:
-    """Bytes of each value, -1 for a null."""
+    """Return the size of each value, -1 for a null."""
     lengths = _bounds(column)[1]
     return np.where(_nulls(column), -1, lengths) if column.null_count else lengths
 

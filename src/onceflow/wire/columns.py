@@ -1,4 +1,4 @@
-"""Record batches to Arrow columns, without a Python step per row except one jump from record to record.
+"""Decoder of record batches to Arrow columns, without a Python step per row except one jump from record to record.
 
 All batches of one fetched partition are one job: their headers are walked, their records found by the length in
 front of each, and then each field is read for all records at once as numpy vectors. Keys and values are gathered by
@@ -51,14 +51,14 @@ Positions = NDArray[np.int64]
 
 
 class DecodedColumns(NamedTuple):
-    """Columns of the records in the asked range, and the offset where the next decode or fetch begins."""
+    """Columns of the records in the requested range, and the start of the next decode or fetch."""
 
     columns: Any  # pyarrow.RecordBatch
     next_offset: int
 
 
 class _Records(NamedTuple):
-    """The records of the chosen batches: those of batch i lie in data[begins[i]:ends[i]]."""
+    """Records of the chosen batches: those of batch i are in data[begins[i]:ends[i]]."""
 
     data: Buffer
     headers: list[BatchHeader]
@@ -75,14 +75,14 @@ def decode_columns(
     size_bytes_max: int = SIZE_BYTES_MAX,
     include_headers: bool = False,
 ) -> DecodedColumns:
-    """Columns (SCHEMA) of the records of one fetched partition whose offsets are in [offset_begin, offset_end).
+    """Decode one fetched partition's records with offsets in [offset_begin, offset_end) to columns (SCHEMA).
 
-    Left out are control batches and the batches of `aborted` transactions (producer id, first offset; from the
-    fetch response). A last batch that is cut is ignored. One batch may unpack to `size_bytes_max` bytes, and no
-    further batch is begun once that many are there: call again with `offset_begin=next_offset` and the same buffer
-    until `next_offset` no longer moves, then fetch.
+    Control batches and the batches of `aborted` transactions (producer id, first offset; from the fetch response) are
+    skipped. A last batch that is cut is ignored. One batch may decompress to `size_bytes_max` bytes, and no further
+    batch is decoded after that many: call again with `offset_begin=next_offset` and the same buffer until
+    `next_offset` no longer moves, then fetch.
 
-    Timestamps that int64 microseconds cannot hold become the nearest that they can. Raises CorruptBatch,
+    Timestamps beyond int64 microseconds become the nearest representable ones. Raises CorruptBatch,
     MalformedBatch, DecompressionTooLarge.
     """
     view = memoryview(buffer)
@@ -111,9 +111,9 @@ def decode_columns(
 
 
 def _with_visibility(view: memoryview, aborted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, BatchHeader, bool]]:
-    """(position, header, whether its records are to be seen) of each batch, by the rule of Kafka's consumer.
+    """Yield (position, header, whether its records are visible) of each batch, by the rule of Kafka's consumer.
 
-    A producer's transactional batches are unseen from the first offset of its aborted transaction up to its abort
+    A producer's transactional batches are invisible from the first offset of its aborted transaction up to its abort
     marker (org.apache.kafka.clients.consumer.internals.CompletedFetch); a commit marker changes nothing.
     """
     waiting = sorted(aborted, key=lambda transaction: transaction[1], reverse=True)
@@ -130,13 +130,13 @@ def _with_visibility(view: memoryview, aborted: Sequence[tuple[int, int]]) -> It
 
 
 def _is_abort_marker(view: memoryview, position: int) -> bool:
-    """A control record's key is two int16: version and type, 0 for abort."""
+    """Return whether a control record's key, two int16, has version and type 0: an abort."""
     records = decode_batch(view, position, size_bytes_max=_MARKER_BYTES_MAX)
     return bool(records) and records[0].key is not None and records[0].key[2:4] == b"\x00\x00"
 
 
 def _gather(view: memoryview, chosen: list[tuple[int, BatchHeader, memoryview]]) -> _Records:
-    """Uncompressed batches are read where they lie; if any was compressed, all are joined."""
+    """Collect the records' bytes: uncompressed batches in place; if any is compressed, all are joined."""
     headers = [header for _, header, _ in chosen]
     if all(header.codec is Codec.NONE for header in headers):
         begins = [position + HEADER_BYTES for position, _, _ in chosen]
@@ -170,9 +170,9 @@ def _columns(records: _Records, offset_begin: int, offset_end: int, *, include_h
 
 
 def _record_positions(records: _Records) -> tuple[Positions, list[int]]:
-    """(where the length in front of each record begins, number of records of each batch).
+    """Return (position of each record's length, number of records of each batch).
 
-    The one loop over rows: a record's place is known from the one before it alone.
+    This is the only loop over rows: a record's position depends on the one before it.
     """
     data = memoryview(records.data)
     positions: list[int] = []
@@ -201,10 +201,10 @@ def _record_positions(records: _Records) -> tuple[Positions, list[int]]:
 
 
 class _Fields:
-    """A cursor into every record at once: each method reads the next field of all records as one vector."""
+    """Cursor into every record at once: each method reads the next field of all records as one vector."""
 
     def __init__(self, data: NDArray[np.uint8], positions: Positions) -> None:
-        """Reads the length in front of each record and steps over its attributes, which are always 0."""
+        """Read the length before each record and skip its attributes, which are always 0."""
         self._data = data
         self._positions = positions
         self._stops = np.full(len(positions), len(data), dtype=np.int64)
@@ -212,11 +212,11 @@ class _Fields:
         self._positions = self._positions + 1
 
     def keep(self, wanted: NDArray[np.bool_]) -> None:
-        """Goes on with the chosen records alone."""
+        """Continue with the chosen records only."""
         self._positions, self._stops = self._positions[wanted], self._stops[wanted]
 
     def varint(self) -> Positions:
-        """The zig-zag varint of every record, int64."""
+        """Read the zig-zag varint of every record, int64."""
         self._require(self._positions < self._stops)
         byte = self._data[self._positions]
         value = (byte & 0x7F).astype(np.uint64)
@@ -234,7 +234,7 @@ class _Fields:
         return (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(np.int64)
 
     def sized(self) -> tuple[Positions, Positions, NDArray[np.bool_]]:
-        """(begin, end, is null) of a key, value or header part."""
+        """Read (start, end, is null) of a key, value or header part."""
         lengths = self.varint()
         begins = self._positions
         self._require((lengths >= -1) & (lengths <= self._stops - begins))
@@ -242,24 +242,24 @@ class _Fields:
         return begins, self._positions, lengths == -1
 
     def counts(self) -> Positions:
-        """The number of headers; a record without any ends here."""
+        """Read the number of headers; a record without any ends here."""
         counts = self.varint()
         left_bytes = self._stops - self._positions
         self._require((counts >= 0) & (counts <= left_bytes) & ((counts > 0) | (left_bytes == 0)))
         return counts
 
     def of(self, chosen: Positions) -> "_Fields":
-        """A cursor of its own for the chosen records (indexes)."""
+        """Return a separate cursor for the chosen records (indexes)."""
         fields = copy(self)
         fields._positions, fields._stops = self._positions[chosen], self._stops[chosen]
         return fields
 
     def put(self, chosen: Positions, fields: "_Fields") -> None:
-        """Moves the chosen records on to where `fields` is."""
+        """Move the chosen records to the position of `fields`."""
         self._positions[chosen] = fields._positions
 
     def require_end(self) -> None:
-        """Raises MalformedBatch unless every record ends here."""
+        """Raise MalformedBatch unless every record ends here."""
         self._require(self._positions == self._stops)
 
     def _require(self, fits: Any) -> None:
@@ -277,7 +277,7 @@ def _timestamps(milliseconds: Positions) -> Any:
 
 
 def _binary(source: Any, begins: Positions, ends: Positions, nulls: NDArray[np.bool_]) -> Any:
-    """One binary value for each [begin, end) of `source`; the gathering is pyarrow's.
+    """Return one binary value for each [begin, end) of `source`, gathered by pyarrow.
 
     An array over `source` whose offsets are begin, end, begin, end ... has the values as its even elements.
     """
@@ -291,7 +291,7 @@ def _binary(source: Any, begins: Positions, ends: Positions, nulls: NDArray[np.b
 
 
 def _headers(source: Any, fields: _Fields, counts: Positions) -> Any:
-    """The headers column: header i of all records that have one is read at once, then put in the records' order."""
+    """Return the headers column: header i of all records that have one is read at once, then put into record order."""
     parts = []
     for number in range(int(counts.max(initial=0))):
         rows = np.nonzero(counts > number)[0]

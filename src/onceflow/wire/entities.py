@@ -1,13 +1,13 @@
-"""Reads kio's message classes from untrusted bytes.
+"""Reader of kio's message classes from untrusted bytes.
 
 kio generates a class for each version of each message; this is the reader for them, compiled once per class from its
-fields. kio's own, native reader does not fit bytes from strangers: it reserves memory for an array's announced length
-before it looks, so that one short frame aborts the whole process ("memory allocation of 34359738352 bytes failed"),
-and it refuses tagged fields that it does not know, which KIP-482 says to skip. Here each length and count is held
-against the bytes that are left.
+fields. kio's own, native reader is unsafe for untrusted bytes: it allocates memory for an array's announced length
+unchecked, so one short frame aborts the whole process ("memory allocation of 34359738352 bytes failed"). It also
+refuses unknown tagged fields, which KIP-482 requires to skip. Here each length and count is checked against the
+remaining bytes.
 
-A request's array elements are counted besides, over all its arrays: a megabyte holds half a million empty names, each
-of which costs the receiver much more than its two bytes.
+A request's array elements are also counted, over all its arrays: a megabyte holds half a million empty names, each of
+which costs the receiver much more than its two bytes.
 """
 
 import datetime
@@ -38,32 +38,32 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 Reader = Callable[[memoryview, int], tuple[Any, int]]
 Steps = Generator[int, None, tuple[Any, int]]
-"""A reader's work in steps: yields what each cost, in units of about a microsecond, and returns what a Reader does."""
+"""Steps of a reader: yields the cost of each in units of about a microsecond, and returns a Reader's result."""
 
 
 class FieldReader(NamedTuple):
-    """How one field is read, the fewest bytes that it takes, and about how many microseconds."""
+    """Reader of one field, the minimum size of the field, and its approximate cost in microseconds."""
 
     read: Reader
     bytes_min: int
     work: int = 1
     steps: Callable[[memoryview, int], Steps] | None = None
-    """How it is read in steps, a step for each element of an array; None if it has no arrays."""
+    """Reader in steps, one for each element of an array; None if the field has no arrays."""
 
 
 class Limits(NamedTuple):
-    """What one message may have: elements in all its arrays together, and tagged fields in each section."""
+    """Limits of one message: elements in all its arrays together, and tagged fields in each section."""
 
     elements_max: int
     tags_max: int
 
 
 NO_LIMITS = Limits(sys.maxsize, TAGS_MAX)
-"""Of what a broker answers: nobody counts its elements."""
+"""Limits for a broker's response, whose elements are not counted."""
 
 
 class Left(threading.local):
-    """What the message that is being read may still have; each thread reads its own."""
+    """Remaining limits of the message being read; each thread has its own."""
 
     elements = sys.maxsize
     tags_max = TAGS_MAX
@@ -74,13 +74,13 @@ _left = Left()
 
 
 def read_entity(entity_class: type, view: memoryview, position: int, limits: Limits) -> tuple[Any, int]:
-    """(message, position behind it). Raises MalformedFrame, also for more than `limits` allow."""
+    """Return (message, position after it). Raises MalformedFrame, also for more than `limits` allow."""
     _left.elements, _left.tags_max = limits
     return entity_reader(entity_class).read(view, position)
 
 
 def read_entity_in_steps(entity_class: type, view: memoryview, position: int, limits: Limits) -> Steps:
-    """As `read_entity`; other messages may be read between the steps."""
+    """Run `read_entity` in steps; other messages may be read between them."""
     reader = entity_reader(entity_class)
     if reader.steps is None:
         return read_entity(entity_class, view, position, limits)
@@ -98,7 +98,7 @@ def read_entity_in_steps(entity_class: type, view: memoryview, position: int, li
 
 @cache
 def entity_reader(entity_class: type) -> FieldReader:
-    """Reader of a kio entity class (a message, or a struct inside one)."""
+    """Return the reader of a kio entity class (a message, or a struct inside one)."""
     flexible: bool = entity_class.__flexible__  # type: ignore[attr-defined]
     plain: list[tuple[str, Reader]] = []
     in_steps: list[tuple[str, FieldReader]] = []
@@ -140,7 +140,7 @@ def entity_reader(entity_class: type) -> FieldReader:
 def _read_tagged(
     view: memoryview, position: int, known: Mapping[int, tuple[str, Reader]], values: dict[str, Any]
 ) -> int:
-    """Adds the known tagged fields to `values` and skips the others (KIP-482)."""
+    """Add the known tagged fields to `values` and skip the others (KIP-482)."""
     count, position = read_tag_count(view, position, _left.tags_max)
     if count:
         _left.tags_read += count
@@ -152,7 +152,7 @@ def _read_tagged(
             name, read = known[tag]
             values[name], position = read(view[:end], position)
             if position != end:
-                raise MalformedFrame(f"tagged field {name} ends at byte {position}, its length says {end}")
+                raise MalformedFrame(f"tagged field {name} ends at byte {position}, not at {end}")
         position = end
     return position
 
@@ -182,7 +182,7 @@ def _element_reader(inner: Any, field: Field[Any], *, flexible: bool, nullable: 
 
 
 def without_none(annotation: Any) -> tuple[Any, bool]:
-    """A field's type without None, and whether it may be None."""
+    """Return a field's type without None, and whether it may be None."""
     if get_origin(annotation) in (UnionType, Union):
         (inner,) = (part for part in get_args(annotation) if part is not NoneType)
         return inner, True
@@ -198,7 +198,7 @@ def _array_reader(element: FieldReader, *, flexible: bool, nullable: bool) -> Fi
         )
         _left.elements -= max(count, 0)
         if _left.elements < 0:
-            raise MalformedFrame(f"byte {position}: {count} elements more than are taken in one request")
+            raise MalformedFrame(f"byte {position}: {count} more elements than one request may have")
         return count, position
 
     def read_array(view: memoryview, position: int) -> tuple[Any, int]:
@@ -248,7 +248,7 @@ def _bytes_reader(*, flexible: bool, nullable: bool) -> Reader:
 
 def _require(allowed: bool, position: int, what: str) -> None:
     if not allowed:
-        raise MalformedFrame(f"byte {position}: null where {what} must be")
+        raise MalformedFrame(f"byte {position}: null where {what} is required")
 
 
 def _fixed_reader(layout: str, convert: Callable[[Any], Any] | None = None) -> FieldReader:
@@ -270,11 +270,11 @@ def _time(value: int) -> datetime.datetime:
     try:
         return _EPOCH + datetime.timedelta(milliseconds=value)
     except OverflowError as error:
-        raise MalformedFrame(f"{value} ms since 1970 are no time of this calendar") from error
+        raise MalformedFrame(f"{value} ms since 1970 is outside the calendar") from error
 
 
 def _uuid(value: bytes) -> UUID | None:
-    """The zero id stands for "none", as in Kafka's Uuid.ZERO_UUID."""
+    """Return a UUID; the zero id means "none", as in Kafka's Uuid.ZERO_UUID."""
     return UUID(bytes=value) if any(value) else None
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with bytes, one class per thing that a caller can react to."""
+"""Errors of bytes: one class for each that a caller can react to."""
 
 from kio.schema.errors import ErrorCode
 
@@ -16,30 +16,30 @@ __all__ = [
 
 
 class WireError(OnceflowError):
-    """Bytes that do not say what Kafka's protocol allows at that place."""
+    """The bytes violate Kafka's protocol."""
 
 
 class MalformedFrame(WireError):
-    """A request or response cannot be read: its connection is of no further use."""
+    """A request or response cannot be read, so its connection cannot be used any more."""
 
 
 class MalformedBatch(WireError):
-    """A record batch breaks its own format: lengths, varints or compressed data do not add up."""
+    """A record batch violates its format: lengths, varints or compressed data are inconsistent."""
 
 
 class CorruptBatch(WireError):
-    """A record batch is not what its header says: magic, length, CRC-32C or record count (CORRUPT_MESSAGE)."""
+    """A record batch does not match its header: magic, length, CRC-32C or record count (CORRUPT_MESSAGE)."""
 
 
 class DecompressionTooLarge(WireError):
-    """A compressed batch would unpack to more bytes than the caller allows."""
+    """The uncompressed size of a batch exceeds the caller's limit."""
 
 
 class UnsupportedVersion(WireError):
-    """A request names an API or a version that `onceflow.wire.apis` does not serve.
+    """A request has an API or a version that `onceflow.wire.apis` does not serve.
 
-    Kafka closes the connection, with one exception: an ApiVersions request (key 18) above the maximum is answered
-    by `frames.encode_unsupported_api_versions` (KIP-511).
+    Kafka closes the connection, with one exception: the response to an ApiVersions request (key 18) above the maximum
+    is `frames.encode_unsupported_api_versions` (KIP-511).
     """
 
     def __init__(self, api_key: int, version: int, *, correlation_id: int = 0) -> None:

@@ -1,6 +1,6 @@
 """Fetch requests and responses, versions 4 to 12, written by hand.
 
-A response is encoded without its records: as the pieces between which the broker sends each partition's bytes
+A response is encoded without its records, as pieces between which the broker sends each partition's bytes
 straight from the file. A parsed response holds views of its frame.
 """
 
@@ -30,7 +30,7 @@ from onceflow.wire.primitives import (
 
 _FLEXIBLE_FROM = APIS[FETCH].flexible_from
 _VERSION_OF_ONE = 12
-"""What most requests and answers are, those of one partition, has a shorter way in this version."""
+"""Most requests and responses have one partition; this version has a faster path for them."""
 _SESSIONS_FROM = 7
 _RACK_FROM = 11
 
@@ -39,8 +39,8 @@ _SESSION = struct.Struct(">ii")
 _ERROR_AND_SESSION = struct.Struct(">hi")
 _ABORTED = struct.Struct(">qq")
 
-# Fixed part of a partition in a request: partition, [leader epoch,] fetch offset, [last fetched epoch,]
-# [log start offset,] max bytes.
+# Fixed part of a partition in a request: partition, [leader epoch,] fetch offset, [last fetched epoch,] [log start
+# offset,] max bytes.
 _ASKED_FROM_4 = struct.Struct(">iqi")
 _ASKED_FROM_5 = struct.Struct(">iqqi")
 _ASKED_FROM_9 = struct.Struct(">iiqqi")
@@ -50,12 +50,12 @@ _ASKED_FROM_12 = struct.Struct(">iiqiqi")
 _RESPONDED_FROM_4 = struct.Struct(">ihqq")
 _RESPONDED_FROM_5 = struct.Struct(">ihqqq")
 _LIMITS_SESSION_AND_TOPIC = struct.Struct(">iiiibiiBB")
-"""..., and two compact lengths: how many topics, and of the first one's name."""
-_BEHIND_ONE_ASKED = b"\x00\x00\x01\x01\x00"
+"""..., and two compact lengths: number of topics, and that of the first one's name."""
+_AFTER_ONE_REQUESTED = b"\x00\x00\x01\x01\x00"
 """No tagged fields of partition and topic, no forgotten topics, no rack, no tagged fields."""
 _NO_PREFERRED_REPLICA = INT32.pack(-1)
 
-_BEHIND_ONE_RESPONDED = bytes(3)
+_AFTER_ONE_RESPONDED = bytes(3)
 """No tagged fields of partition, topic and response."""
 
 _TOPIC_MIN_BYTES = {False: 6, True: 3}
@@ -64,7 +64,7 @@ READ_COMMITTED = 1
 
 
 class FetchPartition(NamedTuple):
-    """What a request asks of one partition; -1 where its version does not say."""
+    """A request's part for one partition; -1 for fields that its version does not have."""
 
     partition: int
     current_leader_epoch: int
@@ -74,7 +74,7 @@ class FetchPartition(NamedTuple):
 
 
 class FetchRequest(NamedTuple):
-    """`topics`: (topic, partitions) in the order asked, which is the order to answer in."""
+    """A Fetch request. `topics`: (topic, partitions) in the order of the request and the response."""
 
     replica_id: int
     max_wait_ms: int
@@ -87,7 +87,7 @@ class FetchRequest(NamedTuple):
 
 
 class PartitionResponse(NamedTuple):
-    """One partition's part of a response; `records_bytes` of records follow it.
+    """A response's part for one partition; `records_bytes` of records follow it.
 
     `aborted`: (producer id, first offset) for read_committed, None (null) for read_uncommitted.
     """
@@ -115,7 +115,7 @@ class FetchedPartition(NamedTuple):
 
 
 class FetchResponse(NamedTuple):
-    """A parsed response; the error code is the whole request's."""
+    """A parsed response; the error code applies to the whole request."""
 
     correlation_id: int
     throttle_ms: int
@@ -125,7 +125,8 @@ class FetchResponse(NamedTuple):
 
 
 def parse_request(frame: memoryview, header: RequestHeader, *, entries_max: int = sys.maxsize) -> FetchRequest:
-    """Body of a Fetch request. Raises MalformedFrame. `entries_max` bounds its topics and partitions together."""
+    """Parse the body of a Fetch request. `entries_max` bounds its topics and partitions together. Raises
+    MalformedFrame."""
     version = header.version
     if version == _VERSION_OF_ONE and entries_max >= 2:
         asked = _parse_one(frame, header.body_position)
@@ -153,9 +154,9 @@ def parse_request(frame: memoryview, header: RequestHeader, *, entries_max: int 
 
 
 def _parse_one(frame: memoryview, position: int) -> FetchRequest | None:
-    """A request for one partition, as nearly all consumers write it: without forgotten topics, rack and tagged fields.
+    """Parse a request for one partition as most consumers send it: without forgotten topics, rack and tagged fields.
 
-    None for all others: they are parsed field by field, which takes more than twice as long.
+    Returns None for all others: they are parsed field by field, which takes more than twice as long.
     """
     try:
         fixed = _LIMITS_SESSION_AND_TOPIC.unpack_from(frame, position)
@@ -165,7 +166,7 @@ def _parse_one(frame: memoryview, position: int) -> FetchRequest | None:
         if topic_count != 2 or name_length >= 0x80 or frame[end] != 2:
             return None
         partition, epoch, offset, _, log_start_offset, max_bytes = _ASKED_FROM_12.unpack_from(frame, end + 1)
-        if frame[end + 1 + _ASKED_FROM_12.size :] != _BEHIND_ONE_ASKED:
+        if frame[end + 1 + _ASKED_FROM_12.size :] != _AFTER_ONE_REQUESTED:
             return None
         name = str(frame[position:end], "utf-8")
     except SHORT_OF_BYTES:
@@ -220,7 +221,8 @@ def _asked(values: tuple[int, ...], version: int) -> FetchPartition:
 
 
 def _skip_forgotten(frame: memoryview, position: int, tags_max: int, *, flexible: bool) -> int:
-    """Partitions that leave a fetch session; there are no sessions here, every answer has session id 0 (KIP-227)."""
+    """Skip partitions that leave a fetch session; there are no sessions here, every response has session id 0
+    (KIP-227)."""
     count, position = read_count(frame, position, flexible=flexible, element_bytes_min=_TOPIC_MIN_BYTES[flexible])
     for _ in range(count):
         _, position = read_string(frame, position, flexible=flexible)
@@ -239,15 +241,15 @@ def encode_response(
     error_code: int = 0,
     throttle_ms: int = 0,
 ) -> list[bytes]:
-    """A whole response, size included, without the records, as pieces.
+    """Encode a whole response, size included, without the records, as pieces.
 
-    Piece i stands in front of the records of the i-th partition that has any (`records_bytes` > 0), in the order of
-    `topics`; one last piece ends the response, so that there is one piece more than there are such partitions.
+    Piece i precedes the records of the i-th partition that has any (`records_bytes` > 0), in the order of `topics`. One
+    last piece ends the response, so there is one more piece than such partitions.
     """
     if version == _VERSION_OF_ONE and len(topics) == 1 and not error_code and not throttle_ms:
-        name, answers = topics[0]
-        if len(answers) == 1 and not answers[0].aborted and not answers[0].error_code:
-            return _encode_one(correlation_id, name, answers[0])
+        name, partitions = topics[0]
+        if len(partitions) == 1 and not partitions[0].aborted and not partitions[0].error_code:
+            return _encode_one(correlation_id, name, partitions[0])
     return _encode_response(version, correlation_id, topics, error_code, throttle_ms)
 
 
@@ -268,13 +270,13 @@ def _encode_response(
     if version >= _SESSIONS_FROM:
         piece += _ERROR_AND_SESSION.pack(error_code, 0)
     append_count(piece, len(topics), flexible=flexible)
-    for name, answers in topics:
+    for name, partitions in topics:
         append_string(piece, name, flexible=flexible)
-        append_count(piece, len(answers), flexible=flexible)
-        for answer in answers:
-            _append_response(piece, version, answer)
-            if answer.records_bytes > 0:
-                records_bytes += answer.records_bytes
+        append_count(piece, len(partitions), flexible=flexible)
+        for data in partitions:
+            _append_response(piece, version, data)
+            if data.records_bytes > 0:
+                records_bytes += data.records_bytes
                 pieces.append(piece)
                 piece = bytearray()
             if flexible:
@@ -289,52 +291,54 @@ def _encode_response(
     return [bytes(part) for part in pieces]
 
 
-def _encode_one(correlation_id: int, name: str, answer: PartitionResponse) -> list[bytes]:
-    """A response of that version with one partition, without an error and without aborted transactions."""
+def _encode_one(correlation_id: int, name: str, data: PartitionResponse) -> list[bytes]:
+    """Encode a response of that version with one partition, without an error and without aborted transactions."""
     layout, begin = _single_partition_response(name)
     length = bytearray()
-    append_uvarint(length, answer.records_bytes + 1)
-    size_bytes = layout.size + len(length) + max(answer.records_bytes, 0) + len(_BEHIND_ONE_RESPONDED) - 4
-    aborted = 0 if answer.aborted is None else 1
-    piece = layout.pack(size_bytes, correlation_id, begin, *answer[:5], aborted, -1) + length
-    if answer.records_bytes > 0:
-        return [piece, _BEHIND_ONE_RESPONDED]
-    return [piece + _BEHIND_ONE_RESPONDED]
+    append_uvarint(length, data.records_bytes + 1)
+    size_bytes = layout.size + len(length) + max(data.records_bytes, 0) + len(_AFTER_ONE_RESPONDED) - 4
+    aborted = 0 if data.aborted is None else 1
+    piece = layout.pack(size_bytes, correlation_id, begin, *data[:5], aborted, -1) + length
+    if data.records_bytes > 0:
+        return [piece, _AFTER_ONE_RESPONDED]
+    return [piece + _AFTER_ONE_RESPONDED]
 
 
 @lru_cache(maxsize=1000)
 def _single_partition_response(name: str) -> tuple[struct.Struct, bytes]:
-    """(layout up to the records' length, what stands between correlation id and partition) for a topic that exists,
-    whose name is no longer than 249 characters."""
+    """Return (layout up to the records' length, bytes between correlation id and partition) for a topic that exists.
+
+    Its name has at most 249 characters.
+    """
     nothing = PartitionResponse(0, 0, 0, 0, 0, 0)
     (whole,) = _encode_response(_VERSION_OF_ONE, 0, [(name, [nothing])], 0, 0)
     changing = _RESPONDED_FROM_5.format[1:] + "Bi"
-    behind_bytes = struct.calcsize(">" + changing) + 1 + len(_BEHIND_ONE_RESPONDED)
+    behind_bytes = struct.calcsize(">" + changing) + 1 + len(_AFTER_ONE_RESPONDED)
     begin = whole[8 : len(whole) - behind_bytes]
     return struct.Struct(f">ii{len(begin)}s{changing}"), begin
 
 
-def _append_response(piece: bytearray, version: int, answer: PartitionResponse) -> None:
+def _append_response(piece: bytearray, version: int, data: PartitionResponse) -> None:
     flexible = version >= _FLEXIBLE_FROM
     if version >= 5:
-        piece += _RESPONDED_FROM_5.pack(*answer[:5])
+        piece += _RESPONDED_FROM_5.pack(*data[:5])
     else:
-        piece += _RESPONDED_FROM_4.pack(*answer[:4])
-    if answer.aborted is None:
+        piece += _RESPONDED_FROM_4.pack(*data[:4])
+    if data.aborted is None:
         append_count(piece, -1, flexible=flexible)
     else:
-        append_count(piece, len(answer.aborted), flexible=flexible)
-        for producer_id, first_offset in answer.aborted:
+        append_count(piece, len(data.aborted), flexible=flexible)
+        for producer_id, first_offset in data.aborted:
             piece += _ABORTED.pack(producer_id, first_offset)
             if flexible:
                 piece.append(0)
     if version >= _RACK_FROM:
         piece += _NO_PREFERRED_REPLICA
-    append_count(piece, answer.records_bytes, flexible=flexible)
+    append_count(piece, data.records_bytes, flexible=flexible)
 
 
 def encode_request(version: int, correlation_id: int, client_id: str | None, request: FetchRequest) -> bytes:
-    """A whole request, size included, without a session's forgotten topics and with no rack."""
+    """Encode a whole request, size included, without a session's forgotten topics and without a rack."""
     flexible = version >= _FLEXIBLE_FROM
     buffer = bytearray(4)
     append_request_header(buffer, FETCH, version, correlation_id, client_id, flexible=flexible)
@@ -373,7 +377,7 @@ def _append_asked(buffer: bytearray, version: int, asked: FetchPartition) -> Non
 
 
 def parse_response(version: int, frame: Buffer) -> FetchResponse:
-    """A response without its size; records are views of `frame`. Raises MalformedFrame."""
+    """Parse a response without its size; records are views of `frame`. Raises MalformedFrame."""
     view = memoryview(frame)
     flexible = version >= _FLEXIBLE_FROM
     correlation_id, position = read_response_header(view, flexible=flexible)

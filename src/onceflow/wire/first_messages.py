@@ -11,7 +11,7 @@ Messages have no key, no timestamp and no offset of their own: a message's offse
     a fetch reply:       total length 4, error 2, messages
     a multifetch reply:  total length 4, error 2, fetch replies
 
-A total length counts the bytes that follow it. A library for such bytes: nothing of this is on our wire or disk.
+A total length counts the bytes that follow it. A library for such bytes: the broker neither sends nor stores them.
 """
 
 import struct
@@ -33,7 +33,7 @@ _ERROR_BYTES = 2
 
 
 class FirstHeader(NamedTuple):
-    """What stands in front of a payload."""
+    """Header before a payload."""
 
     length: int
     magic: int
@@ -41,7 +41,7 @@ class FirstHeader(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole message."""
+        """Size of the whole message."""
         return self.length + _LENGTH_BYTES
 
 
@@ -53,18 +53,18 @@ class FetchReply(NamedTuple):
 
 
 def encode(payload: bytes) -> bytes:
-    """One message."""
+    """Encode one message."""
     return _HEADER.pack(_OVERHEAD_BYTES + len(payload), 0, zlib.crc32(payload)) + payload
 
 
 def messages(buffer: Buffer) -> Iterator[tuple[int, FirstHeader]]:
-    """(position, header) of each whole message; a last one that is cut is ignored. Raises MalformedBatch."""
+    """Yield (position, header) of each whole message; ignore a last one that is cut. Raises MalformedBatch."""
     view = memoryview(buffer)
     position = 0
     while position + HEADER_BYTES <= len(view):
         header = read_header(view, position)
         if header.length < _OVERHEAD_BYTES:
-            raise MalformedBatch(f"message at position {position}: length {header.length}, the least is 5")
+            raise MalformedBatch(f"message at position {position}: length {header.length}, the minimum is 5")
         if position + header.size_bytes > len(view):
             return
         yield position, header
@@ -72,7 +72,7 @@ def messages(buffer: Buffer) -> Iterator[tuple[int, FirstHeader]]:
 
 
 def read_header(buffer: Buffer, position: int = 0) -> FirstHeader:
-    """The header at `position`, unchecked. Raises MalformedBatch where fewer than 9 bytes are left."""
+    """Read the header at `position`, unchecked. Raises MalformedBatch if fewer than 9 bytes are left."""
     try:
         return FirstHeader._make(_HEADER.unpack_from(buffer, position))
     except struct.error as error:
@@ -81,7 +81,7 @@ def read_header(buffer: Buffer, position: int = 0) -> FirstHeader:
 
 
 def payload_of(buffer: Buffer, position: int = 0) -> bytes:
-    """The payload of the message at `position`. Raises MalformedBatch, CorruptBatch."""
+    """Return the payload of the message at `position`. Raises MalformedBatch, CorruptBatch."""
     header = read_header(buffer, position)
     view = memoryview(buffer)
     if header.magic or header.length < _OVERHEAD_BYTES or position + header.size_bytes > len(view):
@@ -97,24 +97,24 @@ def payload_of(buffer: Buffer, position: int = 0) -> bytes:
 
 
 def encode_fetch_reply(reply: FetchReply) -> bytes:
-    """A fetch's whole reply."""
+    """Encode a whole reply to a fetch."""
     return _REPLY.pack(_ERROR_BYTES + len(reply.messages), reply.error) + reply.messages
 
 
 def decode_fetch_reply(buffer: Buffer) -> FetchReply:
-    """The reply that is all of `buffer`. Raises MalformedFrame."""
+    """Decode the reply that is all of `buffer`. Raises MalformedFrame."""
     reply, end = _read_reply(memoryview(buffer), 0)
     _require_end(end, buffer)
     return reply
 
 
 def encode_multifetch_reply(error: int, replies: Sequence[FetchReply]) -> bytes:
-    """The whole reply to several fetches."""
+    """Encode a whole reply to several fetches."""
     return encode_fetch_reply(FetchReply(error, b"".join(map(encode_fetch_reply, replies))))
 
 
 def decode_multifetch_reply(buffer: Buffer) -> tuple[int, list[FetchReply]]:
-    """(error, replies in the order of the fetches). Raises MalformedFrame."""
+    """Decode (error, replies in the order of the fetches). Raises MalformedFrame."""
     outer = decode_fetch_reply(buffer)
     view = memoryview(outer.messages)
     replies = []
@@ -130,7 +130,7 @@ def _read_reply(view: memoryview, position: int) -> tuple[FetchReply, int]:
     total, error = _REPLY.unpack_from(view, position) if begin <= len(view) else (-1, 0)
     end = position + _LENGTH_BYTES + total
     if total < _ERROR_BYTES or end > len(view):
-        raise MalformedFrame(f"fetch reply at byte {position}: total length {total}, {len(view)} bytes in all")
+        raise MalformedFrame(f"fetch reply at byte {position}: total length {total}, but {len(view)} bytes")
     return FetchReply(error, bytes(view[begin:end])), end
 
 

@@ -27,17 +27,17 @@ from onceflow.wire.primitives import SHORT_OF_BYTES, TAGS_MAX, append_string, re
 SIZE_BYTES = 4
 
 REQUEST_HEADER = struct.Struct(">hhi")
-"""API key, version, correlation id; the client id follows, and tagged fields where the version is flexible."""
+"""API key, version, correlation id; the client id follows, and tagged fields if the version is flexible."""
 SIZE_AND_CORRELATION_ID = struct.Struct(">ii")
 _CORRELATION_ID = struct.Struct(">i")
 _NO_TAGS = b"\x00"
 _UNREADABLE = (*SHORT_OF_BYTES, MalformedFrame, ValueError, OverflowError)
-"""What reading an entity may raise."""
+"""Exceptions of reading an entity."""
 
 
 @dataclass(slots=True)
 class RequestHeader:
-    """What stands in front of a request's body; `body_position` counts from the frame's begin."""
+    """Header before a request's body; `body_position` counts from the frame's start."""
 
     api: Api
     version: int
@@ -45,13 +45,14 @@ class RequestHeader:
     client_id: str | None
     body_position: int
     tags_max: int = TAGS_MAX
-    """Tagged fields that each section of the request may have."""
+    """Maximum number of tagged fields in each section of the request."""
 
 
 def read_request_header(frame: memoryview, tags_max: int = TAGS_MAX) -> RequestHeader:
-    """Header of a request; `frame` is without its size. `tags_max` bounds each of its sections of tagged fields.
+    """Read the header of a request; `frame` is without its size. `tags_max` bounds each of its sections of tagged
+    fields.
 
-    Raises UnsupportedVersion, which knows the correlation id, for what `apis.APIS` does not serve, and MalformedFrame.
+    Raises UnsupportedVersion, with the correlation id, for what `apis.APIS` does not serve, and MalformedFrame.
     """
     try:
         api_key, version, correlation_id = REQUEST_HEADER.unpack_from(frame, 0)
@@ -67,12 +68,10 @@ def read_request_header(frame: memoryview, tags_max: int = TAGS_MAX) -> RequestH
 
 
 def decode_request(frame: memoryview, header: RequestHeader, *, elements_max: int = sys.maxsize) -> Any:
-    """The request's body as kio's class of that API and version. Raises MalformedFrame.
+    """Decode the request's body as kio's class of that API and version. Raises MalformedFrame.
 
-    `elements_max` bounds the elements of all its arrays together.
-
-    Bytes behind its end are left alone, as in Kafka: librdkafka 2.16 leaves three of them in a Metadata request for
-    all topics.
+    `elements_max` bounds the elements of all its arrays together. Bytes after its end are ignored, as in Kafka:
+    librdkafka 2.16 leaves three of them in a Metadata request for all topics.
     """
     limits = Limits(elements_max, header.tags_max)
     entity_class = request_class(header.api.key, header.version)
@@ -82,7 +81,7 @@ def decode_request(frame: memoryview, header: RequestHeader, *, elements_max: in
 def decode_request_in_steps(
     frame: memoryview, header: RequestHeader, *, elements_max: int = sys.maxsize
 ) -> Generator[int, None, Any]:
-    """As `decode_request`, a step for each element of an array; yields about how many microseconds each took."""
+    """Run `decode_request` in steps, one for each element of an array; yield about how many microseconds each took."""
     limits = Limits(elements_max, header.tags_max)
     entity_class = request_class(header.api.key, header.version)
     try:
@@ -97,7 +96,7 @@ def _request_name(header: RequestHeader) -> str:
 
 
 def encode_request(api_key: int, version: int, correlation_id: int, client_id: str | None, payload: Any) -> bytes:
-    """A whole request, size included; `payload` is of `request_class(api_key, version)`."""
+    """Encode a whole request, size included; `payload` is of `request_class(api_key, version)`."""
     head = bytearray(SIZE_BYTES)
     append_request_header(head, api_key, version, correlation_id, client_id, flexible=payload.__flexible__)
     return _with_size(head, payload)
@@ -106,7 +105,7 @@ def encode_request(api_key: int, version: int, correlation_id: int, client_id: s
 def append_request_header(
     buffer: bytearray, api_key: int, version: int, correlation_id: int, client_id: str | None, *, flexible: bool
 ) -> None:
-    """Adds a request header, without size."""
+    """Append a request header, without size."""
     buffer += REQUEST_HEADER.pack(api_key, version, correlation_id)
     append_string(buffer, client_id, flexible=False)
     if flexible:
@@ -114,12 +113,12 @@ def append_request_header(
 
 
 def encode_response(api_key: int, version: int, correlation_id: int, payload: Any) -> bytes:
-    """A whole response, size included; `payload` is of `response_class(api_key, version)`."""
+    """Encode a whole response, size included; `payload` is of `response_class(api_key, version)`."""
     return _with_size(response_head(api_key, correlation_id, flexible=payload.__flexible__), payload)
 
 
 def response_head(api_key: int, correlation_id: int, *, flexible: bool) -> bytearray:
-    """A response up to its body; `with_size` completes it when that has been added."""
+    """Begin a response, up to its body; `with_size` completes it."""
     head = bytearray(SIZE_AND_CORRELATION_ID.pack(0, correlation_id))
     if flexible and api_key != API_VERSIONS:
         head += _NO_TAGS
@@ -127,20 +126,21 @@ def response_head(api_key: int, correlation_id: int, *, flexible: bool) -> bytea
 
 
 def with_size(frame: bytearray) -> bytes:
-    """The whole response that began with `response_head`."""
+    """Complete the response that `response_head` began."""
     struct.pack_into(">i", frame, 0, len(frame) - SIZE_BYTES)
     return bytes(frame)
 
 
 def encode_joined(correlation_id: int, body: Sequence[bytes], *, flexible: bool) -> bytes:
-    """A whole response, size included, from the parts of its body. Not for ApiVersions, whose header differs."""
+    """Encode a whole response, size included, from the parts of its body. Not for ApiVersions, whose header differs."""
     tags = _NO_TAGS if flexible else b""
     size_bytes = _CORRELATION_ID.size + len(tags) + sum(map(len, body))
     return b"".join((SIZE_AND_CORRELATION_ID.pack(size_bytes, correlation_id), tags, *body))
 
 
 def encode_unsupported_api_versions(correlation_id: int) -> bytes:
-    """The answer to an ApiVersions request above the maximum: version 0, error 35, the versions of ApiVersions."""
+    """Encode the response to an ApiVersions request above the maximum: version 0, error 35, the versions of
+    ApiVersions."""
     response: Any = response_class(API_VERSIONS, 0)
     version: Any = response.__annotations__["api_keys"].__args__[0]
     api = APIS[API_VERSIONS]
@@ -150,21 +150,21 @@ def encode_unsupported_api_versions(correlation_id: int) -> bytes:
 
 
 def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Any]:
-    """(correlation id, body as kio's class); `frame` is without its size. Raises MalformedFrame."""
+    """Decode (correlation id, body as kio's class); `frame` is without its size. Raises MalformedFrame."""
     view = memoryview(frame)
     entity_class: Any = response_class(api_key, version)
     correlation_id, position = read_response_header(
         view, flexible=entity_class.__flexible__ and api_key != API_VERSIONS
     )
-    what = f"{entity_class.__name__} version {version}"
-    payload, end = _decode(entity_class, view, position, what)
+    name = f"{entity_class.__name__} version {version}"
+    payload, end = _decode(entity_class, view, position, name)
     if end != len(view):
-        raise MalformedFrame(f"{what}: {len(view) - end} bytes follow its end")
+        raise MalformedFrame(f"{name}: {len(view) - end} bytes follow its end")
     return correlation_id, payload
 
 
 def read_response_header(view: memoryview, *, flexible: bool) -> tuple[int, int]:
-    """(correlation id, position of the body) of a response without its size."""
+    """Return (correlation id, position of the body) of a response without its size."""
     try:
         (correlation_id,) = _CORRELATION_ID.unpack_from(view, 0)
         return correlation_id, skip_tags(view, _CORRELATION_ID.size) if flexible else _CORRELATION_ID.size
@@ -174,7 +174,7 @@ def read_response_header(view: memoryview, *, flexible: bool) -> tuple[int, int]
 
 @cache
 def request_class(api_key: int, version: int) -> type[Any]:
-    """kio's class of a request's body."""
+    """Return kio's class of a request's body."""
     if (api_key, version) == list_offsets_v0.KEY_AND_VERSION:
         return list_offsets_v0.ListOffsetsRequest
     return load_request_schema(api_key, version)
@@ -182,7 +182,7 @@ def request_class(api_key: int, version: int) -> type[Any]:
 
 @cache
 def response_class(api_key: int, version: int) -> type[Any]:
-    """kio's class of a response's body."""
+    """Return kio's class of a response's body."""
     if (api_key, version) == list_offsets_v0.KEY_AND_VERSION:
         return list_offsets_v0.ListOffsetsResponse
     return load_response_schema(api_key, version)
@@ -196,7 +196,7 @@ def _writer(entity_class: Any) -> Callable[[Any, Any], None]:
 def _decode(
     entity_class: Any, view: memoryview, position: int, what: str, limits: Limits = NO_LIMITS
 ) -> tuple[Any, int]:
-    """(payload, position behind it)."""
+    """Return (payload, position after it)."""
     try:
         payload, end = read_entity(entity_class, view, position, limits)
     except _UNREADABLE as error:

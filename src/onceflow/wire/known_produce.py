@@ -1,11 +1,11 @@
-"""Produce requests that say nothing new but their correlation id and their batch.
+"""Cache of Produce requests that repeat everything but their correlation id and their batch.
 
-With every batch for a partition a producer repeats its name, acks, timeout and topic, byte for byte. A request that
-was parsed once is known by the bytes between its correlation id and the length of its batch: the next one is looked
-up, and its batch found, without reading what stands around it, which is most of the work of parsing a small one.
+With every batch for a partition a producer repeats its name, acks, timeout and topic, byte for byte. The key of a
+parsed request is the bytes between its correlation id and the length of its batch. The next one is looked up, and its
+batch located, without reading the fields around it, which is most of the work of parsing a small request.
 
-Known are requests of version 9 for one partition that have a client id, names of less than 127 bytes, all in all no
-more than `KNOWN_BYTES_MAX`, and no tagged fields. All others are parsed.
+The cache has requests of version 9 for one partition with a client id, names of less than 127 bytes, at most
+`KNOWN_BYTES_MAX` bytes together, and no tagged fields. All others are parsed.
 """
 
 from typing import NamedTuple
@@ -18,16 +18,16 @@ from onceflow.wire.produce import ProduceRequest, SinglePartitionResponse, encod
 
 KNOWN_VERSION = SinglePartitionResponse.VERSION
 KNOWN_BYTES_MAX = 512
-"""The longest bytes that a request is known by."""
+"""Maximum size of a request's known bytes."""
 GENERATION_MAX = 2000
 """Requests in each of two generations; both together have 3.4 MB (tracemalloc), 6.2 MB with the longest names."""
 
 _END = bytes(3)
-"""Behind the batch: no tagged fields of partition, topic and request."""
+"""End of a request after the batch: no tagged fields of partition, topic and request."""
 
 
 class Known(NamedTuple):
-    """What a request has in common with the next ones."""
+    """Fields that a request has in common with later ones."""
 
     transactional_id: str | None
     acks: int
@@ -37,9 +37,9 @@ class Known(NamedTuple):
 
 
 class KnownRequests:
-    """The requests that were parsed before.
+    """Previously parsed requests.
 
-    When the young generation is full it becomes the old one, and what was not asked for since then is forgotten.
+    When the young generation is full it becomes the old one, and requests unused since then are forgotten.
     """
 
     __slots__ = ("_old", "_young")
@@ -52,7 +52,7 @@ class KnownRequests:
         return len(self._young.keys() | self._old.keys())
 
     def find(self, frame: memoryview) -> tuple[Known, int, memoryview] | None:
-        """(what is known, correlation id, batch as a view of `frame`), or None: then the frame must be parsed.
+        """Return (known fields, correlation id, batch as a view of `frame`), None if the frame must be parsed.
 
         `frame` has at least the eight bytes up to the correlation id.
         """
@@ -78,11 +78,11 @@ class KnownRequests:
             return None
         return known, correlation_id, frame[begin:end]
 
-    def learn(self, frame: memoryview, header: RequestHeader, asked: ProduceRequest) -> None:
-        """Remembers a request that was parsed, where it is one that `find` reads as the parser does."""
-        if header.version != KNOWN_VERSION or len(asked.topics) != 1 or len(asked.topics[0][1]) != 1:
+    def learn(self, frame: memoryview, header: RequestHeader, request: ProduceRequest) -> None:
+        """Remember a parsed request if `find` reads it like the parser does."""
+        if header.version != KNOWN_VERSION or len(request.topics) != 1 or len(request.topics[0][1]) != 1:
             return
-        topic, ((partition, batch),) = asked.topics[0]
+        topic, ((partition, batch),) = request.topics[0]
         if batch is None:
             return
         try:
@@ -92,11 +92,11 @@ class KnownRequests:
             return
         if position > KNOWN_BYTES_MAX or length != len(batch) + 1:
             return
-        # The length may have been found where it is not: unless all before it is as our own encoder writes it, every
-        # length in its shortest form and without tagged fields.
-        before = encode_request(header.version, header.correlation_id, header.client_id, **asked._asdict())[0]
+        # The length's position may be wrong unless everything before it is as our own encoder writes it, every length
+        # in its shortest form and without tagged fields.
+        before = encode_request(header.version, header.correlation_id, header.client_id, **request._asdict())[0]
         if frame[:begin] == memoryview(before)[SIZE_BYTES:]:
-            known = Known(asked.transactional_id, asked.acks, topic, partition, SinglePartitionResponse(topic))
+            known = Known(request.transactional_id, request.acks, topic, partition, SinglePartitionResponse(topic))
             self._keep(bytes(frame[8:position]), known)
 
     def _keep(self, repeated: bytes, known: Known) -> None:
@@ -106,8 +106,8 @@ class KnownRequests:
 
 
 def _length_at(frame: memoryview) -> int:
-    """Where the length of the batch stands in a request of the kind; somewhere in another one. Raises IndexError."""
-    # The client id, behind its length.
+    """Return the position of the batch's length in a request of this kind; arbitrary in others. Raises IndexError."""
+    # The client id, after its length.
     position = 10 + (frame[8] << 8 | frame[9])
     # A tagged section, the transactional id (its length and one more, 0: null), acks, timeout, and a count.
     position += frame[position + 1] or 1

@@ -1,7 +1,7 @@
-"""ListOffsets version 0: up to so many offsets before a time, where later versions give one.
+"""ListOffsets version 0: up to N offsets before a time, where later versions return one.
 
-Apache Kafka served it up to 3.9 and took it out in 4.0 (KIP-896), so kio has no classes for it; these are made like
-kio's. It alone tells where a partition's segments begin, which the classic `get_offsets_before` asks for.
+Apache Kafka served it up to 3.9 and removed it in 4.0 (KIP-896), so kio has no classes for it; these are like kio's.
+Only this version returns the starts of a partition's segments, which the classic `get_offsets_before` requires.
 """
 
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class ListOffsetsPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOffsetsTopic:
-    """The partitions of one topic."""
+    """Partitions of one topic."""
 
     __type__: ClassVar = EntityType.nested
     __version__: ClassVar[i16] = i16(0)
@@ -45,7 +45,7 @@ class ListOffsetsTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOffsetsRequest:
-    """The request; clients give -1 as `replica_id`."""
+    """The request; clients send -1 as `replica_id`."""
 
     __type__: ClassVar = EntityType.request
     __version__: ClassVar[i16] = i16(0)
@@ -72,7 +72,7 @@ class ListOffsetsPartitionResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOffsetsTopicResponse:
-    """The partitions of one topic."""
+    """Partitions of one topic."""
 
     __type__: ClassVar = EntityType.nested
     __version__: ClassVar[i16] = i16(0)

@@ -1,8 +1,8 @@
-"""The header checksum of LZ4 frames, which Kafka computed wrongly before format 1 (KIP-57).
+"""Header checksum of LZ4 frames, which Kafka computed incorrectly before format 1 (KIP-57).
 
 A frame begins with a magic number (4 bytes), a flag byte, a block-size byte, perhaps the content's size (8 bytes), and
-one checksum byte: bits 8 to 15 of xxHash-32 of what lies between magic number and checksum. Kafka's first writer
-took the magic number in. Readers of format 0 do not look at the byte, its writers write the wrong one.
+one checksum byte: bits 8 to 15 of xxHash-32 of the bytes between magic number and checksum. Kafka's first writer
+included the magic number. Readers of format 0 ignore the byte, its writers write the wrong one.
 """
 
 from onceflow.wire.errors import MalformedBatch
@@ -18,13 +18,14 @@ _HASHED_BYTES_MAX = 15
 
 
 def with_right_checksum(frame: bytes) -> bytes:
-    """The frame as LZ4's own readers take it. Raises MalformedBatch where it is no frame that Kafka wrote."""
+    """Return the frame with the checksum that LZ4's own readers expect. Raises MalformedBatch if Kafka did not write
+    it."""
     end = _descriptor_end(frame)
     return frame[:end] + bytes([_checksum(frame[_MAGIC_BYTES:end])]) + frame[end + 1 :]
 
 
 def with_kafkas_checksum(frame: bytes) -> bytes:
-    """The frame as Kafka's format 0 has it."""
+    """Return the frame with the checksum of Kafka's format 0."""
     end = _descriptor_end(frame)
     return frame[:end] + bytes([_checksum(frame[:end])]) + frame[end + 1 :]
 
@@ -40,7 +41,7 @@ def _checksum(data: bytes) -> int:
 
 
 def _xxhash32(data: bytes) -> int:
-    """xxHash-32 with seed 0 of at most 15 bytes: the part of the algorithm that short input needs."""
+    """Return xxHash-32 with seed 0 of at most 15 bytes: the part of the algorithm that short input needs."""
     assert len(data) <= _HASHED_BYTES_MAX
     hashed = _PRIME_5 + len(data) & _MASK
     whole_bytes = len(data) & ~3

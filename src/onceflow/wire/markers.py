@@ -6,7 +6,7 @@ epoch, base sequence -1, and one record (org.apache.kafka.common.record.ControlR
     key    int16  version, 0                value  int16  version, 0
            int16  type: 0 abort, 1 commit          int32  coordinator epoch
 
-It takes an offset like any record, and readers leave it out.
+It has an offset like any record, and readers skip it.
 """
 
 import struct
@@ -26,7 +26,7 @@ _VALUE = struct.Struct(">hi")
 
 
 class Marker(NamedTuple):
-    """What a marker says besides its header."""
+    """Content of a marker besides its header."""
 
     commit: bool
     coordinator_epoch: int
@@ -35,7 +35,7 @@ class Marker(NamedTuple):
 def encode_marker(
     producer_id: int, producer_epoch: int, marker: Marker, *, offset: int, timestamp_ms: int, leader_epoch: int
 ) -> bytearray:
-    """The control batch, one record long, at `offset`."""
+    """Encode the control batch, one record long, at `offset`."""
     key = _KEY.pack(_VERSION, COMMIT if marker.commit else ABORT)
     value = _VALUE.pack(_VERSION, marker.coordinator_epoch)
     return encode_batch(
@@ -49,14 +49,16 @@ def encode_marker(
 
 
 def decode_marker(buffer: Buffer, position: int = 0) -> Marker | None:
-    """The marker in the control batch at `position`; None for control records of other types, or where compaction
-    left the batch empty. Raises MalformedBatch."""
+    """Decode the marker in the control batch at `position`. Raises MalformedBatch.
+
+    Returns None for control records of other types, or if compaction left the batch empty.
+    """
     records = decode_batch(buffer, position)
     return read_marker(records[0]) if records else None
 
 
 def read_marker(record: Record) -> Marker | None:
-    """The marker that a control record is; None for other types. Raises MalformedBatch."""
+    """Return the marker in a control record; None for other types. Raises MalformedBatch."""
     try:
         _version, kind = _KEY.unpack_from(record.key or b"")
         if kind not in (ABORT, COMMIT):

@@ -8,19 +8,19 @@ Entries end to end, each one message:
         12     4  CRC-32          of everything from byte 16 on (the zlib polynomial; format 2 has CRC-32C)
         16     1  magic           0 or 1
         17     1  attributes      bits 0-2 codec (none, gzip, snappy, lz4), 3 log-append time (format 1)
-        18     8  timestamp, ms   format 1 alone
+        18     8  timestamp, ms   only in format 1
         18/26  4  key length      -1: null
                …  key
                4  value length    -1: null
                …  value
 
 A compressed set is one entry, the wrapper, whose value is the compressed inner set. The wrapper has the offset of the
-last inner message. Inside, format 0 has absolute offsets, format 1 relative ones, from 0 (KIP-31): what the wrapper's
-offset is more than the last inner one is added to each. Under log-append time the wrapper's timestamp is that of every
-message (KIP-32). LZ4 in format 0 has a wrong header checksum (`onceflow.wire.lz4_header`). A wrapper in a wrapper is
-refused, as Kafka does.
+last inner message. Inside, format 0 has absolute offsets, format 1 relative ones, from 0 (KIP-31): the difference
+between the wrapper's offset and the last inner one is added to each. Under log-append time the wrapper's timestamp is
+that of every message (KIP-32). LZ4 in format 0 has a wrong header checksum (`onceflow.wire.lz4_header`). A wrapper in
+a wrapper is refused, as by Kafka.
 
-A library for old files: on the wire and on disk the broker has format 2 alone (`onceflow.wire.batch`).
+A library for old files: the broker sends and stores only format 2 (`onceflow.wire.batch`).
 """
 
 import struct
@@ -38,7 +38,7 @@ from onceflow.wire.errors import CorruptBatch, MalformedBatch
 NO_TIMESTAMP = -1
 MAGIC_MAX = 1
 PREFIX_BYTES = 18
-"""Offset, size, CRC, magic and attributes: what both formats have in front."""
+"""Size of offset, size, CRC, magic and attributes, which start both formats."""
 OFFSET_AND_SIZE_BYTES = 12
 
 _PREFIX = struct.Struct(">qiIbb")
@@ -51,7 +51,7 @@ _CODECS = (Codec.NONE, Codec.GZIP, Codec.SNAPPY, Codec.LZ4)
 
 
 class EntryHeader(NamedTuple):
-    """What stands in front of an entry's key; the timestamp is -1 in format 0."""
+    """Fields before an entry's key; the timestamp is -1 in format 0."""
 
     offset: int
     size: int
@@ -62,12 +62,12 @@ class EntryHeader(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole entry."""
+        """Size of the whole entry."""
         return self.size + OFFSET_AND_SIZE_BYTES
 
     @property
     def codec(self) -> Codec:
-        """Raises MalformedBatch for a codec that these formats do not have."""
+        """Codec of the value. Raises MalformedBatch for a codec that these formats do not have."""
         number = self.attributes & _CODEC_MASK
         if number >= len(_CODECS):
             raise MalformedBatch(f"message at offset {self.offset}: format {self.magic} has no codec {number}")
@@ -75,23 +75,23 @@ class EntryHeader(NamedTuple):
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether the broker dated the message (KIP-32); format 1 alone."""
+        """Whether the broker set the timestamp (KIP-32); only in format 1."""
         return self.magic > 0 and bool(self.attributes & _LOG_APPEND_TIME)
 
 
 def read_header(buffer: Buffer, position: int = 0) -> EntryHeader:
-    """The header at `position`, unchecked but for the bytes that it needs. Raises MalformedBatch."""
+    """Read the header at `position`, unchecked except for its size. Raises MalformedBatch."""
     try:
         offset, size, crc, magic, attributes = _PREFIX.unpack_from(buffer, position)
         (timestamp_ms,) = _TIMESTAMP.unpack_from(buffer, position + PREFIX_BYTES) if magic else (NO_TIMESTAMP,)
     except struct.error as error:
         left_bytes = len(memoryview(buffer)) - position
-        raise MalformedBatch(f"position {position}: {left_bytes} bytes left, which hold no message's header") from error
+        raise MalformedBatch(f"position {position}: {left_bytes} bytes left, too few for a message's header") from error
     return EntryHeader(offset, size, crc, magic, attributes, timestamp_ms)
 
 
 def check_entry(buffer: Buffer, position: int, header: EntryHeader) -> None:
-    """Raises CorruptBatch unless the bytes at `position` are the whole entry that `header` describes."""
+    """Check that the bytes at `position` are the whole entry that `header` describes. Raises CorruptBatch."""
     view = memoryview(buffer)
     end = position + header.size_bytes
     if not 0 <= header.magic <= MAGIC_MAX:
@@ -105,9 +105,9 @@ def check_entry(buffer: Buffer, position: int, header: EntryHeader) -> None:
 
 
 def entries(buffer: Buffer) -> Iterator[tuple[int, EntryHeader]]:
-    """(position, header) of each whole entry, wrappers unopened; a last one that is cut is ignored, as Kafka does.
+    """Yield (position, header) of each whole entry, wrappers unopened; ignore a last one that is cut, like Kafka.
 
-    Raises MalformedBatch where the magic is not 0 or 1 or a size could not be an entry's. Nothing else is checked.
+    Raises MalformedBatch for a magic other than 0 or 1 or an invalid size. Nothing else is checked.
     """
     size_bytes = len(memoryview(buffer))
     position = 0
@@ -122,7 +122,7 @@ def entries(buffer: Buffer) -> Iterator[tuple[int, EntryHeader]]:
 
 
 def decode_entry(buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZE_BYTES_MAX) -> list[Record]:
-    """The message at `position`, or those inside it if it is a wrapper, with absolute offsets; all CRCs are checked.
+    """Return the message at `position`, or those inside a wrapper, with absolute offsets; all CRCs are checked.
 
     Raises CorruptBatch, MalformedBatch, and DecompressionTooLarge above `size_bytes_max`.
     """
@@ -134,13 +134,14 @@ def decode_entry(buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZ
     if value is None:
         raise MalformedBatch(f"{_at(position, header)}: a compressed set without a value")
     inner = _unpacked(header, value, size_bytes_max)
-    records = [_inner_record(inner, begin, each, header) for begin, each in _inner_entries(inner, position, header)]
+    records = [_inner_record(inner, begin, entry, header) for begin, entry in _inner_entries(inner, position, header)]
     shift = header.offset - records[-1].offset if header.magic else 0
     return [record._replace(offset=record.offset + shift) for record in records]
 
 
 def decode(buffer: Buffer, *, size_bytes_max: int = SIZE_BYTES_MAX) -> list[Record]:
-    """All messages of a set, wrappers opened, each at most `size_bytes_max` unpacked. Raises as `decode_entry`."""
+    """Return all messages of a set, wrappers opened, each at most `size_bytes_max` uncompressed. Raises as
+    `decode_entry`."""
     view = memoryview(buffer)
     return [
         record
@@ -152,12 +153,12 @@ def decode(buffer: Buffer, *, size_bytes_max: int = SIZE_BYTES_MAX) -> list[Reco
 def encode(
     records: Sequence[Record], *, magic: int, codec: Codec = Codec.NONE, log_append_time_ms: int | None = None
 ) -> bytes:
-    """A message set in format `magic`; with a codec one wrapper around all of them.
+    """Encode a message set in format `magic`; with a codec, one wrapper around all messages.
 
-    Headers, which the formats do not have, raise ValueError, and so does a log-append time in format 0.
+    Raises ValueError for headers, which the formats do not have, and for a log-append time in format 0.
     """
     if not 0 <= magic <= MAGIC_MAX or codec not in _CODECS or not records:
-        raise ValueError(f"no message set: {len(records)} records, format {magic}, codec {codec!r}")
+        raise ValueError(f"not a valid message set: {len(records)} records, format {magic}, codec {codec!r}")
     if any(record.headers for record in records) or (log_append_time_ms is not None and not magic):
         raise ValueError("formats 0 and 1 have no record headers, format 0 has no timestamps")
     time_bit = 0 if log_append_time_ms is None else _LOG_APPEND_TIME
@@ -197,11 +198,11 @@ def _unpacked(header: EntryHeader, value: bytes, size_bytes_max: int) -> bytes:
 
 
 def _inner_entries(inner: bytes, position: int, wrapper: EntryHeader) -> list[tuple[int, EntryHeader]]:
-    found = list(entries(inner))
-    end = found[-1][0] + found[-1][1].size_bytes if found else 0
-    if not found or end != len(inner):
+    messages = list(entries(inner))
+    end = messages[-1][0] + messages[-1][1].size_bytes if messages else 0
+    if not messages or end != len(inner):
         raise MalformedBatch(f"{_at(position, wrapper)}: its messages take {end} of {len(inner)} bytes")
-    return found
+    return messages
 
 
 def _inner_record(inner: bytes, position: int, header: EntryHeader, wrapper: EntryHeader) -> Record:
@@ -221,7 +222,7 @@ def _key_and_value(view: memoryview, position: int, header: EntryHeader) -> tupl
     key, begin = _read_bytes(view[:end], position + PREFIX_BYTES + (_TIMESTAMP.size if header.magic else 0))
     value, begin = _read_bytes(view[:end], begin)
     if begin != end:
-        raise MalformedBatch(f"{_at(position, header)}: its value ends at byte {begin}, its size says {end}")
+        raise MalformedBatch(f"{_at(position, header)}: its value ends at byte {begin}, not at {end}")
     return key, value
 
 

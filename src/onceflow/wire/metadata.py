@@ -1,7 +1,7 @@
-"""Metadata answers, versions 0 to 12, as bytes: a head, one entry per topic, a tail.
+"""Metadata responses, versions 0 to 12, as bytes: a head, one entry per topic, a tail.
 
-kio needs milliseconds for an answer of a hundred topics. Here a topic's entry is made once for all versions that share
-its layout and is kept by the broker; an answer is the entries joined. (MetadataResponse.json of Apache Kafka)
+kio needs milliseconds for a response with a hundred topics. Here a topic's entry is encoded once for all versions that
+share its layout and kept by the broker; a response is the entries joined. (MetadataResponse.json of Apache Kafka)
 
     int32 throttle time (3+), [broker: int32 id, string host, int32 port, nullable string rack (1+)],
     nullable string cluster id (2+), int32 controller id (1+),
@@ -19,8 +19,8 @@ from onceflow.wire.primitives import INT16, INT32, append_count, append_string
 VERSION_MAX = 12
 FLEXIBLE_FROM = 9
 NULLABLE_NAME_FROM = 12
-OPERATIONS_NOT_ASKED = -(2**31)
-"""Of authorized operations: nobody asked which there are."""
+OPERATIONS_NOT_REQUESTED = -(2**31)
+"""Value of authorized operations that were not requested."""
 
 _NO_TAGS = b"\x00"
 _LAYOUT_SINCE = (0, 1, 5, 7, 8, 9, 10)
@@ -29,7 +29,7 @@ LAYOUTS = tuple(max(since for since in _LAYOUT_SINCE if since <= version) for ve
 
 
 def encode_head(version: int, broker_id: int, host: str, port: int, cluster_id: str) -> bytes:
-    """What comes before the topics' number, for a cluster of one broker."""
+    """Encode the part before the number of topics, for a cluster of one broker."""
     flexible = version >= FLEXIBLE_FROM
     buffer = bytearray()
     if version >= 3:
@@ -50,7 +50,7 @@ def encode_head(version: int, broker_id: int, host: str, port: int, cluster_id: 
 
 
 def encode_tail(version: int, operations: int) -> bytes:
-    """What comes after the topics; `operations` are the cluster's."""
+    """Encode the part after the topics; `operations` are the cluster's."""
     buffer = INT32.pack(operations) if 8 <= version <= 10 else b""
     return buffer + _NO_TAGS if version >= FLEXIBLE_FROM else buffer
 
@@ -65,9 +65,9 @@ def encode_topic(
     partition_count: int = 0,
     broker_id: int = -1,
     leader_epoch: int = -1,
-    operations: int = OPERATIONS_NOT_ASKED,
+    operations: int = OPERATIONS_NOT_REQUESTED,
 ) -> bytes:
-    """One topic, each of its partitions led and kept by the one broker."""
+    """Encode one topic; the one broker is leader and only replica of each partition."""
     flexible = version >= FLEXIBLE_FROM
     buffer = bytearray(INT16.pack(error_code))
     append_string(buffer, name if version >= NULLABLE_NAME_FROM else name or "", flexible=flexible)
@@ -76,9 +76,9 @@ def encode_topic(
     if version >= 1:
         buffer.append(is_internal)
     append_count(buffer, partition_count, flexible=flexible)
-    behind_index = _behind_index(version, broker_id, leader_epoch)
-    partition = struct.Struct(f">hi{len(behind_index)}s")
-    buffer += b"".join([partition.pack(0, index, behind_index) for index in range(partition_count)])
+    after_index = _after_index(version, broker_id, leader_epoch)
+    partition = struct.Struct(f">hi{len(after_index)}s")
+    buffer += b"".join([partition.pack(0, index, after_index) for index in range(partition_count)])
     if version >= 8:
         buffer += INT32.pack(operations)
     if flexible:
@@ -86,8 +86,8 @@ def encode_topic(
     return bytes(buffer)
 
 
-def _behind_index(version: int, broker_id: int, leader_epoch: int) -> bytes:
-    """A partition's fields after its index, which are the same for all."""
+def _after_index(version: int, broker_id: int, leader_epoch: int) -> bytes:
+    """Encode a partition's fields after its index, which are the same for all."""
     flexible = version >= FLEXIBLE_FROM
     buffer = bytearray(INT32.pack(broker_id))
     if version >= 7:

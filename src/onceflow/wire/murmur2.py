@@ -1,4 +1,4 @@
-"""The hash by which Kafka's Java client places a key in a partition (org.apache.kafka.common.utils.Utils.murmur2)."""
+"""Hash by which Kafka's Java client places a key in a partition (org.apache.kafka.common.utils.Utils.murmur2)."""
 
 import struct
 
@@ -8,7 +8,7 @@ _MASK = 0xFFFFFFFF
 
 
 def murmur2(key: bytes) -> int:
-    """Hash of `key`, unsigned 32 bits: Java's signed result `& 0xffffffff`."""
+    """Return the hash of `key`, unsigned 32 bits: Java's signed result `& 0xffffffff`."""
     length = len(key)
     whole = length & ~3
     state = (_SEED ^ length) & _MASK
@@ -24,8 +24,8 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """The partition, from 0 to `partition_count` - 1, where Java's default partitioner puts `key`.
+    """Return the partition, from 0 to `partition_count` - 1, where Java's default partitioner puts `key`.
 
-    Kafka's BuiltInPartitioner.partitionForKey; a key of no bytes is a key. ZeroDivisionError without partitions.
+    Kafka's BuiltInPartitioner.partitionForKey; an empty key is a key. ZeroDivisionError without partitions.
     """
     return (murmur2(key) & 0x7FFFFFFF) % partition_count

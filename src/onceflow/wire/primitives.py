@@ -1,6 +1,6 @@
-"""The integers, strings and arrays that Kafka's messages are made of, read from a memoryview.
+"""Integers, strings and arrays of Kafka's messages, read from a memoryview.
 
-Every reader takes (view, position) and returns (value, position behind it). Reading beyond the end raises
+Every reader takes (view, position) and returns (value, position after it). Reading beyond the end raises
 IndexError or struct.error, and a length or count that the rest of the bytes cannot hold raises MalformedFrame
 before anything is allocated; the callers turn all of them into MalformedFrame.
 """
@@ -14,11 +14,13 @@ INT32 = struct.Struct(">i")
 INT64 = struct.Struct(">q")
 
 SHORT_OF_BYTES = (IndexError, struct.error, UnicodeDecodeError)
-"""What a reader here may raise beside MalformedFrame when the bytes end too early or are not UTF-8."""
+"""Exceptions of a reader, besides MalformedFrame, when the bytes end too early or are not UTF-8."""
 
 TAGS_MAX = 100
-"""Tagged fields of one section where nobody says otherwise (`request.max.tagged.fields`); Kafka's messages have fewer
-than ten. Millions of empty ones fit into a frame."""
+"""Default limit of tagged fields in one section (`request.max.tagged.fields`); Kafka's messages have fewer than ten.
+
+Millions of empty ones fit into a frame.
+"""
 
 STRING_BYTES_MAX = 2**15 - 1
 
@@ -26,7 +28,7 @@ _UVARINT_BITS_MAX = 35
 
 
 def read_uvarint(view: memoryview, position: int) -> tuple[int, int]:
-    """Unsigned varint of at most five bytes."""
+    """Read an unsigned varint of at most five bytes."""
     value = view[position]
     position += 1
     if value < 0x80:
@@ -42,7 +44,7 @@ def read_uvarint(view: memoryview, position: int) -> tuple[int, int]:
 
 
 def append_uvarint(buffer: bytearray, value: int) -> None:
-    """Adds `value` >= 0 to `buffer` as an unsigned varint."""
+    """Append `value` >= 0 to `buffer` as an unsigned varint."""
     while value > 0x7F:
         buffer.append(value & 0x7F | 0x80)
         value >>= 7
@@ -50,7 +52,7 @@ def append_uvarint(buffer: bytearray, value: int) -> None:
 
 
 def bounded(size_bytes: int, view: memoryview, position: int) -> int:
-    """The position behind `size_bytes` bytes that begin at `position`."""
+    """Return the position after `size_bytes` bytes that start at `position`."""
     end = position + size_bytes
     if size_bytes < 0 or end > len(view):
         raise MalformedFrame(f"byte {position}: a length of {size_bytes} where {len(view) - position} bytes are left")
@@ -58,7 +60,7 @@ def bounded(size_bytes: int, view: memoryview, position: int) -> int:
 
 
 def read_length(view: memoryview, position: int, *, flexible: bool, short: bool = True) -> tuple[int, int]:
-    """Length of a string or bytes, -1 for null. Not flexible: int16 when `short`, else int32."""
+    """Read the length of a string or bytes, -1 for null. Not flexible: int16 when `short`, else int32."""
     if flexible:
         size_bytes = view[position]
         if size_bytes < 0x80:
@@ -71,9 +73,9 @@ def read_length(view: memoryview, position: int, *, flexible: bool, short: bool 
 
 
 def read_nullable_string(view: memoryview, position: int, *, flexible: bool) -> tuple[str | None, int]:
-    """A string in the compact form when `flexible`, else with an int16 length; null is None.
+    """Read a string, compact when `flexible`, else with an int16 length; null is None.
 
-    Longer ones than an int16 can tell are refused, as by Kafka: older versions and records could not hold them.
+    Strings longer than an int16 can express are refused, as by Kafka: older versions and records could not hold them.
     """
     size_bytes, position = read_length(view, position, flexible=flexible)
     if size_bytes == -1:
@@ -87,7 +89,7 @@ def read_nullable_string(view: memoryview, position: int, *, flexible: bool) -> 
 
 
 def read_string(view: memoryview, position: int, *, flexible: bool) -> tuple[str, int]:
-    """A string that may not be null."""
+    """Read a string that must not be null."""
     value, end = read_nullable_string(view, position, flexible=flexible)
     if value is None:
         raise MalformedFrame(f"byte {position}: null where a string is required")
@@ -95,7 +97,7 @@ def read_string(view: memoryview, position: int, *, flexible: bool) -> tuple[str
 
 
 def read_nullable_bytes(view: memoryview, position: int, *, flexible: bool) -> tuple[memoryview | None, int]:
-    """Bytes as a view of `view`, not a copy; null is None."""
+    """Return bytes as a view of `view`, not a copy; null is None."""
     size_bytes, position = read_length(view, position, flexible=flexible, short=False)
     if size_bytes == -1:
         return None, position
@@ -108,7 +110,7 @@ def read_nullable_bytes(view: memoryview, position: int, *, flexible: bool) -> t
 def read_count(
     view: memoryview, position: int, *, flexible: bool, element_bytes_min: int, nullable: bool = False
 ) -> tuple[int, int]:
-    """Number of elements of an array (-1: null, if it may be); refused where that many elements cannot follow."""
+    """Read the number of elements of an array (-1: null, if allowed); refuse it if that many elements cannot follow."""
     if flexible:
         count, position = view[position] - 1, position + 1
         if count >= 0x7F:
@@ -122,7 +124,7 @@ def read_count(
 
 
 def read_tag_count(view: memoryview, position: int, tags_max: int = TAGS_MAX) -> tuple[int, int]:
-    """Number of tagged fields in a section; refused beyond `tags_max`."""
+    """Read the number of tagged fields in a section; refuse more than `tags_max`."""
     count, position = read_uvarint(view, position)
     if count > tags_max:
         raise MalformedFrame(f"byte {position}: {count} tagged fields, {tags_max} are allowed")
@@ -130,7 +132,7 @@ def read_tag_count(view: memoryview, position: int, tags_max: int = TAGS_MAX) ->
 
 
 def skip_tags(view: memoryview, position: int, tags_max: int = TAGS_MAX) -> int:
-    """The position behind a section of tagged fields, all of them skipped; refused beyond `tags_max`."""
+    """Skip a section of tagged fields; return the position after it. Refuse more than `tags_max`."""
     if view[position] == 0:
         return position + 1
     count, position = read_tag_count(view, position, tags_max)
@@ -142,7 +144,7 @@ def skip_tags(view: memoryview, position: int, tags_max: int = TAGS_MAX) -> int:
 
 
 def append_string(buffer: bytearray, value: str | None, *, flexible: bool) -> None:
-    """Adds a nullable string, compact when `flexible`."""
+    """Append a nullable string, compact when `flexible`."""
     encoded = b"" if value is None else value.encode()
     if flexible:
         append_uvarint(buffer, 0 if value is None else len(encoded) + 1)
@@ -152,7 +154,7 @@ def append_string(buffer: bytearray, value: str | None, *, flexible: bool) -> No
 
 
 def append_count(buffer: bytearray, count: int, *, flexible: bool) -> None:
-    """Adds the length of an array or of bytes (-1: null): a compact varint when `flexible`, else int32."""
+    """Append the length of an array or of bytes (-1: null): a compact varint when `flexible`, else int32."""
     if flexible and count < 0x7F:
         buffer.append(count + 1)
     elif flexible:

@@ -28,11 +28,14 @@ from onceflow.wire.primitives import (
 _FLEXIBLE_FROM = APIS[PRODUCE].flexible_from
 _ACKS_AND_TIMEOUT = struct.Struct(">hi")
 ERROR_MESSAGE_CHARACTERS_MAX = 4096
-"""A longer message is cut: before version 9 a string ends at 32,767 bytes, and a character has up to 4."""
+"""Maximum length of an error message; a longer one is cut.
+
+Before version 9 a string ends at 32,767 bytes, and a character has up to 4.
+"""
 _PARTITION_MIN_BYTES = {False: 8, True: 6}
 _TOPIC_MIN_BYTES = {False: 6, True: 3}
 
-# A partition's part of a response up to what later versions added behind it.
+# A partition's part of a response, without the fields that later versions appended.
 _PARTITION_FROM_2 = struct.Struct(">ihqq")
 _PARTITION_FROM_5 = struct.Struct(">ihqqq")
 _NO_ERRORS_FROM_8 = b"\x00\x00\x00\x00\xff\xff"
@@ -40,7 +43,7 @@ _NO_ERRORS_FROM_9 = b"\x01\x00\x00"
 
 
 class ProduceRequest(NamedTuple):
-    """`topics`: (topic, [(partition, record batches or None)]) in the order of the request."""
+    """A Produce request. `topics`: (topic, [(partition, record batches or None)]) in the order of the request."""
 
     transactional_id: str | None
     acks: int
@@ -49,7 +52,7 @@ class ProduceRequest(NamedTuple):
 
 
 class PartitionResponse(NamedTuple):
-    """The answer for one partition; `log_append_time_ms` is -1 unless the topic stamps records itself."""
+    """Response for one partition; `log_append_time_ms` is -1 unless the topic uses log-append time."""
 
     partition: int
     error_code: int
@@ -60,7 +63,7 @@ class PartitionResponse(NamedTuple):
 
 
 def parse_request(frame: memoryview, header: RequestHeader, *, entries_max: int = sys.maxsize) -> ProduceRequest:
-    """Body of a Produce request; record batches are views of `frame`. Raises MalformedFrame.
+    """Parse the body of a Produce request; record batches are views of `frame`. Raises MalformedFrame.
 
     `entries_max` bounds its topics and partitions together.
     """
@@ -110,7 +113,7 @@ def encode_response(
     *,
     throttle_ms: int = 0,
 ) -> bytes:
-    """A whole Produce response, size included."""
+    """Encode a whole Produce response, size included."""
     flexible = version >= _FLEXIBLE_FROM
     buffer = bytearray(8)
     if flexible:
@@ -131,7 +134,7 @@ def encode_response(
 
 
 class SinglePartitionResponse:
-    """A response of version 9 that names one partition of a topic: what stays the same in it is encoded once."""
+    """Encoder of responses of version 9 for one partition of a topic: the constant part is encoded once."""
 
     __slots__ = ("_begin", "_end", "_layout", "_size_bytes")
 
@@ -140,7 +143,7 @@ class SinglePartitionResponse:
     def __init__(self, topic: str) -> None:
         whole = encode_response(self.VERSION, 0, [(topic, [PartitionResponse(0, 0, 0)])])
         none = encode_response(self.VERSION, 0, [(topic, [])])
-        # Behind the last partition: no tags of the topic, throttle time, no tags of the response.
+        # After the last partition: no tags of the topic, throttle time, no tags of the response.
         partition_begin = len(none) - 6
         fixed_end = partition_begin + _PARTITION_FROM_5.size
         self._begin, self._end = whole[8:partition_begin], whole[fixed_end:]
@@ -148,7 +151,7 @@ class SinglePartitionResponse:
         self._size_bytes = len(whole) - 4
 
     def encode(self, correlation_id: int, response: PartitionResponse) -> bytes:
-        """The whole response, size included, but for the message that `response` may have."""
+        """Encode the whole response, size included, without the error message of `response`."""
         return self._layout.pack(self._size_bytes, correlation_id, self._begin, *response[:5], self._end)
 
 
@@ -181,7 +184,7 @@ def encode_request(
     timeout_ms: int,
     topics: Sequence[tuple[str, Sequence[tuple[int, Buffer | None]]]],
 ) -> list[Buffer]:
-    """A whole Produce request, size included, as pieces: the given record batches themselves and what lies between."""
+    """Encode a whole Produce request, size included, as pieces: the given record batches and the bytes between them."""
     flexible = version >= _FLEXIBLE_FROM
     pieces: list[Buffer] = []
     piece = bytearray(4)
@@ -211,7 +214,7 @@ def encode_request(
 
 
 def parse_response(version: int, frame: Buffer) -> tuple[int, list[tuple[str, list[PartitionResponse]]], int]:
-    """(correlation id, topics, throttle_ms) of a response without its size. Raises MalformedFrame."""
+    """Return (correlation id, topics, throttle_ms) of a response without its size. Raises MalformedFrame."""
     view = memoryview(frame)
     flexible = version >= _FLEXIBLE_FROM
     correlation_id, position = read_response_header(view, flexible=flexible)
@@ -254,7 +257,7 @@ def _read_partition(view: memoryview, position: int, version: int) -> tuple[Part
 
 
 def _read_record_errors(view: memoryview, position: int, *, flexible: bool) -> tuple[str | None, int]:
-    """The first message about a single record, which says more than none at all."""
+    """Return the first message about a single record, if any."""
     first = None
     count, position = read_count(view, position, flexible=flexible, element_bytes_min=5)
     for _ in range(count):

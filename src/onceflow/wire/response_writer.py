@@ -1,11 +1,11 @@
-"""Writes responses from mappings of their fields: one mapping for all versions of a message.
+"""Writer of responses from mappings of their fields: one mapping for all versions of a message.
 
-The counterpart of `wire.entities`, compiled once for each class of kio's from its fields. A version takes the names
-that it has and leaves the others; a name that no served version has is a mistake and raises. kio's own writer wants
-objects of its classes, which take longer to make than to write, and writes a message in one piece; a response about
-thousands of partitions leaves turns for others between its elements.
+It is the counterpart of `wire.entities`, compiled once for each of kio's classes from its fields. A version writes the
+names that it has and ignores the others; a name that no served version has is an error and raises. kio's own writer
+requires objects of its classes, which take longer to create than to write, and writes a message in one piece; here
+other work can run between the elements of a response about thousands of partitions.
 
-Tagged fields are not written: nothing that the broker tells stands in one.
+Tagged fields are not written: the broker has no data in one.
 """
 
 import struct
@@ -24,20 +24,20 @@ Values = Mapping[str, Any]
 """Fields by name; nested entities are such mappings, arrays are sequences."""
 Write = Callable[[bytearray, Any], None]
 Steps = Callable[[bytearray, Any], Iterator[int]]
-"""As Write, a step for each element of an array; yields about how many microseconds each took."""
+"""Writer in steps, one for each element of an array; yields about how many microseconds each took."""
 
 _NO_TAGS = 0
 
 
 class FieldWriter(NamedTuple):
-    """How one field is written, how many microseconds that takes about, and in steps if it has arrays."""
+    """Writer of one field, its approximate cost in microseconds, and its steps if it has arrays."""
 
     write: Write
     work: int = 1
     steps: Steps | None = None
 
     def in_steps(self, buffer: bytearray, value: Any) -> Iterator[int]:
-        """Write in steps; yields about how many microseconds each took, and nothing where there is no array."""
+        """Write in steps; yield about how many microseconds each took, and nothing without an array."""
         if self.steps is None:
             self.write(buffer, value)
         else:
@@ -46,12 +46,13 @@ class FieldWriter(NamedTuple):
 
 @cache
 def entity_writer(entity_class: Any) -> FieldWriter:
-    """Writer of a class of kio's, from a mapping. KeyError for a missing field, TypeError for one of no version."""
+    """Return the writer of one of kio's classes, from a mapping. KeyError for a missing field, TypeError for an unknown
+    one."""
     flexible: bool = entity_class.__flexible__
-    plain = [each for each in fields(entity_class) if "tag" not in each.metadata]
-    writers = [(each.name, each.default, _field_writer(each, flexible=flexible)) for each in plain]
+    plain = [field for field in fields(entity_class) if "tag" not in field.metadata]
+    writers = [(field.name, field.default, _field_writer(field, flexible=flexible)) for field in plain]
     in_one_piece = [(name, default, writer.write) for name, default, writer in writers]
-    known = frozenset(each.name for each in plain)
+    known = frozenset(field.name for field in plain)
 
     def write_entity(buffer: bytearray, values: Values) -> None:
         if not values.keys() <= known:
@@ -110,15 +111,15 @@ def _array_writer(element: FieldWriter, *, flexible: bool, nullable: bool) -> Fi
         return () if is_null else values
 
     def write_array(buffer: bytearray, values: Any) -> None:
-        for each in begin(buffer, values):
-            write_element(buffer, each)
+        for element in begin(buffer, values):
+            write_element(buffer, element)
 
     def array_steps(buffer: bytearray, values: Any) -> Iterator[int]:
-        for each in begin(buffer, values):
+        for element in begin(buffer, values):
             if element_steps is None:
-                write_element(buffer, each)
+                write_element(buffer, element)
             else:
-                yield from element_steps(buffer, each)
+                yield from element_steps(buffer, element)
             yield element_work
 
     return FieldWriter(write_array, steps=array_steps)
@@ -127,7 +128,7 @@ def _array_writer(element: FieldWriter, *, flexible: bool, nullable: bool) -> Fi
 def _text_writer(*, flexible: bool, nullable: bool) -> Write:
     def write_text(buffer: bytearray, value: str | None) -> None:
         if value is None and not nullable:
-            raise TypeError("null where a string must be")
+            raise TypeError("null where a string is required")
         append_string(buffer, value, flexible=flexible)
 
     return write_text
@@ -162,22 +163,22 @@ _FIXED: Mapping[str, FieldWriter] = {
     "timedelta_i64": _fixed_writer(">q", lambda value: round(value.total_seconds() * 1000)),
     "uuid": _fixed_writer(">16s", lambda value: bytes(16) if value is None else value.bytes),
 }
-"""A UUID of zeros says that there is none, as Kafka's Uuid.ZERO_UUID, and -1 that there is no time."""
+"""Null values: a UUID of zeros means none, like Kafka's Uuid.ZERO_UUID, and -1 means no time."""
 
 
 def _check_names(entity_class: Any, names: Set[str]) -> None:
     """Raise TypeError unless another served version of the message has each of these fields."""
-    unknown = _of_no_version(entity_class, frozenset(names))
+    unknown = _unknown_names(entity_class, frozenset(names))
     if unknown:
         raise TypeError(f"{entity_class.__name__} has no field {', '.join(sorted(unknown))} in any served version")
 
 
 @cache
-def _of_no_version(entity_class: Any, names: frozenset[str]) -> frozenset[str]:
-    """Those of the names that no served version has. The newest and the oldest, which mostly tell, come first.
+def _unknown_names(entity_class: Any, names: frozenset[str]) -> frozenset[str]:
+    """Return those names that no served version has.
 
-    A version's classes are generated when they are first asked for, which takes kio milliseconds: a broker that
-    starts for a test should not need them all.
+    The newest and the oldest version, which usually suffice, come first. A version's classes are generated on first
+    use, which takes kio milliseconds: a broker that starts for a test should not need them all.
     """
     api = APIS[entity_class.__api_key__]
     versions = dict.fromkeys((api.version_max, api.version_min, *range(api.version_min, api.version_max + 1)))
@@ -192,12 +193,12 @@ def _of_no_version(entity_class: Any, names: frozenset[str]) -> frozenset[str]:
 
 @cache
 def _names_in(entity_class: Any) -> frozenset[str]:
-    """The fields of an entity and of all that it has, tagged ones excepted."""
-    found: set[str] = set()
-    for each in fields(entity_class):
-        if "tag" not in each.metadata:
-            found.add(each.name)
-            nested: Any = entity_class_in(each.type)
+    """Return the fields of an entity and of its nested ones, tagged ones excepted."""
+    names: set[str] = set()
+    for field in fields(entity_class):
+        if "tag" not in field.metadata:
+            names.add(field.name)
+            nested: Any = entity_class_in(field.type)
             if nested is not None:
-                found |= _names_in(nested)
-    return frozenset(found)
+                names |= _names_in(nested)
+    return frozenset(names)

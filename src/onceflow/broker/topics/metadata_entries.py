@@ -35,7 +35,7 @@ class MetadataEntries:
             partition_count=partition_count,
             broker_id=self._broker_id,
             leader_epoch=LEADER_EPOCH,
-            operations=TOPIC_OPERATIONS if authorized else metadata.OPERATIONS_NOT_ASKED,
+            operations=TOPIC_OPERATIONS if authorized else metadata.OPERATIONS_NOT_REQUESTED,
         )
         self._size_bytes += len(entry) - (len(cached[1]) if cached is not None else 0)
         if self._size_bytes > CACHE_BYTES_MAX:
