@@ -1,1 +1,1 @@
-"""Histories of clients under faults, and a checker that finds what a log must never show."""
+"""Histories of clients under faults, and a checker for what a log must never show."""

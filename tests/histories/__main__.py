@@ -15,12 +15,12 @@ def main(seed: int, seconds: float) -> int:
     """Return 0 where there is no anomaly."""
     with tempfile.TemporaryDirectory() as directory:
         history, figures = run(Path(directory), seed, seconds)
-    found = anomalies(history)
+    listed = anomalies(history)
     print(f"seed {seed}, {seconds:g} s:", ", ".join(f"{count} {name}" for name, count in sorted(figures.items())))
-    for kind, count in Counter(anomaly.kind for anomaly in found).items():
+    for kind, count in Counter(anomaly.kind for anomaly in listed).items():
         print(f"{count} x {kind.name}: {kind}")
-    print("\n".join(map(str, found[:SHOWN_MAX])) or "no anomaly")
-    return 1 if found else 0
+    print("\n".join(map(str, listed[:SHOWN_MAX])) or "no anomaly")
+    return 1 if listed else 0
 
 
 if __name__ == "__main__":

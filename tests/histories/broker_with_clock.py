@@ -1,4 +1,4 @@
-"""Broker process whose wall clock jumps when a test says so: `python -m tests.histories.broker_with_clock broker …`.
+"""Broker process whose wall clock jumps on a test's command: `python -m tests.histories.broker_with_clock broker …`.
 
 The test and the process share a file of 8 bytes, the milliseconds by which the broker's clock differs from the
 machine's. The monotonic clock does not jump, as on any machine.
@@ -31,7 +31,7 @@ class Skew:
 
     @property
     def ms(self) -> int:
-        """How far the broker's clock is ahead, in ms."""
+        """Offset of the broker's clock from the machine's, in ms."""
         return int(_SKEW.unpack_from(self._memory)[0])
 
     @ms.setter

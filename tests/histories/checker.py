@@ -1,7 +1,7 @@
 """Checker of histories: `anomalies(history)` lists what exactly-once logs never show.
 
-The order of a key is that of the offsets which are known to hold a record: polled ones, and those of acknowledged
-sends. Offsets between them belong to aborted records and to markers, so gaps are no anomaly. The kinds are those of
+The order of a key is that of the offsets known to have a record: polled ones, and those of acknowledged sends. Offsets
+between them belong to aborted records and to markers, so gaps are not anomalies. The kinds are those of
 Jepsen's Kafka workload, and three more: PHANTOM, REORDERED and the two about consumed records.
 """
 
@@ -37,7 +37,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One thing that a log must not show."""
+    """Something that a log must not show."""
 
     kind: Kind
     key: str
@@ -55,7 +55,7 @@ def anomalies(history: History) -> list[Anomaly]:
 
 
 class _Index:
-    """What the checks look up."""
+    """Lookup tables of the checks."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -72,7 +72,7 @@ class _Index:
         return {key: sorted(known) for key, known in offsets.items()}
 
     def placed(self) -> Iterator[tuple[str, int, int]]:
-        """Yield key, offset and value of everything that is known to be in the log."""
+        """Yield key, offset and value of every record known to be in the log."""
         for poll in self.polls:
             yield poll.key, poll.offset, poll.value
         for operation, send in self.sends:
@@ -90,9 +90,9 @@ def _offsets(index: _Index) -> Iterator[Anomaly]:
     for key, offset, value in index.placed():
         values[key, offset].add(value)
         offsets[value].add((key, offset))
-    for (key, offset), found in values.items():
-        if len(found) > 1:
-            yield Anomaly(Kind.INCONSISTENT_OFFSET, key, f"offset {offset} has values {sorted(found)}")
+    for (key, offset), stored in values.items():
+        if len(stored) > 1:
+            yield Anomaly(Kind.INCONSISTENT_OFFSET, key, f"offset {offset} has values {sorted(stored)}")
     for value, places in offsets.items():
         if len(places) > 1:
             yield Anomaly(Kind.DUPLICATE, min(places)[0], f"value {value} is at {sorted(places)}")
@@ -181,7 +181,7 @@ def _reordered(index: _Index) -> Iterator[Anomaly]:
             by_key[send.key].append((send.offset, send))
     for key, placed in by_key.items():
         first: Send | None = None  # Of the higher offsets, the one that was acknowledged first.
-        for _, send in sorted(placed, key=lambda each: -each[0]):
+        for _, send in sorted(placed, key=lambda pair: -pair[0]):
             if first is not None and first.acknowledged is not None and first.acknowledged < send.began:
                 detail = f"value {send.value} at offset {send.offset}, acknowledged earlier: {first.offset}"
                 yield Anomaly(Kind.REORDERED, key, detail)
@@ -195,11 +195,11 @@ def _consumed(index: _Index) -> Iterator[Anomaly]:
     keys = index.history.consumed
     if not keys:
         return
-    made: Counter[int] = Counter(
+    copies: Counter[int] = Counter(
         send.source for _, send in index.sends if send.source is not None and send.value in index.polled
     )
     for key, value in sorted({(poll.key, poll.value) for poll in index.polls if poll.key in keys}):
-        if made[value] > 1:
-            yield Anomaly(Kind.CONSUMED_TWICE, key, f"value {value} became {made[value]} values")
-        elif made[value] == 0 and index.history.is_read_to_end:
+        if copies[value] > 1:
+            yield Anomaly(Kind.CONSUMED_TWICE, key, f"value {value} became {copies[value]} values")
+        elif copies[value] == 0 and index.history.is_read_to_end:
             yield Anomaly(Kind.NOT_CONSUMED, key, f"value {value}")

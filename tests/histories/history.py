@@ -1,4 +1,4 @@
-"""History of a run: what clients asked of the log, and what they were answered.
+"""History of a run: the clients' requests to the log, and their results.
 
 A *key* is one partition, such as `events-0`. Each value is sent once in a run, so it names its send. Times are those of
 one monotonic clock. A *session* is one client from its creation to its end; a client that failed is followed by
@@ -23,7 +23,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """One record sent. `offset` is None where it was not acknowledged."""
+    """One record sent. `offset` is None if it was not acknowledged."""
 
     key: str
     value: int
@@ -31,7 +31,7 @@ class Send:
     began: float
     acknowledged: float | None = None
     source: int | None = None
-    """The value that was consumed to produce this one."""
+    """The consumed value from which this one was produced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Sends and polls that belong together, each in its order; a transaction where `committing` or `aborts`."""
+    """Sends and polls that belong together, each in order; a transaction if `committing` or `aborts`."""
 
     session: int
     outcome: Outcome
     sends: tuple[Send, ...] = ()
     polls: tuple[Poll, ...] = ()
     committing: float | None = None
-    """When the commit was asked for; None outside of a transaction, and where it was aborted."""
+    """Time of the commit request; None outside of a transaction, and if it was aborted."""
     aborts: bool = False
     moved: frozenset[str] = frozenset()
     """Keys whose position was set before the polls, by an assignment."""

@@ -1,4 +1,4 @@
-"""One run: workers on a broker that is killed and frozen and whose clock jumps; its history and its figures."""
+"""One run: workers on a broker that is killed, frozen and whose clock jumps; its history and its figures."""
 
 import contextlib
 import os
@@ -35,13 +35,13 @@ from tests.histories.workers import (
 
 BROKER = (
     *("--log-retention-ms", "-1", "--log-segment-bytes", "1048576"),
-    # A clock that jumped back makes the clients' timestamps lie in the future.
+    # After a backward jump the clients' timestamps are in the future.
     *("--log-message-timestamp-after-max-ms", str(2**63 - 1)),
 )
 CALM_S_MAX = 4.0
 FROZEN_S_MAX = 7.0
 JUMPS_MS = (1_000, 60_000, 3_600_000)
-"""A jump of days would let the broker forget idempotent producers and offsets, as it should."""
+"""Maximum jump: after days the broker would forget idempotent producers and offsets."""
 COPIED_WITHIN_S = 180.0
 JOINED_WITHIN_S = 240.0
 WRITERS = (Sender, Sender, Mixer, Mixer)
@@ -58,7 +58,7 @@ class Faults:
         self.counts: Counter[str] = Counter()
 
     def rage(self, seconds: float) -> None:
-        """Inject faults for so long; the broker runs afterwards."""
+        """Inject faults for that many seconds; the broker runs afterwards."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, self._chance.random() * CALM_S_MAX))
@@ -104,7 +104,7 @@ def run(directory: Path, seed: int, seconds: float) -> tuple[History, Counter[st
 
 @contextlib.contextmanager
 def _working(work: Run, kinds: Iterable[type[Worker]], stopping: threading.Event) -> Iterator[list[Worker]]:
-    """Run workers; at the end `stopping` is set. Raises what a worker failed with."""
+    """Run workers until `stopping` is set. Raises a worker's error."""
     workers = [kind(work, f"{kind.__name__.lower()}-{number}", stopping) for number, kind in enumerate(kinds)]
     for worker in workers:
         worker.start()
@@ -121,10 +121,7 @@ def _working(work: Run, kinds: Iterable[type[Worker]], stopping: threading.Event
 
 
 def _await_copies(work: Run) -> None:
-    """Wait until each event that can be read has become a copy that can be read, or for COPIED_WITHIN_S.
-
-    What is missing then is for the checker to say.
-    """
+    """Wait until each visible event has a visible copy, or for COPIED_WITHIN_S; the checker reports missing ones."""
     consumer, session = consumer_at(work.bootstrap), work.next_session()
     consumer.assign(everything())
     events, copies, calm_since = set[int](), set[int](), time.monotonic()
@@ -134,8 +131,8 @@ def _await_copies(work: Run) -> None:
         if polls:
             calm_since = time.monotonic()
             work.operations.append(Operation(session, Outcome.OK, (), tuple(polls)))
-        events |= {each.value for each in polls if each.key.startswith(EVENTS)}
-        copies |= {each.value for each in polls if not each.key.startswith(EVENTS)}
+        events |= {poll.value for poll in polls if poll.key.startswith(EVENTS)}
+        copies |= {poll.value for poll in polls if not poll.key.startswith(EVENTS)}
         if time.monotonic() - calm_since > 1 and events <= _sources(work, copies):
             break
     consumer.close()
@@ -147,7 +144,7 @@ def _sources(work: Run, copies: set[int]) -> set[int]:
 
 
 def _read_to_end(work: Run) -> None:
-    """Read every key from its first offset to its end. Raises AssertionError where a transaction is still open."""
+    """Read every key from its first offset to its end. Raises AssertionError if a transaction is still open."""
     ends = _ends(work.bootstrap)
     consumer, session = consumer_at(work.bootstrap, **{"enable.partition.eof": True}), work.next_session()
     consumer.assign(everything())
@@ -170,16 +167,16 @@ def _read_to_end(work: Run) -> None:
 
 
 def _ends(bootstrap: str) -> dict[str, int]:
-    """Return the end of each key, open transactions counted."""
+    """Return the end of each key, open transactions included."""
     consumer: Consumer = consumer_at(bootstrap, **{"isolation.level": "read_uncommitted"})
-    found = {}
+    ends = {}
     for topic, count in PARTITIONS.items():
         for number in range(count):
             marks = consumer.get_watermark_offsets(TopicPartition(topic, number), 30)
             assert marks is not None
-            found[key_of(topic, number)] = marks[1]
+            ends[key_of(topic, number)] = marks[1]
     consumer.close()
-    return found
+    return ends
 
 
 def _figures(work: Run, workers: list[Worker]) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""The checker finds each anomaly in a history that is valid but for that one."""
+"""The checker finds each anomaly in an otherwise valid history."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ READER, WRITER, COPIER = 1, 2, 3
 
 
 def sent(key: str, value: int, offset: int | None, *, source: int | None = None) -> Send:
-    """A send at time `value`, acknowledged half a second later if it has an offset."""
+    """Return a send at time `value`, acknowledged half a second later if it has an offset."""
     return Send(key, value, offset, value, None if offset is None else value + 0.5, source)
 
 
@@ -22,12 +22,12 @@ def polled(key: str, offset: int, value: int, at: float = 1000) -> Poll:
 
 
 def valid() -> list[Operation]:
-    """Plain sends, a committed, an aborted and an unknown transaction, a copy, and a reader of everything."""
+    """Return plain sends, a committed, an aborted and an unknown transaction, a copy, and a reader of everything."""
     return [
         Operation(WRITER, Outcome.OK, (sent(A, 10, 0), sent(A, 11, 1))),
         Operation(WRITER, Outcome.OK, (sent(A, 12, 2),)),
         Operation(WRITER, Outcome.OK, (sent(A, 20, 3), sent(B, 21, 0)), committing=22),
-        # Offset 4 is the marker, 5 and 6 are of the aborted transaction, 7 is its marker.
+        # Offset 4 is the marker, 5 and 6 belong to the aborted transaction, 7 is its marker.
         Operation(WRITER, Outcome.FAILED, (sent(A, 30, 5), sent(A, 31, 6)), aborts=True),
         Operation(WRITER, Outcome.UNKNOWN, (sent(A, 40, None), sent(B, 41, None)), committing=42),
         Operation(WRITER, Outcome.UNKNOWN, (sent(A, 50, None),)),
@@ -89,7 +89,7 @@ PLANTED: list[tuple[Kind, Callable[[], list[Operation]], set[Kind]]] = [
         add(Operation(4, Outcome.OK, (sent(A, 70, 9), sent(B, 71, 9)), (polled(A, 9, 70),), committing=0)),
         {Kind.LOST_WRITE},
     ),
-    # A read of one's own transaction, and a read of another's.
+    # A read of the own transaction, and a read of another's.
     (
         Kind.PRECOMMITTED_READ,
         add(Operation(4, Outcome.OK, (sent(A, 70, 9),), (polled(A, 9, 70, at=71),), committing=72)),
@@ -148,16 +148,16 @@ PLANTED: list[tuple[Kind, Callable[[], list[Operation]], set[Kind]]] = [
 
 @pytest.mark.parametrize(("kind", "plant", "along"), PLANTED, ids=lambda value: getattr(value, "name", ""))
 def test_a_planted_anomaly_is_found(kind: Kind, plant: Callable[[], list[Operation]], along: set[Kind]) -> None:
-    """`along` are the kinds that such a history cannot do without."""
-    found = kinds(plant())
-    assert kind in found
-    assert found - {kind} <= along | ({Kind.NOT_CONSUMED} if kind is not Kind.NOT_CONSUMED else set())
+    """`along`: kinds that such a history necessarily has too."""
+    seen = kinds(plant())
+    assert kind in seen
+    assert seen - {kind} <= along | ({Kind.NOT_CONSUMED} if kind is not Kind.NOT_CONSUMED else set())
 
 
 def test_every_kind_is_planted() -> None:
     assert {kind for kind, _, _ in PLANTED} == set(Kind)
 
 
-def test_what_was_not_read_to_its_end_may_lack_the_last() -> None:
+def test_unfinished_read_may_lack_last_records() -> None:
     operations = [*valid(), Operation(4, Outcome.OK, (sent(A, 70, 9),))]
     assert anomalies(History(operations, is_read_to_end=False)) == []

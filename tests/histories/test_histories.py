@@ -17,8 +17,8 @@ SHOWN_MAX = 20
 @pytest.mark.timeout(900)
 def test_a_short_run_has_no_anomaly(tmp_path: Path) -> None:
     history, figures = run(tmp_path, seed=0, seconds=SHORT_S)
-    found = anomalies(history)
-    assert not found, "\n".join(map(str, found[:SHOWN_MAX]))
+    listed = anomalies(history)
+    assert not listed, "\n".join(map(str, listed[:SHOWN_MAX]))
     assert figures["ok transactions"] > 0, figures
     assert figures["kill"] + figures["freeze"] + figures["clock jump"] > 0, figures
 
@@ -29,8 +29,8 @@ def test_a_short_run_has_no_anomaly(tmp_path: Path) -> None:
 def test_histories_under_faults_have_no_anomaly(tmp_path: Path, seed: int, record_property: RecordProperty) -> None:
     """Sends, polls, copies and transactions of librdkafka under kills, freezes and clock jumps, checked like Jepsen."""
     history, figures = run(tmp_path, seed, LONG_S)
-    found = anomalies(history)
+    listed = anomalies(history)
     record_property("seeds", str(seed))
-    for name, count in {**figures, "anomalies": len(found)}.items():
+    for name, count in {**figures, "anomalies": len(listed)}.items():
         record_property(name, count)
-    assert not found, f"seed {seed}:\n" + "\n".join(map(str, found[:SHOWN_MAX]))
+    assert not listed, f"seed {seed}:\n" + "\n".join(map(str, listed[:SHOWN_MAX]))

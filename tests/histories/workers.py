@@ -1,8 +1,8 @@
-"""Workers that send, poll, run transactions and copy with librdkafka, and record what they were answered.
+"""Workers that send, poll, run transactions and copy with librdkafka, and record the results.
 
-Each worker is a thread with clients of its own. A client that failed in a way that leaves its state open is abandoned
-without a close, as in a process that was killed; the worker then begins another session with new clients. A
-transactional id stays with its worker, so the next session fences what the last one left.
+Each worker is a thread with its own clients. A client whose error leaves its state open is abandoned without a close,
+as in a killed process; the worker then starts another session with new clients. A transactional id stays with its
+worker, so the next session fences what the last one left open.
 """
 
 import itertools
@@ -24,7 +24,7 @@ PARTITIONS = {EVENTS: 4, COPIES: 2}
 GROUP = "copiers"
 CALL_S = 60.0
 SESSION_TIMEOUT_MS = 10_000
-"""Longer than a broker is frozen."""
+"""Longer than the broker is frozen."""
 ABORT_CHANCE = 0.15
 CRASH_CHANCE = 0.01
 REWIND_CHANCE = 0.005
@@ -34,12 +34,12 @@ PAUSE_S_MAX = 0.02
 POLL_S = 0.1
 RECORDS_PER_POLL = 500
 RECORD = b"%-500d"
-"""Long enough that segments are rolled."""
+"""Long enough that segments roll."""
 COPIED_MAX = 50
 ABANDONED_MAX = 5
 RECONNECT = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 200}
 PRODUCER: dict[str, Any] = {
-    # Without it a fatal error is raised out of any call, as a SystemError.
+    # Without it any call may raise a fatal error as a SystemError.
     "error_cb": lambda _error: None,
     "enable.idempotence": True,
     "linger.ms": 1,
@@ -50,8 +50,8 @@ PRODUCER: dict[str, Any] = {
 TRANSACTIONS = {
     "transaction.timeout.ms": 30_000,
     "message.timeout.ms": 30_000,
-    # librdkafka 2.16 forgets its only broker when that is down and begins again with the bootstrap servers; a call of
-    # send_offsets_to_transaction then waits for the forgotten one, for ever (its issues 5511 and 5456).
+    # librdkafka 2.16 forgets its only broker when that is down and restarts with the bootstrap servers; a call of
+    # send_offsets_to_transaction then waits indefinitely for the forgotten one (its issues 5511 and 5456).
     "metadata.recovery.strategy": "none",
 }
 CONSUMER: dict[str, Any] = {
@@ -66,19 +66,19 @@ CONSUMER: dict[str, Any] = {
 MEMBER = {
     "group.id": GROUP,
     "session.timeout.ms": SESSION_TIMEOUT_MS,
-    # A member that was abandoned leaves then.
+    # An abandoned member leaves then.
     "max.poll.interval.ms": SESSION_TIMEOUT_MS,
     "heartbeat.interval.ms": 1_000,
 }
 
 
 class SendUnsettled(Exception):
-    """A send was not acknowledged in time: whether it is there, its client does not know."""
+    """A send was not acknowledged in time; its client does not know whether the record exists."""
 
 
 @dataclass
 class Run:
-    """What all workers of one run share."""
+    """Shared state of all workers of one run."""
 
     bootstrap: str
     seed: int
@@ -103,7 +103,7 @@ KEYS = frozenset(key_of(topic, number) for topic, count in PARTITIONS.items() fo
 
 
 class Sends:
-    """Records of one operation on their way; `settled` are those sends with what became of each."""
+    """Records of one operation in flight; `settled` has the sends with their results."""
 
     def __init__(self, run: Run, producer: Producer) -> None:
         self._run = run
@@ -139,7 +139,7 @@ class Sends:
 
 
 class Worker(threading.Thread):
-    """One session after the other until the run stops; what ends one but KafkaException is kept in `failure`."""
+    """Run one session after the other until the run stops; keep an error other than KafkaException in `failure`."""
 
     def __init__(self, run: Run, name: str, stopping: threading.Event) -> None:
         super().__init__(name=name, daemon=True)
@@ -171,7 +171,7 @@ class Worker(threading.Thread):
             raise
 
     def open(self) -> None:
-        """Make the clients of a session."""
+        """Create the clients of a session."""
         raise NotImplementedError
 
     def step(self) -> None:
@@ -187,16 +187,16 @@ class Worker(threading.Thread):
             self.work.operations.append(operation)
 
     def producer(self, **config: Any) -> Producer:
-        """Return a producer that lives on for a while after its session: a zombie, whose sends must be fenced."""
-        made = Producer({**PRODUCER, "bootstrap.servers": self.work.bootstrap, **config}, logger=Quiet())
-        self._abandoned.append(made)
-        return made
+        """Return a producer that outlives its session: a zombie, whose sends must be fenced."""
+        producer = Producer({**PRODUCER, "bootstrap.servers": self.work.bootstrap, **config}, logger=Quiet())
+        self._abandoned.append(producer)
+        return producer
 
     def beginning(self, consumer: Consumer) -> list[TopicPartition]:
-        """Return where a reader begins: some records before the ends, now and then at the first ones.
+        """Return a reader's start: some records before the ends, sometimes the first ones.
 
-        As numbers: librdkafka may look up its logical offset "so many before the end" again later, and reads twice.
-        Raises KafkaException.
+        The offsets are numbers: librdkafka may resolve its logical offset "N before the end" again later, and reads
+        twice. Raises KafkaException.
         """
         partitions = everything()
         if self.chance.random() >= FROM_FIRST_CHANCE:
@@ -222,7 +222,7 @@ def everything() -> list[TopicPartition]:
 
 
 def poll(consumer: Consumer, seconds: float = POLL_S) -> list[Poll]:
-    """Return the records of one poll; a broker that is away gives none."""
+    """Return the records of one poll; none if the broker is down."""
     messages = consumer.consume(RECORDS_PER_POLL, seconds)
     return [poll_of(message) for message in messages if message.error() is None]
 
@@ -252,7 +252,7 @@ class Sender(Worker):
 
 
 class Reader(Worker):
-    """Polls every partition, and now and then begins again elsewhere."""
+    """Polls every partition, and sometimes restarts at another offset."""
 
     def open(self) -> None:
         self._consumer = consumer_at(self.work.bootstrap)
@@ -269,14 +269,14 @@ class Reader(Worker):
 
 
 class Transactional(Worker):
-    """Runs transactions with an id of its own; `fill` says what is in them."""
+    """Runs transactions with its own id; `fill` determines their content."""
 
     def open(self) -> None:
         self._producer = self.producer(**{"transactional.id": self.name, **TRANSACTIONS})
         self._call(lambda: self._producer.init_transactions(CALL_S))
 
     def close(self) -> None:
-        """Let another session abort what the last one left."""
+        """Let another session abort what the last one left open."""
         self.open()
 
     def step(self) -> None:
@@ -320,10 +320,10 @@ class Transactional(Worker):
         return frozenset()
 
     def aborted(self, polls: list[Poll]) -> None:
-        """Go back to where the transaction began, if its polls belong to it."""
+        """Seek to the transaction's start, if its polls belong to it."""
 
     def _call(self, call: Callable[[], None]) -> None:
-        """Repeat what librdkafka says may be repeated, for CALL_S at most. Raises KafkaException."""
+        """Repeat what librdkafka marks as retriable, for CALL_S at most. Raises KafkaException."""
         deadline = time.monotonic() + CALL_S
         while True:
             try:
@@ -350,12 +350,12 @@ class Mixer(Transactional):
 
 
 class Copier(Transactional):
-    """Consumes events in a group, and commits what it produces of them with their offsets."""
+    """Consumes events in a group, and commits the records produced from them with their offsets."""
 
     _consumer: Consumer | None = None
 
     def open(self) -> None:
-        # A member that fails leaves; one that is only abandoned holds its partitions for the session's time.
+        # A member that fails leaves; one that is only abandoned keeps its partitions for the session timeout.
         if self._consumer is not None:
             self._consumer.close()
         super().open()
@@ -393,16 +393,16 @@ class Copier(Transactional):
 
     def aborted(self, polls: list[Poll]) -> None:
         assert self._consumer is not None
-        begins = {partition_of(each): each.offset for each in reversed(polls)}
-        # A rebalance may have taken the partition meanwhile; its next owner begins at the committed offset.
-        owned = {each.partition for each in self._consumer.assignment()}
+        begins = {partition_of(poll): poll.offset for poll in reversed(polls)}
+        # A rebalance may have revoked the partition meanwhile; its next owner starts at the committed offset.
+        owned = {assigned.partition for assigned in self._consumer.assignment()}
         for number, offset in begins.items():
             if number in owned:
                 self._consumer.seek(TopicPartition(EVENTS, number, offset))
         self._moved = KEYS
 
     def _on_rebalance(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
-        """Drop what was polled of the assignment before: the next owner begins at the committed offset."""
+        """Drop what was polled under the previous assignment: the next owner starts at the committed offset."""
         self._moved = KEYS
         self._polls.clear()
 

@@ -55,7 +55,7 @@ def test_the_tables_are_large() -> None:
     assert min(len(AREAS[area]) for area in MANY_OF) >= 15
 
 
-MURMUR2 = "wire/test_murmur2.py::test_the_sign_bit_is_cleared_before_the_remainder"
+MURMUR2 = "wire/test_murmur2.py::test_sign_bit_is_cleared_before_modulo"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A broker in this process: started, stopped, refused, forked, forgotten; a hundred of them leave nothing behind."""
+"""A broker in this process: start, stop, errors, fork, exit; a hundred of them leave nothing behind."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ def run_script(text: str, *arguments: object) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_a_temporary_broker_serves_and_leaves_no_directory() -> None:
+def test_temporary_broker_leaves_no_directory() -> None:
     with Broker() as broker:
         produce(broker.bootstrap_servers, broker.create_topic("visits"), b"ann")
         assert stored(broker.bootstrap_servers, "visits") == b"ann"
@@ -50,7 +50,7 @@ def test_a_temporary_broker_serves_and_leaves_no_directory() -> None:
     assert not path.exists()
 
 
-def test_a_broker_that_starts_again_has_its_port_and_its_data(tmp_path: Path) -> None:
+def test_restarted_broker_keeps_port_and_data(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "new" / "data")
     with broker:
         address = broker.bootstrap_servers
@@ -61,7 +61,7 @@ def test_a_broker_that_starts_again_has_its_port_and_its_data(tmp_path: Path) ->
     assert (tmp_path / "new" / "data" / ".kafka_cleanshutdown").exists()
 
 
-def test_a_second_broker_on_the_directory_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_second_broker_on_the_directory_is_refused(tmp_path: Path) -> None:
     with Broker(tmp_path / "data") as first:
         for _ in range(2):
             with pytest.raises(DataDirectoryRefused, match=f"in use by another broker \\(pid {os.getpid()}\\)"):
@@ -74,7 +74,7 @@ def test_a_second_broker_on_the_directory_is_refused_with_a_sentence(tmp_path: P
 
 
 @pytest.mark.remedy(Remedy.START_TEST_BROKER, Remedy.WITH_STATEMENT, Remedy.STOP_TEST_BROKER)
-def test_a_broker_that_is_not_running_says_so(tmp_path: Path) -> None:
+def test_stopped_broker_raises_an_error(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "data")
     for use in (lambda: broker.bootstrap_servers, lambda: broker.path, lambda: broker.create_topic("a")):
         with pytest.raises(BrokerNotUsable) as raised:
@@ -108,7 +108,7 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_
     assert set(threading.enumerate()) <= threads
 
 
-def test_settings_are_kafkas_and_unknown_ones_are_refused() -> None:
+def test_unknown_settings_are_refused() -> None:
     with Broker(settings={"num.partitions": "3"}) as broker:
         broker.create_topic("three", partitions=-1)
         with connected(broker.bootstrap_servers) as client:
@@ -119,12 +119,12 @@ def test_settings_are_kafkas_and_unknown_ones_are_refused() -> None:
         Broker(settings={"log.dirs": "/elsewhere"})
 
 
-def test_settings_may_be_pythons_numbers_and_truth_values(tmp_path: Path) -> None:
+def test_settings_may_be_python_values(tmp_path: Path) -> None:
     values = {"num.partitions": 4, "log.cleaner.enable": False, "log.cleaner.min.cleanable.ratio": 0.25}
     with Broker(tmp_path, settings=values) as broker, connected(broker.bootstrap_servers) as client:
         asked = [{"resource_type": 4, "resource_name": "1", "configuration_keys": list(values)}]
         (result,) = client.ask(apis.DESCRIBE_CONFIGS, 4, resources=asked).results
-    assert {each.name: each.value for each in result.configs} == {
+    assert {config.name: config.value for config in result.configs} == {
         "num.partitions": "4",
         "log.cleaner.enable": "false",
         "log.cleaner.min.cleanable.ratio": "0.25",
@@ -133,12 +133,12 @@ def test_settings_may_be_pythons_numbers_and_truth_values(tmp_path: Path) -> Non
         Broker(settings={"num.partitions": [4]})  # type: ignore[dict-item]
 
 
-def test_a_broker_process_takes_a_path_as_text(tmp_path: Path) -> None:
+def test_broker_process_accepts_path_as_text(tmp_path: Path) -> None:
     assert BrokerProcess(str(tmp_path / "data")).log_path == tmp_path / "data.log"
 
 
 @pytest.mark.remedy(Remedy.START_TEST_BROKER, Remedy.STOP_TEST_BROKER)
-def test_a_broker_process_is_started_once_and_says_when_it_is_not_there(tmp_path: Path) -> None:
+def test_broker_process_starts_once(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         pid = broker.pid
         with pytest.raises(BrokerNotUsable, match=f"is already running, with pid {pid}") as running:
@@ -161,7 +161,7 @@ def _wrong_file(directory: Path) -> Path:
     return file
 
 
-def test_a_topic_that_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_topic_creation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from onceflow.testing import in_process
 
     monkeypatch.setattr(in_process, "CREATE_SECONDS_MAX", 0.05)
@@ -194,12 +194,12 @@ print(signal.set_wakeup_fd(-1))
 """
 
 
-def test_the_process_keeps_its_signals_and_its_event_loop(tmp_path: Path) -> None:
+def test_process_keeps_signals_and_event_loop(tmp_path: Path) -> None:
     done = run_script(IN_A_LOOP, tmp_path / "data")
     assert (done.stdout, done.stderr) == ("-1\n", "")
 
 
-def test_a_broker_may_be_started_and_stopped_by_any_thread() -> None:
+def test_any_thread_may_start_and_stop() -> None:
     broker = Broker()
     for step in (broker.start, broker.stop):
         worker = threading.Thread(target=step)
@@ -250,7 +250,7 @@ print("done")
 
 
 @pytest.mark.remedy(Remedy.CREATE_WITH_CLIENT)
-def test_after_a_fork_the_child_is_a_client_and_holds_nothing(tmp_path: Path) -> None:
+def test_forked_child_is_only_a_client(tmp_path: Path) -> None:
     done = run_script(FORK, tmp_path / "data")
     assert done.returncode == 0, done.stderr
     assert remedies.find(Remedy.CREATE_WITH_CLIENT, done.stdout) == {"topic": "other"}
@@ -269,7 +269,7 @@ if len(sys.argv) > 2:
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
-def test_a_program_that_forgets_to_stop_ends_and_leaves_no_temporary_data(tmp_path: Path, fails: bool) -> None:
+def test_unstopped_broker_leaves_no_temporary_data(tmp_path: Path, fails: bool) -> None:
     done = run_script(FORGOTTEN, tmp_path / "data", *["fail"] * fails)
     assert done.returncode == int(fails)
     assert ("RuntimeError" in done.stderr) == fails
@@ -297,7 +297,7 @@ threading.Thread(target=work).start()
 """
 
 
-def test_threads_that_outlive_the_main_one_have_a_broker_that_works() -> None:
+def test_broker_outlives_the_main_thread() -> None:
     done = run_script(AFTER_MAIN)
     assert (done.stdout, done.stderr, done.returncode) == ("b'ann'\n", "", 0)
 
@@ -315,7 +315,7 @@ print(*sorted(name for name in sys.modules if name.startswith("kio.") and name.e
 
 
 def test_the_first_record_generates_few_message_classes() -> None:
-    """kio takes milliseconds for each class that is used for the first time: a start is quick for want of them."""
+    """kio needs milliseconds for each class on its first use: a fast start uses few."""
     done = run_script(FIRST_RECORD)
     assert done.returncode == 0, done.stderr
     assert {name.split(".")[2] for name in done.stdout.split()} <= {"api_versions", "metadata"}
@@ -340,7 +340,7 @@ def test_importing_all_of_it_loads_nothing_heavy() -> None:
 
 @dataclass(frozen=True)
 class Held:
-    """What of the operating system this process holds."""
+    """Return this process's operating system resources."""
 
     threads: int
     descriptors: int
@@ -357,7 +357,7 @@ def held(directory: Path) -> Held:
 
 
 def descriptor_paths() -> Iterator[str]:
-    """Those of this moment's reading itself left out."""
+    """Return the open descriptors except that of this call."""
     for name in os.listdir("/proc/self/fd"):
         path = f"/proc/self/fd/{name}"
         if os.path.lexists(path):
@@ -381,7 +381,7 @@ def run_brokers(count: int, directory: Path) -> None:
 
 
 def brokers_in_a_process_of_their_own(count: int, directory: Path) -> None:
-    """Apart from what other tests of this process hold."""
+    """Resources of other tests in this process are ignored."""
     script = "import os, sys; sys.path.insert(0, os.getcwd())\nfrom pathlib import Path\n"
     script += "from tests.testing.test_in_process import run_brokers\n"
     script += "run_brokers(int(sys.argv[1]), Path(sys.argv[2]))\nprint('nothing left')"
@@ -391,7 +391,7 @@ def brokers_in_a_process_of_their_own(count: int, directory: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
 def test_a_hundred_brokers_leave_nothing_behind() -> None:
-    # In memory: a start and a stop sync fifty times, and what is counted here does not depend on the disk.
+    # In memory: a start and a stop sync fifty times, and the counts do not depend on the disk.
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         brokers_in_a_process_of_their_own(100, Path(directory))
 

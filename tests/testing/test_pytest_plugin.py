@@ -1,4 +1,4 @@
-"""The pytest plugin as a stranger meets it: a test suite of their own, in a process of its own."""
+"""The pytest plugin in a user's test suite, in a process of its own."""
 
 import os
 import re
@@ -35,23 +35,23 @@ def test_a_topic_is_new_and_empty(onceflow_broker, onceflow_topic, name):
 
 @pytest.mark.onceflow_topic(partitions=3, configs={"retention.ms": "-1"})
 def test_a_topic_as_asked_for(onceflow_broker, onceflow_topic):
-    found = AdminClient({"bootstrap.servers": onceflow_broker.bootstrap_servers}).list_topics(onceflow_topic, 10)
-    assert len(found.topics[onceflow_topic].partitions) == 3
+    metadata = AdminClient({"bootstrap.servers": onceflow_broker.bootstrap_servers}).list_topics(onceflow_topic, 10)
+    assert len(metadata.topics[onceflow_topic].partitions) == 3
 
 
 def test_settings(onceflow_broker):
     topic = onceflow_broker.create_topic("default", -1)
-    found = AdminClient({"bootstrap.servers": onceflow_broker.bootstrap_servers}).list_topics(topic, 10)
-    assert len(found.topics[topic].partitions) == 3
+    metadata = AdminClient({"bootstrap.servers": onceflow_broker.bootstrap_servers}).list_topics(topic, 10)
+    assert len(metadata.topics[topic].partitions) == 3
 """
 
 
 def run_pytest(directory: Path, suite: str, *arguments: str, ini: str = "") -> tuple[int, str]:
-    """(exit code, output) of a suite of one file."""
+    """Return (exit code, output) of a suite of one file."""
     directory.mkdir(exist_ok=True)
     (directory / "test_theirs.py").write_text(suite)
     (directory / "pytest.ini").write_text(f"[pytest]\naddopts = --strict-markers -W error\n{ini}")
-    # A base directory of its own: at its end pytest removes what old runs left below the usual one, which takes long.
+    # A separate base directory: at its end pytest removes what old runs left in the usual one, which takes long.
     base = ["--basetemp", str(directory / "temporary")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *base, *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
@@ -61,7 +61,7 @@ def run_pytest(directory: Path, suite: str, *arguments: str, ini: str = "") -> t
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_suite_uses_the_fixtures_in_the_workers_of_xdist(tmp_path: Path) -> None:
+def test_fixtures_work_in_xdist_workers(tmp_path: Path) -> None:
     data = tmp_path / "data"
     ini = "onceflow_settings =\n    num.partitions=3\n    log.retention.hours=1\n"
     code, output = run_pytest(tmp_path / "theirs", SUITE, "-n", "2", "--onceflow-data", str(data), ini=ini)
@@ -81,7 +81,7 @@ def test_settings_come_from_the_ini_file(tmp_path: Path) -> None:
     assert code == 1 and "'many' is not NAME=VALUE" in output
 
 
-def test_without_the_plugin_there_is_nothing_of_it(tmp_path: Path) -> None:
+def test_disabled_plugin_has_no_effect(tmp_path: Path) -> None:
     suite = "import sys\n\n\ndef test_nothing():\n    assert not [m for m in sys.modules if m.startswith('onceflow')]\n"
     assert run_pytest(tmp_path, suite, "-p", "no:onceflow")[0] == 0
     code, output = run_pytest(tmp_path, "def test_it(onceflow_topic):\n    pass\n", "-p", "no:onceflow")
@@ -111,7 +111,7 @@ def test_this_suite_and_the_plugin_go_together(onceflow_broker, onceflow_topic: 
     assert re.fullmatch(r"test_this_suite_and_the_plugin_go_together-[0-9a-f]{8}", onceflow_topic)
 
 
-def test_the_options_are_in_help_and_in_the_page() -> None:
+def test_options_are_in_help_and_docs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
     command = [sys.executable, "-m", "pytest", "--help", "-p", "no:cacheprovider"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -1,4 +1,4 @@
-"""Record batches as other people's software wrote them: read back, as bytes, from Apache Kafka 4.1.1.
+"""Record batches that other software wrote: read back, as bytes, from Apache Kafka 4.1.1.
 
 librdkafka 2.16 sent six records to each of its batches: key `key-0` to `key-2` in turn but none for the third, value
 `clicks clicks clicks N` but none for the fifth, timestamps 11 ms apart, two headers on the fourth. Kafka's console
@@ -97,4 +97,4 @@ TRANSACTIONS = bytes.fromhex(
 )
 
 ABORTED = [(23, 4), (23, 12)]
-"""(producer id, first offset) as the same fetch named them."""
+"""(producer id, first offset) of aborted transactions in the same fetch."""

@@ -1,4 +1,4 @@
-"""Message sets as Apache Kafka 4.1.1's MemoryRecordsBuilder writes them: format, codec, timestamp type → bytes.
+"""Message sets that Apache Kafka 4.1.1's MemoryRecordsBuilder wrote: format, codec, timestamp type → bytes.
 
 Offsets 41 to 43; keys `key-0`, none, `key-2`; values `clicks clicks clicks 0`, `… 1`, none. Timestamps of format 1 are
 1700000000000, …033 and …011, under log-append time 1700000009999 for all.

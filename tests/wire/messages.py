@@ -29,12 +29,12 @@ every_version = pytest.mark.parametrize(
 
 
 def random_message(entity_class: Any, seeded: random.Random) -> Any:
-    """A message with every field at random, tagged ones and nulls too where they are allowed."""
+    """Return a strategy of messages with random fields, tagged ones and nulls included where they are allowed."""
     return entity_class(**{field.name: _value(field, seeded) for field in fields(entity_class)})
 
 
 def body(message: Any) -> bytes:
-    """The message's own bytes, without frame and header."""
+    """Return the message's own bytes, without frame and header."""
     buffer = io.BytesIO()
     entity_writer(type(message))(buffer, message)
     return buffer.getvalue()
@@ -78,8 +78,8 @@ def _integer(kafka_type: str, seeded: random.Random) -> int:
 
 
 def build(entity_class: Any, values: Mapping[str, Any]) -> Any:
-    """A message from the fields of all versions, of which it takes those that it has; entities are mappings."""
-    known = {each.name: entity_class_in(each.type) for each in fields(entity_class)}
+    """Build a message from the fields of all versions, using those that it has; entities are mappings."""
+    known = {field.name: entity_class_in(field.type) for field in fields(entity_class)}
     return entity_class(**{name: _built(values[name], known[name]) for name in known.keys() & values.keys()})
 
 
@@ -87,5 +87,5 @@ def _built(value: Any, nested: Any) -> Any:
     if value is None or isinstance(value, bytes | str | int):
         return value
     if nested is not None:
-        return tuple(build(nested, each) for each in value)
+        return tuple(build(nested, element) for element in value)
     return tuple(value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""The one table of APIs: against kio's schemas, and the page that comes from it."""
+"""The table of APIs: compared with kio's schemas, and the generated page."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_names_and_flexible_versions_are_kafkas() -> None:
             assert response_class(api.key, version).__flexible__ is flexible, (api.name, version)
 
 
-def test_produce_alone_is_advertised_below_what_is_served() -> None:
+def test_only_produce_is_advertised_below_served() -> None:
     assert {api.name: api.advertised_min for api in APIS.values() if api.advertised_min != api.version_min} == {
         "Produce": 0
     }

@@ -1,4 +1,4 @@
-"""Record batches: strangers' bytes, there and back, every damaged byte, every cut."""
+"""Record batches: foreign bytes, round trips, every damaged byte, every cut."""
 
 import random
 import struct
@@ -39,7 +39,7 @@ records_strategy = some.lists(
 
 
 def numbered(drawn: list[tuple[Any, ...]]) -> list[Record]:
-    """Records with ascending offsets, with gaps as compaction leaves them."""
+    """Return records with ascending offsets, with gaps like those of compaction."""
     offset = 0
     records = []
     for step, *rest in drawn:
@@ -83,7 +83,7 @@ def test_log_append_time_is_the_batchs_own() -> None:
     assert {record.timestamp_ms for record in decode_batch(golden.APPEND_TIME)} == {header.max_timestamp}
 
 
-def test_transactions_and_their_markers_are_told_apart() -> None:
+def test_transactional_and_control_batches_are_distinguished() -> None:
     headers = [header for _, header in batches(golden.TRANSACTIONS)]
     assert all(header.is_transactional for header in headers)
     assert [header.last_offset for header in headers if not header.is_control] == [2, 6, 10, 14]
@@ -96,7 +96,7 @@ def test_transactions_and_their_markers_are_told_apart() -> None:
     assert keys == [b"\x00\x00\x00\x01", b"\x00\x00\x00\x00"] * 2
 
 
-def test_what_is_written_is_librdkafkas_batch_byte_for_byte() -> None:
+def test_encoded_batch_equals_librdkafkas() -> None:
     header = read_header(golden.LIBRDKAFKA["none"])
     written = encode_batch(decode_batch(golden.LIBRDKAFKA["none"]), leader_epoch=0)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (-1, -1, -1)
@@ -130,7 +130,7 @@ def test_aiokafka_reads_what_is_written() -> None:
         assert read == [tuple(record) for record in records]
 
 
-def test_patched_offset_and_epoch_lie_outside_the_crc() -> None:
+def test_crc_excludes_offset_and_epoch() -> None:
     batch = encode_batch([Record(0, 1, b"k", b"v"), Record(1, 2, None, b"w")])
     patch_offset(memoryview(batch), 0, 2**40, 5)
     header = read_header(batch)
@@ -139,18 +139,18 @@ def test_patched_offset_and_epoch_lie_outside_the_crc() -> None:
 
 
 @pytest.mark.parametrize("position", range(8, HEADER_BYTES + 8))
-def test_a_flipped_bit_is_found_wherever_the_crc_or_a_length_covers_it(position: int) -> None:
+def test_flipped_bit_is_detected(position: int) -> None:
     batch = encode_batch([Record(0, 1, b"k", b"v")])
     batch[position] ^= 0x04
     header = read_header(batch)
     if 12 <= position < 16:
-        check_batch(batch, 0, header)  # the leader epoch is the broker's own to write
+        check_batch(batch, 0, header)  # the broker sets the leader epoch
     else:
         with pytest.raises(CorruptBatch):
             check_batch(batch, 0, header)
 
 
-def test_a_count_beyond_the_last_offset_is_corrupt_though_its_crc_is_right() -> None:
+def test_count_beyond_last_offset_is_corrupt() -> None:
     batch = encode_batch([Record(0, 1, b"k", b"v")])
     for count in (2, -1):
         struct.pack_into(">i", batch, 57, count)
@@ -159,7 +159,7 @@ def test_a_count_beyond_the_last_offset_is_corrupt_though_its_crc_is_right() -> 
             check_batch(batch, 0, read_header(batch))
 
 
-def test_a_cut_last_batch_is_ignored_and_a_header_needs_61_bytes() -> None:
+def test_cut_last_batch_is_ignored() -> None:
     whole = encode_batch([Record(0, 1, b"k", b"v")])
     for end in range(len(whole)):
         assert [position for position, _ in batches(whole + whole[:end])] == [0]
@@ -173,13 +173,13 @@ def test_a_cut_last_batch_is_ignored_and_a_header_needs_61_bytes() -> None:
 
 
 @pytest.mark.parametrize("spoilt", [bytes(200), b"\xff" * 200])
-def test_what_is_no_batch_ends_the_walk_with_an_error(spoilt: bytes) -> None:
+def test_invalid_batch_raises_an_error(spoilt: bytes) -> None:
     with pytest.raises(MalformedBatch):
         list(batches(spoilt))
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_damaged_records_are_malformed_or_other_records_but_nothing_else(codec: Codec) -> None:
+def test_damaged_records_are_malformed_or_different(codec: Codec) -> None:
     seeded = random.Random(11)
     batch = encode_batch([Record(n, n, b"k", b"v" * n, (("h", b"x"),)) for n in range(9)], codec=codec)
     for _ in range(800):
@@ -191,7 +191,7 @@ def test_damaged_records_are_malformed_or_other_records_but_nothing_else(codec: 
             continue
 
 
-def test_a_codec_that_does_not_exist_is_malformed() -> None:
+def test_unknown_codec_is_malformed() -> None:
     batch = encode_batch([Record(0, 1, b"k", b"v")])
     batch[22] |= 0x05
     with pytest.raises(MalformedBatch, match="codec 5 does not exist"):

@@ -1,4 +1,4 @@
-"""Each codec there and back, within its limit, and what a cut, spoilt or exploding stream gets."""
+"""Round trips of each codec, its limit, and cut, damaged or exploding streams."""
 
 import gzip
 import random
@@ -27,13 +27,13 @@ def test_there_and_back(codec: Codec, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_one_byte_above_the_limit_is_too_large(codec: Codec) -> None:
+def test_one_byte_above_the_limit(codec: Codec) -> None:
     with pytest.raises(DecompressionTooLarge, match="more than the 699 bytes allowed"):
         decompress(codec, compress(codec, b"clicks " * 100), size_bytes_max=699)
 
 
 def zstd_stream(data: bytes) -> bytes:
-    """As Java writes it: without the size of the content."""
+    """Return an lz4 frame like Java's: without the size of the content."""
     packer = zstandard.ZstdCompressor().compressobj()
     return packer.compress(data) + packer.flush()
 
@@ -49,7 +49,7 @@ def zstd_stream(data: bytes) -> bytes:
         (Codec.SNAPPY, lambda data: compress(Codec.SNAPPY, data)),
     ],
 )
-def test_a_bomb_is_refused_within_a_few_times_the_limit(codec: Codec, pack) -> None:  # type: ignore[no-untyped-def]
+def test_decompression_bomb_is_refused(codec: Codec, pack) -> None:  # type: ignore[no-untyped-def]
     bomb = pack(bytes(64 * MIB))
     tracemalloc.start()
     try:
@@ -61,13 +61,13 @@ def test_a_bomb_is_refused_within_a_few_times_the_limit(codec: Codec, pack) -> N
     assert peak_bytes < 4 * MIB
 
 
-def test_a_length_that_snappy_merely_announces_is_not_allocated() -> None:
+def test_announced_snappy_length_is_not_allocated() -> None:
     with pytest.raises(DecompressionTooLarge):
         decompress(Codec.SNAPPY, b"\xff\xff\xff\xff\x0f", size_bytes_max=MIB)
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4])
-def test_a_cut_stream_is_malformed_at_every_byte(codec: Codec) -> None:
+def test_cut_stream_is_malformed(codec: Codec) -> None:
     packed = compress(codec, b"clicks and clicks " * 9)
     framing_bytes = 16 if codec is Codec.SNAPPY else 0
     for end in range(framing_bytes + 1, len(packed)):
@@ -75,7 +75,7 @@ def test_a_cut_stream_is_malformed_at_every_byte(codec: Codec) -> None:
             decompress(codec, packed[:end], size_bytes_max=MIB)
 
 
-def test_a_cut_zstd_stream_gives_no_more_than_a_prefix() -> None:
+def test_cut_zstd_stream_yields_a_prefix() -> None:
     data = b"clicks and clicks " * 9
     packed = compress(Codec.ZSTD, data)
     for end in range(len(packed)):
@@ -86,7 +86,7 @@ def test_a_cut_zstd_stream_gives_no_more_than_a_prefix() -> None:
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_noise_is_malformed_or_bytes_but_nothing_else(codec: Codec) -> None:
+def test_noise_is_malformed_or_bytes(codec: Codec) -> None:
     packed = bytearray(compress(codec, b"clicks and clicks " * 9))
     for _ in range(500):
         spoilt = bytearray(packed)

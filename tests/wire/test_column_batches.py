@@ -1,4 +1,4 @@
-"""Encoded columns against the row decoder, the column decoder, the row encoder's hash, and librdkafka."""
+"""Encoded columns compared with the row decoder, the column decoder, the row encoder's hash, and librdkafka."""
 
 import itertools
 import random
@@ -33,10 +33,10 @@ LIMIT = 1024 * 1024
 
 
 def columns_of(rows: list[Row], *, spare: int = 0) -> RecordColumns:
-    """The rows as columns; with `spare` they are slices of longer ones, as Spark and Arrow may hand them over."""
+    """Return the rows as columns; with `spare` they are slices of longer ones, as Spark and Arrow may pass them."""
     padding: list[Row] = [(b"spare", b"spare", 0, (("spare", b""),))] * spare
     keys, values, times, headers = zip(*[*padding, *rows, *padding], strict=True)
-    pairs = [None if each is None else [{"key": name, "value": value} for name, value in each] for each in headers]
+    pairs = [None if row is None else [{"key": name, "value": value} for name, value in row] for row in headers]
     arrays = (
         pa.array(keys, pa.binary()),
         pa.array(values, pa.binary()),
@@ -53,8 +53,8 @@ def sealed(batch: EncodedBatch) -> bytearray:
 
 
 def decoded(batches: list[EncodedBatch]) -> dict[int, list[Record]]:
-    """The records of each partition by the row decoder, offsets counted from each batch's begin."""
-    found: dict[int, list[Record]] = {}
+    """Return the records of each partition by the row decoder, offsets counted from each batch's start."""
+    by_partition: dict[int, list[Record]] = {}
     for batch in batches:
         data = sealed(batch)
         header = read_header(data)
@@ -64,15 +64,15 @@ def decoded(batches: list[EncodedBatch]) -> dict[int, list[Record]]:
         records = decode_batch(data)
         assert [record.offset for record in records] == list(range(batch.record_count))
         assert header.max_timestamp == max(record.timestamp_ms for record in records)
-        found.setdefault(batch.partition, []).extend(records)
-    return found
+        by_partition.setdefault(batch.partition, []).extend(records)
+    return by_partition
 
 
 def expected(rows: list[Row], partitions: list[int]) -> dict[int, list[tuple[Any, ...]]]:
-    found: dict[int, list[tuple[Any, ...]]] = {}
+    by_partition: dict[int, list[tuple[Any, ...]]] = {}
     for (key, value, time, headers), partition in zip(rows, partitions, strict=True):
-        found.setdefault(partition, []).append((time, key, value, headers or ()))
-    return found
+        by_partition.setdefault(partition, []).append((time, key, value, headers or ()))
+    return by_partition
 
 
 def without_offsets(records: dict[int, list[Record]]) -> dict[int, list[tuple[Any, ...]]]:
@@ -114,7 +114,8 @@ def test_batches_hold_the_rows_in_their_order(seed: int) -> None:
         by_rows = decode_batch(batch.data)
         assert by_columns["key"].to_pylist() == [record.key for record in by_rows]
         assert by_columns["value"].to_pylist() == [record.value for record in by_rows]
-        assert [tuple((each["key"], each["value"]) for each in row) for row in by_columns["headers"].to_pylist()] == [
+        rows_of_headers = by_columns["headers"].to_pylist()
+        assert [tuple((header["key"], header["value"]) for header in row) for row in rows_of_headers] == [
             record.headers for record in by_rows
         ]
 
@@ -137,7 +138,7 @@ def test_rows_of_any_kind_come_back(data: some.DataObject) -> None:
         assert all(len(batch.data) <= limit for batch in batches if batch.record_count > 1)
 
 
-def test_batches_are_as_large_as_they_may_be() -> None:
+def test_batches_are_filled() -> None:
     rows: list[Row] = [(b"%d" % number, b"x" * 100, 2**40 + number, None) for number in range(20_000)]
     columns = columns_of(rows)._replace(headers=None)
     batches = list(encode_columns(columns, np.zeros(len(rows), np.int64), batch_bytes_max=LIMIT))
@@ -147,17 +148,17 @@ def test_batches_are_as_large_as_they_may_be() -> None:
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_a_record_above_the_topics_limit_is_refused_by_its_row(codec: Codec) -> None:
+def test_too_large_record_names_its_row(codec: Codec) -> None:
     large = random.Random(1).randbytes(5000)
     rows: list[Row] = [(b"k", b"v", 1, None), (b"k", b"v", 1, None), (b"large", large, 1, None)]
     with pytest.raises(
         Unencodable, match=r"row 2: a record of 5\d\d\d bytes, where .* max.message.bytes is 5000"
-    ) as told:
+    ) as raised:
         list(encode_columns(columns_of(rows), np.array([1, 0, 0]), codec=codec, batch_bytes_max=5000))
-    assert told.value.row == 2
+    assert raised.value.row == 2
 
 
-def test_what_packing_makes_larger_than_the_limit_goes_unpacked() -> None:
+def test_incompressible_batch_stays_uncompressed() -> None:
     large = random.Random(1).randbytes(5000)
     plain = next(encode_columns(columns_of([(None, large, 1, None)]), np.array([0]), batch_bytes_max=LIMIT))
     fitting = next(

@@ -1,4 +1,4 @@
-"""Columns against the row decoder: the same records, whatever the codec, the transaction or the cut."""
+"""Columns compared with the row decoder: the same records for every codec, transaction and cut."""
 
 import random
 import struct
@@ -23,7 +23,7 @@ COMMIT = Record(0, 1, b"\x00\x00\x00\x01", bytes(6))
 
 
 def rows(columns: Any) -> list[Record]:
-    """The columns as records again, and a check that Arrow thinks them sound."""
+    """Return the columns as records, after Arrow's validation."""
     columns.validate(full=True)
     assert columns.schema == SCHEMA_WITH_HEADERS
     return [
@@ -48,7 +48,7 @@ def by_rows(buffer: bytes | bytearray) -> list[Record]:
 
 
 def sealed(batch: bytearray) -> bytearray:
-    """`batch` with the CRC that fits it."""
+    """Return `batch` with the right CRC."""
     struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[21:]))
     return batch
 
@@ -106,7 +106,7 @@ def test_columns_hold_what_rows_hold(seed: int) -> None:
 
 
 @pytest.mark.parametrize("begin", range(4))
-def test_a_range_may_begin_at_any_record_of_a_batch(begin: int) -> None:
+def test_range_may_start_at_any_record(begin: int) -> None:
     buffer = encode_batch([Record(offset, 0, None, b"%d" % offset) for offset in range(3)])
     decoded = decode_columns(buffer, offset_begin=begin, offset_end=3)
     assert decoded.columns["offset"].to_pylist() == list(range(begin, 3))
@@ -114,7 +114,7 @@ def test_a_range_may_begin_at_any_record_of_a_batch(begin: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(some.data())
-def test_single_records_of_any_size_hold_what_rows_hold(data: some.DataObject) -> None:
+def test_single_record_batches_match_rows(data: some.DataObject) -> None:
     sized = some.none() | some.binary(max_size=200)
     headers = some.lists(some.tuples(some.text(max_size=70), sized), max_size=3).map(tuple)
     timestamp = some.integers(-62_135_596_800_000, 253_402_300_799_999)
@@ -131,7 +131,7 @@ def test_strangers_batches_hold_what_rows_hold(batch: bytes) -> None:
     assert set(columns["timestampType"].to_pylist()) == {int(batch is golden.APPEND_TIME)}
 
 
-def test_a_real_read_of_transactions_shows_the_committed_ones() -> None:
+def test_only_committed_transactions_are_read() -> None:
     decoded = decode_columns(golden.TRANSACTIONS, **EVERYTHING, aborted=golden.ABORTED)
     assert decoded.columns["value"].to_pylist() == [b"t%d-%d" % (n, i) for n in (0, 2) for i in range(3)]
     assert decoded.columns["offset"].to_pylist() == [0, 1, 2, 8, 9, 10]
@@ -147,7 +147,7 @@ def transactional(offset: int, producer_id: int, record: Record | None = None) -
     )
 
 
-def test_an_aborted_transaction_ends_at_its_own_producers_abort_marker() -> None:
+def test_transaction_ends_at_own_abort_marker() -> None:
     """Producers 1 and 2 interleave; 1 aborts from offset 1 on, then commits; a plain batch of 1 is never hidden."""
     buffer = b"".join(
         [
@@ -168,7 +168,7 @@ def test_an_aborted_transaction_ends_at_its_own_producers_abort_marker() -> None
     decoded = decode_columns(buffer, **EVERYTHING, aborted=[(2, 9), (1, 2)])
     assert decoded.columns["offset"].to_pylist() == [0, 3, 4, 8]
     assert decoded.next_offset == 12
-    # Kafka names a transaction whose first offset lies before the fetch, too; its marker need not be in it.
+    # Kafka also lists a transaction whose first offset is before the fetch; its marker need not be in it.
     later = decode_columns(buffer, offset_begin=6, offset_end=8, aborted=[(1, 2)])
     assert (later.columns.num_rows, later.next_offset) == (0, 8)
 
@@ -178,13 +178,13 @@ def test_a_commit_marker_ends_no_aborted_transaction() -> None:
     assert decode_columns(buffer, **EVERYTHING, aborted=[(1, 0)]).columns.num_rows == 0
 
 
-def test_a_marker_of_a_producer_that_aborts_nothing_here_changes_nothing() -> None:
+def test_marker_of_other_producer_has_no_effect() -> None:
     buffer = transactional(0, 1) + transactional(1, 2, ABORT) + transactional(2, 1)
     assert decode_columns(buffer, **EVERYTHING, aborted=[(1, 0)]).columns.num_rows == 0
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
-def test_a_cut_last_batch_is_left_for_the_next_fetch(codec: Codec) -> None:
+def test_cut_batch_is_left_for_next_fetch(codec: Codec) -> None:
     first = encode_batch([Record(5, 1, b"k", b"v"), Record(6, 1, b"k", b"w")], codec=codec)
     second = encode_batch([Record(7, 1, b"k", b"x" * 50)], codec=codec)
     for end in range(len(second)):
@@ -196,7 +196,7 @@ def test_a_cut_last_batch_is_left_for_the_next_fetch(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_unpacking_stops_at_the_limit_and_goes_on_from_next_offset(codec: Codec) -> None:
+def test_decompression_limit_continues_at_next_offset(codec: Codec) -> None:
     logs = [encode_batch([Record(number, 1, None, bytes(40_000))], codec=codec) for number in range(10)]
     buffer = b"".join(logs)
     offset, steps = 0, 0
@@ -210,7 +210,7 @@ def test_unpacking_stops_at_the_limit_and_goes_on_from_next_offset(codec: Codec)
             decode_columns(buffer, **EVERYTHING, size_bytes_max=30_000)
 
 
-def test_a_spoilt_crc_is_corrupt_unless_the_batch_is_not_asked_for() -> None:
+def test_wrong_crc_of_requested_batch_is_corrupt() -> None:
     spoilt = encode_batch([Record(0, 1, None, b"v")])
     spoilt[-1] ^= 1
     buffer = spoilt + encode_batch([Record(1, 1, None, b"w")])
@@ -220,8 +220,8 @@ def test_a_spoilt_crc_is_corrupt_unless_the_batch_is_not_asked_for() -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
-def test_damaged_records_raise_a_wire_error_or_give_sound_columns(codec: Codec) -> None:
-    """Records that the row decoder refuses are refused; the CRC is made to fit, so that nothing else saves us."""
+def test_damaged_records_never_break_columns(codec: Codec) -> None:
+    """Records that the row decoder refuses are refused; the CRC is corrected, so that it does not reveal the damage."""
     seeded = random.Random(3)
     records = random_records(seeded, 0, 12, headers=True)
     plain = encode_batch(records)
@@ -277,7 +277,7 @@ def test_a_header_without_a_key_is_malformed() -> None:
         (-6, b"\x03"),  # the length of the record's value: -2
     ],
 )
-def test_lengths_that_do_not_add_up_are_malformed(end: int, replaced: bytes) -> None:
+def test_inconsistent_lengths_are_malformed(end: int, replaced: bytes) -> None:
     batch = encode_batch([Record(0, 1, None, b"", (("k", b"v"),))])
     assert batch[-6:] == b"\x00\x02\x02k\x02v"
     position = len(batch) + end
@@ -288,7 +288,7 @@ def test_lengths_that_do_not_add_up_are_malformed(end: int, replaced: bytes) -> 
         decode_columns(sealed(batch), **EVERYTHING, include_headers=True)
 
 
-def test_bytes_behind_a_record_without_headers_are_malformed_though_headers_are_not_asked_for() -> None:
+def test_bytes_after_record_without_headers() -> None:
     batch = encode_batch([Record(0, 1, None, b"value")])
     assert batch[-7:] == b"\x0avalue\x00"
     batch[-7] = 4 * 2
@@ -298,8 +298,8 @@ def test_bytes_behind_a_record_without_headers_are_malformed_though_headers_are_
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
-def test_a_record_that_reaches_into_the_next_batch_is_malformed(codec: Codec) -> None:
-    """Its lengths fit into the bytes that follow, but those are another batch's."""
+def test_record_reaching_into_next_batch(codec: Codec) -> None:
+    """Its lengths fit into the following bytes, but those belong to another batch."""
     batch = encode_batch([Record(0, 1, None, b"v" * 20)])
     batch[HEADER_BYTES] += 2 * 10
     batch[-22] += 2 * 10
@@ -310,7 +310,7 @@ def test_a_record_that_reaches_into_the_next_batch_is_malformed(codec: Codec) ->
 
 
 @pytest.mark.parametrize(("count", "delta"), [(2, 1), (0, 0)])
-def test_a_count_that_the_records_do_not_have_is_malformed(count: int, delta: int) -> None:
+def test_wrong_record_count_is_malformed(count: int, delta: int) -> None:
     batch = encode_batch([Record(0, 1, None, b"v")])
     struct.pack_into(">i", batch, 23, delta)
     struct.pack_into(">i", batch, 57, count)
@@ -318,7 +318,7 @@ def test_a_count_that_the_records_do_not_have_is_malformed(count: int, delta: in
         decode_columns(sealed(batch), **EVERYTHING)
 
 
-def test_a_batch_that_compaction_emptied_moves_the_offset_on() -> None:
+def test_emptied_batch_advances_the_offset() -> None:
     batch = encode_batch([Record(0, 1, None, b"v"), Record(4, 1, None, b"v")])[:HEADER_BYTES]
     struct.pack_into(">i", batch, 8, HEADER_BYTES - 12)
     struct.pack_into(">i", batch, 57, 0)
@@ -327,7 +327,7 @@ def test_a_batch_that_compaction_emptied_moves_the_offset_on() -> None:
 
 
 @pytest.mark.parametrize("timestamp_ms", [2**62, -(2**62)])
-def test_a_timestamp_beyond_microseconds_becomes_the_nearest_that_fits(timestamp_ms: int) -> None:
+def test_timestamp_beyond_microseconds_is_clamped(timestamp_ms: int) -> None:
     buffer = encode_batch([Record(0, timestamp_ms, None, b"v")])
     held = decode_columns(buffer, **EVERYTHING).columns["timestamp"].cast("int64")[0].as_py()
     assert held == (1 if timestamp_ms > 0 else -1) * (2**63 // 1000 * 1000)

@@ -1,4 +1,4 @@
-"""Fetch by hand against kio: every version, both directions, every cut, unknown tags."""
+"""Hand-written Fetch compared with kio: every version, both directions, every cut, unknown tags."""
 
 import random
 import struct
@@ -29,7 +29,7 @@ from tests.wire.messages import random_message
 every_version = pytest.mark.parametrize("version", range(APIS[FETCH].version_min, APIS[FETCH].version_max + 1))
 
 RECORDS = [b"batch one", b"batch number two"]
-ANSWERS = [
+TOPICS = [
     (
         "clicks",
         [
@@ -76,7 +76,7 @@ def as_kio_says(message: Any) -> FetchRequest:
 
 
 def whole(version: int) -> bytes:
-    pieces = encode_response(version, -3, ANSWERS, throttle_ms=250)
+    pieces = encode_response(version, -3, TOPICS, throttle_ms=250)
     assert len(pieces) == len(RECORDS) + 1
     frame = pieces[0] + RECORDS[0] + pieces[1] + RECORDS[1] + pieces[2]
     assert int.from_bytes(frame[:4]) == len(frame) - 4
@@ -106,7 +106,7 @@ def test_requests_are_written_as_they_are_read(version: int) -> None:
 
 
 @every_version
-def test_noise_is_malformed_or_a_request_but_nothing_else(version: int) -> None:
+def test_noise_is_malformed_or_a_request(version: int) -> None:
     seeded = random.Random(version)
     message = random_message(request_class(FETCH, version), seeded)
     frame = encode_by_kio(FETCH, version, 77, "me", message)[4:]
@@ -141,7 +141,7 @@ def test_responses_are_what_kio_reads(version: int) -> None:
     assert [partition.records for partition in clicks.partitions] == [RECORDS[0], b""]
     assert [partition.aborted_transactions for partition in views.partitions] == [(), ()]
     assert clicks.partitions[1].aborted_transactions is None
-    assert [(gone.producer_id, gone.first_offset) for gone in clicks.partitions[0].aborted_transactions] == [
+    assert [(aborted.producer_id, aborted.first_offset) for aborted in clicks.partitions[0].aborted_transactions] == [
         (7, 5),
         (8, 6),
     ]
@@ -152,12 +152,12 @@ def test_responses_are_read_back_without_a_copy(version: int) -> None:
     frame = bytearray(whole(version)[4:])
     response = parse_response(version, memoryview(frame))
     assert response._replace(partitions=[]) == FetchResponse(-3, 250, 0, 0, [])
-    expected = [(topic, answer) for topic, answers in ANSWERS for answer in answers]
-    for (topic, answer), partition in zip(expected, response.partitions, strict=True):
-        start = answer.log_start_offset if version >= 5 else -1
-        assert partition[:6] == (topic, *answer[:4], start)
-        assert partition.aborted == list(answer.aborted or [])
-        assert len(partition.records) == answer.records_bytes
+    expected = [(topic, data) for topic, partitions in TOPICS for data in partitions]
+    for (topic, data), partition in zip(expected, response.partitions, strict=True):
+        start = data.log_start_offset if version >= 5 else -1
+        assert partition[:6] == (topic, *data[:4], start)
+        assert partition.aborted == list(data.aborted or [])
+        assert len(partition.records) == data.records_bytes
     frame[frame.index(b"batch one")] = ord("B")
     assert bytes(response.partitions[0].records) == b"Batch one"
     for end in range(len(frame)):
@@ -166,7 +166,7 @@ def test_responses_are_read_back_without_a_copy(version: int) -> None:
 
 
 @every_version
-def test_responses_with_every_tag_and_null_that_kio_writes_are_read(version: int) -> None:
+def test_responses_with_tags_and_nulls(version: int) -> None:
     seeded = random.Random(version)
     for _ in range(40):
         message = random_message(response_class(FETCH, version), seeded)
@@ -177,7 +177,7 @@ def test_responses_with_every_tag_and_null_that_kio_writes_are_read(version: int
             assert bytes(read.records) == (partition.records or b"")
 
 
-def test_an_error_of_the_whole_request_has_no_partitions() -> None:
+def test_request_error_has_no_partitions() -> None:
     (frame,) = encode_response(12, 1, [], error_code=35)
     assert parse_response(12, frame[4:]) == FetchResponse(1, 0, 35, 0, [])
 
@@ -188,16 +188,16 @@ def request_for_one(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["", "a", "clicks", "täglich", "t" * 126, "t" * 127, "t" * 249])
-def test_a_request_for_one_partition_is_read_as_any_other(name: str) -> None:
+def test_single_partition_request(name: str) -> None:
     frame = request_for_one(name)
-    # One byte more, and it is read field by field.
+    # With one more byte it is read field by field.
     assert parsed(memoryview(frame)) == parsed(memoryview(frame + b"\0"))
     assert parsed(memoryview(frame)).topics == [(name, [FetchPartition(5, 0, 2**40, -1, 2**20)])]
     with pytest.raises(MalformedFrame, match="more than 1"):
         parse_request(memoryview(frame), read_request_header(memoryview(frame)), entries_max=1)
 
 
-def test_noise_in_a_request_for_one_partition_is_read_as_kio_says() -> None:
+def test_damaged_single_partition_request_matches_kio() -> None:
     seeded = random.Random(5)
     frame = request_for_one("täglich")
     read = 0
@@ -215,8 +215,8 @@ def test_noise_in_a_request_for_one_partition_is_read_as_kio_says() -> None:
     assert read > 1000
 
 
-def test_a_name_whose_length_is_written_in_two_bytes_is_read_whole() -> None:
-    """Read as one byte it would end in the tagged field, which holds what a shorter request would have there."""
+def test_two_byte_name_length_is_read() -> None:
+    """Read as one byte it would end in the tagged field, which has what a shorter request would have there."""
     asked = struct.pack(">iiqiqi", 5, 0, 9, 0, 0, 2**20)
     other = struct.pack(">iiqiqi", 6, 0, 8, 0, 0, 2**20)
     tag = bytes(91) + b"\x02" + other + b"\0"
@@ -230,9 +230,7 @@ def test_a_name_whose_length_is_written_in_two_bytes_is_read_whole() -> None:
 @every_version
 @pytest.mark.parametrize("aborted", [None, [], [(7, 5)]])
 @pytest.mark.parametrize("records_bytes", [0, 1, 126, 127, 16_383, 2**21])
-def test_an_answer_for_one_partition_is_what_kio_reads(
-    version: int, aborted: list[tuple[int, int]] | None, records_bytes: int
-) -> None:
+def test_single_partition_response(version: int, aborted: list[tuple[int, int]] | None, records_bytes: int) -> None:
     for name, error_code, whole_error_code, throttle_ms in (
         ("a", 0, 0, 0),
         ("t" * 249, 0, 0, 0),
@@ -240,8 +238,8 @@ def test_an_answer_for_one_partition_is_what_kio_reads(
         ("a", 0, 70, 0),
         ("a", 0, 0, 9),
     ):
-        answer = PartitionResponse(9, error_code, 2**40, 2**40 - 1, 3, records_bytes, aborted)
-        pieces = encode_response(version, -3, [(name, [answer])], error_code=whole_error_code, throttle_ms=throttle_ms)
+        data = PartitionResponse(9, error_code, 2**40, 2**40 - 1, 3, records_bytes, aborted)
+        pieces = encode_response(version, -3, [(name, [data])], error_code=whole_error_code, throttle_ms=throttle_ms)
         frame = bytes(records_bytes).join(pieces) if records_bytes else pieces[0]
         assert len(pieces) == (2 if records_bytes else 1)
         assert int.from_bytes(frame[:4]) == len(frame) - 4
@@ -259,14 +257,15 @@ def test_an_answer_for_one_partition_is_what_kio_reads(
         )
         assert (got.high_watermark, got.last_stable_offset) == (2**40, 2**40 - 1)
         known = got.aborted_transactions
-        assert (known and [(each.producer_id, each.first_offset) for each in known]) == (aborted or known)
+        pairs = known and [(entry.producer_id, entry.first_offset) for entry in known]
+        assert pairs == (aborted or known)
         assert (known is None) == (aborted is None)
 
 
 @every_version
-def test_answers_without_throttling_are_as_those_with_it(version: int) -> None:
+def test_responses_without_throttling(version: int) -> None:
     one = [("clicks", [PartitionResponse(0, 0, 4, 4, 0, 5, [])])]
-    for topics in (ANSWERS, [("clicks", ANSWERS[0][1])], one + one, [*one, ("views", [])], [("views", [])], []):
+    for topics in (TOPICS, [("clicks", TOPICS[0][1])], one + one, [*one, ("views", [])], [("views", [])], []):
         throttled = encode_response(version, -3, topics, throttle_ms=1)
         pieces = encode_response(version, -3, topics)
         begin = 8 + (version >= APIS[FETCH].flexible_from)
@@ -274,7 +273,7 @@ def test_answers_without_throttling_are_as_those_with_it(version: int) -> None:
         assert [pieces[0][:begin] + b"\0\0\0\1" + pieces[0][begin + 4 :], *pieces[1:]] == throttled
 
 
-def test_only_names_of_topics_that_exist_are_remembered() -> None:
+def test_only_existing_topics_are_cached() -> None:
     before = fetch._single_partition_response.cache_info().currsize
     for number in range(20):
         unknown = PartitionResponse(0, 3, -1, -1, -1, 0)
@@ -283,7 +282,7 @@ def test_only_names_of_topics_that_exist_are_remembered() -> None:
 
 
 @every_version
-def test_a_request_of_each_version_for_one_partition_is_read_whole(version: int) -> None:
+def test_single_partition_request_of_each_version(version: int) -> None:
     asked = FetchPartition(5, -1, 2**40, -1, 2**20)
     request = FetchRequest(-1, 500, 1, 2**30, READ_COMMITTED, 0, -1, [("clicks", [asked])])
     assert parsed(memoryview(encode_request(version, 1, "me", request))[4:]) == request

@@ -18,14 +18,14 @@ def test_a_message_is_the_articles_bytes() -> None:
 
 @given(st.lists(st.binary(max_size=50), max_size=6), st.integers(0, 20))
 @settings(max_examples=100, deadline=None)
-def test_messages_come_back_and_a_cut_one_is_left_out(payloads: list[bytes], cut_bytes: int) -> None:
+def test_round_trip_ignores_cut_message(payloads: list[bytes], cut_bytes: int) -> None:
     log = b"".join(map(first_messages.encode, payloads))
     log = log[: max(0, len(log) - cut_bytes)]
-    found = [first_messages.payload_of(log, position) for position, _header in first_messages.messages(log)]
-    assert found == payloads[: len(found)]
-    assert len(b"".join(map(first_messages.encode, found))) <= len(log)
+    decoded = [first_messages.payload_of(log, position) for position, _header in first_messages.messages(log)]
+    assert decoded == payloads[: len(decoded)]
+    assert len(b"".join(map(first_messages.encode, decoded))) <= len(log)
     if not cut_bytes:
-        assert found == payloads
+        assert decoded == payloads
 
 
 def test_one_wrong_bit_is_seen() -> None:
@@ -43,14 +43,14 @@ def test_a_length_below_the_header_is_refused(length: int) -> None:
         list(first_messages.messages(struct.pack(">ibI", length, 0, 0)))
 
 
-def test_a_fetch_reply_is_total_length_error_messages() -> None:
+def test_fetch_reply_layout() -> None:
     messages = first_messages.encode(b"a") + first_messages.encode(b"bc")
     reply = first_messages.encode_fetch_reply(FetchReply(1, messages))
     assert reply == struct.pack(">ih", 2 + len(messages), 1) + messages
     assert first_messages.decode_fetch_reply(reply) == FetchReply(1, messages)
 
 
-def test_a_multifetch_reply_is_total_length_error_replies() -> None:
+def test_multifetch_reply_layout() -> None:
     replies = [FetchReply(0, first_messages.encode(b"a")), FetchReply(1, b""), FetchReply(0, b"")]
     whole = first_messages.encode_multifetch_reply(0, replies)
     inner = b"".join(map(first_messages.encode_fetch_reply, replies))
@@ -59,7 +59,7 @@ def test_a_multifetch_reply_is_total_length_error_replies() -> None:
 
 
 @pytest.mark.parametrize("decode", [first_messages.decode_fetch_reply, first_messages.decode_multifetch_reply])
-def test_a_reply_that_is_cut_or_lies_about_its_length_is_refused(decode) -> None:  # type: ignore[no-untyped-def]
+def test_cut_or_inconsistent_reply_is_refused(decode) -> None:  # type: ignore[no-untyped-def]
     whole = first_messages.encode_multifetch_reply(0, [FetchReply(0, first_messages.encode(b"a"))])
     for end in range(len(whole)):
         with pytest.raises(MalformedFrame):

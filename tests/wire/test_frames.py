@@ -1,4 +1,4 @@
-"""Frames and kio's messages: the same values as kio's own reader, and a defined end for every damaged byte."""
+"""Frames and kio's messages: the same values as kio's own reader, and a defined error for every damaged byte."""
 
 import random
 import resource
@@ -29,7 +29,7 @@ from tests.wire.messages import body, every_version, random_message
 
 
 def decoded_in_steps(frame: memoryview, header: RequestHeader, elements_max: int = 1000) -> Any:
-    """What `decode_request_in_steps` returns; a request without elements is read before each step."""
+    """Return the result of `decode_request_in_steps`; a request without elements is read before each step."""
     other = request_frame(APIS[METADATA], 1, request_class(METADATA, 1)(topics=()))
     steps = decode_request_in_steps(frame, header, elements_max=elements_max)
     while True:
@@ -70,7 +70,7 @@ def test_tagged_fields_are_work() -> None:
 
 
 def tags(count: int) -> bytes:
-    """So many tagged fields of no bytes, of numbers that nobody knows."""
+    """Return that many empty tagged fields with unknown numbers."""
     return b"".join(bytes([100 + number, 0]) for number in range(count))
 
 
@@ -87,7 +87,7 @@ def test_responses_are_read_as_kio_reads_them(api: Api, version: int) -> None:
 
 
 @every_version
-def test_a_request_cut_at_any_byte_is_malformed_and_what_follows_its_end_is_left_alone(api: Api, version: int) -> None:
+def test_cut_request_and_trailing_bytes(api: Api, version: int) -> None:
     seeded = random.Random(f"{api.name} {version}")
     frame = request_frame(api, version, random_message(request_class(api.key, version), seeded))
     step = 1 + len(frame) // 200
@@ -101,7 +101,7 @@ def test_a_request_cut_at_any_byte_is_malformed_and_what_follows_its_end_is_left
 
 
 @every_version
-def test_noise_is_malformed_or_a_message_but_nothing_else(api: Api, version: int) -> None:
+def test_noise_is_malformed_or_a_message(api: Api, version: int) -> None:
     seeded = random.Random(f"{api.name} {version}")
     frame = request_frame(api, version, random_message(request_class(api.key, version), seeded))
     body_position = read_request_header(frame).body_position
@@ -117,7 +117,7 @@ def test_noise_is_malformed_or_a_message_but_nothing_else(api: Api, version: int
 
 
 @pytest.mark.parametrize("count", [b"\x7f\xff\xff\xff", b"\x00\x00\x00\x09", b"\xff\xff\xff\xfe"])
-def test_an_array_that_cannot_follow_is_refused_before_it_is_allocated(count: bytes) -> None:
+def test_impossible_array_is_not_allocated(count: bytes) -> None:
     header_bytes = b"\x00\x03\x00\x04\x00\x00\x00\x01\xff\xff"
     frame = memoryview(header_bytes + count + b"\x00")
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -127,7 +127,7 @@ def test_an_array_that_cannot_follow_is_refused_before_it_is_allocated(count: by
 
 
 def test_unknown_tags_are_skipped_wherever_they_stand() -> None:
-    """KIP-482. Metadata 12: tags 99 and 7 in the header, in the topic and behind the request."""
+    """KIP-482. Metadata 12: tags 99 and 7 in the header, in the topic and after the request."""
     tags = b"\x02\x63\x03abc\x07\x00"
     topic = bytes(16) + b"\x07clicks" + tags
     frame = memoryview(b"\x00\x03\x00\x0c\x00\x00\x00\x01\x00\x02me" + tags + b"\x02" + topic + b"\x01\x00" + tags)
@@ -141,7 +141,7 @@ def test_unknown_tags_are_skipped_wherever_they_stand() -> None:
             decode_request(frame[:end], read_request_header(frame[:end]))
 
 
-def test_null_where_a_string_must_be_and_bad_utf8_are_malformed() -> None:
+def test_null_and_invalid_utf8_strings_are_malformed() -> None:
     head = b"\x00\x03\x00\x04\x00\x00\x00\x01\xff\xff\x00\x00\x00\x01"
     for name in (b"\xff\xff", b"\x00\x01\xff", b"\x80\x00"):
         frame = memoryview(head + name + b"\x00")
@@ -162,14 +162,14 @@ def test_elements_are_counted_over_all_steps() -> None:
 
 
 @pytest.mark.parametrize(("length", "value"), [(b"\xff\xfe", -2), (b"\x00\x06", 6)])
-def test_a_string_that_cannot_follow_is_told_with_both_lengths(length: bytes, value: int) -> None:
+def test_too_long_string_error_has_both_lengths(length: bytes, value: int) -> None:
     frame = memoryview(b"\x00\x03\x00\x04\x00\x00\x00\x01\xff\xff\x00\x00\x00\x01" + length + b"click")
     with pytest.raises(MalformedFrame, match=f"a length of {value} where 5 bytes are left"):
         decode_request(frame, read_request_header(frame))
 
 
-def test_a_compact_string_is_no_longer_than_what_an_int16_can_tell() -> None:
-    """What comes in by a flexible version has to fit into older ones, and into the broker's records."""
+def test_compact_string_fits_an_int16_length() -> None:
+    """Data of a flexible version must fit into older ones, and into the broker's records."""
 
     def decoded(characters: int) -> Any:
         asked = request_class(INIT_PRODUCER_ID, 4)(
@@ -187,28 +187,28 @@ def test_a_compact_string_is_no_longer_than_what_an_int16_can_tell() -> None:
 
 
 @pytest.mark.parametrize(("api_key", "version"), [(0, 2), (0, 10), (1, 13), (18, 5), (68, 0), (-1, 0), (3, -1)])
-def test_what_is_not_served_is_told_with_its_correlation_id(api_key: int, version: int) -> None:
+def test_unserved_request_error_has_correlation_id(api_key: int, version: int) -> None:
     frame = b"".join(number.to_bytes(2, signed=True) for number in (api_key, version)) + b"\x00\x00\x00\x2a\xff\xff"
     with pytest.raises(UnsupportedVersion) as raised:
         read_request_header(memoryview(frame))
     assert (raised.value.api_key, raised.value.version, raised.value.correlation_id) == (api_key, version, 42)
 
 
-def test_an_api_versions_request_above_the_maximum_gets_version_0_and_error_35() -> None:
+def test_api_versions_request_above_the_maximum() -> None:
     frame = encode_unsupported_api_versions(42)
     assert frame.hex() == "000000100000002a002300000001001200000004"
     correlation_id, message = decode_response(API_VERSIONS, 0, frame[4:])
     assert (correlation_id, message.error_code) == (42, ErrorCode.unsupported_version)
 
 
-def test_an_api_versions_response_has_no_tags_in_its_header() -> None:
+def test_api_versions_response_header_has_no_tags() -> None:
     message = response_class(API_VERSIONS, 3)(error_code=ErrorCode.none, api_keys=(), throttle_time=timedelta(0))
     assert encode_response(API_VERSIONS, 3, 1, message)[4:] == b"\x00\x00\x00\x01" + body(message)
     metadata = random_message(response_class(METADATA, 12), random.Random(1))
     assert encode_response(METADATA, 12, 1, metadata)[4:] == b"\x00\x00\x00\x01\x00" + body(metadata)
 
 
-def test_a_program_does_not_load_hypothesis_because_it_is_installed() -> None:
+def test_installed_hypothesis_is_not_loaded() -> None:
     script = "import sys, onceflow.wire.frames; print('hypothesis' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert shown.stdout == "False\n"

@@ -1,4 +1,4 @@
-"""A Produce request that is known is read as the parser reads it, or not at all."""
+"""A known Produce request is read like the parser reads it, or not at all."""
 
 import random
 from typing import Any
@@ -35,7 +35,7 @@ def request_of(
     topic: str = "clicks",
     partition: int = 3,
 ) -> bytes:
-    """A request for one partition, without its size."""
+    """Return a request for one partition, without its size."""
     pieces = encode_request(
         version,
         correlation_id,
@@ -49,7 +49,7 @@ def request_of(
 
 
 def parsed(frame: bytes) -> tuple[int, ProduceRequest]:
-    """Without the timeout, which no answer depends on."""
+    """Parse a request; drop the timeout, on which no response depends."""
     view = memoryview(frame)
     header = read_request_header(view)
     return header.correlation_id, parse_request(view, header)._replace(timeout_ms=0)
@@ -68,12 +68,12 @@ def learnt(*frames: bytes) -> KnownRequests:
     return known
 
 
-def found(known: KnownRequests, frame: bytes) -> tuple[int, ProduceRequest] | None:
-    """What `find` says, in the parser's form."""
-    answer = known.find(memoryview(frame))
-    if answer is None:
+def find(known: KnownRequests, frame: bytes) -> tuple[int, ProduceRequest] | None:
+    """Return the result of `find` in the parser's form."""
+    result = known.find(memoryview(frame))
+    if result is None:
         return None
-    request, correlation_id, batch = answer
+    request, correlation_id, batch = result
     topics: list[tuple[str, list[tuple[int, memoryview | None]]]] = [(request.topic, [(request.partition, batch)])]
     return correlation_id, ProduceRequest(request.transactional_id, request.acks, 0, topics)
 
@@ -93,22 +93,22 @@ def found(known: KnownRequests, frame: bytes) -> tuple[int, ProduceRequest] | No
         {"acks": 0},
     ],
 )
-def test_the_next_batch_of_a_producer_is_known(kept: dict[str, Any]) -> None:
+def test_next_batch_of_producer_is_known(kept: dict[str, Any]) -> None:
     known = learnt(request_of(b"the first", **kept))
     for size_bytes in (0, 1, 126, 127, 128, 16_383, 16_384, 300_000):
         frame = request_of(random.Random(size_bytes).randbytes(size_bytes), correlation_id=size_bytes - 5, **kept)
-        assert found(known, frame) == parsed(frame)
+        assert find(known, frame) == parsed(frame)
 
 
-def test_the_batch_is_a_view_of_the_frame_and_none_is_kept() -> None:
+def test_batch_is_a_view_and_not_kept() -> None:
     first = bytearray(request_of(b"the first"))
     known = learnt(first)
     frame = bytearray(request_of(b"some batch"))
-    answer = known.find(memoryview(frame))
-    assert answer is not None
+    result = known.find(memoryview(frame))
+    assert result is not None
     frame[frame.index(b"some")] = ord("S")
-    assert bytes(answer[2]) == b"Some batch"
-    first.clear()  # raises BufferError where anybody still holds a view of it
+    assert bytes(result[2]) == b"Some batch"
+    first.clear()  # raises BufferError while a view of it is held
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_the_batch_is_a_view_of_the_frame_and_none_is_kept() -> None:
 )
 def test_who_says_something_else_is_not_known(other: dict[str, Any]) -> None:
     known = learnt(request_of())
-    assert found(known, request_of()) is not None
-    assert found(known, request_of(**other)) is None
+    assert find(known, request_of()) is not None
+    assert find(known, request_of(**other)) is None
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_who_says_something_else_is_not_known(other: dict[str, Any]) -> None:
         request_of(None),
         request_of(version=NEWEST - 1),
         request_of() + b"\0",
-        # Tagged fields behind the header, partition, topic and request; one topic told by two bytes instead of one.
+        # Tagged fields after the header, partition, topic and request; one topic encoded with two bytes instead of one.
         request_of().replace(b"\x02me\x00", b"\x02me\x01\x63\x00"),
         request_of()[:-3] + b"\x01\x63\x00\x00\x00",
         request_of()[:-2] + b"\x01\x63\x00\x00",
@@ -162,9 +162,9 @@ def test_who_says_something_else_is_not_known(other: dict[str, Any]) -> None:
         )[4:],
     ],
 )
-def test_a_request_of_another_form_is_parsed_each_time(frame: bytes) -> None:
+def test_other_requests_are_parsed(frame: bytes) -> None:
     parsed(frame)
-    assert found(learnt(frame), frame) is None
+    assert find(learnt(frame), frame) is None
 
 
 def test_what_is_too_long_is_not_remembered() -> None:
@@ -173,20 +173,20 @@ def test_what_is_too_long_is_not_remembered() -> None:
     assert len(learnt(request_of(client_id=None), request_of(bytes(70_000), client_id=None))) == 0
 
 
-def test_random_requests_are_read_as_the_parser_reads_them() -> None:
+def test_random_requests_match_the_parser() -> None:
     seeded = random.Random(7)
     frames = [
         encode_by_kio(PRODUCE, NEWEST, number, "me", random_message(request_class(PRODUCE, NEWEST), seeded))[4:]
         for number in range(300)
     ]
     known = learnt(*frames)
-    hits = [frame for frame in frames if found(known, frame) is not None]
+    hits = [frame for frame in frames if find(known, frame) is not None]
     assert hits
     for frame in hits:
-        assert found(known, frame) == parsed(frame)
+        assert find(known, frame) == parsed(frame)
 
 
-def test_noise_and_cuts_are_read_as_the_parser_reads_them_or_not_at_all() -> None:
+def test_damaged_requests_match_the_parser() -> None:
     seeded = random.Random(11)
     frame = request_of(bytes(200), transactional_id="tx")
     known = learnt(frame, request_of(bytes(200)))
@@ -197,28 +197,28 @@ def test_noise_and_cuts_are_read_as_the_parser_reads_them_or_not_at_all() -> Non
             spoilt[seeded.randrange(len(spoilt))] = seeded.choice((0, 1, 2, 0x7F, 0x80, 0xFF, seeded.randrange(256)))
         if not seeded.randrange(4):
             del spoilt[seeded.randrange(8, len(spoilt)) :]
-        answer = found(known, bytes(spoilt))
-        if answer is not None:
+        result = find(known, bytes(spoilt))
+        if result is not None:
             hits += 1
-            assert answer == parsed(bytes(spoilt))
+            assert result == parsed(bytes(spoilt))
     assert hits > 1000
 
 
 @pytest.mark.parametrize("length", [b"\xff\xff\xff\xff\xff", b"\xff\xff\xff\xff\x0f", b"\x00", b"\xff"])
-def test_a_batch_without_a_right_length_is_left_to_the_parser(length: bytes) -> None:
+def test_wrong_batch_length_is_parsed(length: bytes) -> None:
     frame = request_of(b"some batch")
     known = learnt(frame)
     head, _, rest = frame.partition(b"\x0bsome")
-    assert found(known, head + length) is None
-    assert found(known, head + length + bytes(2)) is None
-    assert found(known, head + length + bytes(3)) is None
-    assert found(known, head + length + b"some" + rest) is None
+    assert find(known, head + length) is None
+    assert find(known, head + length + bytes(2)) is None
+    assert find(known, head + length + bytes(3)) is None
+    assert find(known, head + length + b"some" + rest) is None
     with pytest.raises(MalformedFrame):
         parsed(head + b"\xff\xff\xff\xff\xff" + rest)
 
 
-def test_a_request_that_is_longer_than_it_need_be_is_not_known_by_half() -> None:
-    """Its count of topics has three bytes: the length of its batch seems to stand where the batch itself says so."""
+def test_request_with_long_encodings_is_unknown() -> None:
+    """Its count of topics has three bytes: the length of its batch appears to be where the batch itself encodes it."""
     head = bytes.fromhex("0000 0009 00000001 0002 6d65 00 00 ffff 00007530 828000 02 61 02 00000005")
     batch = bytearray(b"x" * 300)
     length = bytearray()
@@ -226,41 +226,41 @@ def test_a_request_that_is_longer_than_it_need_be_is_not_known_by_half() -> None
     batch[122:124] = length
     frame = head + length + bytes(batch) + bytes(3 + 124)
     assert parsed(frame)[1].topics == [("a", [(5, batch)])]
-    assert found(learnt(frame), frame) is None
+    assert find(learnt(frame), frame) is None
 
 
-def test_a_name_whose_length_has_two_bytes_is_not_taken_for_a_shorter_one() -> None:
-    """The length of the batch seems to begin with the partition's last byte."""
+def test_two_byte_name_length_is_not_shortened() -> None:
+    """The length of the batch appears to start with the partition's last byte."""
     frame = request_of(b"some batch", topic="t" * 127, partition=0x85)
     known = learnt(frame)
     begin = frame.index(b"\x85\x0bsome batch")
     other = frame[:begin] + b"\x86\x02y" + bytes(0x86 + (2 << 7) - 0x80 - 2) + bytes(3)
     assert parsed(other)[1].topics == [("t" * 127, [(0x86, b"y")])]
-    assert found(known, other) is None
+    assert find(known, other) is None
 
 
-def test_who_is_not_heard_of_while_a_generation_of_others_comes_is_forgotten() -> None:
+def test_unused_requests_are_forgotten() -> None:
     known = KnownRequests()
     busy, *others = (request_of(partition=number) for number in range(2 * GENERATION_MAX + 2))
     learn(known, busy)
     for frame in others:
         learn(known, frame)
-        assert found(known, busy) is not None
-    assert found(known, others[0]) is None
-    assert found(known, others[-1]) is not None
+        assert find(known, busy) is not None
+    assert find(known, others[0]) is None
+    assert find(known, others[-1]) is not None
     learn(known, others[0])
-    assert found(known, others[0]) is not None
+    assert find(known, others[0]) is not None
 
 
-def test_a_generation_that_comes_in_turn_is_known() -> None:
+def test_requests_of_one_generation_are_known() -> None:
     frames = [request_of(partition=number) for number in range(GENERATION_MAX)]
     known = learnt(request_of(topic="before"), *frames)
     for _ in range(3):
-        assert all(found(known, frame) for frame in frames)
+        assert all(find(known, frame) for frame in frames)
 
 
-def test_the_answer_is_what_the_encoder_makes() -> None:
+def test_cached_response_matches_the_encoder() -> None:
     for topic in ("a", "täglich", "t" * 249):
-        answer = SinglePartitionResponse(topic)
+        result = SinglePartitionResponse(topic)
         for response in (PartitionResponse(0, 0, 0), PartitionResponse(2**31 - 1, 87, 2**40, 2**41, 2**39)):
-            assert answer.encode(-7, response) == encode_response(NEWEST, -7, [(topic, [response])])
+            assert result.encode(-7, response) == encode_response(NEWEST, -7, [(topic, [response])])

@@ -9,7 +9,7 @@ from tests.log.golden_transactions import LOG
 
 
 def test_kafkas_own_markers_are_read_and_written() -> None:
-    found = []
+    markers = []
     for position, header in batches(LOG):
         if not header.is_control:
             continue
@@ -25,8 +25,8 @@ def test_kafkas_own_markers_are_read_and_written() -> None:
         )
         assert encoded == LOG[position : position + header.size_bytes]
         assert read_header(encoded).attributes == 0x30
-        found.append((header.base_offset, header.producer_id, *marker))
-    assert found == [
+        markers.append((header.base_offset, header.producer_id, *marker))
+    assert markers == [
         (2, 2, True, 0),
         (4, 2, False, 0),
         (8, 3, False, 0),
@@ -37,7 +37,7 @@ def test_kafkas_own_markers_are_read_and_written() -> None:
 
 
 @pytest.mark.parametrize("marker", [Marker(True, 5), Marker(False, 5)])
-def test_a_marker_of_a_later_coordinator_comes_back(marker: Marker) -> None:
+def test_marker_of_later_coordinator_round_trip(marker: Marker) -> None:
     assert decode_marker(encode_marker(1, 0, marker, offset=3, timestamp_ms=0, leader_epoch=0)) == marker
 
 

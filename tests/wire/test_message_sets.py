@@ -1,4 +1,4 @@
-"""Formats 0 and 1: Kafka's own bytes read and written, a second library, random sets, and damage at every byte."""
+"""Formats 0 and 1: Kafka's own bytes, a second library, random sets, and damage at every byte."""
 
 import struct
 import zlib
@@ -26,7 +26,7 @@ CODECS = [Codec.NONE, Codec.GZIP, Codec.SNAPPY, Codec.LZ4]
 
 
 def dated(records: Sequence[Record], magic: int, appended_ms: int | None) -> list[Record]:
-    """As they come back: format 0 has no timestamps, log-append time has one."""
+    """Return the records as they are decoded: format 0 has no timestamps, log-append time has one."""
     return [record._replace(timestamp_ms=(appended_ms or record.timestamp_ms) if magic else -1) for record in records]
 
 
@@ -39,13 +39,13 @@ def test_kafkas_bytes_are_read_and_written(case: tuple[int, str, str]) -> None:
     written = encode(RECORDS, magic=magic, codec=Codec[name.upper()], log_append_time_ms=appended_ms)
     assert decode(written) == dated(RECORDS, magic, appended_ms)
     if name in ("none", "lz4"):
-        # The deflate of zlib and the matcher of snappy differ from Java's, lz4 does not: its header, too, is equal.
+        # zlib's deflate and snappy's matcher differ from Java's, lz4 does not: its header, too, is equal.
         assert written == golden
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
-def test_kafka_python_reads_what_we_write_and_we_what_it_writes(magic: int, codec: Codec) -> None:
+def test_round_trip_with_kafka_python(magic: int, codec: Codec) -> None:
     legacy: Any = pytest.importorskip("kafka.record.legacy_records")
     begin = RECORDS[0].offset
     builder = legacy.LegacyRecordBatchBuilder(magic, int(codec), 1 << 20)
@@ -54,7 +54,7 @@ def test_kafka_python_reads_what_we_write_and_we_what_it_writes(magic: int, code
         builder.append(offset, record.timestamp_ms, record.key, record.value)
     theirs = bytearray(builder.build())
     if codec is not Codec.NONE:
-        # The producer leaves the offsets to the broker, which stamps the wrapper with the last one.
+        # The producer leaves the offsets to the broker, which writes the last one into the wrapper.
         theirs[:8] = struct.pack(">q", RECORDS[-1].offset if magic else RECORDS[-1].offset - begin)
     shift = 0 if magic or codec is Codec.NONE else -begin
     assert decode(theirs) == [record._replace(offset=record.offset + shift) for record in dated(RECORDS, magic, None)]
@@ -102,7 +102,7 @@ def test_one_wrong_bit_anywhere_is_seen(case: tuple[int, str, str]) -> None:
             decode_entry(damaged, 0)
 
 
-def test_a_last_entry_that_is_cut_is_left_out() -> None:
+def test_cut_last_entry_is_ignored() -> None:
     whole = encode(RECORDS, magic=1)
     last = [position for position, _header in entries(whole)][-1]
     for end in range(last, len(whole)):
@@ -122,13 +122,13 @@ def test_a_wrapper_in_a_wrapper_is_refused() -> None:
         decode(wrapper(inner))
 
 
-def test_a_set_of_another_format_inside_is_refused() -> None:
+def test_inner_set_of_other_format_is_refused() -> None:
     with pytest.raises(MalformedBatch, match="of the same format"):
         decode(wrapper(encode(RECORDS, magic=0)))
 
 
 @pytest.mark.parametrize("inner", [b"", b"\x00" * 5, encode(RECORDS, magic=1)[:-1]], ids=["none", "junk", "cut"])
-def test_a_wrapper_around_no_whole_set_is_refused(inner: bytes) -> None:
+def test_wrapper_around_cut_set_is_refused(inner: bytes) -> None:
     with pytest.raises(MalformedBatch, match="its messages take"):
         decode(wrapper(inner))
 
@@ -138,7 +138,7 @@ def test_a_bomb_is_refused() -> None:
         decode(wrapper(bytes(1 << 20)), size_bytes_max=1000)
 
 
-def test_a_damaged_message_inside_a_whole_wrapper_is_seen() -> None:
+def test_damaged_inner_message_is_detected() -> None:
     inner = bytearray(encode(RECORDS, magic=1))
     inner[-1] ^= 1
     with pytest.raises(CorruptBatch, match="CRC"):
@@ -163,7 +163,7 @@ def test_what_the_formats_cannot_say_is_refused() -> None:
             encode(RECORDS, magic=magic, codec=codec)
 
 
-def test_the_layout_is_the_one_that_the_page_prints() -> None:
+def test_layout_matches_the_page() -> None:
     """Mission C5: offset 8, size 4, crc 4, magic 1, attributes 1, timestamp 8, key length 4, key, value length 4."""
     body = bytes.fromhex("01 00 0000018bcfe56800 00000001 6b 00000002 7631")
     expected = bytes.fromhex("0000000000000007 00000019") + struct.pack(">I", zlib.crc32(body)) + body

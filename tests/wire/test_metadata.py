@@ -1,4 +1,4 @@
-"""Metadata's answers, made by hand, as kio reads them: every version, every kind of topic."""
+"""Hand-written Metadata responses read by kio: every version, every kind of topic."""
 
 import uuid
 from typing import Any
@@ -14,7 +14,7 @@ TOPIC_ID = uuid.UUID(int=77)
 VERSIONS = range(metadata.VERSION_MAX + 1)
 
 
-def answer(version: int, *topics: bytes, operations: int = metadata.OPERATIONS_NOT_REQUESTED) -> Any:
+def response(version: int, *topics: bytes, operations: int = metadata.OPERATIONS_NOT_REQUESTED) -> Any:
     head = metadata.encode_head(version, 7, "hôst", 9092, "cluster")
     tail = metadata.encode_tail(version, operations)
     count, flexible = bytearray(), version >= metadata.FLEXIBLE_FROM
@@ -35,7 +35,7 @@ def served_topic(version: int, partition_count: int) -> bytes:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_topic_comes_back_field_by_field(version: int) -> None:
-    payload = answer(version, served_topic(version, 300), operations=8096)
+    payload = response(version, served_topic(version, 300), operations=8096)
     (broker,) = payload.brokers
     assert (broker.node_id, broker.host, broker.port, getattr(broker, "rack", None)) == (7, "hôst", 9092, None)
     expected = {"controller_id": 7, "cluster_id": "cluster", "cluster_authorized_operations": 8096}
@@ -49,21 +49,22 @@ def test_a_topic_comes_back_field_by_field(version: int) -> None:
         "topic_authorized_operations": 3576,
     }
     assert {name: getattr(topic, name, value) for name, value in expected.items()} == expected
-    assert [each.partition_index for each in topic.partitions] == list(range(300))
-    for each in topic.partitions:
-        assert (each.error_code, each.leader_id, getattr(each, "leader_epoch", 3)) == (0, 7, 3)
-        assert (each.replica_nodes, each.isr_nodes, getattr(each, "offline_replicas", ())) == ((7,), (7,), ())
+    assert [partition.partition_index for partition in topic.partitions] == list(range(300))
+    for partition in topic.partitions:
+        assert (partition.error_code, partition.leader_id, getattr(partition, "leader_epoch", 3)) == (0, 7, 3)
+        assert (partition.replica_nodes, partition.isr_nodes) == ((7,), (7,))
+        assert getattr(partition, "offline_replicas", ()) == ()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_refused_and_nameless_topics(version: int) -> None:
     unknown = metadata.encode_topic(version, ErrorCode.unknown_topic_or_partition, "no", None)
     by_id = metadata.encode_topic(version, ErrorCode.unknown_topic_id, None, TOPIC_ID)
-    first, second = answer(version, unknown, by_id).topics
+    first, second = response(version, unknown, by_id).topics
     assert (first.error_code, first.name, first.partitions) == (ErrorCode.unknown_topic_or_partition, "no", ())
     assert second.name == (None if version >= 12 else "")
     assert getattr(second, "topic_id", TOPIC_ID) == TOPIC_ID
-    assert answer(version).topics == ()
+    assert response(version).topics == ()
 
 
 @pytest.mark.parametrize("version", VERSIONS)

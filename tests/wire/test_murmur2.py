@@ -1,4 +1,4 @@
-"""Where Java's client puts a key: the values of Kafka's own UtilsTest, and what aiokafka says for others."""
+"""Partition of a key in Java's client: the values of Kafka's own UtilsTest, and aiokafka's for others."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_hashes_as_java_does(key: bytes, signed: int) -> None:
     assert murmur2(key) == signed & 0xFFFFFFFF
 
 
-def test_the_sign_bit_is_cleared_before_the_remainder() -> None:
+def test_sign_bit_is_cleared_before_modulo() -> None:
     assert partition_for_key(b"foobar", 7) == (-790332482 & 0x7FFFFFFF) % 7
 
 

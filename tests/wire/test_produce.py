@@ -1,4 +1,4 @@
-"""Produce by hand against kio: every version, both directions, every cut, unknown tags."""
+"""Hand-written Produce compared with kio: every version, both directions, every cut, unknown tags."""
 
 import random
 from typing import Any
@@ -24,7 +24,7 @@ from tests.wire.messages import random_message
 
 every_version = pytest.mark.parametrize("version", range(APIS[PRODUCE].version_min, APIS[PRODUCE].version_max + 1))
 
-ANSWERS = [
+TOPICS = [
     ("clicks", [PartitionResponse(0, 0, 2**40, -1, 7), PartitionResponse(1, 0, 5, 1700000000000, 7)]),
     ("täglich", []),
     ("views", [PartitionResponse(9, 87, -1, -1, -1, "record 3 has no key")]),
@@ -45,7 +45,7 @@ def as_kio_says(message: Any) -> ProduceRequest:
 
 
 @every_version
-def test_requests_are_read_and_written_as_kio_does(version: int) -> None:
+def test_requests_match_kio(version: int) -> None:
     seeded = random.Random(version)
     for _ in range(40):
         message = random_message(request_class(PRODUCE, version), seeded)
@@ -56,7 +56,7 @@ def test_requests_are_read_and_written_as_kio_does(version: int) -> None:
 
 
 @every_version
-def test_a_request_cut_at_any_byte_or_too_long_is_malformed(version: int) -> None:
+def test_cut_or_too_long_request(version: int) -> None:
     records = bytes(300)
     frame = b"".join(
         encode_request(
@@ -76,7 +76,7 @@ def test_a_request_cut_at_any_byte_or_too_long_is_malformed(version: int) -> Non
 
 
 @every_version
-def test_noise_is_malformed_or_a_request_but_nothing_else(version: int) -> None:
+def test_noise_is_malformed_or_a_request(version: int) -> None:
     seeded = random.Random(version)
     topics = [("clicks", [(0, bytes(20))])]
     pieces = encode_request(version, 1, "me", transactional_id=None, acks=-1, timeout_ms=9, topics=topics)
@@ -90,7 +90,7 @@ def test_noise_is_malformed_or_a_request_but_nothing_else(version: int) -> None:
             continue
 
 
-def test_records_are_views_of_the_frame_and_pieces_are_what_was_given() -> None:
+def test_records_and_pieces_are_not_copied() -> None:
     records = bytearray(b"some batch")
     topics = [("clicks", [(0, records)])]
     pieces = encode_request(9, 1, "me", transactional_id=None, acks=-1, timeout_ms=9, topics=topics)
@@ -102,7 +102,7 @@ def test_records_are_views_of_the_frame_and_pieces_are_what_was_given() -> None:
     assert bytes(view) == b"Some batch"
 
 
-def test_unknown_tags_are_skipped_in_header_partition_topic_and_request() -> None:
+def test_unknown_tags_are_skipped_everywhere() -> None:
     tags = b"\x01\x63\x03abc"
     frame = (
         b"\x00\x00\x00\x09\x00\x00\x00\x01\x00\x02me" + tags + b"\x00\xff\xff\x00\x00\x00\x09"
@@ -113,29 +113,29 @@ def test_unknown_tags_are_skipped_in_header_partition_topic_and_request() -> Non
 
 @every_version
 def test_responses_are_what_kio_reads(version: int) -> None:
-    frame = encode_response(version, -3, ANSWERS, throttle_ms=250)
+    frame = encode_response(version, -3, TOPICS, throttle_ms=250)
     assert int.from_bytes(frame[:4]) == len(frame) - 4
     tags = version >= APIS[PRODUCE].flexible_from
     message, size_bytes = kio_reader(response_class(PRODUCE, version))(frame, 8 + tags)
     assert 8 + tags + size_bytes == len(frame)
     assert encode_response_by_kio(PRODUCE, version, -3, message) == frame
-    assert [topic.name for topic in message.responses] == [name for name, _ in ANSWERS]
+    assert [topic.name for topic in message.responses] == [name for name, _ in TOPICS]
     assert message.responses[0].partition_responses[0].base_offset == 2**40
 
 
 @every_version
 def test_responses_are_read_back(version: int) -> None:
-    frame = encode_response(version, -3, ANSWERS, throttle_ms=250)[4:]
+    frame = encode_response(version, -3, TOPICS, throttle_ms=250)[4:]
     correlation_id, topics, throttle_ms = parse_response(version, frame)
     known = {
         name: [
-            answer._replace(
-                log_start_offset=answer.log_start_offset if version >= 5 else -1,
-                error_message=answer.error_message if version >= 8 else None,
+            partition._replace(
+                log_start_offset=partition.log_start_offset if version >= 5 else -1,
+                error_message=partition.error_message if version >= 8 else None,
             )
-            for answer in answers
+            for partition in partitions
         ]
-        for name, answers in ANSWERS
+        for name, partitions in TOPICS
     }
     assert (correlation_id, dict(topics), throttle_ms) == (-3, known, 250)
     for end in range(len(frame)):
@@ -144,21 +144,21 @@ def test_responses_are_read_back(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [8, 9])
-def test_the_first_message_about_a_record_stands_in_for_none_about_the_batch(version: int) -> None:
+def test_record_error_replaces_missing_batch_error(version: int) -> None:
     seeded = random.Random(1)
     for _ in range(60):
         message = random_message(response_class(PRODUCE, version), seeded)
         _, topics, _ = parse_response(version, encode_response_by_kio(PRODUCE, version, 1, message)[4:])
-        for topic, (_, answers) in zip(message.responses, topics, strict=True):
-            for said, answer in zip(topic.partition_responses, answers, strict=True):
-                about_records = [error.batch_index_error_message for error in said.record_errors]
-                expected = said.error_message or next((text for text in about_records if text), None)
-                assert (answer.error_message or None) == expected
-                assert answer.error_code == said.error_code.value
+        for topic, (_, partitions) in zip(message.responses, topics, strict=True):
+            for decoded, partition in zip(topic.partition_responses, partitions, strict=True):
+                about_records = [error.batch_index_error_message for error in decoded.record_errors]
+                expected = decoded.error_message or next((text for text in about_records if text), None)
+                assert (partition.error_message or None) == expected
+                assert partition.error_code == decoded.error_code.value
 
 
 @every_version
-def test_a_message_longer_than_a_string_can_be_is_cut(version: int) -> None:
-    answer = PartitionResponse(0, 3, -1, error_message="ß" * 40_000)
-    _, topics, _ = parse_response(version, encode_response(version, 1, [("t", [answer])])[4:])
+def test_too_long_message_is_cut(version: int) -> None:
+    partition = PartitionResponse(0, 3, -1, error_message="ß" * 40_000)
+    _, topics, _ = parse_response(version, encode_response(version, 1, [("t", [partition])])[4:])
     assert topics[0][1][0].error_message == ("ß" * ERROR_MESSAGE_CHARACTERS_MAX if version >= 8 else None)

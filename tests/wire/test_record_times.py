@@ -1,4 +1,4 @@
-"""A record's timestamp and offset without its key and value: the same as decoding it, and as careful."""
+"""A record's timestamp and offset read without its key and value: equal to the decoded ones, and as careful."""
 
 import pytest
 from hypothesis import given
@@ -18,9 +18,9 @@ RECORDS = [
 @pytest.mark.parametrize("codec", list(Codec))
 def test_times_are_those_of_the_decoded_records(codec: Codec) -> None:
     batch = encode_batch(RECORDS, codec=codec)
-    assert list(record_times(b"..." + batch, 3)) == [(each.timestamp_ms, each.offset) for each in RECORDS]
+    assert list(record_times(b"..." + batch, 3)) == [(record.timestamp_ms, record.offset) for record in RECORDS]
     batch[22] |= 0x08
-    assert list(record_times(batch)) == [(2**40, each.offset) for each in RECORDS]
+    assert list(record_times(batch)) == [(2**40, record.offset) for record in RECORDS]
 
 
 def test_times_of_a_batch_that_compaction_emptied() -> None:
@@ -45,7 +45,7 @@ def test_any_bytes_are_records_or_malformed(body: bytes, count: int) -> None:
     batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
     batch[57:61] = count.to_bytes(4, "big", signed=True)
     try:
-        decoded = [(each.timestamp_ms, each.offset) for each in decode_batch(batch)]
+        decoded = [(record.timestamp_ms, record.offset) for record in decode_batch(batch)]
     except MalformedBatch:
         decoded = None
     try:

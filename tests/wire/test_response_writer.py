@@ -1,4 +1,4 @@
-"""Responses written from mappings: kio's bytes, in one piece or in steps; a field of no version is a mistake."""
+"""Responses written from mappings: kio's bytes, in one piece or in steps; a field of no version is an error."""
 
 import random
 from dataclasses import MISSING, fields, is_dataclass, replace
@@ -30,37 +30,38 @@ def test_kio_writes_the_same(api: Api, version: int) -> None:
 
 
 def values_of(message: Any) -> dict[str, Any]:
-    """A message's fields, tagged ones excepted, entities as mappings."""
-    return {each.name: value_of(getattr(message, each.name)) for each in fields(message) if "tag" not in each.metadata}
+    """Return a message's fields, tagged ones excepted, entities as mappings."""
+    plain = [field.name for field in fields(message) if "tag" not in field.metadata]
+    return {name: value_of(getattr(message, name)) for name in plain}
 
 
 def value_of(value: Any) -> Any:
     if is_dataclass(value):
         return values_of(value)
-    return [value_of(each) for each in value] if isinstance(value, tuple) else value
+    return [value_of(element) for element in value] if isinstance(value, tuple) else value
 
 
 def without_tags(message: Any) -> Any:
-    """A message whose tagged fields have their defaults, so that none is written."""
+    """Return the message with default tagged fields, so that none is written."""
     if isinstance(message, tuple):
-        return tuple(without_tags(each) for each in message)
+        return tuple(without_tags(element) for element in message)
     if not is_dataclass(message) or isinstance(message, type):
         return message
     return replace(
         message,
         **{
-            each.name: each.default if "tag" in each.metadata else without_tags(getattr(message, each.name))
-            for each in fields(message)
+            field.name: field.default if "tag" in field.metadata else without_tags(getattr(message, field.name))
+            for field in fields(message)
         },
     )
 
 
 def elements_in(value: Any) -> int:
-    """How many elements the arrays of a message have in all."""
+    """Return the total number of elements in a message's arrays."""
     if isinstance(value, tuple):
         return len(value) + sum(map(elements_in, value))
     if is_dataclass(value) and not isinstance(value, type):
-        return sum(elements_in(getattr(value, each.name)) for each in fields(value) if "tag" not in each.metadata)
+        return sum(elements_in(getattr(value, field.name)) for field in fields(value) if "tag" not in field.metadata)
     return 0
 
 
@@ -95,7 +96,7 @@ def test_a_missing_field_raises() -> None:
     without = {name: value for name, value in FIELDS.items() if name != "topics"}
     with pytest.raises(KeyError, match="topics"):
         entity_writer(response_class(apis.METADATA, 0)).write(bytearray(), without)
-    assert any(each.default is MISSING for each in fields(response_class(apis.METADATA, 0)))
+    assert any(field.default is MISSING for field in fields(response_class(apis.METADATA, 0)))
 
 
 def test_null_is_no_string() -> None:

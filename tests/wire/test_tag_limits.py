@@ -1,4 +1,4 @@
-"""How many tagged fields a section of a request may have: every section of every way in which requests are read."""
+"""Limit of tagged fields in a section of a request: every section and every way in which requests are read."""
 
 import struct
 from collections.abc import Callable
@@ -15,7 +15,7 @@ NOTHING = b"\x00"
 
 
 def tags(count: int) -> bytes:
-    """A section of so many empty tagged fields that no version knows."""
+    """Return a section of that many empty tagged fields that no version knows."""
     return bytes((count,)) + b"".join(bytes((99, 0)) for _ in range(count))
 
 
@@ -47,16 +47,16 @@ SECTIONS = [(frame, read, number, count) for frame, read, count in READERS for n
 
 @pytest.mark.parametrize(("frame", "read", "number", "count"), SECTIONS)
 @pytest.mark.parametrize("tags_max", [0, 3, TAGS_MAX, 120])
-def test_a_section_has_so_many_tagged_fields_and_no_more(
+def test_tagged_fields_of_a_section_are_limited(
     frame: Callable[..., bytes],
     read: Callable[[memoryview, RequestHeader], Any],
     number: int,
     count: int,
     tags_max: int,
 ) -> None:
-    def parse(found: int) -> Any:
+    def parse(count: int) -> Any:
         sections = [NOTHING] * count
-        sections[number] = tags(found)
+        sections[number] = tags(count)
         request = memoryview(frame(*sections))
         return read(request, read_request_header(request, tags_max))
 
@@ -65,7 +65,7 @@ def test_a_section_has_so_many_tagged_fields_and_no_more(
         parse(tags_max + 1)
 
 
-def test_the_limit_of_one_message_is_not_the_next_ones() -> None:
+def test_each_message_has_its_own_limit() -> None:
     strict, usual = (
         memoryview(metadata_frame(NOTHING, NOTHING, NOTHING)),
         memoryview(metadata_frame(b"\0", tags(5), b"\0")),
